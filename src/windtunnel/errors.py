@@ -1,0 +1,23 @@
+"""Errors that a user can mend. Everything else is a bug and keeps its traceback."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """A wrong input: the message gives the value, the rule and the way out, in one line. The command line exits with 2."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The choice that looks most like ``name``, or None when nothing does."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[found[0]] if found else None
+
+
+def unknown(kind: str, name: str, choices: Iterable[str]) -> InputError:
+    """The error for a name that does not exist: says which one was probably meant, or which there are."""
+    known = sorted(choices)
+    match = nearest(name, known)
+    hint = f"did you mean {match!r}?" if match else f"known: {', '.join(known[:12])}{', …' if len(known) > 12 else ''}"
+    return InputError(f"unknown {kind} {name!r}: {hint}")

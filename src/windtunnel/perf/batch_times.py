@@ -1,0 +1,194 @@
+"""BatchTimes: how long any batch takes, as tables that the engines only look up and interpolate."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+CONTEXT_STEP = 16
+"""Context knots are multiples of this many tokens, so that a knot is found by one division and one look-up."""
+
+
+@dataclass(frozen=True, eq=False)
+class BatchTimes:
+    """Tables of one data-parallel rank; all times in seconds.
+
+    Let a batch hold ``D`` decodes with together ``S`` tokens in the cache, and prefill chunks of ``n`` tokens at context ``c``
+    (tokens already in the cache; neither S nor c counts the tokens of this step). Let T = D + Σn, N = D + number of chunks,
+    and let i be linear interpolation. The GPU time of the rank is, added in this order,
+
+        tokens[T] + i(decode_attention[D], S/D) + Σ i(prefill_attention, n, c) + prefill_base + sequences[N]
+
+    where ``tokens`` is ``decode_tokens`` without chunks and ``mixed_tokens`` with chunks, and prefill_base is charged once if there
+    are chunks. Ranks in lockstep take the maximum over ranks plus ``expert_tokens`` of the tokens of all ranks: an idle rank runs one
+    dummy token; if the largest rank fits a captured graph, each rank counts ``padded[its maximum]``, otherwise its own tokens.
+    The step then takes max(GPU, host_overlapped[N]) + host_serial[N], N the largest of the ranks.
+    """
+
+    decode_tokens: Floats
+    """[T + 1] token-level operators and collectives of a batch of decodes only, padding of captured graphs included."""
+    mixed_tokens: Floats
+    """[T + 1] the same for a batch with prefill chunks."""
+    sequences: Floats
+    """[N + 1] output head and sampling, by requests in the batch."""
+    host_overlapped: Floats
+    """[N + 1] host work that runs beside the GPU (asynchronous scheduling)."""
+    host_serial: Floats
+    """[N + 1] host work during which the GPU waits."""
+    context_knots: Integers
+    """[K] contexts of the attention tables: increasing multiples of CONTEXT_STEP from 0 to at least max_model_len."""
+    decode_attention: Floats
+    """[N + 1, K] decode attention by (decodes, mean context); row 0 is zero."""
+    chunk_knots: Integers
+    """[C] chunk sizes of the prefill table, increasing from 0 to at least max_num_batched_tokens."""
+    prefill_attention: Floats
+    """[C, K] prefill attention of one chunk by (chunk, context); row 0 is zero."""
+    prefill_base: float
+    """Fixed time of the prefill attention kernels of a batch, whatever the number of chunks."""
+    expert_tokens: Floats
+    """[M + 1] experts and their communication by tokens of all ranks; length 1 when ranks do not run in lockstep."""
+    padded: Integers
+    """[T + 1] tokens after padding to the captured graph, or the tokens themselves where no graph is captured."""
+    graph_tokens: int
+    """Largest captured graph in tokens; 0 without graphs."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                array = np.ascontiguousarray(value, dtype=np.int64 if value.dtype.kind == "i" else np.float64)
+                if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array >= 0).all()):
+                    raise InputError(
+                        f"batch times: {field.name} holds a negative or non-finite time: rebuild the table"
+                    )
+                array.flags.writeable = False
+                object.__setattr__(self, field.name, array)
+        _check_knots("context_knots", self.context_knots, CONTEXT_STEP)
+        _check_knots("chunk_knots", self.chunk_knots, 1)
+        shapes = {
+            "mixed_tokens": (self.mixed_tokens.shape, self.decode_tokens.shape),
+            "padded": (self.padded.shape, self.decode_tokens.shape),
+            "host_overlapped": (self.host_overlapped.shape, self.sequences.shape),
+            "host_serial": (self.host_serial.shape, self.sequences.shape),
+            "decode_attention": (self.decode_attention.shape, (len(self.sequences), len(self.context_knots))),
+            "prefill_attention": (self.prefill_attention.shape, (len(self.chunk_knots), len(self.context_knots))),
+        }
+        for name, (shape, wanted) in shapes.items():
+            if shape != wanted:
+                raise InputError(f"batch times: {name} has shape {shape}: must be {wanted}")
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Largest number of tokens in a batch that the tables cover."""
+        return len(self.decode_tokens) - 1
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Largest number of requests in a batch that the tables cover."""
+        return len(self.sequences) - 1
+
+    def decode(self, decodes: int, kv_tokens: int) -> float:
+        """Decode attention of ``decodes`` requests with ``kv_tokens`` tokens in the cache together, in seconds."""
+        if decodes == 0:
+            return 0.0
+        knots, row = self.context_knots, self.decode_attention[decodes]
+        j = self._context_index(kv_tokens // decodes)
+        low = float(row[j])
+        slope = (float(row[j + 1]) - low) / float(decodes * (int(knots[j + 1]) - int(knots[j])))
+        return low + slope * float(kv_tokens - decodes * int(knots[j]))
+
+    def prefill(self, tokens: int, context: int) -> float:
+        """Prefill attention of one chunk of ``tokens`` at ``context``, in seconds."""
+        sizes, knots, table = self.chunk_knots, self.context_knots, self.prefill_attention
+        i = min(int(np.searchsorted(sizes, tokens, side="right")) - 1, len(sizes) - 2)
+        j = self._context_index(context)
+        u = float(tokens - int(sizes[i])) / float(int(sizes[i + 1]) - int(sizes[i]))
+        v = float(context - int(knots[j])) / float(int(knots[j + 1]) - int(knots[j]))
+        low = float(table[i, j]) + (float(table[i, j + 1]) - float(table[i, j])) * v
+        high = float(table[i + 1, j]) + (float(table[i + 1, j + 1]) - float(table[i + 1, j])) * v
+        return low + (high - low) * u
+
+    def rank(self, decodes: int, kv_tokens: int, chunks: list[tuple[int, int]]) -> float:
+        """GPU seconds of one rank's batch; ``chunks`` are (tokens, context) in batch order."""
+        tokens = decodes + sum(n for n, _ in chunks)
+        time = float((self.mixed_tokens if chunks else self.decode_tokens)[tokens])
+        time = time + self.decode(decodes, kv_tokens)
+        for n, context in chunks:
+            time = time + self.prefill(n, context)
+        if chunks:
+            time = time + self.prefill_base
+        return time + float(self.sequences[decodes + len(chunks)])
+
+    def step(self, gpu: float, sequences: int) -> float:
+        """Seconds of a whole step from its GPU seconds and the number of requests in it."""
+        return max(gpu, float(self.host_overlapped[sequences])) + float(self.host_serial[sequences])
+
+    def batch(self, decodes: int, kv_tokens: int, chunks: list[tuple[int, int]]) -> float:
+        """Seconds of a step of a single rank."""
+        return self.step(self.rank(decodes, kv_tokens, chunks), decodes + len(chunks))
+
+    def lockstep(self, ranks: list[tuple[int, int, list[tuple[int, int]]]]) -> float:
+        """Seconds of a step of ranks in lockstep, each (decodes, kv_tokens, chunks); an idle rank is (0, 0, [])."""
+        gpu, tokens, sequences = 0.0, [], 1
+        for decodes, kv_tokens, chunks in ranks:
+            idle = decodes == 0 and not chunks
+            gpu = max(gpu, self.rank(1, 0, []) if idle else self.rank(decodes, kv_tokens, chunks))
+            tokens.append(1 if idle else decodes + sum(n for n, _ in chunks))
+            sequences = max(sequences, decodes + len(chunks))
+        largest = max(tokens)
+        total = len(ranks) * int(self.padded[largest]) if largest <= self.graph_tokens else sum(tokens)
+        return self.step(gpu + float(self.expert_tokens[total]), sequences)
+
+    def _context_index(self, context: int) -> int:
+        return min(int(np.searchsorted(self.context_knots, context, side="right")) - 1, len(self.context_knots) - 2)
+
+
+def _check_knots(name: str, knots: Integers, step: int) -> None:
+    if len(knots) < 2 or knots[0] != 0 or (np.diff(knots) <= 0).any() or (knots % step).any():
+        raise InputError(f"batch times: {name} must be at least two increasing multiples of {step} from 0")
+
+
+def linear(
+    base: float,
+    per_token: float,
+    per_kv_token: float,
+    per_pair: float,
+    *,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    ranks: int = 1,
+    per_expert_token: float = 0.0,
+) -> BatchTimes:
+    """Tables of a linear cost: base + per_token·T + per_kv_token·(S + D) + per_pair·Σ n(2c + n) seconds.
+
+    The cost of InferMax (arXiv 2411.07447) and of the source documents' cost model; the pair term is interpolated between knots.
+    ``ranks`` > 1 adds per_expert_token seconds for each token of all ranks in lockstep.
+    """
+    contexts = np.unique(
+        np.append(np.arange(0, max_model_len, 512), [0, -(-(max_model_len + 1) // CONTEXT_STEP) * CONTEXT_STEP])
+    )
+    chunks = np.unique(np.append(np.arange(0, max_num_batched_tokens, 64), [0, max_num_batched_tokens]))
+    seqs = np.arange(max_num_seqs + 1, dtype=np.float64)
+    tokens = base + per_token * np.arange(max_num_batched_tokens + 1)
+    zeros = np.zeros(max_num_seqs + 1)
+    return BatchTimes(
+        decode_tokens=tokens,
+        mixed_tokens=tokens,
+        sequences=zeros,
+        host_overlapped=zeros,
+        host_serial=zeros,
+        context_knots=contexts,
+        decode_attention=per_kv_token * seqs[:, None] * (contexts[None, :] + 1.0) * (seqs[:, None] > 0),
+        chunk_knots=chunks,
+        prefill_attention=per_pair * chunks[:, None] * (2.0 * contexts[None, :] + chunks[:, None]),
+        prefill_base=0.0,
+        expert_tokens=per_expert_token * np.arange(ranks * max_num_batched_tokens + 1) if ranks > 1 else np.zeros(1),
+        padded=np.arange(max_num_batched_tokens + 1),
+        graph_tokens=0,
+    )
