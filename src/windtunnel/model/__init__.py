@@ -1,0 +1,20 @@
+"""Models: read from a Hugging Face config.json; their parameters, bytes and FLOPs."""
+
+from windtunnel.model.catalogue import load_model, model_names
+from windtunnel.model.config import read_config
+from windtunnel.model.layers import MLA, MLP, Attention, Layer, MoE
+from windtunnel.model.quantization import Quantization
+from windtunnel.model.spec import Model
+
+__all__ = [
+    "MLA",
+    "MLP",
+    "Attention",
+    "Layer",
+    "MoE",
+    "Model",
+    "Quantization",
+    "load_model",
+    "model_names",
+    "read_config",
+]

@@ -1,0 +1,106 @@
+"""Models by name: the configs that the kernel database's package ships, our own, and the user's files."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError, unknown
+from windtunnel.model.config import read_config
+from windtunnel.model.spec import Model
+
+OWN = Path(__file__).parents[1] / "data" / "models.toml"
+SUFFIX, QUANT_SUFFIX = "_config.json", "_hf_quant_config.json"
+
+Entry = Mapping[str, Any] | Path
+"""A config as read from models.toml, or the file that holds it."""
+
+
+def load_model(name_or_path: str) -> Model:
+    """The model with this name (``Qwen/Qwen3-32B``, ``qwen3-32b``), or of this config.json or folder.
+
+    Raises InputError for an unknown name (with the nearest), an unreadable file, a missing key, or layers that are not
+    simulated.
+    """
+    path = Path(name_or_path)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.suffix == ".json" or path.is_file():
+        return _read_file(path, path.parent.name or path.stem)
+    entries = _entries()
+    name = _index().get(name_or_path.lower())
+    if name is None:
+        raise unknown("model", name_or_path, entries)
+    entry = entries[name]
+    if isinstance(entry, Path):
+        return _read_file(entry, name)
+    return read_config(name, _inherited(entry, entries), entry.get("hf_quant_config"))
+
+
+def model_names() -> list[str]:
+    """Names in the catalogue whose layers can be simulated, sorted."""
+    return [name for name in sorted(_entries(), key=str.lower) if _is_simulated(name)]
+
+
+def _is_simulated(name: str) -> bool:
+    try:
+        load_model(name)
+    except InputError:
+        return False
+    return True
+
+
+def _read_file(path: Path, name: str) -> Model:
+    config = _read_json(path)
+    beside = path.with_name(
+        path.name.replace(SUFFIX, QUANT_SUFFIX) if path.name.endswith(SUFFIX) else "hf_quant_config.json"
+    )
+    return read_config(name, config, _read_json(beside) if beside.is_file() else None)
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file; give a config.json, its folder, or a model's name") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+@cache
+def _entries() -> dict[str, Entry]:
+    """Every model in the catalogue by its Hugging Face name; our own files win."""
+    package = find_spec("aiconfigurator_core")
+    folders = [Path(place) / "model_configs" for place in (package.submodule_search_locations or [])] if package else []
+    shipped = {
+        file.name.removesuffix(SUFFIX).replace("--", "/"): file
+        for folder in folders
+        for file in sorted(folder.glob(f"*{SUFFIX}"))
+        if not file.name.endswith(QUANT_SUFFIX)
+    }
+    return {**shipped, **tomllib.loads(OWN.read_text(encoding="utf-8"))}
+
+
+@cache
+def _index() -> dict[str, str]:
+    """Lower-case names, with and without organisation, to the name in the catalogue."""
+    entries = _entries()
+    short = {name.rsplit("/", 1)[-1].lower(): name for name in reversed(entries)}
+    return short | {name.lower(): name for name in entries}
+
+
+def _inherited(entry: Mapping[str, Any], entries: Mapping[str, Entry]) -> Mapping[str, Any]:
+    """An entry's config; ``like`` takes another model's keys first."""
+    if "like" not in entry:
+        return entry
+    other = entries[entry["like"]]
+    base = _read_json(other) if isinstance(other, Path) else _inherited(other, entries)
+    return {**base, **entry}

@@ -1,0 +1,222 @@
+"""Read a Hugging Face config.json into a Model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.model.families import FAMILIES, Family
+from windtunnel.model.layers import MLA, MLP, Attention, Layer, MoE
+from windtunnel.model.quantization import DTYPE_BYTES, Quantization
+from windtunnel.model.quantization_config import read_quantization
+from windtunnel.model.refused import refuse_what_is_not_simulated
+from windtunnel.model.spec import Model
+
+Json = Mapping[str, Any]
+
+MOE_COUNT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one config.json. A missing one is an error that names it."""
+
+    owner: str
+    values: Json
+    defaults: Json = field(default_factory=dict)
+    """What the architecture's own class assumes for an absent key."""
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of ``names`` that is present and not null."""
+        for source in (self.values, self.defaults):
+            for name in names:
+                if source.get(name) is not None:
+                    return source[name]
+        return default
+
+    def integer(self, *names: str, default: int | None = None) -> int:
+        """An integer ≥ 0 under the first of ``names`` that is present; InputError when absent without a default."""
+        value = self.get(*names, default=default)
+        if value is None:
+            others = f" (or {', '.join(map(repr, names[1:]))})" if len(names) > 1 else ""
+            raise InputError(f"{self.owner}: config.json has no key {names[0]!r}{others}, which its layers need")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+            raise InputError(f"{self.owner}: {names[0]}={value!r} in config.json: must be an integer ≥ 0")
+        return int(value)
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """A boolean under the first of ``names`` that is present."""
+        return bool(self.get(*names, default=default))
+
+
+def read_config(name: str, config: Json, hf_quant_config: Json | None = None) -> Model:
+    """The model that a config.json describes; ``hf_quant_config`` is the file of that name beside it, if there is one.
+
+    Raises InputError naming the missing key, or the kind of layer that is not simulated.
+    """
+    text = dict(config.get("text_config") or config)
+    architecture = _architecture(name, config)
+    refuse_what_is_not_simulated(name, architecture, text)
+    family = FAMILIES.get(architecture)
+    notes = list(family.notes) if family else [_unknown_note(name, architecture)]
+    family = family or Family()
+    keys = Keys(name, text, family.defaults)
+    if text.get("vision_config") or config.get("vision_config") or "text_config" in config:
+        notes.append("only the text part of this model is simulated, without its vision or audio encoder")
+    if keys.get("num_nextn_predict_layers", "num_mtp_modules", default=0):
+        notes.append("multi-token prediction layers are left out, as vLLM does without speculative decoding")
+    hidden = keys.integer("hidden_size", "n_embd", "d_model")
+    layers = [_layer(keys, family, hidden, index) for index in range(keys.integer("num_hidden_layers", "n_layer"))]
+    positions = keys.integer("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
+    quantization_config = config.get("quantization_config") or text.get("quantization_config")
+    return Model(
+        name=name,
+        architecture=architecture,
+        hidden_size=hidden,
+        vocab_size=keys.integer("vocab_size"),
+        layers=tuple((len(list(run)), layer) for layer, run in groupby(layers)),
+        max_position_embeddings=positions,
+        tie_word_embeddings=bool(
+            config.get("tie_word_embeddings", keys.flag("tie_word_embeddings", default=family.tied))
+        ),
+        dtype=_dtype(name, config, text),
+        quantization=_quantization(name, quantization_config, hf_quant_config, layers),
+        learned_positions=positions + family.extra_positions if family.learned_positions else 0,
+        embedding_size=keys.integer("word_embed_proj_dim", default=hidden),
+        lm_head_bias=family.lm_head_bias,
+        norm_bias=family.norm_bias,
+        notes=tuple(notes),
+    )
+
+
+def _architecture(name: str, config: Json) -> str:
+    architectures = config.get("architectures") or (config.get("text_config") or {}).get("architectures")
+    if not architectures or not isinstance(architectures, list):
+        raise InputError(f"{name}: config.json has no key 'architectures'; is this a Hugging Face config.json?")
+    return str(architectures[0])
+
+
+def _unknown_note(name: str, architecture: str) -> str:
+    return f"architecture {architecture} of {name} is not known: read as a Llama-like decoder from its keys"
+
+
+def _dtype(name: str, config: Json, text: Json) -> str:
+    for source in (config, text):
+        for key in ("dtype", "torch_dtype"):
+            if source.get(key):
+                dtype = str(source[key]).removeprefix("torch.")
+                if dtype not in DTYPE_BYTES:
+                    raise InputError(f"{name}: {key}={dtype!r} in config.json: must be one of {', '.join(DTYPE_BYTES)}")
+                return "bfloat16" if dtype == "float32" else dtype  # vLLM's dtype "auto" never computes in float32
+    return "bfloat16"
+
+
+def _quantization(
+    name: str, config: Json | None, hf_quant_config: Json | None, layers: list[Layer]
+) -> Quantization | None:
+    """None where no layer has any part that the configuration covers."""
+    found = read_quantization(name, config, hf_quant_config, len(layers))
+    return found if found is None or found.parts else None
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
+    attention = _mla(keys) if keys.get("kv_lora_rank") else _attention(keys, family, hidden, index)
+    return Layer(attention, _moe(keys, family) if _is_moe(keys, index) else _mlp(keys, family, hidden), family.norms)
+
+
+def _mla(keys: Keys) -> MLA:
+    return MLA(
+        num_heads=keys.integer("num_attention_heads"),
+        q_lora_rank=keys.integer("q_lora_rank", default=0),
+        kv_lora_rank=keys.integer("kv_lora_rank"),
+        qk_nope_head_dim=keys.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=keys.integer("qk_rope_head_dim"),
+        v_head_dim=keys.integer("v_head_dim"),
+    )
+
+
+def _attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention:
+    window = _window(keys, family, index)
+    heads_key = "num_attention_heads"
+    prefix = "swa_" if window and keys.get("swa_num_attention_heads") else ""
+    heads = keys.integer(prefix + heads_key) if prefix else keys.integer(heads_key, "n_head")
+    if heads == 0:
+        raise InputError(f"{keys.owner}: {heads_key}=0 in config.json: must be ≥ 1")
+    if not keys.get("head_dim") and hidden % heads:
+        raise InputError(
+            f"{keys.owner}: hidden_size={hidden}: must be a multiple of {heads_key}={heads}, or give head_dim"
+        )
+    bias = keys.flag("attention_bias", "qkv_bias")
+    return Attention(
+        num_heads=heads,
+        num_kv_heads=keys.integer(prefix + "num_key_value_heads", default=heads),
+        head_dim=keys.integer(prefix + "head_dim", default=hidden // heads),
+        v_head_dim=keys.integer(prefix + "v_head_dim", default=0),
+        window=window,
+        qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
+        out_bias=bias if family.out_bias is None else family.out_bias,
+        qk_norm=keys.flag("use_qk_norm", "qk_layernorm", default=family.qk_norm),
+        qk_norm_across_heads=keys.get("qk_norm_type") == "per_layer",
+    )
+
+
+def _window(keys: Keys, family: Family, index: int) -> int:
+    """The sliding window of layer ``index``, 0 for full attention."""
+    size = keys.integer("sliding_window", "sliding_window_size", "attention_chunk_size", default=0)
+    kinds, pattern = keys.get("layer_types"), keys.get("hybrid_layer_pattern")
+    if kinds is not None or pattern is not None:
+        listed = kinds if kinds is not None else pattern
+        if len(listed) <= index:
+            raise InputError(f"{keys.owner}: config.json lists the types of {len(listed)} layers but has more layers")
+        sliding = listed[index] in ("sliding_attention", "chunked_attention", 1)
+        if sliding and not size:
+            raise InputError(f"{keys.owner}: config.json has no key 'sliding_window', which its layer types need")
+        return size if sliding else 0
+    return size if family.slides(keys.get, index) else 0
+
+
+def _is_moe(keys: Keys, index: int) -> bool:
+    if not any(keys.get(name) for name in MOE_COUNT_KEYS):
+        return False
+    dense_first = keys.integer("first_k_dense_replace", default=0)
+    frequency = keys.get("moe_layer_freq")
+    if isinstance(frequency, list):
+        return bool(frequency[index])
+    if frequency and (index - dense_first) % int(frequency):
+        return False
+    step = keys.integer("decoder_sparse_step", "interleave_moe_layer_step", default=1) or 1
+    return index >= dense_first and index not in keys.get("mlp_only_layers", default=[]) and (index + 1) % step == 0
+
+
+def _moe(keys: Keys, family: Family) -> MoE:
+    size = keys.integer("moe_intermediate_size", "intermediate_size")
+    shared = keys.integer("n_shared_experts", default=family.shared_experts) * size
+    return MoE(
+        num_experts=keys.integer(*MOE_COUNT_KEYS),
+        top_k=keys.integer("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k"),
+        intermediate_size=size,
+        shared_intermediate_size=keys.integer("shared_expert_intermediate_size", default=0)
+        or keys.integer("shared_intermediate_size", default=0)
+        or shared,
+        bias=family.expert_bias,
+        router_bias=keys.flag("use_routing_bias", default=family.router_bias),
+        shared_gate=family.shared_gate,
+    )
+
+
+def _mlp(keys: Keys, family: Family, hidden: int) -> MLP:
+    return MLP(
+        intermediate_size=keys.integer(
+            "intermediate_size_mlp",
+            "ffn_dim",
+            "intermediate_size",
+            "n_inner",
+            default=4 * hidden if not family.gated else None,
+        ),
+        gated=family.gated,
+        bias=keys.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
+    )

@@ -1,0 +1,133 @@
+"""Read how a checkpoint is quantised: ``quantization_config`` of config.json or NVIDIA's hf_quant_config.json."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.model.quantization import EXPERTS, LINEARS, Quantization
+
+Json = Mapping[str, Any]
+
+MODULES = {
+    "qkv": "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.q_a_proj",
+    "out": "model.layers.{i}.self_attn.o_proj",
+    "mlp": "model.layers.{i}.mlp.gate_proj model.layers.{i}.mlp.down_proj",
+    "experts": "model.layers.{i}.mlp.experts.0.gate_proj model.layers.{i}.block_sparse_moe.experts.0.w1",
+    "shared_experts": "model.layers.{i}.mlp.shared_experts.gate_proj model.layers.{i}.mlp.shared_expert.gate_proj",
+}
+"""Names that a part's weights have in checkpoints; a part is left out when any of them is excluded."""
+
+
+def read_quantization(
+    name: str, config: Json | None, hf_quant_config: Json | None, num_layers: int
+) -> Quantization | None:
+    """What config.json or hf_quant_config.json says about stored weights; None: they have the model's dtype.
+
+    A part counts as excluded when it is excluded in the middle layer: checkpoints that exclude single layers are taken
+    as their bulk. Raises InputError for a method that is not simulated.
+    """
+    if config:
+        return _from_config(name, config, num_layers)
+    if hf_quant_config:
+        body = hf_quant_config.get("quantization", {})
+        excluded = body.get("exclude_modules") or ()
+        kv = body.get("kv_cache_quant_algo")
+        return _modelopt(name, str(body.get("quant_algo")), kv, body.get("group_size"), excluded, num_layers)
+    return None
+
+
+def _from_config(name: str, config: Json, num_layers: int) -> Quantization:
+    method = str(config.get("quant_method", "")).lower()
+    excluded = config.get("modules_to_not_convert") or config.get("ignored_layers") or config.get("ignore") or ()
+    parts = _parts(excluded, num_layers)
+    if config.get("quant_algo"):
+        kv = config.get("kv_cache_scheme")
+        group = _weights(config).get("group_size")
+        return _modelopt(name, str(config["quant_algo"]), kv, group, excluded, num_layers)
+    if method in ("fp8", "fbgemm_fp8"):
+        return Quantization("fp8_block" if config.get("weight_block_size") else "fp8", parts)
+    if method == "mxfp4":
+        return Quantization("mxfp4", EXPERTS, weight_only=True)
+    if method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
+        bits = config.get("bits", 4)
+        return _integer(name, int(bits), int(config.get("group_size") or 128), parts)
+    if method == "compressed-tensors":
+        return _compressed(name, config, parts)
+    raise InputError(
+        f"{name}: quant_method={method!r} is not simulated; "
+        "simulated: fp8, mxfp4, awq, gptq, compressed-tensors, modelopt"
+    )
+
+
+def _weights(config: Json) -> Json:
+    groups = list((config.get("config_groups") or {}).values())
+    return groups[0].get("weights") or {} if groups else {}
+
+
+def _compressed(name: str, config: Json, parts: frozenset[str]) -> Quantization:
+    """compressed-tensors: bits and kind of the first group's weights."""
+    weights, groups = _weights(config), list((config.get("config_groups") or {}).values())
+    bits, kind, group = int(weights.get("num_bits", 0)), weights.get("type"), int(weights.get("group_size") or 0)
+    kv = "fp8" if config.get("kv_cache_scheme") else None
+    weight_only = not (groups and groups[0].get("input_activations"))
+    if kind == "float" and bits == 8:
+        method = "fp8_block" if weights.get("strategy") == "block" else "fp8"
+        return Quantization(method, parts, kv_cache_dtype=kv, weight_only=weight_only)
+    if kind == "float" and bits == 4:
+        return Quantization("nvfp4" if group == 16 else "mxfp4", parts, kv_cache_dtype=kv, weight_only=weight_only)
+    if kind == "int" and weight_only:
+        return _integer(name, bits, group or 128, parts)
+    if kind == "int" and bits == 8:
+        return Quantization("int8", parts, kv_cache_dtype=kv)
+    raise InputError(f"{name}: compressed-tensors weights of {bits} bits and type {kind!r} are not simulated")
+
+
+def _integer(name: str, bits: int, group: int, parts: frozenset[str]) -> Quantization:
+    if bits not in (4, 8):
+        raise InputError(f"{name}: {bits}-bit integer weights are not simulated; simulated: 4 and 8 bits")
+    return Quantization(f"int{bits}", parts, group_size=max(group, 0), weight_only=True)
+
+
+def _modelopt(
+    name: str, algorithm: str, kv_cache: Any, group_size: int | None, excluded: Iterable[str], num_layers: int
+) -> Quantization:
+    methods = {
+        "FP8": "fp8",
+        "FP8_PB_WO": "fp8_block",
+        "FP8_PB_REAL": "fp8_block",
+        "NVFP4": "nvfp4",
+        "W4A16_NVFP4": "nvfp4",
+    }
+    if algorithm.upper() not in methods:
+        raise InputError(f"{name}: quant_algo={algorithm!r} is not simulated; simulated: {', '.join(methods)}")
+    return Quantization(
+        methods[algorithm.upper()],
+        _parts(excluded, num_layers),
+        group_size=int(group_size or 0),
+        kv_cache_dtype="fp8" if kv_cache else None,
+        weight_only=algorithm.upper().startswith("W4A16"),
+    )
+
+
+def _parts(excluded: Iterable[str], num_layers: int) -> frozenset[str]:
+    """The parts of a layer that a checkpoint quantises, given the modules that it excludes."""
+    patterns = [_pattern(module) for module in excluded]
+    layer = str(num_layers // 2)
+    return frozenset(
+        part
+        for part in LINEARS
+        if not any(p.match(module.replace("{i}", layer)) for module in MODULES[part].split() for p in patterns)
+    )
+
+
+def _pattern(module: str) -> re.Pattern[str]:
+    """A module name in a list of exclusions as a pattern: a regular expression (``re:``), a glob, or a prefix."""
+    if module.startswith("re:"):
+        return re.compile(module[3:])
+    name = module.removeprefix("language_model.").replace("model.language_model.", "model.")
+    return re.compile(
+        re.escape(name).replace(r"\*", ".*") + r"($|\.|(?<=\*))"
+        if "*" not in name
+        else re.escape(name).replace(r"\*", ".*")
+    )

@@ -1,0 +1,65 @@
+"""Layers that are not simulated yet: refused by name instead of being read as something else."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from windtunnel.errors import InputError
+
+BY_KEY: dict[str, str] = {
+    "index_topk": "sparse attention layers (DeepSeek sparse attention, DSA)",
+    "index_head_dim": "sparse attention layers (DeepSeek sparse attention, DSA)",
+    "sparse_attention_config": "sparse attention layers (MiniMax sparse attention, MSA)",
+    "compress_ratios": "sparse attention layers (DeepSeek-V4 compressed attention)",
+    "linear_attn_config": "linear attention layers (Kimi delta attention, KDA)",
+    "linear_num_value_heads": "linear attention layers (GatedDeltaNet)",
+    "linear_key_head_dim": "linear attention layers (GatedDeltaNet)",
+    "mamba_num_heads": "state space layers (Mamba-2)",
+    "mamba_d_state": "state space layers (Mamba)",
+    "ssm_state_size": "state space layers (Mamba)",
+    "hybrid_override_pattern": "state space layers (Mamba-2)",
+    "attn_layer_period": "state space layers (Mamba)",
+    "block_configs": "layers without attention or with their own widths (block_configs)",
+    "attention_k_eq_v": "attention with shared keys and values (attention_k_eq_v)",
+    "num_kv_shared_layers": "layers that share another layer's KV cache",
+    "hidden_size_per_layer_input": "per-layer embeddings",
+    "cross_attention_layers": "cross attention layers",
+    "new_decoder_architecture": "Falcon's parallel layers (new_decoder_architecture)",
+}
+"""Key of config.json -> what it stands for, where its value is not null, zero, false or empty."""
+
+BY_ARCHITECTURE: dict[str, str] = {
+    "DeepseekV4ForCausalLM": "sparse attention layers (DeepSeek-V4 compressed attention)",
+    "DeepseekV32ForCausalLM": "sparse attention layers (DeepSeek sparse attention, DSA)",
+    "GlmMoeDsaForCausalLM": "sparse attention layers (DeepSeek sparse attention, DSA)",
+    "MiniMaxM3ForCausalLM": "sparse attention layers (MiniMax sparse attention, MSA)",
+    "MiniMaxM3SparseForConditionalGeneration": "sparse attention layers (MiniMax sparse attention, MSA)",
+    "NemotronHForCausalLM": "state space layers (Mamba-2)",
+    "Gemma4ForConditionalGeneration": "attention with shared keys and values (Gemma-4)",
+    "DeciLMForCausalLM": "layers without attention or with their own widths (block_configs)",
+    "Step3p7FlashForCausalLM": "Step-3.7 layers",
+}
+
+LAYER_TYPES = {
+    "linear_attention": "linear attention layers (GatedDeltaNet)",
+    "mamba": "state space layers (Mamba)",
+    "mamba2": "state space layers (Mamba-2)",
+    "recurrent": "recurrent layers",
+    "conv": "convolution layers",
+}
+SIMULATED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+
+
+def refuse_what_is_not_simulated(name: str, architecture: str, config: Mapping[str, Any]) -> None:
+    """Raise InputError when the model has layers of a kind that cannot be simulated yet."""
+    kinds = set(config.get("layer_types") or ())
+    found = next(
+        (LAYER_TYPES.get(kind, f"layers of type {kind!r}") for kind in sorted(kinds - SIMULATED_LAYER_TYPES)), None
+    )
+    found = found or next((what for key, what in BY_KEY.items() if config.get(key)), None)
+    found = found or BY_ARCHITECTURE.get(architecture)
+    if not found and 0 in (config.get("attn_type_list") or ()):
+        found = "linear attention layers (Lightning attention)"
+    if not found and config.get("is_encoder_decoder"):
+        found = "encoder-decoder models"
+    if found:
+        raise InputError(f"{name}: {found} are not simulated yet; see `windtunnel list models` for models that are")

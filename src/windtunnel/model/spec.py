@@ -1,0 +1,205 @@
+"""A model: its layers, and how large it is (weights, KV cache, FLOPs) for a parallelism."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from windtunnel.errors import InputError, unknown
+from windtunnel.model.layers import MLA, Layer, MoE, require_not_negative, require_positive
+from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
+
+VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it shards them
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder-only transformer, described by its sizes."""
+
+    name: str
+    architecture: str
+    """The class name in ``architectures`` of config.json."""
+    hidden_size: int
+    vocab_size: int
+    layers: tuple[tuple[int, Layer], ...]
+    """Runs of equal layers, (count, layer), from the first layer to the last."""
+    max_position_embeddings: int
+    tie_word_embeddings: bool = False
+    """Input embedding and LM head are one matrix."""
+    dtype: str = "bfloat16"
+    quantization: Quantization | None = None
+    learned_positions: int = 0
+    """Rows of a learned position table (OPT); 0: rotary positions."""
+    embedding_size: int = 0
+    """Width of the embedding where it is not ``hidden_size`` (a projection follows); 0 means ``hidden_size``."""
+    lm_head_bias: bool = False
+    norm_bias: bool = False
+    """Layer norms with weight and bias instead of RMS norms."""
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """What a reader of results should know, e.g. that only the text part of the model is simulated."""
+
+    def __post_init__(self) -> None:
+        if self.embedding_size == 0:
+            object.__setattr__(self, "embedding_size", self.hidden_size)
+        require_positive(
+            self.name,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            max_position_embeddings=self.max_position_embeddings,
+            num_hidden_layers=sum(count for count, _ in self.layers),
+        )
+        require_not_negative(self.name, learned_positions=self.learned_positions)
+        if self.dtype not in DTYPE_BYTES:
+            raise unknown("dtype", self.dtype, DTYPE_BYTES)
+
+    def __iter__(self) -> Iterator[Layer]:
+        """Every layer in turn."""
+        for count, layer in self.layers:
+            for _ in range(count):
+                yield layer
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers."""
+        return sum(count for count, _ in self.layers)
+
+    @property
+    def has_moe(self) -> bool:
+        """Whether any layer routes tokens to experts."""
+        return any(isinstance(layer.mlp, MoE) for _, layer in self.layers)
+
+    @property
+    def has_mla(self) -> bool:
+        """Whether the cache holds latent vectors."""
+        return any(isinstance(layer.attention, MLA) for _, layer in self.layers)
+
+    @property
+    def num_experts(self) -> int:
+        """Routed experts of a layer, 0 for a dense model."""
+        return max((layer.mlp.num_experts for _, layer in self.layers if isinstance(layer.mlp, MoE)), default=0)
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads; the most that any layer has."""
+        return max(layer.attention.num_heads for _, layer in self.layers)
+
+    def with_dtype(self, dtype: str) -> "Model":
+        """The same model computed in another 16- or 32-bit dtype."""
+        return replace(self, dtype=dtype)
+
+    def with_quantization(self, quantization: Quantization | None) -> "Model":
+        """The same model with other stored weights."""
+        return replace(self, quantization=quantization)
+
+    def weight_dtype(self, part: str) -> str:
+        """How the weights of a part (see ``quantization.PARTS``) are stored: a quantisation method or the dtype."""
+        quantized = self.quantization is not None and part in self.quantization.parts
+        return self.quantization.method if self.quantization and quantized else self.dtype
+
+    def bytes_per_weight(self, part: str) -> float:
+        """Bytes of one weight of a part, scales included."""
+        if self.quantization is not None and part in self.quantization.parts:
+            return self.quantization.bytes_per_weight
+        return DTYPE_BYTES[self.dtype]
+
+    # --- parameters -----------------------------------------------------------------------------------------------
+
+    def parameters(self) -> dict[str, int]:
+        """Parameters by component: embedding, qkv, out, mlp, experts, shared_experts, router, norm, lm_head."""
+        return {part: count for part, count in self.gpu_parameters().items() if count}
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters; a tied LM head counts once."""
+        return sum(self.parameters().values())
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token passes through: all but the experts that it is not routed to."""
+        idle = sum(
+            count * (layer.mlp.num_experts - layer.mlp.top_k) * layer.mlp.expert.parameters(self.hidden_size)
+            for count, layer in self.layers
+            if isinstance(layer.mlp, MoE)
+        )
+        return self.num_parameters - idle
+
+    def gpu_parameters(
+        self, tensor_parallel_size: int = 1, data_parallel_size: int = 1, enable_expert_parallel: bool = False
+    ) -> dict[str, int]:
+        """Parameters that the fullest GPU holds, by component, sharded as vLLM does.
+
+        Heads, dense networks, shared experts and vocabulary are divided by tensor parallelism and repeated on every
+        data-parallel rank. Routed experts are spread over all TP·DP ranks of a replica: whole experts with expert
+        parallelism, else slices of every expert. Router and norms are on every GPU.
+        """
+        tp, ranks = tensor_parallel_size, tensor_parallel_size * data_parallel_size
+        total = dict.fromkeys(
+            ("embedding", "qkv", "out", "mlp", "experts", "shared_experts", "router", "norm", "lm_head"), 0
+        )
+        for count, layer in self.layers:
+            for part, number in self._layer_parameters(layer, tp, ranks, enable_expert_parallel).items():
+                total[part] += count * number
+        vocabulary = self.vocab_size if tp == 1 else -(-self.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // tp
+        projections = 0 if self.embedding_size == self.hidden_size else 2 * self.embedding_size * self.hidden_size
+        total["embedding"] = vocabulary * self.embedding_size + self.learned_positions * self.hidden_size + projections
+        if not self.tie_word_embeddings:
+            total["lm_head"] = vocabulary * self.embedding_size
+        total["lm_head"] += vocabulary * self.lm_head_bias
+        total["norm"] += self.hidden_size * (2 if self.norm_bias else 1)
+        return total
+
+    def _layer_parameters(self, layer: Layer, tp: int, ranks: int, expert_parallel: bool) -> dict[str, int]:
+        hidden = self.hidden_size
+        parts = layer.attention.parameters(hidden, tp)
+        parts["norm"] += layer.norms * hidden * (2 if self.norm_bias else 1)
+        mlp = layer.mlp
+        if not isinstance(mlp, MoE):
+            return parts | {"mlp": mlp.parameters(hidden, tp)}
+        if expert_parallel:
+            parts["experts"] = -(-mlp.num_experts // ranks) * mlp.expert.parameters(hidden)
+        else:
+            parts["experts"] = mlp.num_experts * mlp.expert.parameters(hidden, ranks)
+        parts["router"] = mlp.num_experts * (hidden + mlp.router_bias)
+        if mlp.shared:
+            parts["shared_experts"] = mlp.shared.parameters(hidden, tp) + hidden * mlp.shared_gate
+        return parts
+
+    # --- bytes ----------------------------------------------------------------------------------------------------
+
+    def weight_bytes(
+        self, tensor_parallel_size: int = 1, data_parallel_size: int = 1, enable_expert_parallel: bool = False
+    ) -> int:
+        """Bytes of weights on the fullest GPU of a replica, quantisation scales included."""
+        parts = self.gpu_parameters(tensor_parallel_size, data_parallel_size, enable_expert_parallel)
+        return round(sum(count * self.bytes_per_weight(part) for part, count in parts.items()))
+
+    def resolve_kv_cache_dtype(self, kv_cache_dtype: str = "auto") -> str:
+        """What ``auto`` means: the dtype that the checkpoint asks for, else the model's own."""
+        if kv_cache_dtype != "auto":
+            kv_bytes(kv_cache_dtype)
+            return kv_cache_dtype
+        fixed = self.quantization.kv_cache_dtype if self.quantization else None
+        return fixed or self.dtype
+
+    def kv_bytes_per_token(self, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1) -> int:
+        """Bytes that one token takes in the KV cache of one GPU, all layers. A latent (MLA) cache is not divided."""
+        size = kv_bytes(self.resolve_kv_cache_dtype(kv_cache_dtype))
+        return size * sum(
+            count * layer.attention.kv_elements_per_token(tensor_parallel_size) for count, layer in self.layers
+        )
+
+    # --- FLOPs ----------------------------------------------------------------------------------------------------
+
+    def linear_flops_per_token(self, lm_head: bool = True) -> int:
+        """FLOPs of all products with weights for one token of the whole model: 2 per active weight, look-ups none."""
+        parts = self.parameters()
+        head = self.vocab_size * self.embedding_size if lm_head else 0
+        looked_up = parts["embedding"] + parts["norm"] + parts.get("lm_head", 0)
+        return 2 * (self.active_parameters - looked_up + head)
+
+    def attention_flops(self, context: int) -> int:
+        """FLOPs of attention for one new token that sees ``context`` tokens (itself included), all layers."""
+        if context < 0:
+            raise InputError(f"context={context}: must be ≥ 0")
+        return sum(
+            count * layer.attention.flops_per_context_token() * min(context, layer.attention.window or context)
+            for count, layer in self.layers
+        )
