@@ -1,0 +1,39 @@
+"""What is quick stays quick: the package and its help load none of the heavy libraries."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("aiconfigurator_core", "numba", "pandas", "plotly", "pyarrow", "pydantic", "scipy", "sklearn")
+CASES = {
+    "import": "import windtunnel",
+    "help": "from windtunnel.cli import main; main(['--help'])",
+    "run help": "from windtunnel.cli import main; main(['run', '--help'])",
+    "list": "from windtunnel.cli import main; main(['list', 'devices'])",
+}
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("code", CASES.values(), ids=CASES.keys())
+def test_no_heavy_library_is_loaded(code: str) -> None:
+    out = run_python(f"{code}\nimport sys\nprint('loaded', *sorted(set(sys.modules) & set({HEAVY})))")
+    assert out.splitlines()[-1] == "loaded"
+
+
+def test_help_costs_little() -> None:
+    def seconds() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    costs = []
+    for _ in range(3):
+        before = seconds()
+        run_python(CASES["help"])
+        costs.append(seconds() - before)
+    assert min(costs) < 0.4

@@ -1,0 +1,60 @@
+"""What the repository holds: nothing of one machine, no registry's host, nothing large, nothing unfinished."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (".py", ".md", ".toml", ".txt", ".json", ".jsonl", ".yaml", ".yml", ".csv", ".html", ".css", ".js", "")
+MACHINE = re.compile(r"(?<![\w.])/(work|root|home|Users|tmp)/\w")
+HOSTS = re.compile("|".join(("py" + r"pi\.org", "python" + "hosted", "npm" + r"js\.(org|com)", "deb" + r"\.debian")))
+UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")))
+
+
+def tracked() -> list[Path]:
+    listing = subprocess.run(("git", "ls-files", "-z"), cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    return [path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def offences(pattern: re.Pattern[str]) -> list[str]:
+    found = []
+    for path in tracked():
+        if path.suffix in TEXT:
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                if pattern.search(line):
+                    found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
+    return found
+
+
+@pytest.mark.parametrize("pattern", [MACHINE, HOSTS, UNFINISHED], ids=("machine path", "registry host", "unfinished"))
+def test_no_file_has(pattern: re.Pattern[str]) -> None:
+    assert offences(pattern) == []
+
+
+def test_no_file_is_large() -> None:
+    assert [str(path) for path in tracked() if path.stat().st_size > 1_000_000] == []
+
+
+def test_every_module_holds_one_idea() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in tracked() if path.suffix == ".py"}
+    assert {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > 330} == {}
+
+
+def test_every_module_has_a_test() -> None:
+    modules = {path.stem for path in (ROOT / "src" / "windtunnel").glob("*.py")} - {"__init__"}
+    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
+    assert modules - tests == set()
+
+
+def test_the_readme_fits_a_screen_or_three() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_licence_is_whole() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
