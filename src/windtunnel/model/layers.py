@@ -157,7 +157,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class MoE:
-    """Mixture of experts: a token goes through ``top_k`` of ``num_experts`` feed-forward networks and the shared ones."""
+    """Mixture of experts: a token goes through ``top_k`` of ``num_experts`` networks, and through the shared ones."""
 
     num_experts: int
     top_k: int
