@@ -46,6 +46,8 @@ class Device:
     pcie_bandwidth: float
     network_bandwidth: float
     """Between nodes, per GPU."""
+    gpus_per_domain: int = 0
+    """GPUs joined by ``link``: 72 in an NVL72 rack; 0 means ``gpus_per_node``."""
     usable_memory_bytes: int = 0
     """What a program sees as total memory; 0 means ``memory_bytes``."""
     sm_version: int = 0
@@ -61,10 +63,13 @@ class Device:
     def __post_init__(self) -> None:
         if self.usable_memory_bytes == 0:
             object.__setattr__(self, "usable_memory_bytes", self.memory_bytes)
+        if self.gpus_per_domain == 0:
+            object.__setattr__(self, "gpus_per_domain", self.gpus_per_node)
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
         for key in ("memory_bytes", "memory_bandwidth", "link_bandwidth", "pcie_bandwidth", "network_bandwidth"):
             self._require(getattr(self, key) > 0, key, "must be > 0")
         self._require(self.gpus_per_node >= 1, "gpus_per_node", "must be ≥ 1")
+        self._require(self.gpus_per_domain >= self.gpus_per_node, "gpus_per_domain", "must be ≥ gpus_per_node")
         self._require(self.usable_memory_bytes <= self.memory_bytes, "usable_memory_bytes", "must be ≤ memory_bytes")
         self._require(0 <= self.idle_power_w <= self.power_w, "idle_power_w", "must be between 0 and power_w")
         self._require(self.price_per_hour >= 0, "price_per_hour", "must be ≥ 0")
@@ -155,7 +160,7 @@ def _device(name: str, table: Mapping[str, Any]) -> Device:
         target, factor = UNITS.get(key, (key, 1.0))
         values[target] = _converted(name, key, value, factor)
     required = {f.name for f in fields(Device)} - {"name"}
-    optional = {"usable_memory_bytes", "sm_version", "aliases", "vendor", "source"} | {
+    optional = {"usable_memory_bytes", "gpus_per_domain", "sm_version", "aliases", "vendor", "source"} | {
         f"price_{part}" for part in ("per_hour", "source", "date")
     }
     missing = sorted(required - optional - set(values))
@@ -179,7 +184,7 @@ def _converted(name: str, key: str, value: Any, factor: float) -> Any:
         return tuple(value)
     if text:
         return value
-    whole = key.endswith("_gib") or key in ("sm_version", "gpus_per_node")
+    whole = key.endswith("_gib") or key in ("sm_version", "gpus_per_node", "gpus_per_domain")
     return int(value * factor) if whole else float(value * factor)
 
 

@@ -33,7 +33,7 @@ class Quantization:
     """Quantised weights: ``method`` on ``parts``."""
 
     method: str
-    """``fp8`` (scale per tensor or channel), ``fp8_block`` (per 128×128), ``nvfp4``, ``mxfp4``, ``int4`` or ``int8``."""
+    """``fp8`` (scale per tensor or channel), ``fp8_block`` (per 128×128), ``nvfp4``, ``mxfp4``, ``int4``, ``int8``."""
     parts: frozenset[str] = LINEARS
     """Of ``PARTS``."""
     group_size: int = 0

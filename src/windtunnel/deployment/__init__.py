@@ -1,0 +1,25 @@
+"""What is simulated: an engine's settings, pools of replicas on devices, and the objectives they should meet."""
+
+from windtunnel.deployment.capture import capture_sizes
+from windtunnel.deployment.engine import Engine
+from windtunnel.deployment.pools import Deployment, Pool, warnings
+from windtunnel.deployment.presets import PRESETS, EnginePreset, preset
+from windtunnel.deployment.resolve import effective_model, resolve_engine
+from windtunnel.deployment.slo import SLO, PercentileLimit, parse_goodput, parse_slo
+
+__all__ = [
+    "PRESETS",
+    "SLO",
+    "Deployment",
+    "Engine",
+    "EnginePreset",
+    "PercentileLimit",
+    "Pool",
+    "capture_sizes",
+    "effective_model",
+    "parse_goodput",
+    "parse_slo",
+    "preset",
+    "resolve_engine",
+    "warnings",
+]

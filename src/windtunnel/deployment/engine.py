@@ -1,0 +1,139 @@
+"""Settings of one serving engine, by vLLM's argument names."""
+
+from dataclasses import dataclass, fields
+from math import isfinite
+from typing import Any
+
+from windtunnel.deployment.presets import preset
+from windtunnel.errors import InputError, unknown
+
+ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
+POLICIES = ("fcfs", "priority")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine's arguments. None: the preset's default for the model and device, filled in by ``resolve_engine``."""
+
+    preset: str = "vllm-0.32"
+    """Engine and version whose defaults and scheduler are simulated; ``vllm`` is the newest."""
+    tensor_parallel_size: int = 1
+    """GPUs that share every layer."""
+    pipeline_parallel_size: int = 1
+    """Stages of layers, one after the other."""
+    data_parallel_size: int = 1
+    """Ranks with their own requests and KV cache; with mixture of experts they step together."""
+    enable_expert_parallel: bool = False
+    """Whole experts per GPU instead of slices of every expert."""
+    max_model_len: int | None = None
+    """Longest prompt plus output, tokens."""
+    max_num_seqs: int | None = None
+    """Most requests in one step of one rank."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens in one step of one rank."""
+    gpu_memory_utilization: float | None = None
+    """Share of the GPU's memory that the engine may use."""
+    block_size: int | None = None
+    """Tokens in a block of the KV cache."""
+    dtype: str = "auto"
+    """``auto`` (as the checkpoint), ``bfloat16`` or ``float16``."""
+    kv_cache_dtype: str = "auto"
+    """``auto``, ``bfloat16``, ``float16``, ``fp8``, ``fp8_e4m3`` or ``fp8_e5m2``."""
+    quantization: str | None = None
+    """``fp8`` quantises a 16-bit model while it is loaded; else it must be the checkpoint's own method."""
+    enable_prefix_caching: bool | None = None
+    """Not simulated yet: off, with a warning where the real engine would have it on."""
+    enable_chunked_prefill: bool | None = None
+    """A prompt may be computed in several steps."""
+    num_gpu_blocks_override: int | None = None
+    """Blocks of the KV cache instead of what fits into memory."""
+    async_scheduling: bool | None = None
+    """Schedule the next step while the current one runs."""
+    enforce_eager: bool = False
+    """No CUDA graphs."""
+    watermark: float = 0.0
+    """Share of the blocks that stays free when a request is admitted."""
+    scheduler_reserve_full_isl: bool | None = None
+    """Admit a prompt only when blocks for all of it are free."""
+    scheduling_policy: str = "fcfs"
+    """``fcfs``."""
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    """Token counts captured as CUDA graphs."""
+    kernel_version: str | None = None
+    """Version of the engine in the kernel database whose timings are wanted; None: the nearest to the preset's."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "preset", preset(self.preset).name)
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            self._require_integer(name, 1)
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            self._require_integer(name, 1, optional=True)
+        self._require_integer("num_gpu_blocks_override", 2, optional=True)
+        utilization = self.gpu_memory_utilization
+        if utilization is not None and not (isfinite(utilization) and 0 < utilization <= 1):
+            raise InputError(f"gpu_memory_utilization={utilization}: must be > 0 and ≤ 1")
+        if not (isfinite(self.watermark) and 0 <= self.watermark < 1):
+            raise InputError(f"watermark={self.watermark}: must be ≥ 0 and < 1")
+        if self.dtype not in ENGINE_DTYPES:
+            raise unknown("dtype", self.dtype, ENGINE_DTYPES)
+        if self.scheduling_policy not in POLICIES:
+            raise unknown("scheduling_policy", self.scheduling_policy, POLICIES)
+        self._normalise_capture_sizes()
+
+    def _require_integer(self, name: str, least: int, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if optional and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name}={value!r}: must be an integer ≥ {least}")
+
+    def _normalise_capture_sizes(self) -> None:
+        sizes = self.cudagraph_capture_sizes
+        if sizes is None:
+            return
+        if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in sizes):
+            raise InputError(f"cudagraph_capture_sizes={list(sizes)}: must be integers ≥ 1")
+        object.__setattr__(self, "cudagraph_capture_sizes", tuple(sorted(set(sizes))))
+
+    @property
+    def backend(self) -> str:
+        """Name of the engine, as in the kernel database."""
+        return preset(self.preset).backend
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    def spec(self) -> dict[str, Any]:
+        """Every setting, for JSON."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    # Read only where the engine is resolved: the value, which is then never None.
+
+    @property
+    def model_len(self) -> int:
+        """``max_model_len`` of a resolved engine."""
+        return _resolved("max_model_len", self.max_model_len)
+
+    @property
+    def seqs(self) -> int:
+        """``max_num_seqs`` of a resolved engine."""
+        return _resolved("max_num_seqs", self.max_num_seqs)
+
+    @property
+    def batched_tokens(self) -> int:
+        """``max_num_batched_tokens`` of a resolved engine."""
+        return _resolved("max_num_batched_tokens", self.max_num_batched_tokens)
+
+    @property
+    def tokens_per_block(self) -> int:
+        """``block_size`` of a resolved engine."""
+        return _resolved("block_size", self.block_size)
+
+
+def _resolved(name: str, value: int | None) -> int:
+    if value is None:
+        raise TypeError(f"{name} is not set: resolve_engine fills it in")
+    return value

@@ -1,0 +1,80 @@
+"""Engines by name and version: the defaults and habits that change between versions of vLLM."""
+
+from dataclasses import dataclass
+
+from windtunnel.errors import InputError, unknown
+
+
+@dataclass(frozen=True)
+class EnginePreset:
+    """What one version of an engine does when nobody says otherwise."""
+
+    name: str
+    """``<backend>-<version>``."""
+    async_scheduling: bool
+    """A step is scheduled while the one before it still runs."""
+    scheduler_reserve_full_isl: bool
+    """A prompt is admitted only when blocks for all of it are free."""
+    gpu_memory_utilization: float
+    counts_graph_memory: bool
+    """CUDA graphs are part of the memory that ``gpu_memory_utilization`` limits; before, they took from the rest."""
+    sampler_bytes_per_logit: int
+    """Peak memory of sampling in the profile run per number of the logits: 40 with PyTorch's sort, 12 with the Triton
+    kernel that replaced it (both as measured in the change that brought it, at 131,072 tokens of vocabulary)."""
+    max_capture_size: int = 512
+    """Largest batch of tokens that is captured as a CUDA graph."""
+    max_capture_size_blackwell: int = 512
+    """The same on data-centre Blackwell."""
+    captures_max_num_seqs: bool = False
+    """``max_num_seqs`` itself is captured too."""
+    watermark: bool = False
+    """The engine knows ``watermark``."""
+    enable_prefix_caching: bool = True
+
+    @property
+    def backend(self) -> str:
+        """Name of the engine, as in the kernel database."""
+        return self.name.partition("-")[0]
+
+    @property
+    def version(self) -> str:
+        """Version of the engine."""
+        return self.name.partition("-")[2]
+
+
+PRESETS: dict[str, EnginePreset] = {
+    preset.name: preset
+    for preset in (
+        EnginePreset(
+            "vllm-0.32",
+            async_scheduling=True,
+            scheduler_reserve_full_isl=True,
+            gpu_memory_utilization=0.92,
+            counts_graph_memory=True,
+            sampler_bytes_per_logit=12,
+            max_capture_size_blackwell=1024,
+            captures_max_num_seqs=True,
+            watermark=True,
+        ),
+        EnginePreset("vllm-0.20", True, True, 0.9, counts_graph_memory=False, sampler_bytes_per_logit=12),
+        EnginePreset("vllm-0.19", True, True, 0.9, counts_graph_memory=False, sampler_bytes_per_logit=12),
+        EnginePreset("vllm-0.16", True, False, 0.9, counts_graph_memory=False, sampler_bytes_per_logit=40),
+        EnginePreset("vllm-0.12", False, False, 0.9, counts_graph_memory=False, sampler_bytes_per_logit=40),
+        EnginePreset("vllm-0.10", False, False, 0.9, counts_graph_memory=False, sampler_bytes_per_logit=40),
+    )
+}
+ALIASES = {"vllm": "vllm-0.32"}
+
+
+def preset(name: str) -> EnginePreset:
+    """The preset of this name; ``vllm`` is the newest. Raises InputError with the nearest name."""
+    full = ALIASES.get(name, name)
+    if full not in PRESETS:
+        raise unknown("engine preset", name, [*PRESETS, *ALIASES])
+    return PRESETS[full]
+
+
+def require_watermark(engine_preset: EnginePreset, watermark: float) -> None:
+    """Raise InputError when the engine has no watermark."""
+    if watermark and not engine_preset.watermark:
+        raise InputError(f"watermark={watermark}: {engine_preset.name} has none; use preset='vllm-0.32' or watermark=0")

@@ -1,0 +1,137 @@
+"""Fill in an engine's defaults as vLLM does for a model and a device; refuse what cannot work or is not simulated."""
+
+from dataclasses import replace
+
+from windtunnel.deployment.capture import capture_sizes
+from windtunnel.deployment.engine import ENGINE_DTYPES, Engine
+from windtunnel.deployment.presets import preset, require_watermark
+from windtunnel.deployment.shards import require_shardable
+from windtunnel.errors import InputError
+from windtunnel.hardware import GIB, Device
+from windtunnel.model import Model, Quantization
+
+SAME_METHOD = {
+    "fp8": {"fp8", "fp8_block"},
+    "modelopt": {"fp8"},
+    "modelopt_fp4": {"nvfp4"},
+    "mxfp4": {"mxfp4"},
+    "awq": {"int4"},
+    "awq_marlin": {"int4"},
+    "gptq": {"int4", "int8"},
+    "gptq_marlin": {"int4", "int8"},
+    "compressed-tensors": {"fp8", "fp8_block", "nvfp4", "mxfp4", "int4", "int8"},
+}
+"""vLLM's name in ``quantization`` -> methods of a checkpoint that it stands for."""
+
+NATIVE_SINCE = {"fp8": 89, "fp8_block": 89, "nvfp4": 100}
+"""Compute capability × 10 from which products are computed in the method's own type; older devices unpack weights."""
+
+
+def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
+    """The engine with every None filled in for this model on this device. Resolving twice changes nothing.
+
+    Prefix caching alone stays None where nobody chose, which means off, so that its absence can be told.
+
+    Raises InputError for a setting that vLLM would refuse, and for one that is not simulated yet.
+    """
+    chosen = preset(engine.preset)
+    _refuse_what_is_not_simulated(engine)
+    require_watermark(chosen, engine.watermark)
+    effective_model(model, device, engine)
+    require_shardable(engine, model, device)
+    length = _model_len(engine, model)
+    chunked = True if engine.enable_chunked_prefill is None else engine.enable_chunked_prefill
+    tokens, seqs = _batch_limits(engine, device, length, chunked)
+    resolved = replace(
+        engine,
+        max_model_len=length,
+        max_num_batched_tokens=tokens,
+        max_num_seqs=seqs,
+        enable_chunked_prefill=chunked,
+        block_size=engine.block_size or 16,
+        dtype=effective_model(model, device, engine).dtype,
+        gpu_memory_utilization=engine.gpu_memory_utilization or chosen.gpu_memory_utilization,
+        async_scheduling=chosen.async_scheduling if engine.async_scheduling is None else engine.async_scheduling,
+        scheduler_reserve_full_isl=chosen.scheduler_reserve_full_isl
+        if engine.scheduler_reserve_full_isl is None
+        else engine.scheduler_reserve_full_isl,
+    )
+    model.resolve_kv_cache_dtype(engine.kv_cache_dtype)
+    return replace(resolved, cudagraph_capture_sizes=capture_sizes(resolved, device))
+
+
+def effective_model(model: Model, device: Device, engine: Engine) -> Model:
+    """The model as the engine computes it: ``dtype``, ``quantization`` and what the device can compute natively.
+
+    Raises InputError when ``quantization`` contradicts the checkpoint.
+    """
+    if engine.dtype != "auto":
+        model = model.with_dtype(ENGINE_DTYPES[engine.dtype])
+    stored, asked = model.quantization, engine.quantization
+    if asked and stored and stored.method not in SAME_METHOD.get(asked, {asked}):
+        raise InputError(
+            f"quantization={asked!r}: {model.name} is stored as {stored.method}; leave it out or load the 16-bit model"
+        )
+    if asked and not stored:
+        if asked != "fp8":
+            raise InputError(
+                f"quantization={asked!r}: {model.name} is a 16-bit checkpoint; only 'fp8' is made on loading"
+            )
+        stored = Quantization("fp8")
+    native = stored is None or device.sm_version >= NATIVE_SINCE.get(stored.method, 0) or device.sm_version == 0
+    if stored is not None and not native:
+        stored = replace(stored, weight_only=True)
+    return model.with_quantization(stored)
+
+
+def _refuse_what_is_not_simulated(engine: Engine) -> None:
+    if engine.pipeline_parallel_size > 1:
+        raise InputError(
+            f"pipeline_parallel_size={engine.pipeline_parallel_size}: pipeline parallelism is not simulated yet; use 1"
+        )
+    if engine.scheduling_policy != "fcfs":
+        raise InputError(f"scheduling_policy={engine.scheduling_policy!r}: not simulated yet; use 'fcfs'")
+    if engine.enable_prefix_caching:
+        raise InputError("enable_prefix_caching=True: prefix caching is not simulated yet; leave it out or set False")
+
+
+def _model_len(engine: Engine, model: Model) -> int:
+    limit = model.max_position_embeddings
+    if engine.max_model_len is None:
+        return limit
+    if engine.max_model_len > limit:
+        raise InputError(
+            f"max_model_len={engine.max_model_len}: {model.name} has positions for {limit} tokens; use ≤ {limit}"
+        )
+    return engine.max_model_len
+
+
+def _batch_limits(engine: Engine, device: Device, length: int, chunked: bool) -> tuple[int, int]:
+    """``max_num_batched_tokens`` and ``max_num_seqs``: vLLM's defaults by device memory, then its rules (0.32)."""
+    tokens, seqs = _defaults_by_memory(device)
+    seqs = engine.max_num_seqs or seqs
+    if engine.max_num_batched_tokens is None:
+        tokens = min(tokens, seqs * length)
+        tokens = tokens if chunked else max(tokens, length)
+        tokens = max(tokens, engine.max_num_seqs or 0)
+    else:
+        tokens = engine.max_num_batched_tokens
+    if engine.max_num_seqs is None:
+        seqs = min(seqs, tokens)
+    if tokens < seqs:
+        raise InputError(f"max_num_batched_tokens={tokens}: must be ≥ max_num_seqs={seqs}")
+    if not chunked and tokens < length:
+        raise InputError(
+            f"max_num_batched_tokens={tokens}: must be ≥ max_model_len={length} without chunked prefill; "
+            "raise it, lower max_model_len or enable chunked prefill"
+        )
+    return tokens, seqs
+
+
+def _defaults_by_memory(device: Device) -> tuple[int, int]:
+    memory = device.memory_bytes / GIB
+    if memory >= 160:
+        return 16384, 1024
+    if memory >= 70 and not device.name.startswith("a100"):
+        return 8192, 1024
+    return 2048, 256

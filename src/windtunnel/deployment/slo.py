@@ -1,0 +1,92 @@
+"""Service-level objectives: limits that every request should meet, and limits on percentiles over all requests."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+from typing import NamedTuple
+
+from windtunnel.errors import InputError, unknown
+
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+PERCENTILE_METRICS = ("ttft", "tpot", "itl", "e2el", "queue")
+
+
+class PercentileLimit(NamedTuple):
+    """``metric`` at ``percentile`` over all requests must be ≤ ``seconds``."""
+
+    metric: str
+    percentile: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SLO:
+    """Limits in seconds. A request is good when it meets ``ttft``, ``tpot`` and ``e2el``; None: no limit."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2el: float | None = None
+    percentiles: tuple[PercentileLimit, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in GOODPUT_METRICS:
+            value = getattr(self, name)
+            if value is not None:
+                _require_seconds(name, value)
+        for limit in self.percentiles:
+            if limit.metric not in PERCENTILE_METRICS:
+                raise unknown("metric", limit.metric, PERCENTILE_METRICS)
+            if not 0 < limit.percentile <= 100:
+                raise InputError(f"{limit.metric}_p{limit.percentile:g}: a percentile must be > 0 and ≤ 100")
+            _require_seconds(limit.metric, limit.seconds)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that every request should meet, by metric."""
+        values = {name: getattr(self, name) for name in GOODPUT_METRICS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __bool__(self) -> bool:
+        """Whether there is any limit."""
+        return bool(self.limits or self.percentiles)
+
+
+def parse_goodput(texts: Iterable[str]) -> SLO:
+    """``["ttft:300", "tpot:50"]``, milliseconds as vLLM's ``--goodput``, as an SLO. Raises InputError otherwise."""
+    limits: dict[str, float] = {}
+    for text in texts:
+        name, colon, value = text.partition(":")
+        if not colon:
+            raise InputError(f"goodput {text!r}: must be METRIC:MILLISECONDS, e.g. ttft:300")
+        if name not in GOODPUT_METRICS:
+            raise unknown("goodput metric", name, GOODPUT_METRICS)
+        if name in limits:
+            raise InputError(f"goodput {text!r}: {name} is given twice")
+        limits[name] = _number(text, value) / 1000
+    return SLO(limits.get("ttft"), limits.get("tpot"), limits.get("e2el"))
+
+
+def parse_slo(texts: Iterable[str]) -> tuple[PercentileLimit, ...]:
+    """``["ttft_p99=0.3"]``, seconds, as limits on percentiles. Raises InputError for anything else."""
+    limits = []
+    for text in texts:
+        match = re.fullmatch(r"([a-z0-9]+)_p(\d+(?:\.\d+)?)=(.+)", text)
+        if not match:
+            raise InputError(f"slo {text!r}: must be METRIC_pPERCENTILE=SECONDS, e.g. ttft_p99=0.3")
+        limit = PercentileLimit(match[1], float(match[2]), _number(text, match[3]))
+        SLO(percentiles=(limit,))
+        limits.append(limit)
+    return tuple(limits)
+
+
+def _number(text: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError as error:
+        raise InputError(f"{text!r}: {value!r} is not a number") from error
+
+
+def _require_seconds(name: str, value: float) -> None:
+    if not (isfinite(value) and value > 0):
+        raise InputError(f"{name}={value}: a limit must be a positive number of seconds")
