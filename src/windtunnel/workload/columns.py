@@ -1,0 +1,206 @@
+"""Workload: the requests a deployment is asked to serve, one column per property."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from windtunnel.errors import InputError
+from windtunnel.workload import rules
+from windtunnel.workload.rules import Floats, HashIds, Integers
+
+COLUMNS = ("arrival", "prompt_tokens", "output_tokens", "max_tokens", "priority", "session", "think_time")
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Requests as columns of equal length, checked on construction.
+
+    Rows are ordered by arrival, ties by their order in the source; a row's index is its id. Rows without an arrival
+    (later turns of a session) come last, in the order of the source. Use `from_columns` to fill in defaults and
+    to bring rows into this order.
+
+    Raises InputError for an empty workload and for any value out of its range, naming the row (counted from 1).
+    """
+
+    arrival: Floats
+    """When the request is released, s ≥ 0. NaN for the later turns of a session, which follow their predecessor."""
+    prompt_tokens: Integers
+    """Tokens of the prompt, ≥ 1. A later turn's prompt includes the conversation so far."""
+    output_tokens: Integers
+    """Tokens the request will generate, ≥ 1. Schedulers do not know this number."""
+    max_tokens: Integers
+    """The limit the client declares, ≥ output_tokens; some schedulers reserve by it."""
+    priority: Integers
+    """Smaller is served first (vLLM's convention); only priority scheduling looks at it."""
+    session: Integers
+    """Requests with the same number are turns of one session, in row order; -1: alone."""
+    think_time: Floats
+    """Seconds between the end of the session's previous turn and this turn's release."""
+    hash_ids: HashIds | None = None
+    """Ids of the prompt's blocks (equal ids: equal content up to and including that block), as (offsets, values)."""
+    hash_block_size: int = 0
+    """Tokens a hash id stands for; 0 without hash_ids."""
+    max_concurrency: int = 0
+    """Closed loop: at most so many requests in flight, the others wait for a place in order of arrival; 0: open."""
+    name: str = "workload"
+    notes: tuple[str, ...] = ()
+    """What a reader or a transform did to the source (rows dropped, times shifted), one sentence each."""
+
+    def __post_init__(self) -> None:
+        """Check every rule that the field texts state."""
+        for name in COLUMNS:
+            column = getattr(self, name)
+            wanted = np.float64 if name in {"arrival", "think_time"} else np.int64
+            if not isinstance(column, np.ndarray) or column.dtype != wanted or column.ndim != 1:
+                raise InputError(f"{name}: must be a {wanted.__name__} array; build it with Workload.from_columns")
+        rules.check_lengths(self.columns())
+        rules.check_values(self.columns())
+        rules.check_order(self.arrival, self.session)
+        rules.check_hashes(self.hash_ids, self.hash_block_size, self.prompt_tokens)
+        if self.max_concurrency < 0:
+            raise InputError(f"max_concurrency={self.max_concurrency}: must be ≥ 1, or 0 for no limit")
+
+    def __len__(self) -> int:
+        """Number of requests."""
+        return len(self.prompt_tokens)
+
+    @classmethod
+    def from_columns(
+        cls,
+        *,
+        prompt_tokens: npt.ArrayLike,
+        output_tokens: npt.ArrayLike,
+        arrival: npt.ArrayLike = 0.0,
+        max_tokens: npt.ArrayLike | None = None,
+        priority: npt.ArrayLike = 0,
+        session: npt.ArrayLike = -1,
+        think_time: npt.ArrayLike = 0.0,
+        hash_ids: HashIds | Sequence[Sequence[int]] | None = None,
+        hash_block_size: int = 0,
+        max_concurrency: int = 0,
+        name: str = "workload",
+        notes: Sequence[str] = (),
+        sort: bool = False,
+    ) -> Workload:
+        """Build a workload from anything array-like (copied); a single number stands for a whole column.
+
+        ``max_tokens`` defaults to ``output_tokens``. Arrivals of later turns of a session are replaced by NaN and
+        those rows moved behind the others. ``sort`` orders rows by arrival (stable); without it, unsorted arrivals
+        are an error. Raises InputError naming the row of the source.
+        """
+        rows = max(np.size(prompt_tokens), np.size(output_tokens))
+        outputs = rules.integers("output_tokens", output_tokens, rows)
+        columns: dict[str, Any] = {
+            "arrival": rules.floats("arrival", arrival, rows),
+            "prompt_tokens": rules.integers("prompt_tokens", prompt_tokens, rows),
+            "output_tokens": outputs,
+            "max_tokens": outputs.copy() if max_tokens is None else rules.integers("max_tokens", max_tokens, rows),
+            "priority": rules.integers("priority", priority, rows),
+            "session": rules.integers("session", session, rows),
+            "think_time": rules.floats("think_time", think_time, rows),
+        }
+        rules.check_values(columns)
+        hashes = rules.ragged(hash_ids, rows)
+        rules.check_hashes(hashes, hash_block_size, columns["prompt_tokens"])
+        order = _order(columns["arrival"], columns["session"], sort)
+        if order is not None:
+            columns = {key: column[order] for key, column in columns.items()}
+            hashes = take_hashes(hashes, order)
+            columns["arrival"][rules.later_turns(columns["session"])] = np.nan
+        return cls(
+            **columns,
+            hash_ids=hashes,
+            hash_block_size=hash_block_size,
+            max_concurrency=max_concurrency,
+            name=name,
+            notes=tuple(notes),
+        )
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The seven plain columns by name."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    @cached_property
+    def follow(self) -> Integers:
+        """For each request the row of its session's next turn, released when it ends; -1: none."""
+        return rules.turns(self.session)
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first to the last release by the clock (later turns of sessions have no clock time)."""
+        released = self.arrival[~np.isnan(self.arrival)]
+        return float(released[-1] - released[0])
+
+    @property
+    def request_rate(self) -> float:
+        """Releases by the clock per second: (their number − 1) / duration; infinite when all come at once."""
+        releases = int(np.count_nonzero(~np.isnan(self.arrival)))
+        return (releases - 1) / self.duration if self.duration > 0 else np.inf
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of everything but name and notes: equal digests mean equal requests."""
+        state = sha256(f"{len(self)} {self.hash_block_size} {self.max_concurrency}".encode())
+        for column in (*self.columns().values(), *(self.hash_ids or ())):
+            state.update(np.ascontiguousarray(column).tobytes())
+        return state.hexdigest()
+
+    def spec(self) -> dict[str, Any]:
+        """A JSON-able summary for a run's manifest; ``request_rate`` is None when all requests come at once."""
+        rate = self.request_rate
+        return {
+            "name": self.name,
+            "requests": len(self),
+            "duration": self.duration,
+            "request_rate": rate if np.isfinite(rate) else None,
+            "total_prompt_tokens": int(self.prompt_tokens.sum()),
+            "total_output_tokens": int(self.output_tokens.sum()),
+            "sessions": len(np.unique(self.session[self.session >= 0])),
+            "hash_block_size": self.hash_block_size,
+            "max_concurrency": self.max_concurrency,
+            "notes": list(self.notes),
+            "digest": self.digest,
+        }
+
+    def equals(self, other: Workload) -> bool:
+        """Whether every column and setting but name and notes is the same, bit for bit."""
+        return self.digest == other.digest
+
+    def take(self, rows: Integers) -> Workload:
+        """The workload of these rows (ascending); later turns whose predecessor is left out are not allowed."""
+        kept: dict[str, Any] = {name: column[rows] for name, column in self.columns().items()}
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in COLUMNS}
+        settings["hash_ids"] = take_hashes(self.hash_ids, rows)
+        return Workload(**kept, **settings)
+
+
+def take_hashes(hash_ids: HashIds | None, rows: Integers) -> HashIds | None:
+    """The hash ids of these rows, in this order."""
+    if hash_ids is None:
+        return None
+    offsets, values = hash_ids
+    counts = np.diff(offsets)[rows]
+    taken = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    places = np.arange(taken[-1]) + np.repeat(offsets[:-1][rows] - taken[:-1], counts)
+    return taken, values[places]
+
+
+def _order(arrival: Floats, session: Integers, sort: bool) -> Integers | None:
+    """The rows in a workload's order, or None when they are in it already and no session has a later turn."""
+    if sort:
+        ranked = np.argsort(arrival, kind="stable")
+    else:
+        ranked = np.arange(len(arrival))
+        released = np.flatnonzero(~rules.later_turns(session))
+        rules.check_sorted(arrival[released], released)
+    later = rules.later_turns(session[ranked])
+    if not sort and not later.any():
+        return None
+    return ranked[np.argsort(later, kind="stable")]

@@ -1,0 +1,111 @@
+"""Public traces in CSV: Azure, BurstGPT, Vidur and bare lengths. Each reader gives arguments of Workload.from_columns.
+
+A reader that finds no times leaves ``arrival`` out. Times start at the trace's first request.
+"""
+
+from __future__ import annotations
+
+import warnings
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.workload.csv_table import Table, bad_cell, numbers, whole_numbers
+from windtunnel.workload.rules import Floats, first
+
+Columns = dict[str, Any]
+
+AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURSTGPT = ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type")
+BURSTGPT_MORE = ("Session ID", "Elapsed time")
+VIDUR = ("arrived_at", "num_prefill_tokens", "num_decode_tokens")
+LENGTHS = ("num_prefill_tokens", "num_decode_tokens")
+VIDUR_MORE = ("num_total_tokens", "pd_ratio", "num_block_tokens")
+
+
+def read_azure(table: Table) -> Columns:
+    """Azure LLM inference traces of 2023 and 2024: wall-clock times with up to nine fraction digits, UTC."""
+    return {
+        "arrival": wall_clock(table["TIMESTAMP"]),
+        "prompt_tokens": whole_numbers(table, "ContextTokens"),
+        "output_tokens": whole_numbers(table, "GeneratedTokens"),
+    }
+
+
+def wall_clock(cells: list[bytes]) -> Floats:
+    """Seconds since the earliest of times like ``2023-11-16 18:17:03.9799600``, UTC (``+00:00`` or ``Z`` may follow)."""
+    if any(b"+" in cells[i] or cells[i].endswith(b"Z") for i in (0, -1)):
+        cells = [cell.removesuffix(b"Z").removesuffix(b"+00:00") for cell in cells]
+    try:
+        if min(map(len, cells)) < len("2023-11-16 18:17:03"):
+            raise ValueError
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # numpy only warns of other time zones
+            moments = np.array(cells, dtype="S").astype("datetime64[ns]")
+    except (ValueError, Warning):
+        raise bad_cell(cells, "TIMESTAMP", _moment, "a time such as 2023-11-16 18:17:03.9799600 (UTC)") from None
+    row = first(np.isnat(moments))
+    if row >= 0:
+        raise InputError(f"row {row + 1}: TIMESTAMP={cells[row].decode()!r}: must be a time")
+    return np.asarray((moments - moments.min()).astype(np.int64) / 1e9)
+
+
+def _moment(cell: bytes) -> datetime:
+    text = cell.decode("ascii")
+    moment = datetime.fromisoformat(text[:19])
+    if len(text) < 19 or (text[19:] and not (text[19] == "." and text[20:].isdigit())):
+        raise ValueError(text)
+    return moment
+
+
+def read_burstgpt(table: Table) -> Columns:
+    """BurstGPT: seconds; rows without response tokens are failed requests and left out."""
+    arrival, prompt = numbers(table, "Timestamp"), whole_numbers(table, "Request tokens")
+    output = whole_numbers(table, "Response tokens")
+    served = output != 0
+    if not served.any():
+        raise InputError("every row has 0 response tokens, which means failed: no request is left")
+    failed = len(served) - int(served.sum())
+    notes = (
+        [f"{failed} of {len(served)} rows left out: 0 response tokens mean that the request failed"] if failed else []
+    )
+    check_arrivals(arrival)
+    return {
+        **from_start(arrival[served], notes),
+        "prompt_tokens": prompt[served],
+        "output_tokens": output[served],
+        "notes": notes,
+    }
+
+
+def read_vidur(table: Table) -> Columns:
+    """Vidur's replay traces: arrived_at in s, prefill and decode tokens."""
+    notes: list[str] = []
+    arrival = numbers(table, "arrived_at")
+    check_arrivals(arrival)
+    return {**from_start(arrival, notes), **read_lengths(table), "notes": notes}
+
+
+def read_lengths(table: Table) -> Columns:
+    """Vidur's length traces: prefill and decode tokens, no times."""
+    return {
+        "prompt_tokens": whole_numbers(table, "num_prefill_tokens"),
+        "output_tokens": whole_numbers(table, "num_decode_tokens"),
+    }
+
+
+def check_arrivals(arrival: Floats) -> None:
+    """Times of a trace must be finite and not negative; checked before they are moved to start at 0."""
+    row = first(~(np.isfinite(arrival) & (arrival >= 0)))
+    if row >= 0:
+        raise InputError(f"row {row + 1}: arrival={arrival[row]:g}: must be finite seconds ≥ 0")
+
+
+def from_start(arrival: Floats, notes: list[str]) -> Columns:
+    """Times counted from the first request; a note says so when that changes them."""
+    start = float(arrival.min())
+    if start > 0:
+        notes.append(f"times count from the first request, {start:g} s into the trace")
+    return {"arrival": arrival - start}

@@ -1,0 +1,155 @@
+"""Public traces in JSON: Mooncake and vLLM's timed_trace (a request a line), ShareGPT (one array).
+
+Each reader gives arguments of Workload.from_columns; one that finds no times leaves ``arrival`` out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError, nearest
+from windtunnel.workload.csv_traces import Columns, check_arrivals, from_start
+from windtunnel.workload.rules import floats, integers
+
+MOONCAKE_BLOCK, TIMED_TRACE_BLOCK = 512, 16
+TIMED = ("timestamp", "input_length", "output_length")
+TIMED_MORE = ("hash_ids", "chat_id", "parent_chat_id", "type", "turn")
+CHARACTERS_PER_TOKEN = 4
+
+
+def read_lines(data: bytes) -> list[dict[str, Any]]:
+    """One JSON object per line; empty lines are skipped. InputError names the first line that is none."""
+    lines = [line for line in data.splitlines() if line.strip()]
+    try:
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(rows) == len(lines) and all(type(row) is dict for row in rows):
+            return list(rows)
+    except ValueError:
+        pass
+    for number, line in enumerate(lines, start=1):
+        try:
+            fine = isinstance(json.loads(line), dict)
+        except ValueError:
+            fine = False
+        if not fine:
+            raise InputError(f"row {number}: {shorten(line)}: must be a JSON object")
+    raise InputError("must have one JSON object per line")
+
+
+def shorten(line: bytes) -> str:
+    """The start of a line, printable."""
+    text = line[:40].decode("utf-8", "replace")
+    return repr(text + "…" if len(line) > 40 else text)
+
+
+def column(rows: list[dict[str, Any]], key: str) -> list[Any]:
+    """The numbers under a key; InputError names the first row where it is missing or no number."""
+    values = [row.get(key) for row in rows]
+    for number, value in enumerate(values, start=1):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            if value is None and key not in rows[number - 1]:
+                meant = nearest(key, rows[number - 1])
+                raise InputError(
+                    f"row {number}: {key} is missing" + (f"; did you mean it by {meant!r}?" if meant else "")
+                )
+            raise InputError(f"row {number}: {key}={value!r}: must be a number")
+    return values
+
+
+def block_lists(rows: list[dict[str, Any]]) -> list[list[int]] | None:
+    """The hash ids of every row, or None where no row has any; InputError names a row that is no list of integers."""
+    if not any("hash_ids" in row for row in rows):
+        return None
+    lists = [row.get("hash_ids") or [] for row in rows]
+    for number, ids in enumerate(lists, start=1):
+        if not isinstance(ids, list) or not all(type(block) is int and abs(block) < 2**63 for block in ids):
+            raise InputError(f"row {number}: hash_ids={shorten(repr(ids).encode())}: must be a list of 64-bit integers")
+    return lists
+
+
+def read_mooncake(rows: list[dict[str, Any]], hash_block_size: int | None = None) -> Columns:
+    """Mooncake's traces: timestamp in ms, hash ids of 512-token blocks."""
+    return _read_timed(rows, 1e3, hash_block_size or MOONCAKE_BLOCK)
+
+
+def read_timed_trace(rows: list[dict[str, Any]], hash_block_size: int | None = None) -> Columns:
+    """vLLM's timed_trace: timestamp in s, hash ids of 16-token chunks unless told otherwise."""
+    return _read_timed(rows, 1.0, hash_block_size or TIMED_TRACE_BLOCK)
+
+
+def _read_timed(rows: list[dict[str, Any]], units_per_second: float, hash_block_size: int) -> Columns:
+    notes: list[str] = []
+    arrival = floats("timestamp", column(rows, "timestamp"), len(rows)) / units_per_second
+    check_arrivals(arrival)
+    ids = block_lists(rows)
+    return {
+        **from_start(arrival, notes),
+        "prompt_tokens": integers("input_length", column(rows, "input_length"), len(rows)),
+        "output_tokens": integers("output_length", column(rows, "output_length"), len(rows)),
+        "hash_ids": ids,
+        "hash_block_size": hash_block_size if ids is not None else 0,
+        "notes": notes,
+    }
+
+
+def timed_kind(rows: list[dict[str, Any]]) -> str:
+    """Tell Mooncake from timed_trace, whose keys are the same, by the size of a block.
+
+    The one of 512 and 16 tokens for which every prompt has exactly as many hash ids as it has blocks.
+    """
+    ids = block_lists(rows)
+    if ids is not None:
+        prompt = np.array(column(rows, "input_length"))
+        counts = np.array([len(row) for row in ids])
+        for kind, size in (("mooncake", MOONCAKE_BLOCK), ("timed_trace", TIMED_TRACE_BLOCK)):
+            if (counts == np.ceil(prompt / size)).all():
+                return kind
+    raise InputError(
+        "timestamps may be ms (mooncake) or s (timed_trace) and the hash ids do not tell: name the format, "
+        "--trace-format mooncake or timed_trace"
+    )
+
+
+def read_sharegpt(data: bytes) -> Columns:
+    """ShareGPT: the first two turns of each conversation are prompt and output, as in vLLM's benchmark; no times.
+
+    A turn's length is its own number ``tokens`` where it has one, else ⌈characters / 4⌉ (an estimate, noted).
+    Conversations without two non-empty turns are left out.
+    """
+    try:
+        entries = json.loads(data)
+    except ValueError as error:
+        raise InputError(f"is not valid JSON: {error}") from None
+    lengths, estimated = [], 0
+    for number, entry in enumerate(entries, start=1):
+        turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None
+        if not isinstance(turns, list):
+            raise InputError(f"row {number}: has no list of conversations: must be ShareGPT's form")
+        pair = [_turn_tokens(number, turn) for turn in turns[:2]]
+        if len(pair) == 2 and min(tokens for tokens, _ in pair) > 0:
+            lengths.append([tokens for tokens, _ in pair])
+            estimated += any(guessed for _, guessed in pair)
+    if not lengths:
+        raise InputError("no conversation has two non-empty turns")
+    notes = []
+    if len(lengths) < len(entries):
+        notes.append(f"{len(entries) - len(lengths)} of {len(entries)} conversations left out: fewer than two turns")
+    if estimated:
+        notes.append(f"token counts of {estimated} requests are estimated: 4 characters a token")
+    prompt, output = np.array(lengths, np.int64).T
+    return {"prompt_tokens": prompt.copy(), "output_tokens": output.copy(), "notes": notes}
+
+
+def _turn_tokens(number: int, turn: Any) -> tuple[int, bool]:
+    """Tokens of a turn and whether they are estimated."""
+    if isinstance(turn, dict):
+        tokens, text = turn.get("tokens"), turn.get("value")
+        if type(tokens) is int and tokens >= 0:
+            return tokens, False
+        if isinstance(text, str):
+            return math.ceil(len(text) / CHARACTERS_PER_TOKEN), True
+    raise InputError(f"row {number}: a turn has neither a text 'value' nor a count 'tokens'")

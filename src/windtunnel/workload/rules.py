@@ -1,0 +1,168 @@
+"""What a workload's columns must satisfy: each rule raises InputError with row (from 1), value and way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from windtunnel.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+HashIds = tuple[Integers, Integers]
+
+LARGEST = 2**40  # tokens; sums over a million requests stay exact in int64
+
+
+def first(condition: npt.NDArray[np.bool_]) -> int:
+    """The first row where the condition holds, or -1."""
+    row = int(np.argmax(condition)) if len(condition) else 0
+    return row if len(condition) and condition[row] else -1
+
+
+def integers(name: str, values: npt.ArrayLike, rows: int) -> Integers:
+    """The values as a new int64 column of ``rows`` rows; a single number fills the column. Fractions are an error."""
+    column = _column(name, values, rows)
+    if column.dtype.kind == "f":
+        row = first(~(np.isfinite(column) & (column == np.floor(column)) & (np.abs(column) < 2.0**62)))
+        if row >= 0:
+            raise InputError(f"row {row + 1}: {name}={column[row]:g}: must be a whole number")
+    elif column.dtype.kind not in "iu":
+        raise InputError(f"{name}={column[0]!r}: must be whole numbers")
+    return column.astype(np.int64)
+
+
+def floats(name: str, values: npt.ArrayLike, rows: int) -> Floats:
+    """The values as a new float64 column of ``rows`` rows; a single number fills the column."""
+    column = _column(name, values, rows)
+    if column.dtype.kind not in "iuf":
+        raise InputError(f"{name}={column[0]!r}: must be numbers")
+    return column.astype(np.float64)
+
+
+def _column(name: str, values: npt.ArrayLike, rows: int) -> npt.NDArray[Any]:
+    column = np.asarray(values)
+    if column.ndim == 0:
+        column = np.full(rows, column)
+    if column.shape != (rows,):
+        raise InputError(f"{name} has shape {column.shape}: must be ({rows},), one value per request")
+    if rows == 0:
+        raise InputError("the workload has no requests: give at least one row")
+    return column
+
+
+def ragged(ids: HashIds | Sequence[Sequence[int]] | None, rows: int) -> HashIds | None:
+    """Hash ids as (offsets, values), from a list of lists or from that form itself."""
+    if ids is None:
+        return None
+    if isinstance(ids, tuple) and len(ids) == 2 and isinstance(ids[0], np.ndarray):
+        return np.array(ids[0], np.int64), np.array(ids[1], np.int64)
+    if len(ids) != rows:
+        raise InputError(f"hash_ids has {len(ids)} rows: must have {rows}, one list per request")
+    offsets = np.zeros(rows + 1, np.int64)
+    np.cumsum([len(row) for row in ids], out=offsets[1:])
+    return offsets, np.fromiter((block for row in ids for block in row), np.int64, int(offsets[-1]))
+
+
+def turns(session: Integers) -> Integers:
+    """For each request the row of the next request of its session, or -1."""
+    follow = np.full(len(session), -1, np.int64)
+    members = np.flatnonzero(session >= 0)
+    grouped = members[np.argsort(session[members], kind="stable")]
+    same = session[grouped[:-1]] == session[grouped[1:]]
+    follow[grouped[:-1][same]] = grouped[1:][same]
+    return follow
+
+
+def later_turns(session: Integers) -> npt.NDArray[np.bool_]:
+    """Whether each request follows another one of its session."""
+    follow = turns(session)
+    later = np.zeros(len(session), np.bool_)
+    later[follow[follow >= 0]] = True
+    return later
+
+
+def check_lengths(columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    """All columns have as many rows as prompt_tokens, at least one."""
+    rows = len(columns["prompt_tokens"])
+    for name, column in columns.items():
+        if len(column) != rows:
+            raise InputError(f"{name} has {len(column)} rows: must have {rows}, one value per request")
+    if rows == 0:
+        raise InputError("the workload has no requests: give at least one row")
+
+
+def check_values(columns: Mapping[str, npt.NDArray[Any]]) -> None:
+    """The rules on single values: ranges of tokens, times, priorities and session numbers."""
+    for name in ("prompt_tokens", "output_tokens"):
+        _must(columns[name] >= 1, name, columns[name], "must be ≥ 1 (trace convert --drop-empty leaves such rows out)")
+        _must(columns[name] <= LARGEST, name, columns[name], "must be ≤ 2^40 tokens")
+    limit, output = columns["max_tokens"], columns["output_tokens"]
+    row = first(limit < output)
+    if row >= 0:
+        raise InputError(
+            f"row {row + 1}: max_tokens={limit[row]}: must be ≥ output_tokens={output[row]}, or leave max_tokens out"
+        )
+    _must(limit <= LARGEST, "max_tokens", limit, "must be ≤ 2^40 tokens")
+    _must(columns["session"] >= -1, "session", columns["session"], "must be ≥ 0, or -1 for a request of its own")
+    think = columns["think_time"]
+    _must(np.isfinite(think) & (think >= 0), "think_time", think, "must be finite seconds ≥ 0")
+    later = later_turns(columns["session"])
+    arrival = columns["arrival"]
+    fine = (np.isfinite(arrival) & (arrival >= 0)) | (np.isnan(arrival) & later)
+    _must(fine, "arrival", arrival, "must be finite seconds ≥ 0 (only later turns of a session have none)")
+
+
+def _must(fine: npt.NDArray[np.bool_], name: str, values: npt.NDArray[Any], rule: str) -> None:
+    row = first(~fine)
+    if row >= 0:
+        raise InputError(f"row {row + 1}: {name}={values[row]}: {rule}")
+
+
+def check_sorted(arrival: Floats, rows: Integers) -> None:
+    """Arrivals may not decrease; ``rows`` are their places in the source."""
+    step = first(arrival[1:] < arrival[:-1])
+    if step >= 0:
+        raise InputError(
+            f"row {rows[step + 1] + 1}: arrival={arrival[step + 1]:g} comes after {arrival[step]:g}: "
+            "arrivals must not decrease; sort them with trace convert --sort"
+        )
+
+
+def check_order(arrival: Floats, session: Integers) -> None:
+    """Rows with an arrival come first, sorted; behind them exactly the later turns of sessions."""
+    unreleased = np.isnan(arrival)
+    row = first(unreleased != later_turns(session))
+    if row >= 0:
+        raise InputError(
+            f"row {row + 1}: arrival={arrival[row]} of a later turn: must be NaN; build it with Workload.from_columns"
+        )
+    row = first(unreleased[:-1] & ~unreleased[1:])
+    if row >= 0:
+        raise InputError(f"row {row + 2}: a request with an arrival behind later turns: use Workload.from_columns")
+    released = arrival[~unreleased]
+    check_sorted(released, np.arange(len(released)))
+
+
+def check_hashes(hash_ids: HashIds | None, hash_block_size: int, prompt_tokens: Integers) -> None:
+    """Offsets must frame the ids, and no prompt may have more ids than blocks."""
+    if hash_ids is None:
+        if hash_block_size:
+            raise InputError(f"hash_block_size={hash_block_size}: goes with hash_ids, which are missing")
+        return
+    if hash_block_size < 1:
+        raise InputError(f"hash_block_size={hash_block_size}: hash_ids need the tokens per block, ≥ 1")
+    offsets, values = hash_ids
+    framed = len(offsets) == len(prompt_tokens) + 1 and offsets[0] == 0 and offsets[-1] == len(values)
+    if not framed or (np.diff(offsets) < 0).any():
+        raise InputError("hash_ids offsets: must rise from 0 to the number of ids, one more than there are requests")
+    blocks = -(-prompt_tokens // hash_block_size)
+    row = first(np.diff(offsets) > blocks)
+    if row >= 0:
+        raise InputError(
+            f"row {row + 1}: {offsets[row + 1] - offsets[row]} hash_ids for a prompt of {prompt_tokens[row]} tokens: "
+            f"must be ≤ {blocks[row]} blocks of {hash_block_size}"
+        )
