@@ -1,0 +1,45 @@
+"""Metrics: pure functions from a Run to tables. Definitions: docs/metrics.md."""
+
+from windtunnel.metrics.distribution import PERCENTILES, Distribution
+from windtunnel.metrics.goodness import Verdict, good_requests, verdicts
+from windtunnel.metrics.overload import overload_warning
+from windtunnel.metrics.requests import RequestMetrics, request_metrics, waits
+from windtunnel.metrics.shares import group_share, time_share
+from windtunnel.metrics.spread import Interval, spread
+from windtunnel.metrics.steps import Steps, unroll
+from windtunnel.metrics.summary import LATENCIES, Summary, clean, summary, summary_json
+from windtunnel.metrics.timeline import Timeline, timeline
+from windtunnel.metrics.usage import ReplicaUsage, Usage, usage
+from windtunnel.metrics.window import Window, measured_window
+from windtunnel.metrics.work import work
+
+__all__ = [
+    "LATENCIES",
+    "PERCENTILES",
+    "Distribution",
+    "Interval",
+    "ReplicaUsage",
+    "RequestMetrics",
+    "Steps",
+    "Summary",
+    "Timeline",
+    "Usage",
+    "Verdict",
+    "Window",
+    "clean",
+    "good_requests",
+    "group_share",
+    "measured_window",
+    "overload_warning",
+    "request_metrics",
+    "spread",
+    "summary",
+    "summary_json",
+    "time_share",
+    "timeline",
+    "unroll",
+    "usage",
+    "verdicts",
+    "waits",
+    "work",
+]

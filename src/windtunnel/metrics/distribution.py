@@ -1,0 +1,133 @@
+"""Distribution: exact mean and percentiles of values that each stand for several equal ones."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+"""The percentiles that summaries print."""
+
+
+class Distribution:
+    """Values with integer weights; NaN values (the event did not happen) and zero weights are left out.
+
+    A weight stands for that many equal values: one step in which 40 requests decode is one value of weight 40, so the
+    gaps of millions of tokens need no expansion. Statistics of an empty distribution are NaN.
+    """
+
+    def __init__(self, values: Floats, weights: Integers | None = None) -> None:
+        keep = ~np.isnan(values)
+        if weights is not None:
+            keep &= weights > 0
+        self._values = values if keep.all() else values[keep]
+        self._weights = weights if weights is None or keep.all() else weights[keep]
+
+    @classmethod
+    def pooled(cls, values: Floats, weights: Integers, singles: Floats) -> "Distribution":
+        """A weighted sample together with values that occur once each."""
+        if len(singles) == 0:
+            return cls(values, weights)
+        ones = np.ones(len(singles), dtype=np.int64)
+        return cls(np.concatenate((values, singles)), np.concatenate((weights, ones)))
+
+    @cached_property
+    def count(self) -> int:
+        """Number of values, weights counted."""
+        return len(self._values) if self._weights is None else int(self._weights.sum())
+
+    @cached_property
+    def mean(self) -> float:
+        """Arithmetic mean."""
+        if self.count == 0:
+            return float("nan")
+        if self._weights is None:
+            return float(np.mean(self._values))
+        return float(np.dot(self._values, self._weights)) / self.count
+
+    @cached_property
+    def std(self) -> float:
+        """Population standard deviation (divisor n), as numpy's and vLLM bench's."""
+        if self.count == 0:
+            return float("nan")
+        squares = (self._values - self.mean) ** 2
+        total = float(squares.sum()) if self._weights is None else float(np.dot(squares, self._weights))
+        return math.sqrt(total / self.count)
+
+    @cached_property
+    def total(self) -> float:
+        """Sum of the values."""
+        return 0.0 if self.count == 0 else self.mean * self.count
+
+    @property
+    def max(self) -> float:
+        """Largest value."""
+        return float(self._values.max()) if self.count else float("nan")
+
+    @property
+    def min(self) -> float:
+        """Smallest value."""
+        return float(self._values.min()) if self.count else float("nan")
+
+    @cached_property
+    def _sorted(self) -> tuple[Floats, Integers | None]:
+        if self._weights is None:
+            return np.sort(self._values), None
+        order = np.argsort(self._values)
+        return self._values[order], np.cumsum(self._weights[order])
+
+    def percentiles(self, percents: Sequence[float] | Floats) -> Floats:
+        """The given percentiles (0 to 100), interpolated linearly: ``numpy.percentile`` of the expanded sample.
+
+        Raises:
+            InputError: a percentile outside 0 to 100.
+        """
+        percents = np.asarray(percents, dtype=np.float64)
+        if ((percents < 0) | (percents > 100) | np.isnan(percents)).any():
+            raise InputError(f"percentiles {percents.tolist()}: must lie between 0 and 100")
+        if self.count == 0:
+            return np.full(len(percents), np.nan)
+        rank = (self.count - 1) * (percents / 100)
+        below = np.floor(rank).astype(np.int64)
+        part = rank - below
+        low, high = self._at(below), self._at(np.minimum(below + 1, self.count - 1))
+        step = high - low
+        return np.where(part >= 0.5, high - step * (1 - part), low + step * part)
+
+    def percentile(self, percent: float) -> float:
+        """One percentile, see ``percentiles``."""
+        return float(self.percentiles([percent])[0])
+
+    def share_below(self, limit: float) -> float:
+        """Share of the values that are at most ``limit``."""
+        if self.count == 0:
+            return float("nan")
+        values, cumulative = self._sorted
+        entries = int(np.searchsorted(values, limit, side="right"))
+        if cumulative is None:
+            return entries / self.count
+        return float(cumulative[entries - 1]) / self.count if entries else 0.0
+
+    def histogram(self, edges: Floats) -> Integers:
+        """Number of values ≤ each edge, cumulative as Prometheus wants it."""
+        values, cumulative = self._sorted
+        entries = np.searchsorted(values, edges, side="right")
+        if cumulative is None:
+            return entries.astype(np.int64)
+        return np.concatenate((np.zeros(1, dtype=np.int64), cumulative))[entries]
+
+    def statistics(self, percents: Sequence[float] = PERCENTILES) -> Mapping[str, float]:
+        """``{"mean": …, "p50": …, …}`` with whole percentiles named without a point, as vLLM names them."""
+        names = [f"p{percent:g}" for percent in percents]
+        return {"mean": self.mean, **dict(zip(names, self.percentiles(percents).tolist(), strict=True))}
+
+    def _at(self, ranks: Integers) -> Floats:
+        values, cumulative = self._sorted
+        return values[ranks if cumulative is None else np.searchsorted(cumulative, ranks, side="right")]

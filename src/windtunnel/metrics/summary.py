@@ -1,0 +1,185 @@
+"""Summary: the answer of a run in one value, and as the JSON document of ``windtunnel run --json``."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from windtunnel.deployment import SLO
+from windtunnel.metrics.distribution import Distribution
+from windtunnel.metrics.goodness import Verdict, good_requests, verdicts
+from windtunnel.metrics.overload import overload_warning
+from windtunnel.metrics.requests import request_metrics, waits
+from windtunnel.metrics.shares import SOURCES, time_share
+from windtunnel.metrics.steps import Steps, unroll
+from windtunnel.metrics.usage import Usage, usage
+from windtunnel.metrics.window import Window, measured_window
+from windtunnel.run import ABORTED, FINISHED, REJECTED, Run
+
+SCHEMA_VERSION = 1
+NAN = float("nan")
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
+"""The latencies of the JSON document, in its order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Everything that one run says. Seconds, tokens, requests; NaN where there is nothing to say."""
+
+    window: Window
+    total: int
+    """Requests that arrived in the window."""
+    finished: int
+    rejected: int
+    aborted: int
+    latencies: Mapping[str, Distribution]
+    """ttft, tpot, itl, e2el, queue, prefill, normalised: over the requests of the window (itl: over their tokens)."""
+    request_throughput: float
+    """Finished requests per second."""
+    output_throughput: float
+    """Output tokens per second."""
+    total_token_throughput: float
+    """Prompt and output tokens per second."""
+    goodput: float
+    """Finished requests per second that meet every limit of the SLO; NaN without one."""
+    attainment: float
+    """Share of all requests that finished and met every limit; NaN without any."""
+    verdicts: tuple[Verdict, ...]
+    max_wait: float
+    """Longest time that a request waited for its first step: the measure of starvation."""
+    preemptions: int
+    usage: Usage
+    kv_blocks: int
+    """Blocks of one data-parallel rank (of the first pool), as the engine prints."""
+    time_share: Mapping[str, float]
+    warnings: tuple[str, ...]
+
+    @property
+    def meets_slo(self) -> bool:
+        """Whether every percentile limit holds; true without any."""
+        return all(verdict.met for verdict in self.verdicts)
+
+    def per_million_output_tokens(self, amount: float) -> float:
+        """An amount of the whole window (cost_usd, energy_wh) per million output tokens; NaN if there are none."""
+        tokens = self.output_throughput * self.window.seconds
+        return amount * 1e6 / tokens if tokens > 0 else NAN
+
+
+def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, steps: Steps | None = None) -> Summary:
+    """Summarise a run.
+
+    ``slo`` gives the limits for goodput, attainment and verdicts. ``exclude_warmup`` leaves warm-up and drain out, see
+    ``measured_window``. ``steps`` spares the unrolling of the log where it is at hand.
+    """
+    steps = steps or unroll(run)
+    window = measured_window(run.requests, steps.end, exclude_warmup)
+    requests, metrics = run.requests, request_metrics(run.requests)
+    arrived = window.holds(requests.arrival)
+    ended = (requests.status == FINISHED) & window.holds(requests.finish)
+    counted = arrived & (requests.status == FINISHED)
+    latencies = {name: Distribution(getattr(metrics, name)[arrived]) for name in ("ttft", "tpot")}
+    latencies["itl"] = steps.token_gaps(window)
+    latencies |= {name: Distribution(getattr(metrics, name)[arrived]) for name in ("e2el", "queue", "prefill")}
+    latencies["normalised"] = Distribution(metrics.normalised[arrived])
+    outputs, prompts = _tokens(steps, window)
+    good = good_requests(metrics, requests.status == FINISHED, slo)
+    total, wait = int(arrived.sum()), waits(requests, window.end)[arrived]
+    used = usage(steps, window)
+    pools = run.manifest["pools"]
+    return Summary(
+        window=window,
+        total=total,
+        finished=int(counted.sum()),
+        rejected=int((arrived & (requests.status == REJECTED)).sum()),
+        aborted=int((arrived & (requests.status == ABORTED)).sum()),
+        latencies=latencies,
+        request_throughput=_per_second(int(ended.sum()), window),
+        output_throughput=_per_second(outputs, window),
+        total_token_throughput=_per_second(outputs + prompts, window),
+        goodput=NAN if good is None else _per_second(int((good & ended).sum()), window),
+        attainment=NAN if good is None or total == 0 else int((good & arrived).sum()) / total,
+        verdicts=verdicts(latencies, slo),
+        max_wait=float(np.nanmax(wait)) if (~np.isnan(wait)).any() else NAN,
+        preemptions=int(requests.preemptions[arrived].sum()),
+        usage=used,
+        kv_blocks=int(pools[0]["kv_blocks"]) if pools else 0,
+        time_share=time_share(steps),
+        warnings=(
+            *run.manifest.get("warnings", ()),
+            *_warnings(run, window, total, int(counted.sum()), exclude_warmup),
+        ),
+    )
+
+
+def summary_json(result: Summary) -> dict[str, Any]:
+    """The document of ``windtunnel run --json``; what is unknown or undefined is null."""
+    used = result.usage
+    document: dict[str, Any] = clean(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "requests": {
+                "total": result.total,
+                "finished": result.finished,
+                "rejected": result.rejected,
+                "aborted": result.aborted,
+            },
+            **{name: result.latencies[name].statistics() for name in LATENCIES},
+            "request_throughput": result.request_throughput,
+            "output_throughput": result.output_throughput,
+            "goodput": result.goodput,
+            "attainment": result.attainment,
+            "cost_usd": used.cost_usd,
+            "energy_wh": used.energy_wh,
+            "kv_blocks": result.kv_blocks,
+            "utilisation": {"busy": used.busy, "kv": used.kv, "mfu": used.mfu, "mbu": used.mbu},
+            "preemptions": result.preemptions,
+            "time_share": {source: result.time_share[source] for source in SOURCES},
+            "warnings": list(result.warnings),
+        }
+    )
+    return document
+
+
+def clean(value: Any) -> Any:
+    """The same document with every NaN and infinity as None, since JSON has neither."""
+    if isinstance(value, Mapping):
+        return {key: clean(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [clean(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def _per_second(amount: float, window: Window) -> float:
+    return amount / window.seconds if window.seconds > 0 else NAN
+
+
+def _tokens(steps: Steps, window: Window) -> tuple[int, int]:
+    """Output and prompt tokens of the window.
+
+    The whole run counts the tokens of finished requests, as vLLM's bench does. A trimmed one counts what happens
+    inside: tokens emitted, and prompts whose first token comes.
+    """
+    requests = steps.run.requests
+    if not window.trimmed:
+        finished = requests.status == FINISHED
+        return int(requests.output_tokens[finished].sum()), int(requests.prompt_tokens[finished].sum())
+    first = window.holds(requests.first_token)
+    resumed = int(window.holds(steps.run.stalls.resumed_token).sum())
+    emitted = int(steps.decodes[window.holds(steps.end)].sum()) + int(first.sum()) + resumed
+    return emitted, int(requests.prompt_tokens[first].sum())
+
+
+def _warnings(run: Run, window: Window, total: int, finished: int, exclude_warmup: bool) -> list[str]:
+    found = []
+    if total == 0:
+        found.append("no request arrived in the measured window: there is nothing to measure")
+    elif finished == 0:
+        found.append(f"none of {total} requests finished: latencies and rates are undefined")
+    if exclude_warmup and not window.trimmed and total:
+        found.append("all requests arrive at once: there is no warm-up to exclude, the whole run is measured")
+    overload = overload_warning(run.requests)
+    return [*found, overload] if overload else found

@@ -1,0 +1,88 @@
+"""Timeline: running, waiting, cache use and throughput over equal bins of time, integrated exactly."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.metrics.steps import Steps
+from windtunnel.metrics.sums import sums
+from windtunnel.metrics.window import span
+from windtunnel.run import FINISHED, REJECTED
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Means over each bin; ``edges`` has one entry more than the others. The integral over all bins is exact."""
+
+    edges: Floats
+    running: Floats
+    """Requests between their first step and their last token, all replicas."""
+    waiting: Floats
+    """Requests between arrival and first step, all replicas."""
+    kv: Floats
+    """Share of all KV blocks in use."""
+    output_throughput: Floats
+    """Output tokens per second."""
+    request_throughput: Floats
+    """Finished requests per second."""
+    arrivals: Floats
+    """Arriving requests per second."""
+
+    @property
+    def centres(self) -> Floats:
+        """Middle of each bin."""
+        return (self.edges[:-1] + self.edges[1:]) / 2
+
+
+def timeline(steps: Steps, bins: int = 500) -> Timeline:
+    """The time line of a run from its first arrival to its last event."""
+    run, requests = steps.run, steps.run.requests
+    first, last = span(requests, steps.end)
+    edges = np.linspace(first, last if last > first else first + 1.0, bins + 1)
+    served = requests.status != REJECTED
+    log, heads = run.iterations, steps.heads
+    pools, replicas = run.manifest["pools"], run.manifest["replicas"]
+    blocks = float(sum(pools[replica["pool"]]["kv_blocks"] * replica["lanes"] for replica in replicas))
+    last_token = np.where(requests.status == FINISHED, requests.finish, np.nan)
+    emitted = np.concatenate((steps.end, requests.first_token, run.stalls.resumed_token))
+    ones = np.ones(len(emitted) - len(steps.end))
+    return Timeline(
+        edges=edges,
+        running=mean_level(edges, requests.scheduled, requests.finish),
+        waiting=mean_level(edges, requests.arrival[served], requests.scheduled[served]),
+        kv=mean_level(edges, log.start[heads], steps.row_end[heads], log.used_blocks[heads] / blocks),
+        output_throughput=_rate(edges, emitted, np.concatenate((steps.decodes, ones))),
+        request_throughput=_rate(edges, last_token),
+        arrivals=_rate(edges, requests.arrival),
+    )
+
+
+def mean_level(edges: Floats, begin: Floats, end: Floats, height: Floats | None = None) -> Floats:
+    """Mean over each bin of a sum of boxes from ``begin`` to ``end`` (NaN: the last edge), ``height`` (1) high."""
+    real = ~np.isnan(begin)
+    begin, end = begin[real], end[real]
+    weights = np.ones(len(begin)) if height is None else np.asarray(height, dtype=np.float64)[real]
+    until = np.where(np.isnan(end), edges[-1], end)
+    times = np.clip(np.concatenate((begin, until)), edges[0], edges[-1])
+    deltas = np.concatenate((weights, -weights))
+    width = edges[1] - edges[0]
+    bins = len(edges) - 1
+    index = np.clip(((times - edges[0]) / width).astype(np.int64), 0, bins - 1)
+    inside = sums(index, deltas * (edges[index + 1] - times), bins) / width
+    before = np.concatenate(([0.0], np.cumsum(sums(index, deltas, bins))[:-1]))
+    level: Floats = np.maximum(before + inside, 0.0)
+    return level
+
+
+def _rate(edges: Floats, times: Floats, weights: Floats | None = None) -> Floats:
+    """Events per second in each bin."""
+    real = ~np.isnan(times)
+    counts = np.ones(len(times))[real] if weights is None else weights[real]
+    bins = len(edges) - 1
+    width = float(edges[1] - edges[0])
+    index = np.clip(((times[real] - edges[0]) / width).astype(np.int64), 0, bins - 1)
+    rates: Floats = sums(index, counts, bins) / width
+    return rates

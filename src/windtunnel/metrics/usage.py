@@ -1,0 +1,200 @@
+"""Usage: what replicas and the whole deployment did with their time, cache, FLOPs, watts and money."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.footprint import Footprint
+from windtunnel.metrics.steps import Steps
+from windtunnel.metrics.sums import sums
+from windtunnel.metrics.window import Window
+from windtunnel.metrics.work import work
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaUsage:
+    """One entry per replica. Means are over the window's time; ranks of a replica are averaged, requests summed."""
+
+    pool: Integers
+    busy_seconds: Floats
+    """Time in which a step ran, an idle rank that runs along in lockstep included."""
+    idle_seconds: Floats
+    iterations: Floats
+    """Steps of all ranks that computed something."""
+    batch_size: Floats
+    """Requests per iteration, mean over iterations."""
+    batch_size_time: Floats
+    """The same, weighted by the duration of the iteration."""
+    tokens_per_iteration: Floats
+    prefill_tokens: Floats
+    decode_tokens: Floats
+    running: Floats
+    """Requests between their first step and their last token, mean over time."""
+    waiting: Floats
+    """Requests between arrival and their first step, mean over time."""
+    kv: Floats
+    """Share of the KV blocks in use, mean over time."""
+    kv_peak: Floats
+    preemptions: Integers
+    mfu: Floats
+    """Model FLOPs / peak FLOPs of the GPUs over the window; NaN without a footprint."""
+    mbu: Floats
+    """Bytes of weights and cache / memory bandwidth over the window; NaN without a footprint."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The whole deployment: every GPU counts the same. Utilisations are shares over the window, idle time included."""
+
+    busy: float
+    kv: float
+    mfu: float
+    mbu: float
+    gpus: int
+    gpu_hours: float
+    energy_wh: float
+    """GPUs only: idle power all the time, the rest up to full power while busy."""
+    cost_usd: float
+    replicas: ReplicaUsage
+
+
+def usage(steps: Steps, window: Window) -> Usage:
+    """Usage of every replica and of the deployment within the window."""
+    run = steps.run
+    replicas, pools = run.manifest["replicas"], run.manifest["pools"]
+    prints = [read_footprint(pool) for pool in pools]
+    table = _replica_usage(steps, window, prints)
+    gpus = np.array([pools[replica["pool"]].get("gpus_per_replica", 1) for replica in replicas], dtype=np.float64)
+    hours = window.seconds / 3600
+    busy = table.busy_seconds / window.seconds if window.seconds > 0 else np.zeros(len(replicas))
+
+    def mean(values: Floats) -> float:
+        return float(values @ gpus / gpus.sum())
+
+    return Usage(
+        busy=mean(busy),
+        kv=mean(table.kv),
+        mfu=mean(table.mfu),
+        mbu=mean(table.mbu),
+        gpus=int(gpus.sum()),
+        gpu_hours=float(gpus.sum()) * hours,
+        energy_wh=float(_power(table.pool, busy, prints) @ gpus) * hours,
+        cost_usd=float(_price(table.pool, prints) @ gpus) * hours,
+        replicas=table,
+    )
+
+
+def read_footprint(pool: dict[str, Any]) -> Footprint | None:
+    """The footprint that the manifest of a run holds for a pool, if any."""
+    stored = pool.get("footprint")
+    if not stored:
+        return None
+    attention = tuple((int(window), float(flops), float(size)) for window, flops, size in stored["attention"])
+    return Footprint(**{**stored, "attention": attention})
+
+
+def _power(pool: Integers, busy: Floats, prints: list[Footprint | None]) -> Floats:
+    """Mean watts of one GPU of each replica: idle + (full − idle) · busy share (Fan, Weber, Barroso, ISCA 2007)."""
+    idle = np.array([constants.idle_power_w if constants else NAN for constants in prints])[pool]
+    full = np.array([constants.power_w if constants else NAN for constants in prints])[pool]
+    watts: Floats = idle + (full - idle) * busy
+    return watts
+
+
+def _price(pool: Integers, prints: list[Footprint | None]) -> Floats:
+    """USD per GPU and hour of each replica; a price of 0 means unknown."""
+    return np.array(
+        [constants.price_per_hour if constants and constants.price_per_hour > 0 else NAN for constants in prints]
+    )[pool]
+
+
+def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None]) -> ReplicaUsage:
+    run, log = steps.run, steps.run.iterations
+    replicas, pools = run.manifest["replicas"], run.manifest["pools"]
+    number = len(replicas)
+    pool = np.array([replica["pool"] for replica in replicas], dtype=np.int64)
+    lanes = np.array([replica["lanes"] for replica in replicas], dtype=np.float64)
+    heads, share = steps.heads, steps.share_inside(window)
+    owner = log.replica[heads]
+    count = log.steps[heads] * share * (steps.batch > 0)
+    seconds = steps.row_seconds[heads] * share
+    length = window.seconds if window.seconds > 0 else NAN
+
+    def total(values: Floats) -> Floats:
+        return sums(owner, values, number)
+
+    busy = total(seconds) / lanes
+    iterations = total(count)
+    worked = total(seconds * (steps.batch > 0))
+    blocks = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool] * lanes
+    used = total(_blocks_in_use(steps, pool) * seconds)
+    peak = np.zeros(number)
+    np.maximum.at(peak, owner, log.used_blocks[heads].astype(np.float64))
+    requests = run.requests
+    served = requests.replica >= 0
+    mfu, mbu = _efficiency(steps, prints, pool, lanes * length, share)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return ReplicaUsage(
+            pool=pool,
+            busy_seconds=busy,
+            idle_seconds=np.maximum(window.seconds - busy, 0.0),
+            iterations=iterations,
+            batch_size=total(count * steps.batch) / iterations,
+            batch_size_time=total(seconds * steps.batch) / worked,
+            tokens_per_iteration=total(count * steps.tokens) / iterations,
+            prefill_tokens=total(count * steps.chunk_tokens),
+            decode_tokens=total(count * log.decodes[heads]),
+            running=_present(run.requests.scheduled, run.requests.finish, steps, window) / length,
+            waiting=_present(run.requests.arrival, run.requests.scheduled, steps, window) / length,
+            kv=used / (blocks * length),
+            kv_peak=peak * lanes / blocks,
+            preemptions=sums(requests.replica[served], requests.preemptions[served], number).astype(np.int64),
+            mfu=mfu,
+            mbu=mbu,
+        )
+
+
+def _blocks_in_use(steps: Steps, pool: Integers) -> Floats:
+    """[heads] mean number of blocks over a row: those after its first step and half of what its tokens will fill."""
+    log, heads = steps.run.iterations, steps.heads
+    pools = steps.run.manifest["pools"]
+    of_row = pool[log.replica[heads]]
+    block_size = np.array([entry["block_size"] for entry in pools], dtype=np.float64)[of_row]
+    capacity = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[of_row]
+    grown = steps.tokens * (log.steps[heads] - 1) / (2 * block_size)
+    return np.minimum(log.used_blocks[heads] + grown, capacity)
+
+
+def _present(begin: Floats, end: Floats, steps: Steps, window: Window) -> Floats:
+    """[replicas] Σ over requests of the time between two events inside the window; a missing end is the window's."""
+    requests = steps.run.requests
+    number = len(steps.run.manifest["replicas"])
+    here = (requests.replica >= 0) & ~np.isnan(begin)
+    until = np.where(np.isnan(end[here]), window.end, end[here])
+    inside = np.minimum(until, window.end) - np.maximum(begin[here], window.start)
+    return sums(requests.replica[here], np.maximum(inside, 0.0), number)
+
+
+def _efficiency(
+    steps: Steps, prints: list[Footprint | None], pool: Integers, lane_seconds: Floats, share: Floats
+) -> tuple[Floats, Floats]:
+    """[replicas] MFU and MBU over the given lane-seconds."""
+    owner = steps.run.iterations.replica[steps.heads]
+    mfu, mbu = np.full(len(pool), NAN), np.full(len(pool), NAN)
+    for index, constants in enumerate(prints):
+        if constants is None:
+            continue
+        flops, moved = work(steps, constants)
+        mine = pool == index
+        done = sums(owner, flops * share, len(pool))[mine]
+        read = sums(owner, moved * share, len(pool))[mine]
+        mfu[mine] = done / (lane_seconds[mine] * constants.peak_flops * constants.gpus_per_rank)
+        mbu[mine] = read / (lane_seconds[mine] * constants.memory_bandwidth)
+    return mfu, mbu

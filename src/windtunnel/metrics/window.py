@@ -1,0 +1,58 @@
+"""Window: the part of a run that is measured, by a stated rule."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.run import Requests
+
+Floats = NDArray[np.float64]
+
+WARMUP_SHARE = 0.1
+"""Share of the arrival span that ``exclude_warmup`` leaves out at its start."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """From ``start`` to ``end`` (s); the whole run holds every request and every event.
+
+    A request is measured when it arrives inside, however late it finishes; rates count what happens inside.
+    """
+
+    start: float
+    end: float
+    trimmed: bool
+
+    @property
+    def seconds(self) -> float:
+        """Length of the window, never negative."""
+        return max(self.end - self.start, 0.0)
+
+    def holds(self, times: Floats) -> NDArray[np.bool_]:
+        """Which times lie inside, both ends included; NaN never does."""
+        return (times >= self.start) & (times <= self.end)
+
+
+def span(requests: Requests, ends: Floats) -> tuple[float, float]:
+    """First arrival and last event of a run whose steps end at ``ends``; (0, 0) for a run without requests."""
+    if len(requests.arrival) == 0:
+        return 0.0, 0.0
+    finish = requests.finish[~np.isnan(requests.finish)]
+    last = max(float(times.max()) for times in (requests.arrival, finish, ends) if len(times))
+    return float(requests.arrival.min()), last
+
+
+def measured_window(requests: Requests, ends: Floats, exclude_warmup: bool = False) -> Window:
+    """The window of a run whose steps end at ``ends``.
+
+    By default the whole run: first arrival to last event. With ``exclude_warmup``: from 10 % of the arrival span
+    after the first arrival (the system fills) to the last arrival (after it, the system drains). A run whose requests
+    all arrive at once has no such window and is measured whole.
+    """
+    first, last = span(requests, ends)
+    if exclude_warmup and len(requests.arrival):
+        latest = float(requests.arrival.max())
+        if latest > first:
+            return Window(first + WARMUP_SHARE * (latest - first), latest, True)
+    return Window(first, last, False)
