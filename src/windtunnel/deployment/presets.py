@@ -16,11 +16,6 @@ class EnginePreset:
     scheduler_reserve_full_isl: bool
     """A prompt is admitted only when blocks for all of it are free."""
     gpu_memory_utilization: float
-    counts_graph_memory: bool
-    """CUDA graphs are part of the memory that ``gpu_memory_utilization`` limits; before, they took from the rest."""
-    sampler_bytes_per_logit: int
-    """Peak memory of sampling in the profile run per number of the logits: 40 with PyTorch's sort, 12 with the Triton
-    kernel that replaced it (both as measured in the change that brought it, at 131,072 tokens of vocabulary)."""
     max_capture_size: int = 512
     """Largest batch of tokens that is captured as a CUDA graph."""
     max_capture_size_blackwell: int = 512
@@ -50,17 +45,15 @@ PRESETS: dict[str, EnginePreset] = {
             async_scheduling=True,
             scheduler_reserve_full_isl=True,
             gpu_memory_utilization=0.92,
-            counts_graph_memory=True,
-            sampler_bytes_per_logit=12,
             max_capture_size_blackwell=1024,
             captures_max_num_seqs=True,
             watermark=True,
         ),
-        EnginePreset("vllm-0.20", True, True, 0.9, counts_graph_memory=False, sampler_bytes_per_logit=12),
-        EnginePreset("vllm-0.19", True, True, 0.9, counts_graph_memory=False, sampler_bytes_per_logit=12),
-        EnginePreset("vllm-0.16", True, False, 0.9, counts_graph_memory=False, sampler_bytes_per_logit=40),
-        EnginePreset("vllm-0.12", False, False, 0.9, counts_graph_memory=False, sampler_bytes_per_logit=40),
-        EnginePreset("vllm-0.10", False, False, 0.9, counts_graph_memory=False, sampler_bytes_per_logit=40),
+        EnginePreset("vllm-0.20", True, True, 0.9),
+        EnginePreset("vllm-0.19", True, True, 0.9),
+        EnginePreset("vllm-0.16", True, False, 0.9),
+        EnginePreset("vllm-0.12", False, False, 0.9),
+        EnginePreset("vllm-0.10", False, False, 0.9),
     )
 }
 ALIASES = {"vllm": "vllm-0.32"}

@@ -48,7 +48,7 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         max_num_batched_tokens=tokens,
         max_num_seqs=seqs,
         enable_chunked_prefill=chunked,
-        block_size=engine.block_size or 16,
+        block_size=engine.block_size or _block_size(model, device),
         dtype=effective_model(model, device, engine).dtype,
         gpu_memory_utilization=engine.gpu_memory_utilization or chosen.gpu_memory_utilization,
         async_scheduling=chosen.async_scheduling if engine.async_scheduling is None else engine.async_scheduling,
@@ -93,6 +93,11 @@ def _refuse_what_is_not_simulated(engine: Engine) -> None:
         raise InputError(f"scheduling_policy={engine.scheduling_policy!r}: not simulated yet; use 'fcfs'")
     if engine.enable_prefix_caching:
         raise InputError("enable_prefix_caching=True: prefix caching is not simulated yet; leave it out or set False")
+
+
+def _block_size(model: Model, device: Device) -> int:
+    """16, but the latent-attention kernels of Hopper and later read blocks of 64 (FlashMLA)."""
+    return 64 if model.has_mla and device.sm_version >= 90 else 16
 
 
 def _model_len(engine: Engine, model: Model) -> int:

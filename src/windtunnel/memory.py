@@ -1,0 +1,212 @@
+"""How many KV cache blocks fit on a GPU, computed as vLLM's worker does after its profile run.
+
+    available = usable memory · gpu_memory_utilization − weights − activation peak − reserve
+    num_blocks = ⌊available / bytes of one block over all layers⌋
+
+(``gpu_worker.determine_available_memory`` and ``kv_cache_utils`` of vLLM.) The activation peak belongs to a dry run
+with ``max_num_batched_tokens`` tokens and sampling for ``max_num_seqs`` requests. CUDA graphs are captured afterwards and
+take from the memory beyond the limit: so did vLLM up to 0.20, and so does its second model runner, the default by 0.31.
+
+Two constants are fitted to what engines reported. Sampling takes 46 bytes per logit (Llama-3.1-8B: A100, 0.31.0, 256
+requests, 1.44 GiB of activations; L40S, 0.8.5, 1024 requests, 5.6 GiB in all). A transformer layer holds four hidden
+states and three intermediate ones per token (a 7 B Mistral, H100, 0.10.2, 16,384 tokens: 1.97 GiB). Block counts then
+agree with seven reports within 0.1-2 %, twice 5-9 %. ``num_gpu_blocks_override`` takes the engine's own count instead.
+"""
+
+from dataclasses import dataclass, replace
+
+from windtunnel.deployment import Engine, Pool, resolve_engine
+from windtunnel.deployment.shards import possible_tensor_parallel_sizes
+from windtunnel.errors import InputError
+from windtunnel.hardware import GIB, Device
+from windtunnel.model import MLA, MLP, Attention, Model, MoE
+from windtunnel.model.quantization import DTYPE_BYTES
+
+SAMPLING_BYTES_PER_LOGIT = 46
+HIDDEN_STATES = 4
+RESERVE = int(0.26 * GIB)  # beyond PyTorch's allocator on one GPU, as reported for the A100 run above
+COLLECTIVES = int(0.35 * GIB)  # buffers of NCCL and of the custom all-reduce when GPUs work together
+GRAPH_BYTES = GIB // 4096  # per layer and captured size: 0.67 GiB for 32 layers and 67 sizes (H100, 0.10.2)
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class KVBudget:
+    """Memory of one GPU, and the KV cache blocks of one data-parallel rank that fit into it. Bytes."""
+
+    num_blocks: int
+    """vLLM's ``num_gpu_blocks``, the null block included."""
+    block_size: int
+    """Tokens in a block."""
+    block_bytes: int
+    """One block over all layers (without the windowed ones, where their windows are set aside)."""
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    """CUDA graphs; outside the limit."""
+    reserve_bytes: int
+    """CUDA context growth and communication buffers."""
+    window_bytes: int
+    """Set aside for the windows of ``max_num_seqs`` requests; 0 unless that gives more blocks."""
+    available_bytes: int
+    """For the KV cache; negative when not even the weights fit."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the pool can hold."""
+        return (self.num_blocks - 1) * self.block_size
+
+
+def kv_blocks(pool: Pool) -> KVBudget:
+    """The KV cache of each rank of this pool.
+
+    Models that mix sliding windows and full attention get the larger of two lower bounds: all layers as if they were
+    full, or the full layers alone after the windows of ``max_num_seqs`` requests were set aside (vLLM's hybrid manager
+    shares blocks between layer groups instead).
+
+    Raises InputError when weights, or one request of ``max_model_len`` tokens, do not fit: with the bytes needed and
+    the tensor parallel size that would do.
+    """
+    budget = _budget(pool.model, pool.device, pool.engine)
+    shortage = _shortage(pool.model, pool.device, pool.engine, budget)
+    if shortage:
+        raise InputError(f"{shortage}; {_way_out(pool, budget)}")
+    override = pool.engine.num_gpu_blocks_override
+    return budget if override is None else replace(budget, num_blocks=override)
+
+
+def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
+    tp, dp, expert_parallel = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
+    weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
+    activations = _activation_bytes(model, engine)
+    reserve = RESERVE + (COLLECTIVES if tp * (dp if model.has_moe else 1) > 1 else 0)
+    limit = int(device.usable_memory_bytes * (engine.gpu_memory_utilization or 0))
+    available = limit - weights - activations - reserve
+    size = engine.tokens_per_block
+    blocks, block_bytes, window_bytes = _pool_of_blocks(model, engine, max(available, 0))
+    return KVBudget(
+        num_blocks=blocks,
+        block_size=size,
+        block_bytes=block_bytes,
+        weight_bytes=weights,
+        activation_bytes=activations,
+        graph_bytes=len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES,
+        reserve_bytes=reserve,
+        window_bytes=window_bytes,
+        available_bytes=available,
+    )
+
+
+def _absorbed_bytes(model: Model, tp: int) -> int:
+    """Latent attention decodes with 16-bit copies of kv_b that vLLM makes after loading, beside the original."""
+    return DTYPE_BYTES[model.dtype] * sum(
+        count * layer.attention.up_parameters(tp) for count, layer in model.layers if isinstance(layer.attention, MLA)
+    )
+
+
+def _activation_bytes(model: Model, engine: Engine) -> int:
+    """Peak of the profile run: the widest layer over all tokens, or sampling, whichever is larger."""
+    size, tokens = DTYPE_BYTES[model.dtype], engine.batched_tokens
+    widest = max(_layer_elements(model, engine, layer_mlp) for layer_mlp in {layer.mlp for _, layer in model.layers})
+    kept = 2 * tokens * model.hidden_size * size
+    sampling = kept + SAMPLING_BYTES_PER_LOGIT * engine.seqs * model.vocab_size
+    return max(int(tokens * widest * size), sampling)
+
+
+def _layer_elements(model: Model, engine: Engine, mlp: MLP | MoE) -> float:
+    """Numbers alive per token of this rank in the feed-forward part of a layer."""
+    tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
+    hidden = HIDDEN_STATES * model.hidden_size
+    if not isinstance(mlp, MoE):
+        return hidden + (3 if mlp.gated else 2) * mlp.intermediate_size / tp
+    # The fused kernel holds every token once per chosen expert, and sees the tokens of all ranks that share experts.
+    width = mlp.intermediate_size / (1 if engine.enable_expert_parallel else tp * dp)
+    chosen = mlp.top_k / (tp * dp if engine.enable_expert_parallel else 1)
+    return hidden + dp * chosen * (max(2 * width, model.hidden_size) + width) + 3 * mlp.shared_intermediate_size / tp
+
+
+def _pool_of_blocks(model: Model, engine: Engine, available: int) -> tuple[int, int, int]:
+    """(blocks, bytes of a block, bytes set aside for windows) for this much memory."""
+    size, tp = engine.tokens_per_block, engine.tensor_parallel_size
+    every = size * model.kv_bytes_per_token(engine.kv_cache_dtype, tp)
+    full = [(count, layer) for count, layer in model.layers if not layer.attention.window]
+    uniform = (available // every, every, 0)
+    if not full or len(full) == len(model.layers):
+        return uniform
+    full_bytes = size * replace(model, layers=tuple(full)).kv_bytes_per_token(engine.kv_cache_dtype, tp)
+    windows = engine.seqs * _window_bytes(model, engine, with_chunk=False)
+    hybrid = (max(available - windows, 0) // full_bytes, full_bytes, windows)
+    return hybrid if hybrid[0] > uniform[0] else uniform
+
+
+def _window_bytes(model: Model, engine: Engine, with_chunk: bool) -> int:
+    """Bytes that the windowed layers keep for one long request, with or without the chunk that is being computed."""
+    size, tp = engine.tokens_per_block, engine.tensor_parallel_size
+    chunk = engine.batched_tokens if with_chunk else 1
+    total = 0
+    for count, layer in model.layers:
+        if isinstance(layer.attention, Attention) and layer.attention.window:
+            tokens = min(layer.attention.window - 1 + chunk, engine.model_len)
+            one = replace(model, layers=((count, layer),)).kv_bytes_per_token(engine.kv_cache_dtype, tp)
+            total += (-(-tokens // size) + 1) * size * one
+    return total
+
+
+def _longest_request_bytes(model: Model, engine: Engine) -> int:
+    """Bytes of the KV cache for one request of ``max_model_len`` tokens."""
+    full = tuple((count, layer) for count, layer in model.layers if not layer.attention.window)
+    size = engine.tokens_per_block
+    length = -(-engine.model_len // size) * size
+    dense = replace(model, layers=full).kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel_size)
+    return (
+        length * dense + _window_bytes(model, engine, with_chunk=True) if full else _window_bytes(model, engine, True)
+    )
+
+
+def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) -> str:
+    """What does not fit, or nothing."""
+    used = budget.weight_bytes + budget.activation_bytes + budget.reserve_bytes
+    limit = device.usable_memory_bytes * (engine.gpu_memory_utilization or 0)
+    room = f"{limit / GB:.1f} GB ({engine.gpu_memory_utilization:g} of {device.usable_memory_bytes / GB:.1f} GB)"
+    if budget.available_bytes <= 0:
+        return (
+            f"{model.name} needs {used / GB:.1f} GB on each {device.name} (weights {budget.weight_bytes / GB:.1f} GB, "
+            f"activations {budget.activation_bytes / GB:.1f} GB), but may use {room}"
+        )
+    if engine.num_gpu_blocks_override is not None:
+        asked = engine.num_gpu_blocks_override * budget.block_bytes
+        left = device.usable_memory_bytes - budget.weight_bytes
+        if asked <= left:
+            return ""
+        return (
+            f"num_gpu_blocks_override={engine.num_gpu_blocks_override} needs {asked / GB:.1f} GB on each "
+            f"{device.name}, but {left / GB:.1f} GB are left beside the weights"
+        )
+    longest = _longest_request_bytes(model, engine)
+    if longest > budget.available_bytes:
+        return (
+            f"max_model_len={engine.model_len} of {model.name} needs {longest / GB:.1f} GB of KV cache on each "
+            f"{device.name}, but {budget.available_bytes / GB:.1f} GB are left of {room}"
+        )
+    return ""
+
+
+def _way_out(pool: Pool, budget: KVBudget) -> str:
+    """Settings that would fit."""
+    ways = []
+    if budget.available_bytes > 0:
+        tokens = (budget.num_blocks - 1) * budget.block_size
+        if pool.engine.num_gpu_blocks_override is None and tokens > 0:
+            ways.append(f"max_model_len={tokens}")
+    for size in possible_tensor_parallel_sizes(pool.engine, pool.model, pool.device):
+        if size > pool.engine.tensor_parallel_size and _fits(pool, size):
+            ways.append(f"tensor_parallel_size={size}")
+            break
+    if ways:
+        return f"it would fit with {' or '.join(ways)}"
+    return f"no tensor parallel size fits on {pool.device.name}: use a larger device or a quantised model"
+
+
+def _fits(pool: Pool, tensor_parallel_size: int) -> bool:
+    engine = resolve_engine(replace(pool.engine, tensor_parallel_size=tensor_parallel_size), pool.model, pool.device)
+    return not _shortage(pool.model, pool.device, engine, _budget(pool.model, pool.device, engine))
