@@ -35,7 +35,7 @@ def read_azure(table: Table) -> Columns:
 
 
 def wall_clock(cells: list[bytes]) -> Floats:
-    """Seconds since the earliest of times like ``2023-11-16 18:17:03.9799600``, UTC (``+00:00`` or ``Z`` may follow)."""
+    """Seconds since the earliest of UTC times like ``2023-11-16 18:17:03.9799600`` (``+00:00`` or ``Z`` may follow)."""
     if any(b"+" in cells[i] or cells[i].endswith(b"Z") for i in (0, -1)):
         cells = [cell.removesuffix(b"Z").removesuffix(b"+00:00") for cell in cells]
     try:

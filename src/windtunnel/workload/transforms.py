@@ -1,0 +1,95 @@
+"""Workloads from workloads: faster, longer, shorter, closed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.workload.columns import Workload
+from windtunnel.workload.rules import HashIds, Integers
+
+
+def scale_time(workload: Workload, factor: float) -> Workload:
+    """Arrivals × factor: 0.5 doubles the rate. Think times are people's and stay.
+
+    Raises InputError unless factor is finite and > 0.
+    """
+    if not (math.isfinite(factor) and factor > 0):
+        raise InputError(f"time scale {factor:g}: must be finite and > 0 (0.5 doubles the rate)")
+    return replace(workload, arrival=workload.arrival * factor)
+
+
+def at_rate(workload: Workload, request_rate: float) -> Workload:
+    """Scale time so that releases by the clock come at ``request_rate`` per second; infinite: all at 0.
+
+    The pattern (bursts, drifts) stays. Raises InputError for rates ≤ 0 and for workloads that arrive all at once.
+    """
+    if not request_rate > 0:
+        raise InputError(f"request_rate={request_rate:g}: must be > 0 (inf: all at once)")
+    if math.isinf(request_rate):
+        return replace(workload, arrival=workload.arrival * 0.0)
+    if not workload.duration > 0:
+        raise InputError("all requests arrive at once: there is no rate to scale; give an arrival process")
+    return scale_time(workload, workload.request_rate / request_rate)
+
+
+def repeat(workload: Workload, times: int) -> Workload:
+    """The workload ``times`` times back to back, one mean gap between the copies, so that the rate stays.
+
+    Every copy is new content: sessions and hash ids are numbered on, so that copies share no prefix.
+    """
+    if times < 1:
+        raise InputError(f"repeat={times}: must be ≥ 1")
+    rate = workload.request_rate
+    period = workload.duration + (1 / rate if math.isfinite(rate) else 0.0)
+    copy = np.repeat(np.arange(times), len(workload))
+    columns: dict[str, Any] = {name: np.tile(column, times) for name, column in workload.columns().items()}
+    columns["arrival"] += copy * period
+    numbered_on = columns["session"] + copy * (int(workload.session.max()) + 1)
+    columns["session"] = np.where(columns["session"] >= 0, numbered_on, -1)
+    return Workload.from_columns(
+        **columns,
+        hash_ids=_repeat_hashes(workload.hash_ids, times),
+        hash_block_size=workload.hash_block_size,
+        max_concurrency=workload.max_concurrency,
+        name=workload.name,
+        notes=workload.notes,
+    )
+
+
+def _repeat_hashes(hash_ids: HashIds | None, times: int) -> HashIds | None:
+    if hash_ids is None:
+        return None
+    offsets, values = hash_ids
+    span = int(values.max() - values.min()) + 1 if len(values) else 0
+    starts = [offsets[:-1] + copy * len(values) for copy in range(times)]
+    tiled = np.tile(values, times) + np.repeat(np.arange(times) * span, len(values))
+    return np.concatenate([*starts, np.array([times * len(values)])]), tiled
+
+
+def head(workload: Workload, count: int) -> Workload:
+    """The first ``count`` requests; a session counts where its first turn stands, followed by its other turns."""
+    if count < 1:
+        raise InputError(f"num_prompts={count}: must be ≥ 1")
+    if count >= len(workload):
+        return workload
+    order = np.argsort(_first_turns(workload), kind="stable")
+    return workload.take(np.sort(order[:count]))
+
+
+def _first_turns(workload: Workload) -> Integers:
+    """For each request the row of the first turn of its session (its own row where it is alone)."""
+    firsts = np.arange(len(workload))
+    members = np.flatnonzero(workload.session >= 0)
+    _, start, group = np.unique(workload.session[members], return_index=True, return_inverse=True)
+    firsts[members] = members[start][group]
+    return firsts
+
+
+def with_concurrency(workload: Workload, max_concurrency: int) -> Workload:
+    """The same requests with at most so many in flight; 0 opens the loop again."""
+    return replace(workload, max_concurrency=max_concurrency)
