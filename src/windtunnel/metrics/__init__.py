@@ -1,6 +1,7 @@
 """Metrics: pure functions from a Run to tables. Definitions: docs/metrics.md."""
 
 from windtunnel.metrics.distribution import PERCENTILES, Distribution
+from windtunnel.metrics.gaps import token_gaps_by_request
 from windtunnel.metrics.goodness import Verdict, good_requests, verdicts
 from windtunnel.metrics.overload import overload_warning
 from windtunnel.metrics.requests import RequestMetrics, request_metrics, waits
@@ -37,6 +38,7 @@ __all__ = [
     "summary_json",
     "time_share",
     "timeline",
+    "token_gaps_by_request",
     "unroll",
     "usage",
     "verdicts",

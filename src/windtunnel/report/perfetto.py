@@ -1,0 +1,160 @@
+"""A trace for ui.perfetto.dev and chrome://tracing: steps on a track per lane, requests as async spans, counters."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.metrics import Steps, timeline
+from windtunnel.report.files import write_whole
+
+Floats = NDArray[np.float64]
+Event = dict[str, Any]
+
+MICROSECONDS = 1e6
+COUNTER_SAMPLES = 1000
+REQUEST_EVENTS = 8
+"""Begin and end of the request and of its three phases."""
+
+
+def perfetto(steps: Steps, max_events: int = 200_000) -> dict[str, Any]:
+    """The trace document, of at most about ``max_events`` events.
+
+    Half of the events are for steps: each step one, or as many neighbouring steps of a lane in one as needed. The rest is
+    for requests: all of them, or every k-th. ``otherData`` says how many were merged or left out.
+
+    Raises:
+        InputError: max_events too small to hold anything.
+    """
+    if max_events < 100:
+        raise InputError(f"max_events={max_events}: must be ≥ 100")
+    merged = max(1, -(-len(steps.row) // (max_events // 2)))
+    number = len(steps.run.requests.id)
+    stride = max(1, -(-number * REQUEST_EVENTS // (max_events // 2)))
+    events = [*_names(steps), *_steps(steps, merged), *_requests(steps, stride), *_counters(steps)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "producer": f"windtunnel {steps.run.manifest.get('version', '')}".strip(),
+            "steps": len(steps.row),
+            "steps_per_event": merged,
+            "requests": number,
+            "requests_shown": len(range(0, number, stride)),
+        },
+    }
+
+
+def write_perfetto(path: Path, document: dict[str, Any]) -> None:
+    """Write the trace as JSON. Raises InputError if that is not possible."""
+    write_whole(path, _chunks(document))
+
+
+def _chunks(document: dict[str, Any]) -> Iterator[str]:
+    """One event a line: a quarter of the memory of one string, and readable by eye."""
+    rest = {key: value for key, value in document.items() if key != "traceEvents"}
+    yield json.dumps(rest, allow_nan=False)[:-1] + ', "traceEvents": [\n'
+    encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+    for index, event in enumerate(document["traceEvents"]):
+        yield (",\n" if index else "") + encode(event)
+    yield "\n]}\n"
+
+
+def _names(steps: Steps) -> Iterator[Event]:
+    """Titles of the tracks; process 0 is the deployment, process r + 1 replica r."""
+    yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "deployment"}}
+    for index, replica in enumerate(steps.run.manifest["replicas"]):
+        pool = steps.run.manifest["pools"][replica["pool"]]
+        title = f"replica {index} · {pool.get('gpus_per_replica', 1)} × {pool.get('device', 'GPU')}"
+        yield {"ph": "M", "name": "process_name", "pid": index + 1, "args": {"name": title}}
+        for lane in range(replica["lanes"]):
+            name = "steps" if replica["lanes"] == 1 else f"steps of rank {lane}"
+            yield {"ph": "M", "name": "thread_name", "pid": index + 1, "tid": lane, "args": {"name": name}}
+
+
+def _steps(steps: Steps, merged: int) -> Iterator[Event]:
+    """Complete events, in order of time on each lane; ``merged`` neighbouring steps share one."""
+    log = steps.run.iterations
+    replica, lane = log.replica[steps.row], log.lane[steps.row]
+    order = np.lexsort((steps.start, lane, replica))
+    starts, ends = steps.start[order], steps.end[order]
+    keys = replica[order] * (int(lane.max(initial=0)) + 1) + lane[order]
+    first = _group_starts(keys, merged)
+    last = np.append(first[1:], len(order))[: len(first)] - 1
+    head = steps.head_of_row[steps.row[order]]
+    prefill = np.add.reduceat(steps.chunk_tokens[head], first) if len(first) else first
+    decode = np.add.reduceat(steps.decodes[order], first) if len(first) else first
+    columns = (
+        replica[order][first], lane[order][first], starts[first], ends[last], last - first + 1, prefill, decode,
+        log.used_blocks[steps.row[order]][first], log.waiting[steps.row[order]][first],
+    )  # fmt: skip
+    for owner, thread, start, end, count, chunk, decodes, blocks, waiting in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        yield {
+            "ph": "X",
+            "name": _title(chunk, decodes),
+            "cat": "step",
+            "pid": owner + 1,
+            "tid": thread,
+            "ts": start * MICROSECONDS,
+            "dur": (end - start) * MICROSECONDS,
+            "args": {
+                "steps": count,
+                "prefill_tokens": chunk,
+                "decode_tokens": decodes,
+                "used_blocks": blocks,
+                "waiting": waiting,
+            },
+        }
+
+
+def _group_starts(keys: NDArray[np.int64], merged: int) -> NDArray[np.int64]:
+    """First index of each group of up to ``merged`` neighbours with the same key."""
+    if len(keys) == 0:
+        return np.zeros(0, dtype=np.int64)
+    new = np.flatnonzero(np.diff(keys, prepend=keys[0] - 1))
+    position = np.arange(len(keys)) - np.repeat(new, np.diff(np.append(new, len(keys))))
+    return np.flatnonzero(position % merged == 0)
+
+
+def _title(chunk: int, decodes: int) -> str:
+    if chunk and decodes:
+        return "prefill + decode"
+    return "prefill" if chunk else "decode" if decodes else "idle"
+
+
+def _requests(steps: Steps, stride: int) -> Iterator[Event]:
+    """Async spans: the request from arrival to last token, in it queued, prefill and decode."""
+    requests = steps.run.requests
+    names = ("id", "replica", "prompt_tokens", "output_tokens", "preemptions", "arrival", "scheduled", "first_token")
+    columns = [getattr(requests, name)[::stride].tolist() for name in (*names, "finish")]
+    for identity, replica, prompt, output, preemptions, *times in zip(*columns, strict=True):
+        track = {"cat": "request", "id": str(identity), "pid": replica + 1 if replica >= 0 else 0, "tid": 0}
+        known = [time for time in times if time == time]
+        if len(known) < 2:
+            continue
+        details = {"prompt_tokens": prompt, "output_tokens": output, "preemptions": preemptions}
+        whole = {**track, "name": f"request {identity}"}
+        yield {**whole, "ph": "b", "ts": known[0] * MICROSECONDS, "args": details}
+        for phase, begin, end in zip(("queued", "prefill", "decode"), known[:-1], known[1:], strict=False):
+            yield {**track, "name": phase, "ph": "b", "ts": begin * MICROSECONDS}
+            yield {**track, "name": phase, "ph": "e", "ts": end * MICROSECONDS}
+        yield {**whole, "ph": "e", "ts": known[-1] * MICROSECONDS}
+
+
+def _counters(steps: Steps) -> Iterator[Event]:
+    """Requests running and waiting, cache use and output rate, as means over equal bins."""
+    lines = timeline(steps, COUNTER_SAMPLES)
+    for name, key, values in (
+        ("running", "requests", lines.running),
+        ("waiting", "requests", lines.waiting),
+        ("KV cache used", "percent", lines.kv * 100),
+        ("output tokens", "per second", lines.output_throughput),
+    ):
+        for time, value in zip((lines.edges[:-1] * MICROSECONDS).tolist(), values.tolist(), strict=True):
+            yield {"ph": "C", "name": name, "pid": 0, "ts": time, "args": {key: round(value, 3)}}
