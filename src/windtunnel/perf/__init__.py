@@ -1,0 +1,1 @@
+"""How long a batch takes: operators of a model, the sources that time them, and tables of the answers."""

@@ -1,0 +1,182 @@
+"""Measured attention: decode over (requests, keys), prefill over chunk length; other shapes by the nearest one's efficiency."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from windtunnel.hardware import Device
+from windtunnel.perf.answer import INTERPOLATED, MODELLED, Answer, Sources
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.costs import STORED_BYTES, bytes_moved, flops, rate
+from windtunnel.perf.curves import Curve, Plane
+from windtunnel.perf.database import Columns, Database, one_per_key
+from windtunnel.perf.kernels import Attention, LatentAttention
+from windtunnel.perf.roofline import bound
+
+TABLES = {"decode": "generation_attention_perf", "prefill": "context_attention_perf"}
+KEYS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
+QUERY_TILE = 128
+"""Rows of queries that one thread block multiplies; the query heads of a group share its rows (FlashAttention 2 and 3)."""
+
+Key = tuple[int, int, int, int, str]
+"""heads, KV heads, head dimension, window, dtype of the cache."""
+
+
+@dataclass(eq=False)
+class AttentionTable:
+    """The attention tables of one database; planes and curves are built when first asked."""
+
+    database: Database
+    device: Device
+    _columns: dict[str, Columns | None] = field(default_factory=dict)
+    _planes: dict[Key, Plane] = field(default_factory=dict)
+    _curves: dict[Key, Curve] = field(default_factory=dict)
+
+    def times(self, kernel: Attention, a: Floats, b: Floats) -> Answer | None:
+        """Seconds at (a, b) as the kernel's phase means them, or None without a table."""
+        key = self._nearest(kernel)
+        if key is None:
+            return None
+        heads, kv_heads, head_dim, window, kv_dtype = key
+        other = replace(
+            kernel,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            v_head_dim=head_dim,
+            window=window,
+            kv_dtype=kv_dtype,
+        )
+        same = other == kernel or (kernel.kv_dtype == "float16" and other == replace(kernel, kv_dtype="bfloat16"))
+        if kernel.phase == "decode":
+            found = self._decode(kernel, other, key, a, b)
+        else:
+            found = self._prefill(kernel, key, a, b)
+        return found if same else found.modelled()
+
+    def _decode(self, kernel: Attention, other: Attention, key: Key, a: Floats, b: Floats) -> Answer:
+        """Work is divided by (request, KV head): equal numbers of those take equal time, corrected by the least times."""
+        if key not in self._planes:
+            self._planes[key] = self._plane(other, key)
+        plane = self._planes[key]
+        batch = a * (kernel.kv_heads / other.kv_heads)
+        keys = np.minimum(b, kernel.window) if kernel.window and not other.window else b
+        return extend(plane, self.device, other, kernel, (a, b), (batch, keys))
+
+    def _plane(self, other: Attention, key: Key) -> Plane:
+        rows = self._rows("decode", key)
+        batch, keys = rows["batch_size"].astype(float), (rows["isl"] + rows["step"]).astype(float)
+        return plane_of(other, self.device, batch, keys, rows["latency"] * 1e-3)
+
+    def _prefill(self, kernel: Attention, key: Key, a: Floats, b: Floats) -> Answer:
+        """Chunks without context are measured. With context they take the rate that a whole prompt of that length attains.
+
+        Rows of the query tile that a short chunk leaves empty are multiplied all the same, and a chunk never takes less
+        than without context.
+        """
+        if key not in self._curves:
+            self._curves[key] = self._curve(kernel, key)
+        curve = self._curves[key]
+        fresh = curve.times(a, bound(kernel, self.device, a, np.zeros_like(a)))
+        group = kernel.heads / kernel.kv_heads
+        used = a * group / (np.ceil(a * group / QUERY_TILE) * QUERY_TILE)
+        compute = flops(kernel, a, b) / self.device.peak_flops(rate(kernel)) / used
+        memory = bytes_moved(kernel, a, b) / self.device.memory_bandwidth
+        whole = np.maximum(a + b, QUERY_TILE)  # shorter prompts measure the launch, not the rate
+        chunked = curve.times(whole, np.maximum(compute, memory)).seconds
+        seconds = np.where(b > 0, np.maximum(fresh.seconds, chunked), fresh.seconds)
+        return Answer(seconds, np.where(b > 0, MODELLED, fresh.sources).astype(np.int8))
+
+    def _curve(self, kernel: Attention, key: Key) -> Curve:
+        rows = self._rows("prefill", key)
+        rows = rows.take(np.argsort(rows["isl"], kind="stable"))
+        length = rows["isl"].astype(float)
+        other = replace(
+            kernel, heads=key[0], kv_heads=key[1], head_dim=key[2], v_head_dim=key[2], window=key[3], kv_dtype=key[4]
+        )
+        return Curve(length, bound(other, self.device, length, np.zeros_like(length)) / (rows["latency"] * 1e-3))
+
+    def _rows(self, phase: str, key: Key) -> Columns:
+        columns = self._table(phase)
+        assert columns is not None
+        rows = columns.where(**dict(zip(KEYS, key[:4], strict=True)), kv_cache_dtype=key[4])
+        if phase == "prefill":
+            rows = rows.where(batch_size=int(rows["batch_size"].min()))
+        keys = [rows["batch_size"], rows["isl"], rows["step"]]
+        return rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
+
+    def _table(self, phase: str) -> Columns | None:
+        if phase not in self._columns:
+            columns = self.database.read("attention", TABLES[phase], ("kv_cache_dtype", "kernel_source"))
+            if columns is not None and "window_size" not in columns.numbers:
+                columns = Columns(
+                    {**columns.numbers, "window_size": np.zeros(len(columns), dtype=np.int64)}, columns.texts
+                )
+            self._columns[phase] = columns
+        return self._columns[phase]
+
+    def _nearest(self, kernel: Attention) -> Key | None:
+        """The measured shape that is most like the kernel: same cache dtype, head size, window, group size, in this order."""
+        columns = self._table(kernel.phase)
+        if columns is None:
+            return None
+        codes, names = columns.texts["kv_cache_dtype"]
+        shapes = np.unique(np.stack([*(columns[name] for name in KEYS), codes], axis=1), axis=0)
+        stored = "fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16"
+        heads, kv_heads, head_dim, window, code = shapes.T.astype(float)
+        decode = kernel.phase == "decode"
+        penalty = (
+            1e6 * (np.array(names)[code.astype(int)] != stored)
+            + 1e4 * np.abs(np.log2(head_dim / kernel.head_dim))
+            + 1e3 * (window != kernel.window)
+            + 1e3 * ((window != kernel.window) & (window != 0))
+            + 1e2 * np.abs(np.log2(heads / kv_heads * kernel.kv_heads / kernel.heads))
+            + (1e1 if decode else 1.0) * (kv_heads > kernel.kv_heads)
+            + np.abs(np.log2(kv_heads / kernel.kv_heads))
+        )
+        best = shapes[int(np.argmin(penalty))]
+        return int(best[0]), int(best[1]), int(best[2]), int(best[3]), names[int(best[4])]
+
+
+def plane_of(
+    kernel: Attention | LatentAttention, device: Device, batch: Floats, keys: Floats, seconds: Floats
+) -> Plane:
+    """Scattered measurements on a full grid: what is missing takes the efficiency of the nearest smaller measured cell."""
+    rows, columns = np.unique(batch), np.unique(keys)
+    grid = np.full((len(rows), len(columns)), np.nan)
+    grid[np.searchsorted(rows, batch), np.searchsorted(columns, keys)] = seconds
+    a, b = np.broadcast_arrays(rows[:, None], columns[None, :])
+    log_efficiency = np.log(bound(kernel, device, a, b) / grid)
+    known = np.isfinite(log_efficiency)
+    for i in range(len(rows)):
+        if known[i].any():
+            index = np.flatnonzero(known[i])
+            near = index[np.clip(np.searchsorted(index, np.arange(len(columns)), side="right") - 1, 0, None)]
+            log_efficiency[i] = log_efficiency[i, near]
+    full = bound(kernel, device, a, b) / np.exp(log_efficiency)
+    return Plane(rows, columns, np.where(known, grid, full), known.astype(float))
+
+
+def extend(
+    plane: Plane,
+    device: Device,
+    measured: Attention | LatentAttention,
+    kernel: Attention | LatentAttention,
+    asked: tuple[Floats, Floats],
+    mapped: tuple[Floats, Floats],
+) -> Answer:
+    """Look a kernel up in the plane of another: inside directly, beyond its edges and between shapes by least times."""
+    a = np.clip(mapped[0], plane.rows[0], plane.rows[-1])
+    b = np.clip(mapped[1], plane.columns[0], plane.columns[-1])
+    found = plane.times(a, b)
+    beyond = (mapped[0] > plane.rows[-1]) | (mapped[0] < plane.rows[0]) | (mapped[1] > plane.columns[-1])
+    if measured == kernel and not beyond.any():
+        short = mapped[1] < plane.columns[0]
+        return Answer(found.seconds, _at_least(found.sources, INTERPOLATED, short))
+    ratio = bound(kernel, device, *asked) / bound(measured, device, a, b)
+    scaled = beyond | (measured != kernel)
+    return Answer(found.seconds * np.where(scaled, ratio, 1.0), _at_least(found.sources, MODELLED, beyond))
+
+
+def _at_least(sources: Sources, source: int, where: np.ndarray) -> Sources:
+    return np.where(where, np.maximum(sources, source), sources).astype(np.int8)

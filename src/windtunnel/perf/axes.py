@@ -1,0 +1,63 @@
+"""The points at which the tables of a pool are asked: padded token counts, contexts, chunk sizes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from windtunnel.deployment import Pool, capture_sizes
+from windtunnel.perf.batch_times import CONTEXT_STEP, Integers
+
+KNOTS_PER_OCTAVE = 16
+"""Knots between a value and its double: linear interpolation between them is within 0.1 % of a parabola."""
+
+
+@dataclass(frozen=True, eq=False)
+class Axes:
+    """Axes of the tables of one pool."""
+
+    padded: Integers
+    """[T + 1] tokens after padding to the captured graph."""
+    graph_tokens: int
+    """Largest captured graph, 0 without."""
+    max_num_seqs: int
+    context_knots: Integers
+    chunk_knots: Integers
+    ranks: int
+    """Ranks in lockstep, 1 otherwise."""
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Largest batch in tokens."""
+        return len(self.padded) - 1
+
+
+def axes(pool: Pool) -> Axes:
+    """The axes for a pool's limits and captured graphs."""
+    engine = pool.engine
+    tokens = np.arange(engine.batched_tokens + 1)
+    sizes = np.array(capture_sizes(engine, pool.device), dtype=np.int64)
+    largest = int(sizes[-1]) if len(sizes) else 0
+    padded = tokens.copy()
+    if largest:
+        padded[: largest + 1] = sizes[np.searchsorted(sizes, tokens[: largest + 1])]
+        padded[0] = 0
+    return Axes(
+        padded=padded,
+        graph_tokens=largest,
+        max_num_seqs=min(engine.seqs, engine.batched_tokens),
+        context_knots=octave_knots(engine.model_len, CONTEXT_STEP),
+        chunk_knots=octave_knots(engine.batched_tokens, 1),
+        ranks=engine.data_parallel_size if pool.lockstep else 1,
+    )
+
+
+def octave_knots(last: int, step: int) -> Integers:
+    """Multiples of ``step`` from 0 to at least ``last``: all of the first, then KNOTS_PER_OCTAVE in every doubling."""
+    end = max(1, -(-last // step))
+    knots, spacing, at = [], 1, 0
+    while at < end:
+        knots.append(at)
+        if at >= 2 * KNOTS_PER_OCTAVE * spacing:
+            spacing *= 2
+        at += spacing
+    return np.array([*knots, end], dtype=np.int64) * step

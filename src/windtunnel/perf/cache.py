@@ -1,0 +1,131 @@
+"""Tables on disk: keyed by everything that made them, written atomically, never unpickled."""
+
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from windtunnel.deployment import Pool
+from windtunnel.perf.axes import Axes
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.database import Database
+from windtunnel.perf.tables import PARTS, Sums, Tabulated
+
+PLACE = "WINDTUNNEL_CACHE"
+"""Environment variable: another folder than ``~/.cache/windtunnel``."""
+
+
+def cache_folder() -> Path:
+    """Where tables are kept: ``$WINDTUNNEL_CACHE``, else ``windtunnel`` in the user's cache folder."""
+    if os.environ.get(PLACE):
+        return Path(os.environ[PLACE])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windtunnel"
+
+
+def cache_key(pool: Pool, source: str, database: Database | None) -> str:
+    """Name of a pool's tables: changes with the model, device, engine, source, this code, and the database's files."""
+    model, engine = pool.model, pool.engine.spec()
+    quantization = model.quantization
+    made_of = {
+        "model": [str(run) for run in model.layers],
+        "sizes": [model.hidden_size, model.vocab_size, model.embedding_size, model.learned_positions, model.dtype],
+        "quantization": str(quantization)
+        and [
+            quantization.method,
+            sorted(quantization.parts),
+            quantization.weight_only,
+            quantization.kv_cache_dtype,
+        ]
+        if quantization
+        else None,
+        "device": {**vars(pool.device), "flops": dict(pool.device.flops)},
+        "engine": {
+            name: value for name, value in engine.items() if name not in ("gpu_memory_utilization", "watermark")
+        },
+        "source": source,
+        "code": _code(),
+        "database": None if database is None else [str(database.systems), database.version, database.stamp],
+    }
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+@cache
+def _code() -> str:
+    """Digest of every file of this package, and of the calibration."""
+    folder = Path(__file__).parent
+    digest = hashlib.sha256(np.__version__.encode())
+    for file in [*sorted(folder.glob("*.py")), folder.parent / "data" / "efficiency.toml"]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def load(folder: Path, key: str, ax: Axes) -> tuple[Tabulated | None, list[str]]:
+    """The tables under a key, or None with what was wrong with the file, if there was one."""
+    path = folder / f"{key}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return _unpack(file, ax), []
+    except FileNotFoundError:
+        return None, []
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:  # InputError is a ValueError
+        return None, [f"cached batch times {path.name} in {folder} cannot be read ({type(error).__name__}): rebuilt"]
+
+
+def store(folder: Path, key: str, tabulated: Tabulated) -> list[str]:
+    """Write tables under a key; what went wrong, if anything. Readers see the whole file or none."""
+    temporary = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{key}-", suffix=".tmp", delete=False) as file:
+            temporary = Path(file.name)
+            np.savez(file, allow_pickle=False, **_pack(tabulated))
+        temporary.replace(folder / f"{key}.npz")
+    except OSError as error:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink()
+        return [f"batch times cannot be cached in {folder}: {error.strerror or error}"]
+    return []
+
+
+def _pack(tabulated: Tabulated) -> dict[str, Any]:
+    """Arrays by name; tables of zeros are left out."""
+    arrays: dict[str, Any] = {}
+    split = {"times": tabulated.times, **_prefixed("source", tabulated.sources), **_prefixed("group", tabulated.groups)}
+    for name, times in split.items():
+        for part in PARTS:
+            if getattr(times, part).any():
+                arrays[f"{name}/{part}"] = getattr(times, part)
+        arrays[f"{name}/prefill_base"] = np.float64(times.prefill_base)
+    arrays["host_overlapped"], arrays["host_serial"] = tabulated.times.host_overlapped, tabulated.times.host_serial
+    text = json.dumps({"provenance": tabulated.provenance, "notes": tabulated.notes, "split": list(split)})
+    arrays["text"] = np.frombuffer(text.encode(), dtype=np.uint8)
+    return arrays
+
+
+def _prefixed(prefix: str, tables: dict[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}:{name}": times for name, times in tables.items()}
+
+
+def _unpack(file: Any, ax: Axes) -> Tabulated:
+    text = json.loads(bytes(file["text"]))
+    found: dict[str, Any] = {}
+    host: tuple[Floats, Floats] = (file["host_overlapped"], file["host_serial"])
+    for name in text["split"]:
+        tables = {part: file[f"{name}/{part}"] for part in PARTS if f"{name}/{part}" in file}
+        sums = Sums(ax, tables, float(file[f"{name}/prefill_base"]))
+        found[name] = sums.times(*host) if name == "times" else sums.times()
+    return Tabulated(
+        times=found.pop("times"),
+        sources={name[7:]: times for name, times in found.items() if name.startswith("source:")},
+        groups={name[6:]: times for name, times in found.items() if name.startswith("group:")},
+        provenance=tuple(text["provenance"]),
+        notes=tuple(text["notes"]),
+    )

@@ -1,0 +1,112 @@
+"""Derive ``data/efficiency.toml``: what each measured device attains of its own roofline, family by family.
+
+``python -m windtunnel.perf.calibration > src/windtunnel/data/efficiency.toml`` reproduces the file from the kernel database.
+The three numbers of a family minimise the mean |log(predicted / measured)| over the shapes below.
+"""
+
+import sys
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from windtunnel.hardware import Device, load_devices
+from windtunnel.perf.answer import MODELLED
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.costs import bytes_moved, flops, rate
+from windtunnel.perf.database import measured_systems, open_database
+from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, Kernel, LatentAttention
+from windtunnel.perf.measured import Measured
+from windtunnel.perf.roofline import Efficiency, bound, family, link_bandwidth
+
+TOKENS = np.array([1, 4, 16, 64, 256, 1024, 4096, 8192, 16384], dtype=float)
+SHARES = np.arange(1.0, 0.09, -0.04)
+LATENCIES = np.array([0.0, 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 80, 120]) * 1e-6
+
+
+def shapes() -> Iterator[Kernel]:
+    """Shapes of common models on 1 to 8 GPUs."""
+    for dtype, n, k in product(("bfloat16", "fp8", "nvfp4"), (1024, 4096, 8192, 16384), (1024, 4096, 8192, 16384)):
+        yield Gemm(n, k, dtype)
+    for phase, kv_heads, group in product(("decode", "prefill"), (1, 2, 8), (4, 8)):
+        yield Attention(phase, kv_heads * group, kv_heads, 128, 128)
+    for phase, heads in product(("decode", "prefill"), (16, 128)):
+        yield LatentAttention(phase, heads, 512, 128, 64, 128)
+    for dtype, tp, ep in product(("bfloat16", "fp8", "nvfp4"), (1, 2, 4), (1, 2, 4)):
+        if tp == 1 or ep == 1:
+            yield Experts(4096, 1536, 8, 128, tp, ep, dtype=dtype)
+            yield Experts(4096, 14336, 2, 8, tp, ep, dtype=dtype)
+    for op, gpus in product(("all_reduce", "all_gather", "reduce_scatter"), (2, 4, 8)):
+        yield Collective(op, gpus, 4096)
+
+
+def points(kernel: Kernel) -> tuple[Floats, Floats]:
+    """Where a shape is asked: (tokens, 0), (requests, keys) or (chunk, 0)."""
+    if isinstance(kernel, Attention | LatentAttention) and kernel.phase == "decode":
+        a, b = np.meshgrid([1.0, 4, 16, 64, 256], [128.0, 1024, 4096, 16384])
+        return a.ravel(), b.ravel()
+    return TOKENS, np.zeros_like(TOKENS)
+
+
+def calibrate(device: Device, measured: Measured) -> dict[str, Efficiency]:
+    """Efficiencies of every family that was measured on this device."""
+    samples: dict[str, list[Floats]] = {}
+    for kernel in shapes():
+        a, b = points(kernel)
+        found = measured.times(kernel, a, b)
+        if found is None:
+            continue
+        keep = found.sources != MODELLED
+        if isinstance(kernel, Collective):
+            compute, memory = np.zeros_like(a), bytes_moved(kernel, a, b) / link_bandwidth(device, kernel.gpus)
+        else:
+            compute = flops(kernel, a, b) / device.peak_flops(rate(kernel))
+            memory = bytes_moved(kernel, a, b) / device.memory_bandwidth
+        stacked = np.stack([compute, memory, found.seconds])[:, keep]
+        assert (bound(kernel, device, a, b)[keep] <= stacked[:2].max(axis=0) * (1 + 1e-9)).all()
+        samples.setdefault(family(kernel), []).append(stacked)
+    return {name: fit(np.concatenate(parts, axis=1)) for name, parts in samples.items() if sum(p.size for p in parts)}
+
+
+def fit(sample: Floats) -> Efficiency:
+    """The shares and the latency that fit [3, P] rows of compute seconds, memory seconds (both at peak) and measured seconds."""
+    compute, memory, seconds = sample
+    best = (np.inf, 0.0, 0.0, 0.0)
+    for latency in LATENCIES:
+        c = compute[None, None, :] / SHARES[:, None, None]
+        m = memory[None, None, :] / SHARES[None, :, None]
+        error = np.abs(np.log((np.maximum(c, m) + latency + 1e-9) / seconds)).mean(axis=2)
+        i, j = np.unravel_index(int(np.argmin(error)), error.shape)
+        best = min(best, (float(error[i, j]), float(SHARES[i]), float(SHARES[j]), float(latency)))
+    return Efficiency(compute=round(best[1], 3), memory=round(best[2], 3), latency=best[3])
+
+
+def render(backend: str = "vllm") -> str:
+    """The text of the file."""
+    lines = [
+        "# Shares of peak compute and memory (or link) bandwidth and launch seconds that kernels attain, per measured device.",
+        "# Derived by `python -m windtunnel.perf.calibration` from the kernel database (aiconfigurator-core, Apache-2.0).",
+    ]
+    devices = load_devices()
+    table = {}
+    for name in measured_systems(backend):
+        database = open_database(name, backend)
+        if name in devices and database is not None:
+            table[name] = calibrate(devices[name], Measured(database, devices[name]))
+    for name, families in table.items():
+        device = devices[name]
+        whole = table["h100_sxm"] | {"gemm_int8": families["gemm_bfloat16"], "gemm_fp4": families["gemm_bfloat16"]}
+        whole |= {"experts_int8": whole["experts_bfloat16"], "experts_fp4": whole["experts_bfloat16"]} | families
+        lines += ["", f"[{name}]", f"sm_version = {device.sm_version}", f'link = "{device.link}"']
+        lines += [f"memory_bandwidth = {device.memory_bandwidth:.4g}", f"[{name}.families]"]
+        for key in sorted(whole):
+            eff = whole[key]
+            lines.append(
+                f"{key} = {{ compute = {eff.compute}, memory = {eff.memory}, latency = {eff.latency:g} }}"
+                + ("" if key in families else "  # not measured here")
+            )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

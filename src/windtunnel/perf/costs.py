@@ -1,0 +1,143 @@
+"""What a kernel costs at least: FLOPs, bytes (each operand once), and the rate that limits its arithmetic."""
+
+import numpy as np
+
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.kernels import Attention, Collective, Elementwise, Experts, Gemm, Kernel, LatentAttention, Quantize
+
+STORED_BYTES = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.0,
+    "fp8_e4m3": 1.0,
+    "fp8_e5m2": 1.0,
+    "fp8_block": 1.0,
+    "int8": 1.0,
+    "nvfp4": 0.5625,
+    "mxfp4": 0.53125,
+    "int4": 0.515625,
+}
+"""Bytes of one stored number, scales of 16 (nvfp4), 32 (mxfp4) and 128 (int4) numbers included."""
+
+RATES = {"fp8": "fp8", "fp8_block": "fp8", "int8": "int8", "nvfp4": "fp4"}
+"""The tensor-core rate of a weight format whose activations have the same one; other weights multiply in 16 bits."""
+
+
+def rate(kernel: Kernel) -> str:
+    """Which peak rate of a device limits the kernel: ``bfloat16``, ``fp8``, ``int8`` or ``fp4``."""
+    if isinstance(kernel, Gemm | Experts) and not kernel.weight_only:
+        return RATES.get(kernel.dtype, "bfloat16")
+    return "bfloat16"
+
+
+def flops(kernel: Kernel, a: Floats, b: Floats) -> Floats:
+    """Floating-point operations on one GPU; kernels that only move data count none."""
+    match kernel:
+        case Gemm(n=n, k=k):
+            return 2.0 * n * k * a
+        case Experts():
+            return 2.0 * expert_weights(kernel) * a * kernel.top_k / kernel.ep
+        case Attention(phase="decode"):
+            return 2.0 * kernel.heads * (kernel.head_dim + kernel.v_head_dim) * a * _seen(kernel, b)
+        case Attention():
+            return 2.0 * kernel.heads * (kernel.head_dim + kernel.v_head_dim) * pairs(a, b, kernel.window)
+        case LatentAttention(phase="decode"):
+            latent = 2.0 * kernel.heads * (2 * kernel.kv_lora_rank + kernel.rope)
+            return a * (latent * b + 2.0 * _up_weights(kernel))
+        case LatentAttention():
+            width = kernel.nope + kernel.rope + kernel.v_head_dim
+            return 2.0 * _up_weights(kernel) * (a + b) + 2.0 * kernel.heads * width * pairs(a, b, 0)
+        case _:
+            return 0.0 * a
+
+
+def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:
+    """Bytes that one GPU reads and writes in memory, or sends over its link for a collective."""
+    match kernel:
+        case Gemm(n=n, k=k, dtype=dtype):
+            activation = 2.0 if rate(kernel) == "bfloat16" else STORED_BYTES[dtype]
+            return n * k * STORED_BYTES[dtype] + a * (k * activation + 2.0 * n)
+        case Elementwise(row_bytes=row_bytes):
+            return row_bytes * a
+        case Quantize(k=k):
+            return 3.0 * k * a
+        case Experts():
+            moved = 2.0 * (2.0 * kernel.hidden + 2.0 * kernel.inter / kernel.tp) * a * kernel.top_k / kernel.ep
+            return experts_touched(kernel, a) * expert_weights(kernel) * STORED_BYTES[kernel.dtype] + moved
+        case Attention(phase="decode"):
+            return a * (_seen(kernel, b) * _key_bytes(kernel) + _query_bytes(kernel))
+        case Attention():
+            keys = np.minimum(a + b, a + kernel.window) if kernel.window else a + b
+            return keys * _key_bytes(kernel) + a * _query_bytes(kernel)
+        case LatentAttention(phase="decode"):
+            queries = 2.0 * kernel.heads * (2 * kernel.kv_lora_rank + kernel.rope)
+            return 2.0 * _up_weights(kernel) + a * (b * _latent_bytes(kernel) + queries)
+        case LatentAttention():
+            width = kernel.nope + kernel.rope + kernel.v_head_dim
+            expanded = (a + b) * (_latent_bytes(kernel) + 4.0 * kernel.heads * width)
+            return 2.0 * _up_weights(kernel) + expanded + 2.0 * a * kernel.heads * width
+        case Collective(op=op, gpus=gpus, row=row):
+            passes = 2.0 if op == "all_reduce" else 1.0  # a ring sends (p−1)/p of the message, twice to reduce
+            return passes * (gpus - 1) / gpus * 2.0 * row * a
+
+
+def pairs(a: Floats, b: Floats, window: int) -> Floats:
+    """Query-key pairs of a causal chunk of ``a`` queries at context ``b``: Σ min(b + i, window), i = 1..a."""
+    full = a * b + 0.5 * a * (a + 1.0)
+    if not window:
+        return full
+    last = np.maximum(a + b - window, 0.0)  # keys hidden from the last query
+    before = np.maximum(b - window, 0.0)  # and from the query before the first
+    return full - 0.5 * (last * (last + 1.0) - before * (before + 1.0))
+
+
+def expert_weights(kernel: Experts) -> float:
+    """Weights of one GPU's slice of one expert."""
+    return (3.0 if kernel.gated else 2.0) * kernel.hidden * kernel.inter / kernel.tp
+
+
+def experts_touched(kernel: Experts, a: Floats) -> Floats:
+    """Expected number of one GPU's experts that get a token when each token draws its experts at random."""
+    return kernel.num_experts / kernel.ep * (1.0 - (1.0 - kernel.top_k / kernel.num_experts) ** a)
+
+
+def describe(kernel: Kernel) -> str:
+    """The fixed part of a kernel's shape, for people."""
+    match kernel:
+        case Gemm(n=n, k=k, dtype=dtype):
+            return f"n={n} k={k} {dtype}"
+        case Elementwise(row_bytes=row_bytes, launches=launches):
+            return f"{row_bytes:.0f} B/row, {launches} launch{'es' if launches > 1 else ''}"
+        case Quantize(k=k):
+            return f"k={k} to fp8"
+        case Experts():
+            sizes = f"{kernel.num_experts}×({kernel.hidden}×{kernel.inter}) top {kernel.top_k}"
+            return f"{sizes} tp={kernel.tp} ep={kernel.ep} {kernel.dtype}"
+        case Attention():
+            window = f" window={kernel.window}" if kernel.window else ""
+            return f"heads={kernel.heads}/{kernel.kv_heads}×{kernel.head_dim}{window} kv={kernel.kv_dtype}"
+        case LatentAttention():
+            return f"heads={kernel.heads} latent={kernel.kv_lora_rank}+{kernel.rope} kv={kernel.kv_dtype}"
+        case Collective(gpus=gpus, row=row):
+            return f"{gpus} GPUs × {row}"
+
+
+def _seen(kernel: Attention, b: Floats) -> Floats:
+    return np.minimum(b, kernel.window) if kernel.window else b
+
+
+def _key_bytes(kernel: Attention) -> float:
+    return kernel.kv_heads * (kernel.head_dim + kernel.v_head_dim) * STORED_BYTES[kernel.kv_dtype]
+
+
+def _query_bytes(kernel: Attention) -> float:
+    return 2.0 * kernel.heads * (kernel.head_dim + kernel.v_head_dim)
+
+
+def _up_weights(kernel: LatentAttention) -> float:
+    return float(kernel.heads * kernel.kv_lora_rank * (kernel.nope + kernel.v_head_dim))
+
+
+def _latent_bytes(kernel: LatentAttention) -> float:
+    return (kernel.kv_lora_rank + kernel.rope) * STORED_BYTES[kernel.kv_dtype]

@@ -1,0 +1,76 @@
+"""Interpolation between measured points: curves over one axis, tables over two, with the source of every value."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer, Sources
+from windtunnel.perf.batch_times import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Efficiency (least possible time / measured time) over one axis.
+
+    Between two points it is interpolated in log-log; at a point the measured time comes back exactly; beyond the ends the
+    efficiency of the last point holds, so that extrapolation follows the roofline and not the last slope.
+    """
+
+    knots: Floats
+    """[P] increasing, > 0."""
+    efficiency: Floats
+    """[P] > 0."""
+
+    def times(self, x: Floats, bound: Floats) -> Answer:
+        """Seconds at ``x``, where the least possible times are ``bound``."""
+        eff = np.exp(np.interp(np.log(x), np.log(self.knots), np.log(self.efficiency)))
+        return Answer(bound / eff, self.sources(x))
+
+    def sources(self, x: Floats) -> Sources:
+        """measured on a knot, interpolated inside, modelled beyond the ends."""
+        i = np.clip(np.searchsorted(self.knots, x), 0, len(self.knots) - 1)
+        inside = (x >= self.knots[0]) & (x <= self.knots[-1])
+        return np.where(self.knots[i] == x, MEASURED, np.where(inside, INTERPOLATED, MODELLED)).astype(np.int8)
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """Measured times over two axes, bilinear in between: decode attention is near to linear in both batch and context.
+
+    Where a cell was not measured (large batches at long contexts) it holds a modelled time and ``known`` is False.
+    """
+
+    rows: Floats
+    columns: Floats
+    seconds: Floats
+    """[R, C], no gaps."""
+    known: Floats
+    """[R, C] 1 where measured."""
+
+    def times(self, a: Floats, b: Floats) -> Answer:
+        """Seconds at points inside the axes; callers clip and scale those outside."""
+        i, u = _cell(self.rows, a)
+        j, v = _cell(self.columns, b)
+        t, k = self.seconds, self.known
+        seconds = (1 - u) * ((1 - v) * t[i, j] + v * t[i, j + 1]) + u * ((1 - v) * t[i + 1, j] + v * t[i + 1, j + 1])
+        known = (1 - u) * ((1 - v) * k[i, j] + v * k[i, j + 1]) + u * ((1 - v) * k[i + 1, j] + v * k[i + 1, j + 1])
+        exact = ((u == 0.0) | (u == 1.0)) & ((v == 0.0) | (v == 1.0))
+        sources = np.where(known < 1.0 - 1e-12, MODELLED, np.where(exact, MEASURED, INTERPOLATED)).astype(np.int8)
+        return Answer(seconds, sources)
+
+
+def _cell(knots: Floats, x: Floats) -> tuple[np.ndarray, Floats]:
+    """Index of the cell that holds x, and the place of x in it (0..1)."""
+    i = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
+    return i, (x - knots[i]) / (knots[i + 1] - knots[i])
+
+
+def blend(axis: Floats, x: float) -> list[tuple[int, float]]:
+    """The two neighbours of x on a log axis with their weights; one with weight 1 on a knot or beyond an end."""
+    i = int(np.searchsorted(axis, x))
+    if i == len(axis):
+        return [(i - 1, 1.0)]
+    if axis[i] == x or i == 0:
+        return [(i, 1.0)]
+    u = float(np.log(x / axis[i - 1]) / np.log(axis[i] / axis[i - 1]))
+    return [(i - 1, 1.0 - u), (i, u)]

@@ -1,0 +1,224 @@
+"""The kernel database: where it is, which version answers, and how its tables are read.
+
+The tables come with the package aiconfigurator-core (Apache-2.0) as ``systems/data/<system>/<family>/<backend>/<version>/<table>.parquet``.
+The package is located, never imported: importing it loads compiled code that is not needed to read Parquet files.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PLACE = "WINDTUNNEL_KERNELS"
+"""Environment variable: another ``systems`` folder to read instead of the package's."""
+
+
+def find_systems() -> Path | None:
+    """The ``systems`` folder, or None where neither the variable nor the package gives one (the roofline answers then)."""
+    if os.environ.get(PLACE):
+        path = Path(os.environ[PLACE])
+        return path if path.is_dir() else None
+    spec = find_spec("aiconfigurator_core")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / "systems"
+        if path.is_dir():
+            return path
+    return None
+
+
+def version_key(version: str) -> tuple[tuple[int, ...], int, int]:
+    """Sort key of a version: numbers in order, a release candidate before its release, any other suffix before both."""
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    digits = tuple(int(n) for n in numbers.group().split(".")) if numbers else ()
+    rest = version[numbers.end() :] if numbers else version
+    candidate = re.fullmatch(r"rc(\d+)", rest)
+    if candidate:
+        return digits, 0, int(candidate.group(1))
+    return digits, 1 if not rest else -1, 0
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Some columns of a table: numbers as arrays, texts as codes with their names."""
+
+    numbers: Mapping[str, NDArray[Any]]
+    texts: Mapping[str, tuple[NDArray[np.int64], tuple[str, ...]]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.numbers.values())))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.numbers[name]
+
+    def values(self, name: str) -> tuple[str, ...]:
+        """The different texts of a column that occur, sorted."""
+        codes, names = self.texts[name]
+        return tuple(sorted({names[code] for code in np.unique(codes)}))
+
+    def where(self, **equal: str | int) -> "Columns":
+        """The rows whose columns equal these values."""
+        keep = np.ones(len(self), dtype=bool)
+        for name, value in equal.items():
+            if name in self.texts:
+                codes, names = self.texts[name]
+                keep &= codes == (names.index(str(value)) if value in names else -1)
+            else:
+                keep &= self.numbers[name] == value
+        return self.take(keep)
+
+    def take(self, keep: NDArray[Any]) -> "Columns":
+        """The rows of a mask or an index."""
+        texts = {name: (codes[keep], names) for name, (codes, names) in self.texts.items()}
+        return Columns({name: column[keep] for name, column in self.numbers.items()}, texts)
+
+
+@dataclass(eq=False)
+class Database:
+    """The tables of one system and backend, seen from one version.
+
+    A table that this version does not hold is taken from the newest older version that does, never from a newer one.
+    ``opened`` lists every table that answered, with its version.
+    """
+
+    systems: Path
+    system: str
+    backend: str
+    version: str
+    rule: str
+    """How the version was chosen: ``exact``, ``current``, or ``nearest older``."""
+    opened: dict[str, str] = field(default_factory=dict)
+    """table -> path of the file below the systems folder."""
+
+    def path(self, family: str, table: str, backend: str | None = None) -> Path | None:
+        """The file that answers for a table, or None."""
+        folder = self.systems / "data" / self.system / family / (backend or self.backend)
+        files = sorted(folder.glob(f"*/{table}.parquet"), key=lambda file: version_key(file.parent.name))
+        if backend is None:
+            files = [file for file in files if version_key(file.parent.name) <= version_key(self.version)]
+        if not files:
+            return None
+        self.opened[table] = str(files[-1].relative_to(self.systems))
+        return files[-1]
+
+    def read(self, family: str, table: str, texts: tuple[str, ...], backend: str | None = None) -> Columns | None:
+        """A table's number columns and the named text columns, or None where nobody measured it."""
+        path = self.path(family, table, backend)
+        return None if path is None else read_columns(path, texts)
+
+    @cached_property
+    def stamp(self) -> str:
+        """Names, sizes and times of all files of this system: changes when any table does."""
+        root = self.systems / "data" / self.system
+        return ";".join(
+            f"{file.relative_to(root)}:{file.stat().st_size}:{file.stat().st_mtime_ns}"
+            for file in sorted(root.glob("*/*/*/*.parquet"))
+        )
+
+
+def open_database(system: str, backend: str, wanted: str | None = None) -> Database | None:
+    """The database of a system and backend, or None where there is none.
+
+    Version rule: the wanted one if it holds gemm tables, else the current one (``query_versions.yaml``; the newest with gemm
+    tables where that file has no entry), unless the wanted one is older than it: then the nearest older.
+    """
+    systems = find_systems()
+    if systems is None:
+        return None
+    folder = systems / "data" / system / "gemm" / backend
+    versions = sorted((file.parent.name for file in folder.glob("*/gemm_perf.parquet")), key=version_key)
+    if not versions:
+        return None
+    if wanted in versions:
+        return Database(systems, system, backend, str(wanted), "exact")
+    current = _current(systems, system, backend)
+    chosen = current if current in versions else versions[-1]
+    older = [version for version in versions if wanted and version_key(version) < version_key(wanted)]
+    if wanted and version_key(wanted) < version_key(chosen) and older:
+        return Database(systems, system, backend, older[-1], "nearest older")
+    return Database(systems, system, backend, chosen, "current")
+
+
+def measured_systems(backend: str) -> list[str]:
+    """Systems with gemm tables of a backend."""
+    systems = find_systems()
+    if systems is None:
+        return []
+    return sorted({file.parents[3].name for file in systems.glob(f"data/*/gemm/{backend}/*/gemm_perf.parquet")})
+
+
+def _current(systems: Path, system: str, backend: str) -> str | None:
+    """What ``query_versions.yaml`` calls current. Its two levels are read with patterns: YAML libraries are slow to import."""
+    path = systems / "query_versions.yaml"
+    if not path.is_file():
+        return None
+    section, block, found = "", "", {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line[:1].isalpha():
+            section, block = line.split(":")[0], ""
+        elif match := re.match(r"  (\w+):\s*$", line):
+            block = match.group(1)
+        elif match := re.match(r"\s+(\w+):.*current:\s*[\"']?([^\"',}\s]+)", line):
+            found[section, block, match.group(1)] = match.group(2)
+    return found.get(("overrides", system, backend)) or found.get(("defaults", "", backend))
+
+
+def read_columns(path: Path, texts: tuple[str, ...]) -> Columns:
+    """Number columns and the named text columns of one file. Only columns that are used are decoded."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(path, read_dictionary=list(texts))
+    schema = file.schema_arrow
+    wanted = [
+        name
+        for name, kind in zip(schema.names, schema.types, strict=True)
+        if name in texts or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    ]
+    table = file.read(columns=wanted)
+    numbers: dict[str, NDArray[Any]] = {}
+    coded: dict[str, tuple[NDArray[np.int64], tuple[str, ...]]] = {}
+    for name in wanted:
+        column = table.column(name).combine_chunks()
+        if name in texts:
+            column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+            column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+            coded[name] = (
+                column.indices.to_numpy(zero_copy_only=False).astype(np.int64),
+                tuple(map(str, column.dictionary.to_pylist())),
+            )
+        else:
+            numbers[name] = column.to_numpy(zero_copy_only=False)
+    return Columns(numbers, coded)
+
+
+def one_per_key(keys: list[NDArray[Any]], seconds: NDArray[np.float64], lane: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Index of one row per key: of the lane with most rows, among its repeats the median.
+
+    Lanes are different kernels for one shape; ``lane`` holds their codes. A key that the densest lane lacks falls to the next:
+    engines choose kernels by shape. Non-finite and non-positive times are dropped.
+    """
+    good = np.flatnonzero(np.isfinite(seconds) & (seconds > 0))
+    if not len(good):
+        return good
+    counts = np.bincount(lane[good])
+    rank = np.empty(len(counts), dtype=np.int64)
+    rank[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
+    order = good[np.lexsort((seconds[good], rank[lane[good]], *(key[good] for key in reversed(keys))))]
+    new_key = np.zeros(len(order), dtype=bool)
+    new_lane = np.zeros(len(order), dtype=bool)
+    new_key[0] = new_lane[0] = True
+    for key in keys:
+        new_key[1:] |= key[order][1:] != key[order][:-1]
+    new_lane[1:] = new_key[1:] | (lane[order][1:] != lane[order][:-1])
+    starts = np.flatnonzero(new_lane)
+    sizes = np.diff(np.append(starts, len(order)))
+    first = new_key[starts]
+    chosen: NDArray[np.int64] = order[starts[first] + (sizes[first] - 1) // 2]
+    return chosen

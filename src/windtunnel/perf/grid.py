@@ -1,0 +1,179 @@
+"""Grid: every operator of a pool asked at the knots of its tables, and the answers added up."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.deployment import Pool
+from windtunnel.perf.answer import MODELLED, SOURCES, Answer, answer
+from windtunnel.perf.axes import Axes, axes
+from windtunnel.perf.batch_times import Floats, Integers
+from windtunnel.perf.cache import cache_key, load, store
+from windtunnel.perf.host import dispatch_floor, host_cost
+from windtunnel.perf.operators import GROUPS, Operator, operators
+from windtunnel.perf.predictor import Predictor, eager, predictor
+from windtunnel.perf.tables import PARTS, Sums, Tabulated, part_shapes
+
+
+def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None) -> Tabulated:
+    """Batch-time tables of one data-parallel rank of a pool.
+
+    ``source``: ``auto`` (measured where possible), ``measured`` or ``roofline``. ``cache``: folder in which tables are kept
+    (``cache_folder()`` names the usual one); None: build them anew. A cache that cannot be read or written is
+    said in ``notes`` and otherwise ignored.
+    """
+    times = predictor(pool, source)
+    if cache is None:
+        return build(pool, times)
+    key = cache_key(pool, source, times.database)
+    found, trouble = load(cache, key, axes(pool))
+    if found is not None:
+        return found
+    built = build(pool, times)
+    trouble += store(cache, key, built)
+    return replace(built, notes=(*built.notes, *trouble))
+
+
+def build(pool: Pool, source: Predictor) -> Tabulated:
+    """Ask the predictor for every operator of the pool and lay the answers on tables."""
+    ax = axes(pool)
+    by_source = {name: Sums(ax) for name in SOURCES}
+    by_group = {group: Sums(ax) for group in GROUPS}
+    provenance = []
+    for operator in operators(pool):
+        kinds: set[int] = set()
+        for part, found in answers(operator, ax, source).items():
+            for code, name in enumerate(SOURCES):
+                if (found.sources == code).any():
+                    by_source[name].add(part, operator.count * found.part(code))
+            by_group[operator.group].add(part, operator.count * found.seconds)
+            kinds |= set(np.unique(found.sources[found.seconds > 0]).tolist())
+        if operator.phase == "prefill":
+            base = prefill_base(operator, source)
+            by_source[SOURCES[int(base.sources[0])]].base += operator.count * float(base.seconds[0])
+            by_group[operator.group].base += operator.count * float(base.seconds[0])
+        provenance.append(_row(operator, kinds))
+    launch = dispatch(pool, ax, sum_parts(by_source, "mixed_tokens"))
+    by_source["modelled"].add("mixed_tokens", launch)
+    by_group["other"].add("mixed_tokens", launch)
+    if ax.graph_tokens < ax.max_num_batched_tokens:
+        eager_decode = np.where(np.arange(len(ax.padded)) > ax.graph_tokens, launch, 0.0)
+        by_source["modelled"].add("decode_tokens", eager_decode)
+        by_group["other"].add("decode_tokens", eager_decode)
+    total = Sums(ax, {part: sum_parts(by_source, part) for part in PARTS}, sum(by_source[s].base for s in SOURCES))
+    host = host_cost(bool(pool.engine.async_scheduling)).tables(ax.max_num_seqs)
+    return Tabulated(
+        times=total.times(*host),
+        sources={name: sums.times() for name, sums in by_source.items()},
+        groups={group: sums.times() for group, sums in by_group.items()},
+        provenance=(*_origins(source), *provenance),
+        notes=_notes(pool, source),
+    )
+
+
+def sum_parts(sums: dict[str, Sums], part: str) -> Floats:
+    """The total of one table over sources, always added in the same order."""
+    shape = part_shapes(next(iter(sums.values())).axes)[part]
+    total = np.zeros(shape)
+    for name in SOURCES:
+        if part in sums[name].tables:
+            total = total + sums[name].tables[part]
+    return total
+
+
+def answers(operator: Operator, ax: Axes, predictor: Predictor) -> dict[str, Answer]:
+    """Seconds of one launch of an operator, by table."""
+    match operator.phase:
+        case "tokens":
+            found = token_answer(operator, np.arange(len(ax.padded)), ax.padded, ax.graph_tokens, predictor)
+            return {"decode_tokens": found, "mixed_tokens": found}
+        case "all_tokens":
+            tokens = np.arange(ax.ranks * ax.max_num_batched_tokens + 1)
+            return {"expert_tokens": token_answer(operator, tokens, tokens, ax.ranks * ax.graph_tokens, predictor)}
+        case "sequences":
+            n = np.arange(ax.max_num_seqs + 1, dtype=float)
+            return {"sequences": predictor.times(operator.kernel, n, np.zeros_like(n))}
+        case "decode":
+            a, b = np.meshgrid(np.arange(ax.max_num_seqs + 1), ax.context_knots, indexing="ij")
+            return {"decode_attention": decode_answer(operator, a, b, predictor)}
+        case _:
+            a, b = np.meshgrid(ax.chunk_knots, ax.context_knots, indexing="ij")
+            return {"prefill_attention": prefill_answer(operator, a, b, predictor)}
+
+
+def token_answer(operator: Operator, tokens: Integers, padded: Integers, graph: int, predictor: Predictor) -> Answer:
+    """A token-level operator: from a graph at the padded size up to ``graph`` tokens, launched one by one above."""
+    captured = tokens <= graph
+    a = np.where(captured, padded, tokens).astype(float)
+    zero = np.zeros_like(a)
+    other = eager(operator.kernel)
+    if other == operator.kernel:
+        return predictor.times(operator.kernel, a, zero)
+    one = predictor.times(operator.kernel, a[captured], zero[captured])
+    two = predictor.times(other, a[~captured], zero[~captured])
+    seconds, sources = np.empty_like(a), np.empty(a.shape, dtype=np.int8)
+    seconds[captured], sources[captured] = one.seconds, one.sources
+    seconds[~captured], sources[~captured] = two.seconds, two.sources
+    return Answer(seconds, sources)
+
+
+def decode_answer(operator: Operator, a: NDArray[Any], b: NDArray[Any], predictor: Predictor) -> Answer:
+    """Decode attention of ``a`` requests with ``b`` tokens in the cache each: the token of this step is a key too."""
+    return predictor.times(operator.kernel, a.astype(float), b.astype(float) + 1.0)
+
+
+def prefill_answer(operator: Operator, a: NDArray[Any], b: NDArray[Any], predictor: Predictor) -> Answer:
+    """Prefill attention of one chunk beyond the launch, which all chunks of a batch share: they run as one kernel."""
+    found = predictor.times(operator.kernel, a.astype(float), b.astype(float))
+    launch = float(prefill_base(operator, predictor).seconds[0])
+    return Answer(np.where(a > 0, np.maximum(found.seconds - launch, 0.0), 0.0), found.sources)
+
+
+def prefill_base(operator: Operator, predictor: Predictor) -> Answer:
+    """The least prefill: one token without context, all launch."""
+    return predictor.times(operator.kernel, np.ones(1), np.zeros(1))
+
+
+def dispatch(pool: Pool, ax: Axes, gpu: Floats) -> Floats:
+    """Seconds that the GPU waits for the host to launch what no graph holds, by tokens, where its work is shorter than that."""
+    layers = pool.model.num_layers
+    launched = sum(op.count for op in operators(pool) if op.phase in ("tokens", "all_tokens")) / layers
+    compiled = not pool.engine.enforce_eager
+    floors = [dispatch_floor(layers, launched, captured, compiled) for captured in (True, False)]
+    tokens = np.arange(len(ax.padded))
+    floor = np.where(tokens <= ax.graph_tokens, floors[0], floors[1])
+    waits = np.maximum(floor - gpu, 0.0)
+    waits[0] = 0.0
+    return answer(waits, MODELLED).seconds
+
+
+def _row(operator: Operator, kinds: set[int]) -> dict[str, Any]:
+    return {
+        "operator": operator.name,
+        "group": operator.group,
+        "phase": operator.phase,
+        "count": operator.count,
+        "kernel": str(operator.kernel),
+        "sources": [SOURCES[kind] for kind in sorted(kinds)],
+    }
+
+
+def _origins(predictor: Predictor) -> list[dict[str, Any]]:
+    database = predictor.database
+    if database is None:
+        return [{"source": "roofline", "reason": predictor.why_not, "calibrated_on": predictor.roofline.calibrated_on}]
+    kept = {"source": "kernel database", "system": database.system, "backend": database.backend}
+    first = {**kept, "version": database.version, "version_rule": database.rule}
+    return [first, *({"table": table, "file": file} for table, file in sorted(database.opened.items()))]
+
+
+def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
+    if predictor.measured is None:
+        like = predictor.roofline.calibrated_on
+        return (
+            f"kernel times of {pool.device.name} are modelled: {predictor.why_not}; roofline as calibrated on {like}",
+        )
+    return tuple(predictor.measured.experts.notes)

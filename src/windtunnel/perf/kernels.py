@@ -1,0 +1,101 @@
+"""Kernels: what a GPU is asked to do, with shapes per GPU after sharding.
+
+A kernel is asked at points (a, b): two arrays of equal shape whose meaning is in its docstring; ``b`` is zero where a kernel
+has one axis. What it costs at least, in FLOPs and bytes, is in ``costs.py``.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """Matrix product of ``a`` rows: [a, k] × [k, n]."""
+
+    n: int
+    k: int
+    dtype: str = "bfloat16"
+    """How the weights are stored: ``bfloat16``, ``fp8``, ``fp8_block``, ``nvfp4``, ``mxfp4``, ``int4``, ``int8``."""
+    weight_only: bool = False
+    """Activations stay in 16 bits and multiply at the 16-bit rate."""
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """Kernels that only move memory (norms, rotary embedding, activation, copies): ``a`` rows of ``row_bytes``."""
+
+    row_bytes: float
+    launches: int = 1
+    graph: bool = True
+    """Launched from a captured graph."""
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """Dynamic quantisation of ``a`` rows of ``k`` activations to 8 bits: find the scale, cast."""
+
+    k: int
+    graph: bool = True
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Softmax attention of one GPU's heads, as decode or as prefill."""
+
+    phase: str
+    """``decode``: ``a`` requests with one query each over ``b`` keys, the token itself included.
+    ``prefill``: one chunk of ``a`` query tokens of a request with ``b`` tokens in the cache."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window: int = 0
+    """A query sees only so many keys; 0: all."""
+    kv_dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """DeepSeek's multi-head latent attention without its projections; ``phase``, ``a`` and ``b`` as for Attention.
+
+    Decode works in latent space with absorbed projections; prefill expands keys and values first.
+    """
+
+    phase: str
+    heads: int
+    kv_lora_rank: int
+    nope: int
+    rope: int
+    v_head_dim: int
+    kv_dtype: str = "bfloat16"
+    dtype: str = "bfloat16"
+    """Of the projections around it, which are measured together with it."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Routed experts of one layer for ``a`` tokens of all ranks: sizes of the whole layer, shared by tp·ep GPUs."""
+
+    hidden: int
+    inter: int
+    top_k: int
+    num_experts: int
+    tp: int = 1
+    ep: int = 1
+    gated: bool = True
+    dtype: str = "bfloat16"
+    weight_only: bool = False
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective over ``gpus`` GPUs of ``a`` rows of ``row`` 16-bit elements; the message is the whole, not a share."""
+
+    op: str
+    """``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``alltoall``."""
+    gpus: int
+    row: int
+    graph: bool = True
+    """Launched from a captured graph."""
+
+
+Kernel = Gemm | Elementwise | Quantize | Attention | LatentAttention | Experts | Collective

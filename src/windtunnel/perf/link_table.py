@@ -1,0 +1,65 @@
+"""Measured collectives: vLLM's own all-reduce, and NCCL for everything else."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from windtunnel.hardware import Device
+from windtunnel.perf.answer import MODELLED, Answer
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.curves import Curve
+from windtunnel.perf.database import Columns, Database, one_per_key
+from windtunnel.perf.kernels import Collective
+from windtunnel.perf.roofline import bound
+
+
+@dataclass(eq=False)
+class LinkTable:
+    """The collective tables of one database: curves over elements of the message, per operation and number of GPUs."""
+
+    database: Database
+    device: Device
+    _curves: dict[tuple[str, int, bool], Curve | None] = field(default_factory=dict)
+
+    def times(self, kernel: Collective, a: Floats) -> Answer | None:
+        """Seconds of ``a`` rows; a number of GPUs that was not measured takes the efficiency of the nearest (modelled)."""
+        if kernel.gpus > self.device.gpus_per_node:
+            return None
+        for gpus in sorted((2, 4, 8), key=lambda gpus: abs(float(np.log2(gpus / kernel.gpus)))):
+            curve = self._curve(kernel.op, gpus, kernel.graph)
+            if curve is None:
+                continue
+            elements = a * kernel.row
+            small = elements < curve.knots[0]  # the least message is all latency
+            least = bound(kernel, self.device, np.where(small, curve.knots[0] / kernel.row, a), np.zeros_like(a))
+            found = curve.times(np.maximum(elements, curve.knots[0]), least)
+            found = Answer(found.seconds, np.where(small, MODELLED, found.sources).astype(np.int8))
+            return found if gpus == kernel.gpus else found.modelled()
+        return None
+
+    def _curve(self, op: str, gpus: int, graph: bool) -> Curve | None:
+        key = (op, gpus, graph)
+        if key not in self._curves:
+            rows = self._custom(gpus, graph) if op == "all_reduce" else None
+            self._curves[key] = self._build(op, gpus, rows if rows is not None else self._nccl(op, gpus))
+        return self._curves[key]
+
+    def _custom(self, gpus: int, graph: bool) -> Columns | None:
+        table = self.database.read("comm", "custom_allreduce_perf", ("backend", "kernel_source"))
+        if table is None or "backend" not in table.texts:
+            return None
+        rows = table.where(num_gpus=gpus, backend=f"{self.database.backend}_{'graph' if graph else 'eager'}")
+        return rows if len(rows) else None
+
+    def _nccl(self, op: str, gpus: int) -> Columns | None:
+        table = self.database.read("comm", "nccl_perf", ("op_name", "nccl_dtype", "kernel_source"), backend="nccl")
+        rows = None if table is None else table.where(op_name=op, num_gpus=gpus, nccl_dtype="half")
+        return rows if rows is not None and len(rows) else None
+
+    def _build(self, op: str, gpus: int, rows: Columns | None) -> Curve | None:
+        if rows is None:
+            return None
+        rows = rows.take(one_per_key([rows["message_size"]], rows["latency"], rows.texts["kernel_source"][0]))
+        elements = rows["message_size"].astype(float)
+        least = bound(replace(Collective(op, gpus, 1)), self.device, elements, np.zeros_like(elements))
+        return Curve(elements, least / (rows["latency"] * 1e-3))

@@ -1,0 +1,52 @@
+"""Measured kernels: one question in front of the tables of the kernel database."""
+
+from dataclasses import dataclass, field
+
+from windtunnel.hardware import Device
+from windtunnel.perf.answer import Answer
+from windtunnel.perf.attention_table import AttentionTable
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.database import Database
+from windtunnel.perf.expert_table import ExpertTable
+from windtunnel.perf.gemm_table import GemmTable
+from windtunnel.perf.kernels import Attention, Collective, Elementwise, Experts, Gemm, Kernel, LatentAttention, Quantize
+from windtunnel.perf.latent_table import LatentTable
+from windtunnel.perf.link_table import LinkTable
+
+
+@dataclass(eq=False)
+class Measured:
+    """What one database knows about one device. Each table is read when a kernel first needs it."""
+
+    database: Database
+    device: Device
+    gemms: GemmTable = field(init=False)
+    attention: AttentionTable = field(init=False)
+    latent: LatentTable = field(init=False)
+    experts: ExpertTable = field(init=False)
+    links: LinkTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gemms = GemmTable(self.database, self.device)
+        self.attention = AttentionTable(self.database, self.device)
+        self.latent = LatentTable(self.database, self.device, self.gemms)
+        self.experts = ExpertTable(self.database, self.device)
+        self.links = LinkTable(self.database, self.device)
+
+    def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer | None:
+        """Seconds at each point (a > 0), or None where the database has nothing to say about this kind of kernel."""
+        match kernel:
+            case Gemm():
+                return self.gemms.times(kernel, a)
+            case Quantize():
+                return self.gemms.quantize(kernel, a)
+            case Attention():
+                return self.attention.times(kernel, a, b)
+            case LatentAttention():
+                return self.latent.times(kernel, a, b)
+            case Experts():
+                return self.experts.times(kernel, a)
+            case Collective():
+                return self.links.times(kernel, a)
+            case Elementwise():
+                return None

@@ -1,0 +1,201 @@
+"""Operators: what one GPU computes in a step, from a model and how it is sharded."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from windtunnel.deployment import Pool
+from windtunnel.model import MLA, MLP, Attention, Layer, MoE
+from windtunnel.model.spec import VOCAB_PADDING
+from windtunnel.perf import kernels
+from windtunnel.perf.costs import RATES, STORED_BYTES
+from windtunnel.perf.kernels import Collective, Elementwise, Experts, Gemm, Kernel, LatentAttention, Quantize
+from windtunnel.perf.latent_table import projections
+
+GROUPS = ("gemm", "attention", "experts", "communication", "other")
+
+SAMPLER_BYTES = 34.0
+"""Bytes per logit: to float32 (2 read, 4 written), temperature (8), softmax (8), exponential noise (4) and division with
+arg max (8), as vLLM's sampler does without top-k and top-p."""
+
+SAMPLER_LAUNCHES = 10
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A kernel that a step runs ``count`` times, at points given by its phase."""
+
+    name: str
+    group: str
+    """Of GROUPS."""
+    phase: str
+    """``tokens``: all tokens of the rank; ``all_tokens``: of all ranks; ``sequences``: its requests;
+    ``decode``: (decodes, keys); ``prefill``: (chunk, context), for each chunk."""
+    count: int
+    kernel: Kernel
+
+
+def operators(pool: Pool) -> tuple[Operator, ...]:
+    """Every operator of a step of one rank, equal ones of all layers together, in the order of their first use."""
+    found: dict[tuple[str, str, str, Kernel], int] = {}
+    for operator in _step(pool):
+        key = (operator.name, operator.group, operator.phase, operator.kernel)
+        found[key] = found.get(key, 0) + operator.count
+    return tuple(Operator(name, group, phase, count, kernel) for (name, group, phase, kernel), count in found.items())
+
+
+def _step(pool: Pool) -> Iterator[Operator]:
+    model, tp = pool.model, pool.engine.tensor_parallel_size
+    hidden, width = model.hidden_size, model.embedding_size
+    vocabulary = model.vocab_size if tp == 1 else -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // tp
+    yield _other("embedding", 4.0 * width)
+    yield from _reduce(pool, "embedding_all_reduce", width)
+    if width != hidden:
+        yield Operator("embedding_projection", "gemm", "tokens", 1, Gemm(hidden, width))
+    for count, layer in model.layers:
+        for operator in _layer(pool, layer):
+            yield replace(operator, count=operator.count * count)
+    yield _other("final_norm", 8.0 * hidden)
+    if width != hidden:
+        yield Operator("head_projection", "gemm", "sequences", 1, Gemm(width, hidden))
+    yield Operator("lm_head", "gemm", "sequences", 1, _gemm(pool, "lm_head", vocabulary, width))
+    if tp > 1:
+        gather = Collective("all_gather", tp, vocabulary * tp, graph=False)
+        yield Operator("logits_all_gather", "communication", "sequences", 1, gather)
+    sampler = Elementwise(SAMPLER_BYTES * model.vocab_size, SAMPLER_LAUNCHES, graph=False)
+    yield Operator("sampling", "other", "sequences", 1, sampler)
+
+
+def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
+    hidden = pool.model.hidden_size
+    for _ in range(layer.norms):  # each adds the residual: two rows read, two written
+        yield _other("norm", 8.0 * hidden)
+    if isinstance(layer.attention, MLA):
+        yield from _latent(pool, layer.attention)
+    else:
+        yield from _attention(pool, layer.attention)
+    yield from _reduce(pool, "attention_all_reduce", hidden)
+    if isinstance(layer.mlp, MoE):
+        yield from _experts(pool, layer.mlp)
+    else:
+        yield from _network(pool, layer.mlp, "mlp", ("gate_up_proj" if layer.mlp.gated else "up_proj", "down_proj"))
+        yield from _reduce(pool, "mlp_all_reduce", hidden)
+
+
+def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    heads, kv_heads = attention.num_heads // tp, attention.kv_heads_per_gpu(tp)
+    keys, values = kv_heads * attention.head_dim, kv_heads * attention.v_head_dim
+    queries = heads * attention.head_dim
+    kv_dtype = _kv_dtype(pool)
+    yield from _linear(pool, "qkv_proj", "qkv", queries + keys + values, hidden)
+    if attention.qk_norm:
+        yield _other("qk_norm", 4.0 * (queries + keys), launches=1 if attention.qk_norm_across_heads else 2)
+        if attention.qk_norm_across_heads:
+            yield from _reduce(pool, "qk_norm_all_reduce", 4)
+    if not pool.model.learned_positions:
+        yield _other("rotary_embedding", 4.0 * (queries + keys))
+    yield _other("kv_cache_write", (keys + values) * (2.0 + STORED_BYTES[kv_dtype]))
+    for phase in ("decode", "prefill"):
+        kernel = kernels.Attention(
+            phase, heads, kv_heads, attention.head_dim, attention.v_head_dim, attention.window, kv_dtype
+        )
+        yield Operator(f"{phase}_attention", "attention", phase, 1, kernel)
+    yield from _linear(pool, "o_proj", "out", hidden, heads * attention.v_head_dim)
+
+
+def _latent(pool: Pool, mla: MLA) -> Iterator[Operator]:
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    dtype, _ = _format(pool, "qkv")
+    sizes = (mla.num_heads // tp, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
+    both = {
+        phase: LatentAttention(phase, *sizes, _kv_dtype(pool), "bfloat16" if dtype == "bfloat16" else "fp8_block")
+        for phase in ("decode", "prefill")
+    }
+    *down, out = projections(both["decode"], hidden, mla.q_lora_rank, dtype)
+    names = ("qkv_down_proj", "q_up_proj") if mla.q_lora_rank else ("kv_down_proj", "q_proj")
+    for name, gemm in zip(names, down, strict=True):
+        yield from _linear(pool, name, "qkv", gemm.n, gemm.k)
+    for phase, kernel in both.items():
+        yield Operator(f"{phase}_latent_attention", "attention", phase, 1, kernel)
+    yield from _linear(pool, "o_proj", "out", out.n, out.k)
+
+
+def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
+    engine, hidden = pool.engine, pool.model.hidden_size
+    tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size
+    phase = "all_tokens" if pool.lockstep else "tokens"
+    yield Operator("router", "gemm", "tokens", 1, Gemm(moe.num_experts, hidden))
+    yield _other("expert_choice", 6.0 * moe.num_experts)
+    dtype, weight_only = _format(pool, "experts")
+    kernel = Experts(
+        hidden,
+        moe.intermediate_size,
+        moe.top_k,
+        moe.num_experts,
+        tp=1 if engine.enable_expert_parallel else ranks,
+        ep=ranks if engine.enable_expert_parallel else 1,
+        gated=moe.gated,
+        dtype=dtype,
+        weight_only=weight_only,
+    )
+    if pool.lockstep:  # vLLM's default allgather_reducescatter: every rank sees the tokens of all
+        gather = Collective("all_gather", engine.data_parallel_size, hidden)
+        yield Operator("expert_all_gather", "communication", phase, 1, gather)
+    yield Operator("experts", "experts", phase, 1, kernel)
+    if pool.lockstep:
+        scatter = Collective("reduce_scatter", engine.data_parallel_size, hidden)
+        yield Operator("expert_reduce_scatter", "communication", phase, 1, scatter)
+    if moe.shared:
+        yield from _network(pool, moe.shared, "shared_experts", ("shared_gate_up_proj", "shared_down_proj"))
+        yield _other("shared_experts_add", 6.0 * hidden)
+    if tp > 1:
+        yield from _reduce(pool, "expert_all_reduce", hidden)
+
+
+def _network(pool: Pool, mlp: MLP, part: str, names: tuple[str, str]) -> Iterator[Operator]:
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    inner = mlp.intermediate_size // tp
+    up = 2 * inner if mlp.gated else inner
+    yield from _linear(pool, names[0], part, up, hidden)
+    yield _other("activation", 2.0 * (up + inner))
+    yield from _linear(pool, names[1], part, hidden, inner)
+
+
+def _linear(pool: Pool, name: str, part: str, n: int, k: int) -> Iterator[Operator]:
+    """A projection, with the quantisation of its input where it multiplies in 8 or 4 bits."""
+    gemm = _gemm(pool, part, n, k)
+    if not gemm.weight_only and gemm.dtype in RATES:
+        yield Operator("quantize_input", "other", "tokens", 1, Quantize(k))
+    yield Operator(name, "gemm", "tokens", 1, gemm)
+
+
+def _gemm(pool: Pool, part: str, n: int, k: int) -> Gemm:
+    dtype, weight_only = _format(pool, part)
+    return Gemm(n, k, dtype, weight_only)
+
+
+def _format(pool: Pool, part: str) -> tuple[str, bool]:
+    """How a part's weights are stored, and whether they are widened before they multiply.
+
+    They are where the checkpoint says so, and where the device has no arithmetic in their format (fp8 on A100, nvfp4 on Hopper).
+    """
+    dtype, quantization = pool.model.weight_dtype(part), pool.model.quantization
+    if dtype in ("bfloat16", "float16", "float32"):
+        return "bfloat16", False
+    native = RATES.get(dtype) in pool.device.flops
+    return dtype, not native or (quantization is not None and quantization.weight_only)
+
+
+def _kv_dtype(pool: Pool) -> str:
+    dtype = pool.model.resolve_kv_cache_dtype(pool.engine.kv_cache_dtype)
+    return "bfloat16" if dtype == "float16" else dtype
+
+
+def _other(name: str, row_bytes: float, launches: int = 1) -> Operator:
+    return Operator(name, "other", "tokens", 1, Elementwise(row_bytes, launches))
+
+
+def _reduce(pool: Pool, name: str, row: int) -> Iterator[Operator]:
+    tp = pool.engine.tensor_parallel_size
+    if tp > 1:
+        yield Operator(name, "communication", "tokens", 1, Collective("all_reduce", tp, row))

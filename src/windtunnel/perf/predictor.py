@@ -1,0 +1,71 @@
+"""Predictor: any kernel, any device: measured where the kernel database can answer, the roofline elsewhere."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from windtunnel.deployment import Pool, preset
+from windtunnel.errors import InputError, unknown
+from windtunnel.perf.answer import MODELLED, Answer
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.database import Database, find_systems, open_database
+from windtunnel.perf.kernels import Collective, Elementwise, Kernel, Quantize
+from windtunnel.perf.measured import Measured
+from windtunnel.perf.roofline import Roofline, roofline
+
+CHOICES = ("auto", "measured", "roofline")
+
+
+@dataclass(eq=False)
+class Predictor:
+    """Times kernels of one device and engine."""
+
+    roofline: Roofline
+    measured: Measured | None
+    why_not: str
+    """Why nothing is measured, for the provenance; empty where it is."""
+
+    def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer:
+        """Seconds and source at each point (a, b); zero where ``a`` is zero."""
+        a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+        empty = a <= 0
+        at = np.where(empty, 1.0, a)
+        found = self.measured.times(kernel, at, b) if self.measured else None
+        if found is None:
+            found = self.roofline.times(kernel, at, b)
+        return Answer(np.where(empty, 0.0, found.seconds), np.where(empty, MODELLED, found.sources).astype(np.int8))
+
+    @property
+    def database(self) -> Database | None:
+        """The database that answers, if any."""
+        return self.measured.database if self.measured else None
+
+
+def predictor(pool: Pool, source: str = "auto") -> Predictor:
+    """The predictor of a pool. ``source``: ``auto`` (measured where possible), ``measured`` (an error where the device has no
+    measurements), ``roofline``. Raises InputError for another name, and for ``measured`` without data.
+    """
+    if source not in CHOICES:
+        raise unknown("source of kernel times", source, CHOICES)
+    fallback = roofline(pool.device)
+    if source == "roofline":
+        return Predictor(fallback, None, "the roofline was asked for")
+    database = open_database(pool.device.name, pool.engine.backend, wanted_version(pool))
+    if database is not None:
+        return Predictor(fallback, Measured(database, pool.device), "")
+    missing = "is not installed" if find_systems() is None else f"has no {pool.engine.backend} on {pool.device.name}"
+    if source == "measured":
+        raise InputError(f"source='measured': the kernel database {missing}; use source='auto'")
+    return Predictor(fallback, None, f"the kernel database {missing}")
+
+
+def wanted_version(pool: Pool) -> str:
+    """The engine version whose kernels are wanted: the engine's ``kernel_version``, else its preset's."""
+    return pool.engine.kernel_version or f"{preset(pool.engine.preset).version}.0"
+
+
+def eager(kernel: Kernel) -> Kernel:
+    """The same kernel launched one by one instead of from a captured graph."""
+    if isinstance(kernel, Elementwise | Quantize | Collective):
+        return replace(kernel, graph=False)
+    return kernel

@@ -1,0 +1,125 @@
+"""The roofline: what the hardware allows, and what kernels of a similar device attain of it."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.hardware import Device
+from windtunnel.perf.answer import MODELLED, Answer, answer
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.costs import bytes_moved, flops, rate
+from windtunnel.perf.kernels import Attention, Collective, Elementwise, Experts, Gemm, Kernel, LatentAttention, Quantize
+
+CALIBRATION = Path(__file__).parents[1] / "data" / "efficiency.toml"
+
+ELEMENTWISE_BANDWIDTH = 0.8
+"""Share of the memory bandwidth that kernels which only move data reach; the kernel database's package prices them so."""
+
+LAUNCH_EAGER = 3e-6
+"""Seconds of a small kernel launched one by one, beyond its bytes (the same package)."""
+
+LAUNCH_GRAPH = 2e-6
+"""The same inside a replayed CUDA graph: the shortest entries of the kernel database, all measured so, take 1.7-2.5 µs."""
+
+COLLECTIVE_LATENCY = 1e-5
+"""Seconds of a collective across nodes beyond its bytes (p2p_latency of the kernel database's system files)."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What a family of kernels attains: shares of peak compute and bandwidth, and seconds that each launch takes anyway."""
+
+    compute: float
+    memory: float
+    latency: float
+
+
+def bound(kernel: Kernel, device: Device, a: Floats, b: Floats) -> Floats:
+    """Least seconds: the larger of FLOPs at peak rate and bytes at full bandwidth (of the link, for a collective)."""
+    if isinstance(kernel, Collective):
+        return bytes_moved(kernel, a, b) / link_bandwidth(device, kernel.gpus)
+    return np.maximum(
+        flops(kernel, a, b) / device.peak_flops(rate(kernel)), bytes_moved(kernel, a, b) / device.memory_bandwidth
+    )
+
+
+def link_bandwidth(device: Device, gpus: int) -> float:
+    """Bytes/s and direction between GPUs: the node's link, or the network when they do not fit one node."""
+    return device.link_bandwidth if gpus <= device.gpus_per_node else device.network_bandwidth
+
+
+def family(kernel: Kernel) -> str:
+    """The name under which a kernel's efficiency is calibrated."""
+    match kernel:
+        case Gemm():
+            return f"gemm_{rate(kernel)}"
+        case Experts():
+            return f"experts_{rate(kernel)}"
+        case Attention(phase=phase):
+            return f"attention_{phase}"
+        case LatentAttention(phase=phase):
+            return f"latent_{phase}"
+        case Collective(op=op):
+            return "all_reduce" if op == "all_reduce" else "gather"
+        case Quantize() | Elementwise():
+            return "elementwise"
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Answers for any kernel on any device: max(FLOPs / attained rate, bytes / attained bandwidth) + latency, all modelled."""
+
+    device: Device
+    efficiencies: Mapping[str, Efficiency]
+    calibrated_on: str
+
+    def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer:
+        """Seconds at each point; zero where ``a`` is zero."""
+        if isinstance(kernel, Elementwise | Quantize):
+            moved = bytes_moved(kernel, a, b) / (ELEMENTWISE_BANDWIDTH * self.device.memory_bandwidth)
+            launches = kernel.launches if isinstance(kernel, Elementwise) else 2
+            seconds = moved + launches * (LAUNCH_GRAPH if kernel.graph else LAUNCH_EAGER)
+        else:
+            seconds = self._attained(kernel, a, b)
+        return answer(np.where(a > 0, seconds, 0.0), MODELLED)
+
+    def _attained(self, kernel: Kernel, a: Floats, b: Floats) -> Floats:
+        eff = self.efficiencies[family(kernel)]
+        if isinstance(kernel, Collective):
+            across = COLLECTIVE_LATENCY if kernel.gpus > self.device.gpus_per_node else 0.0
+            return bound(kernel, self.device, a, b) / eff.memory + eff.latency + across
+        compute = flops(kernel, a, b) / (self.device.peak_flops(rate(kernel)) * eff.compute)
+        memory = bytes_moved(kernel, a, b) / (self.device.memory_bandwidth * eff.memory)
+        return np.maximum(compute, memory) + eff.latency
+
+
+def roofline(device: Device) -> Roofline:
+    """The roofline of a device with the efficiencies measured on the most similar one: same link kind, then nearest architecture.
+
+    ``data/efficiency.toml`` holds them; ``python -m windtunnel.perf.calibration`` derives that file from the kernel database.
+    """
+    devices = _calibration()
+
+    def distance(name: str) -> tuple[bool, int, float]:
+        entry = devices[name]
+        generation = abs(entry["sm_version"] - (device.sm_version or 90))
+        bandwidth = abs(float(np.log(device.memory_bandwidth / entry["memory_bandwidth"])))
+        return name != device.name, int(generation), bandwidth
+
+    nearest = min(devices, key=distance)
+    linked = min(devices, key=lambda name: ((devices[name]["link"] != device.link), *distance(name)))
+    table = {key: Efficiency(**value) for key, value in devices[nearest]["families"].items()}
+    for key in ("all_reduce", "gather"):
+        table[key] = Efficiency(**devices[linked]["families"][key])
+    return Roofline(device, table, nearest)
+
+
+@cache
+def _calibration() -> dict[str, dict[str, Any]]:
+    loaded: dict[str, dict[str, Any]] = tomllib.loads(CALIBRATION.read_text(encoding="utf-8"))
+    return loaded

@@ -1,0 +1,73 @@
+"""Tabulated: batch-time tables with their shares by source and by kind of operator."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from windtunnel.perf.axes import Axes
+from windtunnel.perf.batch_times import BatchTimes, Floats
+
+PARTS = ("decode_tokens", "mixed_tokens", "sequences", "decode_attention", "prefill_attention", "expert_tokens")
+"""The tables of BatchTimes that hold GPU seconds, and so the tables that are split by source and by group."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tabulated:
+    """Tables of a pool and where they come from."""
+
+    times: BatchTimes
+    sources: dict[str, BatchTimes]
+    """``measured``, ``interpolated``, ``modelled``: tables of the same shape with the seconds from each source; their
+    sum is ``times``. They hold no host work: ``sources[name].rank(…)`` is the GPU time of a batch from that source."""
+    groups: dict[str, BatchTimes]
+    """The same split by ``gemm``, ``attention``, ``experts``, ``communication``, ``other``."""
+    provenance: tuple[dict[str, Any], ...]
+    """One row per operator: name, group, phase, count, kernel, kind of source, table file."""
+    notes: tuple[str, ...] = ()
+    """What a reader of results should know about the kernel times."""
+
+
+@dataclass(eq=False)
+class Sums:
+    """Running sums of one split of the tables."""
+
+    axes: Axes
+    tables: dict[str, Floats] = field(default_factory=dict)
+    base: float = 0.0
+
+    def add(self, part: str, seconds: Floats) -> None:
+        """Add seconds to a table."""
+        if part in self.tables:
+            self.tables[part] += seconds
+        else:
+            self.tables[part] = np.array(seconds, dtype=float)
+
+    def times(self, overlapped: Floats | None = None, serial: Floats | None = None) -> BatchTimes:
+        """The sums as tables; without host work they are a share of a batch."""
+        ax = self.axes
+        none = np.zeros(ax.max_num_seqs + 1)
+        shapes = part_shapes(ax)
+        return BatchTimes(
+            **{part: self.tables.get(part, np.zeros(shapes[part])) for part in PARTS},
+            host_overlapped=none if overlapped is None else overlapped,
+            host_serial=none if serial is None else serial,
+            context_knots=ax.context_knots,
+            chunk_knots=ax.chunk_knots,
+            prefill_base=self.base,
+            padded=ax.padded,
+            graph_tokens=ax.graph_tokens,
+        )
+
+
+def part_shapes(ax: Axes) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tables in PARTS."""
+    tokens, sequences, contexts = len(ax.padded), ax.max_num_seqs + 1, len(ax.context_knots)
+    return {
+        "decode_tokens": (tokens,),
+        "mixed_tokens": (tokens,),
+        "sequences": (sequences,),
+        "decode_attention": (sequences, contexts),
+        "prefill_attention": (len(ax.chunk_knots), contexts),
+        "expert_tokens": (ax.ranks * ax.max_num_batched_tokens + 1 if ax.ranks > 1 else 1,),
+    }
