@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from windtunnel.errors import InputError, unknown
+from windtunnel.workload.quantiles import Quantiles
 from windtunnel.workload.rules import Floats
 
 RAMPS = ("linear", "exponential")
@@ -35,6 +36,11 @@ def _gaps(burstiness: float, n: int, rng: np.random.Generator) -> Floats:
     if math.isinf(burstiness):
         return np.ones(n)
     return rng.gamma(burstiness, 1.0 / burstiness, n)
+
+
+def _stretched(elapsed: Floats, rate: float) -> Floats:
+    stretched: Floats = elapsed * (len(elapsed) / rate / elapsed[-1])
+    return stretched
 
 
 def _check_burstiness(value: float) -> None:
@@ -64,7 +70,7 @@ class Gamma:
     def times(self, n: int, rng: np.random.Generator) -> Floats:
         """Arrival times in s; the first comes one gap after 0."""
         elapsed = np.cumsum(_gaps(self.burstiness, n, rng)) / self.rate
-        return elapsed * (n / self.rate / elapsed[-1]) if self.exact_duration else elapsed
+        return _stretched(elapsed, self.rate) if self.exact_duration else elapsed
 
 
 def Poisson(rate: float) -> Gamma:  # noqa: N802 - reads as the other processes do
@@ -133,26 +139,43 @@ class Ramp:
 
 
 @dataclass(frozen=True)
-class Modulated:
-    """A gamma process whose rate follows a repeating profile: load that drifts over minutes.
-
-    A gamma process of rate 1 is stretched by the inverse of the cumulated rate, so that the expected number of
-    arrivals in any interval is the integral of the rate over it (the inhomogeneous Poisson process at burstiness 1).
-    """
+class Renewal:
+    """Independent gaps from a table of quantiles, scaled to a mean of exactly 1/rate: bursts with long silences."""
 
     rate: float
-    """Mean requests per second over a whole profile, > 0."""
+    """Mean requests per second, > 0."""
+    gaps: Quantiles
+    """The shape of the gaps; their unit does not matter."""
+    exact_duration: bool = False
+    """Stretch the times so that the last request arrives at exactly n/rate, as vLLM's benchmark does."""
+
+    def __post_init__(self) -> None:
+        """Refuse a rate that is not positive."""
+        _check_rate("request_rate", self.rate)
+
+    def times(self, n: int, rng: np.random.Generator) -> Floats:
+        """Arrival times in s; the first comes one gap after 0."""
+        elapsed = np.cumsum(self.gaps.at(rng.random(n))) / (self.gaps.mean * self.rate)
+        return _stretched(elapsed, self.rate) if self.exact_duration else elapsed
+
+
+@dataclass(frozen=True)
+class Modulated:
+    """Another process with a rate that follows a repeating profile: load that drifts over minutes.
+
+    The steady process's clock is bent by the inverse of the cumulated profile (mean 1), so that the expected arrivals
+    in any interval are the steady rate × the integral of the profile: Poisson becomes inhomogeneous Poisson.
+    """
+
+    steady: Arrivals
+    """The process without drift."""
     profile: tuple[float, ...]
     """Relative rates ≥ 0 of consecutive windows; only their ratios matter."""
     window: float
     """Seconds per entry of the profile, > 0."""
-    burstiness: float = 1.0
-    """Shape of the gaps' gamma distribution in stretched time, as in `Gamma`."""
 
     def __post_init__(self) -> None:
-        """Refuse rates, windows and profiles that are not positive."""
-        _check_rate("request_rate", self.rate)
-        _check_burstiness(self.burstiness)
+        """Refuse windows and profiles that are not positive."""
         if not (math.isfinite(self.window) and self.window > 0):
             raise InputError(f"window={self.window:g}: must be finite seconds > 0")
         total = sum(self.profile)
@@ -162,11 +185,11 @@ class Modulated:
     def times(self, n: int, rng: np.random.Generator) -> Floats:
         """Arrival times in s; the profile begins anew every len(profile) · window seconds."""
         period = len(self.profile) * self.window
-        count = np.concatenate([[0.0], np.cumsum(self.profile)])
-        count *= self.rate * period / count[-1]  # expected arrivals since the start of a period
-        clock = np.arange(len(count)) * self.window
-        rounds, rest = np.divmod(np.cumsum(_gaps(self.burstiness, n, rng)), count[-1])
-        elapsed: Floats = rounds * period + np.interp(rest, count, clock)
+        passed = np.concatenate([[0.0], np.cumsum(self.profile)])
+        passed *= period / passed[-1]  # steady seconds passed at each window's start
+        clock = np.arange(len(passed)) * self.window
+        rounds, rest = np.divmod(self.steady.times(n, rng), period)
+        elapsed: Floats = rounds * period + np.interp(rest, passed, clock)
         return elapsed
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.workload.quantiles import Quantiles
 from windtunnel.workload.rules import LARGEST, Floats, Integers
 
 
@@ -224,10 +225,28 @@ class Empirical:
         return self.prompt_tokens[rows], self.output_tokens[rows]
 
 
-def quantile_draw(levels: Floats, values: Floats, u: Floats) -> Integers:
-    """Counts at the quantile levels u of a distribution known by a table, logarithms interpolated linearly.
+@dataclass(frozen=True)
+class Banded:
+    """Prompts by a table of quantiles, outputs by one table for each band of prompts: keeps how the two depend.
 
-    ``levels`` rise from 0 to 1, ``values`` ≥ 1 do not fall; the result is rounded to whole tokens.
+    The bands hold equal shares of the requests, shortest prompts first. Counts are rounded to whole tokens.
     """
-    tokens: Integers = np.rint(np.exp(np.interp(u, levels, np.log(values)))).astype(np.int64)
-    return tokens
+
+    prompt: Quantiles
+    """Prompt tokens."""
+    outputs: tuple[Quantiles, ...]
+    """Output tokens, per band."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Integers, Integers]:
+        """Prompts at random levels, then outputs at random levels of each prompt's band."""
+        level, other = rng.random(n), rng.random(n)
+        band = (level * len(self.outputs)).astype(np.int64)
+        output = np.empty(n)
+        for index, table in enumerate(self.outputs):
+            output[band == index] = table.at(other[band == index])
+        return _whole(self.prompt.at(level)), _whole(output)
+
+
+def _whole(tokens: Floats) -> Integers:
+    whole: Integers = np.maximum(np.rint(tokens), 1).astype(np.int64)
+    return whole

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -112,9 +111,11 @@ def save(workload: Workload, path: str | Path) -> None:
 
     Raises InputError when the place cannot be written to.
     """
+    from tempfile import mkstemp
+
     target = Path(path)
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle, temporary = mkstemp(dir=target.parent, prefix=f".{target.name}.")
         os.close(handle)
         try:
             if target.suffix == ".parquet":

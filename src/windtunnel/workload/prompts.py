@@ -1,0 +1,113 @@
+"""Workloads whose prompts share text: common prefixes, and sessions whose every turn repeats the conversation so far.
+
+Both carry hash ids of the prompts' full blocks: equal ids stand for equal text up to the end of the block.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.workload.arrivals import Arrivals
+from windtunnel.workload.columns import Workload
+from windtunnel.workload.lengths import Fixed, Lengths, OneLength
+from windtunnel.workload.rules import HashIds, Integers
+from windtunnel.workload.synthetic import check_count, stream
+
+
+def prefix_repetition(
+    arrivals: Arrivals,
+    lengths: Lengths,
+    num_requests: int,
+    seed: int = 0,
+    *,
+    num_prefixes: int = 10,
+    prefix_tokens: int = 256,
+    hash_block_size: int = 16,
+    max_concurrency: int = 0,
+) -> Workload:
+    """Prompts of one of ``num_prefixes`` common prefixes and a suffix of their own: vLLM's `prefix_repetition`.
+
+    ``lengths`` gives suffix and output tokens. Every prefix is used equally often (± 1), in random order.
+    """
+    check_count("num_requests", num_requests)
+    check_count("num_prefixes", num_prefixes)
+    check_count("prefix_tokens", prefix_tokens)
+    check_count("hash_block_size", hash_block_size)
+    suffix, output = lengths.sample(num_requests, stream(seed, "lengths"))
+    prompt = suffix + prefix_tokens
+    prefix = stream(seed, "prefixes").permutation(np.arange(num_requests) % num_prefixes)
+    return Workload.from_columns(
+        arrival=arrivals.times(num_requests, stream(seed, "arrivals")),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        hash_ids=_hashes(prompt // hash_block_size, prefix, prefix_tokens // hash_block_size, np.arange(num_requests)),
+        hash_block_size=hash_block_size,
+        max_concurrency=max_concurrency,
+        name="prefix_repetition",
+    )
+
+
+def sessions(
+    arrivals: Arrivals,
+    lengths: Lengths,
+    num_sessions: int,
+    seed: int = 0,
+    *,
+    turns: int | OneLength = 4,
+    think_time: float = 10.0,
+    system_tokens: int = 0,
+    hash_block_size: int = 16,
+    max_concurrency: int = 0,
+) -> Workload:
+    """Conversations: each turn's prompt is the system prompt, all earlier turns and answers, and a new message.
+
+    ``arrivals`` starts sessions, ``lengths`` gives a turn's new message and answer, ``turns`` their number;
+    think times are exponential with the mean ``think_time`` in s (0: none). All sessions share the system prompt.
+    """
+    check_count("num_sessions", num_sessions)
+    check_count("hash_block_size", hash_block_size)
+    if not (math.isfinite(think_time) and think_time >= 0):
+        raise InputError(f"think_time={think_time:g}: must be finite seconds ≥ 0")
+    if system_tokens < 0:
+        raise InputError(f"system_tokens={system_tokens}: must be ≥ 0")
+    per_session = Fixed(turns) if isinstance(turns, int) else turns
+    count = per_session.draw(num_sessions, stream(seed, "turns"))
+    session = np.repeat(np.arange(num_sessions), count)
+    first = np.cumsum(count) - count
+    message, output = lengths.sample(len(session), stream(seed, "lengths"))
+    before = np.cumsum(message + output) - message - output
+    prompt = system_tokens + before - before[first][session] + message
+    arrival = np.full(len(session), np.nan)
+    arrival[first] = arrivals.times(num_sessions, stream(seed, "arrivals"))
+    think = stream(seed, "think times").exponential(think_time, len(session))
+    think[first] = 0.0
+    shared = system_tokens // hash_block_size
+    return Workload.from_columns(
+        arrival=arrival,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        session=session,
+        think_time=think,
+        hash_ids=_hashes(prompt // hash_block_size, np.zeros(len(session), np.int64), shared, session),
+        hash_block_size=hash_block_size,
+        max_concurrency=max_concurrency,
+        name="sessions",
+    )
+
+
+def _hashes(blocks: Integers, prefix: Integers, prefix_blocks: int, owner: Integers) -> HashIds:
+    """Ids of each request's full blocks: the first ``prefix_blocks`` belong to its prefix, the others to its owner.
+
+    ``owner`` numbers from 0, not falling, those whose requests continue one text (the request itself, or its session).
+    """
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(blocks)])
+    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+    longest = np.zeros(int(owner[-1]) + 1, np.int64)
+    np.maximum.at(longest, owner, blocks)
+    start = (int(prefix.max()) + 1) * prefix_blocks + np.cumsum(longest) - longest
+    common = np.repeat(prefix * prefix_blocks, blocks) + place
+    own = np.repeat(start[owner], blocks) + place
+    return offsets, np.where(place < prefix_blocks, common, own)
