@@ -4,7 +4,7 @@
     num_blocks = ⌊available / bytes of one block over all layers⌋
 
 (``gpu_worker.determine_available_memory`` and ``kv_cache_utils`` of vLLM.) The activation peak belongs to a dry run
-with ``max_num_batched_tokens`` tokens and sampling for ``max_num_seqs`` requests. CUDA graphs are captured afterwards and
+with ``max_num_batched_tokens`` tokens and sampling for ``max_num_seqs`` requests. CUDA graphs are captured later and
 take from the memory beyond the limit: so did vLLM up to 0.20, and so does its second model runner, the default by 0.31.
 
 Two constants are fitted to what engines reported. Sampling takes 46 bytes per logit (Llama-3.1-8B: A100, 0.31.0, 256

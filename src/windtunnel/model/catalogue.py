@@ -86,7 +86,10 @@ def _entries() -> dict[str, Entry]:
         for file in sorted(folder.glob(f"*{SUFFIX}"))
         if not file.name.endswith(QUANT_SUFFIX)
     }
-    return {**shipped, **tomllib.loads(OWN.read_text(encoding="utf-8"))}
+    entries: dict[str, Entry] = {**shipped, **tomllib.loads(OWN.read_text(encoding="utf-8"))}
+    return {
+        name: entry for name, entry in entries.items() if isinstance(entry, Path) or entry.get("like", name) in entries
+    }
 
 
 @cache

@@ -15,6 +15,8 @@ from windtunnel.model.spec import Model
 
 Json = Mapping[str, Any]
 
+GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "gelu_pytorch_tanh")
+MOE_SIZE_KEYS = ("intermediate_size", "moe_intermediate_size")
 MOE_COUNT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -60,8 +62,10 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
     refuse_what_is_not_simulated(name, architecture, text)
     family = FAMILIES.get(architecture)
     notes = list(family.notes) if family else [_unknown_note(name, architecture)]
+    keys = Keys(name, text, family.defaults if family else {})
+    if family is None:
+        _require_unambiguous(keys, architecture)
     family = family or Family()
-    keys = Keys(name, text, family.defaults)
     if text.get("vision_config") or config.get("vision_config") or "text_config" in config:
         notes.append("only the text part of this model is simulated, without its vision or audio encoder")
     if keys.get("num_nextn_predict_layers", "num_mtp_modules", default=0):
@@ -69,6 +73,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
     hidden = keys.integer("hidden_size", "n_embd", "d_model")
     layers = [_layer(keys, family, hidden, index) for index in range(keys.integer("num_hidden_layers", "n_layer"))]
     positions = keys.integer("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
+    length = _extended(positions, text)
     quantization_config = config.get("quantization_config") or text.get("quantization_config")
     return Model(
         name=name,
@@ -76,7 +81,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
         hidden_size=hidden,
         vocab_size=keys.integer("vocab_size"),
         layers=tuple((len(list(run)), layer) for layer, run in groupby(layers)),
-        max_position_embeddings=positions,
+        max_position_embeddings=length,
         tie_word_embeddings=bool(
             config.get("tie_word_embeddings", keys.flag("tie_word_embeddings", default=family.tied))
         ),
@@ -95,6 +100,33 @@ def _architecture(name: str, config: Json) -> str:
     if not architectures or not isinstance(architectures, list):
         raise InputError(f"{name}: config.json has no key 'architectures'; is this a Hugging Face config.json?")
     return str(architectures[0])
+
+
+def _require_unambiguous(keys: Keys, architecture: str) -> None:
+    """What a known architecture's code decides must stand in the config of an unknown one."""
+    keys.integer("num_key_value_heads")
+    keys.integer(*MOE_SIZE_KEYS)
+    activation = str(keys.get("hidden_act", "hidden_activation", default=""))
+    if activation not in GATED_ACTIVATIONS:
+        raise InputError(
+            f"{keys.owner}: architecture {architecture} is not known, and hidden_act={activation!r} in config.json does "
+            f"not tell whether its MLP is gated; known architectures: {', '.join(sorted(FAMILIES)[:6])}, …"
+        )
+    if keys.get("sliding_window") and keys.get("use_sliding_window", default=True) and not keys.get("layer_types"):
+        raise InputError(
+            f"{keys.owner}: architecture {architecture} is not known, and config.json has no key 'layer_types' that "
+            "tells which layers slide"
+        )
+
+
+def _extended(positions: int, text: Json) -> int:
+    """The longest context, as vLLM derives it: some kinds of RoPE scaling lengthen it by their factor."""
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
+    if kind not in ("linear", "dynamic", "yarn") or not factor or "gemma3" in str(text.get("model_type")):
+        return positions
+    base = scaling.get("original_max_position_embeddings", positions) if kind == "yarn" else positions
+    return int(base * factor)
 
 
 def _unknown_note(name: str, architecture: str) -> str:

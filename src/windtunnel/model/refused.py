@@ -51,12 +51,12 @@ SIMULATED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attenti
 
 def refuse_what_is_not_simulated(name: str, architecture: str, config: Mapping[str, Any]) -> None:
     """Raise InputError when the model has layers of a kind that cannot be simulated yet."""
-    kinds = set(config.get("layer_types") or ())
-    found = next(
-        (LAYER_TYPES.get(kind, f"layers of type {kind!r}") for kind in sorted(kinds - SIMULATED_LAYER_TYPES)), None
+    kinds = sorted(set(config.get("layer_types") or ()) - SIMULATED_LAYER_TYPES)
+    found = (
+        BY_ARCHITECTURE.get(architecture)
+        or next((what for key, what in BY_KEY.items() if config.get(key)), None)
+        or next((LAYER_TYPES.get(kind, f"layers of type {kind!r}") for kind in kinds), None)
     )
-    found = found or next((what for key, what in BY_KEY.items() if config.get(key)), None)
-    found = found or BY_ARCHITECTURE.get(architecture)
     if not found and 0 in (config.get("attn_type_list") or ()):
         found = "linear attention layers (Lightning attention)"
     if not found and config.get("is_encoder_decoder"):

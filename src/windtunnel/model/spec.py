@@ -62,6 +62,14 @@ class Model:
         return sum(count for count, _ in self.layers)
 
     @property
+    def layer_counts(self) -> dict[Layer, int]:
+        """Each different layer and how often it occurs, wherever it stands."""
+        counts: dict[Layer, int] = {}
+        for count, layer in self.layers:
+            counts[layer] = counts.get(layer, 0) + count
+        return counts
+
+    @property
     def has_moe(self) -> bool:
         """Whether any layer routes tokens to experts."""
         return any(isinstance(layer.mlp, MoE) for _, layer in self.layers)
