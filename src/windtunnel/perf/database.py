@@ -104,7 +104,7 @@ class Database:
             files = [file for file in files if version_key(file.parent.name) <= version_key(self.version)]
         if not files:
             return None
-        self.opened[table] = str(files[-1].relative_to(self.systems))
+        self.opened[table if backend is None else f"{table} ({backend})"] = str(files[-1].relative_to(self.systems))
         return files[-1]
 
     def read(self, family: str, table: str, texts: tuple[str, ...], backend: str | None = None) -> Columns | None:

@@ -21,7 +21,7 @@ LANES = {
     "fp8": ("fp8", "fp8_block"),
     "fp8_block": ("fp8_block", "fp8"),
     "nvfp4": ("nvfp4",),
-    "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
+    "mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
     "int4": ("int4_wo",),
 }
 """Our weight formats as ``moe_dtype`` calls them, the first that was measured."""

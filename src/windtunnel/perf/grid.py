@@ -176,4 +176,4 @@ def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
         return (
             f"kernel times of {pool.device.name} are modelled: {predictor.why_not}; roofline as calibrated on {like}",
         )
-    return tuple(predictor.measured.experts.notes)
+    return (*predictor.measured.gemms.notes, *predictor.measured.experts.notes)
