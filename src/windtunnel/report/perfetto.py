@@ -1,6 +1,7 @@
 """A trace for ui.perfetto.dev and chrome://tracing: steps on a track per lane, requests as async spans, counters."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.metrics import Steps, timeline
-from windtunnel.report.files import write_whole
+from windtunnel.report.write import write_whole
 
 Floats = NDArray[np.float64]
 Event = dict[str, Any]
@@ -24,7 +25,7 @@ REQUEST_EVENTS = 8
 def perfetto(steps: Steps, max_events: int = 200_000) -> dict[str, Any]:
     """The trace document, of at most about ``max_events`` events.
 
-    Half of the events are for steps: each step one, or as many neighbouring steps of a lane in one as needed. The rest is
+    Half of the events are for steps: one each, or one for as many neighbouring steps of a lane as needed. The rest is
     for requests: all of them, or every k-th. ``otherData`` says how many were merged or left out.
 
     Raises:
@@ -135,7 +136,7 @@ def _requests(steps: Steps, stride: int) -> Iterator[Event]:
     columns = [getattr(requests, name)[::stride].tolist() for name in (*names, "finish")]
     for identity, replica, prompt, output, preemptions, *times in zip(*columns, strict=True):
         track = {"cat": "request", "id": str(identity), "pid": replica + 1 if replica >= 0 else 0, "tid": 0}
-        known = [time for time in times if time == time]
+        known = [time for time in times if not math.isnan(time)]
         if len(known) < 2:
             continue
         details = {"prompt_tokens": prompt, "output_tokens": output, "preemptions": preemptions}

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics import Distribution, Steps, request_metrics
-from windtunnel.report.files import write_whole
+from windtunnel.report.write import write_whole
 from windtunnel.run import FINISHED, UNFINISHED
 
 Floats = NDArray[np.float64]
@@ -77,10 +77,11 @@ def _lines(steps: Steps) -> Iterator[str]:
         ("generation_tokens_total", "counter", "Generation tokens processed.", count(finished, requests.output_tokens)),
     ):
         yield _head(name, kind, text)
-        yield from (f'vllm:{name}{{engine="{engine}",model_name="{model}"}} {value:g}\n' for engine, value in values)
+        yield from (f'vllm:{name}{{engine="{engine}",model_name="{model}"}} {value:.17g}\n' for engine, value in values)
     yield _head("request_success_total", "counter", "Successfully processed requests.")
     for engine, value in count(finished):
-        yield f'vllm:request_success_total{{engine="{engine}",finished_reason="length",model_name="{model}"}} {value:g}\n'
+        labels = f'engine="{engine}",finished_reason="length",model_name="{model}"'
+        yield f"vllm:request_success_total{{{labels}}} {value:g}\n"
     for name, text, edges, labelled in _histograms(steps):
         yield _head(name, "histogram", text)
         for engine, values_ in labelled:

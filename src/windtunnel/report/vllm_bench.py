@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.metrics import Distribution, Steps, Summary, request_metrics, token_gaps_by_request
-from windtunnel.report.files import write_whole
+from windtunnel.report.write import write_whole
 from windtunnel.run import FINISHED
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -25,17 +25,17 @@ def vllm_bench(
     detailed: bool = False,
     date: datetime | None = None,
 ) -> dict[str, Any]:
-    """The document that ``--save-result`` writes with all four ``--percentile-metrics``; the measured run is the whole one.
+    """The document that ``--save-result`` writes with all four ``--percentile-metrics``.
 
-    ``detailed`` adds the arrays of ``--save-detailed``, one entry per request, gaps between tokens included. Times are in
-    milliseconds in names that say so, else in seconds. A statistic of nothing is 0, as there.
+    ``detailed`` adds the arrays of ``--save-detailed``: one entry per request, with all gaps between its tokens. Times
+    are in milliseconds in names that say so, else in seconds. A statistic of nothing is 0, as there.
     """
     requests = steps.run.requests
     workload, pool = steps.run.manifest.get("workload", {}), steps.run.manifest["pools"][0]
     finished = requests.status == FINISHED
     model = str(pool.get("model", ""))
     document: dict[str, Any] = {
-        "date": (date or datetime.now()).strftime("%Y%m%d-%H%M%S"),  # noqa: DTZ005 - vLLM writes local time
+        "date": (date or datetime.now()).strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": "windtunnel",
         "backend": "windtunnel",
         "label": "windtunnel",

@@ -1,0 +1,229 @@
+"""One page that tells the whole run: a single file, no network, light or dark as the reader's system is."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from windtunnel.deployment import SLO
+from windtunnel.errors import InputError
+from windtunnel.metrics import LATENCIES, PERCENTILES, Steps, Summary
+from windtunnel.report.figures import BINS, figures
+from windtunnel.report.serve_line import serve_line
+from windtunnel.report.words import card, flatten, money, number, percent, seconds, table
+
+PAGE = Path(__file__).parent
+MAX_REPLICAS = 64
+"""Replicas that the table lists."""
+CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+
+
+def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
+    """The page as text, plotly.js included.
+
+    Raises:
+        InputError: plotly is not installed.
+    """
+    manifest = steps.run.manifest
+    title = _title(manifest)
+    plots = json.dumps(figures(steps, summary, slo), allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+    sections = (
+        _header(title, manifest, summary),
+        _answer(summary, slo),
+        "<h2>Latency</h2>",
+        _latencies(summary),
+        '<div class="pair" style="margin-top:12px">',
+        _plot("requests-cdf", "Per request", "cdf"),
+        _plot("tokens-cdf", "Per token", "cdf"),
+        "</div>",
+        "<h2>Over time</h2>",
+        _plot("timeline", "", "timeline", f"Means over {BINS} equal bins of time, exact."),
+        "<h2>Where the time goes</h2>",
+        _plot("breakdown", "", "breakdown"),
+        _replicas(summary),
+        "<h2>Workload</h2>",
+        '<div class="triple">',
+        _plot("arrivals", "Arrivals", "bars"),
+        _plot("prompts", "Prompt lengths", "bars"),
+        _plot("outputs", "Output lengths", "bars"),
+        "</div>",
+        _specification(manifest),
+        _provenance(manifest),
+        f"<footer>windtunnel {escape(str(manifest.get('version', '')))} · seed {escape(str(manifest.get('seed', '–')))}"
+        f" · simulated, not measured on the device</footer>",
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · windtunnel</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{CSP}">'
+        f'<link rel="icon" href="data:,"><style>{_text("page.css")}</style></head>\n<body><main>'
+        + "\n".join(sections)
+        + f'</main>\n<script type="application/json" id="figures">{plots}</script>\n<script>{_plotly()}</script>\n'
+        f"<script>{_text('page.js')}</script>\n</body></html>\n"
+    )
+
+
+def _title(manifest: Mapping[str, Any]) -> str:
+    replicas, pool = len(manifest["replicas"]), manifest["pools"][0]
+    each = f"{pool.get('gpus_per_replica', 1)} × {pool.get('device', 'GPU')}"
+    return f"{pool.get('model', 'model')} on {f'{replicas} replicas of ' if replicas > 1 else ''}{each}"
+
+
+def _header(title: str, manifest: Mapping[str, Any], summary: Summary) -> str:
+    name = manifest.get("workload", {}).get("name") or "workload"
+    span = seconds(summary.window.seconds)
+    scope = "measured without warm-up and drain" if summary.window.trimmed else "the whole run"
+    return (
+        f'<header><p class="brand">windtunnel report</p><h1>{escape(title)}</h1>'
+        f'<p class="sub">{escape(str(name))} · {summary.total:,} requests · {escape(span)}, {scope}</p>'
+        f"{_verdict(summary)}{_warnings(summary)}</header>"
+    )
+
+
+def _verdict(summary: Summary) -> str:
+    """The answer in a sentence: percentile limits first, else the share of good requests."""
+    if summary.verdicts:
+        texts = [f"{item.name} {seconds(item.value)} (limit {seconds(item.limit)})" for item in summary.verdicts]
+        word = "Meets" if summary.meets_slo else "Misses"
+        kind = "good" if summary.meets_slo else "bad"
+        return f'<p class="verdict {kind}">{word} the target: {escape(" · ".join(texts))}</p>'
+    if summary.attainment == summary.attainment:
+        kind = "good" if summary.attainment >= 0.99 else "bad"
+        text = f"{percent(summary.attainment)} of all requests meet every limit"
+        return f'<p class="verdict {kind}">{escape(text)}</p>'
+    return ""
+
+
+def _warnings(summary: Summary) -> str:
+    items = "".join(f"<li>{escape(text)}</li>" for text in summary.warnings)
+    return f'<ul class="warnings">{items}</ul>' if items else ""
+
+
+def _answer(summary: Summary, slo: SLO | None) -> str:
+    used, cards = summary.usage, []
+    for name, label in (
+        ("ttft", "Time to first token"),
+        ("tpot", "Time per output token"),
+        ("e2el", "End-to-end latency"),
+    ):
+        values = summary.latencies[name]
+        middle, tail = values.percentiles((50, 99)).tolist()
+        cards.append(card(label, seconds(middle), "median", f"99 %: {seconds(tail)}"))
+    outcome = f"{summary.finished:,} finished, {summary.rejected:,} rejected, {summary.aborted:,} aborted"
+    cards.append(card("Throughput", number(summary.output_throughput), "output tokens/s",
+                      f"{number(summary.request_throughput)} requests/s"))  # fmt: skip
+    if slo is not None and slo.limits:
+        limits = ", ".join(f"{name} ≤ {seconds(limit)}" for name, limit in slo.limits.items())
+        cards.append(
+            card("Goodput", number(summary.goodput), "requests/s", f"{percent(summary.attainment)} good: {limits}")
+        )
+    million = summary.per_million_output_tokens
+    cards += [
+        card("Cost", money(million(used.cost_usd)), "per million output tokens",
+             f"{money(used.cost_usd)} for {number(used.gpu_hours)} GPU-hours"),
+        card("Energy", number(million(used.energy_wh) / 1000), "kWh per million output tokens",
+             f"{number(used.energy_wh / 1000)} kWh in all, GPUs only"),
+        card("GPUs busy", percent(used.busy), f"of {used.gpus}", f"MFU {percent(used.mfu)}, MBU {percent(used.mbu)}"),
+        card("KV cache", percent(used.kv), "used on average", f"{summary.kv_blocks:,} blocks a rank"),
+        card("Requests", f"{summary.total:,}", "", outcome),
+        card("Longest wait", seconds(summary.max_wait), "for a first step", f"{summary.preemptions:,} preemptions"),
+    ]  # fmt: skip
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _latencies(summary: Summary) -> str:
+    columns = ["", "mean", *(f"p{percent_:g}" for percent_ in PERCENTILES), "max", "values"]
+    rows = []
+    for name in (*LATENCIES, "prefill", "normalised"):
+        values = summary.latencies[name]
+        statistics = [*values.statistics().values(), values.max]
+        rows.append([name, *(seconds(value) for value in statistics), f"{values.count:,}"])
+    return f'<div class="panel">{table(columns, rows)}</div>'
+
+
+def _plot(name: str, title: str, kind: str, caption: str = "") -> str:
+    head = f"<h3>{escape(title)}</h3>" if title else ""
+    foot = f'<p class="caption">{escape(caption)}</p>' if caption else ""
+    return f'<div class="panel">{head}<div class="plot {kind}" id="{name}"></div>{foot}</div>'
+
+
+def _replicas(summary: Summary) -> str:
+    part = summary.usage.replicas
+    columns = {
+        "busy": [seconds(value) for value in part.busy_seconds.tolist()],
+        "iterations": [f"{value:,.0f}" for value in part.iterations.tolist()],
+        "batch": [number(value) for value in part.batch_size.tolist()],
+        "tokens / iteration": [number(value) for value in part.tokens_per_iteration.tolist()],
+        "running": [number(value) for value in part.running.tolist()],
+        "waiting": [number(value) for value in part.waiting.tolist()],
+        "KV": [percent(value) for value in part.kv.tolist()],
+        "KV peak": [percent(value) for value in part.kv_peak.tolist()],
+        "MFU": [percent(value) for value in part.mfu.tolist()],
+        "MBU": [percent(value) for value in part.mbu.tolist()],
+        "preemptions": [f"{value:,}" for value in part.preemptions.tolist()],
+    }
+    rows = [[str(index), *cells] for index, cells in enumerate(zip(*columns.values(), strict=True))]
+    more = len(rows) - MAX_REPLICAS
+    note = f'<p class="caption">and {more} more replicas</p>' if more > 0 else ""
+    shown = table(["replica", *columns], rows[:MAX_REPLICAS])
+    return f'<div class="panel" style="margin-top:12px">{shown}{note}</div>'
+
+
+def _specification(manifest: Mapping[str, Any]) -> str:
+    pools = manifest["pools"]
+    lines = "".join(
+        f'<div class="command"><pre id="serve-{index}">{escape(serve_line(pool))}</pre>'
+        f'<button type="button" data-copy="serve-{index}">Copy</button></div>'
+        for index, pool in enumerate(pools)
+    )
+    hidden = ("footprint", "engine")
+    rows = [row for pool in pools for row in flatten({key: value for key, value in pool.items() if key not in hidden})]
+    engine = [row for pool in pools for row in flatten(pool.get("engine", {}))]
+    workload = flatten(manifest.get("workload", {}))
+    router = manifest.get("deployment", {}).get("router")
+    rows += [("replicas", str(len(manifest["replicas"]))), *([("router", str(router))] if router else [])]
+    tables = "".join(
+        f'<div class="panel"><h3>{title}</h3>{table((), part, words=True)}</div>'
+        for title, part in (("Deployment", rows), ("Engine", engine), ("Workload", workload))
+    )
+    return (
+        f'<h2>Specification</h2><div class="panel"><h3>Start one replica</h3>{lines}</div>'
+        f'<div class="triple" style="margin-top:12px">{tables}</div>'
+    )
+
+
+def _provenance(manifest: Mapping[str, Any]) -> str:
+    """The rows that perf wrote about where each operator's times come from, whatever their columns are."""
+    rows = [row for part in manifest.get("provenance", ()) for row in (part if isinstance(part, list) else [part])]
+    rows = [row if isinstance(row, Mapping) else {"": row} for row in rows]
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    return f'<h2>Where the kernel times come from</h2><div class="panel">{table(columns, cells, words=True)}</div>'
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return number(value)
+    return "" if value is None else str(value)
+
+
+@cache
+def _text(name: str) -> str:
+    return (PAGE / name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> str:
+    """plotly.js as the installed package ships it, read without importing the package."""
+    spec = find_spec("plotly")
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or ():
+        file = Path(folder) / "package_data" / "plotly.min.js"
+        if file.is_file():
+            return file.read_text(encoding="utf-8").replace("</script", "<\\/script")
+    raise InputError("report: plotly is not installed, and its JavaScript draws the plots: pip install plotly")

@@ -1,0 +1,71 @@
+"use strict";
+(function () {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const palette = {
+    light: ["#2457d6", "#d9480f", "#0b7f74", "#8a35c9", "#a16207", "#5b6675", "#be185d", "#4d7c0f", "#0e7490", "#9f1239"],
+    dark: ["#7aa2ff", "#ff9a62", "#4fd1c5", "#c69aff", "#e3b341", "#9aa6b5", "#f78fb9", "#a3d65c", "#67d4ee", "#ff8fa3"],
+  };
+
+  function style(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  }
+
+  function axis(own) {
+    const line = style("--line");
+    const look = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, tickfont: { size: 11.5 } };
+    return Object.assign(look, own, { title: Object.assign({ font: { size: 12.5 }, standoff: 8 }, own.title) });
+  }
+
+  function themed(figure) {
+    const colours = dark.matches ? palette.dark : palette.light;
+    const pick = (index) => colours[index % colours.length];
+    const data = figure.data.map((trace) => {
+      const colour = pick(trace.meta || 0);
+      const copy = Object.assign({}, trace);
+      if (trace.type === "bar") {
+        copy.marker = { color: colour, line: { width: 0 } };
+        copy.textfont = { color: dark.matches ? "#11151b" : "#ffffff", size: 12 };
+      } else {
+        copy.line = Object.assign({}, trace.line, { color: colour });
+      }
+      return copy;
+    });
+    const layout = {
+      margin: { l: 56, r: 14, t: 22, b: 46 },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: style("--ink") },
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+      hoverlabel: { bgcolor: style("--card"), bordercolor: style("--line"), font: { color: style("--ink") } },
+    };
+    for (const key of Object.keys(figure.layout)) {
+      layout[key] = /^[xy]axis/.test(key) ? axis(figure.layout[key]) : figure.layout[key];
+    }
+    layout.shapes = (figure.layout.shapes || []).map((shape) =>
+      Object.assign({}, shape, { line: Object.assign({}, shape.line, { color: pick(shape.meta) }), meta: undefined }));
+    layout.annotations = (figure.layout.annotations || []).map((note) =>
+      Object.assign({}, note, { font: { color: pick(note.meta), size: 11 }, meta: undefined }));
+    return { data, layout };
+  }
+
+  function draw() {
+    for (const [name, figure] of Object.entries(figures)) {
+      const place = document.getElementById(name);
+      const { data, layout } = themed(figure);
+      Plotly.react(place, data, layout, {
+        responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+      });
+    }
+  }
+
+  draw();
+  dark.addEventListener("change", draw);
+  for (const button of document.querySelectorAll("button[data-copy]")) {
+    button.addEventListener("click", () => {
+      navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent).then(() => {
+        button.textContent = "Copied";
+      });
+    });
+  }
+})();

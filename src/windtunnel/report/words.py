@@ -1,0 +1,69 @@
+"""Words and tables of the report: numbers as people read them, every string escaped."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits and thousands set apart; a dash for nothing."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:,.{decimals}f}"
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that suits it: ms, s, min or h."""
+    if not math.isfinite(value):
+        return "–"
+    for limit, factor, unit in ((1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 60, "min")):
+        if value < limit:
+            return f"{number(value * factor)} {unit}"
+    return f"{number(value / 3600)} h"
+
+
+def percent(value: float) -> str:
+    """A share as per cent."""
+    return f"{number(value * 100)} %" if math.isfinite(value) else "–"
+
+
+def money(value: float) -> str:
+    """US dollars."""
+    return f"${number(value)}" if math.isfinite(value) else "–"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: bool = False) -> str:
+    """An HTML table; every cell is escaped."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    top = f"<thead><tr>{head}</tr></thead>" if columns else ""
+    kind = ' class="words"' if words else ""
+    return f"<table{kind}>{top}<tbody>{body}</tbody></table>"
+
+
+def card(name: str, value: str, unit: str = "", more: str = "") -> str:
+    """One key number, with a line of context."""
+    small = f" <small>{escape(unit)}</small>" if unit else ""
+    return (
+        f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}{small}</div>'
+        f'<div class="more">{escape(more)}</div></div>'
+    )
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as rows (dotted name, value); what is unset is left out."""
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            rows += flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
+            for index, item in enumerate(value):
+                rows += flatten(item, f"{prefix}{key}[{index}]." if len(value) > 1 else f"{prefix}{key}.")
+        elif value is not None and value not in ("", [], ()):
+            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            rows.append((f"{prefix}{key}", text))
+    return rows
