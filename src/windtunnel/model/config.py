@@ -109,8 +109,8 @@ def _require_unambiguous(keys: Keys, architecture: str) -> None:
     activation = str(keys.get("hidden_act", "hidden_activation", default=""))
     if activation not in GATED_ACTIVATIONS:
         raise InputError(
-            f"{keys.owner}: architecture {architecture} is not known, and hidden_act={activation!r} in config.json does "
-            f"not tell whether its MLP is gated; known architectures: {', '.join(sorted(FAMILIES)[:6])}, …"
+            f"{keys.owner}: architecture {architecture} is not known, and hidden_act={activation!r} in config.json "
+            f"does not tell whether its MLP is gated; known architectures: {', '.join(sorted(FAMILIES)[:6])}, …"
         )
     if keys.get("sliding_window") and keys.get("use_sliding_window", default=True) and not keys.get("layer_types"):
         raise InputError(
