@@ -1,4 +1,5 @@
-"""Measured attention: decode over (requests, keys), prefill over chunk length; other shapes by the nearest one's efficiency."""
+"""Measured attention: decode over (requests, keys), prefill over chunk length; other shapes by the nearest one's
+efficiency."""
 
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +17,8 @@ from windtunnel.perf.roofline import bound
 TABLES = {"decode": "generation_attention_perf", "prefill": "context_attention_perf"}
 KEYS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
 QUERY_TILE = 128
-"""Rows of queries that one thread block multiplies; the query heads of a group share its rows (FlashAttention 2 and 3)."""
+"""Rows of queries that one thread block multiplies; the query heads of a group share its rows (FlashAttention 2 and
+3)."""
 
 Key = tuple[int, int, int, int, str]
 """heads, KV heads, head dimension, window, dtype of the cache."""
@@ -48,14 +50,13 @@ class AttentionTable:
             kv_dtype=kv_dtype,
         )
         same = other == kernel or (kernel.kv_dtype == "float16" and other == replace(kernel, kv_dtype="bfloat16"))
-        if kernel.phase == "decode":
-            found = self._decode(kernel, other, key, a, b)
-        else:
-            found = self._prefill(kernel, key, a, b)
+        decode = kernel.phase == "decode"
+        found = self._decode(kernel, other, key, a, b) if decode else self._prefill(kernel, key, a, b)
         return found if same else found.modelled()
 
     def _decode(self, kernel: Attention, other: Attention, key: Key, a: Floats, b: Floats) -> Answer:
-        """Work is divided by (request, KV head): equal numbers of those take equal time, corrected by the least times."""
+        """Work is divided by (request, KV head): equal numbers of those take equal time, corrected by the least
+        times."""
         if key not in self._planes:
             self._planes[key] = self._plane(other, key)
         plane = self._planes[key]
@@ -69,7 +70,8 @@ class AttentionTable:
         return plane_of(other, self.device, batch, keys, rows["latency"] * 1e-3)
 
     def _prefill(self, kernel: Attention, key: Key, a: Floats, b: Floats) -> Answer:
-        """Chunks without context are measured. With context they take the rate that a whole prompt of that length attains.
+        """Chunks without context are measured. With context they take the rate that a whole prompt of that length
+        attains.
 
         Rows of the query tile that a short chunk leaves empty are multiplied all the same, and a chunk never takes less
         than without context.
@@ -116,7 +118,8 @@ class AttentionTable:
         return self._columns[phase]
 
     def _nearest(self, kernel: Attention) -> Key | None:
-        """The measured shape that is most like the kernel: same cache dtype, head size, window, group size, in this order."""
+        """The measured shape that is most like the kernel: same cache dtype, head size, window, group size, in this
+        order."""
         columns = self._table(kernel.phase)
         if columns is None:
             return None
@@ -141,7 +144,8 @@ class AttentionTable:
 def plane_of(
     kernel: Attention | LatentAttention, device: Device, batch: Floats, keys: Floats, seconds: Floats
 ) -> Plane:
-    """Scattered measurements on a full grid: what is missing takes the efficiency of the nearest smaller measured cell."""
+    """Scattered measurements on a full grid: what is missing takes the efficiency of the nearest smaller measured
+    cell."""
     rows, columns = np.unique(batch), np.unique(keys)
     grid = np.full((len(rows), len(columns)), np.nan)
     grid[np.searchsorted(rows, batch), np.searchsorted(columns, keys)] = seconds

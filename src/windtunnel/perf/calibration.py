@@ -1,6 +1,6 @@
 """Derive ``data/efficiency.toml``: what each measured device attains of its own roofline, family by family.
 
-``python -m windtunnel.perf.calibration > src/windtunnel/data/efficiency.toml`` reproduces the file from the kernel database.
+``python -m windtunnel.perf.calibration`` prints the file anew from the kernel database.
 The three numbers of a family minimise the mean |log(predicted / measured)| over the shapes below.
 """
 
@@ -65,11 +65,11 @@ def calibrate(device: Device, measured: Measured) -> dict[str, Efficiency]:
         stacked = np.stack([compute, memory, found.seconds])[:, keep]
         assert (bound(kernel, device, a, b)[keep] <= stacked[:2].max(axis=0) * (1 + 1e-9)).all()
         samples.setdefault(family(kernel), []).append(stacked)
-    return {name: fit(np.concatenate(parts, axis=1)) for name, parts in samples.items() if sum(p.size for p in parts)}
+    return {name: fit(np.concatenate(parts, axis=1)) for name, parts in samples.items() if any(p.size for p in parts)}
 
 
 def fit(sample: Floats) -> Efficiency:
-    """The shares and the latency that fit [3, P] rows of compute seconds, memory seconds (both at peak) and measured seconds."""
+    """Shares and latency that fit [3, P] rows: compute and memory seconds at peak, measured seconds."""
     compute, memory, seconds = sample
     best = (np.inf, 0.0, 0.0, 0.0)
     for latency in LATENCIES:
@@ -84,8 +84,8 @@ def fit(sample: Floats) -> Efficiency:
 def render(backend: str = "vllm") -> str:
     """The text of the file."""
     lines = [
-        "# Shares of peak compute and memory (or link) bandwidth and launch seconds that kernels attain, per measured device.",
-        "# Derived by `python -m windtunnel.perf.calibration` from the kernel database (aiconfigurator-core, Apache-2.0).",
+        "# Shares of peak compute and memory (or link) bandwidth that kernels attain, and launch seconds, by device.",
+        "# Derived by `python -m windtunnel.perf.calibration` from the kernel database of aiconfigurator-core.",
     ]
     devices = load_devices()
     table = {}

@@ -31,7 +31,7 @@ def rate(kernel: Kernel) -> str:
     return "bfloat16"
 
 
-def flops(kernel: Kernel, a: Floats, b: Floats) -> Floats:
+def flops(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR0911 - one per kind
     """Floating-point operations on one GPU; kernels that only move data count none."""
     match kernel:
         case Gemm(n=n, k=k):
@@ -52,7 +52,7 @@ def flops(kernel: Kernel, a: Floats, b: Floats) -> Floats:
             return 0.0 * a
 
 
-def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:
+def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR0911 - one per kind
     """Bytes that one GPU reads and writes in memory, or sends over its link for a collective."""
     match kernel:
         case Gemm(n=n, k=k, dtype=dtype):
@@ -102,7 +102,7 @@ def experts_touched(kernel: Experts, a: Floats) -> Floats:
     return kernel.num_experts / kernel.ep * (1.0 - (1.0 - kernel.top_k / kernel.num_experts) ** a)
 
 
-def describe(kernel: Kernel) -> str:
+def describe(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
     """The fixed part of a kernel's shape, for people."""
     match kernel:
         case Gemm(n=n, k=k, dtype=dtype):

@@ -12,8 +12,8 @@ from windtunnel.perf.batch_times import Floats
 class Curve:
     """Efficiency (least possible time / measured time) over one axis.
 
-    Between two points it is interpolated in log-log; at a point the measured time comes back exactly; beyond the ends the
-    efficiency of the last point holds, so that extrapolation follows the roofline and not the last slope.
+    Between two points it is interpolated in log-log; at a point the measured time comes back exactly; beyond the ends
+    the efficiency of the last point holds, so that extrapolation follows the roofline and not the last slope.
     """
 
     knots: Floats

@@ -1,7 +1,8 @@
 """The kernel database: where it is, which version answers, and how its tables are read.
 
-The tables come with the package aiconfigurator-core (Apache-2.0) as ``systems/data/<system>/<family>/<backend>/<version>/<table>.parquet``.
-The package is located, never imported: importing it loads compiled code that is not needed to read Parquet files.
+The tables come with the package aiconfigurator-core (Apache-2.0) as
+``systems/data/<system>/<family>/<backend>/<version>/<table>.parquet``. The package is located, never imported:
+importing it loads compiled code that is not needed to read Parquet files.
 """
 
 import os
@@ -21,7 +22,8 @@ PLACE = "WINDTUNNEL_KERNELS"
 
 
 def find_systems() -> Path | None:
-    """The ``systems`` folder, or None where neither the variable nor the package gives one (the roofline answers then)."""
+    """The ``systems`` folder, or None where neither the variable nor the package gives one (the roofline answers
+    then)."""
     if os.environ.get(PLACE):
         path = Path(os.environ[PLACE])
         return path if path.is_dir() else None
@@ -125,8 +127,8 @@ class Database:
 def open_database(system: str, backend: str, wanted: str | None = None) -> Database | None:
     """The database of a system and backend, or None where there is none.
 
-    Version rule: the wanted one if it holds gemm tables, else the current one (``query_versions.yaml``; the newest with gemm
-    tables where that file has no entry), unless the wanted one is older than it: then the nearest older.
+    Version rule: the wanted one if it holds gemm tables, else the current one (``query_versions.yaml``; the newest with
+    gemm tables where that file has no entry), unless the wanted one is older than it: then the nearest older.
     """
     systems = find_systems()
     if systems is None:
@@ -154,7 +156,8 @@ def measured_systems(backend: str) -> list[str]:
 
 
 def _current(systems: Path, system: str, backend: str) -> str | None:
-    """What ``query_versions.yaml`` calls current. Its two levels are read with patterns: YAML libraries are slow to import."""
+    """What ``query_versions.yaml`` calls current. Its two levels are read with patterns: YAML libraries are slow to
+    import."""
     path = systems / "query_versions.yaml"
     if not path.is_file():
         return None
@@ -201,8 +204,8 @@ def read_columns(path: Path, texts: tuple[str, ...]) -> Columns:
 def one_per_key(keys: list[NDArray[Any]], seconds: NDArray[np.float64], lane: NDArray[np.int64]) -> NDArray[np.int64]:
     """Index of one row per key: of the lane with most rows, among its repeats the median.
 
-    Lanes are different kernels for one shape; ``lane`` holds their codes. A key that the densest lane lacks falls to the next:
-    engines choose kernels by shape. Non-finite and non-positive times are dropped.
+    Lanes are different kernels for one shape; ``lane`` holds their codes. A key that the densest lane lacks falls to
+    the next: engines choose kernels by shape. Non-finite and non-positive times are dropped.
     """
     good = np.flatnonzero(np.isfinite(seconds) & (seconds > 0))
     if not len(good):

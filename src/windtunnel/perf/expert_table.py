@@ -27,8 +27,8 @@ LANES = {
 """Our weight formats as ``moe_dtype`` calls them, the first that was measured."""
 
 SUSPECT = 1.2
-"""A quantised curve that takes longer than this times its bfloat16 sibling, in the median, is a slow kernel that no user keeps
-(fp8 on H100 and H200 in vLLM 0.24.0: 2.2 to 2.5 times); it is replaced by TYPICAL times the sibling."""
+"""A quantised curve that takes longer than this times its bfloat16 sibling, in the median, is a slow kernel that no
+user keeps (fp8 on H100 and H200 in vLLM 0.24.0: 2.2 to 2.5 times); it is replaced by TYPICAL times the sibling."""
 
 TYPICAL = 0.7
 """8-bit over bfloat16 experts in the stacks of the database whose kernels are tuned: 0.57 to 0.80."""
@@ -39,8 +39,8 @@ Shape = tuple[int, int, int, int, int, int]
 def routing(num_experts: int) -> str:
     """How uneven tokens choose experts, one of the measured distributions.
 
-    A power law with exponent 1.2 for up to 128 experts, and the milder 1.01 for larger layers, whose routers are trained
-    with a balancing bias (DeepSeek-V3). The kernel database's package chooses the same by model family.
+    A power law with exponent 1.2 for up to 128 experts, and the milder 1.01 for larger layers, whose routers are
+    trained with a balancing bias (DeepSeek-V3). The kernel database's package chooses the same by model family.
     """
     return "power_law_1.01" if num_experts > 128 else "power_law_1.2"
 
@@ -151,7 +151,8 @@ def _kernel(kernel: Experts, shape: Shape) -> Experts:
 
 
 def _nearest(kernel: Experts, shapes: NDArray[np.int64]) -> Shape:
-    """The measured shape closest in log distance of: local slice, hidden size, local experts, experts, choices, tp, ep."""
+    """The measured shape closest in log distance of: local slice, hidden size, local experts, experts, choices, tp,
+    ep."""
     hidden, inter, top_k, num_experts, tp, ep = shapes.T.astype(float)
     distance = (
         np.abs(np.log2(inter / tp * kernel.tp / kernel.inter))

@@ -22,8 +22,8 @@ SIBLINGS = {"fp8_block": "fp8", "fp8": "fp8_block"}
 
 
 HOST_BOUND = 1.5
-"""Quantised products of few rows read fewer bytes than bfloat16 ones and cannot take this many times as long: such a table
-timed the host (fp8_block of vLLM 0.24.0: flat 60-90 µs on Hopper, 180-300 µs on Blackwell and Ada)."""
+"""Quantised products of few rows read fewer bytes than bfloat16 ones and cannot take this many times as long: such a
+table timed the host (fp8_block of vLLM 0.24.0: flat 60-90 µs on Hopper, 180-300 µs on Blackwell and Ada)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,8 @@ class GemmGrid:
         return np.asarray(least / np.exp(self.log_efficiency[i, j, np.searchsorted(self.rows, rows)]))
 
     def curve(self, kernel: Gemm) -> tuple[Curve, bool, bool] | None:
-        """Efficiency over rows; whether (n, k) is on the grid; whether it is inside the hull. None without any data near it."""
+        """Efficiency over rows; whether (n, k) is on the grid; whether it is inside the hull. None without any data
+        near it."""
         corners = [(i, j, u * v) for i, u in blend(self.n, kernel.n) for j, v in blend(self.k, kernel.k)]
         stack = np.stack([self.log_efficiency[i, j] for i, j, _ in corners])
         weights = np.array([w for _, _, w in corners])[:, None] * np.isfinite(stack)
@@ -71,8 +72,8 @@ class GemmTable:
     def times(self, kernel: Gemm, a: Floats) -> Answer | None:
         """Seconds of a matrix product of ``a`` rows, or None without data.
 
-        A shape off the grid takes the efficiency of its neighbours in (log n, log k), since time itself is steeper there; a
-        format that was not measured takes the efficiency of its sibling (modelled).
+        A shape off the grid takes the efficiency of its neighbours in (log n, log k), since time itself is steeper
+        there; a format that was not measured takes the efficiency of its sibling (modelled).
         """
         lane = LANES.get(kernel.dtype)
         native = not kernel.weight_only or kernel.dtype in ("bfloat16", "float16")
@@ -106,13 +107,16 @@ class GemmTable:
         return self._grids[lane]
 
     def _borrow(self, lane: str, plain: GemmGrid) -> GemmGrid | None:
-        """The same products as another engine's build measured them, where this engine's times are those of its launches."""
+        """The same products as another engine's build measured them, where this engine's times are those of its
+        launches."""
         for backend in ("sglang", "trtllm", "vllm"):
             grid = self._build(lane, backend) if backend != self._database.backend else None
             if grid is not None and not _host_bound(grid, plain, self._device):
                 self._borrowed.add(lane)
                 mine = f"{self._database.backend} {self._database.version} on {self._database.system}"
-                self.notes.append(f"{lane} gemms of {mine} were timed by their host launches: those of {backend} are used")
+                self.notes.append(
+                    f"{lane} gemms of {mine} were timed by their host launches: those of {backend} are used"
+                )
                 return grid
         return None
 
@@ -173,7 +177,8 @@ class GemmTable:
 
 
 def _host_bound(grid: GemmGrid | None, plain: GemmGrid, device: Device) -> bool:
-    """Whether small products take far longer than in bfloat16, as when the host launches them one by one while the clock runs."""
+    """Whether small products take far longer than in bfloat16, as when the host launches them one by one while the
+    clock runs."""
     if grid is None:
         return False
     rows = np.intersect1d(grid.rows, plain.rows)

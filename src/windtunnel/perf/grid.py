@@ -21,9 +21,9 @@ from windtunnel.perf.tables import PARTS, Sums, Tabulated, part_shapes
 def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None) -> Tabulated:
     """Batch-time tables of one data-parallel rank of a pool.
 
-    ``source``: ``auto`` (measured where possible), ``measured`` or ``roofline``. ``cache``: folder in which tables are kept
-    (``cache_folder()`` names the usual one); None: build them anew. A cache that cannot be read or written is
-    said in ``notes`` and otherwise ignored.
+    ``source``: ``auto`` (measured where possible), ``measured`` or ``roofline``. ``cache``: folder in which tables are
+    kept (``cache_folder()`` names the usual one); None: build them anew. A cache that cannot be read or written is said
+    in ``notes`` and otherwise ignored.
     """
     times = predictor(pool, source)
     if cache is None:
@@ -138,7 +138,8 @@ def prefill_base(operator: Operator, predictor: Predictor) -> Answer:
 
 
 def dispatch(pool: Pool, ax: Axes, gpu: Floats) -> Floats:
-    """Seconds that the GPU waits for the host to launch what no graph holds, by tokens, where its work is shorter than that."""
+    """Seconds that the GPU waits for the host to launch what no graph holds, by tokens, where its work is shorter than
+    that."""
     layers = pool.model.num_layers
     launched = sum(op.count for op in operators(pool) if op.phase in ("tokens", "all_tokens")) / layers
     compiled = not pool.engine.enforce_eager

@@ -1,7 +1,8 @@
 """Host work of a step: scheduling, input preparation, launching, reading back what was sampled.
 
-None of this is in the kernel database. The constants are for one modern server core at 3-4 GHz, and every table that holds them
-calls itself modelled; ``host_overlapped`` and ``host_serial`` are separate tables so that measured runs can calibrate them.
+None of this is in the kernel database. The constants are for one modern server core at 3-4 GHz, and every table that
+holds them calls itself modelled; ``host_overlapped`` and ``host_serial`` are separate tables so that measured runs can
+calibrate them.
 """
 
 from dataclasses import dataclass
@@ -29,17 +30,17 @@ class HostCost:
 
 
 ASYNCHRONOUS = HostCost(1.5e-3, 12e-6, 0.2e-3, 0.5e-6)
-"""The next step is prepared while this one runs; what stays serial is the launch and the copy of sampled tokens: vLLM's own
-estimate for asynchronous scheduling is a gap of 200-300 µs between decodes (its issue 10634). The overlapped part bounds
-steps of small models: a step cannot be shorter than the host work of one."""
+"""The next step is prepared while this one runs; what stays serial is the launch and the copy of sampled tokens: vLLM's
+own estimate for asynchronous scheduling is a gap of 200-300 µs between decodes (its issue 10634). The overlapped part
+bounds steps of small models: a step cannot be shorter than the host work of one."""
 
 SYNCHRONOUS = HostCost(0.0, 0.0, 0.9e-3, 8e-6)
-"""Schedule, prepare, launch and process output one after the other with vLLM's v1 engine core (before v1 the same issue and
-its RFC 6854 saw 5-13 ms): about 1 ms for a few requests, 3 ms for 256."""
+"""Schedule, prepare, launch and process output one after the other with vLLM's v1 engine core (before v1 the same issue
+and its RFC 6854 saw 5-13 ms): about 1 ms for a few requests, 3 ms for 256."""
 
 DISPATCH_KERNEL = 6e-6
-"""Seconds of host time to launch one kernel of a compiled graph piece that is not captured: a CUDA launch takes 3-4 µs of one
-core, the generated Python around it as much again."""
+"""Seconds of host time to launch one kernel of a compiled graph piece that is not captured: a CUDA launch takes 3-4 µs
+of one core, the generated Python around it as much again."""
 
 DISPATCH_KERNEL_EAGER = 9e-6
 """The same without compilation (``enforce_eager``): every launch passes through PyTorch's dispatcher."""

@@ -1,7 +1,7 @@
 """Kernels: what a GPU is asked to do, with shapes per GPU after sharding.
 
-A kernel is asked at points (a, b): two arrays of equal shape whose meaning is in its docstring; ``b`` is zero where a kernel
-has one axis. What it costs at least, in FLOPs and bytes, is in ``costs.py``.
+A kernel is asked at points (a, b): two arrays of equal shape whose meaning is in its docstring; ``b`` is zero where a
+kernel has one axis. What it costs at least, in FLOPs and bytes, is in ``costs.py``.
 """
 
 from dataclasses import dataclass
@@ -88,7 +88,8 @@ class Experts:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective over ``gpus`` GPUs of ``a`` rows of ``row`` 16-bit elements; the message is the whole, not a share."""
+    """A collective over ``gpus`` GPUs of ``a`` rows of ``row`` 16-bit elements; the message is the whole, not a
+    share."""
 
     op: str
     """``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``alltoall``."""

@@ -1,4 +1,5 @@
-"""Measured multi-head latent attention. The database times whole modules; the projections around it are taken off again."""
+"""Measured multi-head latent attention. The database times whole modules; the projections around it are taken off
+again."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +22,8 @@ HIDDEN, QUERY_RANK, LATENT_RANK, NOPE, ROPE, V_HEAD_DIM = 7168, 1536, 512, 128, 
 """Sizes of the modules in the tables: DeepSeek-V3 (its config.json); the number of heads is the local one."""
 
 LEAST_SHARE = 0.3
-"""Attention never counts as less than this share of its module: for tiny batches, launches overlap and the gemms' sum is too much."""
+"""Attention never counts as less than this share of its module: for tiny batches, launches overlap and the gemms' sum
+is too much."""
 
 Key = tuple[int, str, str]
 """Local heads, dtype of the cache, dtype of the projections."""
@@ -39,7 +41,8 @@ class LatentTable:
     _curves: dict[Key, Curve] = field(default_factory=dict)
 
     def times(self, kernel: LatentAttention, a: Floats, b: Floats) -> Answer | None:
-        """Seconds of attention proper (with rotary embedding, absorption or expansion, cache write), or None without a table.
+        """Seconds of attention proper (with rotary embedding, absorption or expansion, cache write), or None without a
+        table.
 
         Other latent sizes than DeepSeek-V3's are scaled by least times (modelled), as is a chunk with context.
         """

@@ -22,7 +22,8 @@ class LinkTable:
     _curves: dict[tuple[str, int, bool], Curve | None] = field(default_factory=dict)
 
     def times(self, kernel: Collective, a: Floats) -> Answer | None:
-        """Seconds of ``a`` rows; a number of GPUs that was not measured takes the efficiency of the nearest (modelled)."""
+        """Seconds of ``a`` rows; a number of GPUs that was not measured takes the efficiency of the nearest
+        (modelled)."""
         if kernel.gpus > self.device.gpus_per_node:
             return None
         for gpus in sorted((2, 4, 8), key=lambda gpus: abs(float(np.log2(gpus / kernel.gpus)))):

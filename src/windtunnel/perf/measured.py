@@ -33,7 +33,7 @@ class Measured:
         self.experts = ExpertTable(self.database, self.device)
         self.links = LinkTable(self.database, self.device)
 
-    def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer | None:
+    def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer | None:  # noqa: PLR0911 - one per kind
         """Seconds at each point (a > 0), or None where the database has nothing to say about this kind of kernel."""
         match kernel:
             case Gemm():

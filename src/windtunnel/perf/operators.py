@@ -14,8 +14,8 @@ from windtunnel.perf.latent_table import projections
 GROUPS = ("gemm", "attention", "experts", "communication", "other")
 
 SAMPLER_BYTES = 34.0
-"""Bytes per logit: to float32 (2 read, 4 written), temperature (8), softmax (8), exponential noise (4) and division with
-arg max (8), as vLLM's sampler does without top-k and top-p."""
+"""Bytes per logit: to float32 (2 read, 4 written), temperature (8), softmax (8), exponential noise (4) and division
+with arg max (8), as vLLM's sampler does without top-k and top-p."""
 
 SAMPLER_LAUNCHES = 10
 
@@ -177,7 +177,8 @@ def _gemm(pool: Pool, part: str, n: int, k: int) -> Gemm:
 def _format(pool: Pool, part: str) -> tuple[str, bool]:
     """How a part's weights are stored, and whether they are widened before they multiply.
 
-    They are where the checkpoint says so, and where the device has no arithmetic in their format (fp8 on A100, nvfp4 on Hopper).
+    They are where the checkpoint says so, and where the device has no arithmetic in their format (fp8 on A100, nvfp4 on
+    Hopper).
     """
     dtype, quantization = pool.model.weight_dtype(part), pool.model.quantization
     if dtype in ("bfloat16", "float16", "float32"):

@@ -42,8 +42,10 @@ class Predictor:
 
 
 def predictor(pool: Pool, source: str = "auto") -> Predictor:
-    """The predictor of a pool. ``source``: ``auto`` (measured where possible), ``measured`` (an error where the device has no
-    measurements), ``roofline``. Raises InputError for another name, and for ``measured`` without data.
+    """The predictor of a pool.
+
+    ``source``: ``auto`` (measured where possible), ``measured`` (an error where the device has no measurements) or
+    ``roofline``. Raises InputError for another name, and for ``measured`` without data.
     """
     if source not in CHOICES:
         raise unknown("source of kernel times", source, CHOICES)

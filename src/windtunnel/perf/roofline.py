@@ -18,13 +18,15 @@ from windtunnel.perf.kernels import Attention, Collective, Elementwise, Experts,
 CALIBRATION = Path(__file__).parents[1] / "data" / "efficiency.toml"
 
 ELEMENTWISE_BANDWIDTH = 0.8
-"""Share of the memory bandwidth that kernels which only move data reach; the kernel database's package prices them so."""
+"""Share of the memory bandwidth that kernels which only move data reach; the kernel database's package prices them
+so."""
 
 LAUNCH_EAGER = 3e-6
 """Seconds of a small kernel launched one by one, beyond its bytes (the same package)."""
 
 LAUNCH_GRAPH = 2e-6
-"""The same inside a replayed CUDA graph: the shortest entries of the kernel database, all measured so, take 1.7-2.5 µs."""
+"""The same inside a replayed CUDA graph: the shortest entries of the kernel database, all measured so, take 1.7-2.5
+µs."""
 
 COLLECTIVE_LATENCY = 1e-5
 """Seconds of a collective across nodes beyond its bytes (p2p_latency of the kernel database's system files)."""
@@ -32,7 +34,8 @@ COLLECTIVE_LATENCY = 1e-5
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What a family of kernels attains: shares of peak compute and bandwidth, and seconds that each launch takes anyway."""
+    """What a family of kernels attains: shares of peak compute and bandwidth, and seconds that each launch takes
+    anyway."""
 
     compute: float
     memory: float
@@ -72,7 +75,8 @@ def family(kernel: Kernel) -> str:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Answers for any kernel on any device: max(FLOPs / attained rate, bytes / attained bandwidth) + latency, all modelled."""
+    """Answers for any kernel on any device: max(FLOPs / attained rate, bytes / attained bandwidth) + latency, all
+    modelled."""
 
     device: Device
     efficiencies: Mapping[str, Efficiency]
@@ -99,9 +103,11 @@ class Roofline:
 
 
 def roofline(device: Device) -> Roofline:
-    """The roofline of a device with the efficiencies measured on the most similar one: same link kind, then nearest architecture.
+    """The roofline of a device with the efficiencies measured on the most similar one: same link kind, then nearest
+    architecture.
 
-    ``data/efficiency.toml`` holds them; ``python -m windtunnel.perf.calibration`` derives that file from the kernel database.
+    ``data/efficiency.toml`` holds them; ``python -m windtunnel.perf.calibration`` derives that file from the kernel
+    database.
     """
     devices = _calibration()
 

@@ -1,0 +1,211 @@
+"""Explain: where the time of one batch goes, operator by operator, from the very knots that the tables hold."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from windtunnel.deployment import Pool
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device
+from windtunnel.perf.answer import MODELLED, SOURCES, Answer
+from windtunnel.perf.axes import Axes, axes
+from windtunnel.perf.batch import Batch
+from windtunnel.perf.batch_times import Floats, Integers
+from windtunnel.perf.costs import bytes_moved, describe, flops, rate
+from windtunnel.perf.grid import decode_answer, dispatch, prefill_answer, prefill_base, token_answer
+from windtunnel.perf.host import host_cost
+from windtunnel.perf.kernels import Collective
+from windtunnel.perf.operators import Operator, operators
+from windtunnel.perf.predictor import Predictor, predictor
+from windtunnel.perf.roofline import bound, link_bandwidth
+
+LATENCY_BOUND = 0.2
+"""Below this share of the roofline a kernel waits for launches and latencies more than for memory or arithmetic."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operator of the batch; FLOPs, bytes and seconds are those of all its launches on one GPU."""
+
+    name: str
+    group: str
+    shape: str
+    at: str
+    """The point in words: tokens, requests, or (requests, keys)."""
+    count: int
+    seconds: float
+    share: float
+    """Of the whole step."""
+    flops: float
+    bytes: float
+    """Bytes of memory, or of the link for a collective."""
+    compute_share: float
+    """Attained share of peak FLOP/s in the kernel's dtype."""
+    bandwidth_share: float
+    """Attained share of memory (or link) bandwidth."""
+    bound: str
+    """``compute``, ``memory``, ``latency``, ``communication`` or ``host``."""
+    source: str
+    """``measured``, ``interpolated`` or ``modelled``."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The operator table of one step; the seconds of the rows add up to the batch time of the tables."""
+
+    rows: tuple[Row, ...]
+    total_seconds: float
+    gpu_seconds: float
+
+
+def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
+    """The operators of one step. Ranks in lockstep are all given the same batch.
+
+    Raises InputError for a batch beyond the engine's limits.
+    """
+    ax, times = axes(pool), predictor(pool, source)
+    _check(pool, batch, ax)
+    ops = operators(pool)
+    parts = [(op, *_seconds(op, batch, ax, times)) for op in ops]
+    parts = [(op, seconds, found) for op, seconds, found in parts if seconds > 0]
+    rows = [_row(pool.device, op, seconds, found, batch, ax) for op, seconds, found in parts]
+    waits = _waits(pool, batch, ax, sum(s for op, s, _ in parts if op.phase == "tokens"))
+    if waits:
+        rows.append(_host("launch_wait", "layers that the host launches", waits))
+    gpu = sum(row.seconds for row in rows)
+    overlapped, serial = host_cost(bool(pool.engine.async_scheduling)).tables(ax.max_num_seqs)
+    if overlapped[batch.sequences] > gpu:
+        wait = float(overlapped[batch.sequences]) - gpu
+        rows.append(_host("host_wait", "scheduling, input preparation, output", wait))
+    rows.append(_host("host_serial", f"{batch.sequences} requests", float(serial[batch.sequences])))
+    total = sum(row.seconds for row in rows)
+    shared = tuple(Row(**{**vars(row), "share": row.seconds / total}) for row in rows)
+    return Explanation(shared, total, gpu)
+
+
+def _check(pool: Pool, batch: Batch, ax: Axes) -> None:
+    longest = max([batch.kv_tokens // batch.decodes + 1 if batch.decodes else 0, *(n + c for n, c in batch.chunks)])
+    for what, value, limit in (
+        ("max_num_batched_tokens", batch.tokens, ax.max_num_batched_tokens),
+        ("max_num_seqs", batch.sequences, ax.max_num_seqs),
+        ("max_model_len", longest, pool.engine.model_len),
+    ):
+        if value > limit:
+            raise InputError(f"batch {batch} needs {what} ≥ {value}: the engine has {limit}; give a larger {what}")
+
+
+def _seconds(op: Operator, batch: Batch, ax: Axes, times: Predictor) -> tuple[float, int]:
+    """All launches of an operator in the batch, interpolated as BatchTimes does, and the source of their time."""
+    match op.phase:
+        case "tokens":
+            found = token_answer(op, np.array([batch.tokens]), ax.padded[[batch.tokens]], ax.graph_tokens, times)
+        case "all_tokens":
+            total = np.array([_all_tokens(batch, ax)])
+            found = token_answer(op, total, total, ax.ranks * ax.graph_tokens, times)
+        case "sequences":
+            found = times.times(op.kernel, np.array([float(batch.sequences)]), np.zeros(1))
+        case "decode" if batch.decodes:
+            j = _cell(ax.context_knots, batch.kv_tokens // batch.decodes)
+            knots = ax.context_knots[j : j + 2]
+            found = decode_answer(op, np.full(2, batch.decodes), knots, times)
+            v = (batch.kv_tokens / batch.decodes - knots[0]) / (knots[1] - knots[0])
+            seconds = found.seconds[0] + (found.seconds[1] - found.seconds[0]) * v
+            return op.count * float(seconds), _worst(found, np.array([1.0 - v, v]))
+        case "prefill" if batch.chunks:
+            base = prefill_base(op, times)
+            chunks = [_chunk(op, tokens, context, ax, times) for tokens, context in batch.chunks]
+            seconds = float(base.seconds[0]) + sum(part for part, _ in chunks)
+            return op.count * seconds, max(source for _, source in chunks)
+        case _:
+            return 0.0, MODELLED
+    return op.count * float(found.seconds[0]), int(found.sources[0])
+
+
+def _chunk(op: Operator, tokens: int, context: int, ax: Axes, times: Predictor) -> tuple[float, int]:
+    """One chunk, bilinear between the four knots around it."""
+    i, j = _cell(ax.chunk_knots, tokens), _cell(ax.context_knots, context)
+    sizes, contexts = ax.chunk_knots[i : i + 2], ax.context_knots[j : j + 2]
+    a, b = np.meshgrid(sizes, contexts, indexing="ij")
+    found = prefill_answer(op, a, b, times)
+    u = (tokens - sizes[0]) / (sizes[1] - sizes[0])
+    v = (context - contexts[0]) / (contexts[1] - contexts[0])
+    across = found.seconds[:, 0] + (found.seconds[:, 1] - found.seconds[:, 0]) * v
+    weights = np.outer([1.0 - u, u], [1.0 - v, v])
+    return float(across[0] + (across[1] - across[0]) * u), _worst(found, weights)
+
+
+def _worst(found: Answer, weights: Floats) -> int:
+    """The least certain source among the knots that count."""
+    return int(found.sources[weights > 0].max())
+
+
+def _cell(knots: Integers, x: int) -> int:
+    return min(int(np.searchsorted(knots, x, side="right")) - 1, len(knots) - 2)
+
+
+def _all_tokens(batch: Batch, ax: Axes) -> int:
+    tokens = batch.tokens
+    return ax.ranks * (int(ax.padded[tokens]) if tokens <= ax.graph_tokens else tokens)
+
+
+def _waits(pool: Pool, batch: Batch, ax: Axes, token_seconds: float) -> float:
+    if not batch.chunks and batch.tokens <= ax.graph_tokens:
+        return 0.0
+    gpu = np.full(len(ax.padded), token_seconds)
+    return float(dispatch(pool, ax, gpu)[batch.tokens])
+
+
+def _points(op: Operator, batch: Batch, ax: Axes) -> tuple[list[tuple[float, float]], str]:
+    """The points (a, b) of an operator in the batch, and the same in words."""
+    match op.phase:
+        case "tokens":
+            tokens = int(ax.padded[batch.tokens])
+            padding = f" ({tokens - batch.tokens} padding)" if tokens > batch.tokens else ""
+            return [(tokens, 0.0)], f"{tokens} tokens{padding}"
+        case "all_tokens":
+            tokens = _all_tokens(batch, ax)
+            return [(tokens, 0.0)], f"{tokens} tokens of {ax.ranks} ranks"
+        case "sequences":
+            return [(batch.sequences, 0.0)], f"{batch.sequences} requests"
+        case "decode":
+            mean = batch.kv_tokens / batch.decodes + 1.0
+            return [(batch.decodes, mean)], f"{batch.decodes} × {mean:.0f} keys"
+        case _:
+            text = ", ".join(f"{n} at {c}" for n, c in batch.chunks[:3]) + (" …" if len(batch.chunks) > 3 else "")
+            return [(float(n), float(c)) for n, c in batch.chunks], text
+
+
+def _row(device: Device, op: Operator, seconds: float, source: int, batch: Batch, ax: Axes) -> Row:
+    points, text = _points(op, batch, ax)
+    a, b = np.array(points, dtype=float).T
+    link = isinstance(op.kernel, Collective)
+    work = op.count * float(flops(op.kernel, a, b).sum())
+    moved = op.count * float(bytes_moved(op.kernel, a, b).sum())
+    least = op.count * float(bound(op.kernel, device, a, b).sum())
+    bandwidth = link_bandwidth(device, op.kernel.gpus) if isinstance(op.kernel, Collective) else device.memory_bandwidth
+    compute_share = work / seconds / device.peak_flops(rate(op.kernel))
+    bandwidth_share = moved / seconds / bandwidth
+    limit = "compute" if compute_share > bandwidth_share else "memory"
+    if least < LATENCY_BOUND * seconds and not link:
+        limit = "latency"
+    return Row(
+        name=op.name,
+        group=op.group,
+        shape=describe(op.kernel),
+        at=text,
+        count=op.count,
+        seconds=seconds,
+        share=0.0,
+        flops=work,
+        bytes=moved,
+        compute_share=compute_share,
+        bandwidth_share=bandwidth_share,
+        bound="communication" if link else limit,
+        source=SOURCES[source],
+    )
+
+
+def _host(name: str, text: str, seconds: float) -> Row:
+    empty: dict[str, Any] = {"flops": 0.0, "bytes": 0.0, "compute_share": 0.0, "bandwidth_share": 0.0, "share": 0.0}
+    return Row(name, "host", "", text, 1, seconds, bound="host", source="modelled", **empty)
