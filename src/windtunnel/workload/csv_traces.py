@@ -1,6 +1,6 @@
 """Public traces in CSV: Azure, BurstGPT, Vidur and bare lengths. Each reader gives arguments of Workload.from_columns.
 
-A reader that finds no times leaves ``arrival`` out. Times start at the trace's first request.
+A reader that finds no times leaves ``arrival`` out. ``origin`` is the time of the trace's first request.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def check_arrivals(arrival: Floats) -> None:
 
 
 def from_start(arrival: Floats, notes: list[str]) -> Columns:
-    """Times counted from the first request; a note says so when that changes them."""
-    start = float(arrival.min())
-    if start > 0:
-        notes.append(f"times count from the first request, {start:g} s into the trace")
-    return {"arrival": arrival - start}
+    """Times and their origin, the first request, from which `load_trace` counts; a note says so where that matters."""
+    origin = float(arrival.min())
+    if origin > 0:
+        notes.append(f"times count from the first request, {origin:g} s into the trace")
+    return {"arrival": arrival, "origin": origin}

@@ -13,7 +13,7 @@ from windtunnel.workload import csv_traces, json_traces, own_files
 from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload, take_hashes
 from windtunnel.workload.csv_table import Table, header, read_table
-from windtunnel.workload.rules import Floats, integers, ragged
+from windtunnel.workload.rules import Floats, check_sorted, integers, ragged
 from windtunnel.workload.synthetic import stream
 
 Columns = dict[str, Any]
@@ -58,6 +58,7 @@ def load_trace(
             columns["max_concurrency"] = max_concurrency
         if drop_empty:
             columns = _without_empty(columns)
+        _from_origin(columns, sort)
         rows = max(np.size(columns["prompt_tokens"]), 1)
         if arrivals is not None:
             columns["arrival"] = arrivals.times(rows, stream(seed, "arrivals"))
@@ -68,6 +69,15 @@ def load_trace(
         return Workload.from_columns(**columns, sort=sort)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
+
+
+def _from_origin(columns: Columns, sort: bool) -> None:
+    """Count a public trace's times from its first request; unsorted times are named as the file has them."""
+    origin = columns.pop("origin", 0.0)
+    if origin:
+        if not sort:
+            check_sorted(columns["arrival"], np.arange(len(columns["arrival"])))
+        columns["arrival"] = columns["arrival"] - origin
 
 
 def _read(path: Path, wanted: str | None, hash_block_size: int | None) -> Columns:
