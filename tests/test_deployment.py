@@ -1,0 +1,220 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.deployment import Deployment, Engine, Pool, capture_sizes, preset, resolve_engine, warnings
+from windtunnel.errors import InputError
+from windtunnel.hardware import Device, device
+from windtunnel.model import Model, Quantization, load_model
+
+DENSE = load_model("Qwen3-32B")
+MOE = load_model("Qwen3-30B-A3B")
+H100 = device("h100")
+
+
+def resolved(model: Model = DENSE, on: Device = H100, **settings: Any) -> Engine:
+    return resolve_engine(Engine(**settings), model, on)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "seqs"),
+    [
+        ("l4", 2048, 256),
+        ("a100", 2048, 256),
+        ("l40s", 2048, 256),
+        ("h100", 8192, 1024),
+        ("h200", 8192, 1024),
+        ("rtx_pro_6000", 8192, 1024),
+        ("b200", 16384, 1024),
+        ("mi300x", 16384, 1024),
+    ],
+)
+def test_default_batch_limits_follow_the_devices_memory(name: str, tokens: int, seqs: int) -> None:
+    engine = resolved(on=device(name))
+    assert (engine.max_num_batched_tokens, engine.max_num_seqs) == (tokens, seqs)
+
+
+def test_default_batch_limits_follow_each_other() -> None:
+    assert resolved(max_num_seqs=2, max_model_len=100).max_num_batched_tokens == 200
+    assert resolved(max_num_batched_tokens=512).max_num_seqs == 512
+    assert resolved(enable_chunked_prefill=False).max_num_batched_tokens == 40960
+    assert resolved(max_num_seqs=10_000).max_num_batched_tokens == 10_000
+
+
+def test_other_defaults() -> None:
+    engine = resolved()
+    assert engine.max_model_len == 40960
+    assert (engine.block_size, engine.gpu_memory_utilization, engine.dtype) == (16, 0.92, "bfloat16")
+    assert engine.async_scheduling
+    assert engine.scheduler_reserve_full_isl
+    assert engine.enable_chunked_prefill
+    assert not engine.enable_prefix_caching
+    assert resolved(load_model("DeepSeek-V2"), tensor_parallel_size=8).block_size == 64
+    assert resolved(load_model("opt-13b")).dtype == "float16"
+
+
+def test_presets_differ_as_the_versions_do() -> None:
+    old = resolved(preset="vllm-0.12")
+    assert not old.async_scheduling
+    assert not old.scheduler_reserve_full_isl
+    assert old.gpu_memory_utilization == 0.9
+    assert Engine(preset="vllm").preset == "vllm-0.32"
+    assert (Engine().backend, preset("vllm").version) == ("vllm", "0.32")
+    assert resolved(preset="vllm-0.12", async_scheduling=True).async_scheduling
+    with pytest.raises(InputError, match=r"did you mean 'vllm-0\.32'"):
+        Engine(preset="vllm-0.33")
+    with pytest.raises(InputError, match=r"watermark=0.1: vllm-0.20 has none"):
+        resolved(preset="vllm-0.20", watermark=0.1)
+
+
+@given(
+    st.sampled_from(["vllm-0.32", "vllm-0.12"]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.none() | st.integers(1, 2048),
+    st.none() | st.integers(1, 40960),
+    st.none() | st.booleans(),
+    st.booleans(),
+)
+def test_resolving_fills_everything_once(
+    name: str, tp: int, seqs: int | None, length: int | None, chunked: bool | None, eager: bool
+) -> None:
+    engine = resolved(
+        preset=name,
+        tensor_parallel_size=tp,
+        max_num_seqs=seqs,
+        max_model_len=length,
+        enable_chunked_prefill=chunked,
+        enforce_eager=eager,
+    )
+    assert resolve_engine(engine, DENSE, H100) == engine
+    assert engine.batched_tokens >= engine.seqs
+    assert engine.enable_chunked_prefill or engine.batched_tokens >= engine.model_len
+    sizes = capture_sizes(engine, H100)
+    assert sizes == engine.cudagraph_capture_sizes == tuple(sorted(set(sizes)))
+    assert all(1 <= size <= engine.batched_tokens for size in sizes)
+    assert bool(sizes) != eager
+
+
+def test_capture_sizes() -> None:
+    by_16 = [*range(256, 513, 16)]
+    assert resolved().cudagraph_capture_sizes == (1, 2, 4, *range(8, 256, 8), *by_16)
+    assert resolved(max_num_seqs=100).cudagraph_capture_sizes == tuple(sorted({1, 2, 4, *range(8, 201, 8), 100}))
+    assert resolved(max_num_seqs=100, preset="vllm-0.12").cudagraph_capture_sizes == (1, 2, 4, *range(8, 201, 8))
+    assert resolved(max_num_seqs=1).cudagraph_capture_sizes == (1, 2)
+    blackwell = resolved(on=device("b200")).cudagraph_capture_sizes
+    assert blackwell is not None
+    assert max(blackwell) == 1024
+    assert resolved(enforce_eager=True).cudagraph_capture_sizes == ()
+    assert resolved(cudagraph_capture_sizes=(64, 8, 8, 99_999)).cudagraph_capture_sizes == (8, 64)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size=0: must be an integer ≥ 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"max_num_batched_tokens": 1.5}, "max_num_batched_tokens=1.5"),
+        ({"block_size": True}, "block_size=True"),
+        ({"num_gpu_blocks_override": 1}, "num_gpu_blocks_override=1"),
+        ({"gpu_memory_utilization": 1.1}, "gpu_memory_utilization=1.1"),
+        ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization=0.0"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization=nan"),
+        ({"watermark": -0.1}, "watermark=-0.1"),
+        ({"dtype": "bfloat61"}, "did you mean 'bfloat16'"),
+        ({"scheduling_policy": "fifo"}, "unknown scheduling_policy"),
+        ({"cudagraph_capture_sizes": (0,)}, "cudagraph_capture_sizes"),
+        ({"kv_cache_dtype": "fp7"}, "did you mean 'fp8'"),
+        ({"max_num_seqs": 512, "max_num_batched_tokens": 128}, "must be ≥ max_num_seqs=512"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}, "without chunked prefill"),
+        ({"max_model_len": 50_000}, "positions for 40960 tokens"),
+        ({"tensor_parallel_size": 3}, "must divide the 64 heads.*use one of 1, 2, 4, 8"),
+        ({"tensor_parallel_size": 16}, "beyond it is not simulated yet"),
+        ({"enable_expert_parallel": True}, "has no experts"),
+        ({"quantization": "awq"}, "only 'fp8' is made on loading"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism is not simulated yet"),
+        ({"scheduling_policy": "priority"}, "not simulated yet"),
+        ({"enable_prefix_caching": True}, "prefix caching is not simulated yet"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        resolved(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("Qwen3-32B", {"tensor_parallel_size": 5}, "heads"),
+        ("Qwen2.5-7B-Instruct", {"tensor_parallel_size": 7}, "KV heads"),
+        ("phi-4", {"tensor_parallel_size": 4}, "KV heads"),
+        ("Qwen3-30B-A3B", {"data_parallel_size": 7}, "moe_intermediate_size=768"),
+        ("Qwen3-30B-A3B", {"data_parallel_size": 256, "enable_expert_parallel": True}, "128 experts"),
+    ],
+)
+def test_models_that_cannot_be_divided_so(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        resolved(load_model(name), **settings)
+
+
+def test_block_scaled_weights_are_divided_by_whole_blocks() -> None:
+    blocks = MOE.with_quantization(Quantization("fp8_block"))
+    assert resolved(blocks, tensor_parallel_size=2)
+    with pytest.raises(InputError, match=r"slices of 192.*expert parallelism"):
+        resolved(blocks, tensor_parallel_size=4)
+    assert resolved(blocks, tensor_parallel_size=4, enable_expert_parallel=True)
+
+
+def test_quantization_is_made_on_loading_or_must_be_the_checkpoints() -> None:
+    pool = Pool(DENSE, H100, Engine(quantization="fp8"))
+    assert pool.model.weight_dtype("mlp") == "fp8"
+    assert pool.model.quantization is not None
+    assert not pool.model.quantization.weight_only
+    assert Pool(pool.model, H100, pool.engine).model == pool.model
+    stored = load_model("nvidia/Llama-3.1-8B-Instruct-FP8")
+    assert Pool(stored, H100, Engine(quantization="fp8")).model.weight_dtype("mlp") == "fp8"
+    with pytest.raises(InputError, match="is stored as fp8"):
+        Pool(stored, H100, Engine(quantization="awq"))
+    on_ampere = Pool(stored, device("a100")).model.quantization
+    assert on_ampere is not None
+    assert on_ampere.weight_only
+    assert Pool(DENSE, H100, Engine(dtype="half")).model.dtype == "float16"
+
+
+def test_pools() -> None:
+    pool = Pool(MOE, H100, Engine(tensor_parallel_size=2, data_parallel_size=2), replicas=3)
+    assert pool.gpus == 12
+    assert pool.lockstep
+    assert not Pool(DENSE, H100, Engine(data_parallel_size=2)).lockstep
+    assert not Pool(MOE, H100).lockstep
+    for settings, words in (({"replicas": 0}, "replicas=0"), ({"role": "prefil"}, "'prefill'")):
+        with pytest.raises(InputError, match=words):
+            Pool(DENSE, H100, **settings)
+    with pytest.raises(InputError, match="not simulated yet"):
+        Pool(DENSE, H100, role="prefill")
+
+
+def test_deployments() -> None:
+    pool = Pool(DENSE, H100, Engine(tensor_parallel_size=2), replicas=2)
+    deployment = Deployment((pool,))
+    assert (deployment.gpus, deployment.replicas) == (4, 2)
+    assert deployment.price_per_hour == 4 * H100.price_per_hour
+    spec = json.loads(json.dumps(deployment.spec()))
+    assert spec["pools"][0]["engine"]["tensor_parallel_size"] == 2
+    assert spec["pools"][0]["model"] == "Qwen/Qwen3-32B"
+    with pytest.raises(InputError, match=r"2 pools.*not simulated yet"):
+        Deployment((pool, pool))
+    with pytest.raises(InputError, match="at least one pool"):
+        Deployment(())
+
+
+def test_warnings_tell_what_the_real_engine_would_do() -> None:
+    pool = Pool(DENSE, H100)
+    assert [text for text in warnings(Deployment((pool,))) if "prefix caching" in text]
+    assert [text for text in warnings(Deployment((replace(pool, replicas=2),))) if "prefix caching" in text]
+    assert warnings(Deployment((Pool(DENSE, H100, Engine(enable_prefix_caching=False)),))) == []
+    mixed = Pool(load_model("gemma-2-9b"), H100, Engine(enable_prefix_caching=False))
+    assert [text for text in warnings(Deployment((mixed,))) if "sliding windows" in text]
