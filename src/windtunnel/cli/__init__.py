@@ -1,0 +1,72 @@
+"""The command line: parse, call, print.
+
+Exit codes: 0 done; 1 a goal is missed (attainment, slo); 2 wrong input, one line on standard error; 130 interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Parameter
+
+from windtunnel import __version__
+from windtunnel.cli.arguments import complete, long
+from windtunnel.cli.explain import explain
+from windtunnel.cli.listing import listing
+from windtunnel.cli.run import report, run
+from windtunnel.cli.trace import convert, describe
+from windtunnel.errors import InputError
+from windtunnel.scenario import word
+
+DONE, WRONG, INTERRUPTED = 0, 2, 130
+
+app = App(
+    name="windtunnel",
+    help="Simulate LLM inference serving request by request, and test a deployment before you pay for the GPUs.",
+    version=__version__,
+    config=(complete,),
+    default_parameter=Parameter(name_transform=word, consume_multiple=True, negative_iterable=(), negative_none=()),
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+app.command(run)
+app.command(explain)
+trace = App(name="trace", help="Look at traces of requests, and convert them.")
+trace.command(describe)
+trace.command(convert)
+app.command(trace)
+app.command(listing, name="list")
+app.command(report)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; nothing that a user can mend ends in a traceback."""
+    words = [long(text) for text in (sys.argv[1:] if argv is None else argv)]
+    try:
+        code = app(words, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+        return code or DONE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except InputError as error:
+        return _complain(str(error), WRONG)
+    except CycloptsError as error:
+        return _complain(_cause(error), WRONG)
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stderr.write(f"windtunnel: {' '.join(text.split())}\n")
+    return code
+
+
+def _cause(error: CycloptsError) -> str:
+    """The message of our own check that stopped the parser, or the parser's."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, InputError):
+            return str(cause)
+        cause = cause.__cause__
+    return str(error).rstrip(".")

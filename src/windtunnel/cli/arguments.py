@@ -1,0 +1,51 @@
+"""Arguments: how the command line's words become values."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Group, Parameter, config
+from cyclopts.argument import ArgumentCollection
+
+from windtunnel.errors import InputError
+from windtunnel.scenario import MAIN_JOB, read_scenario
+
+SHORT = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "--isl": "--random-input-len",
+    "--osl": "--random-output-len",
+}
+"""Other tools' spellings of our flags."""
+WHOLE = re.compile(r"[+-]?\d+")
+OUTPUT = Group("Output", sort_key=9)
+Json = Annotated[bool, Parameter(name="--json", negative=(), group=OUTPUT)]
+
+
+def long(text: str) -> str:
+    """The word with our spelling of its flag."""
+    name, equals, value = text.partition("=")
+    return SHORT.get(name, name) + equals + value
+
+
+def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Before values are converted: refuse fractions of whole numbers, and fill in what the scenario file says."""
+    for argument in arguments:
+        for token in argument.tokens:
+            if argument.hint in (int, int | None) and not WHOLE.fullmatch(token.value):
+                raise InputError(f"{token.keyword}={token.value}: must be a whole number")
+    given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
+    source = given.get("--scenario")
+    if source is not None:
+        values = read_scenario(Path(source))
+        config.Dict(values, source=source, use_commands_as_keys=False)(app, commands, arguments)
+    elif commands == ("run",) and "--model" not in given:
+        config.Dict(MAIN_JOB, source="default", use_commands_as_keys=False)(app, commands, arguments)
+
+
+def show_json(document: Any) -> None:
+    """Print a document, and nothing else, on standard output."""
+    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")

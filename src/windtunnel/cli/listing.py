@@ -1,0 +1,81 @@
+"""list: the names that flags accept."""
+
+from typing import Any, Literal
+
+from windtunnel.cli.arguments import Json, show_json
+
+Row = dict[str, Any]
+
+
+def listing(what: Literal["models", "devices", "policies", "routers", "traces"], /, *, as_json: Json = False) -> None:
+    """List the names that flags accept.
+
+    Parameters
+    ----------
+    what
+        The kind of names.
+    as_json
+        Print one JSON document instead of the table.
+    """
+    rows = {"models": _models, "devices": _devices, "policies": _policies, "routers": _routers, "traces": _traces}[
+        what
+    ]()
+    if as_json:
+        show_json(rows)
+    else:
+        from windtunnel.terminal import show_rows
+
+        show_rows(rows)
+
+
+def _models() -> list[Row]:
+    from windtunnel.model import model_names
+
+    return [{"model": name} for name in model_names()]
+
+
+def _devices() -> list[Row]:
+    from windtunnel.hardware import GIB, load_devices
+
+    return [
+        {
+            "device": found.name,
+            "memory (GiB)": found.memory_bytes / GIB,
+            "bandwidth (TB/s)": found.memory_bandwidth / 1e12,
+            "bf16 (TFLOP/s)": found.flops["bfloat16"] / 1e12,
+            "link": found.link,
+            "power (W)": found.power_w,
+            "price ($/h)": found.price_per_hour or None,
+            "also": " ".join(found.aliases[:2]),
+        }
+        for found in load_devices().values()
+    ]
+
+
+def _policies() -> list[Row]:
+    from windtunnel.deployment import PRESETS
+
+    return [
+        {
+            "policy": found.name,
+            "async scheduling": found.async_scheduling,
+            "whole prompt reserved": found.scheduler_reserve_full_isl,
+            "memory used": found.gpu_memory_utilization,
+        }
+        for found in PRESETS.values()
+    ]
+
+
+def _routers() -> list[Row]:
+    from windtunnel.routing import ROUTERS
+
+    return [{"router": name, "sends a request to": text} for name, text in ROUTERS.items()]
+
+
+def _traces() -> list[Row]:
+    from windtunnel.workload.builtin import builtin_names, fit_of
+
+    return [
+        {"trace": name, "requests": fit_of(name)["num_requests"], "requests/s": fit_of(name)["request_rate"]}
+        for name in builtin_names()
+    ]

@@ -1,0 +1,118 @@
+"""run and report: simulate, and show what a simulation recorded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from windtunnel.cli.arguments import OUTPUT, Json, show_json
+from windtunnel.errors import InputError
+from windtunnel.outputs import Outputs, check_directory
+from windtunnel.scenario import GOALS, Goals, Scenario
+
+if TYPE_CHECKING:
+    from windtunnel.metrics import Summary
+    from windtunnel.run import Run
+
+DONE, MISSED = 0, 1
+
+
+def run(
+    scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
+    *,
+    scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=OUTPUT)] = None,  # noqa: ARG001 - read while parsing
+    seeds: Annotated[int, Parameter(group=OUTPUT)] = 1,
+    exclude_warmup: Annotated[bool, Parameter(negative=(), group=OUTPUT)] = False,
+    output: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
+    outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
+    as_json: Json = False,
+) -> int:
+    """Simulate a deployment under a load.
+
+    Without any flag: Qwen3-32B on two H100s, serving an hour of conversations. Engine flags are vLLM's; -tp, -pp, -dp,
+    --isl and --osl are understood too. Exit codes: 0 done, 1 a goal is missed, 2 wrong input, 130 interrupted.
+
+    Parameters
+    ----------
+    scenario_file
+        YAML file with these flags' words as keys, underscores for dashes; flags go before it.
+    seeds
+        Repeat under so many seeds, from --seed on, and show 95 % confidence intervals; files are of the first.
+    exclude_warmup
+        Measure from a tenth of the arrivals' time to the last arrival: neither filling nor draining counts.
+    output
+        Folder for the run: run.json, requests.parquet, iterations.parquet; for windtunnel report and your notebook.
+    as_json
+        Print the results as one JSON document instead of the table.
+    """
+    from windtunnel.metrics import summary
+    from windtunnel.simulate import simulate
+    from windtunnel.terminal import status
+
+    if seeds < 1:
+        raise InputError(f"seeds={seeds}: must be ≥ 1")
+    outputs.check()
+    check_directory(output)
+    deployment, slo = scenario.deployment(), scenario.goals.limits()
+    results = []
+    for seed in range(scenario.load.seed, scenario.load.seed + seeds):
+        with status(f"seed {seed}: reading the load"):
+            workload = scenario.load.workload(seed)
+        with status(f"seed {seed}: simulating {len(workload):,} requests"):
+            done = simulate(deployment, workload, seed, perf=scenario.server.perf)
+            results.append(summary(done, slo, exclude_warmup=exclude_warmup))
+        if len(results) == 1:
+            first = done
+    if output is not None:
+        first.save(output)
+    outputs.write(first, slo)
+    return _finish(results, first, scenario.goals, as_json)
+
+
+def report(
+    directory: Path,
+    /,
+    *,
+    goals: Annotated[Goals, Parameter(name="*", group=GOALS)] = Goals(),  # noqa: B008 - frozen
+    exclude_warmup: Annotated[bool, Parameter(negative=(), group=OUTPUT)] = False,
+    outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
+    as_json: Json = False,
+) -> int:
+    """Show a run again, or write it in another form.
+
+    Parameters
+    ----------
+    directory
+        What `windtunnel run --output` wrote.
+    exclude_warmup
+        Measure from a tenth of the arrivals' time to the last arrival.
+    as_json
+        Print the results as one JSON document instead of the table.
+    """
+    from windtunnel.metrics import summary
+    from windtunnel.run import Run
+
+    outputs.check()
+    stored, slo = Run.load(directory), goals.limits()
+    outputs.write(stored, slo)
+    return _finish([summary(stored, slo, exclude_warmup=exclude_warmup)], stored, goals, as_json)
+
+
+def _finish(results: Sequence["Summary"], first: "Run", goals: Goals, as_json: bool) -> int:
+    from windtunnel.metrics import spread, summary_json
+
+    documents = [summary_json(result) for result in results]
+    if as_json:
+        document = documents[0]
+        if len(documents) > 1:
+            intervals = {name: [each.low, each.high] for name, each in spread(documents).items()}
+            document |= {"seeds": len(documents), "interval_95": intervals}
+        show_json(document)
+    else:
+        from windtunnel.terminal import show_run
+
+        show_run(results, documents, first.manifest)
+    share = goals.attainment
+    reached = share is None or all(result.attainment >= share for result in results)
+    return DONE if reached and all(result.meets_slo for result in results) else MISSED
