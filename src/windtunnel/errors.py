@@ -5,7 +5,10 @@ from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """A wrong input: the message gives the value, the rule and the way out, in one line. The command line exits with 2."""
+    """A wrong input: the message gives the value, the rule and the way out, in one line.
+
+    The command line prints it and exits with 2.
+    """
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

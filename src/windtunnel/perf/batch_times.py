@@ -18,16 +18,17 @@ CONTEXT_STEP = 16
 class BatchTimes:
     """Tables of one data-parallel rank; all times in seconds.
 
-    Let a batch hold ``D`` decodes with together ``S`` tokens in the cache, and prefill chunks of ``n`` tokens at context ``c``
-    (tokens already in the cache; neither S nor c counts the tokens of this step). Let T = D + Σn, N = D + number of chunks,
-    and let i be linear interpolation. The GPU time of the rank is, added in this order,
+    Let a batch hold ``D`` decodes with together ``S`` tokens in the cache, and prefill chunks of ``n`` tokens at
+    context ``c`` (tokens already in the cache; neither S nor c counts the tokens of this step). Let T = D + Σn, N = D
+    + number of chunks, and let i be linear interpolation. The GPU time of the rank is, added in this order,
 
         tokens[T] + i(decode_attention[D], S/D) + Σ i(prefill_attention, n, c) + prefill_base + sequences[N]
 
-    where ``tokens`` is ``decode_tokens`` without chunks and ``mixed_tokens`` with chunks, and prefill_base is charged once if there
-    are chunks. Ranks in lockstep take the maximum over ranks plus ``expert_tokens`` of the tokens of all ranks: an idle rank runs one
-    dummy token; if the largest rank fits a captured graph, each rank counts ``padded[its maximum]``, otherwise its own tokens.
-    The step then takes max(GPU, host_overlapped[N]) + host_serial[N], N the largest of the ranks.
+    where ``tokens`` is ``decode_tokens`` without chunks and ``mixed_tokens`` with chunks, and prefill_base is charged
+    once if there are chunks. Ranks in lockstep take the maximum over ranks plus ``expert_tokens`` of the tokens of
+    all ranks: an idle rank runs one dummy token; if the largest rank fits a captured graph, each rank counts
+    ``padded[its maximum]``, otherwise its own tokens. The step then takes max(GPU, host_overlapped[N]) +
+    host_serial[N], N the largest of the ranks.
     """
 
     decode_tokens: Floats
@@ -167,15 +168,15 @@ def linear(
 ) -> BatchTimes:
     """Tables of a linear cost: base + per_token·T + per_kv_token·(S + D) + per_pair·Σ n(2c + n) seconds.
 
-    The cost of InferMax (arXiv 2411.07447) and of the source documents' cost model; the pair term is interpolated between knots.
-    ``ranks`` > 1 adds per_expert_token seconds for each token of all ranks in lockstep.
+    The cost of InferMax (arXiv 2411.07447) and of the source documents' cost model; the pair term is interpolated
+    between knots. ``ranks`` > 1 adds per_expert_token seconds for each token of all ranks in lockstep.
     """
     contexts = np.unique(
         np.append(np.arange(0, max_model_len, 512), [0, -(-(max_model_len + 1) // CONTEXT_STEP) * CONTEXT_STEP])
     )
     chunks = np.unique(np.append(np.arange(0, max_num_batched_tokens, 64), [0, max_num_batched_tokens]))
     seqs = np.arange(max_num_seqs + 1, dtype=np.float64)
-    tokens = base + per_token * np.arange(max_num_batched_tokens + 1)
+    tokens = base + per_token * np.arange(max_num_batched_tokens + 1, dtype=np.float64)
     zeros = np.zeros(max_num_seqs + 1)
     return BatchTimes(
         decode_tokens=tokens,
@@ -188,7 +189,7 @@ def linear(
         chunk_knots=chunks,
         prefill_attention=per_pair * chunks[:, None] * (2.0 * contexts[None, :] + chunks[:, None]),
         prefill_base=0.0,
-        expert_tokens=per_expert_token * np.arange(ranks * max_num_batched_tokens + 1) if ranks > 1 else np.zeros(1),
+        expert_tokens=per_expert_token * np.arange(ranks * max_num_batched_tokens + 1.0) if ranks > 1 else np.zeros(1),
         padded=np.arange(max_num_batched_tokens + 1),
         graph_tokens=0,
     )

@@ -1,0 +1,199 @@
+"""Run the compiled core: build its records from specs, call a loop, hand back columns."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.advance import FULL
+from windtunnel.core.loop import closed_loop, open_loop
+from windtunnel.core.records import (
+    CANDIDATE,
+    CHOSEN,
+    GATE_HEAD,
+    GATE_TAIL,
+    GROUP,
+    LANE,
+    NONE,
+    REFUSED,
+    RELEASE,
+    RELEASES,
+    REQUEST,
+    ROW,
+    ROWS,
+    STALL,
+    STALLS,
+    State,
+)
+from windtunnel.core.tables import flatten
+from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.policy import Limits, Policy
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """The replicas to simulate: for each pool its limits, policy, tables, number of replicas and lanes."""
+
+    limits: tuple[Limits, ...]
+    policies: tuple[Policy, ...]
+    times: tuple[BatchTimes, ...]
+    replicas: tuple[int, ...]
+    lanes: tuple[int, ...]
+    """Data-parallel ranks of each replica of the pool."""
+    lockstep: tuple[bool, ...]
+    """Whether the ranks of a replica wait for each other in every step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """The requests, in order of arrival; ``output_tokens`` is what each really generates."""
+
+    arrival: Floats
+    prompt_tokens: Integers
+    output_tokens: Integers
+    overruns: NDArray[np.bool_]
+    """Ends before its declared limit, so that an asynchronous scheduler schedules it once too often."""
+    refused: NDArray[np.bool_]
+    follow: Integers
+    """Next request of the same session, -1 if none."""
+    think_time: Floats
+    max_concurrency: int
+    """Requests in flight at most; 0: any number."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether completions release requests."""
+        return self.max_concurrency > 0 or bool((self.follow != NONE).any())
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What the loop wrote: structured arrays of REQUEST, ROW and STALL, and the replica of each lane."""
+
+    requests: NDArray[Any]
+    rows: NDArray[Any]
+    stalls: NDArray[Any]
+    replica_of_lane: Integers
+
+
+def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats) -> Record:
+    """Simulate; ``uniforms`` [n] are the random router's numbers."""
+    state = _state(fleet, demand, uniforms)
+    if demand.closed:
+        while closed_loop(state, router, demand.max_concurrency) == FULL:
+            state = _with_room(state)
+    else:
+        while open_loop(state, router) == FULL:
+            state = _with_room(state)
+    rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
+    return Record(state.requests, rows, stalls, state.groups["replica"][state.lanes["group"]])
+
+
+def _state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
+    pools, floats, integers = flatten(fleet.times)
+    for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
+        policy.check(limits)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
+            pool[name] = getattr(limits, name)
+        for name in ("chunked_prefill", "reserve_full_prompt", "async_scheduling"):
+            pool[name] = getattr(policy, name)
+        pool["watermark_blocks"] = policy.watermark_blocks(limits)
+    groups, lanes, replicas = _layout(fleet)
+    n = len(demand.arrival)
+    margin = int(max(g["num_lanes"] * (pools[g["pool"]]["max_num_seqs"] + 2) for g in groups)) + 1
+    counters = np.zeros(10, dtype=np.int64)
+    counters[[CHOSEN, GATE_HEAD, GATE_TAIL, CANDIDATE]] = NONE
+    releases = np.zeros(n if demand.closed else 0, dtype=RELEASE)
+    if demand.closed:
+        first = np.ones(n, dtype=bool)
+        first[demand.follow[demand.follow != NONE]] = False
+        order = np.nonzero(first)[0]
+        order = order[np.lexsort((order, demand.arrival[order]))]
+        releases["time"][: len(order)] = demand.arrival[order]
+        releases["request"][: len(order)] = order
+        counters[RELEASES] = len(order)
+    return State(
+        pools=_records(pools),
+        groups=_records(groups),
+        lanes=_records(lanes),
+        replicas=replicas,
+        requests=_records(_requests(demand)),
+        heap=np.zeros(int(sum(pools[groups["pool"][g]]["max_num_seqs"] for g in lanes["group"])), dtype=np.int64),
+        phases=np.zeros(int(sum(pools[groups["pool"][g]]["block_size"] for g in lanes["group"])), dtype=np.int64),
+        floats=floats,
+        integers=integers,
+        rows=_records(np.empty(3 * n + margin, dtype=ROW)),
+        stalls=_records(np.empty(n // 8 + margin, dtype=STALL)),
+        counters=counters,
+        clocks=np.full(1, -1.0),
+        uniforms=np.ascontiguousarray(uniforms, dtype=np.float64),
+        follow=np.ascontiguousarray(demand.follow, dtype=np.int64),
+        think_time=np.ascontiguousarray(demand.think_time, dtype=np.float64),
+        releases=_records(releases),
+        gate=np.full(n if demand.closed else 0, NONE, dtype=np.int64),
+    )
+
+
+def _layout(fleet: Fleet) -> tuple[NDArray[Any], NDArray[Any], Integers]:
+    """Groups, lanes, and the first lane of each replica. Ranks in lockstep share a group, others have their own."""
+    group_rows: list[tuple[int, int, int, int]] = []
+    lane_rows: list[tuple[int, int, int, int, int]] = []
+    first_lanes = [0]
+    heap = phase = 0
+    for pool, count in enumerate(fleet.replicas):
+        limits, ranks = fleet.limits[pool], fleet.lanes[pool]
+        for _ in range(count):
+            replica = len(first_lanes) - 1
+            for rank in range(ranks):
+                if rank == 0 or not fleet.lockstep[pool]:
+                    group_rows.append((pool, replica, len(lane_rows), ranks if fleet.lockstep[pool] else 1))
+                lane_rows.append((len(group_rows) - 1, rank, heap, phase, limits.num_blocks))
+                heap += limits.max_num_seqs
+                phase += limits.block_size
+            first_lanes.append(len(lane_rows))
+    groups = np.zeros(len(group_rows), dtype=GROUP)
+    for i, name in enumerate(("pool", "replica", "first_lane", "num_lanes")):
+        groups[name] = [row[i] for row in group_rows]
+    groups["bound"] = np.inf
+    lanes = np.zeros(len(lane_rows), dtype=LANE)
+    for i, name in enumerate(("group", "rank", "heap", "phase", "free")):
+        lanes[name] = [row[i] for row in lane_rows]
+    for name in ("head", "tail", "partial", "queue_head", "queue_tail", "leaving", "leaving_next", "left"):
+        lanes[name] = NONE
+    return groups, lanes, np.array(first_lanes, dtype=np.int64)
+
+
+def _requests(demand: Demand) -> NDArray[Any]:
+    requests = np.zeros(len(demand.arrival), dtype=REQUEST)
+    requests["arrival"] = demand.arrival
+    for name in ("scheduled", "first_token", "finish", "last_token"):
+        requests[name] = np.nan
+    requests["prompt"] = demand.prompt_tokens
+    requests["output"] = demand.output_tokens
+    requests["overruns"] = demand.overruns
+    requests["state"] = np.where(demand.refused, REFUSED, 0)
+    for name in ("next", "previous", "next_leaving", "lane"):
+        requests[name] = NONE
+    return requests
+
+
+def _with_room(state: State) -> State:
+    """Twice as much room in the log."""
+    grown = {}
+    for name, entry in (("rows", ROWS), ("stalls", STALLS)):
+        old = getattr(state, name)
+        new = _records(np.empty(2 * len(old), dtype=old.dtype))
+        new[: state.counters[entry]] = old[: state.counters[entry]]
+        grown[name] = new
+    return state._replace(**grown)
+
+
+def _records(array: NDArray[Any]) -> NDArray[Any]:
+    """Fields as attributes also where numba is switched off (NUMBA_DISABLE_JIT=1, for debuggers)."""
+    import numba
+
+    return array.view(np.recarray) if numba.config.DISABLE_JIT else array  # type: ignore[attr-defined]

@@ -1,0 +1,90 @@
+"""Which lane gets a request, decided on the state that is visible when it arrives."""
+
+from typing import Any
+
+from windtunnel.core.kernel import kernel
+from windtunnel.core.records import ROUTED, State
+
+Array = Any
+
+ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP = range(4)
+
+
+@kernel
+def unseen(group: Any, lane: Any, time: float) -> int:
+    """Requests that leave at the group's boundary, when that lies after ``time``: still there for whoever looks
+    then."""
+    return lane.released if group.now > time else 0
+
+
+@kernel
+def look(state: State, time: float) -> None:
+    """vLLM's coordinator publishes each rank's queue and running list as they are at ``time``.
+
+    A request that was evicted while its last token was in flight waits until the token arrives.
+    """
+    for i in range(len(state.lanes)):
+        lane = state.lanes[i]
+        lane.seen_waiting = lane.waiting + lane.ghosts
+        lane.seen_running = lane.running
+        if state.groups[lane.group].now > time and lane.released > 0:
+            lane.seen_waiting += lane.released_ghosts
+            lane.seen_running += lane.released - lane.released_ghosts
+
+
+@kernel
+def least_outstanding(groups: Array, lanes: Array, replicas: Array, time: float) -> int:
+    """The replica with the fewest requests queued and running; the first of equals."""
+    best, fewest = 0, 1 << 60
+    for j in range(len(replicas) - 1):
+        outstanding = 0
+        for i in range(replicas[j], replicas[j + 1]):
+            outstanding += lanes[i].outstanding + unseen(groups[lanes[i].group], lanes[i], time)
+        if outstanding < fewest:
+            best, fewest = j, outstanding
+    return best
+
+
+@kernel
+def lowest_score(lanes: Array, replicas: Array) -> int:
+    """The replica with the lowest 4 · waiting + running as last seen; the first of equals."""
+    best, lowest = 0, 1 << 60
+    for j in range(len(replicas) - 1):
+        score = 0
+        for i in range(replicas[j], replicas[j + 1]):
+            score += 4 * lanes[i].seen_waiting + lanes[i].seen_running
+        if score < lowest:
+            best, lowest = j, score
+    return best
+
+
+@kernel
+def choose_lane(lanes: Array, first: int, last: int) -> int:
+    """vLLM's balancer inside a replica: the rank with the lowest 4 · waiting + running as last seen."""
+    best, lowest = first, 1 << 60
+    for i in range(first, last):
+        score = 4 * lanes[i].seen_waiting + lanes[i].seen_running
+        if score < lowest:
+            best, lowest = i, score
+    return best
+
+
+@kernel
+def choose(state: State, router: int, time: float) -> int:
+    """The lane for the request that arrives at ``time``."""
+    lanes, replicas = state.lanes, state.replicas
+    count = len(replicas) - 1
+    k = state.counters[ROUTED]
+    state.counters[ROUTED] += 1
+    if router == ROUND_ROBIN:
+        replica = k % count
+    elif router == RANDOM:
+        replica = int(state.uniforms[k] * count)
+    elif router == LEAST_OUTSTANDING:
+        replica = least_outstanding(state.groups, lanes, replicas, time)
+    else:
+        replica = lowest_score(lanes, replicas)
+    first, last = replicas[replica], replicas[replica + 1]
+    lane = choose_lane(lanes, first, last) if last - first > 1 else first
+    lanes[lane].seen_waiting += 1
+    return lane

@@ -1,0 +1,180 @@
+"""The event loop over all replicas: a heap of (time, kind, id), routers and clients as plain objects."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import floor
+
+from windtunnel.reference.replica import Group
+from windtunnel.reference.request import Request
+
+BATCH_END, ARRIVAL, SCHEDULE = range(3)
+"""Kinds of events, in the order in which they happen at equal times."""
+
+PUBLISH_INTERVAL = 0.1
+"""Seconds between the looks of vLLM's data-parallel coordinator (vllm/v1/engine/coordinator.py)."""
+
+
+@dataclass
+class Replica:
+    """Ranks that a request may be given to: one group in lockstep, or a group for each rank."""
+
+    groups: list[Group]
+
+    @property
+    def ranks(self) -> list[tuple[Group, int]]:
+        """(group, index of its scheduler) of every rank."""
+        return [(group, i) for group in self.groups for i in range(len(group.schedulers))]
+
+
+@dataclass
+class Balancer:
+    """What vLLM's data-parallel coordinator knows of each rank: [waiting, running] at its last look."""
+
+    replicas: list[Replica]
+    counts: list[list[list[int]]] = field(default_factory=list)
+    last_look: float = -1.0
+
+    def __post_init__(self) -> None:
+        self.look()
+
+    def look(self) -> None:
+        """Take the counts of all ranks as they are now."""
+        self.counts = [
+            [[len(group.schedulers[i].waiting), len(group.schedulers[i].running)] for group, i in replica.ranks]
+            for replica in self.replicas
+        ]
+
+    def before_event(self, time: float, kind: int) -> None:
+        """Nothing has changed since the last event: look if a multiple of the interval has passed."""
+        k = floor(time / PUBLISH_INTERVAL)
+        while k * PUBLISH_INTERVAL > time or (k * PUBLISH_INTERVAL == time and kind == BATCH_END):
+            k -= 1
+        while (k + 1) * PUBLISH_INTERVAL < time or ((k + 1) * PUBLISH_INTERVAL == time and kind != BATCH_END):
+            k += 1
+        if k * PUBLISH_INTERVAL > self.last_look:
+            self.look()
+            self.last_look = k * PUBLISH_INTERVAL
+
+    def score(self, replica: int, rank: int) -> int:
+        """vLLM's score of a rank; the lowest gets the request."""
+        waiting, running = self.counts[replica][rank]
+        return 4 * waiting + running
+
+
+Router = Callable[[list[Replica], Balancer, int], int]
+"""(replicas, balancer, how many requests were routed before) → index of the replica."""
+
+
+def round_robin(replicas: list[Replica], _: Balancer, count: int) -> int:
+    """Replicas in turn."""
+    return count % len(replicas)
+
+
+def random_choice(uniforms: list[float]) -> Router:
+    """A router that draws; ``uniforms`` has one number in [0, 1) for each request."""
+    return lambda replicas, _, count: int(uniforms[count] * len(replicas))
+
+
+def least_outstanding(replicas: list[Replica], _: Balancer, __: int) -> int:
+    """The replica with the fewest requests queued and running, the first of equals."""
+
+    def outstanding(replica: Replica) -> int:
+        schedulers = [group.schedulers[i] for group, i in replica.ranks]
+        return sum(len(scheduler.waiting) + len(scheduler.running) for scheduler in schedulers)
+
+    return min(range(len(replicas)), key=lambda j: outstanding(replicas[j]))
+
+
+def vllm_dp(replicas: list[Replica], balancer: Balancer, _: int) -> int:
+    """The replica with the lowest sum of its ranks' scores, the first of equals."""
+    ranks = [range(len(replica.ranks)) for replica in replicas]
+    return min(range(len(replicas)), key=lambda j: sum(balancer.score(j, i) for i in ranks[j]))
+
+
+class Loop:
+    """Simulates requests on replicas.
+
+    ``follow`` names the next request of a session, released ``think_time`` of it after the one before has ended; at
+    most ``max_concurrency`` requests are in flight (0: any number), the others wait at the client, first come first
+    served.
+    """
+
+    def __init__(
+        self,
+        replicas: list[Replica],
+        router: Router,
+        requests: list[Request],
+        follow: dict[int, int] | None = None,
+        think_time: list[float] | None = None,
+        max_concurrency: int = 0,
+    ) -> None:
+        self.replicas, self.router, self.requests = replicas, router, requests
+        self.groups = [group for replica in replicas for group in replica.groups]
+        self.balancer = Balancer(replicas)
+        self.follow, self.think_time = follow or {}, think_time or []
+        self.max_concurrency = max_concurrency
+        self.in_flight = self.routed = 0
+        self.gate: deque[Request] = deque()
+        self.admitted: set[int] = set()
+        self.events: list[tuple[float, int, int]] = []
+        for request in requests:
+            if request.id not in self.follow.values():
+                heappush(self.events, (request.arrival, ARRIVAL, request.id))
+
+    def run(self) -> None:
+        """Process events until none is left."""
+        while self.events:
+            time, kind, who = heappop(self.events)
+            self.balancer.before_event(time, kind)
+            if kind == BATCH_END:
+                for request in self.groups[who].arrive():
+                    self._complete(request, time)
+                self._wake(who, time)
+            elif kind == ARRIVAL:
+                self._release(self.requests[who], time)
+            elif (end := self.groups[who].schedule(time)) is not None:
+                heappush(self.events, (end, BATCH_END, who))
+
+    def _wake(self, group: int, time: float) -> None:
+        if (time, SCHEDULE, group) not in self.events:
+            heappush(self.events, (time, SCHEDULE, group))
+
+    def _release(self, request: Request, time: float) -> None:
+        request.arrival = time
+        if request.refused:
+            self._continue_session(request, time)
+            return
+        if self.max_concurrency and request.id not in self.admitted:
+            if self.in_flight >= self.max_concurrency:
+                self.gate.append(request)
+                return
+            self.in_flight += 1
+        self._route(request, time)
+
+    def _route(self, request: Request, time: float) -> None:
+        j = self.router(self.replicas, self.balancer, self.routed)
+        self.routed += 1
+        ranks = self.replicas[j].ranks
+        best = min(range(len(ranks)), key=lambda i: self.balancer.score(j, i))
+        self.balancer.counts[j][best][0] += 1
+        group, rank = ranks[best]
+        request.replica = j
+        group.schedulers[rank].waiting.append(request)
+        if not group.in_flight:
+            self._wake(self.groups.index(group), time)
+
+    def _complete(self, request: Request, time: float) -> None:
+        self._continue_session(request, time)
+        if self.gate:
+            following = self.gate.popleft()
+            self.admitted.add(following.id)
+            heappush(self.events, (time, ARRIVAL, following.id))
+        else:
+            self.in_flight -= 1
+
+    def _continue_session(self, request: Request, time: float) -> None:
+        following = self.follow.get(request.id)
+        if following is not None:
+            heappush(self.events, (time + self.think_time[following], ARRIVAL, following))

@@ -1,0 +1,88 @@
+"""Group: the ranks that step together, and the steps they have in flight."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isnan
+from typing import NamedTuple
+
+from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.policy import Limits, Policy
+from windtunnel.reference.request import Request
+from windtunnel.reference.scheduler import Batch, Scheduler
+
+BatchTime = Callable[[list[Batch]], float]
+"""Seconds of a step from the batches of the ranks that take part in it."""
+
+
+def table_time(times: BatchTimes) -> BatchTime:
+    """Batch times read from tables."""
+
+    def seconds(batches: list[Batch]) -> float:
+        ranks = [(len(b.decodes), sum(part.start for part in b.decodes), b.chunks) for b in batches]
+        return times.batch(*ranks[0]) if len(ranks) == 1 else times.lockstep(ranks)
+
+    return seconds
+
+
+class Step(NamedTuple):
+    """One step of a rank, as the journal keeps it."""
+
+    rank: int
+    start: float
+    end: float
+    batch: Batch
+    used_blocks: int
+    waiting: int
+
+
+@dataclass
+class InFlight:
+    """A step on its way."""
+
+    end: float
+    batches: list[Batch]
+
+
+class Group:
+    """One rank, or all data-parallel ranks of a replica that wait for each other in every layer."""
+
+    def __init__(self, limits: Limits, policy: Policy, batch_time: BatchTime, ranks: int = 1) -> None:
+        self.schedulers = [Scheduler(limits, policy) for _ in range(ranks)]
+        self.batch_time = batch_time
+        self.depth = 2 if policy.async_scheduling else 1
+        self.in_flight: deque[InFlight] = deque()
+        self.journal: list[Step] = []
+
+    def schedule(self, now: float) -> float | None:
+        """Start steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
+
+        An empty decision waits for the step in flight. With none in flight it is repeated if it preempted somebody.
+        """
+        while len(self.in_flight) < self.depth:
+            batches = [scheduler.schedule() for scheduler in self.schedulers]
+            if not any(batch.scheduled for batch in batches):
+                if not self.in_flight and any(batch.preempted for batch in batches):
+                    continue
+                break
+            start = max(now, self.in_flight[-1].end) if self.in_flight else now
+            end = start + self.batch_time(batches)
+            self._record(start, end, batches)
+            self.in_flight.append(InFlight(end, batches))
+        return self.in_flight[0].end if self.in_flight else None
+
+    def _record(self, start: float, end: float, batches: list[Batch]) -> None:
+        for rank, (scheduler, batch) in enumerate(zip(self.schedulers, batches, strict=True)):
+            used = scheduler.limits.num_blocks - scheduler.free_blocks
+            self.journal.append(Step(rank, start, end, batch, used, len(scheduler.waiting)))
+            for part in batch.scheduled:
+                if isnan(part.request.scheduled):
+                    part.request.scheduled = start
+
+    def arrive(self) -> list[Request]:
+        """The oldest step in flight has ended; the requests that are finished by it."""
+        step = self.in_flight.popleft()
+        finished = []
+        for scheduler, batch in zip(self.schedulers, step.batches, strict=True):
+            finished += scheduler.update(batch, step.end)[1]
+        return finished

@@ -1,0 +1,58 @@
+"""Request: one request on its way through an engine."""
+
+from dataclasses import dataclass, field
+from math import nan
+
+
+@dataclass(eq=False)
+class Request:
+    """Plain attributes in vLLM's words; times in seconds."""
+
+    id: int
+    arrival: float
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens after which it really ends."""
+    max_tokens: int
+    """Declared limit; the scheduler knows only this one."""
+    refused: bool = False
+    """It can never run: it ends when it arrives."""
+
+    generated: int = 0
+    """Tokens whose value is known."""
+    num_computed_tokens: int = 0
+    num_output_placeholders: int = 0
+    """Tokens being sampled, whose value is not known yet (asynchronous scheduling)."""
+    num_blocks: int = 0
+    prefill_tokens: int = 0
+    """Known tokens when it was last admitted: below that it catches up, from there on it decodes."""
+    resumed: bool = False
+    """Admitted again after a preemption, and no token received since."""
+    finished: bool = False
+
+    scheduled: float = nan
+    first_token: float = nan
+    last_token: float = nan
+    finish: float = nan
+    preemptions: int = 0
+    replica: int = -1
+    stalls: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and generated."""
+        return self.prompt_tokens + self.generated
+
+    def receive_token(self, time: float) -> None:
+        """One more token is known at ``time``."""
+        self.generated += 1
+        self.num_output_placeholders = max(self.num_output_placeholders - 1, 0)
+        if self.generated == 1:
+            self.first_token = time
+        elif self.resumed:
+            self.stalls.append((self.last_token, time))
+        self.resumed = False
+        self.last_token = time
+        self.finished = self.generated == self.output_tokens
+        if self.finished:
+            self.finish = time

@@ -1,0 +1,208 @@
+"""simulate(deployment, workload, seed) → Run."""
+
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel import __version__
+from windtunnel.core.engine import Demand, Fleet, Record
+from windtunnel.core.engine import run as run_core
+from windtunnel.core.records import GONE, NONE, REFUSED
+from windtunnel.deployment import Deployment, Pool, warnings
+from windtunnel.memory import KVBudget, kv_blocks
+from windtunnel.perf.cache import cache_folder
+from windtunnel.perf.grid import tabulate
+from windtunnel.perf.tables import Tabulated
+from windtunnel.policy import Limits, Policy
+from windtunnel.routing import router_number
+from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
+from windtunnel.workload.columns import Workload
+
+Integers = NDArray[np.int64]
+
+
+def simulate(
+    deployment: Deployment, workload: Workload, seed: int = 0, *, perf: str = "auto", cache: bool = True
+) -> Run:
+    """Simulate every request of a workload on a deployment until the last one has ended.
+
+    Args:
+        deployment: what serves.
+        workload: what is asked.
+        seed: of the random streams of the simulation itself (the random router).
+        perf: where kernel times come from: ``auto``, ``measured`` or ``roofline``.
+        cache: keep batch-time tables on disk, and read them from there.
+
+    Raises:
+        InputError: the model does not fit, or a name is unknown.
+    """
+    router = router_number(deployment.router)
+    tables = [tabulate(pool, perf, cache_folder() if cache else None) for pool in deployment.pools]
+    budgets = [kv_blocks(pool) for pool in deployment.pools]
+    fleet = _fleet(deployment, tables, budgets)
+    demand, cut = _demand(workload, fleet.limits[0])
+    uniforms = np.random.default_rng([seed, crc32(b"router")]).random(len(workload))
+    record = run_core(fleet, demand, router, uniforms)
+    notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
+    notes += _notes(demand, cut, fleet.limits[0])
+    return Run(
+        requests=_requests(workload, record),
+        iterations=_iterations(record),
+        stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
+        manifest=_manifest(deployment, workload, seed, tables, budgets, notes),
+        times=tuple(table.times for table in tables),
+        sources=tuple(table.sources for table in tables),
+        groups=tuple(table.groups for table in tables),
+    )
+
+
+def _fleet(deployment: Deployment, tables: list[Tabulated], budgets: list[KVBudget]) -> Fleet:
+    pools = deployment.pools
+    return Fleet(
+        limits=tuple(limits(pool, budget) for pool, budget in zip(pools, budgets, strict=True)),
+        policies=tuple(policy(pool) for pool in pools),
+        times=tuple(table.times for table in tables),
+        replicas=tuple(pool.replicas for pool in pools),
+        lanes=tuple(pool.engine.data_parallel_size for pool in pools),
+        lockstep=tuple(pool.lockstep for pool in pools),
+    )
+
+
+def limits(pool: Pool, budget: KVBudget) -> Limits:
+    """What one rank of the pool may use; block 0 of vLLM's pool is never handed out."""
+    engine = pool.engine
+    return Limits(
+        max_num_seqs=engine.seqs,
+        max_num_batched_tokens=engine.batched_tokens,
+        max_model_len=engine.model_len,
+        num_blocks=budget.num_blocks - 1,
+        block_size=engine.tokens_per_block,
+    )
+
+
+def policy(pool: Pool) -> Policy:
+    """The scheduler of the pool's engine."""
+    engine = pool.engine
+    return Policy(
+        chunked_prefill=engine.enable_chunked_prefill is not False,
+        reserve_full_prompt=engine.scheduler_reserve_full_isl is not False,
+        watermark=engine.watermark,
+        async_scheduling=engine.async_scheduling is not False,
+    )
+
+
+def _demand(workload: Workload, limit: Limits) -> tuple[Demand, int]:
+    """The requests as the core wants them, and how many are cut at max_model_len.
+
+    A request is refused if it does not fit an empty engine; see ``policy.can_ever_run``.
+    """
+    room = limit.max_model_len - workload.prompt_tokens
+    output = np.minimum(workload.output_tokens, room)
+    blocks = -(-(workload.prompt_tokens + output - 1) // limit.block_size)
+    refused = (output < 1) | (blocks > limit.num_blocks)
+    demand = Demand(
+        arrival=workload.arrival,
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=np.maximum(output, 0),
+        overruns=output < np.minimum(workload.max_tokens, room),
+        refused=refused,
+        follow=workload.follow,
+        think_time=workload.think_time,
+        max_concurrency=workload.max_concurrency,
+    )
+    return demand, int(((output < workload.output_tokens) & ~refused).sum())
+
+
+def _notes(demand: Demand, cut: int, limit: Limits) -> list[str]:
+    found = []
+    if refused := int(demand.refused.sum()):
+        found.append(
+            f"{refused} of {len(demand.refused)} requests can never run and were rejected: they exceed max_model_len="
+            f"{limit.max_model_len} or the {limit.num_blocks * limit.block_size} tokens of KV cache"
+        )
+    if cut:
+        found.append(f"{cut} requests end at max_model_len={limit.max_model_len}, before their full output")
+    return found
+
+
+def _requests(workload: Workload, record: Record) -> Requests:
+    rows = record.requests
+    finished = rows["state"] == GONE
+    lane = rows["lane"].astype(np.int64)
+    return Requests(
+        id=np.arange(len(rows)),
+        arrival=rows["arrival"].copy(),
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=rows["output"].astype(np.int64),
+        max_tokens=workload.max_tokens,
+        pool=np.where(lane == NONE, -1, 0),
+        replica=np.where(lane == NONE, -1, record.replica_of_lane[lane]),
+        status=np.where(finished, FINISHED, np.where(rows["state"] == REFUSED, REJECTED, UNFINISHED)),
+        scheduled=rows["scheduled"].copy(),
+        first_token=rows["first_token"].copy(),
+        finish=rows["finish"].copy(),
+        preemptions=rows["preemptions"].astype(np.int64),
+        cached_tokens=np.zeros(len(rows), dtype=np.int64),
+    )
+
+
+def _iterations(record: Record) -> Iterations:
+    rows = record.rows
+
+    def integers(name: str) -> Integers:
+        return rows[name].astype(np.int64)
+
+    return Iterations(
+        replica=integers("replica"),
+        lane=integers("lane"),
+        start=rows["start"].copy(),
+        steps=integers("steps"),
+        decodes=integers("decodes"),
+        kv_tokens=integers("kv_tokens"),
+        chunk_tokens=integers("chunk_tokens"),
+        chunk_context=integers("chunk_context"),
+        used_blocks=integers("used_blocks"),
+        waiting=integers("waiting"),
+    )
+
+
+def _manifest(
+    deployment: Deployment,
+    workload: Workload,
+    seed: int,
+    tables: list[Tabulated],
+    budgets: list[KVBudget],
+    notes: list[str],
+) -> dict[str, Any]:
+    pools, replicas = [], []
+    for index, (pool, budget) in enumerate(zip(deployment.pools, budgets, strict=True)):
+        lanes = pool.engine.data_parallel_size
+        replicas += [{"pool": index, "lanes": lanes, "lockstep": pool.lockstep}] * pool.replicas
+        pools.append(
+            pool.spec()
+            | {
+                "kv_blocks": budget.num_blocks - 1,
+                "block_size": budget.block_size,
+                "max_num_seqs": pool.engine.seqs,
+                "gpus_per_replica": pool.engine.world_size,
+                "memory": _memory(budget),
+            }
+        )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "windtunnel": __version__,
+        "seed": seed,
+        "deployment": deployment.spec(),
+        "workload": workload.spec(),
+        "pools": pools,
+        "replicas": replicas,
+        "provenance": [list(table.provenance) for table in tables],
+        "warnings": list(dict.fromkeys(notes)),
+    }
+
+
+def _memory(budget: KVBudget) -> dict[str, int]:
+    names = ("weight_bytes", "activation_bytes", "graph_bytes", "reserve_bytes", "window_bytes", "available_bytes")
+    return {name: getattr(budget, name) for name in names}

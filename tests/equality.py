@@ -1,0 +1,199 @@
+"""Random cases for the comparison of the reference engine with the compiled core."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from windtunnel.core.engine import Demand, Fleet, Record, run
+from windtunnel.perf.batch_times import BatchTimes, linear
+from windtunnel.policy import Limits, Policy, can_ever_run, generated
+from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
+from windtunnel.reference.replica import Group, table_time
+from windtunnel.reference.request import Request
+
+
+@dataclass(frozen=True)
+class Case:
+    """One simulation, small enough for the reference."""
+
+    limits: Limits
+    policy: Policy
+    times: BatchTimes
+    replicas: int
+    lanes: int
+    lockstep: bool
+    router: int
+    uniforms: Any
+    arrival: Any
+    prompt: Any
+    output: Any
+    max_tokens: Any
+    follow: Any
+    think_time: Any
+    max_concurrency: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Tiny block pools, tied times, overload, closed loops, sessions, ranks in lockstep or not."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    max_num_seqs = draw(st.sampled_from([1, 2, 4, 8, 16]))
+    budget = max_num_seqs + draw(st.sampled_from([0, 1, 5, 16, 64, 200]))
+    max_model_len = draw(st.sampled_from([32, 100, 400]))
+    chunked = draw(st.booleans())
+    if not chunked:
+        budget = max(budget, max_model_len)
+    limits = Limits(max_num_seqs, budget, max_model_len, draw(st.integers(4, 120)), block_size)
+    policy = Policy(
+        chunked_prefill=chunked,
+        reserve_full_prompt=draw(st.booleans()),
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.01, 0.1])),
+        async_scheduling=draw(st.booleans()),
+    )
+    lanes = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    lockstep = lanes > 1 and draw(st.booleans())
+    n = draw(st.integers(1, 60))
+    times = draw(st.sampled_from([_integer_times, _linear_times, _random_times]))(limits, lanes, rng)
+    gap = draw(st.sampled_from([0.0, 1.0, 4.0, 30.0]))
+    arrival: Any = (
+        np.cumsum(rng.integers(0, 3, n) * gap) if draw(st.booleans()) else np.cumsum(rng.exponential(gap + 1e-9, n))
+    )
+    longest = draw(st.sampled_from([3, 30, max_model_len]))
+    prompt = rng.integers(1, longest + 1, n)
+    output = rng.integers(1, draw(st.sampled_from([2, 20, max_model_len])) + 1, n)
+    follow = np.full(n, -1)
+    think_time: Any = np.zeros(n)
+    loop = draw(st.sampled_from(["open", "open", "concurrency", "sessions", "both"]))
+    if loop in ("sessions", "both"):
+        follow = _sessions(rng, n)
+        think_time = rng.integers(0, 3, n) * float(gap)
+    return Case(
+        limits=limits,
+        policy=policy,
+        times=times,
+        replicas=draw(st.sampled_from([1, 1, 2, 4, 8])),
+        lanes=lanes,
+        lockstep=lockstep,
+        router=draw(st.integers(0, 3)),
+        uniforms=rng.random(n),
+        arrival=arrival,
+        prompt=prompt,
+        output=output,
+        max_tokens=output + (rng.integers(0, 2, n) * rng.integers(0, 9, n) if draw(st.booleans()) else 0),
+        follow=follow,
+        think_time=think_time,
+        max_concurrency=draw(st.integers(1, 12)) if loop in ("concurrency", "both") else 0,
+    )
+
+
+def _sessions(rng: np.random.Generator, n: int) -> Any:
+    follow = np.full(n, -1)
+    session = rng.integers(0, max(n // 3, 1), n)
+    last: dict[int, int] = {}
+    for i in range(n):
+        if session[i] in last:
+            follow[last[session[i]]] = i
+        last[session[i]] = i
+    return follow
+
+
+def _integer_times(limits: Limits, lanes: int, _: np.random.Generator) -> BatchTimes:
+    return _linear(limits, lanes, 1.0, 0.0, 0.0, 0.0)
+
+
+def _linear_times(limits: Limits, lanes: int, _: np.random.Generator) -> BatchTimes:
+    return _linear(limits, lanes, 0.5, 0.01, 0.001, 1e-5)
+
+
+def _linear(limits: Limits, lanes: int, base: float, token: float, kv: float, pair: float) -> BatchTimes:
+    return linear(
+        base,
+        token,
+        kv,
+        pair,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        ranks=lanes,
+        per_expert_token=token,
+    )
+
+
+def _random_times(limits: Limits, lanes: int, rng: np.random.Generator) -> BatchTimes:
+    """Tables without any order: nothing in the engines may rely on a monotone batch time."""
+    tokens, seqs = limits.max_num_batched_tokens + 1, limits.max_num_seqs + 1
+    contexts = np.array([0, 16, 48, 128, 512])
+    chunks = np.unique(np.array([0, 1, 7, limits.max_num_batched_tokens, limits.max_num_batched_tokens + 5]))
+    decode = rng.random((seqs, len(contexts)))
+    decode[0] = 0
+    prefill = rng.random((len(chunks), len(contexts)))
+    prefill[0] = 0
+    graph = int(rng.integers(0, tokens))
+    return BatchTimes(
+        decode_tokens=0.1 + rng.random(tokens),
+        mixed_tokens=0.1 + rng.random(tokens),
+        sequences=rng.random(seqs),
+        host_overlapped=2 * rng.random(seqs),
+        host_serial=rng.random(seqs),
+        context_knots=contexts,
+        decode_attention=decode,
+        chunk_knots=chunks,
+        prefill_attention=prefill,
+        prefill_base=float(rng.random()),
+        expert_tokens=rng.random(lanes * (tokens - 1) + 1) if lanes > 1 else np.zeros(1),
+        padded=np.where(
+            np.arange(tokens) <= graph, np.minimum(-(-np.arange(tokens) // 8) * 8, graph), np.arange(tokens)
+        ),
+        graph_tokens=graph,
+    )
+
+
+def by_core(case: Case) -> Record:
+    """The case on the compiled core."""
+    lengths = zip(case.prompt, case.output, case.max_tokens, strict=True)
+    rows = [(int(p), int(o), int(m)) for p, o, m in lengths]
+    real = [generated(p, o, case.limits) for p, o, _ in rows]
+    demand = Demand(
+        arrival=np.array(case.arrival, dtype=np.float64),
+        prompt_tokens=np.array(case.prompt),
+        output_tokens=np.array(real),
+        overruns=np.array([r < min(m, case.limits.max_model_len - p) for r, (p, _, m) in zip(real, rows, strict=True)]),
+        refused=np.array([not can_ever_run(p, o, case.limits) for p, o, _ in rows]),
+        follow=case.follow,
+        think_time=case.think_time,
+        max_concurrency=case.max_concurrency,
+    )
+    fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
+    return run(fleet, demand, case.router, case.uniforms)
+
+
+def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
+    """The case on the reference engine."""
+    requests = [
+        Request(
+            i,
+            float(a),
+            int(p),
+            generated(int(p), int(o), case.limits),
+            int(m),
+            not can_ever_run(int(p), int(o), case.limits),
+        )
+        for i, (a, p, o, m) in enumerate(zip(case.arrival, case.prompt, case.output, case.max_tokens, strict=True))
+    ]
+    time = table_time(case.times)
+
+    def replica() -> Replica:
+        if case.lockstep:
+            return Replica([Group(case.limits, case.policy, time, case.lanes)])
+        return Replica([Group(case.limits, case.policy, time) for _ in range(case.lanes)])
+
+    replicas = [replica() for _ in range(case.replicas)]
+    routers: list[Router] = [round_robin, random_choice(list(case.uniforms)), least_outstanding, vllm_dp]
+    follow = {i: int(f) for i, f in enumerate(case.follow) if f >= 0}
+    loop = Loop(replicas, routers[case.router], requests, follow, list(case.think_time), case.max_concurrency)
+    loop.run()
+    return requests, replicas
