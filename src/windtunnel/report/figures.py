@@ -58,8 +58,8 @@ def _cdfs(summary: Summary, names: tuple[str, ...], unit: str, slo: SLO | None) 
         if limit is not None:
             line = {"type": "line", "x0": limit * factor, "x1": limit * factor, "yref": "paper", "y0": 0, "y1": 1}
             shapes.append({**line, "line": {"dash": "dot", "width": 1.5}, "meta": index})
-            notes.append({"x": limit * factor, "y": 1.0, "yref": "paper", "text": f"{name} limit", "showarrow": False,
-                          "yanchor": "bottom", "meta": index})  # fmt: skip
+            at = {"x": limit * factor, "y": 1.0, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 3}
+            notes.append({**at, "text": f"{name} limit", "showarrow": False, "meta": index})
     wide = largest > 50 * max(smallest, 1e-9) and smallest < math.inf
     axis: Figure = {"title": {"text": f"{' · '.join(names)} ({unit})"}, "rangemode": "tozero"}
     if wide:
@@ -88,7 +88,10 @@ def _timeline(steps: Steps) -> Figure:
         ("requests / s", (("arriving", lines.arrivals, 4), ("finishing", lines.request_throughput, 5))),
     )
     data: list[Figure] = []
-    layout: Figure = {"xaxis": {"title": {"text": "seconds after the first arrival"}, "anchor": "y4"}, "hovermode": "x"}
+    layout: Figure = {
+        "xaxis": {"title": {"text": "seconds after the first arrival"}, "anchor": "y4", "rangemode": "tozero"},
+        "hovermode": "x",
+    }
     height = 1 / len(rows)
     for place, (title, series) in enumerate(rows):
         axis = "y" if place == 0 else f"y{place + 1}"
@@ -133,6 +136,7 @@ def _breakdown(steps: Steps, summary: Summary) -> Figure:
                         "text": [f"{name} {share:.0%}"],
                         "textposition": "inside",
                         "insidetextanchor": "middle",
+                        "textangle": 0,
                         "meta": index,
                         "hovertemplate": f"{name}: %{{x:.1f}} %<extra></extra>",
                     }
@@ -141,12 +145,19 @@ def _breakdown(steps: Steps, summary: Summary) -> Figure:
     axis = {"title": {"text": "% of the step time"}, "range": [0, 100]}
     return {
         "data": data,
-        "layout": {"barmode": "stack", "showlegend": False, "xaxis": axis, "yaxis": {"autorange": "reversed"}},
+        "layout": {
+            "barmode": "stack",
+            "bargap": 0.25,
+            "legend": {"traceorder": "normal"},
+            "uniformtext": {"minsize": 10, "mode": "hide"},
+            "xaxis": axis,
+            "yaxis": {"autorange": "reversed"},
+        },
     }
 
 
 def _lengths(values: NDArray[np.int64], title: str, colour: int) -> Figure:
-    edges, counts = histogram(values)
+    edges, counts = histogram(np.minimum(values, int(np.percentile(values, 99))) if len(values) else values)
     return _bars(edges, counts, title, "requests", colour)
 
 

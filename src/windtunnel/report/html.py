@@ -1,6 +1,7 @@
 """One page that tells the whole run: a single file, no network, light or dark as the reader's system is."""
 
 import json
+import math
 from collections.abc import Mapping
 from functools import cache
 from html import escape
@@ -13,11 +14,12 @@ from windtunnel.errors import InputError
 from windtunnel.metrics import LATENCIES, PERCENTILES, Steps, Summary
 from windtunnel.report.figures import BINS, figures
 from windtunnel.report.serve_line import serve_line
-from windtunnel.report.words import card, flatten, money, number, percent, seconds, table
+from windtunnel.report.words import card, flatten, money, number, percent, plain, seconds, table
 
 PAGE = Path(__file__).parent
 MAX_REPLICAS = 64
 """Replicas that the table lists."""
+LAST_BAR = "The last bar holds the longest 1 %."
 CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -47,8 +49,8 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
         "<h2>Workload</h2>",
         '<div class="triple">',
         _plot("arrivals", "Arrivals", "bars"),
-        _plot("prompts", "Prompt lengths", "bars"),
-        _plot("outputs", "Output lengths", "bars"),
+        _plot("prompts", "Prompt lengths", "bars", LAST_BAR),
+        _plot("outputs", "Output lengths", "bars", LAST_BAR),
         "</div>",
         _specification(manifest),
         _provenance(manifest),
@@ -90,7 +92,7 @@ def _verdict(summary: Summary) -> str:
         word = "Meets" if summary.meets_slo else "Misses"
         kind = "good" if summary.meets_slo else "bad"
         return f'<p class="verdict {kind}">{word} the target: {escape(" · ".join(texts))}</p>'
-    if summary.attainment == summary.attainment:
+    if not math.isnan(summary.attainment):
         kind = "good" if summary.attainment >= 0.99 else "bad"
         text = f"{percent(summary.attainment)} of all requests meet every limit"
         return f'<p class="verdict {kind}">{escape(text)}</p>'
@@ -103,34 +105,33 @@ def _warnings(summary: Summary) -> str:
 
 
 def _answer(summary: Summary, slo: SLO | None) -> str:
-    used, cards = summary.usage, []
-    for name, label in (
-        ("ttft", "Time to first token"),
-        ("tpot", "Time per output token"),
-        ("e2el", "End-to-end latency"),
-    ):
-        values = summary.latencies[name]
-        middle, tail = values.percentiles((50, 99)).tolist()
-        cards.append(card(label, seconds(middle), "median", f"99 %: {seconds(tail)}"))
-    outcome = f"{summary.finished:,} finished, {summary.rejected:,} rejected, {summary.aborted:,} aborted"
-    cards.append(card("Throughput", number(summary.output_throughput), "output tokens/s",
-                      f"{number(summary.request_throughput)} requests/s"))  # fmt: skip
+    used, million = summary.usage, summary.per_million_output_tokens
+    cards = []
+    for name, label in (("ttft", "First token"), ("tpot", "Per output token"), ("e2el", "End to end")):
+        middle, tail = summary.latencies[name].percentiles((50, 99)).tolist()
+        cards.append(card(f"{label}, median", seconds(middle), f"99 %: {seconds(tail)}"))
+    rate = f"{number(summary.request_throughput)} requests/s"
+    cards.append(card("Output tokens per second", number(summary.output_throughput), rate))
     if slo is not None and slo.limits:
         limits = ", ".join(f"{name} ≤ {seconds(limit)}" for name, limit in slo.limits.items())
-        cards.append(
-            card("Goodput", number(summary.goodput), "requests/s", f"{percent(summary.attainment)} good: {limits}")
-        )
-    million = summary.per_million_output_tokens
+        cards.append(card("Goodput, requests/s", number(summary.goodput), limits))
+    else:
+        middle, tail = summary.latencies["queue"].percentiles((50, 99)).tolist()
+        cards.append(card("Queueing delay, median", seconds(middle), f"99 %: {seconds(tail)}"))
+    price = f"{money(used.cost_usd)} for {number(used.gpu_hours)} GPU-hours"
+    energy = f"{number(million(used.energy_wh) / 1000)} kWh"
+    power = f"{number(used.energy_wh / 1000)} kWh in all, GPUs only"
+    refused = "".join(
+        f", {count:,} {word}" for word, count in (("rejected", summary.rejected), ("aborted", summary.aborted)) if count
+    )
+    waited = f"{summary.preemptions:,} preemptions, longest wait {seconds(summary.max_wait)}"
     cards += [
-        card("Cost", money(million(used.cost_usd)), "per million output tokens",
-             f"{money(used.cost_usd)} for {number(used.gpu_hours)} GPU-hours"),
-        card("Energy", number(million(used.energy_wh) / 1000), "kWh per million output tokens",
-             f"{number(used.energy_wh / 1000)} kWh in all, GPUs only"),
-        card("GPUs busy", percent(used.busy), f"of {used.gpus}", f"MFU {percent(used.mfu)}, MBU {percent(used.mbu)}"),
-        card("KV cache", percent(used.kv), "used on average", f"{summary.kv_blocks:,} blocks a rank"),
-        card("Requests", f"{summary.total:,}", "", outcome),
-        card("Longest wait", seconds(summary.max_wait), "for a first step", f"{summary.preemptions:,} preemptions"),
-    ]  # fmt: skip
+        card("Cost / M output tokens", money(million(used.cost_usd)), price),
+        card("Energy / M output tokens", energy, power),
+        card("GPUs busy", percent(used.busy), f"MFU {percent(used.mfu)}, MBU {percent(used.mbu)}"),
+        card("KV cache in use", percent(used.kv), f"of {summary.kv_blocks:,} blocks a rank"),
+        card("Requests finished", f"{summary.finished:,}", f"of {summary.total:,}{refused}; {waited}"),
+    ]
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
@@ -202,14 +203,8 @@ def _provenance(manifest: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    cells = [[plain(row.get(column)) for column in columns] for row in rows]
     return f'<h2>Where the kernel times come from</h2><div class="panel">{table(columns, cells, words=True)}</div>'
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return number(value)
-    return "" if value is None else str(value)
 
 
 @cache

@@ -40,7 +40,9 @@
       hoverlabel: { bgcolor: style("--card"), bordercolor: style("--line"), font: { color: style("--ink") } },
     };
     for (const key of Object.keys(figure.layout)) {
-      layout[key] = /^[xy]axis/.test(key) ? axis(figure.layout[key]) : figure.layout[key];
+      if (/^[xy]axis/.test(key)) layout[key] = axis(figure.layout[key]);
+      else if (key === "legend") Object.assign(layout.legend, figure.layout.legend);
+      else layout[key] = figure.layout[key];
     }
     layout.shapes = (figure.layout.shapes || []).map((shape) =>
       Object.assign({}, shape, { line: Object.assign({}, shape.line, { color: pick(shape.meta) }), meta: undefined }));
@@ -54,7 +56,7 @@
       const place = document.getElementById(name);
       const { data, layout } = themed(figure);
       Plotly.react(place, data, layout, {
-        responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+        responsive: true, displaylogo: false, displayModeBar: false,
       });
     }
   }

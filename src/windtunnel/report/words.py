@@ -1,9 +1,12 @@
 """Words and tables of the report: numbers as people read them, every string escaped."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
+
+DIGEST = re.compile("[0-9a-f]{32,}")
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -45,11 +48,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: bool = F
     return f"<table{kind}>{top}<tbody>{body}</tbody></table>"
 
 
-def card(name: str, value: str, unit: str = "", more: str = "") -> str:
+def card(name: str, value: str, more: str = "") -> str:
     """One key number, with a line of context."""
-    small = f" <small>{escape(unit)}</small>" if unit else ""
     return (
-        f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}{small}</div>'
+        f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
         f'<div class="more">{escape(more)}</div></div>'
     )
 
@@ -64,6 +66,15 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
             for index, item in enumerate(value):
                 rows += flatten(item, f"{prefix}{key}[{index}]." if len(value) > 1 else f"{prefix}{key}.")
         elif value is not None and value not in ("", [], ()):
-            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            rows.append((f"{prefix}{key}", text))
+            rows.append((f"{prefix}{key}", plain(value)))
     return rows
+
+
+def plain(value: Any) -> str:
+    """A setting as text: floats with six significant digits, long digests cut, lists joined."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(plain, value))
+    text = "" if value is None else str(value)
+    return f"{text[:12]}…" if DIGEST.fullmatch(text) else text
