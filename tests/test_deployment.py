@@ -1,4 +1,5 @@
 import json
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -205,6 +206,8 @@ def test_deployments() -> None:
     spec = json.loads(json.dumps(deployment.spec()))
     assert spec["pools"][0]["engine"]["tensor_parallel_size"] == 2
     assert spec["pools"][0]["model"] == "Qwen/Qwen3-32B"
+    assert pickle.loads(pickle.dumps(deployment)) == deployment
+    assert len({deployment, Deployment((pool,))}) == 1
     with pytest.raises(InputError, match=r"2 pools.*not simulated yet"):
         Deployment((pool, pool))
     with pytest.raises(InputError, match="at least one pool"):

@@ -171,3 +171,11 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path, text: str, rule: s
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         load_model(str(tmp_path / "nowhere.json"))
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        load_model(str(tmp_path))
+
+
+def test_a_folder_that_only_has_a_models_name_hides_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Qwen3-32B").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_model("Qwen3-32B").name == "Qwen/Qwen3-32B"

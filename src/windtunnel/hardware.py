@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from windtunnel.errors import InputError, unknown
@@ -65,7 +64,7 @@ class Device:
             object.__setattr__(self, "usable_memory_bytes", self.memory_bytes)
         if self.gpus_per_domain == 0:
             object.__setattr__(self, "gpus_per_domain", self.gpus_per_node)
-        object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
+        object.__setattr__(self, "flops", dict(self.flops))
         for key in ("memory_bytes", "memory_bandwidth", "link_bandwidth", "pcie_bandwidth", "network_bandwidth"):
             self._require(getattr(self, key) > 0, key, "must be > 0")
         self._require(self.gpus_per_node >= 1, "gpus_per_node", "must be ≥ 1")

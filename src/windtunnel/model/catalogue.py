@@ -26,12 +26,14 @@ def load_model(name_or_path: str) -> Model:
     simulated.
     """
     path = Path(name_or_path)
-    if path.is_dir():
-        path = path / "config.json"
-    if path.suffix == ".json" or path.is_file():
-        return _read_file(path, path.parent.name or path.stem)
+    inside = path / "config.json"
+    if inside.is_file() or path.suffix == ".json" or path.is_file():
+        file = inside if path.is_dir() else path
+        return _read_file(file, file.resolve().parent.name)
     entries = _entries()
     name = _index().get(name_or_path.lower())
+    if name is None and path.is_dir():
+        raise InputError(f"{path}: this folder has no config.json; give a config.json, its folder, or a model's name")
     if name is None:
         raise unknown("model", name_or_path, entries)
     entry = entries[name]
