@@ -7,10 +7,11 @@
 with ``max_num_batched_tokens`` tokens and sampling for ``max_num_seqs`` requests. CUDA graphs are captured later and
 take from the memory beyond the limit: so did vLLM up to 0.20, and so does its second model runner, the default by 0.31.
 
-Two constants are fitted to what engines reported. Sampling takes 46 bytes per logit (Llama-3.1-8B: A100, 0.31.0, 256
-requests, 1.44 GiB of activations; L40S, 0.8.5, 1024 requests, 5.6 GiB in all). A transformer layer holds four hidden
-states and three intermediate ones per token (a 7 B Mistral, H100, 0.10.2, 16,384 tokens: 1.97 GiB). Block counts then
-agree with seven reports within 0.1-2 %, twice 5-9 %. ``num_gpu_blocks_override`` takes the engine's own count instead.
+Two constants are fitted to what engines reported. Sampling takes 46 bytes per logit (Llama-3.1-8B on an A100, 0.31.0,
+256 requests by default: 1.44 GiB of activations). A transformer layer holds four hidden states and three intermediate
+ones per token (a 7 B Mistral, H100, 0.10.2, 16,384 tokens: 1.97 GiB). Of seven reported block counts, from 0.8.5 to 0.31
+and not all with recorded settings, five then agree within 2 % and two within 5-9 %. Where the engine's own count is
+known, ``num_gpu_blocks_override`` takes it.
 """
 
 from dataclasses import dataclass, replace
