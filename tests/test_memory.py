@@ -18,7 +18,7 @@ def budget(model: str, on: str, **settings: Any) -> KVBudget:
 
 SMALL = {"max_num_seqs": 128, "max_num_batched_tokens": 2048}
 
-# num_gpu_blocks as engines reported them: (model, device, settings, blocks, tolerance). The two constants of the formula
+# num_gpu_blocks as engines reported them: (model, device, settings, blocks, tolerance). Two constants of the formula
 # were fitted with these reports in sight, so this holds the fit, it does not prove it. 0.28 still counted CUDA graphs,
 # which is most of the difference in the two runs marked so.
 REPORTED: list[tuple[str, str, dict[str, Any], int, float]] = [

@@ -9,8 +9,8 @@ take from the memory beyond the limit: so did vLLM up to 0.20, and so does its s
 
 Two constants are fitted to what engines reported. Sampling takes 46 bytes per logit (Llama-3.1-8B on an A100, 0.31.0,
 256 requests by default: 1.44 GiB of activations). A transformer layer holds four hidden states and three intermediate
-ones per token (a 7 B Mistral, H100, 0.10.2, 16,384 tokens: 1.97 GiB). Of seven reported block counts, from 0.8.5 to 0.31
-and not all with recorded settings, five then agree within 2 % and two within 5-9 %. Where the engine's own count is
+ones per token (a 7 B Mistral, H100, 0.10.2, 16,384 tokens: 1.97 GiB). Of seven reported block counts (0.8.5 to 0.31,
+not all with recorded settings) five then agree within 2 % and two within 5-9 %. Where the engine's own count is
 known, ``num_gpu_blocks_override`` takes it.
 """
 
