@@ -19,6 +19,7 @@ LAYERS = (
     ("simulate",),
     ("metrics",),
     ("report",),
+    ("outputs",),
     ("load",),
     ("scenario",),
     ("terminal",),

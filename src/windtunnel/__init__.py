@@ -1,3 +1,86 @@
-"""windtunnel: simulate LLM inference serving request by request."""
+"""windtunnel: simulate LLM inference serving request by request.
+
+The names below are imported when they are first used, so that ``import windtunnel`` costs next to nothing.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from windtunnel.deployment import SLO, Deployment, Engine, Pool
+    from windtunnel.errors import InputError
+    from windtunnel.hardware import Device, device, load_devices
+    from windtunnel.load import Load
+    from windtunnel.metrics import Summary, spread, summary, summary_json
+    from windtunnel.model import Model, load_model, model_names
+    from windtunnel.run import Run
+    from windtunnel.scenario import Scenario, load_scenario
+    from windtunnel.simulate import simulate
+    from windtunnel.workload import Workload, builtin, builtin_names, generate, load_trace
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "deployment": ("SLO", "Deployment", "Engine", "Pool"),
+    "errors": ("InputError",),
+    "hardware": ("Device", "device", "load_devices"),
+    "load": ("Load",),
+    "metrics": ("Summary", "spread", "summary", "summary_json"),
+    "model": ("Model", "load_model", "model_names"),
+    "run": ("Run",),
+    "scenario": ("Scenario", "load_scenario"),
+    "simulate": ("simulate",),
+    "workload": ("Workload", "builtin", "builtin_names", "generate", "load_trace"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "SLO",
+    "Deployment",
+    "Device",
+    "Engine",
+    "InputError",
+    "Load",
+    "Model",
+    "Pool",
+    "Run",
+    "Scenario",
+    "Summary",
+    "Workload",
+    "builtin",
+    "builtin_names",
+    "device",
+    "generate",
+    "load_devices",
+    "load_model",
+    "load_scenario",
+    "load_trace",
+    "model_names",
+    "simulate",
+    "spread",
+    "summary",
+    "summary_json",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+class _Package(ModuleType):
+    """Where a function is named like its module (simulate), the name means the function, always."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
