@@ -66,7 +66,7 @@ def block_lists(rows: list[dict[str, Any]]) -> list[list[int]] | None:
         return None
     lists = [row.get("hash_ids") or [] for row in rows]
     for number, ids in enumerate(lists, start=1):
-        if not isinstance(ids, list) or not all(type(block) is int and abs(block) < 2**63 for block in ids):
+        if not isinstance(ids, list) or not all(type(block) is int and -(2**63) <= block < 2**63 for block in ids):
             raise InputError(f"row {number}: hash_ids={repr(ids)[:40]}: must be a list of 64-bit integers")
     return lists
 

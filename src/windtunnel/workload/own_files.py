@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -56,6 +56,8 @@ def _settings(head: dict[str, Any]) -> Columns:
     for key in ("max_concurrency", "hash_block_size"):
         if type(head.get(key, 0)) is not int:
             raise InputError(f"{key}={head[key]!r}: must be a whole number")
+    if not isinstance(head.get("name", ""), str):
+        raise InputError(f"name={head['name']!r}: must be text")
     return {key: value for key, value in head.items() if key != "schema_version"}
 
 
@@ -116,13 +118,14 @@ def save(workload: Workload, path: str | Path) -> None:
     target = Path(path)
     try:
         handle, temporary = mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(handle)
         try:
-            if target.suffix == ".parquet":
-                _write_parquet(workload, temporary)
-            else:
-                with Path(temporary).open("w", encoding="utf-8") as file:
-                    file.writelines(_lines(workload))
+            with os.fdopen(handle, "wb") as file:
+                if target.suffix == ".parquet":
+                    _write_parquet(workload, file)
+                else:
+                    file.writelines(line.encode() for line in _lines(workload))
+                file.flush()
+                os.fsync(handle)
             Path(temporary).chmod(0o666 & ~_umask())
             Path(temporary).replace(target)
         finally:
@@ -153,7 +156,7 @@ def _lines(workload: Workload) -> Iterable[str]:
         yield json.dumps(request) + "\n"
 
 
-def _write_parquet(workload: Workload, path: str) -> None:
+def _write_parquet(workload: Workload, file: BinaryIO) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -162,7 +165,7 @@ def _write_parquet(workload: Workload, path: str) -> None:
         offsets, values = workload.hash_ids
         columns["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
     table = pa.table(columns).replace_schema_metadata({METADATA: json.dumps(_head(workload)).encode()})
-    pq.write_table(table, path)
+    pq.write_table(table, file)
 
 
 def read_parquet(path: Path) -> Columns:
@@ -188,7 +191,7 @@ def read_parquet(path: Path) -> Columns:
         elif name == "hash_block_size":
             columns[name] = _single(chunk.unique().to_pylist())
         elif name == "arrival":
-            columns[name] = chunk.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+            columns[name] = _arrow_times(chunk)
         elif chunk.null_count:
             raise InputError(f"row {chunk.is_null().index(True).as_py() + 1}: {name} is missing")
         else:
@@ -202,7 +205,20 @@ def _single(sizes: list[Any]) -> int:
     return sizes[0]
 
 
+def _arrow_times(chunk: Any) -> Any:
+    import pyarrow as pa
+
+    if not (pa.types.is_floating(chunk.type) or pa.types.is_integer(chunk.type)):
+        raise InputError(f"arrival: must be numbers, not {chunk.type}")
+    return chunk.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+
+
 def _arrow_blocks(chunk: Any) -> tuple[Any, Any]:
+    import pyarrow as pa
+
+    listed = pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)
+    if not (listed and pa.types.is_integer(chunk.type.value_type)) or chunk.flatten().null_count:
+        raise InputError(f"hash_ids: must be lists of whole numbers, not {chunk.type}")
     lists = chunk.fill_null([]) if chunk.null_count else chunk
     offsets = lists.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     values = lists.values.to_numpy(zero_copy_only=False).astype(np.int64)

@@ -30,8 +30,8 @@ def integers(name: str, values: npt.ArrayLike, rows: int) -> Integers:
         row = first(~(np.isfinite(column) & (column == np.floor(column)) & (np.abs(column) < 2.0**62)))
         if row >= 0:
             raise InputError(f"row {row + 1}: {name}={column[row]:g}: must be a whole number")
-    elif column.dtype.kind not in "iu":
-        raise InputError(f"{name}={column[0].item()!r}: must be whole numbers")
+    elif column.dtype.kind not in "iu" or int(column.max()) >= 2**63:
+        raise InputError(f"{name}={column.tolist()[0]!r}: must be whole numbers")
     return column.astype(np.int64)
 
 
@@ -39,7 +39,7 @@ def floats(name: str, values: npt.ArrayLike, rows: int) -> Floats:
     """The values as a new float64 column of ``rows`` rows; a single number fills the column."""
     column = _column(name, values, rows)
     if column.dtype.kind not in "iuf":
-        raise InputError(f"{name}={column[0].item()!r}: must be numbers")
+        raise InputError(f"{name}={column.tolist()[0]!r}: must be numbers")
     return column.astype(np.float64)
 
 

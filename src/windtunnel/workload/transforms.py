@@ -44,13 +44,15 @@ def repeat(workload: Workload, times: int) -> Workload:
     """
     if times < 1:
         raise InputError(f"repeat={times}: must be ≥ 1")
+    if times == 1:
+        return workload
     rate = workload.request_rate
     period = workload.duration + (1 / rate if math.isfinite(rate) else 0.0)
     copy = np.repeat(np.arange(times), len(workload))
     columns: dict[str, Any] = {name: np.tile(column, times) for name, column in workload.columns().items()}
     columns["arrival"] += copy * period
-    numbered_on = columns["session"] + copy * (int(workload.session.max()) + 1)
-    columns["session"] = np.where(columns["session"] >= 0, numbered_on, -1)
+    members = workload.session >= 0
+    columns["session"][np.tile(members, times)] = _numbered_on(workload.session[members], times)
     return Workload.from_columns(
         **columns,
         hash_ids=_repeat_hashes(workload.hash_ids, times),
@@ -65,10 +67,19 @@ def _repeat_hashes(hash_ids: HashIds | None, times: int) -> HashIds | None:
     if hash_ids is None:
         return None
     offsets, values = hash_ids
-    span = int(values.max() - values.min()) + 1 if len(values) else 0
     starts = [offsets[:-1] + copy * len(values) for copy in range(times)]
-    tiled = np.tile(values, times) + np.repeat(np.arange(times) * span, len(values))
-    return np.concatenate([*starts, np.array([times * len(values)])]), tiled
+    return np.concatenate([*starts, np.array([times * len(values)])]), _numbered_on(values, times)
+
+
+def _numbered_on(numbers: Integers, times: int) -> Integers:
+    """The numbers ``times`` times, every copy's different from all others'; renumbered where they would overflow."""
+    if not len(numbers):
+        return numbers
+    span = int(numbers.max()) - int(numbers.min()) + 1
+    if int(numbers.max()) + (times - 1) * span >= 2**63:
+        numbers = np.unique(numbers, return_inverse=True)[1].astype(np.int64)
+        span = int(numbers.max()) + 1
+    return np.tile(numbers, times) + np.repeat(np.arange(times) * span, len(numbers))
 
 
 def head(workload: Workload, count: int) -> Workload:

@@ -1,0 +1,35 @@
+"""Random workloads for property tests: tied times, sessions, limits, priorities, shared blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from windtunnel.workload import Workload
+
+
+@st.composite
+def workloads(draw: st.DrawFn, most: int = 12) -> Workload:
+    """Any valid workload of at most so many requests."""
+    n = draw(st.integers(1, most))
+
+    def column(values: st.SearchStrategy[float]) -> list[float]:
+        return draw(st.lists(values, min_size=n, max_size=n))
+
+    prompt = np.array(column(st.integers(1, 100)))
+    output = np.array(column(st.integers(1, 50)))
+    size = draw(st.sampled_from([0, 4, 16]))
+    ids = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5)
+    return Workload.from_columns(
+        arrival=np.cumsum(column(st.floats(0, 1e6) | st.sampled_from([0.0, 1.0]))),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        max_tokens=output + np.array(column(st.sampled_from([0, 0, 7]))),
+        priority=column(st.integers(-3, 3)),
+        session=column(st.integers(-1, 3)),
+        think_time=column(st.floats(0, 1e3) | st.just(0.0)),
+        hash_ids=[draw(st.lists(ids, max_size=-(-tokens // size))) for tokens in prompt.tolist()] if size else None,
+        hash_block_size=size,
+        max_concurrency=draw(st.sampled_from([0, 1, 5])),
+        name=draw(st.text(max_size=8)),
+    )

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from random_workloads import workloads
+
+from windtunnel.errors import InputError
+from windtunnel.workload import AllAtOnce, Workload, load_trace, save
+
+KINDS = ("jsonl", "parquet")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(workload=workloads())
+def test_what_is_saved_is_read_back_bit_for_bit(kind: str, workload: Workload) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"w.{kind}"
+        save(workload, path)
+        found = load_trace(path)
+        assert found.equals(workload)
+        assert found.name == workload.name
+        assert (found.hash_block_size, found.max_concurrency) == (workload.hash_block_size, workload.max_concurrency)
+        assert list(Path(folder).iterdir()) == [path]
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "w.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_the_least_that_a_file_needs(tmp_path: Path) -> None:
+    workload = load_trace(written(tmp_path, {"arrival": 2.5, "prompt_tokens": 3, "output_tokens": 4}))
+    assert workload.arrival.tolist() == [2.5]  # our own files keep their times
+    assert workload.max_tokens.tolist() == [4]
+    assert workload.name == "w"
+
+
+def test_defaults_may_be_left_out_row_by_row(tmp_path: Path) -> None:
+    workload = load_trace(
+        written(
+            tmp_path,
+            {"schema_version": 1, "hash_block_size": 2, "max_concurrency": 3, "name": "mine"},
+            {"arrival": 0, "prompt_tokens": 3, "output_tokens": 4, "max_tokens": 9, "session": 0, "hash_ids": [1]},
+            {"prompt_tokens": 3, "output_tokens": 5, "session": 0, "think_time": 2},
+            {"arrival": 1, "prompt_tokens": 3, "output_tokens": 6, "priority": 1, "hash_ids": [1, 2]},
+        )
+    )
+    assert workload.max_tokens.tolist() == [9, 6, 5]
+    assert workload.priority.tolist() == [0, 1, 0]
+    assert workload.follow.tolist() == [2, -1, -1]
+    assert (workload.max_concurrency, workload.hash_block_size, workload.name) == (3, 2, "mine")
+
+
+def test_a_file_without_times_needs_arrivals(tmp_path: Path) -> None:
+    path = written(tmp_path, {"prompt_tokens": 3, "output_tokens": 4})
+    with pytest.raises(InputError, match="has lengths only"):
+        load_trace(path)
+    assert load_trace(path, arrivals=AllAtOnce()).arrival.tolist() == [0]
+
+
+GOOD = {"arrival": 0, "prompt_tokens": 3, "output_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{**GOOD, "promt_tokens": 3}], "row 1: unknown column 'promt_tokens': did you mean 'prompt_tokens'"),
+        ([GOOD, {"arrival": 1, "prompt_tokens": 3}], "row 2: output_tokens=missing: must be a number"),
+        ([{"arrival": 1, "prompt_tokens": 3}], "row 1: output_tokens is missing"),
+        ([GOOD, {"prompt_tokens": 3, "output_tokens": 4}], "row 2: arrival=nan"),
+        ([{**GOOD, "arrival": "now"}], "row 1: arrival='now': must be a number"),
+        ([{**GOOD, "prompt_tokens": True}], "row 1: prompt_tokens=True"),
+        ([{**GOOD, "prompt_tokens": 10**30}], "prompt_tokens"),
+        ([{**GOOD, "priority": None}], "row 1: priority=missing"),
+        ([{**GOOD, "arrival": 3}, GOOD], "row 2: arrival=0 comes after 3"),
+        ([{**GOOD, "hash_ids": [1]}], "hash_block_size=0: hash_ids need"),
+        ([{**GOOD, "hash_ids": [1.5], "hash_block_size": 4}], "row 1: hash_ids="),
+        ([{**GOOD, "hash_ids": [1], "hash_block_size": "4"}], "hash_block_size='4'"),
+        ([{**GOOD, "hash_ids": [1], "hash_block_size": 4}, {**GOOD, "hash_block_size": 5}], "the same for all"),
+        ([{"schema_version": 1}], "has no requests below its first line"),
+        ([{"schema_version": 2}, GOOD], "schema_version=2: this windtunnel reads version 1"),
+        ([{"schema_version": 1, "max_concurency": 2}, GOOD], "did you mean 'max_concurrency'"),
+        ([{"schema_version": 1, "max_concurrency": "2"}, GOOD], "max_concurrency='2': must be a whole number"),
+        ([{"schema_version": 1, "max_concurrency": -2}, GOOD], "max_concurrency=-2"),
+        ([{"schema_version": 1, "name": 3}, GOOD], "name=3: must be text"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path: Path, rows: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        load_trace(written(tmp_path, *rows))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"arrival": [0.0], "prompt_tokens": [1]}, "column output_tokens is missing"),
+        ({"arrival": [0.0], "prompt_tokens": [1], "output_tokens": [1], "thinktime": [1]}, "did you mean 'think_time'"),
+        ({"arrival": [0.0, None], "prompt_tokens": [1, 1], "output_tokens": [1, 1]}, "row 2: arrival=nan"),
+        (
+            {"arrival": [0.0, 1.0], "prompt_tokens": [1, None], "output_tokens": [1, 1]},
+            "row 2: prompt_tokens is missing",
+        ),
+        ({"arrival": ["a"], "prompt_tokens": [1], "output_tokens": [1]}, "arrival: must be numbers"),
+        ({"arrival": [0.0], "prompt_tokens": ["a"], "output_tokens": [1]}, "prompt_tokens='a'"),
+        ({"arrival": [0.0], "prompt_tokens": [5], "output_tokens": [1], "hash_ids": [3]}, "hash_ids: must be lists"),
+    ],
+)
+def test_bad_parquet_columns_are_named(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    path = tmp_path / "w.parquet"
+    pq.write_table(pa.table(columns), path)
+    with pytest.raises(InputError, match=message) as caught:
+        load_trace(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_parquet_of_other_writers_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "w.parquet"
+    columns = {"prompt_tokens": pa.array([5, 6], pa.int32()), "output_tokens": [1, 2], "arrival": [0, 1]}
+    blocks = {"hash_ids": [[1, 2], None], "hash_block_size": [4, 4]}
+    pq.write_table(pa.table({**columns, **blocks}), path)
+    workload = load_trace(path)
+    assert workload.prompt_tokens.tolist() == [5, 6]
+    assert workload.hash_ids is not None
+    assert [part.tolist() for part in workload.hash_ids] == [[0, 2, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_place_that_cannot_be_written_to_is_an_error(tmp_path: Path, kind: str) -> None:
+    workload = Workload.from_columns(prompt_tokens=[1], output_tokens=[1])
+    with pytest.raises(InputError, match="cannot be written"):
+        save(workload, tmp_path / "missing" / f"w.{kind}")
+    (tmp_path / f"taken.{kind}").mkdir()
+    with pytest.raises(InputError, match="cannot be written"):
+        save(workload, tmp_path / f"taken.{kind}")
+    assert [path.name for path in tmp_path.iterdir()] == [f"taken.{kind}"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "w.jsonl"
+    save(Workload.from_columns(prompt_tokens=[1], output_tokens=[1]), path)
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="cannot be written: No space left on device"):
+        save(Workload.from_columns(prompt_tokens=[2], output_tokens=np.array([1])), path)
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_workloads import workloads
+
+from windtunnel.errors import InputError
+from windtunnel.workload import Workload, at_rate, head, repeat, scale_time, with_concurrency
+
+
+def three() -> Workload:
+    return Workload.from_columns(arrival=[1.0, 2.0, 5.0], prompt_tokens=[1, 2, 3], output_tokens=1, think_time=4.0)
+
+
+def test_scaling_time_moves_arrivals_only() -> None:
+    scaled = scale_time(three(), 0.5)
+    assert scaled.arrival.tolist() == [0.5, 1.0, 2.5]
+    assert scaled.think_time.tolist() == [4, 4, 4]
+
+
+@given(workloads(), st.floats(0.01, 100))
+def test_a_wanted_rate_is_met(workload: Workload, rate: float) -> None:
+    if workload.duration > 0:
+        assert at_rate(workload, rate).request_rate == pytest.approx(rate)
+    else:
+        with pytest.raises(InputError, match="all requests arrive at once"):
+            at_rate(workload, rate)
+    assert np.nanmax(at_rate(workload, float("inf")).arrival) == 0
+
+
+def test_repeating_keeps_the_rate_and_makes_new_content() -> None:
+    base = Workload.from_columns(
+        arrival=[1.0, 2.0, 5.0, 9.0],
+        prompt_tokens=[8, 8, 8, 8],
+        output_tokens=1,
+        session=[3, -1, 3, 0],
+        hash_ids=[[4, 5], [4], [4, 5], []],
+        hash_block_size=4,
+    )
+    twice = repeat(base, 2)
+    assert twice.request_rate == pytest.approx(base.request_rate)
+    released = ~np.isnan(twice.arrival)
+    assert twice.arrival[released].tolist() == [1, 2, 9, 13, 14, 21]
+    assert twice.session.tolist() == [3, -1, 0, 7, -1, 4, 3, 7]
+    assert twice.hash_ids is not None
+    assert twice.hash_ids[1].tolist() == [4, 5, 4, 6, 7, 6, 4, 5, 6, 7]
+
+
+@given(workloads(), st.integers(1, 4))
+def test_repeating_multiplies_everything(workload: Workload, times: int) -> None:
+    longer = repeat(workload, times)
+    assert len(longer) == times * len(workload)
+    assert longer.prompt_tokens.sum() == times * workload.prompt_tokens.sum()
+    assert longer.spec()["sessions"] == times * workload.spec()["sessions"]
+    assert (longer.follow >= 0).sum() == times * (workload.follow >= 0).sum()
+    if workload.hash_ids is not None and longer.hash_ids is not None:
+        assert len(longer.hash_ids[1]) == times * len(workload.hash_ids[1])
+    assert repeat(workload, 1).equals(workload)
+
+
+@given(workloads(), st.integers(1, 14))
+def test_the_head_is_a_valid_beginning(workload: Workload, count: int) -> None:
+    begun = head(workload, count)
+    assert len(begun) == min(count, len(workload))
+    if workload.session.max() < 0:
+        assert (begun.prompt_tokens == workload.prompt_tokens[:count]).all()
+
+
+def test_the_head_takes_sessions_turn_by_turn() -> None:
+    workload = Workload.from_columns(
+        arrival=[0, 1, 2, 3, 4], prompt_tokens=[1, 2, 3, 4, 5], output_tokens=1, session=[0, 1, 0, 0, 1]
+    )
+    assert head(workload, 3).prompt_tokens.tolist() == [1, 3, 4]
+    assert head(workload, 4).prompt_tokens.tolist() == [1, 2, 3, 4]
+
+
+def test_concurrency_closes_and_opens_the_loop() -> None:
+    closed = with_concurrency(three(), 2)
+    assert closed.max_concurrency == 2
+    assert with_concurrency(closed, 0).equals(three())
+
+
+def test_impossible_transforms_are_refused() -> None:
+    for factor in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="time scale"):
+            scale_time(three(), factor)
+    for rate in (0.0, -2.0, float("nan")):
+        with pytest.raises(InputError, match="request_rate="):
+            at_rate(three(), rate)
+    with pytest.raises(InputError, match="repeat=0"):
+        repeat(three(), 0)
+    with pytest.raises(InputError, match="num_prompts=0"):
+        head(three(), 0)
+    with pytest.raises(InputError, match="max_concurrency=-1"):
+        with_concurrency(three(), -1)
