@@ -156,7 +156,7 @@ class Load:
     def _redraw(self, trace: "Workload", seed: int) -> "Workload":
         import numpy as np
 
-        from windtunnel.workload import stream
+        from windtunnel.workload.synthetic import stream
 
         arrival = trace.arrival.copy()
         released = ~np.isnan(arrival)

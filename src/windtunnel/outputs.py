@@ -48,8 +48,7 @@ class Outputs:
 
 def check_folder(name: str, path: Path, folder: Path) -> None:
     """Raise InputError unless a file can be made in the folder, or in the nearest one above it that exists."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    folder = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -63,4 +62,6 @@ def check_directory(directory: Path | None) -> None:
         return
     if directory.exists() and not directory.is_dir():
         raise InputError(f"output {str(directory)!r}: is a file: give the name of a folder")
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / "run.json").is_file():
+        raise InputError(f"output {str(directory)!r}: holds something that is not a run: choose another folder")
     check_folder("output", directory, directory)

@@ -183,7 +183,9 @@ def cell(value: Any) -> str:
     """A value of a table."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return number(value) if isinstance(value, int | float) or value is None else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return number(value) if isinstance(value, float) or value is None else str(value)
 
 
 def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
@@ -208,7 +210,7 @@ def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
         )
     statistics = ("mean", "min", *(f"p{level}" for level in PERCENTILES), "max")
     lengths = [
-        (name.replace("_", " "), *(number(summary[name][column]) for column in statistics))
+        (name.replace("_", " "), *(cell(summary[name][column]) for column in statistics))
         for name in ("prompt_tokens", "output_tokens")
     ]
     show(workload.name, facts_grid(facts), table(("tokens", *statistics), lengths))
