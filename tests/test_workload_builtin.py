@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.workload import builtin, builtin_names, describe, load_trace
+from windtunnel.workload import FORMATS, builtin, builtin_names, describe, load_trace
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 ORIGINALS = {
@@ -84,3 +84,14 @@ def test_impossible_numbers_are_refused() -> None:
     for rate in (0.0, -1.0, float("nan")):
         with pytest.raises(InputError, match="request_rate="):
             builtin("azure-conv", request_rate=rate)
+
+
+def test_the_page_on_workloads_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "workloads.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    examples = page.split("```python\n")[1:]
+    assert examples
+    for example in examples:
+        exec(example.split("```")[0], {})
+    for name in (*FORMATS, *builtin_names()):
+        assert f"`{name}`" in page, f"{name} is not in docs/workloads.md"

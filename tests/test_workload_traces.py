@@ -117,7 +117,7 @@ def test_timed_trace_counts_in_seconds_and_chunks_of_16(tmp_path: Path) -> None:
 
 def test_timestamps_of_unknown_unit_ask_for_the_format(tmp_path: Path) -> None:
     path = write(tmp_path, timed([{"timestamp": 2, "input_length": 20, "output_length": 5}]), "t.jsonl")
-    with pytest.raises(InputError, match=r"may be ms \(mooncake\) or s \(timed_trace\).*--trace-format"):
+    with pytest.raises(InputError, match=r"may be ms \(mooncake\) or s \(timed_trace\).*--format mooncake"):
         load_trace(path)
     assert load_trace(path, "mooncake").hash_ids is None
 

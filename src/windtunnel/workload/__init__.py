@@ -18,7 +18,7 @@ from windtunnel.workload.lengths import (
 )
 from windtunnel.workload.own_files import save
 from windtunnel.workload.prompts import prefix_repetition, sessions
-from windtunnel.workload.synthetic import generate
+from windtunnel.workload.synthetic import generate, stream
 from windtunnel.workload.traces import FORMATS, load_trace
 from windtunnel.workload.transforms import at_rate, head, repeat, scale_time, with_concurrency
 
@@ -56,5 +56,6 @@ __all__ = [
     "save",
     "scale_time",
     "sessions",
+    "stream",
     "with_concurrency",
 ]

@@ -110,7 +110,7 @@ def timed_kind(rows: list[dict[str, Any]]) -> str:
                 return kind
     raise InputError(
         "timestamps may be ms (mooncake) or s (timed_trace) and the hash ids do not tell: name the format, "
-        "--trace-format mooncake or timed_trace"
+        "as in trace convert --format mooncake"
     )
 
 
