@@ -90,7 +90,7 @@ def run(
         pool["footprint"] = asdict(footprint)
     manifest = {
         "schema_version": 1,
-        "version": "0.1.0",
+        "windtunnel": "0.1.0",
         "seed": 0,
         "replicas": [{"pool": 0, "lanes": lanes} for _ in range(replicas)],
         "pools": [pool],

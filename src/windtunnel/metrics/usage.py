@@ -130,7 +130,7 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
     def total(values: Floats) -> Floats:
         return sums(owner, values, number)
 
-    busy = total(seconds) / lanes
+    busy = np.minimum(total(seconds) / lanes, window.seconds)
     iterations = total(count)
     worked = total(seconds * (steps.batch > 0))
     blocks = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool] * lanes

@@ -58,7 +58,7 @@ def _cdfs(summary: Summary, names: tuple[str, ...], unit: str, slo: SLO | None) 
         if limit is not None:
             line = {"type": "line", "x0": limit * factor, "x1": limit * factor, "yref": "paper", "y0": 0, "y1": 1}
             shapes.append({**line, "line": {"dash": "dot", "width": 1.5}, "meta": index})
-            at = {"x": limit * factor, "y": 1.0, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 3}
+            at = {"x": limit * factor, "y": 0.5, "yref": "paper", "xanchor": "left", "yanchor": "middle", "xshift": 3}
             notes.append({**at, "text": f"{name} limit", "showarrow": False, "meta": index})
     wide = largest > 50 * max(smallest, 1e-9) and smallest < math.inf
     axis: Figure = {"title": {"text": f"{' · '.join(names)} ({unit})"}, "rangemode": "tozero"}

@@ -31,6 +31,7 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
     """
     manifest = steps.run.manifest
     title = _title(manifest)
+    version, seed = str(manifest.get("windtunnel", "")), str(manifest.get("seed", "–"))
     plots = json.dumps(figures(steps, summary, slo), allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     sections = (
         _header(title, manifest, summary),
@@ -54,8 +55,7 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
         "</div>",
         _specification(manifest),
         _provenance(manifest),
-        f"<footer>windtunnel {escape(str(manifest.get('version', '')))} · seed {escape(str(manifest.get('seed', '–')))}"
-        f" · simulated, not measured on the device</footer>",
+        f"<footer>windtunnel {escape(version)} · seed {escape(seed)} · simulated, not measured on the device</footer>",
     )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · windtunnel</title>'

@@ -41,7 +41,7 @@ def perfetto(steps: Steps, max_events: int = 200_000) -> dict[str, Any]:
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
-            "producer": f"windtunnel {steps.run.manifest.get('version', '')}".strip(),
+            "producer": f"windtunnel {steps.run.manifest.get('windtunnel', '')}".strip(),
             "steps": len(steps.row),
             "steps_per_event": merged,
             "requests": number,
