@@ -20,6 +20,9 @@ from windtunnel.perf.measured import Measured
 from windtunnel.perf.roofline import Efficiency, bound, family, link_bandwidth
 
 TOKENS = np.array([1, 4, 16, 64, 256, 1024, 4096, 8192, 16384], dtype=float)
+RATES = ("int8", "fp8", "fp4")
+"""Tensor-core rates whose kernels, where not measured, attain the shares of the bfloat16 ones."""
+
 SHARES = np.arange(1.0, 0.09, -0.04)
 LATENCIES = np.array([0.0, 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 80, 120]) * 1e-6
 
@@ -95,8 +98,8 @@ def render(backend: str = "vllm") -> str:
             table[name] = calibrate(devices[name], Measured(database, devices[name]))
     for name, families in table.items():
         device = devices[name]
-        whole = table["h100_sxm"] | {"gemm_int8": families["gemm_bfloat16"], "gemm_fp4": families["gemm_bfloat16"]}
-        whole |= {"experts_int8": whole["experts_bfloat16"], "experts_fp4": whole["experts_bfloat16"]} | families
+        plain = {f"{kind}_{rate}": families[f"{kind}_bfloat16"] for kind in ("gemm", "experts") for rate in RATES}
+        whole = table["h100_sxm"] | plain | families
         lines += ["", f"[{name}]", f"sm_version = {device.sm_version}", f'link = "{device.link}"']
         lines += [f"memory_bandwidth = {device.memory_bandwidth:.4g}", f"[{name}.families]"]
         for key in sorted(whole):
