@@ -163,6 +163,8 @@ def test_sharegpt_counts_or_estimates_tokens_and_says_so(tmp_path: Path) -> None
         (VIDUR + "1,2,3\nnan,2,3\n", "row 2: arrival=nan"),
         (VIDUR + "1,2,3\ninf,2,3\n", "row 2: arrival=inf"),
         (VIDUR + "1,2,3\n0.5,2,3\n", "row 2: arrival=0.5 comes after 1"),
+        (VIDUR + "1\r2,3\n", "row 1: is no CSV"),
+        ('[{"conversations": [{"tokens": 99999999999999999999}, {"tokens": 1}]}]', "row 1: a turn has neither"),
         (VIDUR + "1,two,3\n", "row 1: num_prefill_tokens='two': must be a whole number"),
         (VIDUR + "1,2.5,3\n", "row 1: num_prefill_tokens='2.5': must be a whole number"),
         (VIDUR + "1,-2,3\n", "row 1: prompt_tokens=-2: must be ≥ 1"),

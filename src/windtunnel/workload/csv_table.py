@@ -51,11 +51,14 @@ def _is_rectangular(body: bytes, width: int) -> bool:
 
 
 def _read_carefully(body: bytes, names: list[str]) -> Table:
-    rows = []
-    for number, row in enumerate(csv.reader(io.StringIO(body.decode("utf-8", "replace"))), start=1):
-        if len(row) != len(names):
-            raise InputError(f"row {number}: has {len(row)} cells: must have {len(names)}, as the header")
-        rows.append([cell.encode() for cell in row])
+    rows: list[list[bytes]] = []
+    try:
+        for row in csv.reader(io.StringIO(body.decode("utf-8", "replace"))):
+            if len(row) != len(names):
+                raise InputError(f"row {len(rows) + 1}: has {len(row)} cells: must have {len(names)}, as the header")
+            rows.append([cell.encode() for cell in row])
+    except csv.Error as error:
+        raise InputError(f"row {len(rows) + 1}: is no CSV: {error}") from None
     return {name: list(cells) for name, cells in zip(names, zip(*rows, strict=True), strict=True)}
 
 

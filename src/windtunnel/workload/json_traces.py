@@ -13,7 +13,7 @@ import numpy as np
 
 from windtunnel.errors import InputError, nearest
 from windtunnel.workload.csv_traces import Columns, check_arrivals, from_start
-from windtunnel.workload.rules import floats, integers
+from windtunnel.workload.rules import LARGEST, floats, integers
 
 MOONCAKE_BLOCK, TIMED_TRACE_BLOCK = 512, 16
 TIMED = ("timestamp", "input_length", "output_length")
@@ -148,7 +148,7 @@ def _turn_tokens(number: int, turn: Any) -> tuple[int, bool]:
     """Tokens of a turn and whether they are estimated."""
     if isinstance(turn, dict):
         tokens, text = turn.get("tokens"), turn.get("value")
-        if type(tokens) is int and tokens >= 0:
+        if type(tokens) is int and 0 <= tokens <= LARGEST:
             return tokens, False
         if isinstance(text, str):
             return math.ceil(len(text) / CHARACTERS_PER_TOKEN), True
