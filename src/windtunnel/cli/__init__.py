@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = app(words, exit_on_error=False, print_error=False)
         sys.stdout.flush()
         return code or DONE
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # the latter is how rich ends when a pipe is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:

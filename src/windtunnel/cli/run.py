@@ -100,13 +100,13 @@ def report(
 
 
 def _finish(results: Sequence["Summary"], first: "Run", goals: Goals, as_json: bool) -> int:
-    from windtunnel.metrics import spread, summary_json
+    from windtunnel.metrics import clean, spread, summary_json
 
     documents = [summary_json(result) for result in results]
     if as_json:
         document = documents[0]
         if len(documents) > 1:
-            intervals = {name: [each.low, each.high] for name, each in spread(documents).items()}
+            intervals = clean({name: [each.low, each.high] for name, each in spread(documents).items()})
             document |= {"seeds": len(documents), "interval_95": intervals}
         show_json(document)
     else:
