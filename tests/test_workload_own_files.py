@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from random_workloads import workloads
 
 from windtunnel.errors import InputError
-from windtunnel.workload import AllAtOnce, Workload, load_trace, save
+from windtunnel.workload import AllAtOnce, Constant, Workload, load_trace, save
 
 KINDS = ("jsonl", "parquet")
 
@@ -67,6 +67,12 @@ def test_a_file_without_times_needs_arrivals(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has lengths only"):
         load_trace(path)
     assert load_trace(path, arrivals=AllAtOnce()).arrival.tolist() == [0]
+
+
+def test_given_arrivals_are_those_of_first_turns(tmp_path: Path) -> None:
+    turn = {"arrival": 5, "prompt_tokens": 3, "output_tokens": 4}
+    path = written(tmp_path, {**turn, "session": 0}, {**turn, "session": 0}, turn)
+    np.testing.assert_array_equal(load_trace(path, arrivals=Constant(2.0)).arrival, [0, 0.5, np.nan])
 
 
 GOOD = {"arrival": 0, "prompt_tokens": 3, "output_tokens": 4}

@@ -13,7 +13,7 @@ from windtunnel.workload import csv_traces, json_traces, own_files
 from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload, take_hashes
 from windtunnel.workload.csv_table import Table, header, read_table
-from windtunnel.workload.rules import Floats, check_sorted, integers, ragged
+from windtunnel.workload.rules import Floats, check_sorted, integers, later_turns, ragged
 from windtunnel.workload.synthetic import stream
 
 Columns = dict[str, Any]
@@ -59,9 +59,8 @@ def load_trace(
         if drop_empty:
             columns = _without_empty(columns)
         _from_origin(columns, sort)
-        rows = max(np.size(columns["prompt_tokens"]), 1)
         if arrivals is not None:
-            columns["arrival"] = arrivals.times(rows, stream(seed, "arrivals"))
+            columns["arrival"] = _drawn(arrivals, columns, seed)
         if "arrival" not in columns:
             raise InputError("has lengths only: give arrivals, such as --request-rate 4 or --request-rate inf")
         if jitter:
@@ -78,6 +77,15 @@ def _from_origin(columns: Columns, sort: bool) -> None:
         if not sort:
             check_sorted(columns["arrival"], np.arange(len(columns["arrival"])))
         columns["arrival"] = columns["arrival"] - origin
+
+
+def _drawn(arrivals: Arrivals, columns: Columns, seed: int) -> Floats:
+    """New times for all requests but the later turns of sessions, which no clock releases."""
+    rows = max(np.size(columns["prompt_tokens"]), 1)
+    first = ~later_turns(integers("session", columns.get("session", -1), rows))
+    drawn = np.full(rows, np.nan)
+    drawn[first] = arrivals.times(int(first.sum()), stream(seed, "arrivals"))
+    return drawn
 
 
 def _read(path: Path, wanted: str | None, hash_block_size: int | None) -> Columns:
