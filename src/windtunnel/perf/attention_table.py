@@ -84,7 +84,8 @@ class AttentionTable:
         used = a * group / (np.ceil(a * group / QUERY_TILE) * QUERY_TILE)
         compute = flops(kernel, a, b) / self.device.peak_flops(rate(kernel)) / used
         memory = bytes_moved(kernel, a, b) / self.device.memory_bandwidth
-        whole = np.maximum(a + b, QUERY_TILE)  # shorter prompts measure the launch, not the rate
+        seen = np.minimum(b, kernel.window) if kernel.window else b
+        whole = np.maximum(a + seen, QUERY_TILE)  # shorter prompts measure the launch, not the rate
         chunked = curve.times(whole, np.maximum(compute, memory)).seconds
         seconds = np.where(b > 0, np.maximum(fresh.seconds, chunked), fresh.seconds)
         return Answer(seconds, np.where(b > 0, MODELLED, fresh.sources).astype(np.int8))
@@ -169,7 +170,11 @@ def extend(
     asked: tuple[Floats, Floats],
     mapped: tuple[Floats, Floats],
 ) -> Answer:
-    """Look a kernel up in the plane of another: inside directly, beyond its edges and between shapes by least times."""
+    """Look a kernel up in the plane of another.
+
+    Inside directly; beyond its edges, and for other shapes, what exceeds the launch (the least time of the plane) grows
+    with the least times.
+    """
     a = np.clip(mapped[0], plane.rows[0], plane.rows[-1])
     b = np.clip(mapped[1], plane.columns[0], plane.columns[-1])
     found = plane.times(a, b)
@@ -179,7 +184,9 @@ def extend(
         return Answer(found.seconds, _at_least(found.sources, INTERPOLATED, short))
     ratio = bound(kernel, device, *asked) / bound(measured, device, a, b)
     scaled = beyond | (measured != kernel)
-    return Answer(found.seconds * np.where(scaled, ratio, 1.0), _at_least(found.sources, MODELLED, beyond))
+    launch = float(plane.seconds.min())
+    seconds = np.where(scaled, launch + (found.seconds - launch) * ratio, found.seconds)
+    return Answer(seconds, _at_least(found.sources, MODELLED, beyond))
 
 
 def _at_least(sources: Sources, source: int, where: np.ndarray) -> Sources:

@@ -70,7 +70,7 @@ def load(folder: Path, key: str, ax: Axes) -> tuple[Tabulated | None, list[str]]
     """The tables under a key, or None with what was wrong with the file, if there was one."""
     path = folder / f"{key}.npz"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return _unpack(file, ax), []
     except FileNotFoundError:
         return None, []
