@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from html import escape
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +186,9 @@ def _specification(manifest: Mapping[str, Any]) -> str:
     engine = [row for pool in pools for row in flatten(pool.get("engine", {}))]
     workload = flatten(manifest.get("workload", {}))
     router = manifest.get("deployment", {}).get("router")
-    rows += [("replicas", str(len(manifest["replicas"]))), *([("router", str(router))] if router else [])]
+    rows += [("router", str(router))] if router else []
     tables = "".join(
-        f'<div class="panel"><h3>{title}</h3>{table((), part, words=True)}</div>'
+        f'<div class="panel"><h3>{title}</h3>{table((), part, "list")}</div>'
         for title, part in (("Deployment", rows), ("Engine", engine), ("Workload", workload))
     )
     return (
@@ -197,14 +198,19 @@ def _specification(manifest: Mapping[str, Any]) -> str:
 
 
 def _provenance(manifest: Mapping[str, Any]) -> str:
-    """The rows that perf wrote about where each operator's times come from, whatever their columns are."""
+    """The rows that perf wrote about where each operator's times come from: neighbours of one kind share a table."""
     rows = [row for part in manifest.get("provenance", ()) for row in (part if isinstance(part, list) else [part])]
-    rows = [row if isinstance(row, Mapping) else {"": row} for row in rows]
-    if not rows:
+    tables = []
+    for columns, group in groupby((row for row in rows if isinstance(row, Mapping)), key=tuple):
+        members = list(group)
+        if len(members) == 1:
+            tables.append(table((), flatten(members[0]), "list"))
+        else:
+            tables.append(table(columns, [[plain(row[column]) for column in columns] for row in members], "words"))
+    if not tables:
         return ""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[plain(row.get(column)) for column in columns] for row in rows]
-    return f'<h2>Where the kernel times come from</h2><div class="panel">{table(columns, cells, words=True)}</div>'
+    panels = "".join(f'<div class="panel" style="margin-bottom:12px">{part}</div>' for part in tables)
+    return f"<h2>Where the kernel times come from</h2>{panels}"
 
 
 @cache

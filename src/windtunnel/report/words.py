@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+LONG_LIST = 12
 DIGEST = re.compile("[0-9a-f]{32,}")
 
 
@@ -39,13 +40,13 @@ def money(value: float) -> str:
     return f"${number(value)}" if math.isfinite(value) else "–"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: bool = False) -> str:
-    """An HTML table; every cell is escaped."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """An HTML table of numbers, of ``words``, or a ``list`` of names and values; every cell is escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     top = f"<thead><tr>{head}</tr></thead>" if columns else ""
-    kind = ' class="words"' if words else ""
-    return f"<table{kind}>{top}<tbody>{body}</tbody></table>"
+    look = f' class="{kind}"' if kind else ""
+    return f"<table{look}>{top}<tbody>{body}</tbody></table>"
 
 
 def card(name: str, value: str, more: str = "") -> str:
@@ -66,15 +67,17 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
             for index, item in enumerate(value):
                 rows += flatten(item, f"{prefix}{key}[{index}]." if len(value) > 1 else f"{prefix}{key}.")
         elif value is not None and value not in ("", [], ()):
-            rows.append((f"{prefix}{key}", plain(value)))
+            size = key.endswith("_bytes") and isinstance(value, int)
+            rows.append((f"{prefix}{key}", f"{value / 2**30:.2f} GiB" if size else plain(value)))
     return rows
 
 
 def plain(value: Any) -> str:
-    """A setting as text: floats with six significant digits, long digests cut, lists joined."""
+    """A setting as text: floats with six significant digits, long digests and lists cut."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(plain, value))
+        shown = [*value[: LONG_LIST // 2], "…", value[-1]] if len(value) > LONG_LIST else value
+        return ", ".join(map(plain, shown))
     text = "" if value is None else str(value)
     return f"{text[:12]}…" if DIGEST.fullmatch(text) else text
