@@ -58,6 +58,7 @@ def _lines(steps: Steps) -> Iterator[str]:
     finished = requests.status == FINISHED
     started = ~np.isnan(requests.scheduled)
     open_ = requests.status == UNFINISHED
+    caching = bool(requests.cached_tokens.any())
     model = _escape(str(steps.run.manifest["pools"][0].get("model", "")))
 
     def count(mask: NDArray[np.bool_], values: NDArray[np.int64] | None = None) -> list[tuple[int, float]]:
@@ -70,7 +71,12 @@ def _lines(steps: Steps) -> Iterator[str]:
         ("num_requests_running", "gauge", "Requests in model execution batches.", count(open_ & started)),
         ("num_requests_waiting", "gauge", "Requests waiting to be processed.", count(open_ & ~started)),
         ("kv_cache_usage_perc", "gauge", "KV-cache usage, 1 means 100 percent.", _kv_at_end(steps)),
-        ("prefix_cache_queries_total", "counter", "Prefix cache queries, in tokens.", count(started & False)),
+        (
+            "prefix_cache_queries_total",
+            "counter",
+            "Prefix cache queries, in tokens.",
+            count(started & caching, requests.prompt_tokens),
+        ),
         ("prefix_cache_hits_total", "counter", "Prefix cache hits, in tokens.", count(started, requests.cached_tokens)),
         ("num_preemptions_total", "counter", "Preemptions.", count(started, requests.preemptions)),
         ("prompt_tokens_total", "counter", "Prefill tokens processed.", count(started, requests.prompt_tokens)),
