@@ -1,5 +1,6 @@
 """simulate(deployment, workload, seed) → Run."""
 
+from dataclasses import asdict
 from typing import Any
 from zlib import crc32
 
@@ -11,6 +12,7 @@ from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
 from windtunnel.core.records import GONE, NONE, REFUSED
 from windtunnel.deployment import Deployment, Pool, warnings
+from windtunnel.footprint import footprint
 from windtunnel.memory import KVBudget, kv_blocks
 from windtunnel.perf.cache import cache_folder
 from windtunnel.perf.grid import tabulate
@@ -188,6 +190,7 @@ def _manifest(
                 "max_num_seqs": pool.engine.seqs,
                 "gpus_per_replica": pool.engine.world_size,
                 "memory": _memory(budget),
+                "footprint": asdict(footprint(pool)),
             }
         )
     return {
