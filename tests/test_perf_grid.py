@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from windtunnel.perf.tables import PARTS, Tabulated
 
 real = pytest.mark.skipif(find_systems() is None, reason="the kernel database is not installed")
 
-POOLS = {
+POOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("Qwen/Qwen3-8B", {}),
     "sharded": ("meta-llama/Llama-3.1-70B", {"tensor_parallel_size": 4}),
     "eager": ("Qwen/Qwen3-8B", {"enforce_eager": True, "async_scheduling": False}),
@@ -33,8 +34,8 @@ POOLS = {
 
 def pool(name: str, gpu: str = "h100_sxm") -> Pool:
     model, engine = POOLS[name]
-    limits = {"max_model_len": 3000, "max_num_seqs": 40, "max_num_batched_tokens": 700}
-    return Pool(load_model(model), device(gpu), Engine(**{**limits, **engine}))  # type: ignore[arg-type]
+    limits: dict[str, Any] = {"max_model_len": 3000, "max_num_seqs": 40, "max_num_batched_tokens": 700}
+    return Pool(load_model(model), device(gpu), Engine(**{**limits, **engine}))
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +130,10 @@ def test_lockstep_keeps_experts_out_of_the_token_tables(database: None) -> None:
     assert not tables.groups["experts"].decode_tokens.any()
     assert tables.groups["experts"].expert_tokens[1:].all()
     assert tables.groups["communication"].expert_tokens[1:].all()
-    alone, both = (tables.times.lockstep(ranks) for ranks in ([(8, 800, []), (0, 0, [])], [(8, 800, []), (8, 800, [])]))
-    assert alone == both  # an idle rank runs a dummy batch of the same padded size
+    alone = tables.times.lockstep([(8, 800, []), (0, 0, [])])
+    assert alone == tables.times.lockstep(
+        [(8, 800, []), (8, 800, [])]
+    )  # an idle rank runs a dummy batch of the same padded size
 
 
 @pytest.mark.parametrize("gpu", ["a10", "mi300x", "rtx_4090"])
