@@ -38,6 +38,8 @@ def update_bound(state: State, pool: Any, group: Any) -> None:
             shortest = state.floats[pool.shortest_step + lane.decodes]
             steps = next_finish(state.heap, lane) - lane.clock - 1
             group.bound = min(group.bound, group.now + float(steps) * shortest)
+    if group.bound == np.inf and group.end > group.now:
+        group.bound = group.end  # a step that computes only discarded tokens is in flight
 
 
 @kernel

@@ -38,14 +38,14 @@ def advance_all(state: State, until: float, everything: bool) -> int:
 
 
 @kernel
-def last_tick(time: float) -> float:
-    """The last multiple of PUBLISH_INTERVAL that is not after ``time``."""
+def ticks_until(time: float) -> float:
+    """How many multiples of PUBLISH_INTERVAL after 0 are not after ``time``."""
     k = np.floor(time / PUBLISH_INTERVAL)
     if k * PUBLISH_INTERVAL > time:
         k -= 1.0
     elif (k + 1.0) * PUBLISH_INTERVAL <= time:
         k += 1.0
-    return k * PUBLISH_INTERVAL
+    return k
 
 
 @kernel
@@ -60,7 +60,7 @@ def route(state: State, router: int, time: float) -> int:
 
     A choice that was made before the log was full is kept in the counters.
     """
-    tick = last_tick(time)
+    tick = ticks_until(time) * PUBLISH_INTERVAL
     if tick > state.clocks[0] and looks(state, router):
         if advance_all(state, tick, True) == FULL:
             return FULL
@@ -248,10 +248,11 @@ def closed_loop(counted: State, router: int, limit: int) -> int:
             if g == NONE and time == np.inf:
                 return REACHED
             if g != NONE and looks(state, router):
-                tick = last_tick(min(state.groups[g].now, time))
-                if tick > state.clocks[0]:
-                    look(state, tick)
-                    state.clocks[0] = tick
+                ticks = ticks_until(min(state.groups[g].now, time))
+                others = min(others, (ticks + 1.0) * PUBLISH_INTERVAL)
+                if ticks * PUBLISH_INTERVAL > state.clocks[0]:
+                    look(state, ticks * PUBLISH_INTERVAL)
+                    state.clocks[0] = ticks * PUBLISH_INTERVAL
             if g != NONE and state.groups[g].untold and state.groups[g].now <= time:
                 tell_clients(state, g)
                 continue
