@@ -5,8 +5,11 @@ import pytest
 from equality import Case, by_core, by_reference, cases
 from hypothesis import HealthCheck, given, settings
 
+from windtunnel.core.engine import Record
 from windtunnel.core.rebuild import rebuild
+from windtunnel.core.records import GONE
 from windtunnel.core.tables import flatten
+from windtunnel.reference.loop import Replica
 
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -27,9 +30,18 @@ def check_equal(case: Case) -> None:
     found = [(int(s["request"]), float(s["last_token"]), float(s["resumed_token"])) for s in record.stalls]
     assert sorted(found) == stalls
     check_log(case, record, replicas)
+    check_tokens(record)
 
 
-def check_log(case: Case, record, replicas) -> None:  # type: ignore[no-untyped-def]
+def check_tokens(record: Record) -> None:
+    """Every token is emitted once: the first by a prefill, the others by a decode or after a stall."""
+    requests, rows = record.requests, record.rows
+    finished = requests["state"] == GONE
+    decoded = int((rows["decodes"].astype(np.int64) * rows["steps"] - rows["discarded"]).sum())
+    assert int((requests["output"][finished] - 1).sum()) == decoded + len(record.stalls)
+
+
+def check_log(case: Case, record: Record, replicas: list[Replica]) -> None:
     """Every step of the reference's journal, rebuilt from the core's rows."""
     rows = record.rows
     pools, floats, integers = flatten((case.times,))

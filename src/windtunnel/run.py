@@ -66,6 +66,9 @@ class Iterations:
     chunk_context: Integers
     used_blocks: Integers
     waiting: Integers
+    discarded: Integers
+    """Decodes whose token nobody wants: the request had ended before its declared limit, which an asynchronous
+    scheduler learns one step late."""
 
 
 @dataclass(frozen=True, eq=False)

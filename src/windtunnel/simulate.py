@@ -167,6 +167,7 @@ def _iterations(record: Record) -> Iterations:
         chunk_context=integers("chunk_context"),
         used_blocks=integers("used_blocks"),
         waiting=integers("waiting"),
+        discarded=integers("discarded"),
     )
 
 

@@ -16,6 +16,7 @@ class IterationTimes(NamedTuple):
     start: NDArray[np.float64]
     duration: NDArray[np.float64]
     decodes: NDArray[np.int64]
+    """Tokens that decodes emit in it; discarded ones do not count."""
 
 
 def iteration_times(
@@ -24,14 +25,15 @@ def iteration_times(
     pool_of_replica: NDArray[np.int64],
     lockstep_lanes: NDArray[np.int64],
 ) -> IterationTimes:
-    """Expand rows (the columns of Iterations, in order) into steps; ``lockstep_lanes`` of each replica step
-    together."""
+    """Expand rows (the columns of Iterations, in order) into steps.
+
+    Of each replica ``lockstep_lanes`` step together.
+    """
     from windtunnel.core.rebuild import rebuild
     from windtunnel.core.tables import flatten
 
     pools, floats, integers = flatten(times)
-    _, _, start, steps, decodes, kv_tokens, chunk_tokens, chunk_context, *_ = columns
-    replica = columns[0]
+    replica, _, start, steps, decodes, kv_tokens, chunk_tokens, chunk_context, _, _, discarded = columns
     total = int(steps.sum())
     row = np.empty(total, dtype=np.int64)
     starts, durations, counts = np.empty(total), np.empty(total), np.empty(total, dtype=np.int64)
@@ -39,4 +41,4 @@ def iteration_times(
     rebuild(
         pools, floats, integers, start, integer_columns, pool_of_replica, lockstep_lanes, row, starts, durations, counts
     )
-    return IterationTimes(row, starts, durations, counts)
+    return IterationTimes(row, starts, durations, counts - discarded[row])
