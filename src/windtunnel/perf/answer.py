@@ -11,7 +11,8 @@ Sources = NDArray[np.int8]
 
 MEASURED, INTERPOLATED, MODELLED = 0, 1, 2
 SOURCES = ("measured", "interpolated", "modelled")
-"""measured: this very shape is in the kernel database. interpolated: between points of the database, inside their hull.
+"""measured: this very shape is in the kernel database. interpolated: between points of the database, inside their hull;
+or a point of another engine's table where this engine's own is not to be believed.
 modelled: roofline, derived from other shapes, or beyond the data."""
 
 

@@ -14,7 +14,7 @@ from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.cache import cache_key, load, store
 from windtunnel.perf.host import dispatch_floor, host_cost
 from windtunnel.perf.operators import GROUPS, Operator, operators
-from windtunnel.perf.predictor import Predictor, eager, predictor
+from windtunnel.perf.predictor import Predictor, eager, predictor, wanted_version
 from windtunnel.perf.tables import PARTS, Sums, Tabulated, part_shapes
 
 
@@ -69,7 +69,7 @@ def build(pool: Pool, source: Predictor) -> Tabulated:
         times=total.times(*host),
         sources={name: sums.times() for name, sums in by_source.items()},
         groups={group: sums.times() for group, sums in by_group.items()},
-        provenance=(*_origins(source), *provenance),
+        provenance=(*_origins(source, wanted_version(pool)), *provenance),
         notes=_notes(pool, source),
     )
 
@@ -162,12 +162,12 @@ def _row(operator: Operator, kinds: set[int]) -> dict[str, Any]:
     }
 
 
-def _origins(predictor: Predictor) -> list[dict[str, Any]]:
+def _origins(predictor: Predictor, wanted: str) -> list[dict[str, Any]]:
     database = predictor.database
     if database is None:
         return [{"source": "roofline", "reason": predictor.why_not, "calibrated_on": predictor.roofline.calibrated_on}]
     kept = {"source": "kernel database", "system": database.system, "backend": database.backend}
-    first = {**kept, "version": database.version, "version_rule": database.rule}
+    first = {**kept, "version": database.version, "wanted": wanted, "version_rule": database.rule}
     return [first, *({"table": table, "file": file} for table, file in sorted(database.opened.items()))]
 
 

@@ -189,7 +189,7 @@ def _format(pool: Pool, part: str) -> tuple[str, bool]:
 
 def _kv_dtype(pool: Pool) -> str:
     dtype = pool.model.resolve_kv_cache_dtype(pool.engine.kv_cache_dtype)
-    return "bfloat16" if dtype == "float16" else dtype
+    return "fp8" if dtype.startswith("fp8") else "bfloat16" if dtype == "float16" else dtype
 
 
 def _other(name: str, row_bytes: float, launches: int = 1) -> Operator:
