@@ -1,0 +1,141 @@
+"""The documentation: every example runs and prints what the page shows; every link leads somewhere.
+
+``python -m tests.test_docs`` writes the outputs anew.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from windtunnel.cli import DONE, app, main
+from windtunnel.perf.database import find_systems
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+REFERENCE = ROOT / "docs" / "cli.md"
+BLOCK = re.compile(r"^```(console|python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+)(#[^)]*)?\)")
+WIDTH = "110"
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@contextlib.contextmanager
+def workplace() -> Iterator[None]:
+    """An empty folder to be in, and a width of the output that does not depend on the terminal."""
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        os.environ.update(COLUMNS=WIDTH, NO_COLOR="1")
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def output(words: list[str]) -> str:
+    """What a command prints, on standard output and error."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        main(words)
+    return "".join(line.rstrip() + "\n" for line in printed.getvalue().splitlines())
+
+
+def rendered(page: Path) -> str:
+    """The page with every example run, and the outputs as they are now."""
+    names: dict[str, object] = {}
+
+    def run(match: re.Match[str]) -> str:
+        kind, text = match[1], match[2]
+        if kind == "yaml":
+            first, _, rest = text.partition("\n")
+            Path(first.removeprefix("# ")).write_text(rest, encoding="utf-8")
+        elif kind == "python":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(text, str(page), "exec"), names)
+        elif "$ windtunnel " in text:
+            text = "".join(f"$ {command}\n" + output(shlex.split(command)[1:]) for command in commands(text))
+        return f"```{kind}\n{text}```"
+
+    with workplace():
+        return BLOCK.sub(run, page.read_text(encoding="utf-8"))
+
+
+def commands(text: str) -> list[str]:
+    found = [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+    assert all(command.startswith("windtunnel ") for command in found), found
+    return found
+
+
+def reference() -> str:
+    """The page of the command line: every command's help."""
+    lines = ["# Command line", "", "Written by `python -m tests.test_docs` from `windtunnel --help`.", ""]
+    for words in ([], *help_of(app)):
+        lines += [
+            f"## {' '.join(['windtunnel', *words])}",
+            "",
+            "```text",
+            output([*words, "--help"]).strip("\n"),
+            "```",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def help_of(parent: object, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
+    for child in sorted(word for word in parent if not word.startswith("-")):  # type: ignore[attr-defined]
+        yield [*path, child]
+        yield from help_of(parent[child], (*path, child))  # type: ignore[index]
+
+
+def test_there_are_commands_to_document() -> None:
+    assert ["run"] in list(help_of(app))
+    assert ["trace", "convert"] in list(help_of(app))
+    assert main(["--version"]) == DONE
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_examples_print_what_the_page_shows(page: Path) -> None:
+    now = rendered(page)
+    if (
+        find_systems() is not None
+    ):  # without the kernel database, times are modelled: the examples run, with other numbers
+        assert now == page.read_text(encoding="utf-8"), "python -m tests.test_docs writes it anew"
+
+
+def test_the_reference_is_the_help() -> None:
+    with workplace():
+        assert REFERENCE.read_text(encoding="utf-8") == reference(), "python -m tests.test_docs writes it anew"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [match[1] for match in LINK.finditer(page.read_text(encoding="utf-8"))]
+    assert [
+        target for target in targets if not target.startswith("https://") and not (page.parent / target).exists()
+    ] == []
+
+
+def test_every_page_can_be_reached() -> None:
+    linked = {
+        (page.parent / match[1]).resolve()
+        for page in PAGES
+        for match in LINK.finditer(page.read_text(encoding="utf-8"))
+    }
+    assert [name(page) for page in PAGES[1:] if page.resolve() not in linked] == []
+
+
+if __name__ == "__main__":
+    with workplace():
+        REFERENCE.write_text(reference(), encoding="utf-8")
+    for changed in PAGES:
+        changed.write_text(rendered(changed), encoding="utf-8")
