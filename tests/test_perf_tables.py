@@ -112,6 +112,18 @@ def test_products_that_timed_the_host_are_borrowed_from_another_engine(tmp_path:
     assert "sglang" in here.gemms.notes[0]
 
 
+def test_a_point_far_slower_than_more_rows_is_dropped(tmp_path: Path) -> None:
+    def jumpy(kernel: Gemm, m: float) -> float:
+        return took(kernel, m) * {1: 2.5, 64: 3.0, 128: 1.2}.get(int(m), 1.0)
+
+    write_table(tmp_path, "h100_sxm/gemm/vllm/0.24.0/gemm_perf", gemm_rows(jumpy))
+    kernel = Gemm(4096, 4096)
+    found = ask(open_measured(tmp_path), kernel, [1, 64, 128, 256])
+    true = np.array([took(kernel, m) * 1e-3 for m in (1, 64, 128, 256)])
+    np.testing.assert_allclose(found.seconds / true, [1.0, 1.0, 1.2, 1.0], rtol=0.15)
+    assert found.sources.tolist() == [MODELLED, INTERPOLATED, MEASURED, MEASURED]
+
+
 def test_quantisation_adds_the_cast_and_the_search_for_the_scale(tmp_path: Path) -> None:
     for table, ms in (("scale_matrix_perf", 0.002), ("computescale_perf", 0.001)):
         rows = {"m": [1, 16, 1, 16], "k": [1024, 1024, 4096, 4096], "latency": [ms, 2 * ms, ms, 4 * ms]}

@@ -26,6 +26,11 @@ HOST_BOUND = 1.5
 table timed the host (fp8_block of vLLM 0.24.0: flat 60-90 µs on Hopper, 180-300 µs on Blackwell and Ada)."""
 
 
+OUTLIER = 1.5
+"""More rows never need less work: a point this many times slower than one with more rows is dropped. Tiles and waves
+stay below (all but 1.5 % of the points); what exceeds it is the first of a series (fp8 with one row on Blackwell: 2.5)."""
+
+
 @dataclass(frozen=True, eq=False)
 class GemmGrid:
     """Efficiency over [n, k, rows] of one weight format; NaN where a shape was not measured."""
@@ -138,7 +143,9 @@ class GemmTable:
         kernel = Gemm(1, 1, lane)
         least = _bounds(kernel, self._device, n, k, m)
         cube = np.full([len(axis) for axis in axes], np.nan)
-        cube[index] = np.log(least / (chosen["latency"] * 1e-3))
+        cube[index] = chosen["latency"] * 1e-3
+        cube[_outliers(cube)] = np.nan
+        cube[index] = np.log(least / cube[index])
         return GemmGrid(axes[0].astype(float), axes[1].astype(float), axes[2].astype(float), cube, lane)
 
     def quantize(self, kernel: Quantize, a: Floats) -> Answer | None:
@@ -174,6 +181,13 @@ class GemmTable:
             seconds = np.array([sum(total[k, m]) for m in rows])
             curves[float(k)] = Curve(x, bound(Quantize(k), self._device, x, np.zeros_like(x)) / seconds)
         return curves
+
+
+def _outliers(seconds: Floats) -> NDArray[np.bool_]:
+    """Points of [n, k, rows] that take OUTLIER times as long as some larger number of rows."""
+    later = np.where(np.isfinite(seconds), seconds, np.inf)
+    later = np.minimum.accumulate(later[:, :, ::-1], axis=2)[:, :, ::-1]
+    return np.asarray(np.isfinite(seconds) & (seconds > OUTLIER * later))
 
 
 def _host_bound(grid: GemmGrid | None, plain: GemmGrid, device: Device) -> bool:
