@@ -160,6 +160,17 @@ def test_traces_are_described_and_converted(capsys: Capture, tmp_path: Path) -> 
     assert "burstiness" in capsys.readouterr().out
 
 
+def test_traces_without_times_need_a_rate(capsys: Capture, tmp_path: Path) -> None:
+    source, target = tmp_path / "lengths.csv", tmp_path / "own.jsonl"
+    source.write_text("num_prefill_tokens,num_decode_tokens\n10,5\n20,6\n")
+    assert main(["trace", "describe", str(source)]) == WRONG
+    assert "--request-rate" in capsys.readouterr().err
+    assert document(capsys, "trace", "describe", str(source), "--request-rate", "4")["requests"] == 2
+    assert main(["trace", "convert", str(source), str(target), "--request-rate", "inf"]) == DONE
+    capsys.readouterr()
+    assert document(capsys, "trace", "describe", str(target))["duration"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -204,3 +215,10 @@ def test_a_closed_pipe_is_no_error() -> None:
     done = subprocess.run((sys.executable, "-c", code), stdout=reader.stdin, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (DONE, b"")
     reader.stdin.close()
+
+
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    code = "import sys; from windtunnel.cli import main; sys.exit(main(['list', 'models']))"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run((sys.executable, "-c", code), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (WRONG, "windtunnel: standard output: No space left on device\n")

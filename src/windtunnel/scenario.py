@@ -23,7 +23,7 @@ LISTS = ("goodput", "slo")
 
 DEPLOYMENT, ENGINE, WORKLOAD, GOALS = (
     Group(name, sort_key=place)
-    for place, name in enumerate(("Deployment", "Engine, in vLLM's words", "Workload", "Goals"))
+    for place, name in enumerate(("Deployment", "Engine, in vLLM's words", "Workload", "Goals and measurement"))
 )
 """How the help arranges the flags."""
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code or DONE
     except (BrokenPipeError, SystemExit):  # the latter is how rich ends when a pipe is closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return DONE
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
@@ -55,6 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(error), WRONG)
     except CycloptsError as error:
         return _complain(_cause(error), WRONG)
+    except OSError as error:
+        _drop_output()
+        return _complain(f"{error.filename or 'standard output'}: {error.strerror or error}", WRONG)
+
+
+def _drop_output() -> None:
+    """What is left in the buffer cannot be written; without this Python would try again on its way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(text: str, code: int) -> int:

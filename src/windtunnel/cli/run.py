@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from windtunnel.cli.arguments import OUTPUT, Json, show_json
 from windtunnel.errors import InputError
 from windtunnel.outputs import Outputs, check_directory
-from windtunnel.scenario import GOALS, Goals, Scenario
+from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
 
 if TYPE_CHECKING:
     from windtunnel.metrics import Summary
@@ -21,9 +21,9 @@ DONE, MISSED = 0, 1
 def run(
     scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
     *,
-    scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=OUTPUT)] = None,  # noqa: ARG001 - read while parsing
-    seeds: Annotated[int, Parameter(group=OUTPUT)] = 1,
-    exclude_warmup: Annotated[bool, Parameter(negative=(), group=OUTPUT)] = False,
+    scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
+    seeds: Annotated[int, Parameter(group=GOALS)] = 1,
+    exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     output: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
     outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
     as_json: Json = False,
@@ -75,7 +75,7 @@ def report(
     /,
     *,
     goals: Annotated[Goals, Parameter(name="*", group=GOALS)] = Goals(),  # noqa: B008 - frozen
-    exclude_warmup: Annotated[bool, Parameter(negative=(), group=OUTPUT)] = False,
+    exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
     as_json: Json = False,
 ) -> int:

@@ -11,19 +11,21 @@ from windtunnel.load import Load
 from windtunnel.outputs import check_folder
 
 
-def describe(trace: str, /, *, as_json: Json = False) -> None:
+def describe(trace: str, /, *, request_rate: float | None = None, as_json: Json = False) -> None:
     """Show requests, rate, burstiness and lengths of a trace.
 
     Parameters
     ----------
     trace
         A file, or a name of `windtunnel list traces`.
+    request_rate
+        Draw arrivals anew, so many a second (inf: all at once); needed for files without times.
     as_json
         Print one JSON document instead of the tables.
     """
     from windtunnel.workload import describe as numbers
 
-    workload = Load(trace=trace).workload()
+    workload = Load(trace=trace, request_rate=request_rate).workload()
     summary = numbers(workload)
     if as_json:
         show_json(summary)
@@ -38,8 +40,9 @@ def convert(
     target: Path,
     /,
     *,
-    sort: bool = False,
-    drop_empty: bool = False,
+    sort: Annotated[bool, Parameter(negative=())] = False,
+    drop_empty: Annotated[bool, Parameter(negative=())] = False,
+    request_rate: float | None = None,
     trace_format: Annotated[str | None, Parameter(name="--format")] = None,
 ) -> None:
     """Write a trace as windtunnel's own JSON lines, or as Parquet if the target's name ends so.
@@ -54,6 +57,8 @@ def convert(
         Order requests by arrival; otherwise times that run backwards are an error.
     drop_empty
         Leave out requests without prompt or output tokens; otherwise they are an error.
+    request_rate
+        Draw arrivals anew, so many a second (inf: all at once); needed for files without times.
     trace_format
         The source's format, where its content does not tell.
     """
@@ -61,8 +66,9 @@ def convert(
 
     check_folder("target", target, target.parent)
     if source in builtin_names():
-        workload = builtin(source)
+        workload = builtin(source, request_rate=request_rate)
     else:
-        workload = load_trace(source, trace_format, sort=sort, drop_empty=drop_empty)
+        arrivals = None if request_rate is None else Load(request_rate=request_rate).arrivals()
+        workload = load_trace(source, trace_format, arrivals=arrivals, sort=sort, drop_empty=drop_empty)
     save(workload, target)
     sys.stdout.write(f"{target}: {len(workload):,} requests\n")
