@@ -128,3 +128,13 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert cache_folder() == tmp_path / "xdg" / "windtunnel"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "windtunnel"
+
+
+def test_the_oldest_tables_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.perf.cache.KEPT", 2)
+    names = []
+    for seqs in (4, 5, 6):
+        tabulate(pool(max_num_seqs=seqs), cache=tmp_path / "cache")
+        names.append({path.name for path in (tmp_path / "cache").iterdir()})
+    assert len(names[1]) == len(names[2]) == 2
+    assert names[0] & names[1] and not names[0] & names[2]

@@ -14,12 +14,15 @@ import numpy as np
 
 from windtunnel.deployment import Pool
 from windtunnel.perf.axes import Axes
-from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.database import Database
-from windtunnel.perf.tables import PARTS, Sums, Tabulated
+from windtunnel.perf.tables import PARTS, Sums, Tabulated, total
 
 PLACE = "WINDTUNNEL_CACHE"
 """Environment variable: another folder than ``~/.cache/windtunnel``."""
+
+
+KEPT = 256
+"""Tables that a cache keeps, a few megabytes each; the oldest go first."""
 
 
 def cache_folder() -> Path:
@@ -87,6 +90,7 @@ def store(folder: Path, key: str, tabulated: Tabulated) -> list[str]:
             temporary = Path(file.name)
             np.savez(file, allow_pickle=False, **_pack(tabulated))
         temporary.replace(folder / f"{key}.npz")
+        _forget_oldest(folder)
     except OSError as error:
         if temporary is not None:
             with suppress(OSError):
@@ -95,18 +99,30 @@ def store(folder: Path, key: str, tabulated: Tabulated) -> list[str]:
     return []
 
 
+def _forget_oldest(folder: Path) -> None:
+    """Keep the newest KEPT tables; another process may forget the same ones."""
+    with suppress(FileNotFoundError):
+        files = [(path.stat().st_mtime_ns, path) for path in folder.glob("*.npz")]
+        for _, path in sorted(files)[:-KEPT]:
+            path.unlink(missing_ok=True)
+
+
 def _pack(tabulated: Tabulated) -> dict[str, Any]:
-    """Arrays by name; tables of zeros are left out."""
-    arrays: dict[str, Any] = {}
-    split = {"times": tabulated.times, **_prefixed("source", tabulated.sources), **_prefixed("group", tabulated.groups)}
+    """Arrays by name. Tables of zeros are left out, and so is what can be added up again: the total of the sources."""
+    arrays: dict[str, Any] = {"host_overlapped": tabulated.times.host_overlapped}
+    arrays["host_serial"] = tabulated.times.host_serial
+    whole: list[str] = []
+    split = {**_prefixed("source", tabulated.sources), **_prefixed("group", tabulated.groups)}
     for name, times in split.items():
-        for part in PARTS:
-            if getattr(times, part).any():
-                arrays[f"{name}/{part}"] = getattr(times, part)
         arrays[f"{name}/prefill_base"] = np.float64(times.prefill_base)
-    arrays["host_overlapped"], arrays["host_serial"] = tabulated.times.host_overlapped, tabulated.times.host_serial
-    text = json.dumps({"provenance": tabulated.provenance, "notes": tabulated.notes, "split": list(split)})
-    arrays["text"] = np.frombuffer(text.encode(), dtype=np.uint8)
+        for part in PARTS:
+            seconds = getattr(times, part)
+            if name.startswith("group") and np.array_equal(seconds, getattr(tabulated.times, part)):
+                whole.append(f"{name}/{part}")
+            elif seconds.any():
+                arrays[f"{name}/{part}"] = seconds
+    text = {"provenance": tabulated.provenance, "notes": tabulated.notes, "split": list(split), "whole": whole}
+    arrays["text"] = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
     return arrays
 
 
@@ -116,16 +132,24 @@ def _prefixed(prefix: str, tables: dict[str, Any]) -> dict[str, Any]:
 
 def _unpack(file: Any, ax: Axes) -> Tabulated:
     text = json.loads(bytes(file["text"]))
-    found: dict[str, Any] = {}
-    host: tuple[Floats, Floats] = (file["host_overlapped"], file["host_serial"])
-    for name in text["split"]:
-        tables = {part: file[f"{name}/{part}"] for part in PARTS if f"{name}/{part}" in file}
-        sums = Sums(ax, tables, float(file[f"{name}/prefill_base"]))
-        found[name] = sums.times(*host) if name == "times" else sums.times()
+    found = {
+        name: Sums(
+            ax,
+            {part: file[f"{name}/{part}"] for part in PARTS if f"{name}/{part}" in file},
+            float(file[f"{name}/prefill_base"]),
+        )
+        for name in text["split"]
+    }
+    sources = {name[7:]: sums for name, sums in found.items() if name.startswith("source:")}
+    groups = {name[6:]: sums for name, sums in found.items() if name.startswith("group:")}
+    everything = total(sources)
+    for name in text["whole"]:
+        group, part = name.removeprefix("group:").split("/")
+        groups[group].tables[part] = everything.tables[part]
     return Tabulated(
-        times=found.pop("times"),
-        sources={name[7:]: times for name, times in found.items() if name.startswith("source:")},
-        groups={name[6:]: times for name, times in found.items() if name.startswith("group:")},
+        times=everything.times(file["host_overlapped"], file["host_serial"]),
+        sources={name: sums.times() for name, sums in sources.items()},
+        groups={name: sums.times() for name, sums in groups.items()},
         provenance=tuple(text["provenance"]),
         notes=tuple(text["notes"]),
     )

@@ -28,7 +28,7 @@ table timed the host (fp8_block of vLLM 0.24.0: flat 60-90 µs on Hopper, 180-30
 
 OUTLIER = 1.5
 """More rows never need less work: a point this many times slower than one with more rows is dropped. Tiles and waves
-stay below (all but 1.5 % of the points); what exceeds it is the first of a series (fp8 with one row on Blackwell: 2.5)."""
+stay below (all but 1.5 % of points); what exceeds it is the first of a series (fp8 with one row on Blackwell: 2.5)."""
 
 
 @dataclass(frozen=True, eq=False)

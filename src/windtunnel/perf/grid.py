@@ -15,7 +15,7 @@ from windtunnel.perf.cache import cache_key, load, store
 from windtunnel.perf.host import dispatch_floor, host_cost
 from windtunnel.perf.operators import GROUPS, Operator, operators
 from windtunnel.perf.predictor import Predictor, eager, predictor, wanted_version
-from windtunnel.perf.tables import PARTS, Sums, Tabulated, part_shapes
+from windtunnel.perf.tables import Sums, Tabulated, total
 
 
 def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None) -> Tabulated:
@@ -56,32 +56,21 @@ def build(pool: Pool, source: Predictor) -> Tabulated:
             by_source[SOURCES[int(base.sources[0])]].base += operator.count * float(base.seconds[0])
             by_group[operator.group].base += operator.count * float(base.seconds[0])
         provenance.append(_row(operator, kinds))
-    launch = dispatch(pool, ax, sum_parts(by_source, "mixed_tokens"))
+    launch = dispatch(pool, ax, total(by_source).tables["mixed_tokens"])
     by_source["modelled"].add("mixed_tokens", launch)
     by_group["other"].add("mixed_tokens", launch)
     if ax.graph_tokens < ax.max_num_batched_tokens:
         eager_decode = np.where(np.arange(len(ax.padded)) > ax.graph_tokens, launch, 0.0)
         by_source["modelled"].add("decode_tokens", eager_decode)
         by_group["other"].add("decode_tokens", eager_decode)
-    total = Sums(ax, {part: sum_parts(by_source, part) for part in PARTS}, sum(by_source[s].base for s in SOURCES))
     host = host_cost(bool(pool.engine.async_scheduling)).tables(ax.max_num_seqs)
     return Tabulated(
-        times=total.times(*host),
+        times=total(by_source).times(*host),
         sources={name: sums.times() for name, sums in by_source.items()},
         groups={group: sums.times() for group, sums in by_group.items()},
         provenance=(*_origins(source, wanted_version(pool)), *provenance),
         notes=_notes(pool, source),
     )
-
-
-def sum_parts(sums: dict[str, Sums], part: str) -> Floats:
-    """The total of one table over sources, always added in the same order."""
-    shape = part_shapes(next(iter(sums.values())).axes)[part]
-    total = np.zeros(shape)
-    for name in SOURCES:
-        if part in sums[name].tables:
-            total = total + sums[name].tables[part]
-    return total
 
 
 def answers(operator: Operator, ax: Axes, predictor: Predictor) -> dict[str, Answer]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.perf.answer import SOURCES
 from windtunnel.perf.axes import Axes
 from windtunnel.perf.batch_times import BatchTimes, Floats
 
@@ -71,3 +72,14 @@ def part_shapes(ax: Axes) -> dict[str, tuple[int, ...]]:
         "prefill_attention": (len(ax.chunk_knots), contexts),
         "expert_tokens": (ax.ranks * ax.max_num_batched_tokens + 1 if ax.ranks > 1 else 1,),
     }
+
+
+def total(sources: dict[str, Sums]) -> Sums:
+    """The tables of all sources together, added in the order of SOURCES, so that equal shares give equal bits."""
+    ax = sources[SOURCES[0]].axes
+    found = Sums(ax, {part: np.zeros(shape) for part, shape in part_shapes(ax).items()})
+    for name in SOURCES:
+        for part, seconds in sources[name].tables.items():
+            found.add(part, seconds)
+        found.base += sources[name].base
+    return found
