@@ -5,14 +5,14 @@ Each hand-over of a counted array costs two atomic operations; the caller of a l
 
 from typing import Any
 
-import numba
+from numba import config
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from windtunnel.core.kernel import kernel
 from windtunnel.core.records import State
 
-if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+if config.DISABLE_JIT:  # type: ignore[attr-defined]
 
     def uncounted(array: Any) -> Any:
         """The array itself: nothing is compiled."""

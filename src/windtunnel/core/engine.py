@@ -25,6 +25,7 @@ from windtunnel.core.records import (
     STALL,
     STALLS,
     State,
+    attributes,
 )
 from windtunnel.core.tables import flatten
 from windtunnel.perf.batch_times import BatchTimes
@@ -117,23 +118,23 @@ def _state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
         releases["request"][: len(order)] = order
         counters[RELEASES] = len(order)
     return State(
-        pools=_records(pools),
-        groups=_records(groups),
-        lanes=_records(lanes),
+        pools=pools,
+        groups=attributes(groups),
+        lanes=attributes(lanes),
         replicas=replicas,
-        requests=_records(_requests(demand)),
+        requests=attributes(_requests(demand)),
         heap=np.zeros(int(sum(pools[groups["pool"][g]]["max_num_seqs"] for g in lanes["group"])), dtype=np.int64),
         phases=np.zeros(int(sum(pools[groups["pool"][g]]["block_size"] for g in lanes["group"])), dtype=np.int64),
         floats=floats,
         integers=integers,
-        rows=_records(np.empty(3 * n + margin, dtype=ROW)),
-        stalls=_records(np.empty(n // 8 + margin, dtype=STALL)),
+        rows=attributes(np.empty(3 * n + margin, dtype=ROW)),
+        stalls=attributes(np.empty(n // 8 + margin, dtype=STALL)),
         counters=counters,
         clocks=np.full(1, -1.0),
         uniforms=np.ascontiguousarray(uniforms, dtype=np.float64),
         follow=np.ascontiguousarray(demand.follow, dtype=np.int64),
         think_time=np.ascontiguousarray(demand.think_time, dtype=np.float64),
-        releases=_records(releases),
+        releases=attributes(releases),
         gate=np.full(n if demand.closed else 0, NONE, dtype=np.int64),
     )
 
@@ -186,14 +187,7 @@ def _with_room(state: State) -> State:
     grown = {}
     for name, entry in (("rows", ROWS), ("stalls", STALLS)):
         old = getattr(state, name)
-        new = _records(np.empty(2 * len(old), dtype=old.dtype))
+        new = attributes(np.empty(2 * len(old), dtype=old.dtype))
         new[: state.counters[entry]] = old[: state.counters[entry]]
         grown[name] = new
     return state._replace(**grown)
-
-
-def _records(array: NDArray[Any]) -> NDArray[Any]:
-    """Fields as attributes also where numba is switched off (NUMBA_DISABLE_JIT=1, for debuggers)."""
-    import numba
-
-    return array.view(np.recarray) if numba.config.DISABLE_JIT else array  # type: ignore[attr-defined]

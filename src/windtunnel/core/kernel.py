@@ -5,17 +5,20 @@ import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from getpass import getuser
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 from numba import config
 
+from windtunnel.perf.cache import cache_folder
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @cache
-def cache_folder() -> Path:
+def kernel_folder() -> Path:
     """Where compiled code lives: a folder named after the content of all core sources.
 
     numba's own key is the time stamp of the file of one function and misses edits of what it calls in other files.
@@ -23,8 +26,7 @@ def cache_folder() -> Path:
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    root = Path(os.environ.get("WINDTUNNEL_CACHE") or Path.home() / ".cache" / "windtunnel")
-    for candidate in (root, Path(tempfile.gettempdir()) / f"windtunnel-{os.getuid()}"):
+    for candidate in (cache_folder(), Path(tempfile.gettempdir()) / f"windtunnel-{getuser()}"):
         folder = candidate / "kernels" / digest.hexdigest()[:16]
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +40,7 @@ def cache_folder() -> Path:
 def kernel(function: Function) -> Function:
     """Compile ``function`` without the interpreter lock; no fast-math, so additions keep their order."""
     previous = config.CACHE_DIR  # type: ignore[attr-defined]
-    config.CACHE_DIR = str(cache_folder())  # type: ignore[attr-defined]
+    config.CACHE_DIR = str(kernel_folder())  # type: ignore[attr-defined]
     try:
         return cast(Function, numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function))
     finally:

@@ -8,6 +8,8 @@ one lane, or all ranks of a mixture-of-experts replica, which wait for each othe
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import config
+from numpy.typing import NDArray
 
 NONE = -1
 """The index of no request."""
@@ -156,6 +158,11 @@ ROWS, STALLS, ARRIVED, ROUTED, CHOSEN, IN_FLIGHT, RELEASES, GATE_HEAD, GATE_TAIL
 """Entries of ``State.counters``: rows and stalls written, requests that arrived and were routed, the lane chosen for
 the next request, requests in flight, known future releases, the two ends of the queue of unsent requests, the request
 being delivered."""
+
+
+def attributes(array: NDArray[Any]) -> NDArray[Any]:
+    """The array with its fields as attributes also where numba is switched off (NUMBA_DISABLE_JIT=1, for debuggers)."""
+    return array.view(np.recarray) if config.DISABLE_JIT else array  # type: ignore[attr-defined]
 
 
 class State(NamedTuple):

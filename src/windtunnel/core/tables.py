@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.records import POOL
+from windtunnel.core.records import POOL, attributes
 from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes
 
 FLOATS = (
@@ -43,7 +43,7 @@ def flatten(times: tuple[BatchTimes, ...]) -> tuple[Any, NDArray[np.float64], ND
         pool["num_contexts"] = len(table.context_knots)
         pool["graph_tokens"] = table.graph_tokens
         pool["prefill_base"] = table.prefill_base
-    return pools, np.concatenate(floats), np.concatenate(integers)
+    return attributes(pools), np.concatenate(floats), np.concatenate(integers)
 
 
 def shortest_step(table: BatchTimes) -> NDArray[np.float64]:

@@ -1,0 +1,213 @@
+"""How fast the core and the whole command are: ``python -m benchmarks.speed [--quick] [--trace AZURE.csv]``.
+
+Prints Markdown tables. Times are CPU seconds of one core, medians of several runs. The reference engine and a fixed
+NumPy sort are timed in the same process: compare ratios, machines differ.
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from windtunnel.core.engine import Demand, Fleet, run
+from windtunnel.perf.batch_times import BatchTimes, linear
+from windtunnel.policy import Limits, Policy
+from windtunnel.reference.loop import Loop, Replica, round_robin
+from windtunnel.reference.replica import Group, table_time
+from windtunnel.reference.request import Request
+
+LEAST_OUTSTANDING = 2
+MODEL_LEN = 24576
+COMMAND = "import sys; from windtunnel.cli import main; sys.exit(main())"
+
+
+@dataclass(frozen=True)
+class Load:
+    """Poisson arrivals and lognormal lengths (σ 0.8), as in the prototypes' benchmark."""
+
+    name: str
+    rate: float
+    blocks: int
+    prompt: int = 512
+    output: int = 200
+    sigma: float = 0.8
+
+
+LOADS = (Load("light", 6.4, 20_000), Load("medium", 31, 20_000), Load("heavy", 60, 9_000))
+LONG = Load("long outputs", 1.0, 60_000, output=8192, sigma=0.3)
+
+
+def demand(load: Load, requests: int, replicas: int = 1, seed: int = 0) -> Demand:
+    """The load's requests, at a rate for so many replicas."""
+    rng = np.random.default_rng(seed)
+
+    def lengths(mean: float, sigma: float, longest: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        drawn = rng.lognormal(np.log(mean) - sigma * sigma / 2, sigma, requests)
+        return np.clip(drawn, 1, longest).astype(np.int64)
+
+    return Demand(
+        arrival=np.cumsum(rng.exponential(1 / (load.rate * replicas), requests)),
+        prompt_tokens=lengths(load.prompt, 0.8, 4096),
+        output_tokens=lengths(load.output, load.sigma, 16384),
+        overruns=np.zeros(requests, dtype=bool),
+        refused=np.zeros(requests, dtype=bool),
+        follow=np.full(requests, -1),
+        think_time=np.zeros(requests),
+        max_concurrency=0,
+    )
+
+
+def tables(max_num_seqs: int = 256) -> BatchTimes:
+    """6 ms + 20 µs a token + 40 ns a cached token + 1 ns a pair, as tables."""
+    limits = {"max_num_batched_tokens": 2048, "max_num_seqs": max_num_seqs, "max_model_len": MODEL_LEN}
+    return linear(6e-3, 20e-6, 40e-9, 1e-9, **limits)
+
+
+def fleet(load: Load, replicas: int, asynchronous: bool, max_num_seqs: int = 256) -> Fleet:
+    """Replicas of one engine with tables."""
+    limits = Limits(max_num_seqs, 2048, MODEL_LEN, load.blocks, 16)
+    policy = Policy(async_scheduling=asynchronous)
+    return Fleet((limits,), (policy,), (tables(max_num_seqs),), (replicas,), (1,), (False,))
+
+
+def cpu(function: Callable[[], object], repeats: int) -> float:
+    """Median CPU seconds."""
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        function()
+        times.append(time.process_time() - start)
+    return median(times)
+
+
+def core_seconds(load: Load, requests: int, replicas: int, asynchronous: bool, repeats: int) -> float:
+    """CPU seconds of the core alone."""
+    asked, served = demand(load, requests, replicas), fleet(load, replicas, asynchronous)
+    router = LEAST_OUTSTANDING if replicas > 1 else 0
+    uniforms = np.zeros(requests)
+    return cpu(lambda: run(served, asked, router, uniforms), repeats)
+
+
+def reference_seconds(load: Load, requests: int) -> float:
+    """CPU seconds of the reference engine."""
+    asked = demand(load, requests)
+    limits, policy = Limits(256, 2048, MODEL_LEN, load.blocks, 16), Policy(async_scheduling=False)
+    time_of = table_time(tables())
+
+    def simulate() -> None:
+        lengths = zip(asked.arrival, asked.prompt_tokens, asked.output_tokens, strict=True)
+        objects = [Request(i, float(a), int(p), int(o), int(o)) for i, (a, p, o) in enumerate(lengths)]
+        Loop([Replica([Group(limits, policy, time_of)])], round_robin, objects).run()
+
+    return cpu(simulate, 1)
+
+
+def sort_seconds() -> float:
+    """The yardstick of the machine: sorting ten million random numbers."""
+    numbers = np.random.default_rng(0).random(10_000_000)
+    return cpu(lambda: np.sort(numbers), 3)
+
+
+def show_core(repeats: int) -> None:
+    """Requests per second by load, replicas and kind of scheduling."""
+    print("\n| load | replicas | scheduling | million requests/s | ns per request |\n|---|---:|---|---:|---:|")
+    for asynchronous in (False, True):
+        for replicas in (1, 64):
+            for load in LOADS:
+                seconds = core_seconds(load, 100_000, replicas, asynchronous, repeats)
+                kind = "asynchronous" if asynchronous else "synchronous"
+                print(f"| {load.name} | {replicas} | {kind} | {0.1 / seconds:.2f} | {seconds * 1e4:.0f} |")
+
+
+def show_growth(sizes: tuple[int, ...], repeats: int) -> None:
+    """Nanoseconds per request as the number of requests grows."""
+    print(f"\n| ns per request | {' | '.join(f'{size:,}' for size in sizes)} |\n|---|{'---:|' * len(sizes)}")
+    for replicas in (1, 64):
+        for load in LOADS:
+            cells = [core_seconds(load, size, replicas, True, repeats) / size * 1e9 for size in sizes]
+            print(f"| {load.name}, {replicas} replicas | {' | '.join(f'{cell:.0f}' for cell in cells)} |")
+
+
+def show_batch(repeats: int) -> None:
+    """Nanoseconds per decode step and per request, for batches of very different size."""
+    print("\n| decodes in the batch | steps | ns per step |\n|---:|---:|---:|")
+    for size in (1, 16, 256, 1024):
+        asked = demand(LONG, 4 * size)
+        limits = Limits(size, max(2048, size), MODEL_LEN, size * 2000, 16)
+        served = Fleet((limits,), (Policy(),), (tables(size),), (1,), (1,), (False,))
+        record = run(served, asked, 0, np.zeros(4 * size))
+        seconds = cpu(partial(run, served, asked, 0, np.zeros(4 * size)), repeats)
+        steps = int(record.rows["steps"].sum())
+        print(f"| {size:,} | {steps:,} | {seconds / steps * 1e9:.1f} |")
+
+
+def show_memory(requests: int) -> None:
+    """Peak memory of a process that simulates so many requests."""
+    code = f"""
+import numpy as np, resource
+from benchmarks.speed import LOADS, demand, fleet
+from windtunnel.core.engine import run
+run(fleet(LOADS[1], 1, True), demand(LOADS[1], {requests}), 0, np.zeros({requests}))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    print(f"\nPeak memory, {requests:,} requests at medium load, whole process: {float(done.stdout):.0f} MB")
+
+
+def command_seconds(arguments: list[str], repeats: int) -> float:
+    """Median user + system seconds of a whole process."""
+    times = []
+    for _ in range(repeats):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", COMMAND, *arguments], capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return median(times)
+
+
+def show_command(trace: str, repeats: int) -> None:
+    """The complete command, caches warm."""
+    model = ["run", "Qwen/Qwen3-32B", "--device", "h100", "-tp", "2", "--json", "--trace", trace]
+    command_seconds(model, 1)
+    print("\n| whole command, caches warm | CPU s |\n|---|---:|")
+    print(f"| `windtunnel --help` | {command_seconds(['--help'], repeats):.2f} |")
+    name = Path(trace).name
+    print(f"| `windtunnel run Qwen/Qwen3-32B -tp 2 --trace {name} --json` | {command_seconds(model, repeats):.2f} |")
+    ten = command_seconds([*model, "--repeat", "10"], repeats)
+    print(f"| the same with `--repeat 10` | {ten:.2f} |")
+
+
+def main() -> None:
+    """Print every table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats and smaller sizes")
+    parser.add_argument("--trace", default="azure-conv", help="trace of the whole command: a name or a file")
+    options = parser.parse_args()
+    repeats = 3 if options.quick else 7
+    sizes = (1_000, 10_000, 100_000) if options.quick else (1_000, 10_000, 100_000, 1_000_000)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("WINDTUNNEL_CACHE", folder)
+        run(fleet(LOADS[0], 1, True), demand(LOADS[0], 100), 0, np.zeros(100))
+        print(f"np.sort of 10 million numbers: {sort_seconds():.2f} s")
+        slow, fast = reference_seconds(LOADS[1], 2_000) / 2_000, core_seconds(LOADS[1], 100_000, 1, False, 3) / 100_000
+        print(
+            f"reference engine, medium load: {1 / slow:,.0f} requests/s; the core is {slow / fast:,.0f} times as fast"
+        )
+        show_core(repeats)
+        show_growth(sizes, 3 if options.quick else 5)
+        show_batch(3)
+        show_memory(sizes[-1])
+        show_command(options.trace, repeats)
+
+
+if __name__ == "__main__":
+    main()

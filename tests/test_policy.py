@@ -1,0 +1,54 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.errors import InputError
+from windtunnel.policy import Limits, Policy, can_ever_run, generated
+from windtunnel.reference.request import Request
+from windtunnel.reference.scheduler import Scheduler
+
+LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100, num_blocks=10, block_size=16)
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size"])
+def test_limits_below_one_are_refused(name: str) -> None:
+    values = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 100, "num_blocks": 10, "block_size": 16}
+    with pytest.raises(InputError, match=f"{name}=0: must be ≥ 1"):
+        Limits(**(values | {name: 0}))
+
+
+def test_every_decode_must_fit_the_budget() -> None:
+    with pytest.raises(InputError, match="max_num_batched_tokens=3: must be ≥ max_num_seqs=4"):
+        Limits(4, 3, 100, 10, 16)
+
+
+def test_without_chunks_the_longest_prompt_must_fit_the_budget() -> None:
+    with pytest.raises(InputError, match="must be ≥ max_model_len=100 without chunked prefill"):
+        Policy(chunked_prefill=False).check(LIMITS)
+
+
+def test_watermark_counts_all_blocks_with_the_null_block() -> None:
+    assert Policy(watermark=0.1).watermark_blocks(Limits(1, 1, 2, 99, 1)) == 10
+    with pytest.raises(InputError, match=r"watermark=1.0: must be in \[0, 1\)"):
+        Policy(watermark=1.0)
+
+
+def test_output_is_cut_at_max_model_len() -> None:
+    assert generated(90, 50, LIMITS) == 10
+    assert generated(90, 5, LIMITS) == 5
+
+
+@given(st.integers(1, 120), st.integers(1, 120), st.integers(1, 12), st.sampled_from([1, 4, 16]))
+def test_a_request_that_fits_alone_finishes_and_one_that_does_not_never_does(
+    prompt: int, output: int, blocks: int, block_size: int
+) -> None:
+    limits = Limits(1, 64, 100, blocks, block_size)
+    tokens = generated(prompt, output, limits)
+    request = Request(0, 0.0, prompt, max(tokens, 1), max(tokens, 1))
+    scheduler = Scheduler(limits, Policy(async_scheduling=False))
+    scheduler.waiting.append(request)
+    for _ in range(400):
+        if tokens < 1 or request.finished:
+            break
+        scheduler.update(scheduler.schedule(), 0.0)
+    assert request.finished == can_ever_run(prompt, output, limits)

@@ -1,0 +1,163 @@
+"""Whole simulations through the public door: conservation, causality, equal bits, and what cannot run."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.errors import InputError
+from windtunnel.hardware import device
+from windtunnel.model import load_model
+from windtunnel.run import FINISHED, REJECTED, Run
+from windtunnel.simulate import simulate
+from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate
+
+LENGTHS = Both(Lognormal(400, 0.8, 3000), Lognormal(100, 0.8, 900))
+
+
+def deployment(replicas: int = 1, router: str = "round_robin", **engine: Any) -> Deployment:
+    settings: dict[str, Any] = {"max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 1024}
+    pool = Pool(load_model("Llama-3.1-8B"), device("h100"), Engine(**(settings | engine)), replicas)
+    return Deployment((pool,), router)
+
+
+def run(served: Deployment, workload: Workload, seed: int = 0) -> Run:
+    return simulate(served, workload, seed, perf="roofline")
+
+
+CASES = {
+    "asynchronous": deployment(),
+    "synchronous": deployment(async_scheduling=False),
+    "no chunks": deployment(enable_chunked_prefill=False, max_num_batched_tokens=4096),
+    "few blocks": deployment(num_gpu_blocks_override=400),
+    "replicas": deployment(4, "least_outstanding"),
+    "ranks": deployment(2, "vllm_dp", data_parallel_size=2),
+}
+
+
+@pytest.fixture(params=CASES)
+def simulated(request: pytest.FixtureRequest) -> Run:
+    return run(CASES[request.param], generate(Gamma(20.0, 0.5), LENGTHS, 1500, seed=1))
+
+
+def test_events_are_in_their_order(simulated: Run) -> None:
+    requests = simulated.requests
+    assert (requests.status == FINISHED).all()
+    assert (requests.arrival <= requests.scheduled).all()
+    assert (requests.scheduled < requests.first_token).all()
+    assert (requests.first_token <= requests.finish).all()
+    single = requests.output_tokens == 1
+    assert (requests.first_token[single] == requests.finish[single]).all()
+
+
+def test_every_token_is_computed_once(simulated: Run) -> None:
+    requests, rows = simulated.requests, simulated.iterations
+    decoded = int((rows.decodes * rows.steps - rows.discarded).sum()) + len(simulated.stalls.request)
+    assert decoded == int((requests.output_tokens - 1).sum())
+    if requests.preemptions.sum() == 0:
+        per_row = np.maximum(rows.steps, 1) * rows.chunk_tokens
+        assert int(per_row.sum()) == int(requests.prompt_tokens.sum())
+
+
+def test_blocks_hold_what_is_in_the_cache(simulated: Run) -> None:
+    rows, pool = simulated.iterations, simulated.manifest["pools"][0]
+    assert (rows.used_blocks <= pool["kv_blocks"]).all()
+    assert (rows.used_blocks * pool["block_size"] >= rows.kv_tokens + rows.decodes).all()
+
+
+def test_a_lane_steps_while_anybody_is_there(simulated: Run) -> None:
+    """Work conservation: no request is in the system during a gap between two steps of its replica's lanes."""
+    requests, rows = simulated.requests, simulated.iterations
+    times = simulated.iteration_times()
+    lanes = rows.replica[times.row] * 8 + rows.lane[times.row]
+    if len(np.unique(rows.lane)) > 1:
+        return
+    for lane in np.unique(lanes):
+        mine = lanes == lane
+        start, end = times.start[mine], times.start[mine] + times.duration[mine]
+        idle = start[1:] > end[:-1] + 1e-9
+        served = requests.replica * 8 == lane
+        for since, until in zip(end[:-1][idle], start[1:][idle], strict=True):
+            inside = served & (requests.arrival < until - 1e-9) & (requests.finish > since + 1e-9)
+            assert not inside.any()
+
+
+def test_steps_of_a_lane_follow_each_other(simulated: Run) -> None:
+    rows, times = simulated.iterations, simulated.iteration_times()
+    lanes = rows.replica[times.row] * 8 + rows.lane[times.row]
+    for lane in np.unique(lanes):
+        start, end = times.start[lanes == lane], (times.start + times.duration)[lanes == lane]
+        assert (start[1:] >= end[:-1] - 1e-9).all()
+
+
+def test_same_seed_same_bits() -> None:
+    workload = generate(Gamma(20.0, 0.5), LENGTHS, 500, seed=3)
+    served = deployment(4, "random")
+    first, second, other = run(served, workload, 1), run(served, workload, 1), run(served, workload, 2)
+    assert np.array_equal(first.requests.finish, second.requests.finish)
+    assert first.manifest == second.manifest
+    assert not np.array_equal(first.requests.replica, other.requests.replica)
+
+
+def test_slower_arrivals_only_shift_an_idle_server() -> None:
+    """Requests that never meet are served alike: first tokens and ends are shifted by the arrivals."""
+    workload = Workload.from_columns(arrival=[0.0, 100.0], prompt_tokens=[500, 500], output_tokens=[50, 50])
+    requests = run(deployment(), workload).requests
+    assert requests.finish[1] - 100.0 == pytest.approx(requests.finish[0], rel=1e-9)
+
+
+def test_a_request_that_can_never_run_is_rejected_not_awaited() -> None:
+    workload = Workload.from_columns(prompt_tokens=[5000, 4095, 100], output_tokens=[10, 10, 10])
+    done = run(deployment(), workload)
+    assert done.requests.status.tolist() == [REJECTED, FINISHED, FINISHED]
+    assert done.requests.output_tokens.tolist()[1] == 1
+    assert any("1 of 3 requests can never run" in text for text in done.manifest["warnings"])
+    assert any("1 requests end at max_model_len=4096" in text for text in done.manifest["warnings"])
+
+
+def test_a_prompt_longer_than_all_blocks_is_rejected() -> None:
+    workload = Workload.from_columns(prompt_tokens=[1000, 100], output_tokens=[10, 10])
+    done = run(deployment(num_gpu_blocks_override=40), workload)
+    assert done.requests.status.tolist() == [REJECTED, FINISHED]
+    assert np.isnan(done.requests.finish[0])
+
+
+def test_closed_loop_keeps_the_limit() -> None:
+    workload = replace(generate(Gamma(1000.0), LENGTHS, 300, seed=5), max_concurrency=7)
+    requests = run(deployment(2), workload).requests
+    moments = np.sort(requests.arrival)
+    present = [int(((requests.arrival <= t) & (requests.finish > t)).sum()) for t in moments]
+    assert max(present) == 7
+
+
+def test_turns_of_a_session_wait_for_each_other() -> None:
+    workload = Workload.from_columns(
+        arrival=[0.0, 0.0, 0.0],
+        prompt_tokens=[100, 200, 300],
+        output_tokens=[20, 20, 20],
+        session=[4, 4, 4],
+        think_time=[0.0, 2.0, 3.0],
+    )
+    requests = run(deployment(), workload).requests
+    assert requests.arrival[1] == requests.finish[0] + 2.0
+    assert requests.arrival[2] == requests.finish[1] + 3.0
+
+
+def test_lockstep_ranks_share_every_step() -> None:
+    pool = Pool(
+        load_model("Qwen3-30B-A3B"),
+        device("h100"),
+        Engine(data_parallel_size=2, enable_expert_parallel=True, max_model_len=4096, max_num_seqs=64),
+    )
+    done = run(Deployment((pool,)), generate(Gamma(10.0), LENGTHS, 200, seed=1))
+    rows = done.iterations
+    starts = [rows.start[(rows.lane == lane) & (rows.steps > 0)] for lane in (0, 1)]
+    assert np.array_equal(starts[0], starts[1])
+
+
+def test_a_model_that_does_not_fit_says_what_would() -> None:
+    pool = Pool(load_model("Llama-3.1-70B"), device("l4"), Engine(max_model_len=4096))
+    with pytest.raises(InputError, match="GB"):
+        run(Deployment((pool,)), generate(Gamma(10.0), LENGTHS, 2, seed=1))
