@@ -1,0 +1,104 @@
+"""The input of a recording: settings, requests, and the formula for the time of a step."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError, unknown
+
+REQUEST_KEYS = ("id", "arrival", "prompt_len", "output_len", "priority", "prefix")
+TICKS_PER_SECOND = 10_000_000
+"""Recorded times are multiples of 100 ns: kept as integers they add exactly."""
+
+
+@dataclass(frozen=True)
+class RecordedRequest:
+    """One request; ``rank`` is its place in the order of arrival, ties in file order."""
+
+    id: str
+    rank: int
+    arrival: int
+    """In ticks of 100 ns."""
+    prompt_tokens: int
+    output_tokens: int
+    priority: int
+    tokens: tuple[int, ...] = field(repr=False)
+    """The prompt's tokens: equal numbers are equal tokens, within one recording."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was recorded with, before any decision."""
+
+    config: dict[str, Any]
+    batch_time: dict[str, float]
+    """Overrides of the recorder's coefficients, in seconds."""
+    requests: tuple[RecordedRequest, ...]
+    """In order of arrival."""
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a ``*.in.json`` file.
+
+    Raises:
+        InputError: the file is not such a recording.
+    """
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{str(path)!r}: not a recording's input ({error})") from error
+    if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
+        raise InputError(f"{str(path)!r}: not a recording's input: needs the keys config and requests")
+    rows = [_checked(row, number, path) for number, row in enumerate(document["requests"], 1)]
+    if not rows:
+        raise InputError(f"{str(path)!r}: requests is empty: needs at least one")
+    tokens = _Tokens()
+    ordered = sorted(rows, key=lambda row: row["arrival"])
+    requests = tuple(_request(row, rank, tokens) for rank, row in enumerate(ordered))
+    return Recording(dict(document.get("config") or {}), dict(document.get("batch_time") or {}), requests)
+
+
+def _checked(row: Any, number: int, path: Path) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise InputError(f"{str(path)!r}: request {number} is {row!r}: must be an object")
+    for key in row:
+        if key not in REQUEST_KEYS:
+            raise unknown("key of a request", key, REQUEST_KEYS)
+    for key in REQUEST_KEYS[:4]:
+        if key not in row:
+            raise InputError(f"{str(path)!r}: request {number} has no {key!r}")
+    if row["arrival"] < 0 or row["prompt_len"] < 1 or row["output_len"] < 1:
+        raise InputError(f"{str(path)!r}: request {row['id']!r}: arrival must be ≥ 0, prompt_len and output_len ≥ 1")
+    return row
+
+
+def _request(row: dict[str, Any], rank: int, tokens: "_Tokens") -> RecordedRequest:
+    return RecordedRequest(
+        id=row["id"],
+        rank=rank,
+        arrival=round(row["arrival"] * TICKS_PER_SECOND),
+        prompt_tokens=row["prompt_len"],
+        output_tokens=row["output_len"],
+        priority=row.get("priority") or 0,
+        tokens=tokens.prompt(row.get("prefix") or [], row["prompt_len"]),
+    )
+
+
+class _Tokens:
+    """Numbers for tokens: streams by name, shared where names agree, and private ones that occur once."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[str, int], int] = {}
+        self.private = 0
+
+    def prompt(self, segments: list[list[Any]], length: int) -> tuple[int, ...]:
+        """The segments in turn, the first n tokens of the stream of that name each, cut, then private tokens."""
+        tokens: list[int] = []
+        for name, count in segments:
+            tokens += [self.numbers.setdefault((name, i), len(self.numbers)) for i in range(count)]
+        del tokens[length:]
+        while len(tokens) < length:
+            self.private -= 1
+            tokens.append(self.private)
+        return tuple(tokens)
