@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from windtunnel.cli import DONE, app, main
 from windtunnel.perf.database import find_systems
@@ -84,11 +85,18 @@ def reference() -> str:
             f"## {' '.join(['windtunnel', *words])}",
             "",
             "```text",
-            output([*words, "--help"]).strip("\n"),
+            help_text(words),
             "```",
             "",
         ]
     return "\n".join(lines)
+
+
+def help_text(words: list[str]) -> str:
+    """The help of a command, at the documentation's width."""
+    page = io.StringIO()
+    app.help_print(words, console=Console(file=page, width=int(WIDTH)))
+    return "\n".join(line.rstrip() for line in page.getvalue().strip("\n").splitlines())
 
 
 def help_of(parent: object, path: tuple[str, ...] = ()) -> Iterator[list[str]]:

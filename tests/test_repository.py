@@ -54,6 +54,13 @@ def test_the_readme_fits_a_screen_or_three() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
+def test_ci_runs_what_the_readme_says_and_no_more() -> None:
+    readme, script = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", ".ci/run"))
+    for command in ("pip install -c constraints.txt -e", "windtunnel run", "python -m pytest -n 2"):
+        assert command in readme
+        assert command in script.replace('"$scratch/venv/bin/', "").replace('"', "")
+
+
 def test_the_licence_is_whole() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in text

@@ -18,7 +18,7 @@ from windtunnel.terminal import cell, number, share, show, show_rows, table
         (17.34, "17.3"),
         (97.0, "97.0"),
         (0.01234, "0.0123"),
-        (0.00001234, "1.2e-05"),
+        (0.00001234, "1.23e-05"),
         (-2.5, "-2.50"),
         (math.nan, "–"),
         (math.inf, "–"),

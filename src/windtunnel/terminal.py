@@ -35,8 +35,8 @@ def number(value: float | None, digits: int = 3) -> str:
         return "–"
     if value == 0:
         return "0"
-    if 0 < value < 10.0**-digits:
-        return f"{value:.{digits - 1}g}"
+    if abs(value) < 10.0**-digits:
+        return f"{value:.{digits}g}"
     size = f"{abs(value):.{digits - 1}e}"
     decimals = max(digits - 1 - int(size[size.index("e") + 1 :]), 0)
     return f"{value:,.{decimals}f}"
