@@ -52,6 +52,7 @@ def complaint(capsys: Capture, *words: str) -> str:
         (("run", "--max-num-seqs"), "--max-num-seqs"),
         (("run", "--max-num-seqs", "many"), "--max-num-seqs"),
         (("run", "--max-num-seqs", "1.5"), "must be a whole number"),
+        (("run", "--cudagraph-capture-sizes", "8", "16.5"), "must be a whole number"),
         (("run", "a", "b"), "b"),
         (("run", "Qwen/Qwen3-23B"), "did you mean 'Qwen/Qwen3-"),
         (("run", "--device", "h1000"), "did you mean 'h100"),

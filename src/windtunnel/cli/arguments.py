@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
@@ -35,7 +35,7 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
     """Before values are converted: refuse fractions of whole numbers, and fill in what the scenario file says."""
     for argument in arguments:
         for token in argument.tokens:
-            if argument.hint in (int, int | None) and not WHOLE.fullmatch(token.value):
+            if _is_whole(argument.hint) and not WHOLE.fullmatch(token.value):
                 raise InputError(f"{token.keyword}={token.value}: must be a whole number")
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
     source = given.get("--scenario")
@@ -44,6 +44,11 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
         config.Dict(values, source=source, use_commands_as_keys=False)(app, commands, arguments)
     elif commands == ("run",) and "--model" not in given:
         config.Dict(MAIN_JOB, source="default", use_commands_as_keys=False)(app, commands, arguments)
+
+
+def _is_whole(hint: Any) -> bool:
+    """Whether a type is int, or holds it: int | None, tuple[int, ...]."""
+    return hint is int or any(_is_whole(part) for part in get_args(hint))
 
 
 def show_json(document: Any) -> None:
