@@ -15,7 +15,7 @@ LAYERS = (
     ("deployment",),
     ("policy", "memory", "perf", "footprint"),
     ("reference", "core", "routing"),
-    ("run",),
+    ("run", "replay"),
     ("simulate",),
     ("metrics",),
     ("report",),
