@@ -43,7 +43,10 @@ def test_a_file_is_a_scenario(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_model_is_the_main_job(tmp_path: Path) -> None:
-    assert read_scenario(write(tmp_path, "seed: 3")) == {**MAIN_JOB, "seed": 3}
+    path = write(tmp_path, "seed: 3")
+    assert read_scenario(path) == {"seed": 3}
+    assert load_scenario(path) == Scenario(Server(engine=Engine(tensor_parallel_size=2)), load=Load(seed=3))
+    assert load_scenario(path).server.model == MAIN_JOB["model"]
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,14 @@ def load_scenario(path: Path) -> Scenario:
 
     Raises InputError for a file that cannot be read, an unknown key (with the nearest) or a wrong value.
     """
-    scenario: Scenario = _assemble(Scenario, {places()[key]: value for key, value in read_scenario(path).items()})
+    values = main_job_unless_model(read_scenario(path))
+    scenario: Scenario = _assemble(Scenario, {places()[key]: value for key, value in values.items()})
     return scenario
+
+
+def main_job_unless_model(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, or where they name no model the main job's under them."""
+    return values if "model" in values else MAIN_JOB | values
 
 
 def _assemble(kind: Any, values: dict[tuple[str, ...], Any], path: tuple[str, ...] = ()) -> Any:
@@ -150,7 +156,7 @@ def read_scenario(path: Path) -> dict[str, Any]:
         except ValidationError as error:
             rule = error.errors()[0]["msg"].lower()
             raise InputError(f"scenario {str(path)!r}: {key}={value!r}: {rule}") from error
-    return found if "model" in found else MAIN_JOB | found
+    return found
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Terminal: results as tables that a person can read. Plain text where the output is no terminal."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
@@ -86,10 +85,7 @@ def _width(part: Table | str) -> int:
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Say on a terminal what takes its time; silent elsewhere."""
-    if not sys.stderr.isatty():
-        yield
-        return
+    """Say on standard error what takes its time, while it does."""
     with Console(stderr=True).status(text):
         yield
 

@@ -10,7 +10,7 @@ from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
 
 from windtunnel.errors import InputError
-from windtunnel.scenario import MAIN_JOB, read_scenario
+from windtunnel.scenario import main_job_unless_model, read_scenario
 
 SHORT = {
     "-tp": "--tensor-parallel-size",
@@ -39,11 +39,10 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
                 raise InputError(f"{token.keyword}={token.value}: must be a whole number")
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
     source = given.get("--scenario")
-    if source is not None:
-        values = read_scenario(Path(source))
-        config.Dict(values, source=source, use_commands_as_keys=False)(app, commands, arguments)
-    elif commands == ("run",) and "--model" not in given:
-        config.Dict(MAIN_JOB, source="default", use_commands_as_keys=False)(app, commands, arguments)
+    values = {} if source is None else read_scenario(Path(source))
+    if "--model" not in given and any(argument.name == "--model" for argument in arguments):
+        values = main_job_unless_model(values)
+    config.Dict(values, source=source or "default", use_commands_as_keys=False)(app, commands, arguments)
 
 
 def _is_whole(hint: Any) -> bool:

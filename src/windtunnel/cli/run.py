@@ -1,6 +1,8 @@
 """run and report: simulate, and show what a simulation recorded."""
 
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,7 +50,6 @@ def run(
     """
     from windtunnel.metrics import summary
     from windtunnel.simulate import simulate
-    from windtunnel.terminal import status
 
     if seeds < 1:
         raise InputError(f"seeds={seeds}: must be ≥ 1")
@@ -57,9 +58,9 @@ def run(
     deployment, slo = scenario.deployment(), scenario.goals.limits()
     results = []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
-        with status(f"seed {seed}: reading the load"):
+        with _status(f"seed {seed}: reading the load"):
             workload = scenario.load.workload(seed)
-        with status(f"seed {seed}: simulating {len(workload):,} requests"):
+        with _status(f"seed {seed}: simulating {len(workload):,} requests"):
             done = simulate(deployment, workload, seed, perf=scenario.server.perf)
             results.append(summary(done, slo, exclude_warmup=exclude_warmup))
         if len(results) == 1:
@@ -97,6 +98,15 @@ def report(
     stored, slo = Run.load(directory), goals.limits()
     outputs.write(stored, slo)
     return _finish([summary(stored, slo, exclude_warmup=exclude_warmup)], stored, goals, as_json)
+
+
+def _status(text: str) -> AbstractContextManager[None]:
+    """Say on a terminal what takes its time."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from windtunnel.terminal import status
+
+    return status(text)
 
 
 def _finish(results: Sequence["Summary"], first: "Run", goals: Goals, as_json: bool) -> int:
