@@ -12,9 +12,10 @@ class InputError(ValueError):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice that looks most like ``name``, or None when nothing does."""
+    """The choice that looks most like ``name``, or None when nothing does; what ``name`` begins comes first."""
     by_lower = {choice.lower(): choice for choice in choices}
-    found = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    begun = sorted((choice for choice in by_lower if name and choice.startswith(name.lower())), key=len)
+    found = begun or get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return by_lower[found[0]] if found else None
 
 
