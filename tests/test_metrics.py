@@ -199,6 +199,14 @@ def test_shares_of_sources_and_groups() -> None:
     assert np.isnan(list(time_share(unroll(base)).values())).all()
 
 
+@pytest.mark.parametrize(("modelled", "warned"), [(0.01, False), (0.03, True)])
+def test_much_modelled_time_is_a_warning(modelled: float, warned: bool) -> None:
+    parts = {"measured": handmade.flat_times(0.1 - modelled), "modelled": handmade.flat_times(modelled)}
+    base = handmade.two_requests()
+    warnings = summary(handmade.run(base.requests, base.iterations, sources=(parts,))).warnings
+    assert any("30% of the batch time is modelled, not measured" in text for text in warnings) is warned
+
+
 def test_host_work_beside_a_slower_gpu_has_no_share() -> None:
     host = np.full(65, 0.05)
     parts = {"measured": handmade.flat_times(0.1), "modelled": handmade.with_host(handmade.flat_times(0.0), host)}

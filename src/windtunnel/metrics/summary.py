@@ -20,6 +20,8 @@ from windtunnel.run import ABORTED, FINISHED, REJECTED, Run
 
 SCHEMA_VERSION = 1
 NAN = float("nan")
+MOSTLY_MODELLED = 0.2
+"""Share of the batch time beyond the kernel data from which a reader is warned."""
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
 """The latencies of the JSON document, in its order."""
 
@@ -86,7 +88,7 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
     outputs, prompts = _tokens(steps, window)
     good = good_requests(metrics, requests.status == FINISHED, slo)
     total, wait = int(arrived.sum()), waits(requests, window.end)[arrived]
-    used = usage(steps, window)
+    used, shares = usage(steps, window), time_share(steps)
     pools = run.manifest["pools"]
     return Summary(
         window=window,
@@ -105,10 +107,11 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
         preemptions=int(requests.preemptions[arrived].sum()),
         usage=used,
         kv_blocks=int(pools[0]["kv_blocks"]) if pools else 0,
-        time_share=time_share(steps),
+        time_share=shares,
         warnings=(
             *run.manifest.get("warnings", ()),
             *_warnings(run, window, total, int(counted.sum()), exclude_warmup),
+            *_modelled(shares),
         ),
     )
 
@@ -171,6 +174,15 @@ def _tokens(steps: Steps, window: Window) -> tuple[int, int]:
     resumed = int(window.holds(steps.run.stalls.resumed_token).sum())
     emitted = int(steps.decodes[window.holds(steps.end)].sum()) + int(first.sum()) + resumed
     return emitted, int(requests.prompt_tokens[first].sum())
+
+
+def _modelled(shares: Mapping[str, float]) -> list[str]:
+    if not shares["modelled"] > MOSTLY_MODELLED:
+        return []
+    return [
+        f"{shares['modelled']:.0%} of the batch time is modelled, not measured: this device, model or engine lacks kernel "
+        "data, and results are less certain (windtunnel explain shows which operators)"
+    ]
 
 
 def _warnings(run: Run, window: Window, total: int, finished: int, exclude_warmup: bool) -> list[str]:
