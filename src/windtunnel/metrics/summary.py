@@ -180,8 +180,8 @@ def _modelled(shares: Mapping[str, float]) -> list[str]:
     if not shares["modelled"] > MOSTLY_MODELLED:
         return []
     return [
-        f"{shares['modelled']:.0%} of the batch time is modelled, not measured: this device, model or engine lacks kernel "
-        "data, and results are less certain (windtunnel explain shows which operators)"
+        f"{shares['modelled']:.0%} of the batch time is modelled, not measured: this device, model or engine lacks "
+        "kernel data, and results are less certain (windtunnel explain shows which operators)"
     ]
 
 
