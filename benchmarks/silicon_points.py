@@ -1,0 +1,180 @@
+"""Served points of ``silicon_sample.csv`` and how its columns are read as a server's settings.
+
+The file records neither server flags nor always the version. Three things are therefore taken from elsewhere:
+
+- **Flags.** Most rows were served by InferenceX (SemiAnalysis), whose scripts are public (``benchmarks/`` of its
+  repository): FLAGS holds what they pass. Rows from other sources get the engine's defaults.
+- **Version.** The image tag in the source column where ``backend_version`` is empty or a nightly, else the release of
+  the day of the measurement.
+- **Parallelism.** ``attention_dp_size`` is empty in rows of the other sources: it is GPUs of the experts / tp there.
+  Rows with dp > 1 and ep = tp·dp claim more GPUs than a node may have, and their times equal those of their twins with
+  dp 1 and ep = tp within 1 % (MiniMax-M2.5 on H100, Kimi-K2.5 on B200): the script knew no data parallelism, so they
+  are read as tensor parallelism tp with expert parallelism.
+"""
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from benchmarks.truth import nearest_preset
+from windtunnel.deployment import Engine, Pool
+from windtunnel.errors import InputError
+from windtunnel.hardware import device
+from windtunnel.model import Quantization, load_model
+from windtunnel.perf.database import find_systems
+
+CHECKPOINTS = {
+    ("MiniMaxAI/MiniMax-M2.5", "fp4"): "nvidia/MiniMax-M2.5-NVFP4",
+    ("meta-llama/Llama-3.1-70B", "fp8"): "nvidia/Llama-3.1-70B-Instruct-FP8",
+    ("moonshotai/Kimi-K2.5", "fp4"): "nvidia/Kimi-K2.5-NVFP4",
+    ("Qwen/Qwen3-32B", "fp8"): "Qwen/Qwen3-32B-FP8",
+}
+"""(model_path, precision) → the checkpoint that was served, where the path does not name it."""
+
+QUANTIZED = {("meta-llama/Llama-3.1-70B", "fp4"): "nvfp4"}
+"""Quantised checkpoints that the catalogue lacks: the 16-bit model with its weights in this format."""
+
+FLAGS: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-3.1-70B": {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192, "async_scheduling": True},
+    "openai/gpt-oss-120b": {"max_num_batched_tokens": 8192, "async_scheduling": True},
+    "moonshotai/Kimi-K2.5": {"max_num_seqs": "clients"},
+}
+"""What InferenceX's scripts pass to ``vllm serve``, by model; ``clients`` stands for the row's concurrency."""
+
+FLAGS_BY_SYSTEM: dict[tuple[str, str], dict[str, Any]] = {
+    ("meta-llama/Llama-3.1-70B", "h100_sxm"): {"max_num_seqs": "clients"},
+    ("meta-llama/Llama-3.1-70B", "h200_sxm"): {"max_num_seqs": "clients"},
+    ("meta-llama/Llama-3.1-70B", "b200_sxm"): {"max_num_seqs": 512},
+    ("openai/gpt-oss-120b", "h100_sxm"): {"max_num_seqs": "clients"},
+    ("openai/gpt-oss-120b", "h200_sxm"): {"max_num_seqs": "clients"},
+    ("openai/gpt-oss-120b", "b200_sxm"): {"max_num_seqs": 512, "kv_cache_dtype": "fp8"},
+    ("MiniMaxAI/MiniMax-M2.5", "h100_sxm"): {"max_num_seqs": 256},
+    ("MiniMaxAI/MiniMax-M2.5", "b200_sxm"): {"gpu_memory_utilization": 0.95, "block_size": 32},
+    ("MiniMaxAI/MiniMax-M2.5", "b300_sxm"): {"kv_cache_dtype": "fp8", "block_size": 32},
+}
+SPARE_TOKENS = 200
+"""``max_model_len`` beyond prompt and output, as the same scripts have it."""
+
+RELEASES = (("2025-07", "0.10.0"), ("2025-12", "0.12.0"), ("2026-02", "0.16.0"), ("2026-04", "0.19.0"))
+"""Month from which a version of vLLM that a preset stands for was out."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row: what served whom how fast (seconds)."""
+
+    id: str
+    backend: str
+    version: str
+    model_path: str
+    precision: str
+    """Empty: 16 bits."""
+    system: str
+    isl: int
+    osl: int
+    concurrency: int
+    """Clients; 0 where the row does not say."""
+    tp: int
+    dp: int
+    expert_parallel: bool
+    ttft: float
+    tpot: float
+
+    def pool(self) -> Pool:
+        """What is simulated. Raises InputError for what cannot be."""
+        if not self.concurrency:
+            raise InputError("the row does not say how many clients there were")
+        name = CHECKPOINTS.get((self.model_path, self.precision), self.model_path)
+        model = load_model(name)
+        if method := QUANTIZED.get((self.model_path, self.precision)):
+            model = model.with_quantization(Quantization(method))
+        quantization = "fp8" if self.precision == "fp8" and model.quantization is None else None
+        engine = Engine(
+            preset=nearest_preset(self.backend, self.version),
+            tensor_parallel_size=self.tp,
+            data_parallel_size=self.dp,
+            enable_expert_parallel=self.expert_parallel,
+            max_model_len=min(self.isl + self.osl + SPARE_TOKENS, model.max_position_embeddings),
+            quantization=quantization,
+            **self._flags(),
+        )
+        return Pool(model, device(self.system), engine)
+
+    def _flags(self) -> dict[str, Any]:
+        flags = FLAGS.get(self.model_path, {}) | FLAGS_BY_SYSTEM.get((self.model_path, self.system), {})
+        return {name: self.concurrency if value == "clients" else value for name, value in flags.items()}
+
+
+def find_file() -> Path:
+    """The file of the kernel database's package, which is located and never imported. Raises InputError without it."""
+    systems = find_systems()
+    if systems is None or not (systems / "silicon_sample.csv").is_file():
+        raise InputError("silicon_sample.csv: not found; install aiconfigurator-core")
+    return systems / "silicon_sample.csv"
+
+
+def read_points(backend: str) -> list[Point]:
+    """Every aggregated row of an engine. Raises InputError when there are none."""
+    with find_file().open(encoding="utf-8", newline="") as file:
+        points = [_point(row) for row in csv.DictReader(file) if row["mode"] == "agg" and row["backend"] == backend]
+    if not points:
+        raise InputError(f"--backend {backend}: silicon_sample.csv has no aggregated rows of it; use vllm")
+    return points
+
+
+def _point(row: Mapping[str, str]) -> Point:
+    clients = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
+    tp, dp, expert_parallel = parallelism(row)
+    return Point(
+        id=row["id"],
+        backend=row["backend"],
+        version=version(row),
+        model_path=row["model_path"],
+        precision=row["precision"],
+        system=row["system"],
+        isl=int(row["isl"]),
+        osl=int(row["osl"]),
+        concurrency=int(clients[1]) if clients else 0,
+        tp=tp,
+        dp=dp,
+        expert_parallel=expert_parallel,
+        ttft=float(row["silicon_ttft_ms"]) * 1e-3,
+        tpot=float(row["silicon_tpot_ms"]) * 1e-3,
+    )
+
+
+def parallelism(row: Mapping[str, str]) -> tuple[int, int, bool]:
+    """(tensor parallel size, data parallel size, expert parallel) of a row; see the top of this file."""
+    tp, dp = _size(row["tp_size"]), _size(row["attention_dp_size"])
+    moe_tp, moe_ep = _size(row["moe_tp_size"]), _size(row["moe_ep_size"])
+    expert_parallel = moe_ep > 1
+    if not row["attention_dp_size"]:
+        dp = max(1, moe_tp * moe_ep // tp)
+    elif dp > 1 and moe_ep == tp * dp:
+        dp = 1
+    if row["model_path"].startswith("MiniMaxAI/") and row["precision"] == "fp8" and tp == 8:
+        expert_parallel = True  # slices of 1,536 / 8 are no whole fp8 blocks: vLLM refuses to start without
+    return tp, dp, expert_parallel
+
+
+def version(row: Mapping[str, str]) -> str:
+    """The engine's version: as recorded, from the image's tag, or the release of the day."""
+    if re.match(r"\d", row["backend_version"]):
+        return row["backend_version"]
+    if tag := re.search(r":v(\d[\d.]*\d)", row["silicon_data_source"]):
+        return tag[1]
+    day = re.search(r"measured=(\d{4}-\d{2})", row["silicon_data_source"])
+    return max((name for month, name in RELEASES if day and month <= day[1]), default=RELEASES[0][1], key=_numbers)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _size(text: str) -> int:
+    value = float(text) if text else 1.0
+    return int(value) if isfinite(value) and value >= 1 else 1
