@@ -1,8 +1,12 @@
 """Policy: what a scheduler is, as data. ``reference`` runs it object by object, ``core`` runs it compiled."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unknown
+
+AdmissionOrder = Literal["fcfs", "priority"]
+Victim = Literal["newest", "lowest_priority"]
 
 
 @dataclass(frozen=True)
@@ -44,18 +48,59 @@ class Policy:
     """
 
     chunked_prefill: bool = True
-    """Cut a prompt that exceeds the rest of the budget; otherwise it waits, and all behind it (max_model_len must
-    fit)."""
+    """Cut a prompt that exceeds the rest of the budget; otherwise it waits (max_model_len must fit)."""
+    skip_unfit_prompts: bool = False
+    """Without chunks, try those behind a prompt that exceeds the rest of the budget; otherwise all wait behind it
+    (vLLM ≤ 0.10 tries them)."""
     reserve_full_prompt: bool = True
     """Admit only when the blocks of the whole prompt are free (scheduler_reserve_full_isl, vLLM ≥ 0.20)."""
     watermark: float = 0.0
-    """Share of all blocks that an admission must leave free while anything runs."""
+    """Share of all blocks that an admission must leave free while anything runs (vLLM 0.32)."""
+    max_num_active_seqs: int = 0
+    """Admit nobody while so many requests run; 0: as many as max_num_seqs (vLLM 0.32)."""
+    long_prefill_token_threshold: int = 0
+    """Tokens that one request may compute in a step, so that long prompts leave budget to others; 0: no such limit
+    (config/scheduler.py)."""
+    adaptive_threshold: bool = False
+    """Raise the threshold to an equal share of the budget where that is more
+    (long_prefill_token_threshold_adaptive, vLLM 0.32)."""
+    threshold_when_alone: bool = False
+    """The threshold holds for a request that has the engine to itself, too (vLLM ≤ 0.20)."""
+    prefix_caching: bool = False
+    """Share full blocks of equal beginnings, and keep those of ended requests until they are needed
+    (v1/core/block_pool.py)."""
+    plain_blocks_first: bool = True
+    """Hand out freed blocks without a reusable prefix before all others; otherwise in the order of their release
+    (vLLM ≤ 0.20)."""
+    admission_order: AdmissionOrder = "fcfs"
+    """Whom to admit next: the head of the queue, preempted requests first, or the lowest (priority, arrival, name)
+    (v1/core/sched/request_queue.py)."""
+    victim: Victim = "newest"
+    """Whom to preempt: who was admitted last, or the worst (priority, arrival)."""
+    return_victim_tokens: bool = True
+    """Take a victim that was scheduled earlier in the same step out of the batch; otherwise its tokens stay there, are
+    lost to the budget and count as computed (vLLM ≤ 0.10, a flaw)."""
+    track_place: bool = True
+    """After a preemption go on with the next running request; otherwise every victim that stood before the present one
+    and returned no tokens makes the pass skip one (vLLM ≤ 0.20)."""
     async_scheduling: bool = True
     """Decide step k + 1 before the output of step k is known (AsyncScheduler with two steps in flight)."""
+    stop_at_last_token: bool = True
+    """An asynchronous scheduler knows when a request's last token is in flight, and does not schedule it once more
+    (vLLM ≥ 0.12)."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:
             raise InputError(f"watermark={self.watermark}: must be in [0, 1)")
+        for name in ("max_num_active_seqs", "long_prefill_token_threshold"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name}={getattr(self, name)}: must be ≥ 0; 0 means no such limit")
+        for name, choices in (
+            ("admission_order", get_args(AdmissionOrder)),
+            ("victim", get_args(Victim)),
+        ):
+            if getattr(self, name) not in choices:
+                raise unknown(name, getattr(self, name), choices)
 
     def watermark_blocks(self, limits: Limits) -> int:
         """Blocks that an admission must leave free; the share is of all blocks, block 0 included (vLLM 0.32)."""
@@ -68,6 +113,43 @@ class Policy:
                 f"max_num_batched_tokens={limits.max_num_batched_tokens}: must be ≥ max_model_len="
                 f"{limits.max_model_len} without chunked prefill: raise it, or enable chunked prefill"
             )
+        if self.max_num_active_seqs > limits.max_num_seqs:
+            raise InputError(
+                f"max_num_active_seqs={self.max_num_active_seqs}: must be ≤ max_num_seqs={limits.max_num_seqs}"
+            )
+
+    def check_core(self) -> None:
+        """Raise InputError if a field has a value that the compiled core does not simulate."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in SIMULATED_BY_CORE and value != field.default:
+                raise InputError(
+                    f"{field.name}={value!r}: not simulated by the compiled core, only by windtunnel.reference; "
+                    f"use {field.default!r}"
+                )
+
+
+SIMULATED_BY_CORE = ("chunked_prefill", "reserve_full_prompt", "watermark", "async_scheduling")
+"""Fields of Policy that the compiled core knows; it runs the others at their defaults only."""
+
+_NEWEST = Policy(prefix_caching=True)
+_UNTIL_0_20 = replace(_NEWEST, threshold_when_alone=True, plain_blocks_first=False, track_place=False)
+
+POLICIES: dict[str, Policy] = {
+    "vllm-0.32": _NEWEST,
+    "vllm-0.20": _UNTIL_0_20,
+    "vllm-0.16": replace(_UNTIL_0_20, reserve_full_prompt=False),
+    "vllm-0.12": replace(_UNTIL_0_20, reserve_full_prompt=False, async_scheduling=False),
+    "vllm-0.10": replace(
+        _UNTIL_0_20,
+        reserve_full_prompt=False,
+        async_scheduling=False,
+        skip_unfit_prompts=True,
+        return_victim_tokens=False,
+        stop_at_last_token=False,
+    ),
+}
+"""vLLM's v1 schedulers as each version runs them by default."""
 
 
 def generated(prompt_tokens: int, output_tokens: int, limits: Limits) -> int:

@@ -98,6 +98,7 @@ def _state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
     pools, floats, integers = flatten(fleet.times)
     for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
         policy.check(limits)
+        policy.check_core()
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
             pool[name] = getattr(limits, name)
         for name in ("chunked_prefill", "reserve_full_prompt", "async_scheduling"):

@@ -17,6 +17,13 @@ class Request:
     """Declared limit; the scheduler knows only this one."""
     refused: bool = False
     """It can never run: it ends when it arrives."""
+    priority: int = 0
+    """Lower is better."""
+    name: str = ""
+    """Decides between equal priorities and arrivals, compared as text."""
+    tokens: tuple[int, ...] = ()
+    """Contents from the first token of the prompt on: equal numbers are equal tokens. What is not given here, such as
+    generated tokens, is like no other request's."""
 
     generated: int = 0
     """Tokens whose value is known."""
@@ -35,6 +42,8 @@ class Request:
     last_token: float = nan
     finish: float = nan
     preemptions: int = 0
+    cached_tokens: int = 0
+    """Tokens found in the prefix cache when it was first admitted."""
     replica: int = -1
     stalls: list[tuple[float, float]] = field(default_factory=list)
 
@@ -42,6 +51,11 @@ class Request:
     def num_tokens(self) -> int:
         """Known tokens: prompt and generated."""
         return self.prompt_tokens + self.generated
+
+    @property
+    def order(self) -> tuple[int, float, str, int]:
+        """Its place among others by priority; lower is better (Request.__lt__ in vllm/v1/request.py)."""
+        return self.priority, self.arrival, self.name, self.id
 
     def receive_token(self, time: float) -> None:
         """One more token is known at ``time``."""

@@ -1,10 +1,12 @@
-"""The v1 scheduler of vLLM 0.32, step by step (vllm/v1/core/sched/scheduler.py, async_scheduler.py)."""
+"""vLLM's v1 scheduler, 0.10 to 0.32, step by step (vllm/v1/core/sched/scheduler.py, async_scheduler.py)."""
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from windtunnel.policy import Limits, Policy
+from windtunnel.reference.blocks import Block, Blocks, CachedBlocks, CountedBlocks
 from windtunnel.reference.request import Request
 
 
@@ -25,8 +27,15 @@ class Scheduled(NamedTuple):
 class Batch:
     """What one step computes, in batch order."""
 
+    budget: int = 0
+    """Tokens that can still be added."""
+    threshold: int = 0
+    """Most tokens of one request; 0: any number."""
     scheduled: list[Scheduled] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    """In the order in which they had to go."""
+    admitted: dict[Request, int] = field(default_factory=dict)
+    """Requests that left the queue, and how many of their tokens were found in the prefix cache."""
 
     @property
     def decodes(self) -> list[Scheduled]:
@@ -45,90 +54,176 @@ class Batch:
         emits = request.num_computed_tokens == request.num_tokens + request.num_output_placeholders
         if emits:
             request.num_output_placeholders += 1
+        self.budget -= tokens
         self.scheduled.append(Scheduled(request, tokens, start, start >= request.prefill_tokens, emits))
+
+    def place(self, request: Request) -> int | None:
+        """Where the request stands in the batch, if it does."""
+        return next((i for i, part in enumerate(self.scheduled) if part.request is request), None)
+
+
+class PriorityQueue(deque[Request]):
+    """Waiting requests, the best one first; whoever was preempted has no right to the front."""
+
+    def append(self, request: Request) -> None:
+        """Put a request in its place."""
+        insort(self, request, key=lambda one: one.order)
+
+    def appendleft(self, request: Request) -> None:
+        """The same."""
+        self.append(request)
 
 
 class Scheduler:
-    """A queue, a running list in order of admission, and a number of free blocks."""
+    """A queue, a running list in order of admission, and blocks."""
 
     def __init__(self, limits: Limits, policy: Policy) -> None:
         policy.check(limits)
         self.limits = limits
         self.policy = policy
-        self.waiting: deque[Request] = deque()
+        self.waiting: deque[Request] = PriorityQueue() if policy.admission_order == "priority" else deque()
         self.running: list[Request] = []
-        self.free_blocks = limits.num_blocks
+        self.blocks: Blocks = CountedBlocks(limits.num_blocks)
+        if policy.prefix_caching:
+            self.blocks = CachedBlocks(limits.num_blocks, limits.block_size, policy.plain_blocks_first)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be handed out."""
+        return self.blocks.free
 
     def schedule(self) -> Batch:
         """Decide the next step: running requests first, then the queue unless somebody was preempted."""
-        batch = Batch()
-        budget = self._schedule_running(batch, self.limits.max_num_batched_tokens)
+        batch = Batch(self.limits.max_num_batched_tokens, self._threshold())
+        self._schedule_running(batch)
         if not batch.preempted:
-            self._schedule_waiting(batch, budget)
+            self._schedule_waiting(batch)
         return batch
 
-    def _schedule_running(self, batch: Batch, budget: int) -> int:
-        i = 0
-        while i < len(self.running) and budget > 0:
-            request = self.running[i]
-            tokens = min(self._tokens_to_catch_up(request), budget)
-            if tokens <= 0:
-                i += 1
-                continue
-            if not self._allocate_or_preempt(request, tokens, batch):
-                break
-            batch.add(request, tokens)
-            budget -= tokens
-            i += 1
-        return budget
+    def _threshold(self) -> int:
+        """Most tokens of one request in this step; 0: any number."""
+        policy, eligible = self.policy, len(self.running) + len(self.waiting)
+        threshold = policy.long_prefill_token_threshold
+        if threshold == 0 or (eligible <= 1 and not policy.threshold_when_alone):
+            return 0
+        share = self.limits.max_num_batched_tokens // max(eligible, 1)
+        return max(threshold, share) if policy.adaptive_threshold else threshold
 
-    def _tokens_to_catch_up(self, request: Request) -> int:
+    def _schedule_running(self, batch: Batch) -> None:
+        place = 0
+        while place < len(self.running) and batch.budget > 0:
+            request = self.running[place]
+            tokens = min(self._tokens_to_catch_up(request, batch), batch.budget)
+            if tokens > 0:
+                place -= self._make_room(request, tokens, place, batch)
+                if request in batch.preempted:
+                    break
+                self._compute(request, tokens, [], batch)
+            place += 1
+
+    def _tokens_to_catch_up(self, request: Request, batch: Batch) -> int:
         placeholders, computed = request.num_output_placeholders, request.num_computed_tokens
         last_token = min(request.prompt_tokens + request.max_tokens, self.limits.max_model_len)
-        if placeholders > 0 and computed + 2 - placeholders >= last_token:
-            return 0  # its last token is in flight
+        if self.policy.stop_at_last_token and placeholders > 0 and computed + 2 - placeholders >= last_token:
+            return 0
         tokens = request.num_tokens + placeholders - computed
+        tokens = min(tokens, batch.threshold or tokens)
         return min(tokens, self.limits.max_model_len - computed - 1)
 
-    def _allocate_or_preempt(self, request: Request, tokens: int, batch: Batch) -> bool:
-        """Blocks for ``tokens`` more; False if the request itself had to go."""
-        while True:
-            needed = self._blocks(request.num_computed_tokens + tokens) - request.num_blocks
-            if needed <= self.free_blocks:
-                self.free_blocks -= max(needed, 0)
-                request.num_blocks += max(needed, 0)
-                return True
-            victim = self.running.pop()
-            self._preempt(victim)
-            batch.preempted.append(victim)
-            if victim is request:
-                return False
+    def _make_room(self, request: Request, tokens: int, place: int, batch: Batch) -> int:
+        """Preempt until there are blocks for ``tokens`` more, or the request itself had to go.
 
-    def _preempt(self, victim: Request) -> None:
+        Returns how many places the request, which stood at ``place``, has moved to the front.
+        """
+        moved = 0
+        while self._missing_blocks(request, tokens) > self.blocks.free and request not in batch.preempted:
+            found = self._victim()
+            victim = self.running.pop(found)
+            returned = self._withdraw(victim, batch)
+            if found < place - moved and (returned or self.policy.track_place):
+                moved += 1
+            batch.preempted.append(victim)
+        return moved
+
+    def _missing_blocks(self, request: Request, tokens: int) -> int:
+        return max(self._blocks(request.num_computed_tokens + tokens) - request.num_blocks, 0)
+
+    def _victim(self) -> int:
+        """Who has to go: a place in the running list."""
+        if self.policy.victim == "newest":
+            return len(self.running) - 1
+        worst = max(self.running, key=lambda one: (one.priority, one.arrival))
+        return self.running.index(worst)
+
+    def _withdraw(self, victim: Request, batch: Batch) -> bool:
+        """Take everything from a victim; whether it had tokens in this step and they returned to the budget.
+
+        Where they do not return they count as computed, although the blocks they were meant for are gone.
+        """
         self._free(victim)
         victim.num_computed_tokens = 0
         victim.preemptions += 1
         self.waiting.appendleft(victim)
+        place = batch.place(victim)
+        if place is None:
+            return False
+        part = batch.scheduled[place]
+        if self.policy.return_victim_tokens:
+            del batch.scheduled[place]
+            batch.budget += part.tokens
+            return True
+        victim.num_computed_tokens = part.tokens
+        batch.scheduled[place] = part._replace(start=0, decodes=False, emits=False)
+        return False
 
-    def _schedule_waiting(self, batch: Batch, budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+    def _schedule_waiting(self, batch: Batch) -> None:
+        limit = self.policy.max_num_active_seqs or self.limits.max_num_seqs
+        skipped: list[Request] = []
+        while self.waiting and batch.budget > 0 and len(self.running) < limit:
             request = self.waiting[0]
-            tokens = request.num_tokens
-            if tokens > budget and not self.policy.chunked_prefill:
+            hits = [] if request.num_computed_tokens else self.blocks.find(request)
+            tokens = request.num_tokens - request.num_computed_tokens - len(hits) * self.limits.block_size
+            tokens = min(tokens, batch.threshold or tokens)
+            if tokens > batch.budget and not self.policy.chunked_prefill:
+                if not self.policy.skip_unfit_prompts:
+                    break
+                skipped.append(self.waiting.popleft())
+                continue
+            tokens = min(tokens, batch.budget)
+            if not self._fits(request, hits, tokens):
                 break
-            tokens = min(tokens, budget)
-            margin = self.policy.watermark_blocks(self.limits) if self.running else 0
-            wanted = request.num_tokens if self.policy.reserve_full_prompt else tokens
-            if self._blocks(wanted) + margin > self.free_blocks:
-                break
-            self.waiting.popleft()
-            self.running.append(request)
-            request.num_blocks = self._blocks(tokens)
-            self.free_blocks -= request.num_blocks
-            request.prefill_tokens = request.num_tokens
-            request.resumed = request.preemptions > 0
-            batch.add(request, tokens)
-            budget -= tokens
+            self._admit(self.waiting.popleft(), hits, tokens, batch)
+        for request in reversed(skipped):
+            self.waiting.appendleft(request)
+
+    def _fits(self, request: Request, hits: list[Block], tokens: int) -> bool:
+        """Whether there is memory to admit a request: for all it knows, or for this chunk only.
+
+        Cached blocks need no new ones, but those that nobody holds will no longer be free.
+        """
+        margin = self.policy.watermark_blocks(self.limits) if self.running else 0
+        wanted = request.num_computed_tokens + len(hits) * self.limits.block_size + tokens
+        if self.policy.reserve_full_prompt:
+            wanted = request.num_tokens
+        needed = self._blocks(wanted) - len(hits) + self.blocks.idle(hits)
+        return needed + margin <= self.blocks.free
+
+    def _admit(self, request: Request, hits: list[Block], tokens: int, batch: Batch) -> None:
+        self.running.append(request)
+        found = len(hits) * self.limits.block_size
+        batch.admitted[request] = found
+        request.num_computed_tokens += found
+        request.prefill_tokens = request.num_tokens
+        request.resumed = request.preemptions > 0
+        if not request.resumed:
+            request.cached_tokens = found
+        self._compute(request, tokens, hits, batch)
+
+    def _compute(self, request: Request, tokens: int, hits: list[Block], batch: Batch) -> None:
+        """Give a request its blocks and put it into the batch; full blocks can be shared from now on."""
+        self.blocks.take(request, hits, self._missing_blocks(request, tokens) - len(hits))
+        batch.add(request, tokens)
+        self.blocks.offer(request, min(request.num_computed_tokens, request.num_tokens))
 
     def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
         """The batch has run: give each request that caught up its token. Returns (emitted, finished) in batch order.
@@ -141,6 +236,8 @@ class Scheduler:
             if request.finished or not emits:
                 continue
             request.receive_token(time)
+            if request.num_blocks:
+                self.blocks.offer(request, request.num_computed_tokens - request.num_output_placeholders)
             emitted.append(request)
             if request.finished:
                 finished.append(request)
@@ -155,8 +252,7 @@ class Scheduler:
         self._free(request)
 
     def _free(self, request: Request) -> None:
-        self.free_blocks += request.num_blocks
-        request.num_blocks = 0
+        self.blocks.release(request)
         request.num_output_placeholders = 0
 
     def _blocks(self, tokens: int) -> int:

@@ -1,0 +1,272 @@
+"""Replay a recording through the reference of vLLM's v1 scheduler: the recorder's loop, and its records."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from windtunnel.errors import InputError, unknown
+from windtunnel.policy import POLICIES, Limits, Policy, can_ever_run, generated
+from windtunnel.reference.request import Request
+from windtunnel.reference.scheduler import Batch, Scheduler
+from windtunnel.replay.recording import TICKS_PER_SECOND, Recording
+
+VERSIONS = {
+    "vllm-0.32": "0.32.0",
+    "vllm-0.20": "0.20.2",
+    "vllm-0.16": "0.16.0",
+    "vllm-0.12": "0.12.0",
+    "vllm-0.10": "0.10.2",
+}
+"""Releases whose schedulers were compared with."""
+
+CONFIG: dict[str, Any] = {
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 2048,
+    "num_gpu_blocks": 1000,
+    "block_size": 16,
+    "max_model_len": 32768,
+    "enable_chunked_prefill": True,
+    "enable_prefix_caching": True,
+    "policy": "fcfs",
+    "long_prefill_token_threshold": 0,
+    "long_prefill_token_threshold_adaptive": False,
+    "scheduler_reserve_full_isl": True,
+    "watermark": 0.0,
+    "max_num_active_seqs": None,
+    "async_scheduling": False,
+}
+"""The recorder's settings and what holds when a recording does not give them."""
+
+BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
+"""The recorder's coefficients in seconds."""
+
+Record = dict[str, Any]
+
+
+def replay(recording: Recording, version: str) -> Iterator[Record]:
+    """The records that the recorder would write: a header, a record for each step, and a summary.
+
+    Args:
+        recording: what arrives, and the settings.
+        version: a name in VERSIONS, whose rules hold. A setting that the version does not know is without effect.
+
+    Raises:
+        InputError: an unknown version or setting, or a request that can never run.
+    """
+    if version not in VERSIONS:
+        raise unknown("scheduler", version, VERSIONS)
+    config = _known(recording.config, CONFIG, "setting of a recording")
+    batch_time = _known(recording.batch_time, BATCH_TIME, "coefficient of batch_time")
+    limits, policy = _limits(config), _policy(config, version)
+    loop = Loop(Scheduler(limits, policy), _requests(recording, limits), _step_time(batch_time), policy)
+    yield {
+        "type": "header",
+        "vllm": VERSIONS[version],
+        "config": recording.config,
+        "batch_time": batch_time,
+        "usable_blocks": limits.num_blocks,
+        "scheduler": "AsyncScheduler" if policy.async_scheduling else "Scheduler",
+        "arrival_unit": "time",
+    }
+    yield from loop.steps()
+    yield loop.summary(counts_preemptions=version != "vllm-0.10")
+
+
+def _known(given: Record, defaults: Record, kind: str) -> Record:
+    for name in given:
+        if name not in defaults:
+            raise unknown(kind, name, defaults)
+    return defaults | given
+
+
+def _limits(config: Record) -> Limits:
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_gpu_blocks")
+    for name in names:
+        if type(config[name]) is not int:
+            raise InputError(f"{name}={config[name]!r}: must be a whole number")
+    if config["num_gpu_blocks"] < 2:
+        raise InputError(f"num_gpu_blocks={config['num_gpu_blocks']}: must be ≥ 2, of which the first is never used")
+    return Limits(**{name: config[name] for name in names[:4]}, num_blocks=config["num_gpu_blocks"] - 1)
+
+
+def _policy(config: Record, version: str) -> Policy:
+    """The version's rules with the recording's settings."""
+    rules = POLICIES[version]
+    if config["policy"] not in ("fcfs", "priority"):
+        raise unknown("policy", str(config["policy"]), ("fcfs", "priority"))
+    by_priority = config["policy"] == "priority"
+    newest = version == "vllm-0.32"
+    return replace(
+        rules,
+        chunked_prefill=bool(config["enable_chunked_prefill"]),
+        reserve_full_prompt=rules.reserve_full_prompt and bool(config["scheduler_reserve_full_isl"]),
+        watermark=float(config["watermark"]) if newest else 0.0,
+        max_num_active_seqs=(config["max_num_active_seqs"] or 0) if newest else 0,
+        long_prefill_token_threshold=config["long_prefill_token_threshold"],
+        adaptive_threshold=newest and bool(config["long_prefill_token_threshold_adaptive"]),
+        prefix_caching=bool(config["enable_prefix_caching"]),
+        admission_order="priority" if by_priority else "fcfs",
+        victim="lowest_priority" if by_priority else "newest",
+        async_scheduling=bool(config["async_scheduling"]),
+    )
+
+
+def _requests(recording: Recording, limits: Limits) -> deque[Request]:
+    """In order of arrival; times in ticks."""
+    requests: deque[Request] = deque()
+    for row in recording.requests:
+        if not can_ever_run(row.prompt_tokens, row.output_tokens, limits):
+            raise InputError(
+                f"request {row.id!r}: {row.prompt_tokens} + {row.output_tokens} tokens never fit max_model_len="
+                f"{limits.max_model_len} and {limits.num_blocks} blocks: the scheduler would wait for ever"
+            )
+        output = generated(row.prompt_tokens, row.output_tokens, limits)
+        requests.append(
+            Request(
+                id=row.rank,
+                arrival=row.arrival,
+                prompt_tokens=row.prompt_tokens,
+                output_tokens=output,
+                max_tokens=row.output_tokens,
+                priority=row.priority,
+                name=row.id,
+                tokens=row.tokens,
+            )
+        )
+    return requests
+
+
+def _step_time(batch_time: dict[str, float]) -> Callable[[Batch], int]:
+    """The recorder's formula, in ticks; a last chunk of one token counts like a decode."""
+    for name, value in batch_time.items():
+        if not value >= 0:
+            raise InputError(f"batch_time {name}={value!r}: must be ≥ 0 seconds")
+    base, per_prefill_tok, per_decode, per_ctx = (batch_time[name] * TICKS_PER_SECOND for name in BATCH_TIME)
+
+    def ticks(batch: Batch) -> int:
+        if not batch.scheduled:
+            return 0
+        prefill = [part.tokens for part in batch.scheduled if part.tokens > 1 or not part.emits]
+        decodes = len(batch.scheduled) - len(prefill)
+        context = sum(part.start for part in batch.scheduled)
+        return round(base + per_prefill_tok * sum(prefill) + per_decode * decodes + per_ctx * context)
+
+    return ticks
+
+
+@dataclass
+class InFlight:
+    """A step whose output is not known yet."""
+
+    end: int
+    batch: Batch
+    record: Record
+
+
+class Loop:
+    """The recorder's loop; times in ticks of 100 ns.
+
+    One step at a time, or two in flight with asynchronous scheduling: then a step is decided while the one before it
+    runs, and starts when that one has ended.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, requests: deque[Request], step_time: Callable[[Batch], int], policy: Policy
+    ) -> None:
+        self.scheduler, self.step_time = scheduler, step_time
+        self.depth = 2 if policy.async_scheduling else 1
+        self.coming = requests
+        self.requests = list(requests)
+        self.in_flight: deque[InFlight] = deque()
+        self.now = self.last_end = self.number = 0
+        self.arrived: list[str] = []
+
+    def steps(self) -> Iterator[Record]:
+        """A record for each step that computes or preempts something."""
+        while self.coming or self.scheduler.waiting or self.scheduler.running:
+            while len(self.in_flight) < self.depth and self._schedule():
+                pass
+            if self.in_flight:
+                yield self._arrive(self.in_flight.popleft())
+            else:
+                self.now = int(self.coming[0].arrival)
+        while self.in_flight:
+            yield self._arrive(self.in_flight.popleft())
+
+    def _schedule(self) -> bool:
+        """Decide a step; whether there is anything in it."""
+        while self.coming and self.coming[0].arrival <= self.now:
+            request = self.coming.popleft()
+            self.arrived.append(request.name)
+            self.scheduler.waiting.append(request)
+        batch = self.scheduler.schedule()
+        if not batch.scheduled and not batch.preempted:
+            return False
+        start = max(self.now, self.last_end)
+        self.last_end = start + self.step_time(batch)
+        record = {
+            "type": "step",
+            "step": self.number,
+            "t_sched": seconds(self.now),
+            "t_start": seconds(start),
+            "t_end": seconds(self.last_end),
+            "arrived": self.arrived,
+        } | decision(self.scheduler, batch)
+        self.in_flight.append(InFlight(self.last_end, batch, record))
+        self.number += 1
+        self.arrived = []
+        return True
+
+    def _arrive(self, step: InFlight) -> Record:
+        """The step's record, with what its output changes."""
+        self.now = max(self.now, step.end)
+        emitted, finished = self.scheduler.update(step.batch, step.end)
+        return step.record | {
+            "emitted": names(emitted),
+            "finished": names(finished),
+            "free_after_update": self.scheduler.free_blocks,
+        }
+
+    def summary(self, counts_preemptions: bool) -> Record:
+        """The last record; a version that does not count preemptions says null."""
+        return {
+            "type": "summary",
+            "steps": self.number,
+            "makespan": seconds(self.now),
+            "requests": {
+                request.name: {
+                    "ttft": seconds(request.first_token - request.arrival),
+                    "first_token_t": seconds(request.first_token),
+                    "e2e_t": seconds(request.finish),
+                    "preemptions": request.preemptions if counts_preemptions else None,
+                }
+                for request in self.requests
+            },
+            "final_free_blocks": self.scheduler.free_blocks,
+        }
+
+
+def decision(scheduler: Scheduler, batch: Batch) -> Record:
+    """What a step's record says right after the decision."""
+    return {
+        "scheduled": {part.request.name: part.tokens for part in batch.scheduled},
+        "start_pos": {part.request.name: part.start for part in batch.scheduled},
+        "new": [request.name for request in batch.admitted if not request.preemptions],
+        "resumed": [request.name for request in batch.admitted if request.preemptions],
+        "cached_hit": {request.name: hit for request, hit in batch.admitted.items() if hit},
+        "preempted": names(sorted(batch.preempted, key=lambda request: request.id)),
+        "running_order": names(scheduler.running),
+        "waiting_order": names(list(scheduler.waiting)),
+        "free_blocks": scheduler.free_blocks,
+    }
+
+
+def names(requests: list[Request]) -> list[str]:
+    """The recording's ids of requests."""
+    return [request.name for request in requests]
+
+
+def seconds(ticks: float) -> float:
+    """Seconds of ticks of 100 ns, exact to their last digit."""
+    return round(ticks / TICKS_PER_SECOND, 7)
