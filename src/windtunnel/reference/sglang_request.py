@@ -1,0 +1,122 @@
+"""Request and Settings of SGLang's scheduler (0.4.6.post5: managers/schedule_batch.py, server_args.py)."""
+
+from dataclasses import dataclass, field
+
+from windtunnel.errors import InputError, unknown
+from windtunnel.reference.radix import Node
+
+ORDERS = ("fcfs", "lpm", "dfs-weight", "lof")
+"""First come first served, longest prefix match, depth first through the tree, longest output first."""
+
+INIT_NEW_TOKEN_RATIO = 0.7
+MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
+NEW_TOKEN_RATIO_DECAY_STEPS = 600
+"""Constants of sglang/global_config.py."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Server arguments that the scheduler reads, in SGLang's words; page size 1, overlap off.
+
+    Raises:
+        InputError: a value that the engine can't run with.
+    """
+
+    max_running_requests: int = 64
+    max_total_tokens: int = 4096
+    """Places in the KV cache, in tokens."""
+    chunked_prefill_size: int = 512
+    """Prompt tokens of one round; ≤ 0: prompts are never cut."""
+    max_prefill_tokens: int = 16384
+    """Prompt tokens of one round, where the first request may exceed it."""
+    schedule_policy: str = "fcfs"
+    disable_radix_cache: bool = False
+    schedule_conservativeness: float = 1.0
+    enable_mixed_chunk: bool = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_running_requests", "max_total_tokens", "max_prefill_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)}: must be ≥ 1")
+        if not self.schedule_conservativeness >= 0:
+            raise InputError(f"schedule_conservativeness={self.schedule_conservativeness}: must be ≥ 0")
+        if self.schedule_policy not in ORDERS:
+            raise unknown("schedule_policy", self.schedule_policy, ORDERS)
+
+    @property
+    def init_new_token_ratio(self) -> float:
+        """The ratio at the start, and again after every idle round."""
+        return min(INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0)
+
+    @property
+    def min_new_token_ratio(self) -> float:
+        """Where the decay ends."""
+        return min(self.init_new_token_ratio * MIN_NEW_TOKEN_RATIO_FACTOR, 1.0)
+
+    @property
+    def new_token_ratio_decay(self) -> float:
+        """What a decode round without retraction takes from the ratio."""
+        return (self.init_new_token_ratio - self.min_new_token_ratio) / NEW_TOKEN_RATIO_DECAY_STEPS
+
+    @property
+    def chunk_tokens(self) -> int | None:
+        """Prompt tokens of one round, None if prompts are never cut."""
+        return self.chunked_prefill_size if self.chunked_prefill_size > 0 else None
+
+    @property
+    def mixed_chunk(self) -> bool:
+        """Prompts and decodes may share a batch; needs chunking."""
+        return self.enable_mixed_chunk and self.chunk_tokens is not None
+
+    @property
+    def exact_release(self) -> bool:
+        """Admission follows the memory released by each request's end: every length is known, nothing is cached."""
+        return self.ignore_eos and self.disable_radix_cache
+
+
+@dataclass(eq=False)
+class Request:
+    """One request on its way through the engine; lengths in tokens."""
+
+    id: str
+    tokens: list[int]
+    """The known tokens: the prompt, then what was generated."""
+    output_tokens: int
+    """It really ends after so many."""
+    max_new_tokens: int
+    """What it declared: the scheduler knows only this one."""
+    prompt_tokens: int = field(init=False)
+
+    prefix: int = 0
+    """Tokens in memory when its prompt, or the next chunk of it, is computed."""
+    fill: int = 0
+    """Tokens in memory after that."""
+    node: Node | None = None
+    """Where ``prefix`` ends in the tree; locked from admission to the end."""
+    chunked: bool = False
+    """The batch under way leaves its prompt unfinished."""
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens."""
+        return len(self.tokens)
+
+    @property
+    def generated(self) -> int:
+        """Generated tokens."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def extend(self) -> int:
+        """Prompt tokens that the batch under way computes; negative where the mixed budget was below zero."""
+        return self.fill - self.prefix
+
+    @property
+    def cacheable(self) -> list[int]:
+        """The tokens to look up: the last one is always computed, its output is wanted."""
+        return self.tokens[:-1]

@@ -1,0 +1,201 @@
+"""Replay a recording through the reference of SGLang's scheduler, with the recorder's loop and time formula."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from typing import Any
+
+from windtunnel.errors import InputError, unknown
+from windtunnel.reference.sglang import Batch, Scheduler
+from windtunnel.reference.sglang_request import Request, Settings
+from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording
+
+VERSIONS = {"0.4.6.post5": "0.4.6.post5", "0.4.6": "0.4.6.post5", "sglang-0.4.6": "0.4.6.post5"}
+"""Names of the scheduler, and the engine's version in the header."""
+BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
+"""Seconds per batch, per prompt token, per decode, and per token in memory before; the recorder's defaults."""
+CONFIG_KEYS = (*(entry.name for entry in fields(Settings)), "declared_max_new_tokens")
+
+
+def replay(recording: Recording, version: str = "0.4.6.post5") -> Iterator[dict[str, Any]]:
+    """The recorder's lines: a header, a record for each round that has a batch, and a summary.
+
+    If the requests that wait can never run, a line of type ``stuck`` stands before the summary.
+
+    Raises:
+        InputError: an unknown version, a setting that doesn't exist or can't be, or an engine that dies of lack of
+            memory.
+    """
+    if version not in VERSIONS:
+        raise unknown("version of SGLang", version, VERSIONS)
+    times = _batch_time(recording.batch_time)
+    requests = _requests(recording)
+    settings = _settings(recording.config)
+    yield {"type": "header", "sglang": VERSIONS[version], "config": recording.config, "batch_time": times}
+    loop = _Loop(Scheduler(settings), requests, {key: _ticks(value) for key, value in times.items()})
+    yield from loop.run()
+
+
+def _settings(config: dict[str, Any]) -> Settings:
+    for key, value in config.items():
+        if key not in CONFIG_KEYS:
+            raise unknown("key of config", key, CONFIG_KEYS)
+        if key != "declared_max_new_tokens":
+            _check_type(key, value)
+    return Settings(**{key: value for key, value in config.items() if key != "declared_max_new_tokens"})
+
+
+def _check_type(key: str, value: Any) -> None:
+    """A value is of its default's type; a whole number is also a number."""
+    kind = type(getattr(Settings, key))
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+        raise InputError(f"{key}={value!r}: must be {names[kind]}")
+
+
+def _requests(recording: Recording) -> list["_Replayed"]:
+    declared = recording.config.get("declared_max_new_tokens")
+    if declared is not None and (type(declared) is not int or declared < 1):
+        raise InputError(f"declared_max_new_tokens={declared!r}: must be null or a whole number ≥ 1")
+    return [
+        _Replayed(row, Request(row.id, list(row.tokens), row.output_tokens, declared or row.output_tokens))
+        for row in recording.requests
+    ]
+
+
+def _batch_time(overrides: dict[str, float]) -> dict[str, float]:
+    for key, value in overrides.items():
+        if key not in BATCH_TIME:
+            raise unknown("key of batch_time", key, BATCH_TIME)
+        if type(value) not in {int, float} or not 0 <= value < float("inf"):
+            raise InputError(f"batch_time {key}={value!r}: must be a number of seconds ≥ 0")
+    return BATCH_TIME | overrides
+
+
+def _ticks(seconds: float) -> Fraction:
+    """Exactly what the decimal number says, so that times add without rounding."""
+    return Fraction(repr(seconds)) * TICKS_PER_SECOND
+
+
+def _seconds(ticks: Fraction) -> float:
+    return round(float(ticks) / TICKS_PER_SECOND, 9)
+
+
+@dataclass
+class _Replayed:
+    """A request and when its tokens came, in ticks."""
+
+    row: RecordedRequest
+    request: Request
+    first_token: Fraction | None = None
+    last_token: Fraction | None = None
+    retractions: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        first, last = self.first_token, self.last_token if self.request.finished else None
+        return {
+            "first_token_t": None if first is None else _seconds(first),
+            "ttft": None if first is None else _seconds(first - self.row.arrival),
+            "e2e_t": None if last is None else _seconds(last),
+            "retractions": self.retractions,
+        }
+
+
+@dataclass
+class _Loop:
+    """The recorder's loop: arrivals join, the scheduler decides, time goes on, the outputs are fed back."""
+
+    scheduler: Scheduler
+    requests: list[_Replayed]
+    times: dict[str, Fraction]
+    now: Fraction = Fraction(0)
+    steps: int = 0
+    coming: deque[_Replayed] = field(init=False)
+    by_id: dict[str, _Replayed] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.coming = deque(self.requests)
+        self.by_id = {entry.request.id: entry for entry in self.requests}
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Step records and the summary."""
+        idle = 0
+        arrived: list[str] = []
+        while not all(entry.request.finished for entry in self.requests):
+            arrived += self._arrivals()
+            batch = self.scheduler.schedule()
+            if batch is not None:
+                yield self._step(batch, arrived)
+                idle, arrived = 0, []
+            elif self.coming:  # even if requests wait
+                self.now = max(self.now, Fraction(self.coming[0].row.arrival))
+            elif (idle := idle + 1) > 1:  # nothing has changed since the idle round before
+                yield {"type": "stuck", "t": _seconds(self.now), "waiting": [r.id for r in self.scheduler.waiting]}
+                break
+        entries = {entry.request.id: entry.summary() for entry in self.requests}
+        yield {"type": "summary", "steps": self.steps, "makespan": _seconds(self.now), "requests": entries}
+
+    def _arrivals(self) -> list[str]:
+        arrived = []
+        while self.coming and self.coming[0].row.arrival <= self.now:
+            request = self.coming.popleft().request
+            self.scheduler.waiting.append(request)
+            arrived.append(request.id)
+        return arrived
+
+    def _step(self, batch: Batch, arrived: list[str]) -> dict[str, Any]:
+        start = self.now
+        decision = self._decision(batch)
+        self.now += self._duration(batch)
+        emitted, finished = self.scheduler.update(batch)
+        self._note(batch, emitted)
+        record = {
+            "type": "step",
+            "step": self.steps,
+            "mode": batch.mode,
+            "t_start": _seconds(start),
+            "t_end": _seconds(self.now),
+            "arrived": arrived,
+            **decision,
+            "emitted": [request.id for request in emitted],
+            "finished": [request.id for request in finished],
+        }
+        self.steps += 1
+        return record
+
+    def _decision(self, batch: Batch) -> dict[str, Any]:
+        scheduler = self.scheduler
+        return {
+            "scheduled": {part.request.id: part.tokens for part in batch.scheduled},
+            "start_pos": {part.request.id: part.start for part in batch.scheduled},
+            "retracted": [request.id for request in batch.retracted],
+            "new_token_ratio": round(scheduler.new_token_ratio, 6),
+            "chunked_req": batch.chunked.id if batch.chunked else None,
+            "running": [request.id for request in scheduler.running],
+            "waiting": [request.id for request in scheduler.waiting],
+            "batch_is_full": scheduler.batch_is_full,
+            "available": scheduler.pool.available,
+            "evictable": scheduler.pool.evictable,
+        }
+
+    def _duration(self, batch: Batch) -> Fraction:
+        """``base + per_prefill_tok · P + per_decode · D + per_ctx · C``: prompt tokens, decodes, tokens in memory."""
+        prompts = sum(part.tokens for part in batch.scheduled if not part.decodes)
+        decodes = sum(part.decodes for part in batch.scheduled)
+        context = sum(part.start for part in batch.scheduled)
+        times = self.times
+        return (
+            times["base"]
+            + times["per_prefill_tok"] * prompts
+            + times["per_decode"] * decodes
+            + (times["per_ctx"] * context)
+        )
+
+    def _note(self, batch: Batch, emitted: list[Request]) -> None:
+        for request in batch.retracted:
+            self.by_id[request.id].retractions += 1
+        for request in emitted:
+            entry = self.by_id[request.id]
+            entry.first_token = self.now if entry.first_token is None else entry.first_token
+            entry.last_token = self.now
