@@ -13,6 +13,7 @@ from windtunnel import __version__
 from windtunnel.cli.arguments import complete, long
 from windtunnel.cli.explain import explain
 from windtunnel.cli.listing import listing
+from windtunnel.cli.replay import replay
 from windtunnel.cli.run import report, run
 from windtunnel.cli.trace import convert, describe
 from windtunnel.errors import InputError
@@ -37,6 +38,7 @@ trace.command(convert)
 app.command(trace)
 app.command(listing, name="list")
 app.command(report)
+app.command(replay)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,64 @@
+"""replay: a recorded workload through the scheduler of a named engine version."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from windtunnel.errors import InputError, unknown
+from windtunnel.outputs import check_folder
+
+Replay = Callable[..., Iterator[dict[str, Any]]]
+
+SCHEDULERS = {
+    "vllm-0.32": "windtunnel.replay.vllm_v1",
+    "vllm-0.20": "windtunnel.replay.vllm_v1",
+    "vllm-0.16": "windtunnel.replay.vllm_v1",
+    "vllm-0.12": "windtunnel.replay.vllm_v1",
+    "vllm-0.10": "windtunnel.replay.vllm_v1",
+    "vllm-0.8-v0": "windtunnel.replay.vllm_v0",
+    "sglang-0.4.6": "windtunnel.replay.sglang",
+}
+"""Name of a scheduler → the module whose ``replay`` runs it."""
+
+
+def replay(
+    recording: Annotated[Path, Parameter(name="FILE")],
+    /,
+    *,
+    scheduler: str,
+    output: Path | None = None,
+) -> None:
+    """Replay a recorded workload through a scheduler, and print what it decides in each step.
+
+    One JSON object a line: a header, the steps, a summary, in the words of the recorder.
+
+    Parameters
+    ----------
+    recording
+        NAME.in.json with config, requests and, if its defaults do not hold, batch_time.
+    scheduler
+        vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0 or sglang-0.4.6.
+    output
+        File to write instead of standard output.
+    """
+    from windtunnel.replay.recording import read_recording
+
+    if scheduler not in SCHEDULERS:
+        raise unknown("scheduler", scheduler, SCHEDULERS)
+    if output is not None:
+        if output.is_dir():
+            raise InputError(f"output {str(output)!r}: is a folder: give the name of a file")
+        check_folder("output", output, output.parent)
+    run: Replay = import_module(SCHEDULERS[scheduler]).replay
+    lines = (json.dumps(record, allow_nan=False) + "\n" for record in run(read_recording(recording), scheduler))
+    if output is None:
+        sys.stdout.writelines(lines)
+    else:
+        from windtunnel.report.write import write_whole
+
+        write_whole(output, list(lines))
