@@ -11,24 +11,28 @@ from windtunnel.reference.sglang import Batch, Scheduler
 from windtunnel.reference.sglang_request import Request, Settings
 from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording
 
-VERSIONS = {"0.4.6.post5": "0.4.6.post5", "0.4.6": "0.4.6.post5", "sglang-0.4.6": "0.4.6.post5"}
-"""Names of the scheduler, and the engine's version in the header."""
+VERSIONS = {"sglang-0.4.6": "0.4.6.post5"}
+"""Releases whose schedulers were compared with."""
 BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
 """Seconds per batch, per prompt token, per decode, and per token in memory before; the recorder's defaults."""
 CONFIG_KEYS = (*(entry.name for entry in fields(Settings)), "declared_max_new_tokens")
 
 
-def replay(recording: Recording, version: str = "0.4.6.post5") -> Iterator[dict[str, Any]]:
-    """The recorder's lines: a header, a record for each round that has a batch, and a summary.
+def replay(recording: Recording, version: str) -> Iterator[dict[str, Any]]:
+    """The records that the recorder would write: a header, a record for each round with a batch, and a summary.
 
-    If the requests that wait can never run, a line of type ``stuck`` stands before the summary.
+    If the requests that wait can never run, a record of type ``stuck`` stands before the summary.
+
+    Args:
+        recording: what arrives, and the settings.
+        version: a name in VERSIONS.
 
     Raises:
         InputError: an unknown version, a setting that doesn't exist or can't be, or an engine that dies of lack of
             memory.
     """
     if version not in VERSIONS:
-        raise unknown("version of SGLang", version, VERSIONS)
+        raise unknown("scheduler", version, VERSIONS)
     times = _batch_time(recording.batch_time)
     requests = _requests(recording)
     settings = _settings(recording.config)
@@ -40,7 +44,7 @@ def replay(recording: Recording, version: str = "0.4.6.post5") -> Iterator[dict[
 def _settings(config: dict[str, Any]) -> Settings:
     for key, value in config.items():
         if key not in CONFIG_KEYS:
-            raise unknown("key of config", key, CONFIG_KEYS)
+            raise unknown("setting of a recording", key, CONFIG_KEYS)
         if key != "declared_max_new_tokens":
             _check_type(key, value)
     return Settings(**{key: value for key, value in config.items() if key != "declared_max_new_tokens"})
@@ -67,7 +71,7 @@ def _requests(recording: Recording) -> list["_Replayed"]:
 def _batch_time(overrides: dict[str, float]) -> dict[str, float]:
     for key, value in overrides.items():
         if key not in BATCH_TIME:
-            raise unknown("key of batch_time", key, BATCH_TIME)
+            raise unknown("coefficient of batch_time", key, BATCH_TIME)
         if type(value) not in {int, float} or not 0 <= value < float("inf"):
             raise InputError(f"batch_time {key}={value!r}: must be a number of seconds ≥ 0")
     return BATCH_TIME | overrides

@@ -1,0 +1,89 @@
+"""SGLang's orders of the queue, and what requests find in the radix cache."""
+
+import pytest
+from sglang_rounds import SHARED, ask, engine, one_round, rounds
+
+from windtunnel.reference.sglang_memory import TokenPool
+from windtunnel.reference.sglang_order import sort_queue
+from windtunnel.reference.sglang_request import Request
+
+
+def queue(order: str, requests: list[Request], cached: list[list[int]]) -> list[str]:
+    scheduler = engine(disable_radix_cache=False)
+    assert scheduler.pool.tree is not None
+    for tokens in cached:
+        scheduler.pool.tree.insert(tokens)
+    sort_queue(requests, order, scheduler.pool)
+    return [request.id for request in requests]
+
+
+def test_longest_prefix_first() -> None:
+    requests = [ask("a", 40, 1), ask("b", SHARED[:40], 1), ask("c", SHARED[:60], 1), ask("d", 40, 1)]
+    assert queue("lpm", requests, [SHARED]) == ["c", "b", "a", "d"]
+    assert [request.prefix for request in requests] == [59, 39, 0, 0]
+
+
+def test_a_longer_queue_is_not_sorted_by_prefix() -> None:
+    requests = [ask("a", 4, 1) for _ in range(128)]
+    assert queue("lpm", [*requests, ask("b", SHARED[:40], 1)], [SHARED])[-1] == "b"
+    assert queue("lpm", [*requests[1:], ask("b", SHARED[:40], 1)], [SHARED])[0] == "b"
+
+
+@pytest.mark.parametrize(("shared", "order"), [(31, ["a", "b", "c"]), (32, ["a", "c", "b"])])
+def test_a_request_waits_for_the_one_that_brings_its_prefix(shared: int, order: list[str]) -> None:
+    requests = [ask("a", [*SHARED[:50], 7], 1), ask("b", [*SHARED[:shared], -1, -2], 1), ask("c", 9, 1)]
+    assert queue("lpm", requests, []) == order
+
+
+@pytest.mark.parametrize(("cached", "order"), [(32, ["a", "c", "b"]), (33, ["a", "b", "c"])])
+def test_a_request_with_a_hit_does_not_wait(cached: int, order: list[str]) -> None:
+    requests = [ask("a", SHARED[:90], 1), ask("b", SHARED[:80], 1), ask("c", SHARED[:33], 1)]
+    del requests[2].tokens[3:]
+    assert queue("lpm", requests, [SHARED[:cached]]) == order
+
+
+def test_depth_first_heavier_subtrees_first_and_children_before_their_parent() -> None:
+    x, y = [1, 2, 3, 4], [5, 6, 7, 8]
+    requests = [
+        ask("root", 3, 1),
+        ask("x", [*x, 90], 1),
+        ask("y", [*y, 91], 1),
+        ask("x below", [*x, 10, 11, 92], 1),
+        ask("y below", [*y, 12, 13, 93], 1),
+        ask("y too", [*y, 94], 1),
+    ]
+    expected = ["y below", "y", "y too", "x below", "x", "root"]
+    assert queue("dfs-weight", requests, [[*x, 10, 11], [*y, 12, 13]]) == expected
+
+
+def test_longest_output_first_by_what_is_declared() -> None:
+    requests = [ask("a", 3, 9, declared=2), ask("b", 3, 1, declared=5), ask("c", 3, 4, declared=5)]
+    assert queue("lof", requests, []) == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("order", ["lpm", "dfs-weight"])
+def test_orders_by_the_tree_need_one(order: str) -> None:
+    requests = [ask("a", 40, 1), *(ask(name, SHARED[:50], 1) for name in "bc"), ask("d", 3, 1)]
+    assert sort_queue(requests, order, TokenPool(100, None)) is False
+    assert [request.id for request in requests] == ["a", "b", "c", "d"]
+
+
+def test_hits_are_by_token_and_leave_one_to_compute() -> None:
+    scheduler = engine(ask("a", SHARED[:50], 3), disable_radix_cache=False)
+    rounds(scheduler, 4)
+    again, longer = ask("b", SHARED[:50], 1), ask("c", [*SHARED[:37], -1, -2], 1)
+    scheduler.waiting += [again, longer]
+    assert rounds(scheduler, 1) == ["extend b1 c2"]
+
+
+def test_the_prompt_of_a_request_under_way_is_found_a_round_later() -> None:
+    scheduler = engine(ask("a", SHARED, 3), disable_radix_cache=False, chunked_prefill_size=60, max_running_requests=2)
+    one_round(scheduler)
+    scheduler.waiting.append(ask("b", [*SHARED[:80], -1], 3))
+    assert rounds(scheduler, 3) == ["extend a40 b20", "extend b1", "decode a1 b1"]
+
+
+def test_two_that_compute_the_same_prompt_keep_it_once() -> None:
+    scheduler = engine(ask("a", SHARED, 3), ask("b", SHARED, 3), disable_radix_cache=False)
+    assert rounds(scheduler, 1) == ["extend a100 b100"]
+    assert scheduler.pool.available == 1000 - 100
