@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import accuracy, silicon, silicon_points
+from benchmarks import accuracy, silicon, silicon_points, step_times
 from benchmarks.truth import find_recordings, nearest_preset, read_recording
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
@@ -209,3 +209,18 @@ def test_the_sample_is_always_the_same(capsys: pytest.CaptureFixture[str]) -> No
     assert silicon.main(["--backend", "nobody"]) == 2
     assert silicon.main(["--rows", "0"]) == 2
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_step_times_are_recovered_from_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All requests start at once and share steps of 20 ms."""
+    requests = [
+        {"arrival_s": 0, "prompt_tokens": 50, "output_tokens": 100 + i, "ttft_s": 0.1, "e2el_s": 0.1 + 0.02 * (99 + i)}
+        for i in range(8)
+    ]
+    folder = write(tmp_path / "run", RUN, requests)
+    found = list(step_times.decode_bins(read_recording(folder), 0.5))
+    assert [one.running for one in found] == [8, 8, 8]
+    assert [one.measured for one in found] == pytest.approx([0.02] * 3, rel=1e-3)
+    assert step_times.main([str(folder), "--bin", "0.5"]) == 0
+    assert "| 20.0 |" in capsys.readouterr().out
+    assert step_times.main([str(folder), "--bin", "0"]) == 2
