@@ -74,10 +74,9 @@ def show(recording: Recording, width: float) -> None:
     for one in decode_bins(recording, width):
         decodes = min(-(-one.running // ranks), pool.engine.seqs)
         simulated = explain(pool, Batch(decodes=decodes, kv_tokens=one.cached_tokens // ranks)).total_seconds
-        print(
-            f"| {one.at:.0f} | {one.running} | {one.cached_tokens:,} | {one.measured * 1e3:.1f} "
-            f"| {simulated * 1e3:.1f} | {(simulated - one.measured) * 1e3:+.1f} | {(simulated / one.measured - 1) * 100:+.0f} % |"
-        )
+        batch = f"| {one.at:.0f} | {one.running} | {one.cached_tokens:,} | {one.measured * 1e3:.1f} | "
+        off = f" | {(simulated - one.measured) * 1e3:+.1f} | {(simulated / one.measured - 1) * 100:+.0f} % |"
+        print(f"{batch}{simulated * 1e3:.1f}{off}")
     print()
 
 
