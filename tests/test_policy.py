@@ -1,9 +1,15 @@
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.errors import InputError
-from windtunnel.policy import Limits, Policy, can_ever_run, generated
+from windtunnel.perf.batch_times import linear
+from windtunnel.policy import SIMULATED_BY_CORE, Limits, Policy, can_ever_run, generated
 from windtunnel.reference.request import Request
 from windtunnel.reference.scheduler import Scheduler
 
@@ -52,3 +58,48 @@ def test_a_request_that_fits_alone_finishes_and_one_that_does_not_never_does(
             break
         scheduler.update(scheduler.schedule(), 0.0)
     assert request.finished == can_ever_run(prompt, output, limits)
+
+
+def with_value(name: str, value: Any) -> Policy:
+    values: dict[str, Any] = {name: value}
+    return replace(Policy(), **values)
+
+
+@pytest.mark.parametrize("name", ["max_num_active_seqs", "long_prefill_token_threshold"])
+def test_limits_of_a_policy_are_not_negative(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}=-1: must be ≥ 0; 0 means no such limit"):
+        with_value(name, -1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("admission_order", "priorities", "unknown admission_order 'priorities': did you mean 'priority'"),
+        ("victim", "lowest", "unknown victim 'lowest': did you mean 'lowest_priority'"),
+    ],
+)
+def test_unknown_choices_are_refused(name: str, value: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        with_value(name, value)
+
+
+def test_more_active_requests_than_places_are_refused() -> None:
+    with pytest.raises(InputError, match="max_num_active_seqs=5: must be ≤ max_num_seqs=4"):
+        Policy(max_num_active_seqs=5).check(LIMITS)
+
+
+def test_the_core_refuses_what_it_does_not_simulate() -> None:
+    Policy(chunked_prefill=False, reserve_full_prompt=False, watermark=0.1, async_scheduling=False).check_core()
+    others: dict[str, Any] = {"admission_order": "priority", "victim": "lowest_priority", "max_num_active_seqs": 1}
+    others["long_prefill_token_threshold"] = 1
+    for field in fields(Policy):
+        if field.name not in SIMULATED_BY_CORE:
+            value = others.get(field.name, not field.default)
+            with pytest.raises(InputError, match=f"{field.name}={value!r}: not simulated by the compiled core"):
+                with_value(field.name, value).check_core()
+    times = linear(1, 0, 0, 0, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=100)
+    fleet = Fleet((LIMITS,), (Policy(prefix_caching=True),), (times,), (1,), (1,), (False,))
+    one = np.ones(1, dtype=np.int64)
+    demand = Demand(np.zeros(1), one, one, np.zeros(1, bool), np.zeros(1, bool), -one, np.zeros(1), 0)
+    with pytest.raises(InputError, match="prefix_caching=True: not simulated by the compiled core"):
+        run(fleet, demand, 0, np.zeros(1))

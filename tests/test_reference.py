@@ -1,136 +1,241 @@
-"""The reference engine equals schedules recorded from the real vLLM v1 scheduler, step by step."""
+"""The rules of vLLM's v1 scheduler one by one, and what makes each version different from the next."""
 
-import gzip
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections import Counter
 
 import pytest
+from handmade_schedules import SMALL, Step, random_recording, recording, request, scheduled, steps
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from windtunnel.policy import Limits, Policy
-from windtunnel.reference.replica import Group
+from windtunnel.policy import POLICIES, Limits, Policy
 from windtunnel.reference.request import Request
-from windtunnel.reference.scheduler import Batch
+from windtunnel.reference.scheduler import Scheduler
+from windtunnel.replay.vllm_v1 import replay
 
-RECORDINGS = Path(__file__).parents[2] / "shared" / "vllm_schedules"
-NAMES = (
-    "v1/01_basic_poisson",
-    "v1/03_max_num_seqs_binding",
-    "v1/07_no_chunked_prefill",
-    "v1/19_reserve_full_isl",
-    "v1/23_async_sched_basic",
-    "v1-0.20.2/01_basic_poisson",
-    "v1-0.10.2/01_basic_poisson",
-)
-"""Those that need neither prefix hits nor priorities nor thresholds."""
+NEWEST = "vllm-0.32"
 
 
-class Recording:
-    """Settings, requests and the steps that the real scheduler took."""
-
-    def __init__(self, name: str) -> None:
-        self.input = json.loads((RECORDINGS / f"{name}.in.json").read_text())
-        with gzip.open(RECORDINGS / f"{name}.trace.jsonl.gz", "rt") as lines:
-            records = [json.loads(line) for line in lines]
-        self.header = records[0]
-        self.steps = [record for record in records if record["type"] == "step"]
-
-    def group(self) -> Group:
-        config = self.header["config"]
-        limits = Limits(
-            max_num_seqs=config["max_num_seqs"],
-            max_num_batched_tokens=config["max_num_batched_tokens"],
-            max_model_len=config["max_model_len"],
-            num_blocks=config["num_gpu_blocks"] - 1,
-            block_size=config["block_size"],
-        )
-        reserve = config.get("scheduler_reserve_full_isl", True) and self.header["vllm"] >= "0.20"
-        policy = Policy(
-            chunked_prefill=config.get("enable_chunked_prefill", True),
-            reserve_full_prompt=reserve,
-            watermark=config.get("watermark", 0.0),
-            async_scheduling=config.get("async_scheduling", False),
-        )
-        return Group(limits, policy, self.batch_time)
-
-    def batch_time(self, batches: list[Batch]) -> float:
-        """The recorder's formula; a last chunk of one token counts like a decode."""
-        time = self.header["batch_time"]
-        prefill = decodes = context = 0
-        for part in batches[0].scheduled:
-            context += part.start
-            if part.tokens > 1 or not part.emits:
-                prefill += part.tokens
-            else:
-                decodes += 1
-        seconds = time["base"] + time["per_prefill_tok"] * prefill + time["per_decode"] * decodes
-        return float(round(seconds + time["per_ctx"] * context, 7))
-
-    def requests(self) -> list[Request]:
-        """In order of arrival, ties in file order."""
-        rows = sorted(self.input["requests"], key=lambda row: row["arrival"])
-        return [
-            Request(i, row["arrival"], row["prompt_len"], row["output_len"], row["output_len"])
-            for i, row in enumerate(rows)
-        ]
-
-    @property
-    def ids(self) -> list[str]:
-        return [row["id"] for row in sorted(self.input["requests"], key=lambda row: row["arrival"])]
+def of(step: Step, *names: str) -> tuple[object, ...]:
+    return tuple(step[name] for name in names)
 
 
-def replay(recording: Recording) -> Iterator[dict[str, Any]]:
-    """The recorder's loop around our scheduler, one record per call that schedules or preempts something."""
-    group = recording.group()
-    scheduler = group.schedulers[0]
-    arrivals = recording.requests()
-    names = recording.ids
-    in_flight: list[tuple[float, Batch, dict[str, Any]]] = []
-    now = last_end = 0.0
-    while arrivals or scheduler.waiting or scheduler.running or in_flight:
-        while len(in_flight) < group.depth:
-            while arrivals and arrivals[0].arrival <= now + 1e-12:
-                scheduler.waiting.append(arrivals.pop(0))
-            batch = scheduler.schedule()
-            if not batch.scheduled and not batch.preempted:
-                break
-            start = max(now, last_end)
-            last_end = round(start + (group.batch_time([batch]) if batch.scheduled else 0.0), 7)
-            preempted = sorted(batch.preempted, key=lambda request: request.id)
-            record = {
-                "t_start": start,
-                "t_end": last_end,
-                "scheduled": {names[part.request.id]: part.tokens for part in batch.scheduled},
-                "start_pos": {names[part.request.id]: part.start for part in batch.scheduled},
-                "preempted": [names[request.id] for request in preempted],
-                "running_order": [names[request.id] for request in scheduler.running],
-                "waiting_order": [names[request.id] for request in scheduler.waiting],
-                "free_blocks": scheduler.free_blocks,
-            }
-            in_flight.append((last_end, batch, record))
-        if not in_flight:
-            now = arrivals[0].arrival
-            continue
-        now, batch, record = in_flight.pop(0)
-        emitted, finished = scheduler.update(batch, now)
-        record["emitted"] = [names[request.id] for request in emitted]
-        record["finished"] = [names[request.id] for request in finished]
-        record["free_after_update"] = scheduler.free_blocks
-        yield record
+def test_a_request_catches_up_and_then_decodes() -> None:
+    assert scheduled(NEWEST, {"max_num_batched_tokens": 8}, request(12, 3)) == [{"a": 8}, {"a": 4}, {"a": 1}, {"a": 1}]
 
 
-@pytest.mark.skipif(not RECORDINGS.is_dir(), reason="the recordings are not here")
-@pytest.mark.parametrize("name", NAMES)
-def test_equals_the_real_scheduler(name: str) -> None:
-    recording = Recording(name)
-    steps = list(replay(recording))
-    assert len(steps) == len(recording.steps)
-    for number, (ours, theirs) in enumerate(zip(steps, recording.steps, strict=True)):
-        for key, value in ours.items():
-            if key in ("t_start", "t_end"):
-                assert value == pytest.approx(theirs[key], abs=1e-7), (number, key)
-            else:
-                assert value == theirs[key], (number, key)
-                if isinstance(value, dict):
-                    assert list(value) == list(theirs[key]), (number, key)
+def test_running_requests_come_before_the_queue() -> None:
+    found = scheduled(NEWEST, {"max_num_batched_tokens": 8}, request(5, 3), request(10, 1))
+    assert found == [{"a": 5, "b": 3}, {"a": 1, "b": 7}, {"a": 1}]
+
+
+def test_the_head_of_the_queue_blocks_all_behind_it() -> None:
+    first = steps(NEWEST, {"num_gpu_blocks": 6}, request(8, 2), request(17, 1), request(1, 1))[0]
+    assert of(first, "scheduled", "waiting_order", "free_blocks") == ({"a": 8}, ["b", "c"], 3)
+
+
+def test_the_newest_is_preempted_and_nobody_is_admitted_in_that_step() -> None:
+    """Three blocks: a and b fill one each and want another; c, who would fit, waits behind b."""
+    config = {"num_gpu_blocks": 4, "enable_prefix_caching": False}
+    found = steps(NEWEST, config, request(4, 4), request(4, 4), request(3, 1, arrival=0.001))
+    assert of(found[1], "scheduled", "preempted", "waiting_order", "free_blocks") == ({"a": 1}, ["b"], ["b", "c"], 1)
+    assert of(found[4], "scheduled", "new", "resumed") == ({"b": 5, "c": 3}, ["c"], ["b"])
+
+
+def test_a_sole_request_without_room_preempts_itself() -> None:
+    scheduler = Scheduler(Limits(1, 8, 64, 1, 4), Policy(async_scheduling=False))
+    scheduler.waiting.append(Request(0, 0.0, 4, 9, 9))
+    scheduler.update(scheduler.schedule(), 1.0)
+    batch = scheduler.schedule()
+    assert ([r.id for r in batch.preempted], batch.scheduled, scheduler.free_blocks) == ([0], [], 1)
+
+
+def test_requests_of_the_same_step_share_what_is_computed_before_them() -> None:
+    config = {"max_num_batched_tokens": 512, "max_model_len": 400, "block_size": 16}
+    rows = [request(n, 1, prefix=[["s", 400]]) for n in (320, 320, 330)]
+    first = steps(NEWEST, config, *rows)[0]
+    assert of(first, "scheduled", "cached_hit") == ({"a": 320, "b": 16, "c": 10}, {"b": 304, "c": 320})
+
+
+def test_a_beginning_shared_up_to_the_middle_of_a_block_shares_full_blocks() -> None:
+    first = steps(NEWEST, {}, request(12, 1, prefix=[["s", 11]]), request(12, 1, prefix=[["s", 11]]))[0]
+    assert first["start_pos"] == {"a": 0, "b": 8}
+
+
+def test_cached_tokens_cost_no_budget() -> None:
+    config = {"max_num_batched_tokens": 12, "max_num_seqs": 2}
+    rows = [request(12, 1, prefix=[["s", 12]]), request(20, 1, prefix=[["s", 12]], arrival=0.001)]
+    assert scheduled(NEWEST, config, *rows) == [{"a": 12}, {"b": 8}]
+
+
+def test_blocks_taken_from_the_free_list_are_not_free_any_more() -> None:
+    """b hits two blocks that nobody holds: five are free, and it needs these two and three more."""
+    config = {"num_gpu_blocks": 6}
+    rows = [request(8, 1, prefix=[["s", 8]]), request(20, 1, prefix=[["s", 8]], arrival=0.001)]
+    second = steps(NEWEST, config, *rows)[1]
+    assert of(second, "scheduled", "free_blocks", "free_after_update") == ({"b": 12}, 0, 5)
+
+
+def test_without_caching_nothing_is_shared() -> None:
+    rows = [request(8, 1, prefix=[["s", 8]])] * 2
+    assert scheduled(NEWEST, {"enable_prefix_caching": False}, *rows) == [{"a": 8, "b": 8}]
+
+
+def test_preempted_requests_find_their_own_blocks() -> None:
+    found = steps(NEWEST, {"num_gpu_blocks": 8}, request(8, 9), request(8, 9))
+    assert {"b": 12} in [step["cached_hit"] for step in found if step["resumed"] == ["b"]]
+
+
+def test_the_end_of_a_prefix_is_reused_before_its_beginning() -> None:
+    """Five blocks: a leaves three with keys; b takes the two plain ones and one more, the last of a's."""
+    shared = [["s", 12]]
+    rows = [request(12, 1, prefix=shared), request(9, 1, arrival=0.1), request(13, 1, prefix=shared, arrival=0.2)]
+    assert steps(NEWEST, {"num_gpu_blocks": 6}, *rows)[2]["cached_hit"] == {"c": 8}
+
+
+@pytest.mark.parametrize(("version", "hit"), [("vllm-0.32", 8), ("vllm-0.20", 4)])
+def test_plain_blocks_are_reused_first_since_0_32(version: str, hit: int) -> None:
+    """c needs one block: the plain one that b left, or the oldest one, which still has the end of a's prompt."""
+    rows = [
+        request(9, 1, prefix=[["s", 9]]),
+        request(9, 1, arrival=0.1),
+        request(1, 1, arrival=0.2),
+        request(9, 1, prefix=[["s", 9]], arrival=0.3),
+    ]
+    assert steps(version, {"num_gpu_blocks": 6}, *rows)[3]["cached_hit"] == {"d": hit}
+
+
+@pytest.mark.parametrize(("version", "together"), [("vllm-0.20", ["a"]), ("vllm-0.16", ["a", "b"])])
+def test_the_whole_prompt_is_reserved_since_0_20(version: str, together: list[str]) -> None:
+    config = {"num_gpu_blocks": 8, "max_num_batched_tokens": 20}
+    assert steps(version, config, request(16, 1), request(16, 1))[0]["new"] == together
+
+
+def test_reservation_can_be_switched_off() -> None:
+    config = {"num_gpu_blocks": 8, "max_num_batched_tokens": 20, "scheduler_reserve_full_isl": False}
+    assert steps("vllm-0.20", config, request(16, 1), request(16, 1))[0]["new"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("version", "chunk"), [("vllm-0.32", 10), ("vllm-0.20", 4)])
+def test_the_threshold_spares_a_lone_request_since_0_32(version: str, chunk: int) -> None:
+    assert scheduled(version, {"long_prefill_token_threshold": 4}, request(10, 1))[0] == {"a": chunk}
+
+
+@pytest.mark.parametrize(("version", "chunk"), [("vllm-0.32", 10), ("vllm-0.20", 4)])
+def test_the_adaptive_threshold_shares_the_budget_since_0_32(version: str, chunk: int) -> None:
+    config = {"max_num_batched_tokens": 20, "long_prefill_token_threshold": 4}
+    adaptive = {"long_prefill_token_threshold_adaptive": True}
+    assert scheduled(version, config | adaptive, request(30, 1), request(30, 1))[0] == {"a": chunk, "b": chunk}
+    assert scheduled(version, config, request(30, 1), request(30, 1))[0] == {"a": 4, "b": 4}
+
+
+@pytest.mark.parametrize(("version", "together"), [("vllm-0.32", ["a", "b"]), ("vllm-0.20", ["a", "b", "c"])])
+def test_admissions_end_at_max_num_active_seqs_since_0_32(version: str, together: list[str]) -> None:
+    assert steps(version, {"max_num_active_seqs": 2}, *[request(4, 1)] * 3)[0]["new"] == together
+
+
+@pytest.mark.parametrize(("version", "together"), [("vllm-0.32", ["a"]), ("vllm-0.20", ["a", "b"])])
+def test_the_watermark_holds_for_admissions_beside_others_since_0_32(version: str, together: list[str]) -> None:
+    config = {"num_gpu_blocks": 10, "watermark": 0.3}
+    assert steps(version, config, request(16, 1), request(16, 1))[0]["new"] == together
+
+
+@pytest.mark.parametrize(("version", "second"), [("vllm-0.12", ["a"]), ("vllm-0.10", ["a", "d", "e"])])
+def test_a_prompt_that_exceeds_the_budget_is_passed_over_until_0_10(version: str, second: list[str]) -> None:
+    rows = [request(30, 1), request(40, 1), request(50, 1), request(5, 1), request(6, 1)]
+    first = steps(version, {"enable_chunked_prefill": False}, *rows)[0]
+    assert first["new"] == second
+    assert first["waiting_order"] == (["b", "c", "d", "e"] if version == "vllm-0.12" else ["c", "b"])
+
+
+def test_the_queue_by_priority_compares_ids_as_text() -> None:
+    config = {"policy": "priority", "max_num_seqs": 1}
+    rows = [request(1, 1, id=name, priority=p) for name, p in (("r2", 1), ("r10", 1), ("r3", 0))]
+    assert [step["new"] for step in steps(NEWEST, config, *rows)] == [["r3"], ["r10"], ["r2"]]
+    assert steps(NEWEST, config, *rows)[0]["waiting_order"] == ["r10", "r2"]
+
+
+PRESSED = {"policy": "priority", "num_gpu_blocks": 4}
+WORST_FIRST = (request(2, 3, priority=9), request(4, 3, arrival=0.001), request(3, 3, arrival=0.001))
+"""Three blocks for three requests; in the step in which b needs a second one, a goes, who stands before it."""
+
+
+def test_the_worst_priority_goes_and_its_tokens_return_since_0_12() -> None:
+    third = steps("vllm-0.12", PRESSED, *WORST_FIRST)[2]
+    assert of(third, "preempted", "scheduled", "start_pos") == (["a"], {"b": 1, "c": 1}, {"b": 4, "c": 3})
+
+
+def test_the_victims_tokens_stay_in_the_batch_until_0_10() -> None:
+    found = steps("vllm-0.10", PRESSED, *WORST_FIRST)
+    assert of(found[2], "preempted", "scheduled", "start_pos") == (["a"], {"a": 1, "b": 1}, {"a": 0, "b": 4})
+    again = next(step for step in found if step["resumed"] == ["a"])
+    assert again["start_pos"]["a"] == 1
+
+
+@pytest.mark.parametrize(("version", "batch"), [("vllm-0.32", {"b": 1, "c": 1}), ("vllm-0.20", {"b": 1})])
+def test_a_victim_that_had_nothing_to_compute_costs_its_neighbour_a_step_until_0_20(
+    version: str, batch: dict[str, int]
+) -> None:
+    found = steps(version, PRESSED | {"async_scheduling": True}, *WORST_FIRST)
+    assert of(found[3], "preempted", "scheduled") == (["a"], batch)
+
+
+def test_equal_priorities_and_arrivals_can_preempt_each_other_for_ever() -> None:
+    """Of equals, the one that stands first goes: each in turn, before it has its prompt together."""
+    config = {"policy": "priority", "num_gpu_blocks": 5, "max_num_batched_tokens": 8, "enable_prefix_caching": False}
+    config |= {"scheduler_reserve_full_isl": False, "long_prefill_token_threshold": 4}
+    *_, last = replay(recording(config, request(16, 1), request(16, 1)), NEWEST)
+    assert last["type"] == "stuck"
+    assert len(last["running_order"]) + len(last["waiting_order"]) == 2
+    *_, last = replay(recording(config, request(16, 1), request(16, 1, arrival=0.001)), NEWEST)
+    assert last["type"] == "summary"
+
+
+def test_two_steps_are_in_flight_and_the_last_token_is_not_scheduled_again() -> None:
+    found = steps("vllm-0.12", {"async_scheduling": True}, request(4, 2))
+    assert [step["scheduled"] for step in found] == [{"a": 4}, {"a": 1}]
+    assert found[1]["t_sched"] < found[1]["t_start"] == found[0]["t_end"]
+
+
+def test_until_0_10_it_is_scheduled_once_more() -> None:
+    found = steps("vllm-0.10", {"async_scheduling": True}, request(4, 2))
+    assert [step["scheduled"] for step in found] == [{"a": 4}, {"a": 1}, {"a": 1}]
+    assert [step["emitted"] for step in found] == [["a"], ["a"], []]
+
+
+def test_a_block_is_shared_when_its_last_token_is_known_and_computed() -> None:
+    """The prompt fills a block but for one token, which is sampled, and computed in the next step."""
+    scheduler = Scheduler(Limits(2, 64, 64, 8, 4), Policy(prefix_caching=True))
+    first = Request(0, 0.0, 3, 5, 5, tokens=(7, 7, 7, 1))
+    scheduler.waiting.append(first)
+    batches = [scheduler.schedule(), scheduler.schedule()]
+    same = Request(1, 0.0, 5, 1, 1, tokens=(7, 7, 7, 1, 2))
+    assert scheduler.blocks.find(same) == []
+    scheduler.update(batches[0], 1.0)
+    assert first.num_computed_tokens == 4
+    assert scheduler.blocks.find(same) == []
+    scheduler.update(batches[1], 2.0)
+    assert len(scheduler.blocks.find(same)) == 1
+
+
+def test_versions_by_default() -> None:
+    assert list(POLICIES) == ["vllm-0.32", "vllm-0.20", "vllm-0.16", "vllm-0.12", "vllm-0.10"]
+    assert [policy.async_scheduling for policy in POLICIES.values()] == [True, True, True, False, False]
+    assert all(policy.prefix_caching for policy in POLICIES.values())
+    Scheduler(Limits(**{**SMALL, "num_blocks": 9}), POLICIES[NEWEST])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), st.sampled_from(list(POLICIES)))
+def test_nothing_is_lost(seed: int, version: str) -> None:
+    """Every token comes once, every block comes back, and no step exceeds its limits."""
+    workload = random_recording(seed)
+    header, *found, summary = replay(workload, version)
+    assert (summary["type"], summary["final_free_blocks"]) == ("summary", header["usable_blocks"])
+    emitted = Counter(name for step in found for name in step["emitted"])
+    room = workload.config["max_model_len"]
+    assert emitted == {row.id: min(row.output_tokens, room - row.prompt_tokens) for row in workload.requests}
+    assert Counter(name for step in found for name in step["finished"]) == {row.id: 1 for row in workload.requests}
+    for step in found:
+        assert sum(step["scheduled"].values()) <= workload.config["max_num_batched_tokens"]
+        assert len(step["running_order"]) <= workload.config["max_num_seqs"]
+        assert 0 <= step["free_blocks"] <= header["usable_blocks"]

@@ -2,11 +2,14 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from handmade_schedules import recording, request
 
+from windtunnel.errors import InputError
 from windtunnel.replay.recording import read_recording
 from windtunnel.replay.vllm_v1 import VERSIONS, replay
 
@@ -46,3 +49,40 @@ def test_equals_the_real_scheduler(path: Path) -> None:
     assert len(ours) == len(theirs)
     for number, (mine, real) in enumerate(zip(ours, theirs, strict=True)):
         check_equal(mine, real, f"record {number}")
+
+
+@pytest.mark.parametrize(
+    ("version", "config", "words"),
+    [
+        ("vllm-0.33", {}, "unknown scheduler 'vllm-0.33': did you mean 'vllm-0.32'?"),
+        ("vllm-0.32", {"max_num_seq": 3}, "unknown setting of a recording 'max_num_seq': did you mean 'max_num_seqs'?"),
+        ("vllm-0.32", {"policy": "priorty"}, "unknown policy 'priorty': did you mean 'priority'?"),
+        ("vllm-0.32", {"num_gpu_blocks": 1}, "num_gpu_blocks=1: must be ≥ 2"),
+        ("vllm-0.32", {"num_gpu_blocks": 2}, "request 'a': 10 \\+ 2 tokens never fit max_model_len=64 and 1 blocks"),
+        ("vllm-0.32", {"block_size": 4.5}, "block_size=4.5: must be a whole number"),
+        ("vllm-0.32", {"max_num_active_seqs": 9}, "max_num_active_seqs=9: must be ≤ max_num_seqs=8"),
+        ("vllm-0.32", {"long_prefill_token_threshold": -1}, "long_prefill_token_threshold=-1: must be ≥ 0"),
+        ("vllm-0.32", {"watermark": 1}, "watermark=1.0: must be in"),
+        ("vllm-0.32", {"enable_chunked_prefill": False, "max_model_len": 99}, "must be ≥ max_model_len=99 without"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(version: str, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words.replace("?", r"\?")):
+        next(replay(recording(config, request(10, 2)), version))
+
+
+@pytest.mark.parametrize("batch_time", [{"base": -1}, {"bas": 1}])
+def test_coefficients_are_known_and_not_negative(batch_time: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=r"batch_time base=-1: must be ≥ 0 seconds|did you mean 'base'"):
+        next(replay(replace(recording({}, request(1, 1)), batch_time=batch_time), "vllm-0.32"))
+
+
+def test_coefficients_are_the_recordings() -> None:
+    step = list(replay(replace(recording({}, request(7, 1)), batch_time={"base": 1, "per_ctx": 0}), "vllm-0.32"))[1]
+    assert step["t_end"] == 1.0007
+
+
+def test_the_oldest_version_counts_no_preemptions() -> None:
+    for version, count in (("vllm-0.12", 0), ("vllm-0.10", None)):
+        *_, summary = replay(recording({}, request(1, 1)), version)
+        assert summary["requests"]["a"]["preemptions"] == count

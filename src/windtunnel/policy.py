@@ -50,8 +50,8 @@ class Policy:
     chunked_prefill: bool = True
     """Cut a prompt that exceeds the rest of the budget; otherwise it waits (max_model_len must fit)."""
     skip_unfit_prompts: bool = False
-    """Without chunks, try those behind a prompt that exceeds the rest of the budget; otherwise all wait behind it
-    (vLLM ≤ 0.10 tries them)."""
+    """Without chunks, pass over a prompt that exceeds the rest of the budget; otherwise all wait behind it. Those
+    passed over go back to the front of the queue, the last one first (vLLM ≤ 0.10)."""
     reserve_full_prompt: bool = True
     """Admit only when the blocks of the whole prompt are free (scheduler_reserve_full_isl, vLLM ≥ 0.20)."""
     watermark: float = 0.0

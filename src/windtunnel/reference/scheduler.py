@@ -2,6 +2,7 @@
 
 from bisect import insort
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -72,6 +73,11 @@ class PriorityQueue(deque[Request]):
     def appendleft(self, request: Request) -> None:
         """The same."""
         self.append(request)
+
+    def extendleft(self, requests: Iterable[Request]) -> None:
+        """The same for each of them."""
+        for request in requests:
+            self.append(request)
 
 
 class Scheduler:
@@ -193,8 +199,7 @@ class Scheduler:
             if not self._fits(request, hits, tokens):
                 break
             self._admit(self.waiting.popleft(), hits, tokens, batch)
-        for request in reversed(skipped):
-            self.waiting.appendleft(request)
+        self.waiting.extendleft(skipped)  # the last one first, as the engine does
 
     def _fits(self, request: Request, hits: list[Block], tokens: int) -> bool:
         """Whether there is memory to admit a request: for all it knows, or for this chunk only.

@@ -47,6 +47,9 @@ Record = dict[str, Any]
 def replay(recording: Recording, version: str) -> Iterator[Record]:
     """The records that the recorder would write: a header, a record for each step, and a summary.
 
+    If the scheduler can never go on, a record of type ``stuck`` comes last: two requests of equal priority and arrival
+    may preempt each other for ever.
+
     Args:
         recording: what arrives, and the settings.
         version: a name in VERSIONS, whose rules hold. A setting that the version does not know is without effect.
@@ -70,7 +73,7 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
         "arrival_unit": "time",
     }
     yield from loop.steps()
-    yield loop.summary(counts_preemptions=version != "vllm-0.10")
+    yield loop.stuck() if loop.is_stuck else loop.summary(counts_preemptions=version != "vllm-0.10")
 
 
 def _known(given: Record, defaults: Record, kind: str) -> Record:
@@ -181,10 +184,20 @@ class Loop:
         self.in_flight: deque[InFlight] = deque()
         self.now = self.last_end = self.number = 0
         self.arrived: list[str] = []
+        self.silent = 0
+        """Steps since the last token."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether more steps went by without a token than there is anything to compute."""
+        if self.silent < 10:
+            return False
+        unfinished = [*self.scheduler.running, *self.scheduler.waiting]
+        return self.silent > 2 * sum(request.num_tokens for request in unfinished)
 
     def steps(self) -> Iterator[Record]:
         """A record for each step that computes or preempts something."""
-        while self.coming or self.scheduler.waiting or self.scheduler.running:
+        while (self.coming or self.scheduler.waiting or self.scheduler.running) and not self.is_stuck:
             while len(self.in_flight) < self.depth and self._schedule():
                 pass
             if self.in_flight:
@@ -222,10 +235,21 @@ class Loop:
         """The step's record, with what its output changes."""
         self.now = max(self.now, step.end)
         emitted, finished = self.scheduler.update(step.batch, step.end)
+        self.silent = 0 if emitted else self.silent + 1
         return step.record | {
             "emitted": names(emitted),
             "finished": names(finished),
             "free_after_update": self.scheduler.free_blocks,
+        }
+
+    def stuck(self) -> Record:
+        """The last record of a scheduler that cannot go on: who is left."""
+        return {
+            "type": "stuck",
+            "steps": self.number,
+            "t": seconds(self.now),
+            "running_order": names(self.scheduler.running),
+            "waiting_order": names(list(self.scheduler.waiting)),
         }
 
     def summary(self, counts_preemptions: bool) -> Record:
