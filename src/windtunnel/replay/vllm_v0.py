@@ -10,9 +10,8 @@ from windtunnel.reference.vllm_v0_request import Batch, Request
 from windtunnel.reference.vllm_v0_settings import Settings
 from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording
 
-ENGINE = "0.8.5"
-VERSIONS = ("0.8-v0", "0.8-v0-chunked", "0.8.5")
-"""Names of the one version that is reproduced; chunking follows the recording's config."""
+VERSIONS = {"vllm-0.8-v0": "0.8.5", "vllm-0.8-v0-chunked": "0.8.5"}
+"""Releases whose scheduler was compared with. Both names are the same here: chunking follows the recording's config."""
 BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7, "per_swap_block": 0.0}
 """The recorder's coefficients, in seconds."""
 ARRIVAL_TOLERANCE = 1e-12
@@ -27,19 +26,21 @@ def replay(recording: Recording, version: str) -> Iterator[dict[str, Any]]:
     Raises:
         InputError: an unknown version, setting or coefficient; or the real engine would end.
     """
-    if version.removeprefix("vllm-") not in VERSIONS:
-        raise unknown("version of vLLM's v0 scheduler", version, VERSIONS)
+    if version not in VERSIONS:
+        raise unknown("scheduler", version, VERSIONS)
     settings = Settings.from_config(recording.config)
     for name in recording.batch_time:
         if name not in BATCH_TIME:
             raise unknown("coefficient of batch_time", name, BATCH_TIME)
-    return _trace(recording, settings, BATCH_TIME | recording.batch_time)
+    return _trace(recording, VERSIONS[version], settings, BATCH_TIME | recording.batch_time)
 
 
-def _trace(recording: Recording, settings: Settings, coefficients: dict[str, float]) -> Iterator[dict[str, Any]]:
+def _trace(
+    recording: Recording, release: str, settings: Settings, coefficients: dict[str, float]
+) -> Iterator[dict[str, Any]]:
     yield {
         "type": "header",
-        "vllm": ENGINE,
+        "vllm": release,
         "config": recording.config,
         "batch_time": coefficients,
         "watermark_blocks": settings.watermark_blocks,
@@ -60,21 +61,30 @@ class _Run:
         self.steps = 0
 
     def records(self) -> Iterator[dict[str, Any]]:
-        idle = False
+        fruitless, idle = 0, False
         while self.pending or self.scheduler.has_unfinished:
             arrived = self._arrivals()
             if not self.scheduler.has_unfinished:
                 self.time = self.pending[0].arrival
                 continue
             batch = self.scheduler.schedule(self.time)
-            yield self._step(batch, arrived)
-            if idle and not batch.changed and not arrived:  # twice nothing: the same again for ever
-                if not self.pending:
-                    yield {"type": "stuck", "step": self.steps, "t": round(self.time, 9)}
-                    break
-                self.time = self.pending[0].arrival
+            record = self._step(batch, arrived)
+            yield record
+            fruitless = 0 if arrived or batch.ignored or record["emitted"] else fruitless + 1
+            stands = idle and not batch.changed and not arrived  # twice nothing: the same again for ever
             idle = not batch.changed
+            if (stands and not self.pending) or fruitless > self._patience():
+                yield {"type": "stuck", "step": self.steps, "t": round(self.time, 9)}
+                break
+            if stands:
+                self.time = self.pending[0].arrival
         yield self._summary()
+
+    def _patience(self) -> int:
+        """Steps without a token after which only a circle remains: more than all known tokens, one at a time."""
+        scheduler = self.scheduler
+        queues = (scheduler.running, scheduler.waiting, scheduler.swapped)
+        return 100 + sum(request.num_tokens for queue in queues for request in queue)
 
     def _arrivals(self) -> list[Request]:
         arrived = []
