@@ -155,7 +155,7 @@ def test_the_queue_by_priority_compares_ids_as_text() -> None:
 
 
 PRESSED = {"policy": "priority", "num_gpu_blocks": 4}
-WORST_FIRST = (request(2, 3, priority=9), request(4, 3, arrival=0.001), request(3, 3, arrival=0.001))
+WORST_FIRST = (request(2, 3, priority=9), request(4, 3, arrival=0.001), request(3, 3, arrival=0.0011))
 """Three blocks for three requests; in the step in which b needs a second one, a goes, who stands before it."""
 
 

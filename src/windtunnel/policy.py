@@ -74,7 +74,7 @@ class Policy:
     (vLLM ≤ 0.20)."""
     admission_order: AdmissionOrder = "fcfs"
     """Whom to admit next: the head of the queue, preempted requests first, or the lowest (priority, arrival, name)
-    (v1/core/sched/request_queue.py)."""
+    (v1/core/sched/request_queue.py; vLLM 0.10 has no names there and ends where the first two are equal)."""
     victim: Victim = "newest"
     """Whom to preempt: who was admitted last, or the worst (priority, arrival)."""
     return_victim_tokens: bool = True
