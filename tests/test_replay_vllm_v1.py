@@ -14,7 +14,8 @@ from handmade_schedules import random_recording, recording, request
 
 from windtunnel.errors import InputError
 from windtunnel.replay.recording import Recording, read_recording
-from windtunnel.replay.vllm_v1 import CONFIG, VERSIONS, replay
+from windtunnel.replay.vllm_v1 import VERSIONS, replay
+from windtunnel.replay.vllm_v1_settings import CONFIG
 
 RECORDINGS = Path(__file__).parents[2] / "shared" / "vllm_schedules"
 PATHS = sorted(RECORDINGS.glob("v1*/*.in.json"))
@@ -71,7 +72,10 @@ def test_equals_the_real_scheduler(path: Path) -> None:
         ("vllm-0.32", {"block_size": 4.5}, "block_size=4.5: must be a whole number"),
         ("vllm-0.32", {"max_num_active_seqs": 9}, "max_num_active_seqs=9: must be ≤ max_num_seqs=8"),
         ("vllm-0.32", {"long_prefill_token_threshold": -1}, "long_prefill_token_threshold=-1: must be ≥ 0"),
-        ("vllm-0.32", {"watermark": 1}, "watermark=1.0: must be in"),
+        ("vllm-0.32", {"watermark": 1}, "watermark=1: must be in"),
+        ("vllm-0.32", {"watermark": "high"}, "watermark='high': must be a number"),
+        ("vllm-0.32", {"async_scheduling": 1}, "async_scheduling=1: must be true or false"),
+        ("vllm-0.32", {"max_num_active_seqs": True}, "max_num_active_seqs=True: must be a whole number"),
         ("vllm-0.32", {"enable_chunked_prefill": False, "max_model_len": 99}, "must be ≥ max_model_len=99 without"),
     ],
 )
@@ -89,6 +93,14 @@ def test_coefficients_are_known_and_not_negative(batch_time: dict[str, float]) -
 def test_coefficients_are_the_recordings() -> None:
     step = list(replay(replace(recording({}, request(7, 1)), batch_time={"base": 1, "per_ctx": 0}), "vllm-0.32"))[1]
     assert step["t_end"] == 1.0007
+
+
+def test_null_is_the_default() -> None:
+    config = {"max_num_active_seqs": None, "long_prefill_token_threshold": None}
+    assert (
+        list(replay(recording(config, request(7, 2)), "vllm-0.32"))[1:]
+        == list(replay(recording({}, request(7, 2)), "vllm-0.32"))[1:]
+    )
 
 
 def test_the_oldest_version_counts_no_preemptions() -> None:

@@ -2,14 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy import POLICIES, Limits, Policy, can_ever_run, generated
+from windtunnel.policy import Limits, Policy, can_ever_run, generated
 from windtunnel.reference.request import Request
 from windtunnel.reference.scheduler import Batch, Scheduler
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording
+from windtunnel.replay.vllm_v1_settings import BATCH_TIME, CONFIG, known, limits, policy
 
 VERSIONS = {
     "vllm-0.32": "0.32.0",
@@ -19,27 +20,6 @@ VERSIONS = {
     "vllm-0.10": "0.10.2",
 }
 """Releases whose schedulers were compared with."""
-
-CONFIG: dict[str, Any] = {
-    "max_num_seqs": 128,
-    "max_num_batched_tokens": 2048,
-    "num_gpu_blocks": 1000,
-    "block_size": 16,
-    "max_model_len": 32768,
-    "enable_chunked_prefill": True,
-    "enable_prefix_caching": True,
-    "policy": "fcfs",
-    "long_prefill_token_threshold": 0,
-    "long_prefill_token_threshold_adaptive": False,
-    "scheduler_reserve_full_isl": True,
-    "watermark": 0.0,
-    "max_num_active_seqs": None,
-    "async_scheduling": False,
-}
-"""The recorder's settings and what holds when a recording does not give them."""
-
-BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
-"""The recorder's coefficients in seconds."""
 
 Record = dict[str, Any]
 
@@ -59,60 +39,21 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
-    config = _known(recording.config, CONFIG, "setting of a recording")
-    batch_time = _known(recording.batch_time, BATCH_TIME, "coefficient of batch_time")
-    limits, policy = _limits(config), _policy(config, version)
-    loop = Loop(Scheduler(limits, policy), _requests(recording, limits), _step_time(batch_time), policy)
+    config = known(recording.config, CONFIG, "setting of a recording")
+    batch_time = known(recording.batch_time, BATCH_TIME, "coefficient of batch_time")
+    room, rules = limits(config), policy(config, version)
+    loop = Loop(Scheduler(room, rules), _requests(recording, room), _step_time(batch_time), rules)
     yield {
         "type": "header",
         "vllm": VERSIONS[version],
         "config": recording.config,
         "batch_time": batch_time,
-        "usable_blocks": limits.num_blocks,
-        "scheduler": "AsyncScheduler" if policy.async_scheduling else "Scheduler",
+        "usable_blocks": room.num_blocks,
+        "scheduler": "AsyncScheduler" if rules.async_scheduling else "Scheduler",
         "arrival_unit": "time",
     }
     yield from loop.steps()
     yield loop.stuck() if loop.is_stuck else loop.summary(counts_preemptions=version != "vllm-0.10")
-
-
-def _known(given: Record, defaults: Record, kind: str) -> Record:
-    for name in given:
-        if name not in defaults:
-            raise unknown(kind, name, defaults)
-    return defaults | given
-
-
-def _limits(config: Record) -> Limits:
-    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_gpu_blocks")
-    for name in names:
-        if type(config[name]) is not int:
-            raise InputError(f"{name}={config[name]!r}: must be a whole number")
-    if config["num_gpu_blocks"] < 2:
-        raise InputError(f"num_gpu_blocks={config['num_gpu_blocks']}: must be ≥ 2, of which the first is never used")
-    return Limits(**{name: config[name] for name in names[:4]}, num_blocks=config["num_gpu_blocks"] - 1)
-
-
-def _policy(config: Record, version: str) -> Policy:
-    """The version's rules with the recording's settings."""
-    rules = POLICIES[version]
-    if config["policy"] not in ("fcfs", "priority"):
-        raise unknown("policy", str(config["policy"]), ("fcfs", "priority"))
-    by_priority = config["policy"] == "priority"
-    newest = version == "vllm-0.32"
-    return replace(
-        rules,
-        chunked_prefill=bool(config["enable_chunked_prefill"]),
-        reserve_full_prompt=rules.reserve_full_prompt and bool(config["scheduler_reserve_full_isl"]),
-        watermark=float(config["watermark"]) if newest else 0.0,
-        max_num_active_seqs=(config["max_num_active_seqs"] or 0) if newest else 0,
-        long_prefill_token_threshold=config["long_prefill_token_threshold"],
-        adaptive_threshold=newest and bool(config["long_prefill_token_threshold_adaptive"]),
-        prefix_caching=bool(config["enable_prefix_caching"]),
-        admission_order="priority" if by_priority else "fcfs",
-        victim="lowest_priority" if by_priority else "newest",
-        async_scheduling=bool(config["async_scheduling"]),
-    )
 
 
 def _requests(recording: Recording, limits: Limits) -> deque[Request]:
