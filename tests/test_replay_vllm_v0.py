@@ -196,6 +196,7 @@ def test_equals_the_real_scheduler_on_random_workloads(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
+    complete = 0
     for path, line in zip(paths, done.stdout.splitlines(), strict=True):
         answer = json.loads(line)
         steps, ended = ours(path)
@@ -203,8 +204,11 @@ def test_equals_the_real_scheduler_on_random_workloads(tmp_path: Path) -> None:
         for number, (mine, real) in enumerate(zip(steps, answer["records"], strict=False)):
             assert {key: mine[key] for key in real} == real, f"{where}, step {number}"
             assert list(mine["scheduled"]) == list(real["scheduled"]), f"{where}, step {number}"
-        assert answer["ended"] or not ended, where
-        assert answer["ended"] or answer["circles"] or len(steps) == len(answer["records"]), where
+        if not answer["ended"]:
+            assert not ended, where
+            assert answer["circles"] or len(steps) == len(answer["records"]), where
+            complete += not answer["circles"]
+    assert complete > CASES / 2
 
 
 def test_the_versions_are_names_of_one_release() -> None:

@@ -45,6 +45,8 @@ DEFAULTS = {
 }
 TIMES = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7, "per_swap_block": 0.0}
 PATIENCE = 400
+ENDS = (AssertionError, IndexError, RuntimeError, ValueError)
+"""What the engine raises when it gives up."""
 
 
 class Device(enum.Enum):
@@ -83,7 +85,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 class Replacements(Loader, MetaPathFinder):
-    """Imports modules in which every name is an empty class, except the NEEDED ones, in place of what is not REAL."""
+    """Imports modules of empty classes, but for the NEEDED names, in place of what is not REAL."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -101,7 +103,7 @@ class Replacements(Loader, MetaPathFinder):
     def exec_module(self, module: ModuleType) -> None:
         vars(module).update(NEEDED.get(module.__name__, {}))
         if module.__name__ not in PACKAGES:
-            vars(module)["__getattr__"] = lambda name: type(name, (), {})
+            vars(module)["__getattr__"] = lambda name: type(name, (dict,), {})
 
 
 class Clock:
@@ -158,7 +160,7 @@ class Run:
         self.coming = list(self.groups)
         self.fresh = 1 << 32
         self.records: list[dict[str, Any]] = []
-        self.fruitless = 0
+        self.fruitless = self.idle = 0
 
     def go(self) -> None:
         """Add records until everybody has ended, or nobody has got a token for long."""
@@ -173,9 +175,11 @@ class Run:
                 continue
             self.step()
             if arrived:
-                self.fruitless = 0
+                self.fruitless, self.idle = 0, min(self.idle, 1)
             if self.fruitless >= PATIENCE:
                 break
+            if self.idle > 1 and self.coming:
+                self.clock.now = self.coming[0].arrival_time
 
     def step(self) -> None:
         s, before = self.scheduler, self.states()
@@ -184,6 +188,8 @@ class Run:
         parts = [(part.seq_group, part.token_chunk_size) for part in outputs.scheduled_seq_groups]
         hits, context = self.hits(metadata, parts, outputs.num_prefill_groups)
         record = self.decision(before, outputs, parts, hits)
+        idle = not parts and before == self.states()
+        self.idle = self.idle + 1 if idle else 0
         if parts:
             prompts = sum(n for _, n in parts[: outputs.num_prefill_groups]) - sum(hits.values())
             copied = record["blocks_swap_in"] + record["blocks_swap_out"]
@@ -255,7 +261,7 @@ def main() -> None:
         run, ended = Run(document), None
         try:
             run.go()
-        except Exception as error:  # whatever ends the engine
+        except ENDS as error:
             ended = f"{type(error).__name__}: {error}"
         sys.stdout.write(
             json.dumps({"records": run.records, "ended": ended, "circles": run.fruitless >= PATIENCE}) + "\n"
