@@ -1,15 +1,15 @@
 """Run the real scheduler of SGLang 0.4.6.post5 without a model: ``python sglang_driver.py FOLDER < workloads > lines``.
 
 FOLDER holds the unpacked wheel; the interpreter needs torch. Standard input is a JSON list of recordings' inputs with
-the prompts' tokens spelled out (``tokens``). For each, a line with the list of its step records comes back, or with
-the words of the error that ended it. The compiled parts of the engine, and all it imports beside its scheduler, are
+the prompts' tokens spelled out (``tokens``). For each, a line comes back: its step records, up to the error that ended
+it if there is one. The compiled parts of the engine, and all it imports beside its scheduler, are
 replaced by objects that do nothing.
 """
 
 import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -177,12 +177,12 @@ def record(s: Any, batch: Any, queued: list[str]) -> dict[str, Any]:
     }
 
 
-def run(document: dict[str, Any]) -> list[dict[str, Any]]:
+def run(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Every step of one workload; arrivals in ticks, batch times as the recorder's defaults."""
     s = build(document["config"])
     torch = importlib.import_module("torch")
     coming = [(row["arrival"], request(row, document["config"])) for row in document["requests"]]
-    everybody, now, idle, fresh, steps = [req for _, req in coming], 0, 0, FIRST_TOKEN, list[dict[str, Any]]()
+    everybody, now, idle, fresh = [req for _, req in coming], 0, 0, FIRST_TOKEN
     while not all(req.finished() for req in everybody) and idle < IDLE_LIMIT:
         while coming and coming[0][0] <= now:
             s.waiting_queue.append(coming.pop(0)[1])
@@ -210,8 +210,7 @@ def run(document: dict[str, Any]) -> list[dict[str, Any]]:
         emitted = [r for r, n in zip(batch.reqs, before, strict=True) if len(r.output_ids) > n]
         step["emitted"] = [r.rid for r in emitted]
         step["finished"] = [r.rid for r in emitted if r.finished()]
-        steps.append(step)
-    return steps
+        yield step
 
 
 def main() -> None:
@@ -220,12 +219,13 @@ def main() -> None:
     sys.meta_path.insert(0, Replacements())
     sys.path.insert(0, sys.argv[1])
     for document in json.load(sys.stdin):
+        steps, died = list[dict[str, Any]](), ""
         try:
             with redirect_stdout(sys.stderr):  # an engine that dies prints its tree
-                answer: Any = run(document)
+                steps.extend(run(document))
         except (RuntimeError, AssertionError) as error:
-            answer = f"{type(error).__name__}: {error}"
-        sys.stdout.write(json.dumps(answer) + "\n")
+            died = f"{type(error).__name__}: {error}"
+        sys.stdout.write(json.dumps({"steps": steps, "died": died}) + "\n")
         sys.stdout.flush()
 
 

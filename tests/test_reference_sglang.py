@@ -142,7 +142,7 @@ def test_retraction_stops_once_twenty_tokens_each_are_free_and_sets_the_ratio() 
 
 def test_a_retracted_request_comes_back_with_its_output_as_prompt() -> None:
     victim = ask("b", 8, 6)
-    victim.tokens += [next(PRIVATE) for _ in range(4)]
+    victim.tokens += ask("output so far", 4, 1).tokens
     scheduler = engine(victim)
     assert rounds(scheduler, 3) == ["extend b12", "decode b1", "idle"]
     assert scheduler.pool.available == 1000

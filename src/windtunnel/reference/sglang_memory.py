@@ -55,7 +55,7 @@ class TokenPool:
                 f"max_total_tokens={self.max_total_tokens}: SGLang runs out of memory ({tokens} tokens wanted, "
                 f"{self.available} free) and stops: give it more, or a larger schedule_conservativeness"
             )
-        self.available -= max(tokens, 0)
+        self.available -= tokens
 
     def keep(self, request: Request) -> None:
         """What was computed of its prompt is in memory from now on, and in the tree for others to find."""

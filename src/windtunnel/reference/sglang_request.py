@@ -113,7 +113,7 @@ class Request:
 
     @property
     def extend(self) -> int:
-        """Prompt tokens that the batch under way computes; negative where the mixed budget was below zero."""
+        """Prompt tokens that the batch under way computes."""
         return self.fill - self.prefix
 
     @property
