@@ -95,7 +95,7 @@ def test_a_request_that_can_never_run_blocks_all_behind_it(tmp_path: Path) -> No
         ({"max_running_request": 4}, "setting of a recording.*did you mean 'max_running_requests'"),
         ({"max_total_tokens": "many"}, "max_total_tokens='many': must be a whole number"),
         ({"ignore_eos": 1}, "ignore_eos=1: must be true or false"),
-        ({"schedule_conservativeness": None}, "schedule_conservativeness=None: must be a number"),
+        ({"schedule_conservativeness": "high"}, "schedule_conservativeness='high': must be a number"),
         ({"schedule_policy": "dfs"}, "did you mean 'dfs-weight'"),
         ({"declared_max_new_tokens": 0}, "declared_max_new_tokens=0: must be null or a whole number ≥ 1"),
         ({"batch_time": {"per_token": 1}}, "coefficient of batch_time"),
@@ -105,6 +105,12 @@ def test_a_request_that_can_never_run_blocks_all_behind_it(tmp_path: Path) -> No
 def test_wrong_settings_are_said(tmp_path: Path, config: Record, message: str) -> None:
     with pytest.raises(InputError, match=message):
         list(replay(recording(tmp_path, [row("a", 3, 2)], **config), VERSION))
+
+
+def test_null_is_the_default(tmp_path: Path) -> None:
+    nulls = {"max_total_tokens": None, "schedule_policy": None, "declared_max_new_tokens": None}
+    given, absent = (list(replay(recording(tmp_path, [row("a", 3, 2)], **config), VERSION)) for config in (nulls, {}))
+    assert given[1:] == absent[1:]
 
 
 def test_an_unknown_version_is_said(tmp_path: Path) -> None:

@@ -42,12 +42,14 @@ def replay(recording: Recording, version: str) -> Iterator[dict[str, Any]]:
 
 
 def _settings(config: dict[str, Any]) -> Settings:
-    for key, value in config.items():
+    """The scheduler's settings; null stands for the default."""
+    for key in config:
         if key not in CONFIG_KEYS:
             raise unknown("setting of a recording", key, CONFIG_KEYS)
-        if key != "declared_max_new_tokens":
-            _check_type(key, value)
-    return Settings(**{key: value for key, value in config.items() if key != "declared_max_new_tokens"})
+    given = {key: value for key, value in config.items() if value is not None and key != "declared_max_new_tokens"}
+    for key, value in given.items():
+        _check_type(key, value)
+    return Settings(**given)
 
 
 def _check_type(key: str, value: Any) -> None:
