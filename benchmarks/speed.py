@@ -21,7 +21,7 @@ import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.policy import Limits, Policy
+from windtunnel.policy import Limits, VllmV1
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
@@ -76,7 +76,7 @@ def tables(max_num_seqs: int = 256) -> BatchTimes:
 def fleet(load: Load, replicas: int, asynchronous: bool, max_num_seqs: int = 256) -> Fleet:
     """Replicas of one engine with tables."""
     limits = Limits(max_num_seqs, 2048, MODEL_LEN, load.blocks, 16)
-    policy = Policy(async_scheduling=asynchronous)
+    policy = VllmV1(async_scheduling=asynchronous)
     return Fleet((limits,), (policy,), (tables(max_num_seqs),), (replicas,), (1,), (False,))
 
 
@@ -101,7 +101,7 @@ def core_seconds(load: Load, requests: int, replicas: int, asynchronous: bool, r
 def reference_seconds(load: Load, requests: int) -> float:
     """CPU seconds of the reference engine."""
     asked = demand(load, requests)
-    limits, policy = Limits(256, 2048, MODEL_LEN, load.blocks, 16), Policy(async_scheduling=False)
+    limits, policy = Limits(256, 2048, MODEL_LEN, load.blocks, 16), VllmV1(async_scheduling=False)
     time_of = table_time(tables())
 
     def simulate() -> None:
@@ -144,7 +144,7 @@ def show_batch(repeats: int) -> None:
     for size in (1, 16, 256, 1024):
         asked = demand(LONG, 4 * size)
         limits = Limits(size, max(2048, size), MODEL_LEN, size * 2000, 16)
-        served = Fleet((limits,), (Policy(),), (tables(size),), (1,), (1,), (False,))
+        served = Fleet((limits,), (VllmV1(),), (tables(size),), (1,), (1,), (False,))
         record = run(served, asked, 0, np.zeros(4 * size))
         seconds = cpu(partial(run, served, asked, 0, np.zeros(4 * size)), repeats)
         steps = int(record.rows["steps"].sum())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.policy import Limits, Policy, can_ever_run, generated
+from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
@@ -19,7 +19,7 @@ class Case:
     """One simulation, small enough for the reference."""
 
     limits: Limits
-    policy: Policy
+    policy: VllmV1
     times: BatchTimes
     replicas: int
     lanes: int
@@ -48,7 +48,7 @@ def cases(draw: st.DrawFn) -> Case:
     if not chunked:
         budget = max(budget, max_model_len)
     limits = Limits(max_num_seqs, budget, max_model_len, draw(st.integers(4, 120)), block_size)
-    policy = Policy(
+    policy = VllmV1(
         chunked_prefill=chunked,
         reserve_full_prompt=draw(st.booleans()),
         watermark=draw(st.sampled_from([0.0, 0.0, 0.01, 0.1])),

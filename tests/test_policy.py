@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
-from windtunnel.policy import SIMULATED_BY_CORE, Limits, Policy, can_ever_run, generated
+from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
+from windtunnel.policy.vllm_v1 import SIMULATED_BY_CORE
 from windtunnel.reference.request import Request
 from windtunnel.reference.scheduler import Scheduler
 
@@ -30,13 +31,13 @@ def test_every_decode_must_fit_the_budget() -> None:
 
 def test_without_chunks_the_longest_prompt_must_fit_the_budget() -> None:
     with pytest.raises(InputError, match="must be ≥ max_model_len=100 without chunked prefill"):
-        Policy(chunked_prefill=False).check(LIMITS)
+        VllmV1(chunked_prefill=False).check(LIMITS)
 
 
 def test_watermark_counts_all_blocks_with_the_null_block() -> None:
-    assert Policy(watermark=0.1).watermark_blocks(Limits(1, 1, 2, 99, 1)) == 10
+    assert VllmV1(watermark=0.1).watermark_blocks(Limits(1, 1, 2, 99, 1)) == 10
     with pytest.raises(InputError, match=r"watermark=1.0: must be in \[0, 1\)"):
-        Policy(watermark=1.0)
+        VllmV1(watermark=1.0)
 
 
 def test_output_is_cut_at_max_model_len() -> None:
@@ -51,7 +52,7 @@ def test_a_request_that_fits_alone_finishes_and_one_that_does_not_never_does(
     limits = Limits(1, 64, 100, blocks, block_size)
     tokens = generated(prompt, output, limits)
     request = Request(0, 0.0, prompt, max(tokens, 1), max(tokens, 1))
-    scheduler = Scheduler(limits, Policy(async_scheduling=False))
+    scheduler = Scheduler(limits, VllmV1(async_scheduling=False))
     scheduler.waiting.append(request)
     for _ in range(400):
         if tokens < 1 or request.finished:
@@ -60,9 +61,9 @@ def test_a_request_that_fits_alone_finishes_and_one_that_does_not_never_does(
     assert request.finished == can_ever_run(prompt, output, limits)
 
 
-def with_value(name: str, value: Any) -> Policy:
+def with_value(name: str, value: Any) -> VllmV1:
     values: dict[str, Any] = {name: value}
-    return replace(Policy(), **values)
+    return replace(VllmV1(), **values)
 
 
 @pytest.mark.parametrize("name", ["max_num_active_seqs", "long_prefill_token_threshold"])
@@ -85,20 +86,20 @@ def test_unknown_choices_are_refused(name: str, value: str, words: str) -> None:
 
 def test_more_active_requests_than_places_are_refused() -> None:
     with pytest.raises(InputError, match="max_num_active_seqs=5: must be ≤ max_num_seqs=4"):
-        Policy(max_num_active_seqs=5).check(LIMITS)
+        VllmV1(max_num_active_seqs=5).check(LIMITS)
 
 
 def test_the_core_refuses_what_it_does_not_simulate() -> None:
-    Policy(chunked_prefill=False, reserve_full_prompt=False, watermark=0.1, async_scheduling=False).check_core()
+    VllmV1(chunked_prefill=False, reserve_full_prompt=False, watermark=0.1, async_scheduling=False).check_core()
     others: dict[str, Any] = {"admission_order": "priority", "victim": "lowest_priority", "max_num_active_seqs": 1}
     others["long_prefill_token_threshold"] = 1
-    for field in fields(Policy):
+    for field in fields(VllmV1):
         if field.name not in SIMULATED_BY_CORE:
             value = others.get(field.name, not field.default)
             with pytest.raises(InputError, match=f"{field.name}={value!r}: not simulated by the compiled core"):
                 with_value(field.name, value).check_core()
     times = linear(1, 0, 0, 0, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=100)
-    fleet = Fleet((LIMITS,), (Policy(prefix_caching=True),), (times,), (1,), (1,), (False,))
+    fleet = Fleet((LIMITS,), (VllmV1(prefix_caching=True),), (times,), (1,), (1,), (False,))
     one = np.ones(1, dtype=np.int64)
     demand = Demand(np.zeros(1), one, one, np.zeros(1, bool), np.zeros(1, bool), -one, np.zeros(1), 0)
     with pytest.raises(InputError, match="prefix_caching=True: not simulated by the compiled core"):

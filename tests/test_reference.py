@@ -7,7 +7,8 @@ from handmade_schedules import SMALL, Step, random_recording, recording, request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.policy import POLICIES, Limits, Policy
+from windtunnel.policy import Limits, VllmV1
+from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.reference.request import Request
 from windtunnel.reference.scheduler import Scheduler
 from windtunnel.replay.vllm_v1 import replay
@@ -42,7 +43,7 @@ def test_the_newest_is_preempted_and_nobody_is_admitted_in_that_step() -> None:
 
 
 def test_a_sole_request_without_room_preempts_itself() -> None:
-    scheduler = Scheduler(Limits(1, 8, 64, 1, 4), Policy(async_scheduling=False))
+    scheduler = Scheduler(Limits(1, 8, 64, 1, 4), VllmV1(async_scheduling=False))
     scheduler.waiting.append(Request(0, 0.0, 4, 9, 9))
     scheduler.update(scheduler.schedule(), 1.0)
     batch = scheduler.schedule()
@@ -204,7 +205,7 @@ def test_until_0_10_it_is_scheduled_once_more() -> None:
 
 def test_a_block_is_shared_when_its_last_token_is_known_and_computed() -> None:
     """The prompt fills a block but for one token, which is sampled, and computed in the next step."""
-    scheduler = Scheduler(Limits(2, 64, 64, 8, 4), Policy(prefix_caching=True))
+    scheduler = Scheduler(Limits(2, 64, 64, 8, 4), VllmV1(prefix_caching=True))
     first = Request(0, 0.0, 3, 5, 5, tokens=(7, 7, 7, 1))
     scheduler.waiting.append(first)
     batches = [scheduler.schedule(), scheduler.schedule()]
@@ -218,14 +219,14 @@ def test_a_block_is_shared_when_its_last_token_is_known_and_computed() -> None:
 
 
 def test_versions_by_default() -> None:
-    assert list(POLICIES) == ["vllm-0.32", "vllm-0.20", "vllm-0.16", "vllm-0.12", "vllm-0.10"]
-    assert [policy.async_scheduling for policy in POLICIES.values()] == [True, True, True, False, False]
-    assert all(policy.prefix_caching for policy in POLICIES.values())
-    Scheduler(Limits(**{**SMALL, "num_blocks": 9}), POLICIES[NEWEST])
+    assert list(VERSIONS) == ["vllm-0.32", "vllm-0.20", "vllm-0.16", "vllm-0.12", "vllm-0.10"]
+    assert [policy.async_scheduling for policy in VERSIONS.values()] == [True, True, True, False, False]
+    assert all(policy.prefix_caching for policy in VERSIONS.values())
+    Scheduler(Limits(**{**SMALL, "num_blocks": 9}), VERSIONS[NEWEST])
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2**32), st.sampled_from(list(POLICIES)))
+@given(st.integers(0, 2**32), st.sampled_from(list(VERSIONS)))
 def test_nothing_is_lost(seed: int, version: str) -> None:
     """Every token comes once, every block comes back, and no step exceeds its limits."""
     workload = random_recording(seed)

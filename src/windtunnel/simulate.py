@@ -17,7 +17,7 @@ from windtunnel.memory import KVBudget, kv_blocks
 from windtunnel.perf.cache import cache_folder
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.tables import Tabulated
-from windtunnel.policy import Limits, Policy
+from windtunnel.policy import Limits, VllmV1
 from windtunnel.routing import router_number
 from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
 from windtunnel.workload.columns import Workload
@@ -84,10 +84,10 @@ def limits(pool: Pool, budget: KVBudget) -> Limits:
     )
 
 
-def policy(pool: Pool) -> Policy:
+def policy(pool: Pool) -> VllmV1:
     """The scheduler of the pool's engine."""
     engine = pool.engine
-    return Policy(
+    return VllmV1(
         chunked_prefill=engine.enable_chunked_prefill is not False,
         reserve_full_prompt=engine.scheduler_reserve_full_isl is not False,
         watermark=engine.watermark,

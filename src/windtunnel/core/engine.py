@@ -29,7 +29,7 @@ from windtunnel.core.records import (
 )
 from windtunnel.core.tables import flatten
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.policy import Limits, Policy
+from windtunnel.policy import Limits, VllmV1
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -40,7 +40,7 @@ class Fleet:
     """The replicas to simulate: for each pool its limits, policy, tables, number of replicas and lanes."""
 
     limits: tuple[Limits, ...]
-    policies: tuple[Policy, ...]
+    policies: tuple[VllmV1, ...]
     times: tuple[BatchTimes, ...]
     replicas: tuple[int, ...]
     lanes: tuple[int, ...]

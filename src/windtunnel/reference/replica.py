@@ -7,7 +7,7 @@ from math import isnan
 from typing import NamedTuple
 
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.policy import Limits, Policy
+from windtunnel.policy import Limits, VllmV1
 from windtunnel.reference.request import Request
 from windtunnel.reference.scheduler import Batch, Scheduler
 
@@ -47,7 +47,7 @@ class InFlight:
 class Group:
     """One rank, or all data-parallel ranks of a replica that wait for each other in every layer."""
 
-    def __init__(self, limits: Limits, policy: Policy, batch_time: BatchTime, ranks: int = 1) -> None:
+    def __init__(self, limits: Limits, policy: VllmV1, batch_time: BatchTime, ranks: int = 1) -> None:
         self.schedulers = [Scheduler(limits, policy) for _ in range(ranks)]
         self.batch_time = batch_time
         self.depth = 2 if policy.async_scheduling else 1

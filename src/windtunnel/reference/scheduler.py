@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from windtunnel.policy import Limits, Policy
+from windtunnel.policy import Limits, VllmV1
 from windtunnel.reference.blocks import Block, Blocks, CachedBlocks, CountedBlocks
 from windtunnel.reference.request import Request
 
@@ -83,7 +83,7 @@ class PriorityQueue(deque[Request]):
 class Scheduler:
     """A queue, a running list in order of admission, and blocks."""
 
-    def __init__(self, limits: Limits, policy: Policy) -> None:
+    def __init__(self, limits: Limits, policy: VllmV1) -> None:
         policy.check(limits)
         self.limits = limits
         self.policy = policy

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy import Limits, Policy, can_ever_run, generated
+from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.reference.request import Request
 from windtunnel.reference.scheduler import Batch, Scheduler
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording
@@ -116,7 +116,7 @@ class Loop:
     """
 
     def __init__(
-        self, scheduler: Scheduler, requests: deque[Request], step_time: Callable[[Batch], int], policy: Policy
+        self, scheduler: Scheduler, requests: deque[Request], step_time: Callable[[Batch], int], policy: VllmV1
     ) -> None:
         self.scheduler, self.step_time = scheduler, step_time
         self.depth = 2 if policy.async_scheduling else 1

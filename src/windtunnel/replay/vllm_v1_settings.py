@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy import POLICIES, Limits, Policy
+from windtunnel.policy import Limits, VllmV1
+from windtunnel.policy.vllm_v1 import VERSIONS
 
 Settings = dict[str, Any]
 
@@ -53,9 +54,9 @@ def limits(config: Settings) -> Limits:
     return Limits(**{name: config[name] for name in names}, num_blocks=config["num_gpu_blocks"] - 1)
 
 
-def policy(config: Settings, version: str) -> Policy:
+def policy(config: Settings, version: str) -> VllmV1:
     """The version's rules with the recording's settings."""
-    rules = POLICIES[version]
+    rules = VERSIONS[version]
     if config["policy"] not in ("fcfs", "priority"):
         raise unknown("policy", config["policy"], ("fcfs", "priority"))
     by_priority = config["policy"] == "priority"

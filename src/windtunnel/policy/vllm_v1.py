@@ -1,44 +1,17 @@
-"""Policy: what a scheduler is, as data. ``reference`` runs it object by object, ``core`` runs it compiled."""
+"""vLLM's v1 scheduler as data: what differs between its versions and settings."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from windtunnel.errors import InputError, unknown
+from windtunnel.policy.limits import Limits
 
 AdmissionOrder = Literal["fcfs", "priority"]
 Victim = Literal["newest", "lowest_priority"]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one scheduler (one data-parallel rank) may use."""
-
-    max_num_seqs: int
-    """Requests that may hold memory at once."""
-    max_num_batched_tokens: int
-    """Tokens that one step may compute."""
-    max_model_len: int
-    """Prompt and generated tokens of one request together."""
-    num_blocks: int
-    """KV blocks that requests can use: one fewer than vLLM's num_gpu_blocks, whose block 0 is never handed out."""
-    block_size: int
-    """Tokens in one KV block."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)}: must be ≥ 1")
-        if self.max_model_len < 2:
-            raise InputError(f"max_model_len={self.max_model_len}: must be ≥ 2, one prompt and one generated token")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InputError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens}: must be ≥ max_num_seqs={self.max_num_seqs}, "
-                "so that every running request can decode in each step"
-            )
-
-
-@dataclass(frozen=True)
-class Policy:
+class VllmV1:
     """vLLM's v1 scheduler: tokens catch up with what is known, first come first served, recompute on preemption.
 
     There is no prefill and no decode phase (vllm/v1/core/sched/scheduler.py): running requests are visited in the
@@ -130,12 +103,12 @@ class Policy:
 
 
 SIMULATED_BY_CORE = ("chunked_prefill", "reserve_full_prompt", "watermark", "async_scheduling")
-"""Fields of Policy that the compiled core knows; it runs the others at their defaults only."""
+"""Fields of VllmV1 that the compiled core knows; it runs the others at their defaults only."""
 
-_NEWEST = Policy(prefix_caching=True)
+_NEWEST = VllmV1(prefix_caching=True)
 _UNTIL_0_20 = replace(_NEWEST, threshold_when_alone=True, plain_blocks_first=False, track_place=False)
 
-POLICIES: dict[str, Policy] = {
+VERSIONS: dict[str, VllmV1] = {
     "vllm-0.32": _NEWEST,
     "vllm-0.20": _UNTIL_0_20,
     "vllm-0.16": replace(_UNTIL_0_20, reserve_full_prompt=False),
@@ -150,17 +123,3 @@ POLICIES: dict[str, Policy] = {
     ),
 }
 """vLLM's v1 schedulers as each version runs them by default."""
-
-
-def generated(prompt_tokens: int, output_tokens: int, limits: Limits) -> int:
-    """Tokens that a request really generates: its output, cut where prompt and output reach max_model_len."""
-    return min(output_tokens, limits.max_model_len - prompt_tokens)
-
-
-def can_ever_run(prompt_tokens: int, output_tokens: int, limits: Limits) -> bool:
-    """Whether a request fits an empty engine; one that does not is rejected (vLLM refuses it or waits for ever).
-
-    The last token never gets a KV entry, so prompt + generated − 1 tokens must fit the blocks.
-    """
-    tokens = generated(prompt_tokens, output_tokens, limits)
-    return tokens >= 1 and -(-(prompt_tokens + tokens - 1) // limits.block_size) <= limits.num_blocks
