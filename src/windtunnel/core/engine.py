@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.advance import FULL
+from windtunnel.core.family import family_of
 from windtunnel.core.loop import closed_loop, open_loop
 from windtunnel.core.records import (
     CANDIDATE,
@@ -64,6 +65,14 @@ class Demand:
     think_time: Floats
     max_concurrency: int
     """Requests in flight at most; 0: any number."""
+    max_tokens: Integers | None = None
+    """What each declares, cut at max_model_len; None: what it generates."""
+    priority: Integers | None = None
+    """Lower is better; None: all alike."""
+    hash_ids: tuple[Integers, Integers] | None = None
+    """Contents of the prompts as (offsets [n + 1], values): equal values are equal blocks of ``hash_block_size``
+    tokens with equal blocks before them. What has no value is like nothing else."""
+    hash_block_size: int = 0
 
     @property
     def closed(self) -> bool:
@@ -96,14 +105,9 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats) -> Record:
 
 def _state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
     pools, floats, integers = flatten(fleet.times)
-    for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
-        policy.check(limits)
-        policy.check_core()
+    for pool, limits in zip(pools, fleet.limits, strict=True):
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
             pool[name] = getattr(limits, name)
-        for name in ("chunked_prefill", "reserve_full_prompt", "async_scheduling"):
-            pool[name] = getattr(policy, name)
-        pool["watermark_blocks"] = policy.watermark_blocks(limits)
     groups, lanes, replicas = _layout(fleet)
     n = len(demand.arrival)
     margin = int(max(g["num_lanes"] * (pools[g["pool"]]["max_num_seqs"] + 2) for g in groups)) + 1
@@ -137,6 +141,7 @@ def _state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
         think_time=np.ascontiguousarray(demand.think_time, dtype=np.float64),
         releases=attributes(releases),
         gate=np.full(n if demand.closed else 0, NONE, dtype=np.int64),
+        own=family_of(fleet.policies).arrays(fleet, demand, pools, lanes),
     )
 
 

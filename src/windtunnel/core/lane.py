@@ -18,7 +18,7 @@ def blocks_of(tokens: int, block_size: int) -> int:
 
 
 @kernel
-def enqueue(lane: Any, requests: Array, r: int) -> None:
+def enqueue_last(lane: Any, requests: Array, r: int) -> None:
     """Put a request at the end of the queue."""
     requests[r].next = NONE
     if lane.queue_head == NONE:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from windtunnel.core.advance import FULL, REACHED, advance, update_bound
+from windtunnel.core.advance import FULL, REACHED, advance
 from windtunnel.core.borrow import borrow
+from windtunnel.core.family import enqueue, update_bound
 from windtunnel.core.kernel import kernel
-from windtunnel.core.lane import enqueue
 from windtunnel.core.records import (
     ADMITTED,
     ARRIVED,
@@ -88,7 +88,7 @@ def deliver(state: State, r: int, time: float) -> None:
     request.lane = chosen
     request.state = QUEUED
     lane.outstanding += 1
-    enqueue(lane, state.requests, r)
+    enqueue(state, chosen, r)
     if group.now < time:
         group.now = time
         group.released = 0

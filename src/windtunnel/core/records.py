@@ -160,6 +160,10 @@ the next request, requests in flight, known future releases, the two ends of the
 being delivered."""
 
 
+IDLE, STEPPED = 0, 1
+"""What a step found: nothing to do until something arrives, or something."""
+
+
 def attributes(array: NDArray[Any]) -> NDArray[Any]:
     """The array with its fields as attributes also where numba is switched off (NUMBA_DISABLE_JIT=1, for debuggers)."""
     return array.view(np.recarray) if config.DISABLE_JIT else array  # type: ignore[attr-defined]
@@ -193,3 +197,5 @@ class State(NamedTuple):
     """Heap of future arrivals of the closed loop, as (time, request)."""
     gate: Any
     """[n] queue of requests that wait for a place in flight: the next of each."""
+    own: Any
+    """Named tuple of the arrays that only this family of schedulers knows; see ``core.family``."""

@@ -5,11 +5,9 @@ from typing import Any
 from windtunnel.core.kernel import kernel
 from windtunnel.core.lane import discarded_tokens, finish_chunks, finish_decodes, release, schedule
 from windtunnel.core.lookup import lockstep_tokens, rank_time, step_time
-from windtunnel.core.records import NONE, ROWS, State
+from windtunnel.core.records import IDLE, NONE, ROWS, STEPPED, State
 
 Array = Any
-
-IDLE, STEPPED = 0, 1
 
 
 @kernel

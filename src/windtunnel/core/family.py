@@ -1,0 +1,82 @@
+"""Families of schedulers: the type of ``State.own`` decides, when a loop is compiled, whose rules it follows.
+
+So each family's loop holds the code of that family alone, and costs nothing when another one grows. A family is a
+module with four kernels (``enqueue``, ``step``, ``steady_run``, ``update_bound``, described below), the named tuple
+``Arrays`` of what it alone reads and writes, and the function ``arrays`` that builds it before a run.
+"""
+
+from types import ModuleType
+from typing import Any
+
+from numba.extending import overload
+
+from windtunnel.core import vllm_v1
+from windtunnel.errors import InputError
+from windtunnel.policy import VllmV1
+
+FAMILIES: dict[type, ModuleType] = {VllmV1: vllm_v1}
+"""Type of a scheduler's settings → its module."""
+
+
+def family_of(policies: tuple[Any, ...]) -> ModuleType:
+    """The module that runs these schedulers; the pools of one simulation share a family."""
+    kinds = {type(policy) for policy in policies}
+    if len(kinds) > 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise InputError(f"schedulers of {len(kinds)} kinds ({names}): the pools of one deployment need one kind")
+    return FAMILIES[kinds.pop()]
+
+
+def enqueue(state: Any, lane: int, r: int) -> None:
+    """Put the arriving request ``r`` into the queue of a lane."""
+    _module(state.own).enqueue(state, lane, r)
+
+
+def step(state: Any, pool: Any, group: Any) -> int:
+    """Schedule and run one step of a group, and move its clock; IDLE if there is nothing to do until an arrival."""
+    done: int = _module(state.own).step(state, pool, group)
+    return done
+
+
+def steady_run(state: Any, pool: Any, group: Any, until: float) -> int:
+    """Run equal steps while the group's ``now`` < ``until`` (which counts only if an arrival could join them).
+
+    Returns how many; 0: the next step has to be made singly.
+    """
+    done: int = _module(state.own).steady_run(state, pool, group, until)
+    return done
+
+
+def update_bound(state: Any, pool: Any, group: Any) -> None:
+    """Set the group's ``bound``: nobody outside can see a change before it; infinite while the group is idle."""
+    _module(state.own).update_bound(state, pool, group)
+
+
+def _module(own: Any) -> ModuleType:
+    return next(module for module in FAMILIES.values() if module.Arrays is type(own))
+
+
+def _compiled(state: Any) -> ModuleType:
+    """The module by the compiler's type of a State."""
+    arrays = state.types[state.fields.index("own")].instance_class
+    return next(module for module in FAMILIES.values() if module.Arrays is arrays)
+
+
+@overload(enqueue, strict=False)
+def _enqueue(state: Any, lane: Any, r: Any) -> Any:  # noqa: ARG001 - numba matches them by name
+    return _compiled(state).enqueue.py_func
+
+
+@overload(step, strict=False)
+def _step(state: Any, pool: Any, group: Any) -> Any:  # noqa: ARG001
+    return _compiled(state).step.py_func
+
+
+@overload(steady_run, strict=False)
+def _steady_run(state: Any, pool: Any, group: Any, until: Any) -> Any:  # noqa: ARG001
+    return _compiled(state).steady_run.py_func
+
+
+@overload(update_bound, strict=False)
+def _update_bound(state: Any, pool: Any, group: Any) -> Any:  # noqa: ARG001
+    return _compiled(state).update_bound.py_func
