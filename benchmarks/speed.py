@@ -25,6 +25,7 @@ from windtunnel.policy import Limits, VllmV1
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
+from windtunnel.reference.vllm_v1 import Scheduler
 
 LEAST_OUTSTANDING = 2
 MODEL_LEN = 24576
@@ -107,7 +108,7 @@ def reference_seconds(load: Load, requests: int) -> float:
     def simulate() -> None:
         lengths = zip(asked.arrival, asked.prompt_tokens, asked.output_tokens, strict=True)
         objects = [Request(i, float(a), int(p), int(o), int(o)) for i, (a, p, o) in enumerate(lengths)]
-        Loop([Replica([Group(limits, policy, time_of)])], round_robin, objects).run()
+        Loop([Replica([Group([Scheduler(limits, policy)], time_of)])], round_robin, objects).run()
 
     return cpu(simulate, 1)
 

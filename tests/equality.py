@@ -12,6 +12,7 @@ from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
+from windtunnel.reference.vllm_v1 import Scheduler
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,11 @@ def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
     time = table_time(case.times)
 
     def replica() -> Replica:
+        depth = 2 if case.policy.async_scheduling else 1
+        ranks = [Scheduler(case.limits, case.policy) for _ in range(case.lanes)]
         if case.lockstep:
-            return Replica([Group(case.limits, case.policy, time, case.lanes)])
-        return Replica([Group(case.limits, case.policy, time) for _ in range(case.lanes)])
+            return Replica([Group(ranks, time, depth)])
+        return Replica([Group([rank], time, depth) for rank in ranks])
 
     replicas = [replica() for _ in range(case.replicas)]
     routers: list[Router] = [round_robin, random_choice(list(case.uniforms)), least_outstanding, vllm_dp]

@@ -12,7 +12,7 @@ from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.vllm_v1 import SIMULATED_BY_CORE
 from windtunnel.reference.request import Request
-from windtunnel.reference.scheduler import Scheduler
+from windtunnel.reference.vllm_v1 import Scheduler
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100, num_blocks=10, block_size=16)
 

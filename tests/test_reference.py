@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.reference.request import Request
-from windtunnel.reference.scheduler import Scheduler
+from windtunnel.reference.vllm_v1 import Scheduler
 from windtunnel.replay.vllm_v1 import replay
 
 NEWEST = "vllm-0.32"

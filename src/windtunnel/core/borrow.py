@@ -33,7 +33,7 @@ else:
     def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
         if isinstance(kind, types.BaseTuple):
             kinds: tuple[Any, ...] = tuple(kind)  # type: ignore[arg-type]
-        parts = zip(kinds, cgutils.unpack_tuple(builder, value), strict=True)
+            parts = zip(kinds, cgutils.unpack_tuple(builder, value), strict=True)
             views = [_without_owner(context, builder, part_kind, part) for part_kind, part in parts]
             return context.make_tuple(builder, kind, views)
         view = context.make_array(kind)(context, builder, value)

@@ -42,7 +42,7 @@ class Balancer:
     def look(self) -> None:
         """Take the counts of all ranks as they are now."""
         self.counts = [
-            [[len(group.schedulers[i].waiting), len(group.schedulers[i].running)] for group, i in replica.ranks]
+            [[group.schedulers[i].num_waiting, group.schedulers[i].num_running] for group, i in replica.ranks]
             for replica in self.replicas
         ]
 
@@ -82,7 +82,7 @@ def least_outstanding(replicas: list[Replica], _: Balancer, __: int) -> int:
 
     def outstanding(replica: Replica) -> int:
         schedulers = [group.schedulers[i] for group, i in replica.ranks]
-        return sum(len(scheduler.waiting) + len(scheduler.running) for scheduler in schedulers)
+        return sum(scheduler.num_waiting + scheduler.num_running for scheduler in schedulers)
 
     return min(range(len(replicas)), key=lambda j: outstanding(replicas[j]))
 
@@ -161,7 +161,7 @@ class Loop:
         self.balancer.counts[j][best][0] += 1
         group, rank = ranks[best]
         request.replica = j
-        group.schedulers[rank].waiting.append(request)
+        group.schedulers[rank].add(request)
         if not group.in_flight:
             self._wake(self.groups.index(group), time)
 

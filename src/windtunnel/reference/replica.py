@@ -1,15 +1,14 @@
 """Group: the ranks that step together, and the steps they have in flight."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import NamedTuple
 
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.policy import Limits, VllmV1
+from windtunnel.reference.batch import Batch, StepScheduler
 from windtunnel.reference.request import Request
-from windtunnel.reference.scheduler import Batch, Scheduler
 
 BatchTime = Callable[[list[Batch]], float]
 """Seconds of a step from the batches of the ranks that take part in it."""
@@ -47,10 +46,11 @@ class InFlight:
 class Group:
     """One rank, or all data-parallel ranks of a replica that wait for each other in every layer."""
 
-    def __init__(self, limits: Limits, policy: VllmV1, batch_time: BatchTime, ranks: int = 1) -> None:
-        self.schedulers = [Scheduler(limits, policy) for _ in range(ranks)]
+    def __init__(self, schedulers: Sequence[StepScheduler], batch_time: BatchTime, depth: int = 1) -> None:
+        """``depth``: steps in flight at most; 2 with asynchronous scheduling."""
+        self.schedulers = schedulers
         self.batch_time = batch_time
-        self.depth = 2 if policy.async_scheduling else 1
+        self.depth = depth
         self.in_flight: deque[InFlight] = deque()
         self.journal: list[Step] = []
 
@@ -60,21 +60,20 @@ class Group:
         An empty decision waits for the step in flight. With none in flight it is repeated if it preempted somebody.
         """
         while len(self.in_flight) < self.depth:
-            batches = [scheduler.schedule() for scheduler in self.schedulers]
+            batches = [scheduler.schedule(now) for scheduler in self.schedulers]
             if not any(batch.scheduled for batch in batches):
                 if not self.in_flight and any(batch.preempted for batch in batches):
                     continue
                 break
             start = max(now, self.in_flight[-1].end) if self.in_flight else now
-            end = start + self.batch_time(batches)
+            end = start + self.batch_time(batches) + max(batch.transfer_time for batch in batches)
             self._record(start, end, batches)
             self.in_flight.append(InFlight(end, batches))
         return self.in_flight[0].end if self.in_flight else None
 
     def _record(self, start: float, end: float, batches: list[Batch]) -> None:
         for rank, (scheduler, batch) in enumerate(zip(self.schedulers, batches, strict=True)):
-            used = scheduler.limits.num_blocks - scheduler.free_blocks
-            self.journal.append(Step(rank, start, end, batch, used, len(scheduler.waiting)))
+            self.journal.append(Step(rank, start, end, batch, scheduler.used_blocks, scheduler.num_waiting))
             for part in batch.scheduled:
                 if isnan(part.request.scheduled):
                     part.request.scheduled = start

@@ -7,8 +7,9 @@ from typing import Any
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
+from windtunnel.reference.batch import Batch
 from windtunnel.reference.request import Request
-from windtunnel.reference.scheduler import Batch, Scheduler
+from windtunnel.reference.vllm_v1 import Scheduler
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording
 from windtunnel.replay.vllm_v1_settings import BATCH_TIME, CONFIG, known, limits, policy
 

@@ -3,64 +3,11 @@
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from windtunnel.policy import Limits, VllmV1
+from windtunnel.reference.batch import Batch
 from windtunnel.reference.blocks import Block, Blocks, CachedBlocks, CountedBlocks
 from windtunnel.reference.request import Request
-
-
-class Scheduled(NamedTuple):
-    """One request's part of a step."""
-
-    request: Request
-    tokens: int
-    start: int
-    """Tokens already in the cache."""
-    decodes: bool
-    """It had caught up before and emits a token in every step; otherwise this is a prefill chunk."""
-    emits: bool
-    """This step computes its last known token, so that the next one is sampled."""
-
-
-@dataclass
-class Batch:
-    """What one step computes, in batch order."""
-
-    budget: int = 0
-    """Tokens that can still be added."""
-    threshold: int = 0
-    """Most tokens of one request; 0: any number."""
-    scheduled: list[Scheduled] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    """In the order in which they had to go."""
-    admitted: dict[Request, int] = field(default_factory=dict)
-    """Requests that left the queue, and how many of their tokens were found in the prefix cache."""
-
-    @property
-    def decodes(self) -> list[Scheduled]:
-        """The decodes."""
-        return [part for part in self.scheduled if part.decodes]
-
-    @property
-    def chunks(self) -> list[tuple[int, int]]:
-        """(tokens, context) of the prefill chunks."""
-        return [(part.tokens, part.start) for part in self.scheduled if not part.decodes]
-
-    def add(self, request: Request, tokens: int) -> None:
-        """Compute ``tokens`` of a request; it counts them as computed at once, so that the next step can go on."""
-        start = request.num_computed_tokens
-        request.num_computed_tokens += tokens
-        emits = request.num_computed_tokens == request.num_tokens + request.num_output_placeholders
-        if emits:
-            request.num_output_placeholders += 1
-        self.budget -= tokens
-        self.scheduled.append(Scheduled(request, tokens, start, start >= request.prefill_tokens, emits))
-
-    def place(self, request: Request) -> int | None:
-        """Where the request stands in the batch, if it does."""
-        return next((i for i, part in enumerate(self.scheduled) if part.request is request), None)
 
 
 class PriorityQueue(deque[Request]):
@@ -98,7 +45,26 @@ class Scheduler:
         """Blocks that can be handed out."""
         return self.blocks.free
 
-    def schedule(self) -> Batch:
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that requests hold."""
+        return self.limits.num_blocks - self.blocks.free
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self.running)
+
+    def add(self, request: Request) -> None:
+        """A request arrives: it takes its place in the queue."""
+        self.waiting.append(request)
+
+    def schedule(self, now: float = 0.0) -> Batch:  # noqa: ARG002 - these rules do not look at the time
         """Decide the next step: running requests first, then the queue unless somebody was preempted."""
         batch = Batch(self.limits.max_num_batched_tokens, self._threshold())
         self._schedule_running(batch)

@@ -1,0 +1,85 @@
+"""What a scheduler decides for one step, and what the event loop asks of any scheduler."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from windtunnel.reference.request import Request
+
+
+class Scheduled(NamedTuple):
+    """One request's part of a step."""
+
+    request: Request
+    tokens: int
+    start: int
+    """Tokens already in the cache."""
+    decodes: bool
+    """It had caught up before and emits a token in every step; otherwise this is a prefill chunk."""
+    emits: bool
+    """This step computes its last known token, so that the next one is sampled."""
+
+
+@dataclass
+class Batch:
+    """What one step computes, in batch order."""
+
+    budget: int = 0
+    """Tokens that can still be added."""
+    threshold: int = 0
+    """Most tokens of one request; 0: any number."""
+    scheduled: list[Scheduled] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+    """In the order in which they had to go."""
+    admitted: dict[Request, int] = field(default_factory=dict)
+    """Requests that left the queue, and how many of their tokens were found in the prefix cache."""
+    transfer_time: float = 0.0
+    """Seconds that the step waits for blocks that move between device and host."""
+
+    @property
+    def decodes(self) -> list[Scheduled]:
+        """The decodes."""
+        return [part for part in self.scheduled if part.decodes]
+
+    @property
+    def chunks(self) -> list[tuple[int, int]]:
+        """(tokens, context) of the prefill chunks."""
+        return [(part.tokens, part.start) for part in self.scheduled if not part.decodes]
+
+    def add(self, request: Request, tokens: int) -> None:
+        """Compute ``tokens`` of a request; it counts them as computed at once, so that the next step can go on."""
+        start = request.num_computed_tokens
+        request.num_computed_tokens += tokens
+        emits = request.num_computed_tokens == request.num_tokens + request.num_output_placeholders
+        if emits:
+            request.num_output_placeholders += 1
+        self.budget -= tokens
+        self.scheduled.append(Scheduled(request, tokens, start, start >= request.prefill_tokens, emits))
+
+    def place(self, request: Request) -> int | None:
+        """Where the request stands in the batch, if it does."""
+        return next((i for i, part in enumerate(self.scheduled) if part.request is request), None)
+
+
+class StepScheduler(Protocol):
+    """One scheduler, of one data-parallel rank. The loop adds requests, asks for a step, and tells when it has run."""
+
+    def add(self, request: Request) -> None:
+        """A request arrives."""
+
+    def schedule(self, now: float) -> Batch:
+        """Decide the step that starts at ``now`` (s) or when the step in flight has ended; it may be empty."""
+
+    def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
+        """The batch has run at ``time`` (s): (requests that got a token, those that ended), in batch order."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold memory on the device."""
+
+    @property
+    def used_blocks(self) -> int:
+        """KV blocks that are not free."""
