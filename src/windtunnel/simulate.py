@@ -1,5 +1,6 @@
 """simulate(deployment, workload, seed) → Run."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 from zlib import crc32
@@ -26,7 +27,13 @@ Integers = NDArray[np.int64]
 
 
 def simulate(
-    deployment: Deployment, workload: Workload, seed: int = 0, *, perf: str = "auto", cache: bool = True
+    deployment: Deployment,
+    workload: Workload,
+    seed: int = 0,
+    *,
+    perf: str = "auto",
+    cache: bool = True,
+    tables: Sequence[Tabulated] | None = None,
 ) -> Run:
     """Simulate every request of a workload on a deployment until the last one has ended.
 
@@ -36,12 +43,14 @@ def simulate(
         seed: of the random streams of the simulation itself (the random router).
         perf: where kernel times come from: ``auto``, ``measured`` or ``roofline``.
         cache: keep batch-time tables on disk, and read them from there.
+        tables: the batch-time tables of each pool where they are at hand; ``perf`` and ``cache`` then mean nothing.
 
     Raises:
         InputError: the model does not fit, or a name is unknown.
     """
     router = router_number(deployment.router)
-    tables = [tabulate(pool, perf, cache_folder() if cache else None) for pool in deployment.pools]
+    if tables is None:
+        tables = [tabulate(pool, perf, cache_folder() if cache else None) for pool in deployment.pools]
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = _fleet(deployment, tables, budgets)
     demand, cut = _demand(workload, fleet.limits[0])
@@ -60,7 +69,7 @@ def simulate(
     )
 
 
-def _fleet(deployment: Deployment, tables: list[Tabulated], budgets: list[KVBudget]) -> Fleet:
+def _fleet(deployment: Deployment, tables: Sequence[Tabulated], budgets: list[KVBudget]) -> Fleet:
     pools = deployment.pools
     return Fleet(
         limits=tuple(limits(pool, budget) for pool, budget in zip(pools, budgets, strict=True)),
@@ -175,7 +184,7 @@ def _manifest(
     deployment: Deployment,
     workload: Workload,
     seed: int,
-    tables: list[Tabulated],
+    tables: Sequence[Tabulated],
     budgets: list[KVBudget],
     notes: list[str],
 ) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from windtunnel.metrics.distribution import PERCENTILES, Distribution
 from windtunnel.metrics.gaps import token_gaps_by_request
 from windtunnel.metrics.goodness import Verdict, good_requests, verdicts
-from windtunnel.metrics.overload import overload_warning
+from windtunnel.metrics.overload import Growth, overload_warning, queue_growth
 from windtunnel.metrics.requests import RequestMetrics, request_metrics, waits
 from windtunnel.metrics.shares import group_share, time_share
 from windtunnel.metrics.spread import Interval, spread
@@ -18,6 +18,7 @@ __all__ = [
     "LATENCIES",
     "PERCENTILES",
     "Distribution",
+    "Growth",
     "Interval",
     "ReplicaUsage",
     "RequestMetrics",
@@ -32,6 +33,7 @@ __all__ = [
     "group_share",
     "measured_window",
     "overload_warning",
+    "queue_growth",
     "request_metrics",
     "spread",
     "summary",
