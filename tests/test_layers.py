@@ -19,6 +19,7 @@ LAYERS = (
     ("simulate",),
     ("metrics",),
     ("report",),
+    ("validation",),
     ("outputs",),
     ("load",),
     ("scenario",),

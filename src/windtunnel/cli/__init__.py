@@ -16,6 +16,7 @@ from windtunnel.cli.listing import listing
 from windtunnel.cli.replay import replay
 from windtunnel.cli.run import report, run
 from windtunnel.cli.trace import convert, describe
+from windtunnel.cli.validate import validate
 from windtunnel.errors import InputError
 from windtunnel.scenario import word
 
@@ -39,6 +40,7 @@ app.command(trace)
 app.command(listing, name="list")
 app.command(report)
 app.command(replay)
+app.command(validate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -40,7 +40,7 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
     source = given.get("--scenario")
     values = {} if source is None else read_scenario(Path(source))
-    if "--model" not in given and any(argument.name == "--model" for argument in arguments):
+    if "--model" not in given and any(argument.name == "--model" and argument.hint is str for argument in arguments):
         values = main_job_unless_model(values)
     config.Dict(values, source=source or "default", use_commands_as_keys=False)(app, commands, arguments)
 

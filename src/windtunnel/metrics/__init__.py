@@ -3,7 +3,7 @@
 from windtunnel.metrics.distribution import PERCENTILES, Distribution
 from windtunnel.metrics.gaps import token_gaps_by_request
 from windtunnel.metrics.goodness import Verdict, good_requests, verdicts
-from windtunnel.metrics.overload import Growth, overload_warning, queue_growth
+from windtunnel.metrics.overload import Growth, delay_growth, overload_warning, overloaded, queue_growth
 from windtunnel.metrics.requests import RequestMetrics, request_metrics, waits
 from windtunnel.metrics.shares import group_share, time_share
 from windtunnel.metrics.spread import Interval, spread
@@ -29,10 +29,12 @@ __all__ = [
     "Verdict",
     "Window",
     "clean",
+    "delay_growth",
     "good_requests",
     "group_share",
     "measured_window",
     "overload_warning",
+    "overloaded",
     "queue_growth",
     "request_metrics",
     "spread",

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.run import Requests
 
@@ -11,6 +12,8 @@ MIN_REQUESTS = 50
 MIN_SLOPE = 0.02
 MIN_TREND = 0.6
 MIN_DELAY = 1.0
+
+Floats = NDArray[np.float64]
 
 
 class Growth(NamedTuple):
@@ -25,20 +28,25 @@ class Growth(NamedTuple):
 
 
 def queue_growth(requests: Requests) -> Growth | None:
-    """The growth of the queue, or None for fewer than 50 requests.
+    """The growth of the queueing delay, see ``delay_growth``."""
+    return delay_growth(requests.arrival, requests.scheduled - requests.arrival)
+
+
+def delay_growth(arrival: Floats, delay: Floats) -> Growth | None:
+    """The growth of a delay over the arrivals, or None for fewer than 50 requests that have one (NaN: none).
 
     Requests in order of arrival fall into ten groups of equal size. Where demand is ρ > 1 times what is served, each
     second of arrivals adds ρ − 1 seconds of queueing delay; so the least-squares slope of the groups' median delay on
     their mean arrival estimates ρ − 1.
     """
-    seen = ~np.isnan(requests.scheduled)
-    arrival, scheduled = requests.arrival[seen], requests.scheduled[seen]
+    seen = ~np.isnan(delay)
+    arrival, delay = arrival[seen], delay[seen]
     if len(arrival) < MIN_REQUESTS:
         return None
-    order = np.lexsort((scheduled, arrival))
+    order = np.lexsort((delay, arrival))
     groups = np.array_split(order, GROUPS)
     times = np.array([arrival[group].mean() for group in groups])
-    delays = np.array([np.median(scheduled[group] - arrival[group]) for group in groups])
+    delays = np.array([np.median(delay[group]) for group in groups])
     later, earlier = np.triu_indices(GROUPS, 1)[::-1]
     trend = float(np.sign(delays[later] - delays[earlier]).mean())
     if arrival.max() == arrival.min():
@@ -47,17 +55,22 @@ def queue_growth(requests: Requests) -> Growth | None:
     return Growth(float(centred @ delays) / float(centred @ centred), trend, float(delays[-1]))
 
 
-def overload_warning(requests: Requests) -> str | None:
-    """A sentence if requests arrive faster than they are served, else None.
+def overloaded(growth: Growth | None) -> bool:
+    """Whether a delay grows over the arrivals because requests come faster than they are served.
 
-    Overload is a slope of at least 0.02 (see ``queue_growth``), with a Kendall trend of at least 0.6 over the groups
-    and a median delay of at least 1 s in the last. A run whose requests arrive at once, or which has fewer than 50, is
-    not judged.
+    That is a slope of at least 0.02 (see ``delay_growth``), with a Kendall trend of at least 0.6 over the groups and a
+    median delay of at least 1 s in the last. A run whose requests arrive at once, or which has fewer than 50, is not
+    judged.
     """
-    growth = queue_growth(requests)
     if growth is None or np.isinf(growth.slope):
-        return None
-    if growth.slope < MIN_SLOPE or growth.trend < MIN_TREND or growth.delay < MIN_DELAY:
+        return False
+    return growth.slope >= MIN_SLOPE and growth.trend >= MIN_TREND and growth.delay >= MIN_DELAY
+
+
+def overload_warning(requests: Requests) -> str | None:
+    """A sentence if the run is ``overloaded``, else None."""
+    growth = queue_growth(requests)
+    if growth is None or not overloaded(growth):
         return None
     return (
         f"overload: each second of arrivals adds {growth.slope:.2g} s of queueing delay (at the end "

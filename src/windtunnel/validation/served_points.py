@@ -20,12 +20,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from benchmarks.truth import nearest_preset
 from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import Quantization, load_model
 from windtunnel.perf.database import find_systems
+from windtunnel.validation.recording import nearest_preset
 
 CHECKPOINTS = {
     ("MiniMaxAI/MiniMax-M2.5", "fp4"): "nvidia/MiniMax-M2.5-NVFP4",
@@ -56,6 +56,12 @@ FLAGS_BY_SYSTEM: dict[tuple[str, str], dict[str, Any]] = {
     ("MiniMaxAI/MiniMax-M2.5", "b200_sxm"): {"gpu_memory_utilization": 0.95, "block_size": 32},
     ("MiniMaxAI/MiniMax-M2.5", "b300_sxm"): {"kv_cache_dtype": "fp8", "block_size": 32},
 }
+COLUMNS = (
+    *("id", "silicon_data_source", "backend", "backend_version", "model_path", "system", "precision", "mode", "isl"),
+    *("osl", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "silicon_ttft_ms", "silicon_tpot_ms"),
+)
+"""The columns that are read."""
+
 SPARE_TOKENS = 200
 """``max_model_len`` beyond prompt and output, as the same scripts have it."""
 
@@ -68,6 +74,8 @@ class Point:
     """One row: what served whom how fast (seconds)."""
 
     id: str
+    mode: str
+    """``agg`` or ``disagg``."""
     backend: str
     version: str
     model_path: str
@@ -86,6 +94,10 @@ class Point:
 
     def pool(self) -> Pool:
         """What is simulated. Raises InputError for what cannot be."""
+        if self.mode != "agg":
+            raise InputError("separate prefill and decode pools are not simulated yet")
+        if not (self.ttft > 0 and self.tpot > 0):
+            raise InputError("the row holds no latencies")
         if not self.concurrency:
             raise InputError("the row does not say how many clients there were")
         name = CHECKPOINTS.get((self.model_path, self.precision), self.model_path)
@@ -117,12 +129,22 @@ def find_file() -> Path:
     return systems / "silicon_sample.csv"
 
 
-def read_points(backend: str) -> list[Point]:
-    """Every aggregated row of an engine. Raises InputError when there are none."""
-    with find_file().open(encoding="utf-8", newline="") as file:
-        points = [_point(row) for row in csv.DictReader(file) if row["mode"] == "agg" and row["backend"] == backend]
-    if not points:
-        raise InputError(f"--backend {backend}: silicon_sample.csv has no aggregated rows of it; use vllm")
+def read_points(path: Path | None = None) -> list[Point]:
+    """Every row of the file, the package's unless another is given. Raises InputError naming what is wrong."""
+    path = path or find_file()
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})") from error
+    if missing := [name for name in COLUMNS if not rows or name not in rows[0]]:
+        raise InputError(f"{path}: no column {', '.join(missing)}: it must be like silicon_sample.csv")
+    points = []
+    for number, row in enumerate(rows, 2):
+        try:
+            points.append(_point(row))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{path}:{number}: {error}") from error
     return points
 
 
@@ -131,6 +153,7 @@ def _point(row: Mapping[str, str]) -> Point:
     tp, dp, expert_parallel = parallelism(row)
     return Point(
         id=row["id"],
+        mode=row["mode"],
         backend=row["backend"],
         version=version(row),
         model_path=row["model_path"],
@@ -142,8 +165,8 @@ def _point(row: Mapping[str, str]) -> Point:
         tp=tp,
         dp=dp,
         expert_parallel=expert_parallel,
-        ttft=float(row["silicon_ttft_ms"]) * 1e-3,
-        tpot=float(row["silicon_tpot_ms"]) * 1e-3,
+        ttft=float(row["silicon_ttft_ms"] or "nan") * 1e-3,
+        tpot=float(row["silicon_tpot_ms"] or "nan") * 1e-3,
     )
 
 

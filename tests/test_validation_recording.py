@@ -1,4 +1,4 @@
-"""The accuracy benchmarks: replays of recordings that the tests make up, and wrong recordings."""
+"""Recordings: replays of runs that the tests make up, and wrong ones."""
 
 import json
 from collections.abc import Mapping
@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import accuracy, silicon, silicon_points, step_times
-from benchmarks.truth import find_recordings, nearest_preset, read_recording
+from windtunnel.cli import main
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.metrics import request_metrics
-from windtunnel.perf.database import find_systems
 from windtunnel.simulate import simulate
+from windtunnel.validation.comparison import compare
+from windtunnel.validation.measurement import METRICS, STATISTICS
+from windtunnel.validation.recording import find_recordings, nearest_preset, read_recording
+from windtunnel.validation.step_times import decode_bins
 
 ENGINE = {"name": "vllm", "version": "0.19.0", "max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 4096}
 RUN = {"id": "made-up", "model": "Qwen/Qwen3-0.6B", "device": "l40s", "engine": ENGINE, "clock": "engine"}
@@ -33,12 +35,12 @@ def write(folder: Path, run: Mapping[str, Any], requests: Rows) -> Path:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    assert accuracy.main([*arguments, "--json"]) == 0
+    main(["validate", *arguments, "--json"])
     return json.loads(capsys.readouterr().out)
 
 
 def test_measured_statistics_are_those_of_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (found,) = printed(capsys, str(write(tmp_path / "run", RUN, REQUESTS)))
+    found = printed(capsys, str(write(tmp_path / "run", RUN, REQUESTS)))
     e2el = np.array([row["e2el_s"] for row in REQUESTS])
     assert found["run"] == "made-up"
     assert (found["requests"], found["finished"], found["preset"]) == (20, 20, "vllm-0.19")
@@ -46,27 +48,27 @@ def test_measured_statistics_are_those_of_the_recording(tmp_path: Path, capsys: 
     assert found["tpot"]["measured"]["mean"] == pytest.approx(0.02)  # of the 19 requests with a second token
     assert found["e2el"]["measured"]["p90"] == pytest.approx(np.percentile(e2el, 90))
     last = max(row["arrival_s"] + row["e2el_s"] for row in REQUESTS)
-    assert found["output_throughput"]["measured"] == pytest.approx(sum(range(1, 21)) / last)
+    assert found["throughput"]["measured"] == pytest.approx(sum(range(1, 21)) / last)
     assert sum(found["time_share"].values()) == pytest.approx(1)
 
 
 def test_a_recorded_simulation_has_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recording = read_recording(write(tmp_path / "draft", RUN, REQUESTS))
-    metrics = request_metrics(simulate(Deployment((recording.pool(),)), recording.workload()).requests)
+    metrics = request_metrics(simulate(Deployment((recording.pool(),)), recording.measurement.workload).requests)
     timed = [
         row | {"ttft_s": float(ttft), "e2el_s": float(e2el)}
         for row, ttft, e2el in zip(REQUESTS, metrics.ttft, metrics.e2el, strict=True)
     ]
-    (found,) = printed(capsys, str(write(tmp_path / "run", RUN, timed)))
-    for metric in accuracy.METRICS:
-        assert found[metric]["error"] == pytest.approx(dict.fromkeys(accuracy.STATISTICS, 0.0), abs=1e-9)
-    assert found["output_throughput"]["error"] == pytest.approx(0, abs=1e-9)
+    found = printed(capsys, str(write(tmp_path / "run", RUN, timed)))
+    for metric in METRICS:
+        assert found[metric]["error"] == pytest.approx(dict.fromkeys(STATISTICS, 0.0), abs=1e-9)
+    assert found["throughput"]["error"] == pytest.approx(0, abs=1e-9)
 
 
 def test_rows_are_replayed_in_order_of_arrival(tmp_path: Path) -> None:
     shuffled = read_recording(write(tmp_path / "run", RUN, REQUESTS[::-1]))
-    assert shuffled.prompt_tokens.tolist() == [row["prompt_tokens"] for row in REQUESTS]
-    assert shuffled.workload().arrival.tolist() == pytest.approx([row["arrival_s"] for row in REQUESTS])
+    assert shuffled.measurement.workload.prompt_tokens.tolist() == [row["prompt_tokens"] for row in REQUESTS]
+    assert shuffled.measurement.workload.arrival.tolist() == pytest.approx([row["arrival_s"] for row in REQUESTS])
 
 
 def test_recorded_settings_reach_the_engine(tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_recorded_settings_reach_the_engine(tmp_path: Path) -> None:
     engine = recording.pool().engine
     assert (engine.num_gpu_blocks_override, engine.seqs, engine.batched_tokens) == (1234, 8, 512)
     assert engine.gpu_memory_utilization == 0.9
-    assert any("prefix caching was on" in note for note in accuracy.compare(recording).warnings)
+    assert any("prefix caching was on" in note for note in compare(recording.measurement, recording.pool()).warnings)
 
 
 def test_every_folder_is_compared_and_what_is_not_simulated_says_why(
@@ -85,12 +87,12 @@ def test_every_folder_is_compared_and_what_is_not_simulated_says_why(
     write(tmp_path / "b", RUN | {"id": "b", "engine": ENGINE | {"pipeline_parallel_size": 2}}, REQUESTS)
     write(tmp_path / "c", RUN | {"id": "c", "engine": ENGINE | {"name": "sglang"}}, REQUESTS)
     write(tmp_path / "d", RUN | {"id": "d", "engine": ENGINE | {"max_num_seq": 3}}, REQUESTS)
-    a, b, c, d = printed(capsys, str(tmp_path))
+    a, b, c, d = printed(capsys, str(tmp_path))["runs"]
     assert a["finished"] == 20
     assert "pipeline_parallel_size=2" in b["unsupported"]
     assert "'sglang' is not simulated" in c["unsupported"]
     assert "did you mean 'max_num_seqs'" in d["unsupported"]
-    assert accuracy.main([str(tmp_path)]) == 0
+    assert main(["validate", str(tmp_path)]) == 1
     text = capsys.readouterr().out
     assert "### a" in text
     assert "Not supported: pipeline_parallel_size=2" in text
@@ -122,6 +124,11 @@ def without(document: Mapping[str, Any], key: str) -> dict[str, Any]:
         (RUN, [REQUESTS[0] | {"output_tokens": 0}], "output_tokens=0: must be an integer ≥ 1"),
         (RUN, [REQUESTS[0] | {"prompt_tokens": 1.5}], "prompt_tokens=1.5"),
         (RUN, [REQUESTS[0] | {"ttft_s": 2.0}], "must be ≥ ttft_s=2.0"),
+        (
+            RUN,
+            [row | {"ttft_s": 1e3 * row["ttft_s"], "e2el_s": 1e3 * row["e2el_s"]} for row in REQUESTS],
+            "ttft_s and e2el_s look too large by 1000: they must be seconds",
+        ),
         ([RUN], REQUESTS, "run.json: must be a JSON object"),
     ],
 )
@@ -129,86 +136,49 @@ def test_a_wrong_recording_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], run: Any, requests: Rows, words: str
 ) -> None:
     write(tmp_path / "run", run, requests)
-    assert accuracy.main([str(tmp_path)]) == 2
+    assert main(["validate", str(tmp_path)]) == 2
     output = capsys.readouterr()
     assert words in output.err
     assert output.err.count("\n") == 1
     assert output.out == ""
 
 
+def test_what_is_odd_and_not_wrong_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row | {"arrival_s": 1e3 * row["arrival_s"], "user": "a"} for row in REQUESTS]
+    folder = write(tmp_path / "run", RUN | {"num_requests": 21}, rows)
+    with (folder / "requests.jsonl").open("a", encoding="utf-8") as file:
+        file.write("\n\n")
+    said = printed(capsys, str(folder))["warnings"]
+    assert [
+        words in said[place]
+        for place, words in enumerate(
+            ("2 empty lines: 20 requests in 22 lines", "not used: user", "arrivals milliseconds?", "21 requests")
+        )
+    ] == [True] * 4
+
+
+def test_a_logged_series_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "run", RUN | {"series": "series.jsonl"}, REQUESTS)
+    rows = [{"t_s": 0.2 * i, "running": 2.0, "waiting": 0.0} for i in range(5)]
+    (folder / "series.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    found = printed(capsys, str(folder))["occupancy"]
+    assert found["measured"] == {"waiting": [0.0] * 5, "running": [2.0] * 5}
+    assert (found["from"], len(found["simulated"]["running"])) == ("first step", 5)
+    (folder / "series.jsonl").write_text('{"t_s": 0, "running": 1}\n', encoding="utf-8")
+    assert main(["validate", str(folder)]) == 2
+    assert "series.jsonl:1: waiting=None" in capsys.readouterr().err
+
+
 def test_text_that_is_not_json_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path / "run", RUN, REQUESTS)
     (folder / "requests.jsonl").write_text("{'arrival_s': 0}\n", encoding="utf-8")
-    assert accuracy.main([str(folder)]) == 2
+    assert main(["validate", str(folder)]) == 2
     assert "requests.jsonl:1: not JSON" in capsys.readouterr().err
 
 
 def test_a_folder_without_recordings_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no recordings"):
         find_recordings(tmp_path)
-
-
-def point(**values: str) -> dict[str, str]:
-    names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "model_path", "precision")
-    return dict.fromkeys(names, "") | values
-
-
-@pytest.mark.parametrize(
-    ("row", "layout"),
-    [
-        (point(tp_size="4.0", attention_dp_size="1.0", moe_tp_size="4.0", moe_ep_size="1.0"), (4, 1, False)),
-        (point(tp_size="4.0", attention_dp_size="1.0", moe_tp_size="1.0", moe_ep_size="4.0"), (4, 1, True)),
-        (point(tp_size="4.0", attention_dp_size="4.0", moe_tp_size="1.0", moe_ep_size="16.0"), (4, 1, True)),
-        (point(tp_size="2.0", moe_tp_size="4.0", moe_ep_size="1.0"), (2, 2, False)),
-        (point(tp_size="8.0", moe_tp_size="0.0", moe_ep_size="0.0"), (8, 1, False)),
-        (
-            point(tp_size="8.0", attention_dp_size="1.0", moe_tp_size="8.0", precision="fp8", model_path="MiniMaxAI/M"),
-            (8, 1, True),
-        ),
-    ],
-)
-def test_parallelism_of_a_served_point(row: dict[str, str], layout: tuple[int, int, bool]) -> None:
-    assert silicon_points.parallelism(row) == layout
-
-
-@pytest.mark.parametrize(
-    ("recorded", "source", "found"),
-    [
-        ("0.19.0", "", "0.19.0"),
-        ("", "image=vllm/vllm-openai:v0.17.0-cu130", "0.17.0"),
-        ("nightly-5b8c", "measured=2026-04-03; image=vllm/vllm-openai:nightly-5b8c", "0.19.0"),
-        ("", "measured=2025-10-29T00:00:00.000Z", "0.10.0"),
-    ],
-)
-def test_version_of_a_served_point(recorded: str, source: str, found: str) -> None:
-    assert silicon_points.version({"backend_version": recorded, "silicon_data_source": source}) == found
-
-
-def test_errors_of_served_points() -> None:
-    served = silicon_points.Point("a", "vllm", "0.19.0", "m", "", "h100_sxm", 100, 10, 4, 1, 1, False, 0.1, 0.02)
-    results = [silicon.Result(served, 0.1 * factor, 0.02, 0.0) for factor in (0.8, 1.1, 1.4)]
-    found = silicon.statistics(results)
-    assert found["ttft"] == pytest.approx({"median_ape": 0.2, "mape": 0.7 / 3, "bias": 0.1})
-    assert found["tpot"] == pytest.approx(dict.fromkeys(("median_ape", "mape", "bias"), 0.0), abs=1e-12)
-    loop = silicon.workload(served)
-    assert (len(loop), loop.max_concurrency) == (40, 4)
-    assert loop.prompt_tokens.min() >= 80
-    assert loop.prompt_tokens.max() <= 100
-    rows = silicon.groups([served] * 4, results)
-    assert [row["simulated"] for row in rows] == [3] * 5
-    assert "| all | 4 | 3 | 20.0 % | 23.3 % | +10.0 % |" in silicon.table(rows)
-
-
-@pytest.mark.skipif(find_systems() is None, reason="the kernel database is not installed")
-def test_the_sample_is_always_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    points = silicon_points.read_points("vllm")
-    chosen = silicon.sample(points, 7)
-    assert [one.id for one in chosen] == [one.id for one in silicon.sample(points[::-1], 7)]
-    assert silicon.main(["--rows", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == 1
-    assert silicon.main(["--backend", "nobody"]) == 2
-    assert silicon.main(["--rows", "0"]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
 
 
 def test_step_times_are_recovered_from_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,9 +188,8 @@ def test_step_times_are_recovered_from_a_recording(tmp_path: Path, capsys: pytes
         for i in range(8)
     ]
     folder = write(tmp_path / "run", RUN, requests)
-    found = list(step_times.decode_bins(read_recording(folder), 0.5))
+    found = list(decode_bins(read_recording(folder).measurement, 0.5))
     assert [one.running for one in found] == [8, 8, 8]
     assert [one.measured for one in found] == pytest.approx([0.02] * 3, rel=1e-3)
-    assert step_times.main([str(folder), "--bin", "0.5"]) == 0
+    assert main(["validate", str(folder), "--steps"]) == 0
     assert "| 20.0 |" in capsys.readouterr().out
-    assert step_times.main([str(folder), "--bin", "0"]) == 2

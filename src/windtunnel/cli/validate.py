@@ -1,0 +1,162 @@
+"""validate: simulations beside what real engines measured."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from windtunnel.cli.arguments import OUTPUT, Json, show_json
+from windtunnel.deployment import Engine
+from windtunnel.errors import InputError, unknown
+from windtunnel.outputs import check_folder
+from windtunnel.scenario import ENGINE, Server
+
+if TYPE_CHECKING:
+    from windtunnel.validation.served_points import Point
+
+SERVED_POINTS = Path("silicon_sample.csv")
+DONE, PARTLY = 0, 1
+
+
+def validate(
+    target: Annotated[Path, Parameter(name="TARGET")],
+    /,
+    *,
+    model: str | None = None,
+    device: str | None = None,
+    engine: Annotated[Engine, Parameter(name="*", group=ENGINE)] = Engine(),  # noqa: B008 - frozen
+    perf: Literal["auto", "measured", "roofline"] = "auto",
+    seed: int = 0,
+    steps: Annotated[bool, Parameter(negative=())] = False,
+    backend: str | None = None,
+    sample: int | None = None,
+    csv: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
+    as_json: Json = False,
+) -> int:
+    """Compare simulations with measurements.
+
+    Exit codes: 0 done, 1 a run of several could not be simulated, 2 wrong input.
+
+    Parameters
+    ----------
+    target
+        A measured run (a folder with run.json and requests.jsonl, or a folder of such folders); a JSON file of vllm
+        bench serve --save-result, whose server the flags describe; or silicon_sample.csv, the served points of the
+        kernel database (a file like it, or this name for its own).
+    model
+        What served a vllm bench result; without it, the model that the file names. Of served points: only this one.
+    device
+        The GPU of a vllm bench result. Of served points: only those of this system.
+    perf
+        Kernel times: auto, measured or roofline.
+    seed
+        Of lengths and arrivals that a vllm bench result does not hold.
+    steps
+        Of a measured run: also show its decode steps, recovered from the requests, beside the simulated ones.
+    backend
+        Of served points: only those of this engine.
+    sample
+        Of served points: so many, always the same ones, instead of all.
+    csv
+        Of served points: write each with its errors, or why it was not simulated, to this file.
+    as_json
+        Print one JSON document instead of tables; seconds.
+    """
+    if csv is not None:
+        check_folder("csv", csv, csv.parent)
+    if target.suffix == ".csv":
+        return _served(target, {"backend": backend, "model_path": model, "system": device}, sample, perf, csv, as_json)
+    for name, value in (("backend", backend), ("sample", sample), ("csv", csv)):
+        if value is not None:
+            raise InputError(f"{name}={str(value)!r}: is for served points: {str(target)!r} is no CSV file")
+    if target.is_dir() or not target.exists():
+        if (model, device, engine) != (None, None, Engine()):
+            raise InputError(f"{str(target)!r}: run.json says what served: leave out model, device and engine flags")
+        return _recordings(target, perf, steps, as_json)
+    return _bench(target, model, device, engine, perf, seed, as_json)
+
+
+def _recordings(folder: Path, perf: str, steps: bool, as_json: bool) -> int:
+    """Every recording below a folder; of several, one that cannot be simulated says why."""
+    from windtunnel.validation.comparison import compare, document
+    from windtunnel.validation.markdown import comparison_table
+    from windtunnel.validation.recording import find_recordings, read_recording
+    from windtunnel.validation.step_times import steps_table
+
+    paths = find_recordings(folder)
+    documents: list[dict[str, Any]] = []
+    texts = []
+    for recording in [read_recording(path) for path in paths]:
+        try:
+            found = compare(recording.measurement, recording.pool(), perf)
+        except InputError as reason:
+            if paths == [folder]:
+                raise
+            documents.append({"run": recording.name, "unsupported": str(reason)})
+            texts.append(f"### {recording.name}\n\nNot supported: {reason}\n\n")
+        else:
+            documents.append(document(found))
+            texts.append(comparison_table(found) + "\n")
+            if steps:
+                texts.append(steps_table(recording.measurement, recording.pool(), perf=perf) + "\n")
+    if as_json:
+        show_json(documents[0] if paths == [folder] else {"schema_version": 1, "runs": documents})
+    else:
+        sys.stdout.write("".join(texts))
+    return PARTLY if any("unsupported" in one for one in documents) else DONE
+
+
+def _bench(
+    path: Path, model: str | None, device: str | None, engine: Engine, perf: str, seed: int, as_json: bool
+) -> int:
+    from windtunnel.validation.bench_result import read_bench_result
+    from windtunnel.validation.comparison import compare, document
+    from windtunnel.validation.markdown import comparison_table
+
+    measurement, served = read_bench_result(path, seed)
+    if device is None:
+        raise InputError(f"{str(path)!r}: does not say which GPU served: add --device")
+    name = model or served
+    if not name:
+        raise InputError(f"{str(path)!r}: does not say which model served: add --model")
+    found = compare(measurement, Server(name, device=device, engine=engine).pool(), perf)
+    if as_json:
+        show_json(document(found))
+    else:
+        sys.stdout.write(comparison_table(found))
+    return DONE
+
+
+def _served(
+    path: Path, wanted: dict[str, str | None], sample: int | None, perf: str, csv: Path | None, as_json: bool
+) -> int:
+    from windtunnel.report.write import write_whole
+    from windtunnel.validation import served
+    from windtunnel.validation.markdown import served_text
+    from windtunnel.validation.served_points import read_points
+
+    points = read_points(None if path == SERVED_POINTS and not path.exists() else path)
+    for name, value in wanted.items():
+        points = _only(points, name, value)
+    if sample is not None:
+        if sample < 1:
+            raise InputError(f"sample={sample}: must be ≥ 1")
+        points = served.sample(points, sample)
+    results = [served.replay(point, perf) for point in points]
+    if csv is not None:
+        write_whole(csv, [served.as_csv(results)])
+    if as_json:
+        show_json(served.document(results))
+    else:
+        sys.stdout.write(served_text(results))
+    return DONE
+
+
+def _only(points: "list[Point]", name: str, value: str | None) -> "list[Point]":
+    if value is None:
+        return points
+    kept = [point for point in points if getattr(point, name) == value]
+    if not kept:
+        raise unknown(name, value, {getattr(point, name) for point in points})
+    return kept

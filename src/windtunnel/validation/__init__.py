@@ -1,0 +1,1 @@
+"""Validation: simulations beside what real engines measured. Definitions: docs/accuracy.md."""

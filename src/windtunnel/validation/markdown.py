@@ -1,0 +1,100 @@
+"""Markdown: comparisons as tables for a page or a terminal."""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+from windtunnel.validation.agreement import relative_error
+from windtunnel.validation.comparison import Comparison
+from windtunnel.validation.measurement import METRICS, STATISTICS
+from windtunnel.validation.served import Result, groups, refused, simulated
+
+NOTHING = "–"
+
+
+def per_cent(value: float | None, signed: bool = False) -> str:
+    """A share as per cent, with its sign if it is an error with one."""
+    if value is None or not isfinite(value):
+        return NOTHING
+    return f"{value * 100:{'+' if signed else ''}.1f} %"
+
+
+def comparison_table(found: Comparison) -> str:
+    """A comparison: latencies of both sides, errors, and what else tells them apart."""
+    measurement, pool = found.measurement, found.pool
+    lines = [
+        f"### {measurement.name}",
+        "",
+        f"{pool.model.name} on {pool.device.name}, simulated as {pool.engine.preset}: {found.finished:,} of "
+        f"{len(measurement.workload):,} requests",
+        "",
+        f"| ms | | {' | '.join(STATISTICS)} |",
+        f"|---|---|{'---:|' * len(STATISTICS)}",
+    ]
+    for name in METRICS:
+        measured, simulated = measurement.side.latencies[name], found.simulated.latencies[name]
+        for label, values in (("measured", measured), ("simulated", simulated)):
+            cells = (f"{values[key] * 1e3:,.1f}" if isfinite(values[key]) else NOTHING for key in STATISTICS)
+            lines.append(f"| {name} | {label} | {' | '.join(cells)} |")
+        errors = " | ".join(per_cent(relative_error(measured[key], simulated[key]), True) for key in STATISTICS)
+        lines.append(f"| | error | {errors} |")
+    lines += ["", *_pairs(found), _facts(found), *(f"\nNote: {text}." for text in dict.fromkeys(found.warnings)), ""]
+    return "\n".join(lines)
+
+
+def _pairs(found: Comparison) -> list[str]:
+    if not found.paired:
+        return []
+    head = ["| request by request | median APE | MAPE | bias | KS distance |", "|---|---:|---:|---:|---:|"]
+    rows = [
+        f"| {name} | {per_cent(found.paired[name]['median_ape'])} | {per_cent(found.paired[name]['mape'])} | "
+        f"{per_cent(found.paired[name]['bias'], True)} | {found.ks[name]:.3f} |"
+        for name in METRICS
+    ]
+    return [*head, *rows, ""]
+
+
+def _facts(found: Comparison) -> str:
+    rates = (found.measurement.side.output_throughput, found.simulated.output_throughput)
+    shares = ", ".join(f"{share * 100:.0f} % {name}" for name, share in found.time_share.items())
+    measured, simulated = (NOTHING if one is None else "yes" if one else "no" for one in found.saturated)
+    occupancy = ""
+    if found.occupancy:
+        distance = found.occupancy["mean_distance"]
+        occupancy = (
+            f" Requests running and waiting differ by {distance['running']:.1f} and {distance['waiting']:.1f} on "
+            f"average (counted from the {found.occupancy['from']})."
+        )
+    return (
+        f"Output tokens/s: {rates[0]:,.0f} measured, {rates[1]:,.0f} simulated "
+        f"({per_cent(relative_error(*rates), True)}). Saturated: {measured} measured, {simulated} simulated."
+        f"{occupancy} {found.kv_blocks:,} KV blocks a rank, {found.preemptions} preemptions. Step time: {shares}."
+    )
+
+
+def groups_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Served points by group."""
+    head = "| | rows | simulated | TTFT median APE | MAPE | bias | TPOT median APE | MAPE | bias |"
+    lines = [head, "|---|" + "---:|" * 8]
+    for row in rows:
+        cells = [
+            per_cent(row[metric][name], name == "bias") if metric in row else NOTHING
+            for metric in ("ttft", "tpot")
+            for name in ("median_ape", "mape", "bias")
+        ]
+        lines.append(f"| {row['group']} | {row['rows']} | {row['simulated']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def served_text(results: Sequence[Result]) -> str:
+    """Coverage, errors by group, and why rows were not simulated."""
+    known = len(simulated(results))
+    aggregated = [result for result in results if result.point.mode == "agg"]
+    parts = [f"{known:,} of {len(results):,} rows simulated ({per_cent(known / len(results))})"]
+    if 0 < len(aggregated) < len(results):
+        covered = len(simulated(aggregated))
+        parts.append(
+            f"of the aggregated ones {covered:,} of {len(aggregated):,} ({per_cent(covered / len(aggregated))})"
+        )
+    reasons = [f"Not simulated ({count:,}): {reason}" for reason, count in refused(results).most_common()]
+    return "\n\n".join(["; ".join(parts) + ".", groups_table(groups(results)), *reasons]) + "\n"
