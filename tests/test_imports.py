@@ -11,6 +11,7 @@ CASES = {
     "import": "import windtunnel",
     "help": "from windtunnel.cli import main; main(['--help'])",
     "run help": "from windtunnel.cli import main; main(['run', '--help'])",
+    "compare help": "from windtunnel.cli import main; main(['compare', '--help'])",
     "list": "from windtunnel.cli import main; main(['list', 'devices'])",
 }
 

@@ -23,6 +23,7 @@ LAYERS = (
     ("outputs",),
     ("load",),
     ("scenario",),
+    ("compare",),
     ("terminal",),
     ("cli",),
 )

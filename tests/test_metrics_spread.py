@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.metrics import spread
+from windtunnel.metrics import paired_spread, spread
 from windtunnel.metrics.spread import student_t
 
 
@@ -48,8 +48,28 @@ def test_intervals_cover(seed: int) -> None:
     assert 58 <= sum(interval.low <= 5.0 <= interval.high for interval in found) <= 142
 
 
+def test_differences_are_taken_run_by_run() -> None:
+    """What two runs share cancels: values that vary by 100 between seeds differ by 1 ± 0.5 under each."""
+    baseline: list[dict[str, Any]] = [{"ttft": {"p99": value}, "goodput": None} for value in (100.0, 200.0, 300.0)]
+    documents: list[dict[str, Any]] = [{"ttft": {"p99": value}, "goodput": 1.0} for value in (100.5, 201.0, 301.5)]
+    found = paired_spread(documents, baseline)
+    half = 4.30265 * 0.5 / math.sqrt(3)
+    assert (found["ttft.p99"].mean, found["ttft.p99"].half_width) == pytest.approx((1.0, half), rel=1e-5)
+    assert not found["ttft.p99"].differs
+    assert paired_spread(documents, baseline, confidence=0.5)["ttft.p99"].differs
+    assert math.isnan(found["goodput"].mean)
+    assert not found["goodput"].differs
+
+
+def test_one_pair_differs_if_it_is_not_equal() -> None:
+    assert paired_spread([{"x": 2.0}], [{"x": 1.0}])["x"].differs
+    assert not paired_spread([{"x": 2.0}], [{"x": 2.0}])["x"].differs
+
+
 def test_bad_input() -> None:
     with pytest.raises(InputError, match="0 runs"):
         spread([])
     with pytest.raises(InputError, match="confidence"):
         spread([{"x": 1.0}], confidence=1.0)
+    with pytest.raises(InputError, match="2 runs and 1 of the baseline"):
+        paired_spread([{"x": 1.0}, {"x": 2.0}], [{"x": 1.0}])

@@ -7,7 +7,7 @@ import pytest
 from windtunnel.deployment import Engine
 from windtunnel.errors import InputError
 from windtunnel.load import Load
-from windtunnel.scenario import MAIN_JOB, Goals, Scenario, Server, load_scenario, places, read_scenario
+from windtunnel.scenario import MAIN_JOB, Goals, Scenario, Server, load_scenario, places, read_scenario, vary, words_of
 
 
 def write(folder: Path, text: str) -> Path:
@@ -103,3 +103,38 @@ def test_a_device_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("[h100_sxm]\nmemory_gib = 40\nusable_memory_gib = 40\n", encoding="utf-8")
     pool = Server("Qwen/Qwen3-8B", devices_file=tmp_path / "own.toml").pool()
     assert pool.device.memory_bytes == 40 * 2**30
+
+
+def test_a_varied_scenario_has_other_values_for_those_words_only() -> None:
+    base = Scenario(Server("Qwen/Qwen3-8B"), load=Load(seed=4, request_rate=2.0))
+    varied = vary(base, {"max-num-seqs": "64", "request_rate": "inf", "slo": "ttft_p99=0.3", "async_scheduling": "no"})
+    changed = {word: value for word, value in words_of(varied).items() if value != words_of(base)[word]}
+    assert changed == {
+        "max_num_seqs": 64, "request_rate": float("inf"), "slo": ("ttft_p99=0.3",), "async_scheduling": False,
+    }  # fmt: skip
+    assert vary(base, {}) == base
+
+
+def test_lists_may_be_one_line() -> None:
+    varied = vary(Scenario(), {"cudagraph_capture_sizes": "1 2 4", "goodput": "ttft:300 tpot:50"})
+    assert varied.server.engine.cudagraph_capture_sizes == (1, 2, 4)
+    assert varied.goals.goodput == ("ttft:300", "tpot:50")
+
+
+def test_every_word_can_be_varied_to_itself() -> None:
+    base = Scenario(Server("Qwen/Qwen3-8B"))
+    for word, value in words_of(base).items():
+        assert vary(base, {word: value}) == base
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"max_num_seq": 4}, "here: unknown key 'max_num_seq': did you mean 'max_num_seqs'"),
+        ({"max_num_seqs": "many"}, "here: max_num_seqs='many'"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0: must be an integer ≥ 1"),
+    ],
+)
+def test_wrong_words_are_refused_with_their_origin(words: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        vary(Scenario(), words, "here: ")

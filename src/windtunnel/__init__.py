@@ -9,11 +9,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from windtunnel.compare import compare
     from windtunnel.deployment import SLO, Deployment, Engine, Pool
     from windtunnel.errors import InputError
     from windtunnel.hardware import Device, device, load_devices
     from windtunnel.load import Load
-    from windtunnel.metrics import Summary, spread, summary, summary_json
+    from windtunnel.metrics import Comparison, Summary, comparison_json, spread, summary, summary_json
     from windtunnel.model import Model, load_model, model_names
     from windtunnel.run import Run
     from windtunnel.scenario import Scenario, load_scenario
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "compare": ("compare",),
     "deployment": ("SLO", "Deployment", "Engine", "Pool"),
     "errors": ("InputError",),
     "hardware": ("Device", "device", "load_devices"),
     "load": ("Load",),
-    "metrics": ("Summary", "spread", "summary", "summary_json"),
+    "metrics": ("Comparison", "Summary", "comparison_json", "spread", "summary", "summary_json"),
     "model": ("Model", "load_model", "model_names"),
     "run": ("Run",),
     "scenario": ("Scenario", "load_scenario"),
@@ -38,6 +40,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "SLO",
+    "Comparison",
     "Deployment",
     "Device",
     "Engine",
@@ -51,6 +54,8 @@ __all__ = [
     "Workload",
     "builtin",
     "builtin_names",
+    "compare",
+    "comparison_json",
     "device",
     "generate",
     "load_devices",

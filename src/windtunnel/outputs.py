@@ -30,9 +30,7 @@ class Outputs:
     def check(self) -> None:
         """Raise InputError for a file that could not be written; before hours are spent on what goes in."""
         for name, path in self._wanted().items():
-            if path.is_dir():
-                raise InputError(f"{name} {str(path)!r}: is a folder: give the name of a file")
-            check_folder(name, path, path.parent)
+            check_file(name, path)
 
     def write(self, run: "Run", slo: SLO) -> None:
         """Write every file that was asked for, each whole or not at all. Raises InputError if one cannot be written."""
@@ -44,6 +42,13 @@ class Outputs:
     def _wanted(self) -> dict[str, Path]:
         paths = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: path for name, path in paths.items() if path is not None}
+
+
+def check_file(name: str, path: Path) -> None:
+    """Raise InputError unless a file of this path can be written."""
+    if path.is_dir():
+        raise InputError(f"{name} {str(path)!r}: is a folder: give the name of a file")
+    check_folder(name, path, path.parent)
 
 
 def check_folder(name: str, path: Path, folder: Path) -> None:

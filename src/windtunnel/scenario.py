@@ -1,10 +1,10 @@
 """Scenario: a deployment, the load on it and its goals, by the names of the flags, from flags, a file or Python."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 
@@ -18,9 +18,6 @@ MAIN_JOB = {"model": "Qwen/Qwen3-32B", "tensor_parallel_size": 2}
 """What is simulated when no model is named."""
 WORDS = {"preset": "engine"}
 """Fields whose flag and file key are another word than their name in Python."""
-LISTS = ("goodput", "slo")
-"""Keys whose values may be written in one line, separated by spaces."""
-
 DEPLOYMENT, ENGINE, WORKLOAD, GOALS = (
     Group(name, sort_key=place)
     for place, name in enumerate(("Deployment", "Engine, in vLLM's words", "Workload", "Goals and measurement"))
@@ -141,33 +138,76 @@ def _assemble(kind: Any, values: dict[tuple[str, ...], Any], path: tuple[str, ..
     return kind(**parts)
 
 
+def vary(scenario: Scenario, words: Mapping[str, Any], origin: str = "") -> Scenario:
+    """The scenario with other values for some of its words, each given as a file or a flag gives it.
+
+    Raises InputError for an unknown word (with the nearest) or a wrong value, both after the ``origin`` of the words,
+    and for values that contradict each other.
+    """
+    changes = check_words(words, origin)
+    varied: Scenario = _replace(scenario, {places()[key]: value for key, value in changes.items()})
+    return varied
+
+
+def _replace(part: Any, changes: Mapping[tuple[str, ...], Any]) -> Any:
+    inner: dict[str, dict[tuple[str, ...], Any]] = {}
+    for (name, *rest), value in changes.items():
+        inner.setdefault(name, {})[tuple(rest)] = value
+    parts = {name: found[()] if () in found else _replace(getattr(part, name), found) for name, found in inner.items()}
+    return replace(part, **parts)
+
+
+def words_of(scenario: Scenario) -> dict[str, Any]:
+    """The value of every word of a scenario."""
+    found = {}
+    for key, path in places().items():
+        value: Any = scenario
+        for name in path:
+            value = getattr(value, name)
+        found[key] = value
+    return found
+
+
 def read_scenario(path: Path) -> dict[str, Any]:
     """The values that a scenario file gives, by key, each of its type. Raises InputError as ``load_scenario``."""
+    name = f"scenario {str(path)!r}"
+    return check_words(read_words(Path(path), name), f"{name}: ")
+
+
+def check_words(words: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
+    """The values by key, each of its type. Raises InputError, which names the origin, for a wrong word or value."""
     from pydantic import TypeAdapter, ValidationError
 
     types = dict(_leaves(Scenario))
     found = {}
-    for key, value in _parse(Path(path)).items():
+    for text, value in words.items():
+        key = text.replace("-", "_")
         if key not in places():
-            raise InputError(f"scenario {str(path)!r}: {unknown('key', key, places())}")
-        words = value.split() if isinstance(value, str) and key in LISTS else value
+            raise InputError(f"{origin}{unknown('key', key, places())}")
+        kind = types[places()[key]]
+        parts = value.split() if isinstance(value, str) and _is_list(kind) else value
         try:
-            found[key] = TypeAdapter(types[places()[key]]).validate_python(words)
+            found[key] = TypeAdapter(kind).validate_python(parts)
         except ValidationError as error:
-            rule = error.errors()[0]["msg"].lower()
-            raise InputError(f"scenario {str(path)!r}: {key}={value!r}: {rule}") from error
+            raise InputError(f"{origin}{key}={value!r}: {error.errors()[0]['msg'].lower()}") from error
     return found
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _is_list(hint: Any) -> bool:
+    """Whether a type is a tuple, or may be one: its values can be written in one line, separated by spaces."""
+    return get_origin(hint) is tuple or any(_is_list(part) for part in get_args(hint))
+
+
+def read_words(path: Path, name: str) -> dict[str, Any]:
+    """A YAML file of `word: value`. Raises InputError, which begins with the name, for anything else."""
     import yaml
 
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"scenario {str(path)!r}: cannot be read: {error.strerror}") from error
+        raise InputError(f"{name}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"scenario {str(path)!r}: not YAML: {' '.join(str(error).split())}") from error
+        raise InputError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
-        raise InputError(f"scenario {str(path)!r}: must be lines of `word: value`, with the words of the flags")
-    return {str(key).replace("-", "_"): value for key, value in document.items()}
+        raise InputError(f"{name}: must be lines of `word: value`, with the words of the flags")
+    return {str(key): value for key, value in document.items()}

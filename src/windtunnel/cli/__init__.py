@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from windtunnel import __version__
 from windtunnel.cli.arguments import complete, long
+from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
 from windtunnel.cli.listing import listing
 from windtunnel.cli.replay import replay
@@ -32,6 +33,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 app.command(run)
+app.command(compare)
 app.command(explain)
 trace = App(name="trace", help="Look at traces of requests, and convert them.")
 trace.command(describe)

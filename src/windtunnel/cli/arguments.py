@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -53,3 +54,12 @@ def _is_whole(hint: Any) -> bool:
 def show_json(document: Any) -> None:
     """Print a document, and nothing else, on standard output."""
     sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def progress(text: str) -> AbstractContextManager[None]:
+    """Say on a terminal what takes its time."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from windtunnel.terminal import status
+
+    return status(text)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from windtunnel.errors import InputError, unknown
-from windtunnel.outputs import check_folder
+from windtunnel.errors import unknown
+from windtunnel.outputs import check_file
 
 Replay = Callable[..., Iterator[dict[str, Any]]]
 
@@ -51,9 +51,7 @@ def replay(
     if scheduler not in SCHEDULERS:
         raise unknown("scheduler", scheduler, SCHEDULERS)
     if output is not None:
-        if output.is_dir():
-            raise InputError(f"output {str(output)!r}: is a folder: give the name of a file")
-        check_folder("output", output, output.parent)
+        check_file("output", output)
     run: Replay = import_module(SCHEDULERS[scheduler]).replay
     lines = (json.dumps(record, allow_nan=False) + "\n" for record in run(read_recording(recording), scheduler))
     if output is None:

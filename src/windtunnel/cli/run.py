@@ -1,14 +1,12 @@
 """run and report: simulate, and show what a simulation recorded."""
 
-import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, show_json
+from windtunnel.cli.arguments import OUTPUT, Json, progress, show_json
 from windtunnel.errors import InputError
 from windtunnel.outputs import Outputs, check_directory
 from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
@@ -58,9 +56,9 @@ def run(
     deployment, slo = scenario.deployment(), scenario.goals.limits()
     results = []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
-        with _status(f"seed {seed}: reading the load"):
+        with progress(f"seed {seed}: reading the load"):
             workload = scenario.load.workload(seed)
-        with _status(f"seed {seed}: simulating {len(workload):,} requests"):
+        with progress(f"seed {seed}: simulating {len(workload):,} requests"):
             done = simulate(deployment, workload, seed, perf=scenario.server.perf)
             results.append(summary(done, slo, exclude_warmup=exclude_warmup))
         if len(results) == 1:
@@ -98,15 +96,6 @@ def report(
     stored, slo = Run.load(directory), goals.limits()
     outputs.write(stored, slo)
     return _finish([summary(stored, slo, exclude_warmup=exclude_warmup)], stored, goals, as_json)
-
-
-def _status(text: str) -> AbstractContextManager[None]:
-    """Say on a terminal what takes its time."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from windtunnel.terminal import status
-
-    return status(text)
 
 
 def _finish(results: Sequence["Summary"], first: "Run", goals: Goals, as_json: bool) -> int:

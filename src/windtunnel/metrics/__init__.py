@@ -1,12 +1,13 @@
 """Metrics: pure functions from a Run to tables. Definitions: docs/metrics.md."""
 
+from windtunnel.metrics.comparison import Comparison, Measure, Variant, comparison_json
 from windtunnel.metrics.distribution import PERCENTILES, Distribution
 from windtunnel.metrics.gaps import token_gaps_by_request
 from windtunnel.metrics.goodness import Verdict, good_requests, verdicts
 from windtunnel.metrics.overload import Growth, delay_growth, overload_warning, overloaded, queue_growth
 from windtunnel.metrics.requests import RequestMetrics, request_metrics, waits
 from windtunnel.metrics.shares import group_share, time_share
-from windtunnel.metrics.spread import Interval, spread
+from windtunnel.metrics.spread import Interval, paired_spread, spread
 from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.summary import LATENCIES, Summary, clean, summary, summary_json
 from windtunnel.metrics.timeline import Timeline, timeline
@@ -17,24 +18,29 @@ from windtunnel.metrics.work import work
 __all__ = [
     "LATENCIES",
     "PERCENTILES",
+    "Comparison",
     "Distribution",
     "Growth",
     "Interval",
+    "Measure",
     "ReplicaUsage",
     "RequestMetrics",
     "Steps",
     "Summary",
     "Timeline",
     "Usage",
+    "Variant",
     "Verdict",
     "Window",
     "clean",
+    "comparison_json",
     "delay_growth",
     "good_requests",
     "group_share",
     "measured_window",
     "overload_warning",
     "overloaded",
+    "paired_spread",
     "queue_growth",
     "request_metrics",
     "spread",

@@ -19,6 +19,11 @@ class Interval:
     runs: int
 
     @property
+    def differs(self) -> bool:
+        """Whether zero lies outside the interval; of a single run, whether its value is not zero."""
+        return abs(self.mean) > (0.0 if math.isnan(self.half_width) else self.half_width)
+
+    @property
     def low(self) -> float:
         """Lower end."""
         return self.mean - self.half_width
@@ -40,9 +45,28 @@ def spread(documents: Sequence[Mapping[str, Any]], confidence: float = 0.95) -> 
     """
     if not documents:
         raise InputError("spread over 0 runs: give at least one")
+    return _intervals([_scalars(document) for document in documents], confidence)
+
+
+def paired_spread(
+    documents: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]], confidence: float = 0.95
+) -> dict[str, Interval]:
+    """Interval of every number's difference from the baseline's under the same seed, as ``spread``.
+
+    What both runs owe to the draw of their requests (common random numbers) cancels out of the difference.
+
+    Raises:
+        InputError: no documents, not as many as the baseline's, or a confidence outside (0, 1).
+    """
+    if not documents or len(documents) != len(baseline):
+        raise InputError(f"paired spread of {len(documents)} runs and {len(baseline)} of the baseline: must be as many")
+    pairs = [(_scalars(own), _scalars(base)) for own, base in zip(documents, baseline, strict=True)]
+    return _intervals([{name: own[name] - base.get(name, math.nan) for name in own} for own, base in pairs], confidence)
+
+
+def _intervals(rows: Sequence[Mapping[str, float]], confidence: float) -> dict[str, Interval]:
     if not 0 < confidence < 1:
         raise InputError(f"confidence={confidence}: must lie between 0 and 1, e.g. 0.95")
-    rows = [_scalars(document) for document in documents]
     n = len(rows)
     factor = student_t(0.5 + confidence / 2, n - 1) / math.sqrt(n) if n > 1 else math.nan
     intervals = {}

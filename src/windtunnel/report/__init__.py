@@ -5,6 +5,7 @@ from pathlib import Path
 
 from windtunnel.deployment import SLO
 from windtunnel.metrics import summary, unroll
+from windtunnel.report.comparison import comparison_page, write_comparison
 from windtunnel.report.html import html_report
 from windtunnel.report.perfetto import perfetto, write_perfetto
 from windtunnel.report.prometheus import prometheus, write_prometheus
@@ -14,10 +15,12 @@ from windtunnel.run import Run
 
 __all__ = [
     "WRITERS",
+    "comparison_page",
     "html_report",
     "perfetto",
     "prometheus",
     "vllm_bench",
+    "write_comparison",
     "write_perfetto",
     "write_prometheus",
     "write_vllm_bench",

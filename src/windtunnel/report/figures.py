@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import SLO
-from windtunnel.metrics import Steps, Summary, group_share, timeline
+from windtunnel.metrics import Steps, Summary, Timeline, group_share, timeline
 from windtunnel.report.downsample import cdf, histogram, rounded
 
 Floats = NDArray[np.float64]
@@ -23,7 +23,7 @@ def figures(steps: Steps, summary: Summary, slo: SLO | None) -> dict[str, Figure
     return {
         "requests-cdf": _cdfs(summary, ("ttft", "e2el", "queue"), "s", slo),
         "tokens-cdf": _cdfs(summary, ("tpot", "itl"), "ms", slo),
-        "timeline": _timeline(steps),
+        "timeline": over_time(timeline(steps, BINS)),
         "breakdown": _breakdown(steps, summary),
         "prompts": _lengths(requests.prompt_tokens, "prompt tokens", 0),
         "outputs": _lengths(requests.output_tokens, "output tokens", 1),
@@ -78,8 +78,8 @@ def _cdfs(summary: Summary, names: tuple[str, ...], unit: str, slo: SLO | None) 
     }
 
 
-def _timeline(steps: Steps) -> Figure:
-    lines = timeline(steps, BINS)
+def over_time(lines: Timeline) -> Figure:
+    """Queues, cache, tokens and requests over time, one below the other."""
     times = rounded(lines.centres - lines.edges[0], 6)
     rows = (
         ("requests", (("running", lines.running, 0), ("waiting", lines.waiting, 1))),

@@ -1,27 +1,21 @@
 """One page that tells the whole run: a single file, no network, light or dark as the reader's system is."""
 
-import json
 import math
 from collections.abc import Mapping
-from functools import cache
 from html import escape
-from importlib.util import find_spec
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from windtunnel.deployment import SLO
-from windtunnel.errors import InputError
 from windtunnel.metrics import LATENCIES, PERCENTILES, Steps, Summary
 from windtunnel.report.figures import BINS, figures
+from windtunnel.report.page import page, plot, warnings
 from windtunnel.report.serve_line import serve_line
 from windtunnel.report.words import card, flatten, money, number, percent, plain, seconds, table
 
-PAGE = Path(__file__).parent
 MAX_REPLICAS = 64
 """Replicas that the table lists."""
 LAST_BAR = "The last bar holds the longest 1 %."
-CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
 def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
@@ -33,40 +27,31 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
     manifest = steps.run.manifest
     title = _title(manifest)
     version, seed = str(manifest.get("windtunnel", "")), str(manifest.get("seed", "–"))
-    plots = json.dumps(figures(steps, summary, slo), allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     sections = (
         _header(title, manifest, summary),
         _answer(summary, slo),
         "<h2>Latency</h2>",
         _latencies(summary),
         '<div class="pair" style="margin-top:12px">',
-        _plot("requests-cdf", "Per request", "cdf"),
-        _plot("tokens-cdf", "Per token", "cdf"),
+        plot("requests-cdf", "Per request", "cdf"),
+        plot("tokens-cdf", "Per token", "cdf"),
         "</div>",
         "<h2>Over time</h2>",
-        _plot("timeline", "", "timeline", f"Means over {BINS} equal bins of time, exact."),
+        plot("timeline", "", "timeline", f"Means over {BINS} equal bins of time, exact."),
         "<h2>Where the time goes</h2>",
-        _plot("breakdown", "", "breakdown"),
+        plot("breakdown", "", "breakdown"),
         _replicas(summary),
         "<h2>Workload</h2>",
         '<div class="triple">',
-        _plot("arrivals", "Arrivals", "bars"),
-        _plot("prompts", "Prompt lengths", "bars", LAST_BAR),
-        _plot("outputs", "Output lengths", "bars", LAST_BAR),
+        plot("arrivals", "Arrivals", "bars"),
+        plot("prompts", "Prompt lengths", "bars", LAST_BAR),
+        plot("outputs", "Output lengths", "bars", LAST_BAR),
         "</div>",
         _specification(manifest),
         _provenance(manifest),
         f"<footer>windtunnel {escape(version)} · seed {escape(seed)} · simulated, not measured on the device</footer>",
     )
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · windtunnel</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{CSP}">'
-        f'<link rel="icon" href="data:,"><style>{_text("page.css")}</style></head>\n<body><main>'
-        + "\n".join(sections)
-        + f'</main>\n<script type="application/json" id="figures">{plots}</script>\n<script>{_plotly()}</script>\n'
-        f"<script>{_text('page.js')}</script>\n</body></html>\n"
-    )
+    return page(title, sections, figures(steps, summary, slo))
 
 
 def _title(manifest: Mapping[str, Any]) -> str:
@@ -82,7 +67,7 @@ def _header(title: str, manifest: Mapping[str, Any], summary: Summary) -> str:
     return (
         f'<header><p class="brand">windtunnel report</p><h1>{escape(title)}</h1>'
         f'<p class="sub">{escape(str(name))} · {summary.total:,} requests · {escape(span)}, {scope}</p>'
-        f"{_verdict(summary)}{_warnings(summary)}</header>"
+        f"{_verdict(summary)}{warnings(summary.warnings)}</header>"
     )
 
 
@@ -98,11 +83,6 @@ def _verdict(summary: Summary) -> str:
         text = f"{percent(summary.attainment)} of all requests meet every limit"
         return f'<p class="verdict {kind}">{escape(text)}</p>'
     return ""
-
-
-def _warnings(summary: Summary) -> str:
-    items = "".join(f"<li>{escape(text)}</li>" for text in summary.warnings)
-    return f'<ul class="warnings">{items}</ul>' if items else ""
 
 
 def _answer(summary: Summary, slo: SLO | None) -> str:
@@ -144,12 +124,6 @@ def _latencies(summary: Summary) -> str:
         statistics = [*values.statistics().values(), values.max]
         rows.append([name, *(seconds(value) for value in statistics), f"{values.count:,}"])
     return f'<div class="panel">{table(columns, rows)}</div>'
-
-
-def _plot(name: str, title: str, kind: str, caption: str = "") -> str:
-    head = f"<h3>{escape(title)}</h3>" if title else ""
-    foot = f'<p class="caption">{escape(caption)}</p>' if caption else ""
-    return f'<div class="panel">{head}<div class="plot {kind}" id="{name}"></div>{foot}</div>'
 
 
 def _replicas(summary: Summary) -> str:
@@ -211,20 +185,3 @@ def _provenance(manifest: Mapping[str, Any]) -> str:
         return ""
     panels = "".join(f'<div class="panel" style="margin-bottom:12px">{part}</div>' for part in tables)
     return f"<h2>Where the kernel times come from</h2>{panels}"
-
-
-@cache
-def _text(name: str) -> str:
-    return (PAGE / name).read_text(encoding="utf-8")
-
-
-@cache
-def _plotly() -> str:
-    """plotly.js as the installed package ships it, read without importing the package."""
-    spec = find_spec("plotly")
-    folders = spec.submodule_search_locations if spec else None
-    for folder in folders or ():
-        file = Path(folder) / "package_data" / "plotly.min.js"
-        if file.is_file():
-            return file.read_text(encoding="utf-8").replace("</script", "<\\/script")
-    raise InputError("report: plotly is not installed, and its JavaScript draws the plots: pip install plotly")

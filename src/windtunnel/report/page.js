@@ -28,6 +28,7 @@
         copy.textfont = { color: dark.matches ? "#11151b" : "#ffffff", size: 12 };
       } else {
         copy.line = Object.assign({}, trace.line, { color: colour });
+        if (trace.error_x) copy.error_x = Object.assign({}, trace.error_x, { color: colour });
       }
       return copy;
     });

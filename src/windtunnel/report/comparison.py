@@ -1,0 +1,197 @@
+"""Variants beside each other on one page: numbers, paired differences, distributions and time lines."""
+
+from collections.abc import Sequence
+from html import escape
+from math import isfinite, isnan
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.metrics import Comparison, Interval, Measure, Variant
+from windtunnel.metrics.comparison import plain
+from windtunnel.report.downsample import cdf, rounded
+from windtunnel.report.figures import Figure, over_time
+from windtunnel.report.page import page, plot, warnings
+from windtunnel.report.words import number, table
+from windtunnel.report.write import write_whole
+
+DISTRIBUTIONS = {
+    "ttft": ("Time to first token", "s"),
+    "tpot": ("Time per output token", "ms"),
+    "e2el": ("Whole request", "s"),
+}
+
+
+def write_comparison(path: Path, comparison: Comparison) -> None:
+    """Write the page. Raises InputError if that is not possible."""
+    write_whole(path, [comparison_page(comparison)])
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """The page as text, plotly.js included.
+
+    Raises:
+        InputError: plotly is not installed.
+    """
+    confidence = f"{100 * comparison.confidence:g} % confidence intervals over {len(comparison.seeds)} seeds"
+    first = f"Of seed {comparison.seeds[0]}."
+    sections = [
+        f'<header><p class="brand">windtunnel comparison</p><h1>{escape(comparison.title)}</h1>'
+        f'<p class="sub">{len(comparison.variants)} variants under {_seeds(comparison)}</p>'
+        f"{warnings(comparison.warnings)}</header>",
+        f'<div class="panel">{_settings(comparison)}</div>',
+        "<h2>What each does</h2>",
+        f'<div class="panel">{_values(comparison)}</div>',
+        f"<h2>Difference from the {escape(comparison.baseline.name)}</h2>",
+        f'<div class="panel">{_differences(comparison)}<p class="caption">Taken seed by seed, under the same requests, '
+        f"with {confidence}; those in brackets may be none.</p></div>",
+        '<div style="margin-top:12px">',
+        plot("ratios", "", "ratios", f"Value divided by the {comparison.baseline.name}'s; bars are {confidence}."),
+        "</div>",
+        "<h2>Distributions</h2>",
+        '<div class="triple">',
+        *(
+            plot(f"{name}-cdf", title, "cdf", f"{first} Colours as above.")
+            for name, (title, _) in DISTRIBUTIONS.items()
+        ),
+        "</div>",
+        "<h2>Over time</h2>",
+        '<div class="pair">',
+        *(plot(f"line-{place}", variant.name, "timeline", first) for place, variant in enumerate(comparison.variants)),
+        "</div>",
+        "<footer>windtunnel · simulated, not measured on the device</footer>",
+    ]
+    return page(comparison.title, sections, comparison_figures(comparison))
+
+
+def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
+    """Every plot by the name of its place on the page."""
+    lines = {f"line-{place}": over_time(variant.timeline) for place, variant in enumerate(comparison.variants)}
+    _share_ranges(list(lines.values()))
+    return {
+        "ratios": _ratios(comparison),
+        **{f"{name}-cdf": _cdfs(comparison.variants, name, unit) for name, (_, unit) in DISTRIBUTIONS.items()},
+        **lines,
+    }
+
+
+def difference(comparison: Comparison, variant: Variant, measure: Measure) -> str:
+    """A variant's difference in per cent of the baseline (where that is 0: in its unit); in brackets if it may be 0."""
+    absolute, share = variant.differences[measure.name], comparison.relative(variant, measure.name)
+    if absolute.mean == 0 and not absolute.half_width > 0:
+        return "same"
+    text = _signed(share, 100, " %") if isfinite(share.mean) else _signed(absolute, measure.scale)
+    return text if absolute.differs or isnan(absolute.mean) else f"({text})"
+
+
+def _signed(interval: Interval, scale: float, unit: str = "") -> str:
+    if not isfinite(interval.mean):
+        return "–"
+    sign = "−" if interval.mean < 0 else "+"
+    half = f" ± {number(scale * interval.half_width, 2)}" if isfinite(interval.half_width) else ""
+    return f"{sign}{number(scale * abs(interval.mean))}{half}{unit}"
+
+
+def _seeds(comparison: Comparison) -> str:
+    first, last = comparison.seeds[0], comparison.seeds[-1]
+    return f"seed {first}" if first == last else f"seeds {first} to {last}"
+
+
+def _settings(comparison: Comparison) -> str:
+    words = list(dict.fromkeys(word for variant in comparison.variants for word in variant.words))
+    rows = [
+        [variant.name, *(_setting(variant.words[word]) if word in variant.words else "" for word in words)]
+        for variant in comparison.variants
+    ]
+    return table(["variant", *words], rows, "words")
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(_setting, value))
+    return "default" if value is None else str(plain(value))
+
+
+def _values(comparison: Comparison) -> str:
+    rows = [
+        [_title(measure), *(_value(variant.intervals[measure.name], measure.scale) for variant in comparison.variants)]
+        for measure in comparison.measures
+    ]
+    return table(["", *(variant.name for variant in comparison.variants)], rows)
+
+
+def _title(measure: Measure) -> str:
+    return f"{measure.title} ({measure.unit})" if measure.unit else measure.title
+
+
+def _value(interval: Interval, scale: float) -> str:
+    half = f" ± {number(scale * interval.half_width, 2)}" if isfinite(interval.half_width) else ""
+    return f"{number(scale * interval.mean)}{half}"
+
+
+def _differences(comparison: Comparison) -> str:
+    others = comparison.variants[1:]
+    rows = [
+        [measure.title, *(difference(comparison, variant, measure) for variant in others)]
+        for measure in comparison.measures
+    ]
+    return table(["", *(variant.name for variant in others)], rows)
+
+
+def _ratios(comparison: Comparison) -> Figure:
+    """Value over the baseline's for each measure that the baseline has, with the paired interval."""
+    measures = [measure for measure in comparison.measures if comparison.baseline.intervals[measure.name].mean > 0]
+    data = []
+    for place, variant in enumerate(comparison.variants):
+        shares = [comparison.relative(variant, measure.name) for measure in measures]
+        trace: Figure = {
+            "type": "scatter",
+            "mode": "markers",
+            "name": variant.name,
+            "x": rounded(np.array([1 + share.mean for share in shares]), 6),
+            "y": [measure.title for measure in measures],
+            "marker": {"size": 9},
+            "meta": place,
+            "hovertemplate": "%{y}: %{x} of the baseline's<extra></extra>",
+        }
+        half = np.array([share.half_width for share in shares])
+        if place and np.isfinite(half).any():
+            trace["error_x"] = {"type": "data", "array": rounded(half, 4), "thickness": 1.6, "width": 5}
+        data.append(trace)
+    one = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1.2}, "meta": 0}
+    layout = {
+        "xaxis": {"type": "log", "title": {"text": f"share of the {comparison.baseline.name}'s value"}},
+        "yaxis": {"autorange": "reversed", "type": "category"},
+        "showlegend": True,
+        "scattermode": "group",
+        "shapes": [one],
+    }
+    return {"data": data, "layout": layout}
+
+
+def _cdfs(variants: Sequence[Variant], name: str, unit: str) -> Figure:
+    factor = 1000.0 if unit == "ms" else 1.0
+    data = []
+    for place, variant in enumerate(variants):
+        values, percents = cdf(variant.first.latencies[name])
+        line = {"type": "scatter", "mode": "lines", "name": variant.name, "line": {"width": 2}, "meta": place}
+        hover = f"{escape(variant.name)}: %{{y:.2f}} % ≤ %{{x}} {unit}<extra></extra>"
+        data.append(line | {"x": rounded(values * factor), "y": rounded(percents, 6), "hovertemplate": hover})
+    layout = {
+        "xaxis": {"title": {"text": f"{name} ({unit})"}, "type": "log"},
+        "yaxis": {"title": {"text": "% of requests"}, "range": [0, 101]},
+        "showlegend": False,
+    }
+    return {"data": data, "layout": layout}
+
+
+def _share_ranges(figures: Sequence[Figure]) -> None:
+    """Give each axis the same range in all figures, so that heights and times can be compared by eye."""
+    largest: dict[str, float] = {}
+    for trace in (trace for figure in figures for trace in figure["data"]):
+        for letter, axis in (("x", "xaxis"), ("y", f"yaxis{trace['yaxis'][1:]}")):
+            values = [value for value in trace[letter] if value is not None]
+            largest[axis] = max(largest.get(axis, 0.0), *values)
+    for figure in figures:
+        for axis, top in largest.items():
+            figure["layout"][axis] = figure["layout"][axis] | {"range": [0, 1.04 * top or 1.0]}
