@@ -44,6 +44,7 @@ def requests(**columns: Any) -> Requests:
         "max_tokens": np.full(number, 2),
         "pool": np.zeros(number),
         "replica": np.zeros(number),
+        "lane": np.zeros(number),
         "status": np.zeros(number),
         "preemptions": np.zeros(number),
         "cached_tokens": np.zeros(number),
@@ -56,7 +57,7 @@ def iterations(*rows: dict[str, float]) -> Iterations:
     """Rows of the log; a column that a row leaves out is 0, and steps 1."""
     names = [field.name for field in fields(Iterations)]
     columns = {name: [row.get(name, 1 if name == "steps" else 0) for row in rows] for name in names}
-    return Iterations(**_typed(Iterations, columns, ("start",)))
+    return Iterations(**_typed(Iterations, columns, ("start", "transfer")))
 
 
 def run(

@@ -60,6 +60,7 @@ def check_log(case: Case, record: Record, replicas: list[Replica]) -> None:
         floats,
         integers,
         np.ascontiguousarray(rows["start"]),
+        np.ascontiguousarray(rows["transfer"]),
         columns,
         np.zeros(case.replicas, np.int64),
         lanes,

@@ -35,6 +35,8 @@ class Requests:
     pool: Integers
     replica: Integers
     """Index of the replica that served it, -1 if none."""
+    lane: Integers
+    """Which of the replica's lanes (data-parallel ranks), -1 if none."""
     status: Integers
     """Index into STATUSES."""
     scheduled: Floats
@@ -67,13 +69,16 @@ class Iterations:
     used_blocks: Integers
     waiting: Integers
     discarded: Integers
-    """Decodes whose token nobody wants: the request had ended before its declared limit, which an asynchronous
-    scheduler learns one step late."""
+    """Decodes that are no gap of this step's length: their token is not wanted, because the request had ended before
+    its declared limit, which an asynchronous scheduler learns one step late; or it follows a pause, and is a stall."""
+    transfer: Floats
+    """Seconds that each step takes longer than its batch, because blocks move between device and host."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stalls:
-    """One entry per token that followed a preemption: the gap between ``last_token`` and ``resumed_token`` (s)."""
+    """One entry per token that followed a preemption, or a pause of this request alone: the gap between ``last_token``
+    and ``resumed_token`` (s)."""
 
     request: Integers
     last_token: Floats

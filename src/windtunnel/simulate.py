@@ -150,6 +150,7 @@ def _requests(workload: Workload, record: Record) -> Requests:
         max_tokens=workload.max_tokens,
         pool=np.where(lane == NONE, -1, 0),
         replica=np.where(lane == NONE, -1, record.replica_of_lane[lane]),
+        lane=np.where(lane == NONE, -1, record.rank_of_lane[lane]),
         status=np.where(finished, FINISHED, np.where(rows["state"] == REFUSED, REJECTED, UNFINISHED)),
         scheduled=rows["scheduled"].copy(),
         first_token=rows["first_token"].copy(),
@@ -177,6 +178,7 @@ def _iterations(record: Record) -> Iterations:
         used_blocks=integers("used_blocks"),
         waiting=integers("waiting"),
         discarded=integers("discarded"),
+        transfer=rows["transfer"].copy(),
     )
 
 

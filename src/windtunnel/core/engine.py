@@ -82,12 +82,13 @@ class Demand:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What the loop wrote: structured arrays of REQUEST, ROW and STALL, and the replica of each lane."""
+    """What the loop wrote: structured arrays of REQUEST, ROW and STALL; replica, and rank in it, of each lane."""
 
     requests: NDArray[Any]
     rows: NDArray[Any]
     stalls: NDArray[Any]
     replica_of_lane: Integers
+    rank_of_lane: Integers
 
 
 def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats) -> Record:
@@ -100,7 +101,8 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats) -> Record:
         while open_loop(state, router) == FULL:
             state = _with_room(state)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
-    return Record(state.requests, rows, stalls, state.groups["replica"][state.lanes["group"]])
+    replica_of_lane = state.groups["replica"][state.lanes["group"]]
+    return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"])
 
 
 def _state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:

@@ -33,12 +33,23 @@ def iteration_times(
     from windtunnel.core.tables import flatten
 
     pools, floats, integers = flatten(times)
-    replica, _, start, steps, decodes, kv_tokens, chunk_tokens, chunk_context, _, _, discarded = columns
+    replica, _, start, steps, decodes, kv_tokens, chunk_tokens, chunk_context, _, _, discarded, transfer = columns
     total = int(steps.sum())
     row = np.empty(total, dtype=np.int64)
     starts, durations, counts = np.empty(total), np.empty(total), np.empty(total, dtype=np.int64)
     integer_columns = np.stack([replica, steps, decodes, kv_tokens, chunk_tokens, chunk_context]).astype(np.int64)
     rebuild(
-        pools, floats, integers, start, integer_columns, pool_of_replica, lockstep_lanes, row, starts, durations, counts
+        pools,
+        floats,
+        integers,
+        start,
+        transfer,
+        integer_columns,
+        pool_of_replica,
+        lockstep_lanes,
+        row,
+        starts,
+        durations,
+        counts,
     )
     return IterationTimes(row, starts, durations, counts - discarded[row])

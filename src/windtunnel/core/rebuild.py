@@ -47,6 +47,7 @@ def rebuild(
     floats: Array,
     integers: Array,
     start: Array,
+    transfer: Array,
     columns: Array,
     pool_of_replica: Array,
     lockstep_lanes: Array,
@@ -67,10 +68,12 @@ def rebuild(
         after = row
         for j in range(steps):
             gpu, largest, total, sequences = 0.0, 0, 0, 1
+            waits = 0.0
             first = row
             for _ in range(lanes):
                 after = next_row(columns, first)
                 gpu = max(gpu, row_time(pool, floats, integers, columns, first, after, j))
+                waits = max(waits, transfer[first])
                 tokens = columns[DECODES, first]
                 chunks = 0
                 for i in range(first, after):
@@ -82,7 +85,7 @@ def rebuild(
                 first = after
             if lanes > 1:
                 gpu = gpu + floats[pool.expert_tokens + lockstep_tokens(pool, integers, largest, total, lanes)]
-            end = now + step_time(pool, floats, gpu, sequences)
+            end = now + (step_time(pool, floats, gpu, sequences) + waits)
             first = row
             for _ in range(lanes):
                 out_row[at] = first

@@ -145,6 +145,7 @@ ROW = np.dtype(
         ("used_blocks", np.int32),
         ("waiting", np.int32),
         ("discarded", np.int32),
+        ("transfer", np.float64),  # seconds that the step takes longer than its batch
     ],
     align=True,
 )

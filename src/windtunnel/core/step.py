@@ -22,6 +22,7 @@ def write_row(state: State, group: Any, lane: Any, start: float, steps: int) -> 
     row.chunk_tokens = 0
     row.chunk_context = 0
     row.discarded = 0
+    row.transfer = 0.0
     return row
 
 

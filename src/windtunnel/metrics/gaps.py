@@ -1,63 +1,144 @@
-"""Token gaps request by request, rebuilt from the steps of the lane that served it."""
+"""Gaps between tokens: pooled over all requests from the log's sums, and request by request.
 
-from itertools import pairwise
+A decoding request takes part in every step of its lane that has decodes. So between two of its tokens lies the time
+between the ends of two such steps next to each other: mostly the later one's duration, and more where prefills ran
+alone between them. Its first decode follows the end of its own prefill instead.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.steps import Steps
-from windtunnel.run import FINISHED
+from windtunnel.metrics.window import Window
+from windtunnel.run import FINISHED, Run
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 TOLERANCE = 1e-9
 """A step's end and a token's time are the same event, rounded apart (s)."""
 
 
-def token_gaps_by_request(steps: Steps) -> list[Floats]:
-    """For each request the gaps between its tokens (s): output_tokens − 1 of them, none unless it finished.
+@dataclass(frozen=True, eq=False)
+class DecodeSteps:
+    """The steps with decodes, lane by lane and in order of time in each."""
 
-    Its tokens are the ends of all steps of its lane from its first token to its last, but for those during which it
-    was preempted. The lane is the one of its replica whose steps give it the right number of tokens.
-    """
+    lane: Integers
+    """[d] replica and rank as one number."""
+    start: Floats
+    end: Floats
+    previous: Floats
+    """[d] end of the decode step before it in its lane, −∞ for the first."""
+    decodes: Integers
+
+    def lane_bounds(self, lane: int) -> tuple[int, int]:
+        """First entry of a lane, and the one after its last."""
+        return int(np.searchsorted(self.lane, lane)), int(np.searchsorted(self.lane, lane, side="right"))
+
+
+def decode_steps(steps: Steps) -> DecodeSteps:
+    """Those of a run's steps."""
+    log = steps.run.iterations
+    some = np.flatnonzero(log.decodes[steps.row] > 0)
+    lane = lane_number(log.replica, log.lane)[steps.row[some]]
+    order = np.argsort(lane, kind="stable")  # each lane wrote its steps in order of time
+    some, lane = some[order], lane[order]
+    end = steps.end[some]
+    previous = np.concatenate([[-np.inf], end[:-1]])[: len(end)]
+    previous[np.flatnonzero(np.diff(lane, prepend=-1))] = -np.inf
+    return DecodeSteps(lane, steps.start[some], end, previous, steps.decodes[some])
+
+
+def lane_number(replica: Integers, rank: Integers) -> Integers:
+    """One number for a replica and a rank of it."""
+    return replica * 2**20 + rank
+
+
+def pooled_gaps(steps: Steps) -> tuple[Floats, Integers, Floats]:
+    """All gaps that end with a decode, as (seconds, how many of them, when they end)."""
+    found = decode_steps(steps)
+    gap, count = found.end - found.start, found.decodes.copy()
+    paused = np.flatnonzero(found.start > found.previous + TOLERANCE)
+    after = paused[np.isfinite(found.previous[paused])]
+    gap[after] = found.end[after] - found.previous[after]
+    lane, joined = _joins(steps.run)
+    at = _first_after(found, paused, lane, joined)
+    lane, joined, at = lane[at >= 0], joined[at >= 0], at[at >= 0]
+    np.subtract.at(count, at, 1)
+    own = found.end[at] - joined
+    some = count > 0
+    ends = np.concatenate([found.end[some], found.end[at]])
+    return np.concatenate([gap[some], own]), np.concatenate([count[some], np.ones(len(own), dtype=np.int64)]), ends
+
+
+def token_gaps(steps: Steps, window: Window) -> Distribution:
+    """Inter-token latencies of all requests pooled, those of stalls included; in a trimmed window those that end
+    inside."""
+    gaps, counts, ends = pooled_gaps(steps)
+    stalls = steps.run.stalls
+    resumed = np.ones(len(stalls.request), dtype=np.bool_)
+    if window.trimmed:
+        inside = window.holds(ends)
+        gaps, counts = gaps[inside], counts[inside]
+        resumed = window.holds(stalls.resumed_token)
+    return Distribution.pooled(gaps, counts, (stalls.resumed_token - stalls.last_token)[resumed])
+
+
+def _joins(run: Run) -> tuple[Integers, Floats]:
+    """(lane, time) of every prefill after which a request decodes: its first one, and those after a preemption."""
+    requests, stalls = run.requests, run.stalls
+    lane = lane_number(requests.replica, requests.lane)
+    who = np.concatenate([np.arange(len(lane)), stalls.request])
+    time = np.concatenate([requests.first_token, stalls.resumed_token])
+    stalled_at_once = np.isin(who + 1j * time, stalls.request + 1j * stalls.last_token)
+    decodes = (time + TOLERANCE < requests.finish[who]) & ~stalled_at_once
+    return lane[who[decodes]], time[decodes]
+
+
+def _first_after(found: DecodeSteps, paused: Integers, lane: Integers, time: Floats) -> Integers:
+    """For each join the decode step that comes next in its lane, if there was a pause before it; otherwise −1."""
+    at = np.full(len(lane), -1, dtype=np.int64)
+    for number in np.unique(found.lane[paused]):
+        low, high = found.lane_bounds(int(number))
+        mine = np.flatnonzero(lane == number)
+        at[mine] = low + np.searchsorted(found.start[low:high], time[mine] - TOLERANCE)
+        at[mine[at[mine] >= high]] = -1
+    is_paused = np.zeros(len(found.lane) + 1, dtype=np.bool_)
+    is_paused[paused] = True
+    return np.where(is_paused[at], at, -1)
+
+
+def token_gaps_by_request(steps: Steps) -> list[Floats]:
+    """For each request the gaps between its tokens (s): output_tokens − 1 of them, none unless it finished."""
     requests, stalls = steps.run.requests, steps.run.stalls
-    ends = _ends_by_lane(steps)
+    found = decode_steps(steps)
+    lanes = lane_number(requests.replica, requests.lane)
+    bounds = {int(lane): found.lane_bounds(int(lane)) for lane in np.unique(lanes)}
     stalled: dict[int, list[tuple[float, float]]] = {}
-    for request, *times in zip(
+    for request, after, until in zip(
         stalls.request.tolist(), stalls.last_token.tolist(), stalls.resumed_token.tolist(), strict=True
     ):
-        stalled.setdefault(request, []).append((times[0], times[1]))
-    names = ("id", "replica", "status", "output_tokens", "first_token", "finish")
+        stalled.setdefault(request, []).append((after, until))
     gaps = []
-    for identity, replica, status, number, first, last in zip(
-        *(getattr(requests, name).tolist() for name in names), strict=True
-    ):
-        found = np.zeros(0)
-        for lane in ends.get(replica, ()) if status == FINISHED else ():
-            tokens = _tokens(lane, first, last, stalled.get(identity, []))
-            if len(tokens) == number and abs(tokens[0] - first) < TOLERANCE and abs(tokens[-1] - last) < TOLERANCE:
-                found = np.diff(tokens)
-                break
-        gaps.append(found)
+    for request in range(len(requests.id)):
+        low, high = bounds[int(lanes[request])]
+        first, last = float(requests.first_token[request]), float(requests.finish[request])
+        if requests.status[request] != FINISHED:
+            gaps.append(np.zeros(0))
+            continue
+        tokens = _tokens(found.end[low:high], first, last, stalled.get(request, []))
+        gaps.append(np.diff(tokens))
     return gaps
 
 
 def _tokens(ends: Floats, first: float, last: float, stalls: list[tuple[float, float]]) -> Floats:
-    """The ends of steps from the first token to the last, without those inside a stall."""
-    tokens = ends[np.searchsorted(ends, first - TOLERANCE) : np.searchsorted(ends, last + TOLERANCE)]
+    """When a request got its tokens: first, then with every decode step of its lane, but for its stalls."""
+    inside = ends[np.searchsorted(ends, first + TOLERANCE) : np.searchsorted(ends, last + TOLERANCE)]
+    tokens = np.concatenate([[first], inside])
     for after, until in stalls:
-        tokens = tokens[(tokens <= after + TOLERANCE) | (tokens >= until - TOLERANCE)]
+        tokens = tokens[(tokens <= after + TOLERANCE) | (tokens > until + TOLERANCE)]
+        tokens = np.sort(np.append(tokens, until))
     return tokens
-
-
-def _ends_by_lane(steps: Steps) -> dict[int, list[Floats]]:
-    """Ends of the steps of each lane, in order, by replica."""
-    log = steps.run.iterations
-    owner, lane = log.replica[steps.row], log.lane[steps.row]
-    key = owner * (int(lane.max(initial=0)) + 1) + lane
-    order = np.lexsort((steps.end, key))
-    firsts = np.flatnonzero(np.diff(key[order], prepend=-1))
-    found: dict[int, list[Floats]] = {}
-    for low, high in pairwise([*firsts.tolist(), len(order)]):
-        found.setdefault(int(owner[order[low]]), []).append(steps.end[order[low:high]])
-    return found

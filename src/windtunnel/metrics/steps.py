@@ -6,7 +6,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.sums import sums
 from windtunnel.metrics.window import Window
 from windtunnel.run import Run
@@ -80,21 +79,6 @@ class Steps:
             return np.ones(len(self.heads))
         inside = np.minimum(starts + seconds, window.end) - np.maximum(starts, window.start)
         return np.clip(inside / np.where(seconds > 0, seconds, 1.0), 0.0, 1.0)
-
-    def token_gaps(self, window: Window) -> Distribution:
-        """Inter-token latencies of all requests pooled: a step's duration once per decode, and each stall's gap.
-
-        A decoding request takes part in every step of its lane, so the gap between two of its tokens is the later
-        step's duration; a preempted one resumes after a stall. In a trimmed window: the gaps that end inside.
-        """
-        duration, decodes = self.duration, self.decodes
-        stalls = self.run.stalls
-        resumed = np.ones(len(stalls.request), dtype=np.bool_)
-        if window.trimmed:
-            inside = window.holds(self.end)
-            duration, decodes = duration[inside], decodes[inside]
-            resumed = window.holds(stalls.resumed_token)
-        return Distribution.pooled(duration, decodes, (stalls.resumed_token - stalls.last_token)[resumed])
 
 
 def unroll(run: Run) -> Steps:

@@ -9,6 +9,7 @@ import numpy as np
 
 from windtunnel.deployment import SLO
 from windtunnel.metrics.distribution import Distribution
+from windtunnel.metrics.gaps import token_gaps
 from windtunnel.metrics.goodness import Verdict, good_requests, verdicts
 from windtunnel.metrics.overload import overload_warning
 from windtunnel.metrics.requests import request_metrics, waits
@@ -82,7 +83,7 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
     ended = (requests.status == FINISHED) & window.holds(requests.finish)
     counted = arrived & (requests.status == FINISHED)
     latencies = {name: Distribution(getattr(metrics, name)[arrived]) for name in ("ttft", "tpot")}
-    latencies["itl"] = steps.token_gaps(window)
+    latencies["itl"] = token_gaps(steps, window)
     latencies |= {name: Distribution(getattr(metrics, name)[arrived]) for name in ("e2el", "queue", "prefill")}
     latencies["normalised"] = Distribution(metrics.normalised[arrived])
     outputs, prompts = _tokens(steps, window)

@@ -66,7 +66,7 @@ class Group:
                     continue
                 break
             start = max(now, self.in_flight[-1].end) if self.in_flight else now
-            end = start + self.batch_time(batches) + max(batch.transfer_time for batch in batches)
+            end = start + (self.batch_time(batches) + max(batch.transfer_time for batch in batches))
             self._record(start, end, batches)
             self.in_flight.append(InFlight(end, batches))
         return self.in_flight[0].end if self.in_flight else None
