@@ -15,7 +15,7 @@ LAYERS = (
     ("deployment",),
     ("policy", "memory", "perf", "footprint"),
     ("reference", "core", "routing"),
-    ("run", "replay"),
+    ("run", "replay", "custom"),
     ("simulate",),
     ("metrics",),
     ("report",),

@@ -32,6 +32,10 @@ class Limits:
                 "so that every running request can decode in each step"
             )
 
+    def blocks(self, tokens: int) -> int:
+        """KV blocks that hold so many tokens."""
+        return -(-tokens // self.block_size)
+
 
 def generated(prompt_tokens: int, output_tokens: int, limits: Limits) -> int:
     """Tokens that a request really generates: its output, cut where prompt and output reach max_model_len."""
@@ -44,4 +48,4 @@ def can_ever_run(prompt_tokens: int, output_tokens: int, limits: Limits) -> bool
     The last token never gets a KV entry, so prompt + generated − 1 tokens must fit the blocks.
     """
     tokens = generated(prompt_tokens, output_tokens, limits)
-    return tokens >= 1 and -(-(prompt_tokens + tokens - 1) // limits.block_size) <= limits.num_blocks
+    return tokens >= 1 and limits.blocks(prompt_tokens + tokens - 1) <= limits.num_blocks
