@@ -24,7 +24,7 @@ class FirstComeFirstServed:
     """vLLM's v1 rules without reservation, in twenty lines."""
 
     def schedule(self, now: float, waiting: Requests, running: Requests, limits: Limits) -> Decision:  # noqa: ARG002
-        stays, evict = list(running), []
+        stays, evict = list(running), list[Request]()
         free = limits.num_blocks - sum(request.num_blocks for request in running)
         tokens: dict[Request, int] = {}
         budget = limits.max_num_batched_tokens
