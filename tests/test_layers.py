@@ -16,6 +16,7 @@ LAYERS = (
     ("policy", "memory", "perf", "footprint"),
     ("reference", "core", "routing"),
     ("run", "replay", "custom"),
+    ("overheads",),
     ("simulate",),
     ("metrics",),
     ("report",),

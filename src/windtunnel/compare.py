@@ -102,10 +102,11 @@ class _Seed(NamedTuple):
 
 
 def _simulate(scenario: Scenario, seeds: tuple[int, ...], exclude_warmup: bool) -> list[_Seed]:
-    deployment, slo = scenario.deployment(), scenario.goals.limits()
+    deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     found = []
     for seed in seeds:
-        run = simulate(deployment, scenario.load.workload(seed), seed, perf=scenario.server.perf)
+        workload, perf = scenario.load.workload(seed), scenario.server.perf
+        run = simulate(deployment, workload, seed, perf=perf, overheads=overheads)
         steps = unroll(run)
         result = summary(run, slo, exclude_warmup=exclude_warmup, steps=steps)
         found.append(_Seed(result, timeline(steps, BINS), run.manifest["workload"]["digest"]))

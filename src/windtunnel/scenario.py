@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import Group, Parameter
 
@@ -13,6 +13,9 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import device
 from windtunnel.load import Load
 from windtunnel.model import load_model
+
+if TYPE_CHECKING:
+    from windtunnel.overheads import Overheads
 
 MAIN_JOB = {"model": "Qwen/Qwen3-32B", "tensor_parallel_size": 2}
 """What is simulated when no model is named."""
@@ -85,12 +88,20 @@ class Scenario:
     """Copies of the server behind the router."""
     router: Annotated[str, Parameter(group=DEPLOYMENT)] = "round_robin"
     """Which replica gets a request, a name of ``windtunnel list routers``."""
+    calibration: Annotated[Path | None, Parameter(group=DEPLOYMENT)] = None
+    """File of ``windtunnel calibrate``: host and client overheads of your deployment."""
     load: Annotated[Load, Parameter(name="*", group=WORKLOAD)] = field(default_factory=Load)
     goals: Annotated[Goals, Parameter(name="*", group=GOALS)] = field(default_factory=Goals)
 
     def deployment(self) -> Deployment:
         """What serves. Raises InputError for what cannot run."""
         return Deployment(pools=(self.server.pool(self.replicas),), router=self.router)
+
+    def overheads(self) -> "Overheads":
+        """What is simulated beyond the tables. Raises InputError for a calibration file that cannot be read."""
+        from windtunnel.overheads import ENGINE_CLOCK, read_overheads
+
+        return read_overheads(self.calibration) if self.calibration else ENGINE_CLOCK
 
 
 @cache

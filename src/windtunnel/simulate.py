@@ -1,7 +1,7 @@
 """simulate(deployment, workload, seed) → Run."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from zlib import crc32
 
@@ -15,6 +15,7 @@ from windtunnel.core.records import GONE, NONE, REFUSED
 from windtunnel.deployment import Deployment, Pool, warnings
 from windtunnel.footprint import footprint
 from windtunnel.memory import KVBudget, kv_blocks
+from windtunnel.overheads import ENGINE_CLOCK, Overheads, at_client, at_engine
 from windtunnel.perf.cache import cache_folder
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.tables import Tabulated
@@ -34,6 +35,7 @@ def simulate(
     perf: str = "auto",
     cache: bool = True,
     tables: Sequence[Tabulated] | None = None,
+    overheads: Overheads = ENGINE_CLOCK,
 ) -> Run:
     """Simulate every request of a workload on a deployment until the last one has ended.
 
@@ -44,6 +46,7 @@ def simulate(
         perf: where kernel times come from: ``auto``, ``measured`` or ``roofline``.
         cache: keep batch-time tables on disk, and read them from there.
         tables: the batch-time tables of each pool where they are at hand; ``perf`` and ``cache`` then mean nothing.
+        overheads: host work beyond that of the tables, and the client's path, whose clock then counts.
 
     Raises:
         InputError: the model does not fit, or a name is unknown.
@@ -51,18 +54,22 @@ def simulate(
     router = router_number(deployment.router)
     if tables is None:
         tables = [tabulate(pool, perf, cache_folder() if cache else None) for pool in deployment.pools]
+    tables = [replace(table, times=overheads.host.applied(table.times)) for table in tables]
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = _fleet(deployment, tables, budgets)
-    demand, cut = _demand(workload, fleet.limits[0])
+    client = overheads.client
+    delays = client.delays(workload) if client else np.zeros(0)
+    demand, cut = _demand(at_engine(workload, delays, client) if client else workload, fleet.limits[0])
     uniforms = np.random.default_rng([seed, crc32(b"router")]).random(len(workload))
     record = run_core(fleet, demand, router, uniforms)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += _notes(demand, cut, fleet.limits[0])
+    requests = _requests(workload, record)
     return Run(
-        requests=_requests(workload, record),
+        requests=at_client(requests, workload, delays, client) if client else requests,
         iterations=_iterations(record),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
-        manifest=_manifest(deployment, workload, seed, tables, budgets, notes),
+        manifest=_manifest(deployment, workload, seed, tables, budgets, notes) | {"overheads": overheads.spec()},
         times=tuple(table.times for table in tables),
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),

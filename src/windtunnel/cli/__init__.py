@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from windtunnel import __version__
 from windtunnel.cli.arguments import complete, long
+from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
 from windtunnel.cli.listing import listing
@@ -43,6 +44,7 @@ app.command(listing, name="list")
 app.command(report)
 app.command(replay)
 app.command(validate)
+app.command(calibrate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -53,13 +53,13 @@ def run(
         raise InputError(f"seeds={seeds}: must be ≥ 1")
     outputs.check()
     check_directory(output)
-    deployment, slo = scenario.deployment(), scenario.goals.limits()
+    deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     results = []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
         with progress(f"seed {seed}: reading the load"):
             workload = scenario.load.workload(seed)
         with progress(f"seed {seed}: simulating {len(workload):,} requests"):
-            done = simulate(deployment, workload, seed, perf=scenario.server.perf)
+            done = simulate(deployment, workload, seed, perf=scenario.server.perf, overheads=overheads)
             results.append(summary(done, slo, exclude_warmup=exclude_warmup))
         if len(results) == 1:
             first = done

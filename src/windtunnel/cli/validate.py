@@ -13,6 +13,7 @@ from windtunnel.outputs import check_folder
 from windtunnel.scenario import ENGINE, Server
 
 if TYPE_CHECKING:
+    from windtunnel.overheads import Overheads
     from windtunnel.validation.served_points import Point
 
 SERVED_POINTS = Path("silicon_sample.csv")
@@ -27,6 +28,7 @@ def validate(
     device: str | None = None,
     engine: Annotated[Engine, Parameter(name="*", group=ENGINE)] = Engine(),  # noqa: B008 - frozen
     perf: Literal["auto", "measured", "roofline"] = "auto",
+    calibration: Path | None = None,
     seed: int = 0,
     steps: Annotated[bool, Parameter(negative=())] = False,
     backend: str | None = None,
@@ -50,6 +52,8 @@ def validate(
         The GPU of a vllm bench result. Of served points: only those of this system.
     perf
         Kernel times: auto, measured or roofline.
+    calibration
+        File of windtunnel calibrate: host and client overheads.
     seed
         Of lengths and arrivals that a vllm bench result does not hold.
     steps
@@ -63,21 +67,26 @@ def validate(
     as_json
         Print one JSON document instead of tables; seconds.
     """
+    from windtunnel.overheads import ENGINE_CLOCK, read_overheads
+
     if csv is not None:
         check_folder("csv", csv, csv.parent)
+    overheads = read_overheads(calibration) if calibration else ENGINE_CLOCK
     if target.suffix == ".csv":
-        return _served(target, {"backend": backend, "model_path": model, "system": device}, sample, perf, csv, as_json)
+        return _served(
+            target, {"backend": backend, "model_path": model, "system": device}, sample, perf, overheads, csv, as_json
+        )
     for name, value in (("backend", backend), ("sample", sample), ("csv", csv)):
         if value is not None:
             raise InputError(f"{name}={str(value)!r}: is for served points: {str(target)!r} is no CSV file")
     if target.is_dir() or not target.exists():
         if (model, device, engine) != (None, None, Engine()):
             raise InputError(f"{str(target)!r}: run.json says what served: leave out model, device and engine flags")
-        return _recordings(target, perf, steps, as_json)
-    return _bench(target, model, device, engine, perf, seed, as_json)
+        return _recordings(target, perf, overheads, steps, as_json)
+    return _bench(target, model, device, engine, perf, overheads, seed, as_json)
 
 
-def _recordings(folder: Path, perf: str, steps: bool, as_json: bool) -> int:
+def _recordings(folder: Path, perf: str, overheads: "Overheads", steps: bool, as_json: bool) -> int:
     """Every recording below a folder; of several, one that cannot be simulated says why."""
     from windtunnel.validation.comparison import compare, document
     from windtunnel.validation.markdown import comparison_table
@@ -89,7 +98,7 @@ def _recordings(folder: Path, perf: str, steps: bool, as_json: bool) -> int:
     texts = []
     for recording in [read_recording(path) for path in paths]:
         try:
-            found = compare(recording.measurement, recording.pool(), perf)
+            found = compare(recording.measurement, recording.pool(), perf, overheads)
         except InputError as reason:
             if paths == [folder]:
                 raise
@@ -108,7 +117,14 @@ def _recordings(folder: Path, perf: str, steps: bool, as_json: bool) -> int:
 
 
 def _bench(
-    path: Path, model: str | None, device: str | None, engine: Engine, perf: str, seed: int, as_json: bool
+    path: Path,
+    model: str | None,
+    device: str | None,
+    engine: Engine,
+    perf: str,
+    overheads: "Overheads",
+    seed: int,
+    as_json: bool,
 ) -> int:
     from windtunnel.validation.bench_result import read_bench_result
     from windtunnel.validation.comparison import compare, document
@@ -120,7 +136,7 @@ def _bench(
     name = model or served
     if not name:
         raise InputError(f"{str(path)!r}: does not say which model served: add --model")
-    found = compare(measurement, Server(name, device=device, engine=engine).pool(), perf)
+    found = compare(measurement, Server(name, device=device, engine=engine).pool(), perf, overheads)
     if as_json:
         show_json(document(found))
     else:
@@ -129,10 +145,17 @@ def _bench(
 
 
 def _served(
-    path: Path, wanted: dict[str, str | None], sample: int | None, perf: str, csv: Path | None, as_json: bool
+    path: Path,
+    wanted: dict[str, str | None],
+    sample: int | None,
+    perf: str,
+    overheads: "Overheads",
+    csv: Path | None,
+    as_json: bool,
 ) -> int:
     from windtunnel.report.write import write_whole
     from windtunnel.validation import served
+    from windtunnel.validation.comparison import on_clock
     from windtunnel.validation.markdown import served_text
     from windtunnel.validation.served_points import read_points
 
@@ -143,7 +166,7 @@ def _served(
         if sample < 1:
             raise InputError(f"sample={sample}: must be ≥ 1")
         points = served.sample(points, sample)
-    results = [served.replay(point, perf) for point in points]
+    results = [served.replay(point, perf, on_clock(overheads, True)) for point in points]
     if csv is not None:
         write_whole(csv, [served.as_csv(results)])
     if as_json:

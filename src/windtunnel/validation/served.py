@@ -19,6 +19,7 @@ import numpy as np
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.metrics import clean, request_metrics, time_share, unroll
+from windtunnel.overheads import ClientPath, Overheads
 from windtunnel.simulate import simulate
 from windtunnel.validation.agreement import relative_error, summarise
 from windtunnel.validation.served_points import Point
@@ -32,6 +33,7 @@ SHORTEST = 0.8
 
 ROUNDS = 10
 MOST_REQUESTS = 10_000
+CLIENT_CLOCK = Overheads(client=ClientPath())
 METRICS = ("ttft", "tpot")
 BANDS = ((1, 8), (9, 32), (33, 128), (129, 1 << 30))
 
@@ -60,10 +62,10 @@ def workload(point: Point) -> Workload:
     return generate(AllAtOnce(), Both(prompts, outputs), requests, max_concurrency=point.concurrency, name=point.id)
 
 
-def replay(point: Point, perf: str = "auto") -> Result:
-    """Simulate one point; one that cannot be simulated says why."""
+def replay(point: Point, perf: str = "auto", overheads: Overheads = CLIENT_CLOCK) -> Result:
+    """Simulate one point as its clients see it; one that cannot be simulated says why."""
     try:
-        run = simulate(Deployment((point.pool(),)), workload(point), perf=perf)
+        run = simulate(Deployment((point.pool(),)), workload(point), perf=perf, overheads=overheads)
     except InputError as reason:
         return Result(point, float("nan"), float("nan"), float("nan"), str(reason))
     metrics = request_metrics(run.requests)

@@ -1,0 +1,48 @@
+"""calibrate: host and client overheads from measured runs."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from windtunnel.cli.arguments import OUTPUT
+from windtunnel.errors import InputError
+from windtunnel.outputs import check_folder
+
+
+def calibrate(
+    runs: Annotated[tuple[Path, ...], Parameter(name="RUN")],
+    /,
+    *,
+    output: Annotated[Path, Parameter(group=OUTPUT)] = Path("calibration.yaml"),
+    perf: Literal["auto", "measured", "roofline"] = "auto",
+) -> None:
+    """Find the host and client overheads of a deployment from measured runs of it.
+
+    Writes a small YAML file that run and validate take as --calibration, and prints the errors that remain.
+
+    Parameters
+    ----------
+    runs
+        Folders with run.json and requests.jsonl, as validate reads them; all of one deployment.
+    output
+        File to write.
+    perf
+        Kernel times: auto, measured or roofline.
+    """
+    import yaml
+
+    from windtunnel.report.write import write_whole
+    from windtunnel.validation.calibrate import calibrate as search
+    from windtunnel.validation.calibrate import document
+    from windtunnel.validation.recording import find_recordings, read_recording
+
+    if not runs:
+        raise InputError("no runs: give the folder of a measured run")
+    check_folder("output", output, output.parent)
+    recordings = [read_recording(path) for folder in runs for path in find_recordings(folder)]
+    found = search([(one.measurement, one.pool()) for one in recordings], perf)
+    text = yaml.safe_dump(document(found, [one.measurement for one in recordings]), sort_keys=False)
+    write_whole(output, [text])
+    sys.stdout.write(f"{text}misfit {found.misfit[0]:.4f} before, {found.misfit[1]:.4f} after; written to {output}\n")
