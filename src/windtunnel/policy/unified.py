@@ -1,0 +1,278 @@
+"""One scheduler with parameters: InferMax's finding that the field's schedulers are one loop (arXiv 2411.07447)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal, get_args, get_type_hints
+
+from windtunnel.errors import InputError, unknown
+from windtunnel.policy.limits import Limits
+
+GroupOrder = Literal["prefill_first", "decode_first"]
+Allocation = Literal["on_demand", "prompt", "prompt_and_output", "max_model_len", "look_ahead"]
+Preemption = Literal["recompute", "swap", "none"]
+Victim = Literal["newest", "oldest", "shortest", "longest", "lowest_priority"]
+Order = Literal[
+    "fcfs",
+    "priority",
+    "shortest_prompt",
+    "longest_prompt",
+    "shortest_output",
+    "longest_output",
+    "shortest_job",
+    "longest_job",
+]
+Batching = Literal["continuous", "dynamic", "static"]
+
+RESERVING = ("prompt_and_output", "max_model_len")
+"""Allocations under which a running request never lacks a block."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A scheduler as a value: which requests a step computes, in the words of InferMax's GetNextBatch.
+
+    A step visits the groups of running requests and the queue in ``group_order``. Decodes are one group: in each step
+    all of them take part or none. A running request that lacks blocks evicts others; a waiting one never does, and
+    nobody is admitted in a step that evicted. Blocks go to running requests first, whatever the order of the groups.
+    """
+
+    group_order: GroupOrder = "decode_first"
+    """Who gets tokens first: waiting and part-way prefills (vLLM v0, Orca's successors: time to first token), or
+    decodes, then part-way prefills, then the queue (Sarathi-Serve, arXiv 2403.02310: time between tokens)."""
+    mixed: bool = True
+    """Prefills and decodes share a step (Orca's selective batching, OSDI 2022; hybrid batching in InferMax); otherwise
+    a step is either, the first group in the order that has anything to compute."""
+    chunked_prefill: bool = False
+    """A prompt may be computed in parts (Sarathi-Serve; DeepSpeed-FastGen's split fuse): as much of it as the limits
+    leave."""
+
+    max_num_batched_tokens: int = 0
+    """C, tokens of one step, at most those of the deployment; 0: as many. Sarathi-Serve's chunk_size."""
+    max_num_prefill_tokens: int = 0
+    """P, prefill tokens of one step, beside C (InferMax); 0: no such limit."""
+    max_num_seqs: int = 0
+    """R_max, requests that run at once, beside the deployment's own limit: the smaller one holds; 0: only that."""
+    long_prefill_token_threshold: int = 0
+    """Tokens that one prompt may compute in a step; a longer prompt is long (vLLM, config/scheduler.py); 0: any."""
+    max_num_partial_prefills: int = 0
+    """Prompts that may be part-way at once; one that would be too many is passed over (vLLM v0, same file); 0: any
+    number."""
+    max_long_partial_prefills: int = 0
+    """Long ones among them, so that shorter prompts overtake (same file); 0: any number."""
+
+    allocation: Allocation = "on_demand"
+    """Blocks that an admission takes: those of the tokens of its step (vLLM's paged attention, SOSP 2023), of the whole
+    prompt (Sarathi-Serve), of prompt and declared output (TensorRT-LLM's no-evict; "reserve" in InferMax), of the
+    longest sequence there may be (FasterTransformer, Orca as re-implemented by Sarathi-Serve); or those of its step,
+    if the peak that all running requests can reach with it fits memory (LightLLM)."""
+    look_ahead_margin: int = 0
+    """Tokens added to what each request has left to generate, when the peak is estimated (LightLLM: 6)."""
+    watermark: float = 0.0
+    """Share of all blocks that an admission must leave free while anything runs (vLLM v0, Sarathi-Serve: 0.01)."""
+    decodes_ask_for_a_block: bool = False
+    """Decodes, visited in order of admission, each demand a free block, also where their last one has room; whoever
+    runs alone does not (Sarathi-Serve, vLLM v0: can_append_slot)."""
+
+    preemption: Preemption = "recompute"
+    """What happens to an evicted request: it drops its blocks and computes them again later, they move to the host, or
+    nobody is ever evicted (checklist 316-318; vLLM v0's two modes)."""
+    host_blocks: int = 0
+    """Blocks of the host that hold evicted requests; when none is left, and for part-way prompts, recompute."""
+    swap_time_per_block: float = 0.0
+    """Seconds to move one block over PCIe, in either direction; the step waits for it."""
+    victim: Victim = "newest"
+    """Whom to evict: admitted last or first, fewest or most tokens in the cache (InferMax v4: shortest first), or
+    lowest priority. Of equals the newest."""
+    victim_key: Callable[..., float] | None = None
+    """In place of ``victim``: the largest key goes. See ``windtunnel.core.hooks``."""
+
+    admission_order: Order = "fcfs"
+    """Whom to admit next. First come first served puts evicted requests before all others, the latest victim first;
+    the others order them like everybody, equals by arrival. A job is prompt and declared output."""
+    admission_key: Callable[..., float] | None = None
+    """In place of ``admission_order``: the smallest key first, equals by arrival. See ``windtunnel.core.hooks``."""
+    pass_over: bool = False
+    """Try the next waiting request when one does not fit (InferMax's loop); otherwise all wait behind it (vLLM)."""
+    batching: Batching = "continuous"
+    """When the queue is open: in every step (Orca); or when nobody runs, until the batch decodes for the first time
+    (FasterTransformer); or the same, but only a full batch, or one whose head has waited (Triton's dynamic
+    batching)."""
+    max_queue_delay: float = 0.0
+    """Seconds that the head waits for a full batch with dynamic batching (Triton's max_queue_delay_microseconds)."""
+    reschedule_interval: int = 1
+    """Decode steps from one look at the queue to the next (checklist 308: 16); it is open while nobody decodes."""
+    queue_ratio: float = 0.0
+    """Look at the queue when it is this many times as long as the running list (checklist 309: 1.2), or while nobody
+    decodes; 0: no such rule. With an interval, too, either opens it."""
+    delay_factor: float = 0.0
+    """Keep the queue closed until its head has waited for so many times the duration of the last step with prefills,
+    unless nobody runs (vLLM v0, --scheduler-delay-factor)."""
+    prefill_batch: int = 0
+    """Prompts prefilled together: the queue opens when so many places are free, or as many as wait if that is less, and
+    no more are admitted in a step (MindSpore's report, checklist 341-356); 0: no such rule."""
+    prefill_batch_share: float = 0.0
+    """The same as a share of the places, at least 1 (the report's coefficient, 1/64; its code has 1/32)."""
+    token_budget: Callable[..., int] | None = None
+    """Tokens of the next step, at least one for each decode and at most C. See ``windtunnel.core.hooks``."""
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            choices = get_args(kind)
+            if all(isinstance(choice, str) for choice in choices) and choices and getattr(self, name) not in choices:
+                raise unknown(name, str(getattr(self, name)), choices)
+        for name in _AMOUNTS:
+            if not 0 <= getattr(self, name) < inf:
+                raise InputError(f"{name}={getattr(self, name)}: must be ≥ 0 and finite; 0 means no such rule")
+        if self.reschedule_interval < 1:
+            raise InputError(f"reschedule_interval={self.reschedule_interval}: must be ≥ 1, 1 looks in every step")
+        for name in ("watermark", "prefill_batch_share"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise InputError(f"{name}={getattr(self, name)}: must be in [0, 1)")
+        for contradicts, words in _CONTRADICTIONS:
+            if contradicts(self):
+                raise InputError(words)
+
+    def tokens(self, limits: Limits) -> int:
+        """C."""
+        return self.max_num_batched_tokens or limits.max_num_batched_tokens
+
+    def prefill_tokens(self, limits: Limits) -> int:
+        """P, or C where it is less."""
+        return min(self.max_num_prefill_tokens or self.tokens(limits), self.tokens(limits))
+
+    def places(self, limits: Limits) -> int:
+        """R_max."""
+        return min(self.max_num_seqs or limits.max_num_seqs, limits.max_num_seqs)
+
+    def watermark_blocks(self, limits: Limits) -> int:
+        """Blocks that an admission must leave free."""
+        return int(self.watermark * limits.num_blocks)
+
+    def prefills_together(self, limits: Limits) -> int:
+        """Prompts prefilled together; 0: any number."""
+        if self.prefill_batch_share:
+            return max(int(self.places(limits) * self.prefill_batch_share), 1)
+        return min(self.prefill_batch, self.places(limits))
+
+    def reserved_tokens(self, prompt_tokens: int, max_tokens: int, limits: Limits) -> int:
+        """Tokens whose blocks an admission takes at least; the last token never gets a place in the cache."""
+        if self.allocation == "prompt_and_output":
+            return min(prompt_tokens + max_tokens, limits.max_model_len) - 1
+        return limits.max_model_len if self.allocation == "max_model_len" else 0
+
+    def check(self, limits: Limits) -> None:
+        """Raise InputError if the policy cannot run within the limits."""
+        if self.max_num_batched_tokens > limits.max_num_batched_tokens:
+            raise InputError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens}: must be ≤ the deployment's "
+                f"{limits.max_num_batched_tokens}: raise that, or give the scheduler less"
+            )
+        if self.tokens(limits) < self.places(limits):
+            raise InputError(
+                f"max_num_seqs={self.places(limits)}: must be ≤ max_num_batched_tokens={self.tokens(limits)}, so that "
+                "every running request can decode in each step: lower it, or raise the tokens"
+            )
+        if not self.chunked_prefill and self.prefill_tokens(limits) < limits.max_model_len:
+            raise InputError(
+                f"max_num_batched_tokens={self.prefill_tokens(limits)}: must be ≥ max_model_len="
+                f"{limits.max_model_len} without chunked prefill: raise it, or enable chunked prefill"
+            )
+
+
+_AMOUNTS = (
+    "max_num_batched_tokens",
+    "max_num_prefill_tokens",
+    "max_num_seqs",
+    "long_prefill_token_threshold",
+    "max_num_partial_prefills",
+    "max_long_partial_prefills",
+    "look_ahead_margin",
+    "host_blocks",
+    "swap_time_per_block",
+    "max_queue_delay",
+    "queue_ratio",
+    "delay_factor",
+    "prefill_batch",
+)
+
+
+_CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
+    (
+        lambda p: p.preemption == "none" and p.allocation not in RESERVING,
+        "preemption='none': a request may lack a block and wait for ever; use allocation='prompt_and_output' or "
+        "'max_model_len', or let somebody be evicted",
+    ),
+    (
+        lambda p: p.decodes_ask_for_a_block and p.allocation in RESERVING,
+        "decodes_ask_for_a_block: no meaning where all blocks are taken at admission; use another allocation",
+    ),
+    (
+        lambda p: p.preemption != "swap" and bool(p.host_blocks or p.swap_time_per_block),
+        "host_blocks, swap_time_per_block: no meaning without preemption='swap'",
+    ),
+    (
+        lambda p: p.preemption == "swap" and p.host_blocks == 0,
+        "preemption='swap': give host_blocks, the room on the host",
+    ),
+    (
+        lambda p: (
+            p.allocation == "on_demand"
+            and p.chunked_prefill
+            and (p.victim not in {"newest", "lowest_priority"} or p.victim_key is not None)
+        ),
+        "chunked_prefill with allocation='on_demand' and this victim: part-way prompts could evict each other for "
+        "ever; use allocation='prompt' or victim='newest'",
+    ),
+    (
+        lambda p: p.allocation == "look_ahead" and p.chunked_prefill,
+        "allocation='look_ahead': counts whole prompts; use chunked_prefill=false",
+    ),
+    (
+        lambda p: (
+            bool(p.long_prefill_token_threshold or p.max_num_partial_prefills or p.max_long_partial_prefills)
+            and not p.chunked_prefill
+        ),
+        "long_prefill_token_threshold, max_num_partial_prefills, max_long_partial_prefills: no prompt is ever part-way "
+        "without chunked_prefill",
+    ),
+    (
+        lambda p: bool(p.max_long_partial_prefills) and not p.long_prefill_token_threshold,
+        "max_long_partial_prefills: give long_prefill_token_threshold, which says what is long",
+    ),
+    (
+        lambda p: bool(p.look_ahead_margin) and p.allocation != "look_ahead",
+        "look_ahead_margin: no meaning without allocation='look_ahead'",
+    ),
+    (
+        lambda p: bool(p.max_queue_delay) and p.batching != "dynamic",
+        "max_queue_delay: no meaning without batching='dynamic'",
+    ),
+    (
+        lambda p: p.batching == "dynamic" and (p.admission_order != "fcfs" or p.admission_key is not None),
+        "batching='dynamic': the head of its queue is the oldest; use admission_order='fcfs'",
+    ),
+    (
+        lambda p: bool(p.prefill_batch and p.prefill_batch_share),
+        "prefill_batch and prefill_batch_share are one rule: give only one of them",
+    ),
+    (
+        lambda p: p.admission_key is not None and p.admission_order != "fcfs",
+        "admission_key takes the place of admission_order: leave that out",
+    ),
+    (
+        lambda p: p.victim_key is not None and p.victim != "newest",
+        "victim_key takes the place of victim: leave that out",
+    ),
+)
+"""Combinations that make no scheduler, and what to do about them."""
+
+
+def described(policy: Policy) -> dict[str, Any]:
+    """Field → value of everything that differs from the defaults."""
+    defaults = Policy()
+    return {
+        name: getattr(policy, name)
+        for name in Policy.__dataclass_fields__
+        if getattr(policy, name) != getattr(defaults, name)
+    }
