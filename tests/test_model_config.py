@@ -83,9 +83,7 @@ def test_impossible_values_are_refused(changes: dict[str, Any], words: str) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"layer_types": ["linear_attention", "full_attention"] * 2}, "GatedDeltaNet"),
-        ({"linear_num_value_heads": 32}, "GatedDeltaNet"),
-        ({"index_topk": 2048}, "sparse attention"),
+        ({"index_topk_freq": 4}, "share an index"),
         ({"architectures": ["NemotronHForCausalLM"]}, "Mamba-2"),
         ({"architectures": ["DeepseekV4ForCausalLM"]}, "compressed attention"),
         ({"attn_type_list": [0, 1, 0, 1]}, "Lightning"),

@@ -7,7 +7,7 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model, model_names
 from windtunnel.perf.costs import flops
-from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, LatentAttention, Quantize
+from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, LatentAttention, Quantize, SparseAttention
 from windtunnel.perf.operators import GROUPS, Operator, operators
 
 ONE, ZERO = np.ones(1), np.zeros(1)
@@ -35,7 +35,19 @@ def linear_flops(of: Pool) -> float:
         elif isinstance(op.kernel, LatentAttention) and op.phase == "decode":
             kernel = op.kernel  # absorbed projections, which the model counts as kv_b
             total += op.count * tp * 2.0 * kernel.heads * kernel.kv_lora_rank * (kernel.nope + kernel.v_head_dim)
+        elif isinstance(op.kernel, SparseAttention) and op.phase == "decode":  # a module; its indexer is not divided
+            total += op.count * tp * 2.0 * _weights_divided(op.kernel) + op.count * 2.0 * _weights_repeated(op.kernel)
     return total
+
+
+def _weights_divided(kernel: SparseAttention) -> float:
+    up = kernel.q_lora_rank * (kernel.nope + kernel.rope) + kernel.kv_lora_rank * (kernel.nope + kernel.v_head_dim)
+    return float(kernel.heads * (up + kernel.v_head_dim * kernel.hidden))
+
+
+def _weights_repeated(kernel: SparseAttention) -> float:
+    down = kernel.hidden * (kernel.q_lora_rank + kernel.kv_lora_rank + kernel.rope + kernel.index_head_dim)
+    return float(down + kernel.q_lora_rank * kernel.index_heads * kernel.index_head_dim)
 
 
 @pytest.mark.parametrize("name", model_names())

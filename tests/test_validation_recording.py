@@ -85,12 +85,12 @@ def test_every_folder_is_compared_and_what_is_not_simulated_says_why(
 ) -> None:
     write(tmp_path / "a", RUN | {"id": "a"}, REQUESTS)
     write(tmp_path / "b", RUN | {"id": "b", "engine": ENGINE | {"pipeline_parallel_size": 2}}, REQUESTS)
-    write(tmp_path / "c", RUN | {"id": "c", "engine": ENGINE | {"name": "sglang"}}, REQUESTS)
+    write(tmp_path / "c", RUN | {"id": "c", "engine": ENGINE | {"name": "lmdeploy"}}, REQUESTS)
     write(tmp_path / "d", RUN | {"id": "d", "engine": ENGINE | {"max_num_seq": 3}}, REQUESTS)
     a, b, c, d = printed(capsys, str(tmp_path))["runs"]
     assert a["finished"] == 20
     assert "pipeline_parallel_size=2" in b["unsupported"]
-    assert "'sglang' is not simulated" in c["unsupported"]
+    assert "'lmdeploy' is not simulated" in c["unsupported"]
     assert "did you mean 'max_num_seqs'" in d["unsupported"]
     assert main(["validate", str(tmp_path)]) == 1
     text = capsys.readouterr().out

@@ -16,7 +16,7 @@ known, ``num_gpu_blocks_override`` takes it.
 
 from dataclasses import dataclass, replace
 
-from windtunnel.deployment import Engine, Pool, resolve_engine
+from windtunnel.deployment import Engine, Pool, preset, resolve_engine
 from windtunnel.deployment.shards import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
@@ -49,6 +49,9 @@ class KVBudget:
     """CUDA context growth and communication buffers."""
     window_bytes: int
     """Set aside for the windows of ``max_num_seqs`` requests; 0 unless that gives more blocks."""
+    state_bytes: int
+    """Set aside for the states of ``max_num_seqs`` requests in layers of linear attention, half of what is available at
+    most (vLLM takes them from the pool of blocks, SGLang from a pool of their own)."""
     available_bytes: int
     """For the KV cache; negative when not even the weights fit."""
 
@@ -81,10 +84,10 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
     activations = _activation_bytes(model, engine)
     reserve = RESERVE + (COLLECTIVES if tp * (dp if model.has_moe else 1) > 1 else 0)
-    limit = int(device.usable_memory_bytes * (engine.gpu_memory_utilization or 0))
-    available = limit - weights - activations - reserve
+    available = _available(device, engine, weights, activations, reserve)
     size = engine.tokens_per_block
-    blocks, block_bytes, window_bytes = _pool_of_blocks(model, engine, max(available, 0))
+    states = min(engine.seqs * model.state_bytes(tp), max(available, 0) // 2)
+    blocks, block_bytes, window_bytes = _pool_of_blocks(model, engine, max(available, 0) - states)
     return KVBudget(
         num_blocks=blocks,
         block_size=size,
@@ -94,8 +97,19 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
         graph_bytes=len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES,
         reserve_bytes=reserve,
         window_bytes=window_bytes,
+        state_bytes=states,
         available_bytes=available,
     )
+
+
+def _available(device: Device, engine: Engine, weights: int, activations: int, reserve: int) -> int:
+    """Bytes for the KV cache: what each engine's share of the memory stands for (``EnginePreset.shares_memory``)."""
+    share = engine.gpu_memory_utilization or 0
+    if preset(engine.preset).shares_memory:
+        return int(device.usable_memory_bytes * share) - weights - activations - reserve
+    if engine.backend == "sglang":
+        return int(device.usable_memory_bytes * share) - weights - reserve
+    return int((device.usable_memory_bytes - weights - activations - reserve) * share)
 
 
 def _absorbed_bytes(model: Model, tp: int) -> int:

@@ -1,4 +1,4 @@
-"""Engines by name and version: the defaults and habits that change between versions of vLLM."""
+"""Engines by name and version: the defaults and habits that change between engines and their versions."""
 
 from dataclasses import dataclass
 
@@ -25,6 +25,12 @@ class EnginePreset:
     watermark: bool = False
     """The engine knows ``watermark``."""
     enable_prefix_caching: bool = True
+    graphs_prefill: bool = True
+    """Small batches with prefill run from captured graphs too, all but their attention."""
+    shares_memory: bool = True
+    """``gpu_memory_utilization`` covers weights, activations and KV cache together (vLLM). SGLang's share
+    (``mem_fraction_static``) leaves activations out; TensorRT-LLM's (``free_gpu_memory_fraction``) is of what is left
+    beside weights and activations."""
 
     @property
     def backend(self) -> str:
@@ -54,6 +60,8 @@ PRESETS: dict[str, EnginePreset] = {
         EnginePreset("vllm-0.16", True, False, 0.9),
         EnginePreset("vllm-0.12", False, False, 0.9),
         EnginePreset("vllm-0.10", False, False, 0.9),
+        EnginePreset("sglang-0.5", True, True, 0.88, graphs_prefill=False, shares_memory=False),
+        EnginePreset("trtllm-1.0", True, True, 0.9, graphs_prefill=False, shares_memory=False),
     )
 }
 ALIASES = {"vllm": "vllm-0.32"}

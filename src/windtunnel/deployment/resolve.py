@@ -48,7 +48,7 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         max_num_batched_tokens=tokens,
         max_num_seqs=seqs,
         enable_chunked_prefill=chunked,
-        block_size=engine.block_size or _block_size(model, device),
+        block_size=engine.block_size or _block_size(model, device, engine.backend),
         dtype=effective_model(model, device, engine).dtype,
         gpu_memory_utilization=engine.gpu_memory_utilization or chosen.gpu_memory_utilization,
         async_scheduling=chosen.async_scheduling if engine.async_scheduling is None else engine.async_scheduling,
@@ -95,8 +95,10 @@ def _refuse_what_is_not_simulated(engine: Engine) -> None:
         raise InputError("enable_prefix_caching=True: prefix caching is not simulated yet; leave it out or set False")
 
 
-def _block_size(model: Model, device: Device) -> int:
-    """16, but the latent-attention kernels of Hopper and later read blocks of 64 (FlashMLA)."""
+def _block_size(model: Model, device: Device, backend: str) -> int:
+    """16, but the latent-attention kernels of Hopper and later read blocks of 64 (FlashMLA); 32 in TensorRT-LLM."""
+    if backend == "trtllm":
+        return 32
     return 64 if model.has_mla and device.sm_version >= 90 else 16
 
 
@@ -113,7 +115,7 @@ def _model_len(engine: Engine, model: Model) -> int:
 
 def _batch_limits(engine: Engine, device: Device, length: int, chunked: bool) -> tuple[int, int]:
     """``max_num_batched_tokens`` and ``max_num_seqs``: vLLM's defaults by device memory, then its rules (0.32)."""
-    tokens, seqs = _defaults_by_memory(device)
+    tokens, seqs = _defaults_by_memory(device, engine.backend)
     seqs = engine.max_num_seqs or seqs
     if engine.max_num_batched_tokens is None:
         tokens = min(tokens, seqs * length)
@@ -133,8 +135,14 @@ def _batch_limits(engine: Engine, device: Device, length: int, chunked: bool) ->
     return tokens, seqs
 
 
-def _defaults_by_memory(device: Device) -> tuple[int, int]:
+def _defaults_by_memory(device: Device, backend: str) -> tuple[int, int]:
+    """Tokens and requests: vLLM's; SGLang's ``chunked_prefill_size`` and ``max_running_requests`` (server_args.py of
+    0.5); TensorRT-LLM's ``max_num_tokens`` and ``max_batch_size`` (llm_args.py, 1.0)."""
     memory = device.memory_bytes / GIB
+    if backend == "sglang":
+        return (16384, 2048) if memory >= 160 else (8192, 2048) if memory >= 60 else (4096, 2048)
+    if backend == "trtllm":
+        return 8192, 2048
     if memory >= 160:
         return 16384, 1024
     if memory >= 70 and not device.name.startswith("a100"):

@@ -2,7 +2,7 @@
 
 from windtunnel.model.catalogue import load_model, model_names
 from windtunnel.model.config import read_config
-from windtunnel.model.layers import MLA, MLP, Attention, Layer, MoE
+from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import Quantization
 from windtunnel.model.spec import Model
 
@@ -11,6 +11,7 @@ __all__ = [
     "MLP",
     "Attention",
     "Layer",
+    "LinearAttention",
     "MoE",
     "Model",
     "Quantization",

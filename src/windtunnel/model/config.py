@@ -7,7 +7,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.model.families import FAMILIES, Family
-from windtunnel.model.layers import MLA, MLP, Attention, Layer, MoE
+from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization
 from windtunnel.model.quantization_config import read_quantization
 from windtunnel.model.refused import refuse_what_is_not_simulated
@@ -156,8 +156,35 @@ def _quantization(
 
 
 def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
-    attention = _mla(keys) if keys.get("kv_lora_rank") else _attention(keys, family, hidden, index)
+    attention = _layer_attention(keys, family, hidden, index)
     return Layer(attention, _moe(keys, family) if _is_moe(keys, index) else _mlp(keys, family, hidden), family.norms)
+
+
+def _layer_attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention | MLA | LinearAttention:
+    if keys.get("kv_lora_rank"):
+        return _mla(keys)
+    return _linear_attention(keys) if _is_linear(keys, index) else _attention(keys, family, hidden, index)
+
+
+def _is_linear(keys: Keys, index: int) -> bool:
+    """Whether a layer is linear attention: by its type, else all but every ``full_attention_interval``-th."""
+    if not keys.get("linear_num_value_heads"):
+        return False
+    kinds = keys.get("layer_types")
+    if kinds is not None:
+        return bool(kinds[index] == "linear_attention")
+    return (index + 1) % keys.integer("full_attention_interval", default=4) != 0
+
+
+def _linear_attention(keys: Keys) -> LinearAttention:
+    return LinearAttention(
+        num_key_heads=keys.integer("linear_num_key_heads"),
+        num_value_heads=keys.integer("linear_num_value_heads"),
+        key_head_dim=keys.integer("linear_key_head_dim"),
+        value_head_dim=keys.integer("linear_value_head_dim"),
+        conv_kernel=keys.integer("linear_conv_kernel_dim", default=4),
+        state_bytes_per_element=DTYPE_BYTES.get(str(keys.get("mamba_ssm_dtype", default="float32")), 4),
+    )
 
 
 def _mla(keys: Keys) -> MLA:
@@ -168,6 +195,9 @@ def _mla(keys: Keys) -> MLA:
         qk_nope_head_dim=keys.integer("qk_nope_head_dim"),
         qk_rope_head_dim=keys.integer("qk_rope_head_dim"),
         v_head_dim=keys.integer("v_head_dim"),
+        index_heads=keys.integer("index_n_heads", default=0),
+        index_head_dim=keys.integer("index_head_dim", default=0),
+        index_top_k=keys.integer("index_topk", default=0),
     )
 
 
@@ -193,6 +223,7 @@ def _attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention
         out_bias=bias if family.out_bias is None else family.out_bias,
         qk_norm=keys.flag("use_qk_norm", "qk_layernorm", default=family.qk_norm),
         qk_norm_across_heads=keys.get("qk_norm_type") == "per_layer",
+        output_gate=keys.flag("attn_output_gate"),
     )
 
 

@@ -70,6 +70,7 @@ class Family:
 LLAMA = Family()
 QWEN2 = Family(qkv_bias=True, out_bias=False, slides=switched)
 QWEN3 = Family(qk_norm=True, slides=switched)
+QWEN3_5 = Family(qk_norm=True, qkv_bias=False, out_bias=False, shared_gate=True)
 QWEN2_MOE = Family(qkv_bias=True, out_bias=False, shared_gate=True, slides=switched)
 DEEPSEEK = Family()
 GEMMA = Family(tied=True, qkv_bias=False, out_bias=False)
@@ -116,6 +117,9 @@ FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": QWEN2_MOE,
     "Qwen3ForCausalLM": QWEN3,
     "Qwen3MoeForCausalLM": QWEN3,
+    "Qwen3NextForCausalLM": QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": QWEN3_5,
     "Qwen3VLForConditionalGeneration": QWEN3,
     "Qwen3VLMoeForConditionalGeneration": QWEN3,
     "PhiForCausalLM": PHI,
@@ -131,6 +135,8 @@ FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": GLM4,
     "DeepseekV2ForCausalLM": DEEPSEEK,
     "DeepseekV3ForCausalLM": DEEPSEEK,
+    "DeepseekV32ForCausalLM": DEEPSEEK,
+    "GlmMoeDsaForCausalLM": DEEPSEEK,
     "KimiK25ForConditionalGeneration": DEEPSEEK,
     "Llama4ForConditionalGeneration": LLAMA4,
     "Llama4ForCausalLM": LLAMA4,

@@ -36,6 +36,8 @@ class Attention:
     """Queries and keys are normalised, head by head."""
     qk_norm_across_heads: bool = False
     """They are normalised over all heads at once (MiniMax-M2): tensor-parallel ranks exchange the variances."""
+    output_gate: bool = False
+    """A gate as wide as the queries, projected with them, multiplies the output (Qwen3-Next, Qwen3.5)."""
 
     def __post_init__(self) -> None:
         if self.v_head_dim == 0:
@@ -68,7 +70,7 @@ class Attention:
     def parameters(self, hidden_size: int, tensor_parallel_size: int = 1) -> dict[str, int]:
         """Parameters that one GPU holds, by part (``qkv``, ``out``, ``norm``)."""
         heads, kv_heads = self.num_heads // tensor_parallel_size, self.kv_heads_per_gpu(tensor_parallel_size)
-        columns = (heads + kv_heads) * self.head_dim + kv_heads * self.v_head_dim
+        columns = (heads * (2 if self.output_gate else 1) + kv_heads) * self.head_dim + kv_heads * self.v_head_dim
         norm = 0
         if self.qk_norm:
             norm = (heads + kv_heads if self.qk_norm_across_heads else 2) * self.head_dim
@@ -90,6 +92,11 @@ class MLA:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    index_heads: int = 0
+    """Heads of the indexer that chooses which tokens are attended to (DeepSeek sparse attention); 0: all tokens are."""
+    index_head_dim: int = 0
+    index_top_k: int = 0
+    """Tokens that a query attends to."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -101,6 +108,8 @@ class MLA:
             v_head_dim=self.v_head_dim,
         )
         require_not_negative("multi-head latent attention", q_lora_rank=self.q_lora_rank)
+        if self.index_heads:
+            require_positive("sparse attention", index_head_dim=self.index_head_dim, index_topk=self.index_top_k)
 
     @property
     def window(self) -> int:
@@ -116,6 +125,11 @@ class MLA:
         """Cached numbers per token on one GPU: the latent vector and the rotary key, on every GPU alike."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
+    @property
+    def index_bytes_per_token(self) -> int:
+        """Cached bytes of the indexer's keys: 8-bit numbers and a 32-bit scale for every 128 (DeepSeek-V3.2)."""
+        return self.index_head_dim + 4 * -(-self.index_head_dim // 128) if self.index_heads else 0
+
     def flops_per_context_token(self) -> int:
         """FLOPs of one decoding token per token of context, in latent space (absorbed projections)."""
         return 2 * self.num_heads * (2 * self.kv_lora_rank + self.qk_rope_head_dim)
@@ -126,14 +140,86 @@ class MLA:
         queries = heads * self.qk_head_dim
         down = hidden_size * (self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim)
         return {
-            "qkv": down + (self.q_lora_rank or hidden_size) * queries + self.up_parameters(tensor_parallel_size),
+            "qkv": down
+            + (self.q_lora_rank or hidden_size) * queries
+            + self.up_parameters(tensor_parallel_size)
+            + self._index_parameters(hidden_size),
             "out": heads * self.v_head_dim * hidden_size,
             "norm": self.q_lora_rank + self.kv_lora_rank,
         }
 
+    def _index_parameters(self, hidden_size: int) -> int:
+        """Parameters of the indexer, on every GPU alike: queries, one key for all heads with its norm, head weights."""
+        if not self.index_heads:
+            return 0
+        queries = self.q_lora_rank * self.index_heads * self.index_head_dim
+        return queries + hidden_size * (self.index_head_dim + self.index_heads) + 2 * self.index_head_dim
+
     def up_parameters(self, tensor_parallel_size: int = 1) -> int:
         """Parameters of kv_b, from the latent vector to keys and values, on one GPU."""
         return self.kv_lora_rank * (self.num_heads // tensor_parallel_size) * (self.qk_nope_head_dim + self.v_head_dim)
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """Gated delta rule (GatedDeltaNet, arXiv 2412.06464): a state of fixed size per request instead of a cache."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+    """Tokens that the causal convolution in front of the recurrence sees."""
+    state_bytes_per_element: int = 4
+    """The recurrent state is kept in 32 bits (``mamba_ssm_dtype``)."""
+
+    def __post_init__(self) -> None:
+        require_positive(
+            "linear attention",
+            linear_num_key_heads=self.num_key_heads,
+            linear_num_value_heads=self.num_value_heads,
+            linear_key_head_dim=self.key_head_dim,
+            linear_value_head_dim=self.value_head_dim,
+            linear_conv_kernel_dim=self.conv_kernel,
+        )
+
+    @property
+    def num_heads(self) -> int:
+        """Heads that are divided over GPUs."""
+        return self.num_value_heads
+
+    @property
+    def window(self) -> int:
+        """The state has seen the whole context."""
+        return 0
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+
+    def kv_elements_per_token(self, tensor_parallel_size: int = 1) -> int:  # noqa: ARG002 - the state does not grow
+        """Nothing is cached per token."""
+        return 0
+
+    def state_bytes(self, element_bytes: int, tensor_parallel_size: int = 1) -> int:
+        """Bytes of one request's state on one GPU: the recurrence, and the convolution's last tokens."""
+        recurrence = self.num_value_heads * self.key_head_dim * self.value_head_dim * self.state_bytes_per_element
+        return (recurrence + self.channels * (self.conv_kernel - 1) * element_bytes) // tensor_parallel_size
+
+    def flops_per_context_token(self) -> int:
+        """Work does not depend on the context."""
+        return 0
+
+    def parameters(self, hidden_size: int, tensor_parallel_size: int = 1) -> dict[str, int]:
+        """Parameters that one GPU holds, by part; ``qkv`` holds gate, head numbers and convolution too."""
+        tp, values = tensor_parallel_size, self.num_value_heads * self.value_head_dim
+        wide = self.channels + values + 2 * self.num_value_heads
+        return {
+            "qkv": hidden_size * wide // tp + self.channels * self.conv_kernel // tp,
+            "out": values * hidden_size // tp,
+            "norm": self.value_head_dim + 2 * self.num_value_heads // tp,
+        }
 
 
 @dataclass(frozen=True)
@@ -197,6 +283,6 @@ class MoE:
 class Layer:
     """One decoder layer: attention and a feed-forward network, with ``norms`` normalisations of the hidden state."""
 
-    attention: Attention | MLA
+    attention: Attention | MLA | LinearAttention
     mlp: MLP | MoE
     norms: int = 2

@@ -6,13 +6,10 @@ from typing import Any
 from windtunnel.errors import InputError
 
 BY_KEY: dict[str, str] = {
-    "index_topk": "sparse attention layers (DeepSeek sparse attention, DSA)",
-    "index_head_dim": "sparse attention layers (DeepSeek sparse attention, DSA)",
+    "index_topk_freq": "sparse attention layers that share an index (index_topk_freq)",
     "sparse_attention_config": "sparse attention layers (MiniMax sparse attention, MSA)",
     "compress_ratios": "sparse attention layers (DeepSeek-V4 compressed attention)",
     "linear_attn_config": "linear attention layers (Kimi delta attention, KDA)",
-    "linear_num_value_heads": "linear attention layers (GatedDeltaNet)",
-    "linear_key_head_dim": "linear attention layers (GatedDeltaNet)",
     "mamba_num_heads": "state space layers (Mamba-2)",
     "mamba_d_state": "state space layers (Mamba)",
     "ssm_state_size": "state space layers (Mamba)",
@@ -29,8 +26,6 @@ BY_KEY: dict[str, str] = {
 
 BY_ARCHITECTURE: dict[str, str] = {
     "DeepseekV4ForCausalLM": "sparse attention layers (DeepSeek-V4 compressed attention)",
-    "DeepseekV32ForCausalLM": "sparse attention layers (DeepSeek sparse attention, DSA)",
-    "GlmMoeDsaForCausalLM": "sparse attention layers (DeepSeek sparse attention, DSA)",
     "MiniMaxM3ForCausalLM": "sparse attention layers (MiniMax sparse attention, MSA)",
     "MiniMaxM3SparseForConditionalGeneration": "sparse attention layers (MiniMax sparse attention, MSA)",
     "NemotronHForCausalLM": "state space layers (Mamba-2)",
@@ -40,13 +35,12 @@ BY_ARCHITECTURE: dict[str, str] = {
 }
 
 LAYER_TYPES = {
-    "linear_attention": "linear attention layers (GatedDeltaNet)",
     "mamba": "state space layers (Mamba)",
     "mamba2": "state space layers (Mamba-2)",
     "recurrent": "recurrent layers",
     "conv": "convolution layers",
 }
-SIMULATED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+SIMULATED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention", "linear_attention"}
 
 
 def refuse_what_is_not_simulated(name: str, architecture: str, config: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.model.layers import MLA, Layer, MoE, require_not_negative, require_positive
+from windtunnel.model.layers import MLA, Layer, LinearAttention, MoE, require_not_negative, require_positive
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
 
 VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it shards them
@@ -190,8 +190,22 @@ class Model:
     def kv_bytes_per_token(self, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1) -> int:
         """Bytes that one token takes in the KV cache of one GPU, all layers. A latent (MLA) cache is not divided."""
         size = kv_bytes(self.resolve_kv_cache_dtype(kv_cache_dtype))
-        return size * sum(
+        index = sum(
+            count * layer.attention.index_bytes_per_token
+            for count, layer in self.layers
+            if isinstance(layer.attention, MLA)
+        )
+        return index + size * sum(
             count * layer.attention.kv_elements_per_token(tensor_parallel_size) for count, layer in self.layers
+        )
+
+    def state_bytes(self, tensor_parallel_size: int = 1) -> int:
+        """Bytes on one GPU of the fixed state that one request keeps in layers of linear attention, all layers."""
+        size = DTYPE_BYTES[self.dtype]
+        return sum(
+            count * layer.attention.state_bytes(size, tensor_parallel_size)
+            for count, layer in self.layers
+            if isinstance(layer.attention, LinearAttention)
         )
 
     # --- FLOPs ----------------------------------------------------------------------------------------------------

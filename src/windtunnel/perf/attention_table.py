@@ -8,10 +8,11 @@ import numpy as np
 from windtunnel.hardware import Device
 from windtunnel.perf.answer import INTERPOLATED, MODELLED, Answer, Sources
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import STORED_BYTES, bytes_moved, flops, rate
 from windtunnel.perf.curves import Curve, Plane
 from windtunnel.perf.database import Columns, Database, one_per_key
-from windtunnel.perf.kernels import Attention, LatentAttention
+from windtunnel.perf.kernels import Attention, LatentAttention, SparseAttention
 from windtunnel.perf.roofline import bound
 
 TABLES = {"decode": "generation_attention_perf", "prefill": "context_attention_perf"}
@@ -19,6 +20,8 @@ KEYS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
 QUERY_TILE = 128
 """Rows of queries that one thread block multiplies; the query heads of a group share its rows (FlashAttention 2 and
 3)."""
+
+Attending = Attention | LatentAttention | SparseAttention
 
 Key = tuple[int, int, int, int, str]
 """heads, KV heads, head dimension, window, dtype of the cache."""
@@ -30,6 +33,7 @@ class AttentionTable:
 
     database: Database
     device: Device
+    causes: Causes = ALL
     _columns: dict[str, Columns | None] = field(default_factory=dict)
     _planes: dict[Key, Plane] = field(default_factory=dict)
     _curves: dict[Key, Curve] = field(default_factory=dict)
@@ -142,9 +146,7 @@ class AttentionTable:
         return int(best[0]), int(best[1]), int(best[2]), int(best[3]), names[int(best[4])]
 
 
-def plane_of(
-    kernel: Attention | LatentAttention, device: Device, batch: Floats, keys: Floats, seconds: Floats
-) -> Plane:
+def plane_of(kernel: Attending, device: Device, batch: Floats, keys: Floats, seconds: Floats) -> Plane:
     """Scattered measurements on a full grid: what is missing takes the efficiency of the nearest smaller measured
     cell."""
     rows, columns = np.unique(batch), np.unique(keys)
@@ -165,8 +167,8 @@ def plane_of(
 def extend(
     plane: Plane,
     device: Device,
-    measured: Attention | LatentAttention,
-    kernel: Attention | LatentAttention,
+    measured: Attending,
+    kernel: Attending,
     asked: tuple[Floats, Floats],
     mapped: tuple[Floats, Floats],
 ) -> Answer:

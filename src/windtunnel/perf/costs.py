@@ -3,7 +3,18 @@
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
-from windtunnel.perf.kernels import Attention, Collective, Elementwise, Experts, Gemm, Kernel, LatentAttention, Quantize
+from windtunnel.perf.kernels import (
+    Attention,
+    Collective,
+    Elementwise,
+    Experts,
+    Gemm,
+    Kernel,
+    LatentAttention,
+    Quantize,
+    Recurrence,
+    SparseAttention,
+)
 
 STORED_BYTES = {
     "float32": 4.0,
@@ -48,6 +59,15 @@ def flops(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR0911 - on
         case LatentAttention():
             width = kernel.nope + kernel.rope + kernel.v_head_dim
             return 2.0 * _up_weights(kernel) * (a + b) + 2.0 * kernel.heads * width * pairs(a, b, 0)
+        case SparseAttention():
+            keys = np.minimum(b + a, kernel.top_k) if kernel.phase == "prefill" else np.minimum(b, kernel.top_k)
+            indexed = a * b if kernel.phase == "decode" else pairs(a, b, 0)
+            chosen = 2.0 * kernel.heads * (2 * kernel.kv_lora_rank + kernel.rope) * keys * a
+            return (
+                2.0 * _module_weights(kernel) * a + chosen + 2.0 * kernel.index_heads * kernel.index_head_dim * indexed
+            )
+        case Recurrence():  # decay, prediction, update and read of a state of key_dim × value_dim per head
+            return 8.0 * kernel.value_heads * kernel.key_dim * kernel.value_dim * a
         case _:
             return 0.0 * a
 
@@ -77,6 +97,16 @@ def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR091
             width = kernel.nope + kernel.rope + kernel.v_head_dim
             expanded = (a + b) * (_latent_bytes(kernel) + 4.0 * kernel.heads * width)
             return 2.0 * _up_weights(kernel) + expanded + 2.0 * a * kernel.heads * width
+        case SparseAttention():
+            keys = np.minimum(b, kernel.top_k) if kernel.phase == "decode" else (a + b) / np.maximum(a, 1.0)
+            latent = keys * (kernel.kv_lora_rank + kernel.rope) * STORED_BYTES[kernel.kv_dtype]
+            index = (b if kernel.phase == "decode" else (a + b) / np.maximum(a, 1.0)) * kernel.index_head_dim
+            return _module_weights(kernel) * STORED_BYTES[kernel.dtype] + a * (latent + index + 4.0 * kernel.hidden)
+        case Recurrence():
+            channels = 2 * kernel.key_heads * kernel.key_dim + kernel.value_heads * kernel.value_dim
+            row = 2.0 * (2.0 * channels + kernel.value_heads * kernel.value_dim)
+            state = kernel.value_heads * kernel.key_dim * kernel.value_dim * kernel.state_bytes_per_element
+            return a * row + 2.0 * state * (a if kernel.phase == "decode" else 1.0)
         case Collective(op=op, gpus=gpus, row=row):
             passes = 2.0 if op == "all_reduce" else 1.0  # a ring sends (p−1)/p of the message, twice to reduce
             return passes * (gpus - 1) / gpus * 2.0 * row * a
@@ -119,6 +149,10 @@ def describe(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return f"heads={kernel.heads}/{kernel.kv_heads}×{kernel.head_dim}{window} kv={kernel.kv_dtype}"
         case LatentAttention():
             return f"heads={kernel.heads} latent={kernel.kv_lora_rank}+{kernel.rope} kv={kernel.kv_dtype}"
+        case SparseAttention():
+            return f"heads={kernel.heads} latent={kernel.kv_lora_rank} top {kernel.top_k} kv={kernel.kv_dtype}"
+        case Recurrence():
+            return f"heads={kernel.key_heads}/{kernel.value_heads}×{kernel.key_dim}×{kernel.value_dim}"
         case Collective(gpus=gpus, row=row):
             return f"{gpus} GPUs × {row}"
 
@@ -141,3 +175,12 @@ def _up_weights(kernel: LatentAttention) -> float:
 
 def _latent_bytes(kernel: LatentAttention) -> float:
     return (kernel.kv_lora_rank + kernel.rope) * STORED_BYTES[kernel.kv_dtype]
+
+
+def _module_weights(kernel: SparseAttention) -> float:
+    """Weights of a module's projections: down, up, absorbed, out, and the indexer's."""
+    down = kernel.hidden * (kernel.q_lora_rank + kernel.kv_lora_rank + kernel.rope)
+    up = kernel.q_lora_rank * kernel.heads * (kernel.nope + kernel.rope)
+    absorbed = kernel.kv_lora_rank * kernel.heads * (kernel.nope + kernel.v_head_dim)
+    index = kernel.q_lora_rank * kernel.index_heads * kernel.index_head_dim + kernel.hidden * kernel.index_head_dim
+    return float(down + up + absorbed + index + kernel.heads * kernel.v_head_dim * kernel.hidden)

@@ -23,8 +23,11 @@ class Curve:
 
     def times(self, x: Floats, bound: Floats) -> Answer:
         """Seconds at ``x``, where the least possible times are ``bound``."""
-        eff = np.exp(np.interp(np.log(x), np.log(self.knots), np.log(self.efficiency)))
-        return Answer(bound / eff, self.sources(x))
+        return Answer(bound / self.at(x), self.sources(x))
+
+    def at(self, x: Floats) -> Floats:
+        """Efficiency at ``x``."""
+        return np.exp(np.interp(np.log(x), np.log(self.knots), np.log(self.efficiency)))
 
     def sources(self, x: Floats) -> Sources:
         """measured on a knot, interpolated inside, modelled beyond the ends."""

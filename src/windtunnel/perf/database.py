@@ -177,8 +177,8 @@ def read_columns(path: Path, texts: tuple[str, ...]) -> Columns:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(path, read_dictionary=list(texts))
-    schema = file.schema_arrow
+    schema = pq.read_schema(path)
+    file = pq.ParquetFile(path, read_dictionary=[name for name in texts if name in schema.names])
     wanted = [
         name
         for name, kind in zip(schema.names, schema.types, strict=True)

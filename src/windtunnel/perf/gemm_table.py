@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.perf.answer import Answer
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.curves import Curve, blend
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Gemm, Quantize
@@ -29,6 +30,9 @@ table timed the host (fp8_block of vLLM 0.24.0: flat 60-90 µs on Hopper, 180-30
 OUTLIER = 1.5
 """More rows never need less work: a point this many times slower than one with more rows is dropped. Tiles and waves
 stay below (all but 1.5 % of points); what exceeds it is the first of a series (fp8 with one row on Blackwell: 2.5)."""
+
+
+CASTS = ("scale_matrix_perf", "computescale_perf")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +70,8 @@ class GemmGrid:
 class GemmTable:
     """The gemm tables of one database, built per weight format when first asked."""
 
-    def __init__(self, database: Database, device: Device) -> None:
-        self._database, self._device = database, device
+    def __init__(self, database: Database, device: Device, causes: Causes = ALL) -> None:
+        self._database, self._device, self._causes = database, device, causes
         self.notes: list[str] = []
         """What was borrowed, for the provenance."""
         self._grids: dict[str, GemmGrid | None] = {}
@@ -107,7 +111,8 @@ class GemmTable:
         if lane not in self._grids:
             self._grids[lane] = self._build(lane, None)
             plain = self._grid("bfloat16")
-            if lane != "bfloat16" and plain is not None and _host_bound(self._grids[lane], plain, self._device):
+            suspected = self._causes.host_bound_tables and lane != "bfloat16" and plain is not None
+            if suspected and plain is not None and _host_bound(self._grids[lane], plain, self._device):
                 self._grids[lane] = self._borrow(lane, plain) or self._grids[lane]
         return self._grids[lane]
 
@@ -163,8 +168,13 @@ class GemmTable:
         result = Answer(np.asarray(seconds), sources if kernel.k in ks else np.maximum(sources, 1))
         return result if ks[0] <= kernel.k <= ks[-1] else result.modelled()
 
+    def _caster(self) -> str | None:
+        """vLLM's own kernels stand for everybody's: the other engines' tables time unfused PyTorch operators."""
+        vllm = self._causes.kernel_choice and self._database.path("quantize", CASTS[0], "vllm") is not None
+        return "vllm" if vllm and self._database.backend != "vllm" else None
+
     def _read_quantize(self) -> dict[float, Curve]:
-        tables = [self._database.read("quantize", name, ()) for name in ("scale_matrix_perf", "computescale_perf")]
+        tables = [self._database.read("quantize", name, (), self._caster()) for name in CASTS]
         if tables[0] is None or tables[1] is None:
             return {}
         total: dict[tuple[int, int], list[float]] = {}

@@ -72,6 +72,44 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
+class SparseAttention:
+    """DeepSeek sparse attention as a whole module: projections, indexer, choice of ``top_k`` tokens, latent attention
+    over them; ``phase``, ``a`` and ``b`` as for Attention."""
+
+    phase: str
+    hidden: int
+    heads: int
+    """Of one GPU."""
+    q_lora_rank: int
+    kv_lora_rank: int
+    nope: int
+    rope: int
+    v_head_dim: int
+    index_heads: int
+    index_head_dim: int
+    top_k: int
+    kv_dtype: str = "bfloat16"
+    dtype: str = "bfloat16"
+    """Of the projections."""
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Convolution and gated delta rule of one layer of linear attention on one GPU, without its projections.
+
+    ``decode``: ``a`` requests with one token each. ``prefill``: one chunk of ``a`` tokens; the context does not count.
+    """
+
+    phase: str
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    state_bytes_per_element: int = 4
+
+
+@dataclass(frozen=True)
 class Experts:
     """Routed experts of one layer for ``a`` tokens of all ranks: sizes of the whole layer, shared by tp·ep GPUs."""
 
@@ -99,4 +137,6 @@ class Collective:
     """Launched from a captured graph."""
 
 
-Kernel = Gemm | Elementwise | Quantize | Attention | LatentAttention | Experts | Collective
+Kernel = (
+    Gemm | Elementwise | Quantize | Attention | LatentAttention | SparseAttention | Recurrence | Experts | Collective
+)

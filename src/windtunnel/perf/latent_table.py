@@ -1,5 +1,9 @@
-"""Measured multi-head latent attention. The database times whole modules; the projections around it are taken off
-again."""
+"""Measured multi-head latent attention.
+
+SGLang's and TensorRT-LLM's tables time the attention kernel and the absorbed products around it; vLLM's time whole
+modules, from which the projections are taken off again. Modules of few requests on Hopper took as long as the host
+needed to launch them, and then what exceeds the kernels alone is taken off as well.
+"""
 
 from dataclasses import dataclass, field
 
@@ -9,14 +13,17 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import MODELLED, Answer
 from windtunnel.perf.attention_table import extend, plane_of
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import STORED_BYTES
 from windtunnel.perf.curves import Curve, Plane
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.gemm_table import GemmTable
 from windtunnel.perf.kernels import Gemm, LatentAttention
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.roofline import LAUNCH_GRAPH, bound
 
-TABLES = {"decode": "mla_generation_module_perf", "prefill": "mla_context_module_perf"}
+MODULES = {"decode": "mla_generation_module_perf", "prefill": "mla_context_module_perf"}
+KERNELS = {"decode": "generation_mla_perf", "prefill": "context_mla_perf"}
+ABSORBED = ("mla_gen_pre", "mla_gen_post")
 
 HIDDEN, QUERY_RANK, LATENT_RANK, NOPE, ROPE, V_HEAD_DIM = 7168, 1536, 512, 128, 64, 128
 """Sizes of the modules in the tables: DeepSeek-V3 (its config.json); the number of heads is the local one."""
@@ -25,20 +32,32 @@ LEAST_SHARE = 0.3
 """Attention never counts as less than this share of its module: for tiny batches, launches overlap and the gemms' sum
 is too much."""
 
+HOST_BOUND = 1.5
+"""A module of one request that takes this many times its kernels' time waited for the host (vLLM 0.24.0 on Hopper:
+80 µs beside 25)."""
+
+SMALL_KERNELS = 2
+"""Rotary embedding and cache write beside the measured kernels."""
+
+DONORS = ("trtllm", "sglang")
+"""Engines whose kernels stand in for vLLM's, which come from the same libraries."""
+
 Key = tuple[int, str, str]
-"""Local heads, dtype of the cache, dtype of the projections."""
+"""Local heads, dtype of the cache, dtype of the projections (empty in tables of kernels)."""
 
 
 @dataclass(eq=False)
 class LatentTable:
-    """The MLA module tables of one database."""
+    """The MLA tables of one database."""
 
     database: Database
     device: Device
     gemms: GemmTable
-    _columns: dict[str, Columns | None] = field(default_factory=dict)
-    _planes: dict[Key, Plane] = field(default_factory=dict)
-    _curves: dict[Key, Curve] = field(default_factory=dict)
+    causes: Causes = ALL
+    _columns: dict[tuple[str, str | None], Columns | None] = field(default_factory=dict)
+    _planes: dict[tuple[Key, str | None], Plane] = field(default_factory=dict)
+    _curves: dict[tuple[Key, str | None], Curve] = field(default_factory=dict)
+    _absorbed: dict[int, Curve | None] = field(default_factory=dict)
 
     def times(self, kernel: LatentAttention, a: Floats, b: Floats) -> Answer | None:
         """Seconds of attention proper (with rotary embedding, absorption or expansion, cache write), or None without a
@@ -46,26 +65,46 @@ class LatentTable:
 
         Other latent sizes than DeepSeek-V3's are scaled by least times (modelled), as is a chunk with context.
         """
-        if self._table(kernel.phase) is None:
+        if self._table(KERNELS[kernel.phase], None) is not None:
+            return self._ask(kernel, a, b, None, pieces=True)
+        if self._table(MODULES[kernel.phase], None) is None:
             return None
-        key = self._nearest(kernel)
-        measured = LatentAttention(kernel.phase, key[0], LATENT_RANK, NOPE, ROPE, V_HEAD_DIM, key[1], key[2])
+        found = self._ask(kernel, a, b, None, pieces=False)
+        return self._without_host(kernel, found, a, b)
+
+    def _without_host(self, kernel: LatentAttention, found: Answer, a: Floats, b: Floats) -> Answer:
+        """Modules less what one request takes beyond its kernels, and never less than the kernels."""
+        donor = next((name for name in DONORS if self._table(KERNELS[kernel.phase], name) is not None), None)
+        if donor is None or not self.causes.host_bound_tables:
+            return found
+        one, short = np.ones(1), np.full(1, 64.0) if kernel.phase == "decode" else np.zeros(1)
+        module = float(self._ask(kernel, one, short, None, pieces=False).seconds[0])
+        least = float(self._ask(kernel, one, short, donor, pieces=True).seconds[0])
+        if module < HOST_BOUND * least:
+            return found
+        kernels = np.minimum(self._ask(kernel, a, b, donor, pieces=True).seconds, found.seconds)
+        return Answer(np.maximum(found.seconds - (module - least), kernels), np.maximum(found.sources, 1))
+
+    def _ask(self, kernel: LatentAttention, a: Floats, b: Floats, backend: str | None, pieces: bool) -> Answer:
+        key = self._nearest(kernel, backend, pieces)
+        measured = LatentAttention(kernel.phase, key[0], LATENT_RANK, NOPE, ROPE, V_HEAD_DIM, key[1], kernel.dtype)
         if kernel.phase == "decode":
-            if key not in self._planes:
-                rows = self._rows("decode", key)
+            if (key, backend) not in self._planes:
+                rows = self._rows("decode", key, backend, pieces)
                 keys = (rows["isl"] + rows["step"]).astype(float)
-                self._planes[key] = plane_of(
-                    measured, self.device, rows["batch_size"].astype(float), keys, self._core(measured, rows)
+                seconds = self._core(measured, rows, pieces)
+                self._planes[key, backend] = plane_of(
+                    measured, self.device, rows["batch_size"].astype(float), keys, seconds
                 )
-            found = extend(self._planes[key], self.device, measured, kernel, (a, b), (a, b))
+            found = extend(self._planes[key, backend], self.device, measured, kernel, (a, b), (a, b))
         else:
-            if key not in self._curves:
-                rows = self._rows("prefill", key)
+            if (key, backend) not in self._curves:
+                rows = self._rows("prefill", key, backend, pieces)
                 rows = rows.take(np.argsort(rows["isl"], kind="stable"))
                 x = rows["isl"].astype(float)
                 least = bound(measured, self.device, x, np.zeros_like(x))
-                self._curves[key] = Curve(x, least / self._core(measured, rows))
-            found = self._prefill(kernel, self._curves[key], a, b)
+                self._curves[key, backend] = Curve(x, least / self._core(measured, rows, pieces))
+            found = self._prefill(kernel, self._curves[key, backend], a, b)
         return found if measured == kernel else found.modelled()
 
     def _prefill(self, kernel: LatentAttention, curve: Curve, a: Floats, b: Floats) -> Answer:
@@ -74,41 +113,78 @@ class LatentTable:
         seconds = np.where(b > 0, np.maximum(fresh.seconds, chunked), fresh.seconds)
         return Answer(seconds, np.where(b > 0, MODELLED, fresh.sources).astype(np.int8))
 
-    def _core(self, measured: LatentAttention, rows: Columns) -> Floats:
-        """Seconds of the modules less their four projections."""
-        tokens = rows["batch_size"] * (rows["isl"] if measured.phase == "prefill" else 1)
+    def _core(self, measured: LatentAttention, rows: Columns, pieces: bool) -> Floats:
+        """Seconds of attention from rows of kernels (with what surrounds them) or of modules (less projections)."""
+        tokens = (rows["batch_size"] * (rows["isl"] if measured.phase == "prefill" else 1)).astype(float)
         seconds = np.asarray(rows["latency"] * 1e-3, dtype=float)
+        if pieces:
+            return seconds + self._around(measured, tokens) + SMALL_KERNELS * LAUNCH_GRAPH
         rest: Floats = seconds.copy()
         for gemm in projections(measured, HIDDEN, QUERY_RANK, measured.dtype):
-            part = self.gemms.times(gemm, tokens.astype(float))
+            part = self.gemms.times(gemm, tokens)
             rest -= part.seconds if part else 0.0
         return np.asarray(np.maximum(rest, LEAST_SHARE * seconds))
 
-    def _rows(self, phase: str, key: Key) -> Columns:
-        columns = self._table(phase)
+    def _around(self, measured: LatentAttention, tokens: Floats) -> Floats:
+        """Decode: both absorbed products. Prefill: the expansion of the latent vectors to keys and values."""
+        if measured.phase == "prefill":
+            part = self.gemms.times(Gemm(measured.heads * (NOPE + V_HEAD_DIM), LATENT_RANK), tokens)
+            return part.seconds if part else np.zeros_like(tokens)
+        curve = self._absorption(measured.heads)
+        return curve.times(tokens, np.ones_like(tokens)).seconds if curve else np.zeros_like(tokens)
+
+    def _absorption(self, heads: int) -> Curve | None:
+        """Both absorbed products by tokens; 16-bit, as engines keep those weights."""
+        if heads not in self._absorbed:
+            rows = self._bmm(heads)
+            curve = None
+            if rows is not None:
+                tokens = np.unique(rows["num_tokens"])
+                both = [rows.where(op_name=name) for name in ABSORBED]
+                total = sum(
+                    np.interp(tokens, np.sort(part["num_tokens"]), part["latency"][np.argsort(part["num_tokens"])])
+                    for part in both
+                )
+                curve = Curve(tokens.astype(float), 1.0 / (np.asarray(total) * 1e-3))
+            self._absorbed[heads] = curve
+        return self._absorbed[heads]
+
+    def _bmm(self, heads: int) -> Columns | None:
+        for backend in (None, *DONORS, "vllm"):
+            table = self.database.read("mla_bmm", "mla_bmm_perf", ("op_name", "bmm_dtype"), backend)
+            rows = None if table is None else table.where(bmm_dtype="bfloat16", num_heads=heads)
+            if rows is not None and len(rows):
+                return rows
+        return None
+
+    def _rows(self, phase: str, key: Key, backend: str | None, pieces: bool) -> Columns:
+        columns = self._table((KERNELS if pieces else MODULES)[phase], backend)
         assert columns is not None
-        rows = columns.where(num_heads=key[0], kv_cache_dtype=key[1], gemm_type=key[2])
+        rows = columns.where(num_heads=key[0], kv_cache_dtype=key[1])
+        if key[2]:
+            rows = rows.where(gemm_type=key[2])
         if phase == "prefill":
             rows = rows.where(batch_size=int(rows["batch_size"].min()))
         keys = [rows["batch_size"], rows["isl"], rows["step"]]
         return rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
 
-    def _table(self, phase: str) -> Columns | None:
-        if phase not in self._columns:
+    def _table(self, table: str, backend: str | None) -> Columns | None:
+        if (table, backend) not in self._columns:
             texts = ("kv_cache_dtype", "gemm_type", "kernel_source")
-            self._columns[phase] = self.database.read("mla", TABLES[phase], texts)
-        return self._columns[phase]
+            self._columns[table, backend] = self.database.read("mla", table, texts, backend)
+        return self._columns[table, backend]
 
-    def _nearest(self, kernel: LatentAttention) -> Key:
-        columns = self._table(kernel.phase)
+    def _nearest(self, kernel: LatentAttention, backend: str | None, pieces: bool) -> Key:
+        columns = self._table((KERNELS if pieces else MODULES)[kernel.phase], backend)
         assert columns is not None
         kv_dtype = "fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16"
-        kv_dtypes, gemm_types = columns.values("kv_cache_dtype"), columns.values("gemm_type")
-        dtype = kernel.dtype if kernel.dtype in gemm_types else "bfloat16"
-        if dtype not in gemm_types:
-            dtype = gemm_types[0]
+        kv_dtypes = columns.values("kv_cache_dtype")
         kv_dtype = kv_dtype if kv_dtype in kv_dtypes else kv_dtypes[0]
-        part = columns.where(kv_cache_dtype=kv_dtype, gemm_type=dtype)
+        part, dtype = columns.where(kv_cache_dtype=kv_dtype), ""
+        if not pieces:
+            gemm_types = columns.values("gemm_type")
+            dtype = next((name for name in (kernel.dtype, "bfloat16") if name in gemm_types), gemm_types[0])
+            part = part.where(gemm_type=dtype)
         heads = np.unique(part["num_heads"])
         nearest = heads[int(np.argmin(np.abs(np.log(heads / kernel.heads))))]
         return int(nearest), kv_dtype, dtype

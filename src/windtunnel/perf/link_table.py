@@ -47,9 +47,11 @@ class LinkTable:
 
     def _custom(self, gpus: int, graph: bool) -> Columns | None:
         table = self.database.read("comm", "custom_allreduce_perf", ("backend", "kernel_source"))
-        if table is None or "backend" not in table.texts:
+        if table is None:
             return None
-        rows = table.where(num_gpus=gpus, backend=f"{self.database.backend}_{'graph' if graph else 'eager'}")
+        rows = table.where(num_gpus=gpus)
+        if "backend" in table.texts:  # TensorRT-LLM measures one kernel for both
+            rows = rows.where(backend=f"{self.database.backend}_{'graph' if graph else 'eager'}")
         return rows if len(rows) else None
 
     def _nccl(self, op: str, gpus: int) -> Columns | None:

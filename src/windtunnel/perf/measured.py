@@ -6,12 +6,26 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import Answer
 from windtunnel.perf.attention_table import AttentionTable
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.database import Database
 from windtunnel.perf.expert_table import ExpertTable
 from windtunnel.perf.gemm_table import GemmTable
-from windtunnel.perf.kernels import Attention, Collective, Elementwise, Experts, Gemm, Kernel, LatentAttention, Quantize
+from windtunnel.perf.kernels import (
+    Attention,
+    Collective,
+    Elementwise,
+    Experts,
+    Gemm,
+    Kernel,
+    LatentAttention,
+    Quantize,
+    Recurrence,
+    SparseAttention,
+)
 from windtunnel.perf.latent_table import LatentTable
 from windtunnel.perf.link_table import LinkTable
+from windtunnel.perf.recurrence_table import RecurrenceTable
+from windtunnel.perf.sparse_table import SparseTable
 
 
 @dataclass(eq=False)
@@ -20,18 +34,23 @@ class Measured:
 
     database: Database
     device: Device
+    causes: Causes = ALL
     gemms: GemmTable = field(init=False)
     attention: AttentionTable = field(init=False)
     latent: LatentTable = field(init=False)
     experts: ExpertTable = field(init=False)
     links: LinkTable = field(init=False)
+    recurrences: RecurrenceTable = field(init=False)
+    sparse: SparseTable = field(init=False)
 
     def __post_init__(self) -> None:
-        self.gemms = GemmTable(self.database, self.device)
-        self.attention = AttentionTable(self.database, self.device)
-        self.latent = LatentTable(self.database, self.device, self.gemms)
-        self.experts = ExpertTable(self.database, self.device)
+        self.gemms = GemmTable(self.database, self.device, self.causes)
+        self.attention = AttentionTable(self.database, self.device, self.causes)
+        self.latent = LatentTable(self.database, self.device, self.gemms, self.causes)
+        self.experts = ExpertTable(self.database, self.device, self.causes)
         self.links = LinkTable(self.database, self.device)
+        self.recurrences = RecurrenceTable(self.database, self.device)
+        self.sparse = SparseTable(self.database, self.device)
 
     def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer | None:  # noqa: PLR0911 - one per kind
         """Seconds at each point (a > 0), or None where the database has nothing to say about this kind of kernel."""
@@ -44,6 +63,10 @@ class Measured:
                 return self.attention.times(kernel, a, b)
             case LatentAttention():
                 return self.latent.times(kernel, a, b)
+            case SparseAttention():
+                return self.sparse.times(kernel, a, b)
+            case Recurrence():
+                return self.recurrences.times(kernel, a)
             case Experts():
                 return self.experts.times(kernel, a)
             case Collective():

@@ -4,11 +4,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from windtunnel.deployment import Pool
-from windtunnel.model import MLA, MLP, Attention, Layer, MoE
+from windtunnel.model import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf import kernels
 from windtunnel.perf.costs import RATES, STORED_BYTES
-from windtunnel.perf.kernels import Collective, Elementwise, Experts, Gemm, Kernel, LatentAttention, Quantize
+from windtunnel.perf.kernels import (
+    Collective,
+    Elementwise,
+    Experts,
+    Gemm,
+    Kernel,
+    LatentAttention,
+    Quantize,
+    Recurrence,
+    SparseAttention,
+)
 from windtunnel.perf.latent_table import projections
 
 GROUPS = ("gemm", "attention", "experts", "communication", "other")
@@ -69,8 +79,10 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
     hidden = pool.model.hidden_size
     for _ in range(layer.norms):  # each adds the residual: two rows read, two written
         yield _other("norm", 8.0 * hidden)
-    if isinstance(layer.attention, MLA):
-        yield from _latent(pool, layer.attention)
+    if isinstance(layer.attention, LinearAttention):
+        yield from _linear_attention(pool, layer.attention)
+    elif isinstance(layer.attention, MLA):
+        yield from (_sparse if layer.attention.index_heads else _latent)(pool, layer.attention)
     else:
         yield from _attention(pool, layer.attention)
     yield from _reduce(pool, "attention_all_reduce", hidden)
@@ -87,7 +99,8 @@ def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
     keys, values = kv_heads * attention.head_dim, kv_heads * attention.v_head_dim
     queries = heads * attention.head_dim
     kv_dtype = _kv_dtype(pool)
-    yield from _linear(pool, "qkv_proj", "qkv", queries + keys + values, hidden)
+    gate = queries if attention.output_gate else 0
+    yield from _linear(pool, "qkv_proj", "qkv", queries + gate + keys + values, hidden)
     if attention.qk_norm:
         yield _other("qk_norm", 4.0 * (queries + keys), launches=1 if attention.qk_norm_across_heads else 2)
         if attention.qk_norm_across_heads:
@@ -100,7 +113,36 @@ def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
             phase, heads, kv_heads, attention.head_dim, attention.v_head_dim, attention.window, kv_dtype
         )
         yield Operator(f"{phase}_attention", "attention", phase, 1, kernel)
+    if gate:
+        yield _other("output_gate", 6.0 * gate)
     yield from _linear(pool, "o_proj", "out", hidden, heads * attention.v_head_dim)
+
+
+def _linear_attention(pool: Pool, linear: LinearAttention) -> Iterator[Operator]:
+    """Projections of queries, keys, values and gate, and of two numbers per head; recurrence; gated norm; output."""
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    heads = (max(1, linear.num_key_heads // tp), linear.num_value_heads // tp)
+    values = heads[1] * linear.value_head_dim
+    yield from _linear(pool, "qkvz_proj", "qkv", linear.channels // tp + values, hidden)
+    yield Operator("ba_proj", "gemm", "tokens", 1, Gemm(2 * heads[1], hidden))
+    sizes = (*heads, linear.key_head_dim, linear.value_head_dim, linear.conv_kernel, linear.state_bytes_per_element)
+    for phase in ("decode", "prefill"):
+        yield Operator(f"{phase}_recurrence", "attention", phase, 1, Recurrence(phase, *sizes))
+    yield _other("gated_norm", 6.0 * values)
+    yield from _linear(pool, "o_proj", "out", hidden, values)
+
+
+def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
+    """Sparse attention is measured, and priced, as a module with its projections."""
+    dtype, _ = _format(pool, "qkv")
+    sizes = (mla.q_lora_rank, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
+    index = (mla.index_heads, mla.index_head_dim, mla.index_top_k)
+    for phase in ("decode", "prefill"):
+        kernel = SparseAttention(
+            phase, pool.model.hidden_size, mla.num_heads // pool.engine.tensor_parallel_size, *sizes, *index
+        )
+        kernel = replace(kernel, kv_dtype=_kv_dtype(pool), dtype=dtype)
+        yield Operator(f"{phase}_sparse_attention", "attention", phase, 1, kernel)
 
 
 def _latent(pool: Pool, mla: MLA) -> Iterator[Operator]:

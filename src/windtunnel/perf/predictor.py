@@ -8,6 +8,7 @@ from windtunnel.deployment import Pool, preset
 from windtunnel.errors import InputError, unknown
 from windtunnel.perf.answer import MODELLED, Answer
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.database import Database, find_systems, open_database
 from windtunnel.perf.kernels import Collective, Elementwise, Kernel, Quantize
 from windtunnel.perf.measured import Measured
@@ -41,7 +42,7 @@ class Predictor:
         return self.measured.database if self.measured else None
 
 
-def predictor(pool: Pool, source: str = "auto") -> Predictor:
+def predictor(pool: Pool, source: str = "auto", causes: Causes = ALL) -> Predictor:
     """The predictor of a pool.
 
     ``source``: ``auto`` (measured where possible), ``measured`` (an error where the device has no measurements) or
@@ -54,7 +55,7 @@ def predictor(pool: Pool, source: str = "auto") -> Predictor:
         return Predictor(fallback, None, "the roofline was asked for")
     database = open_database(pool.device.name, pool.engine.backend, wanted_version(pool))
     if database is not None:
-        return Predictor(fallback, Measured(database, pool.device), "")
+        return Predictor(fallback, Measured(database, pool.device, causes), "")
     missing = "is not installed" if find_systems() is None else f"has no {pool.engine.backend} on {pool.device.name}"
     if source == "measured":
         raise InputError(f"source='measured': the kernel database {missing}; use source='auto'")

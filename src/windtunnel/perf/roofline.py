@@ -13,7 +13,18 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import MODELLED, Answer, answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.costs import bytes_moved, flops, rate
-from windtunnel.perf.kernels import Attention, Collective, Elementwise, Experts, Gemm, Kernel, LatentAttention, Quantize
+from windtunnel.perf.kernels import (
+    Attention,
+    Collective,
+    Elementwise,
+    Experts,
+    Gemm,
+    Kernel,
+    LatentAttention,
+    Quantize,
+    Recurrence,
+    SparseAttention,
+)
 
 CALIBRATION = Path(__file__).parents[1] / "data" / "efficiency.toml"
 
@@ -56,7 +67,7 @@ def link_bandwidth(device: Device, gpus: int) -> float:
     return device.link_bandwidth if gpus <= device.gpus_per_node else device.network_bandwidth
 
 
-def family(kernel: Kernel) -> str:
+def family(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
     """The name under which a kernel's efficiency is calibrated."""
     match kernel:
         case Gemm():
@@ -65,8 +76,10 @@ def family(kernel: Kernel) -> str:
             return f"experts_{rate(kernel)}"
         case Attention(phase=phase):
             return f"attention_{phase}"
-        case LatentAttention(phase=phase):
+        case LatentAttention(phase=phase) | SparseAttention(phase=phase):
             return f"latent_{phase}"
+        case Recurrence():
+            return "attention_decode"
         case Collective(op=op):
             return "all_reduce" if op == "all_reduce" else "gather"
         case Quantize() | Elementwise():

@@ -9,7 +9,8 @@ The file records neither server flags nor always the version. Three things are t
 - **Parallelism.** ``attention_dp_size`` is empty in rows of the other sources: it is GPUs of the experts / tp there.
   Rows with dp > 1 and ep = tp·dp claim more GPUs than a node may have, and their times equal those of their twins with
   dp 1 and ep = tp within 1 % (MiniMax-M2.5 on H100, Kimi-K2.5 on B200): the script knew no data parallelism, so they
-  are read as tensor parallelism tp with expert parallelism.
+  are read as tensor parallelism tp with expert parallelism. Rows with moe_tp = moe_ep = g and tp·dp = g² (64 GPUs of
+  an eight-GPU node) are read as g GPUs with expert parallelism for the same reason.
 """
 
 import csv
@@ -32,11 +33,23 @@ CHECKPOINTS = {
     ("meta-llama/Llama-3.1-70B", "fp8"): "nvidia/Llama-3.1-70B-Instruct-FP8",
     ("moonshotai/Kimi-K2.5", "fp4"): "nvidia/Kimi-K2.5-NVFP4",
     ("Qwen/Qwen3-32B", "fp8"): "Qwen/Qwen3-32B-FP8",
+    ("Qwen/Qwen3-32B", "fp4"): "nvidia/Qwen3-32B-NVFP4",
+    ("deepseek-ai/DeepSeek-R1", "fp4"): "nvidia/DeepSeek-R1-NVFP4",
+    ("deepseek-ai/DeepSeek-V3", "fp4"): "nvidia/DeepSeek-R1-NVFP4",
+    ("Qwen/Qwen3.5-397B-A17B", "fp4"): "nvidia/Qwen3.5-397B-A17B-NVFP4",
+    ("zhipuai/GLM-5", "fp8"): "zai-org/GLM-5-FP8",
+    ("zhipuai/GLM-5", "fp4"): "nvidia/GLM-5-NVFP4",
 }
 """(model_path, precision) → the checkpoint that was served, where the path does not name it."""
 
-QUANTIZED = {("meta-llama/Llama-3.1-70B", "fp4"): "nvfp4"}
+QUANTIZED = {
+    ("meta-llama/Llama-3.1-70B", "fp4"): "nvfp4",
+    ("Qwen/Qwen3.5-397B-A17B", "fp8"): "fp8_block",
+}
 """Quantised checkpoints that the catalogue lacks: the 16-bit model with its weights in this format."""
+
+FP8_KV = {"kv_cache_dtype": "fp8"}
+MEM = {share: {"gpu_memory_utilization": share} for share in (0.8, 0.82, 0.85)}
 
 FLAGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-70B": {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192, "async_scheduling": True},
@@ -62,6 +75,24 @@ COLUMNS = (
 )
 """The columns that are read."""
 
+
+SERVED: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
+    ("sglang", "DeepSeek", "fp8", "b", {"max_num_seqs": 128, "max_num_batched_tokens": 32768, **FP8_KV, **MEM[0.82]}),
+    ("sglang", "DeepSeek", "fp4", "", {"max_num_seqs": 256, "max_num_batched_tokens": 16384, **FP8_KV, **MEM[0.85]}),
+    ("sglang", "DeepSeek", "fp8", "h200", {"max_num_seqs": 256, "max_num_batched_tokens": 32768, **MEM[0.82]}),
+    ("sglang", "Qwen3.5", "bf16", "", {"max_num_seqs": 128, "max_num_batched_tokens": 32768, **MEM[0.82]}),
+    ("sglang", "Qwen3.5", "fp8", "b200", {"max_num_seqs": 128, "max_num_batched_tokens": 32768, **FP8_KV, **MEM[0.82]}),
+    ("sglang", "Qwen3.5", "", "", {"max_num_seqs": 128, "max_num_batched_tokens": 16384, **FP8_KV, **MEM[0.8]}),
+    ("sglang", "GLM-5", "", "", {"max_num_seqs": "clients", "max_num_batched_tokens": 32768, **FP8_KV, **MEM[0.85]}),
+    ("trtllm", "DeepSeek", "", "", {"max_num_batched_tokens": "prompt", "max_num_seqs": 512, **FP8_KV, **MEM[0.8]}),
+    ("trtllm", "Llama-3.1-70B", "", "b", {"max_num_batched_tokens": 16384, "max_num_seqs": 1024, **FP8_KV}),
+    ("trtllm", "Llama-3.1-70B", "", "h", {"max_num_batched_tokens": "prompt", "max_num_seqs": 1024, **FP8_KV}),
+    ("trtllm", "gpt-oss", "", "b", {"max_num_batched_tokens": 20000, "max_num_seqs": 512, **FP8_KV, **MEM[0.85]}),
+    ("trtllm", "gpt-oss", "", "h", {"max_num_batched_tokens": 20000, "max_num_seqs": "clients", **MEM[0.85]}),
+)
+"""What the same scripts pass to SGLang and TensorRT-LLM, under vLLM's names: engine, part of the model's name,
+precision, beginning of the system's name. ``prompt`` stands for one prompt and a token for every client, at least
+8,192."""
 SPARE_TOKENS = 200
 """``max_model_len`` beyond prompt and output, as the same scripts have it."""
 
@@ -91,6 +122,8 @@ class Point:
     expert_parallel: bool
     ttft: float
     tpot: float
+    scripted: bool = True
+    """Served by InferenceX's scripts."""
 
     def pool(self) -> Pool:
         """What is simulated. Raises InputError for what cannot be."""
@@ -117,8 +150,26 @@ class Point:
         return Pool(model, device(self.system), engine)
 
     def _flags(self) -> dict[str, Any]:
-        flags = FLAGS.get(self.model_path, {}) | FLAGS_BY_SYSTEM.get((self.model_path, self.system), {})
-        return {name: self.concurrency if value == "clients" else value for name, value in flags.items()}
+        if self.backend == "vllm":
+            flags = FLAGS.get(self.model_path, {}) | FLAGS_BY_SYSTEM.get((self.model_path, self.system), {})
+        else:
+            flags = next((flags for *where, flags in SERVED if self._is(*where)), {})
+        stands_for = {
+            "clients": self.concurrency,
+            "prompt": max(8192, -(-(self.isl + self.concurrency + 64) // 64) * 64),
+        }
+        chosen = {name: stands_for.get(value, value) for name, value in flags.items()}
+        seqs = chosen.get("max_num_seqs", 0)
+        return chosen | ({"max_num_seqs": max(1, seqs // self.dp)} if self.backend != "vllm" and seqs else {})
+
+    def _is(self, backend: str, model: str, precision: str, system: str) -> bool:
+        return (
+            self.scripted
+            and self.backend == backend
+            and model in self.model_path
+            and precision in ("", self.precision)
+            and self.system.startswith(system)
+        )
 
 
 def find_file() -> Path:
@@ -167,6 +218,7 @@ def _point(row: Mapping[str, str]) -> Point:
         expert_parallel=expert_parallel,
         ttft=float(row["silicon_ttft_ms"] or "nan") * 1e-3,
         tpot=float(row["silicon_tpot_ms"] or "nan") * 1e-3,
+        scripted="auto-gap-analysis" not in row["silicon_data_source"],
     )
 
 
@@ -175,9 +227,11 @@ def parallelism(row: Mapping[str, str]) -> tuple[int, int, bool]:
     tp, dp = _size(row["tp_size"]), _size(row["attention_dp_size"])
     moe_tp, moe_ep = _size(row["moe_tp_size"]), _size(row["moe_ep_size"])
     expert_parallel = moe_ep > 1
+    if moe_tp == moe_ep > 1 and tp * dp == moe_tp * moe_ep and row["attention_dp_size"]:
+        tp, dp = (moe_ep, 1) if dp == 1 else (1, moe_ep)
     if not row["attention_dp_size"]:
         dp = max(1, moe_tp * moe_ep // tp)
-    elif dp > 1 and moe_ep == tp * dp:
+    elif tp > 1 and dp > 1 and moe_ep == tp * dp:
         dp = 1
     if row["model_path"].startswith("MiniMaxAI/") and row["precision"] == "fp8" and tp == 8:
         expert_parallel = True  # slices of 1,536 / 8 are no whole fp8 blocks: vLLM refuses to start without

@@ -1,0 +1,100 @@
+"""One engine's table of measured experts: which shapes it holds, and a curve over tokens for each."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.hardware import Device
+from windtunnel.perf.curves import Curve
+from windtunnel.perf.database import Columns, Database, one_per_key
+from windtunnel.perf.kernels import Experts
+from windtunnel.perf.roofline import bound
+
+SIZES = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+
+Shape = tuple[int, int, int, int, int, int]
+
+
+@dataclass(eq=False)
+class ExpertRows:
+    """The MoE table of one engine on the device of a database."""
+
+    database: Database
+    device: Device
+    backend: str | None
+    """Another engine than the database's own."""
+    fastest: bool
+    """Of several kernels for one shape take the fastest, not the one with most rows."""
+    _columns: Columns | None = None
+    _read: bool = False
+    _parts: dict[tuple[str, str], tuple[Columns, NDArray[np.int64]] | None] = field(default_factory=dict)
+
+    def curve(self, kernel: Experts, lane: str, distribution: str) -> Curve | None:
+        """Efficiency over tokens of this very shape, or None."""
+        part = self._part(lane, distribution)
+        if part is None:
+            return None
+        columns, sizes = part
+        shape = (kernel.hidden, kernel.inter, kernel.top_k, kernel.num_experts, kernel.tp, kernel.ep)
+        rows = columns.take(np.flatnonzero((sizes == np.array(shape)).all(axis=1)))
+        if not len(rows):
+            return None
+        codes = rows.texts["kernel_source"][0]
+        if self.fastest:
+            rows = rows.take(codes == _fastest(rows, codes))
+            codes = rows.texts["kernel_source"][0]
+        rows = rows.take(one_per_key([rows["num_tokens"]], rows["latency"], codes))
+        x = rows["num_tokens"].astype(float)
+        return Curve(x, bound(kernel, self.device, x, np.zeros_like(x)) / (rows["latency"] * 1e-3))
+
+    def nearest(self, kernel: Experts, lane: str, distribution: str) -> Shape | None:
+        """The measured shape closest in log distance of: local slice, hidden size, local experts, experts, choices, tp,
+        ep."""
+        part = self._part(lane, distribution)
+        if part is None:
+            return None
+        shapes = np.unique(part[1], axis=0)
+        hidden, inter, top_k, num_experts, tp, ep = shapes.T.astype(float)
+        distance = (
+            np.abs(np.log2(inter / tp * kernel.tp / kernel.inter))
+            + np.abs(np.log2(hidden / kernel.hidden))
+            + 0.5 * np.abs(np.log2(num_experts / ep * kernel.ep / kernel.num_experts))
+            + 0.5 * np.abs(np.log2(num_experts / kernel.num_experts))
+            + 0.5 * np.abs(np.log2(top_k / kernel.top_k))
+            + 0.5 * np.abs(np.log2(ep / kernel.ep))
+            + 0.01 * np.abs(np.log2(tp / kernel.tp))
+        )
+        return tuple(int(value) for value in shapes[int(np.argmin(distance))])  # type: ignore[return-value]
+
+    def _part(self, lane: str, distribution: str) -> tuple[Columns, NDArray[np.int64]] | None:
+        """Rows of a format and a distribution with their sizes."""
+        if (lane, distribution) not in self._parts:
+            table = self._table()
+            part = None if table is None else table.where(moe_dtype=lane, distribution=distribution)
+            empty = part is None or not len(part)
+            self._parts[lane, distribution] = (
+                None if part is None or empty else (part, np.stack([part[name] for name in SIZES], axis=1))
+            )
+        return self._parts[lane, distribution]
+
+    def _table(self) -> Columns | None:
+        if not self._read:
+            texts = ("moe_dtype", "distribution", "kernel_source")
+            self._columns, self._read = self.database.read("moe", "moe_perf", texts, self.backend), True
+        return self._columns
+
+
+def _fastest(rows: Columns, codes: NDArray[np.int64]) -> int:
+    """The kernel with the least time over the token counts that every kernel with half of them or more has."""
+    kernels = np.unique(codes)
+    tokens = [np.unique(rows["num_tokens"][codes == code]) for code in kernels]
+    most = max(map(len, tokens))
+    whole = [code for code, own in zip(kernels, tokens, strict=True) if 2 * len(own) >= most]
+    common = np.array(sorted(set.intersection(*(set(tokens[i]) for i, code in enumerate(kernels) if code in whole))))
+
+    def spent(code: int) -> float:
+        mine = (codes == code) & np.isin(rows["num_tokens"], common)
+        return float(np.mean(np.log(rows["latency"][mine]))) if mine.any() else float("inf")
+
+    return int(min(whole, key=spent))
