@@ -166,7 +166,9 @@ def vllm_config(config: dict[str, Any]) -> Unset:
         cache_config=Unset(**config),
         model_config=Unset(max_model_len=config["max_model_len"], runner_type="generate"),
         parallel_config=Unset(
-            pipeline_parallel_size=1, decode_context_parallel_size=1, prefill_context_parallel_size=1
+            pipeline_parallel_size=config.get("pipeline_parallel_size", 1),
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
         ),
         observability_config=Unset(),
         ec_manager_config=Unset(get_encoder_cache_manager_obj=lambda: None),
@@ -176,6 +178,7 @@ def vllm_config(config: dict[str, Any]) -> Unset:
         num_prefill_lookahead_tokens=0,
         max_in_flight_tokens=config["max_num_batched_tokens"],
         max_concurrent_batches=2,
+        use_v2_model_runner=config["async_scheduling"],
     )
 
 

@@ -61,6 +61,16 @@ class VllmV1:
     stop_at_last_token: bool = True
     """An asynchronous scheduler knows when a request's last token is in flight, and does not schedule it once more
     (vLLM ≥ 0.12)."""
+    pipeline_parallel_size: int = 1
+    """Stages that a step passes through one by one. So many steps are in flight, and one more with asynchronous
+    scheduling, where a request then decodes in every so-many-th step only (EngineCore.step_with_batch_queue;
+    next_decode_eligible_step, vLLM 0.32)."""
+    wait_for_output: bool = True
+    """Pass over a preempted request while a step with it is in flight (num_stale_output_tokens, vLLM 0.32); otherwise
+    it can be admitted before its latest token is known."""
+    decide_after_empty_step: bool = True
+    """Go on deciding while there is a place in flight; otherwise an empty step is followed by the output of the oldest
+    one (vLLM ≤ 0.20)."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:
@@ -68,12 +78,19 @@ class VllmV1:
         for name in ("max_num_active_seqs", "long_prefill_token_threshold"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={getattr(self, name)}: must be ≥ 0; 0 means no such limit")
+        if self.pipeline_parallel_size < 1:
+            raise InputError(f"pipeline_parallel_size={self.pipeline_parallel_size}: must be ≥ 1")
         for name, choices in (
             ("admission_order", get_args(AdmissionOrder)),
             ("victim", get_args(Victim)),
         ):
             if getattr(self, name) not in choices:
                 raise unknown(name, getattr(self, name), choices)
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps in flight at most."""
+        return self.pipeline_parallel_size + self.async_scheduling
 
     def watermark_blocks(self, limits: Limits) -> int:
         """Blocks that an admission must leave free; the share is of all blocks, block 0 included (vLLM 0.32)."""
@@ -106,7 +123,14 @@ SIMULATED_BY_CORE = ("chunked_prefill", "reserve_full_prompt", "watermark", "asy
 """Fields of VllmV1 that the compiled core knows; it runs the others at their defaults only."""
 
 _NEWEST = VllmV1(prefix_caching=True)
-_UNTIL_0_20 = replace(_NEWEST, threshold_when_alone=True, plain_blocks_first=False, track_place=False)
+_UNTIL_0_20 = replace(
+    _NEWEST,
+    threshold_when_alone=True,
+    plain_blocks_first=False,
+    track_place=False,
+    wait_for_output=False,
+    decide_after_empty_step=False,
+)
 
 VERSIONS: dict[str, VllmV1] = {
     "vllm-0.32": _NEWEST,

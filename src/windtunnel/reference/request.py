@@ -30,6 +30,12 @@ class Request:
     num_computed_tokens: int = 0
     num_output_placeholders: int = 0
     """Tokens being sampled, whose value is not known yet (asynchronous scheduling)."""
+    num_in_flight_tokens: int = 0
+    """Tokens of steps in flight."""
+    num_stale_tokens: int = 0
+    """Those of them that were scheduled before its latest preemption."""
+    next_decode_step: int = 0
+    """Number of the step from which on it may decode again (asynchronous pipelines)."""
     num_blocks: int = 0
     prefill_tokens: int = 0
     """Known tokens when it was last admitted: below that it catches up, from there on it decodes."""

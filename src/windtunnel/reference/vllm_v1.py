@@ -36,6 +36,7 @@ class Scheduler:
         self.policy = policy
         self.waiting: deque[Request] = PriorityQueue() if policy.admission_order == "priority" else deque()
         self.running: list[Request] = []
+        self.step = 0
         self.blocks: Blocks = CountedBlocks(limits.num_blocks)
         if policy.prefix_caching:
             self.blocks = CachedBlocks(limits.num_blocks, limits.block_size, policy.plain_blocks_first)
@@ -66,10 +67,15 @@ class Scheduler:
 
     def schedule(self, now: float = 0.0) -> Batch:  # noqa: ARG002 - these rules do not look at the time
         """Decide the next step: running requests first, then the queue unless somebody was preempted."""
+        self.step += 1
         batch = Batch(self.limits.max_num_batched_tokens, self._threshold())
         self._schedule_running(batch)
         if not batch.preempted:
             self._schedule_waiting(batch)
+        for part in batch.scheduled:
+            part.request.num_in_flight_tokens += part.tokens
+            if part.emits and self.policy.async_scheduling:
+                part.request.next_decode_step = self.step + self.policy.pipeline_parallel_size
         return batch
 
     def _threshold(self) -> int:
@@ -94,7 +100,10 @@ class Scheduler:
             place += 1
 
     def _tokens_to_catch_up(self, request: Request, batch: Batch) -> int:
-        placeholders, computed = request.num_output_placeholders, request.num_computed_tokens
+        if request.next_decode_step > self.step:
+            return 0
+        placeholders = request.num_output_placeholders if self.policy.async_scheduling else 0
+        computed = request.num_computed_tokens
         last_token = min(request.prompt_tokens + request.max_tokens, self.limits.max_model_len)
         if self.policy.stop_at_last_token and placeholders > 0 and computed + 2 - placeholders >= last_token:
             return 0
@@ -134,6 +143,7 @@ class Scheduler:
         """
         self._free(victim)
         victim.num_computed_tokens = 0
+        victim.num_stale_tokens = victim.num_in_flight_tokens
         victim.preemptions += 1
         self.waiting.appendleft(victim)
         place = batch.place(victim)
@@ -151,8 +161,12 @@ class Scheduler:
     def _schedule_waiting(self, batch: Batch) -> None:
         limit = self.policy.max_num_active_seqs or self.limits.max_num_seqs
         skipped: list[Request] = []
+        stale: list[Request] = []
         while self.waiting and batch.budget > 0 and len(self.running) < limit:
             request = self.waiting[0]
+            if request.num_stale_tokens and self.policy.wait_for_output:
+                stale.append(self.waiting.popleft())
+                continue
             hits = [] if request.num_computed_tokens else self.blocks.find(request)
             tokens = request.num_tokens - request.num_computed_tokens - len(hits) * self.limits.block_size
             tokens = min(tokens, batch.threshold or tokens)
@@ -166,6 +180,7 @@ class Scheduler:
                 break
             self._admit(self.waiting.popleft(), hits, tokens, batch)
         self.waiting.extendleft(skipped)  # the last one first, as the engine does
+        self.waiting.extendleft(reversed(stale))
 
     def _fits(self, request: Request, hits: list[Block], tokens: int) -> bool:
         """Whether there is memory to admit a request: for all it knows, or for this chunk only.
@@ -203,7 +218,9 @@ class Scheduler:
         """
         emitted: list[Request] = []
         finished: list[Request] = []
-        for request, _, _, _, emits in batch.scheduled:
+        for request, tokens, _, _, emits in batch.scheduled:
+            request.num_in_flight_tokens -= tokens
+            request.num_stale_tokens = max(request.num_stale_tokens - tokens, 0)
             if request.finished or not emits:
                 continue
             request.receive_token(time)

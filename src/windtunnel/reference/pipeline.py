@@ -1,0 +1,120 @@
+"""Pipeline: one scheduler whose steps pass through several stages (EngineCore.step_with_batch_queue of vLLM)."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isnan
+
+from windtunnel.perf.stage_times import Passage, StageTimes
+from windtunnel.policy import VllmV1
+from windtunnel.reference.batch import Batch
+from windtunnel.reference.replica import Step
+from windtunnel.reference.request import Request
+from windtunnel.reference.vllm_v1 import Scheduler
+
+PassageTime = Callable[[Batch], Passage]
+"""Seconds of a batch in each stage and between them."""
+
+
+def table_passage(times: StageTimes) -> PassageTime:
+    """Times read from tables."""
+
+    def passage(batch: Batch) -> Passage:
+        return times.passage(len(batch.decodes), sum(part.start for part in batch.decodes), batch.chunks)
+
+    return passage
+
+
+@dataclass
+class InFlight:
+    """A step between its decision and its output."""
+
+    number: int
+    batch: Batch
+    end: float
+    """When its output is known; of an empty step: when it was decided."""
+
+
+class Pipeline:
+    """Steps in flight, as many as the engine allows, and the stages that they occupy.
+
+    Step n belongs to lane n mod the number of stages: whoever decodes in it decodes next in step n + stages. An empty
+    step takes a place like any other, until all before it have ended.
+    """
+
+    def __init__(self, scheduler: Scheduler, policy: VllmV1, passage: PassageTime) -> None:
+        self.schedulers: Sequence[Scheduler] = [scheduler]
+        self.scheduler = scheduler
+        self.passage = passage
+        self.policy = policy
+        self.depth = policy.max_concurrent_batches
+        self.stages_free = [0.0] * policy.pipeline_parallel_size
+        self.lanes_free = [0.0] * policy.pipeline_parallel_size
+        self.sampled: deque[float] = deque([0.0] * policy.pipeline_parallel_size)
+        self.in_flight: deque[InFlight] = deque()
+        self.journal: list[Step] = []
+
+    def schedule(self, now: float) -> float | None:
+        """Decide steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
+
+        With nothing in flight, as many empty steps as fit prove that nothing will happen before an arrival.
+        """
+        empty = 0
+        while True:
+            if self.scheduler.num_waiting + self.scheduler.num_running > 0:
+                batch = self.scheduler.schedule(now)
+                self.in_flight.append(self._start(batch, now))
+                empty = 0 if batch.scheduled or batch.preempted else empty + 1
+                if empty > self.depth:
+                    self.in_flight.clear()
+                    return None
+                if len(self.in_flight) < self.depth and self._goes_on(batch, now):
+                    continue
+            elif not self.in_flight:
+                return None
+            if self.in_flight[0].batch.scheduled:
+                return self.in_flight[0].end
+            self.in_flight.popleft()
+
+    def _goes_on(self, latest: Batch, now: float) -> bool:
+        """Whether another step is decided before the output of the oldest one is looked at."""
+        if self.policy.decide_after_empty_step:
+            return True
+        return bool(latest.scheduled) and self.in_flight[0].end > now
+
+    def _start(self, batch: Batch, now: float) -> InFlight:
+        """Send a step through the stages.
+
+        Scheduled asynchronously, its first stage waits for the tokens sampled as many steps before as there are stages
+        (vllm/v1/worker/gpu/pp_utils.py).
+        """
+        number = self.scheduler.step
+        tokens_known = self.sampled.popleft()
+        self.sampled.append(0.0)
+        if not batch.scheduled:
+            return InFlight(number, batch, now)
+        lane = number % len(self.stages_free)
+        stages, sends = self.passage(batch)
+        arrival = max(now, tokens_known) if self.policy.async_scheduling else now
+        for stage, seconds in enumerate(stages):
+            end = max(arrival, self.stages_free[stage]) + seconds
+            self.stages_free[stage] = end
+            arrival = end + sends[stage] if stage < len(sends) else end
+        if any(part.emits for part in batch.scheduled):
+            self.sampled[-1] = end
+        self._record(lane, max(now, self.lanes_free[lane]), end, batch)
+        self.lanes_free[lane] = end
+        return InFlight(number, batch, end)
+
+    def _record(self, lane: int, start: float, end: float, batch: Batch) -> None:
+        """A step starts when it has been decided and the one before it in its lane has ended."""
+        scheduler = self.scheduler
+        self.journal.append(Step(lane, start, end, batch, scheduler.used_blocks, scheduler.num_waiting))
+        for part in batch.scheduled:
+            if isnan(part.request.scheduled):
+                part.request.scheduled = start
+
+    def arrive(self) -> list[Request]:
+        """The oldest step in flight has ended; the requests that are finished by it."""
+        step = self.in_flight.popleft()
+        return self.scheduler.update(step.batch, step.end)[1]
