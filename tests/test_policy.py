@@ -92,7 +92,7 @@ def test_more_active_requests_than_places_are_refused() -> None:
 def test_the_core_refuses_what_it_does_not_simulate() -> None:
     VllmV1(chunked_prefill=False, reserve_full_prompt=False, watermark=0.1, async_scheduling=False).check_core()
     others: dict[str, Any] = {"admission_order": "priority", "victim": "lowest_priority", "max_num_active_seqs": 1}
-    others["long_prefill_token_threshold"] = 1
+    others |= {"long_prefill_token_threshold": 1, "pipeline_parallel_size": 2}
     for field in fields(VllmV1):
         if field.name not in SIMULATED_BY_CORE:
             value = others.get(field.name, not field.default)

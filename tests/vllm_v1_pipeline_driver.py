@@ -1,4 +1,4 @@
-"""Run the real v1 scheduler of a vLLM release with a pipeline: ``python vllm_v1_pipeline_driver.py FOLDER < workloads``.
+"""Run the real v1 scheduler of a vLLM release in a pipeline: ``python vllm_v1_pipeline_driver.py FOLDER < workloads``
 
 Input and FOLDER are those of vllm_v1_driver.py; ``config`` has ``pipeline_parallel_size``, too. The loop keeps steps in
 flight as EngineCore.step_with_batch_queue of the release does, and each passes through stages made up here.
@@ -33,6 +33,7 @@ class PipelineLoop(Loop):
     def __init__(self, workload: dict[str, Any], fills_up: bool) -> None:
         super().__init__(workload)
         config = workload["config"]
+        self.max_model_len = config["max_model_len"]
         self.stages = config["pipeline_parallel_size"]
         self.depth = self.stages + self.overlapping
         self.fills_up = fills_up
@@ -40,6 +41,8 @@ class PipelineLoop(Loop):
         self.stages_free = [0] * self.stages
         self.sampled_at = deque([0] * self.stages)
         self.flying: deque[Flying] = deque()
+        self.prefill: dict[str, int] = {}
+        """Tokens of each request that were known when it was last admitted."""
 
     def records(self) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
@@ -68,16 +71,25 @@ class PipelineLoop(Loop):
 
     def decide(self) -> None:
         sampling = {name: one.num_output_placeholders for name, one in self.requests.items()}
+        running = {one.request_id for one in self.scheduler.running}
         output = self.scheduler.schedule()
         tokens = dict(output.num_scheduled_tokens)
         start = {name: self.requests[name].num_computed_tokens - n for name, n in tokens.items()}
         emits = {name: self.emits(self.requests[name], sampling[name]) for name in tokens}
         record = {"scheduled": tokens, "start_pos": start, "free_blocks": self.free_blocks()}
-        end = self.run_stages(sum(tokens.values()), sum(start.values()), any(emits.values())) if tokens else self.now
+        self.prefill |= {name: self.requests[name].num_tokens for name in tokens if name not in running}
+        samples = any(emits[name] and self.goes_on(name, start[name]) for name in tokens)
+        end = self.run_stages(sum(tokens.values()), sum(start.values()), samples) if tokens else self.now
         if not tokens:
             self.sampled_at.popleft()
             self.sampled_at.append(0)
         self.flying.append(Flying(end, output, emits, record | {"decided": self.now, "end": end}))
+
+    def goes_on(self, name: str, start: int) -> bool:
+        """Whether the first stage waits for the token: not for the only one of a prompt."""
+        one = self.requests[name]
+        most = min(one.num_prompt_tokens + one.max_tokens, self.max_model_len)
+        return bool(start >= self.prefill[name] or one.num_tokens + 1 < most)
 
     def run_stages(self, tokens: int, context: int, samples: bool) -> int:
         known = self.sampled_at.popleft()

@@ -1,11 +1,12 @@
 """The event loop over all replicas: a heap of (time, kind, id), routers and clients as plain objects."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import floor
 
+from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
 
@@ -18,12 +19,12 @@ PUBLISH_INTERVAL = 0.1
 
 @dataclass
 class Replica:
-    """Ranks that a request may be given to: one group in lockstep, or a group for each rank."""
+    """Ranks that a request may be given to: one group in lockstep, or a group or a pipeline for each rank."""
 
-    groups: list[Group]
+    groups: Sequence[Group | Pipeline]
 
     @property
-    def ranks(self) -> list[tuple[Group, int]]:
+    def ranks(self) -> list[tuple[Group | Pipeline, int]]:
         """(group, index of its scheduler) of every rank."""
         return [(group, i) for group in self.groups for i in range(len(group.schedulers))]
 

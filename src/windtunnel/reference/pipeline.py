@@ -7,7 +7,7 @@ from math import isnan
 
 from windtunnel.perf.stage_times import Passage, StageTimes
 from windtunnel.policy import VllmV1
-from windtunnel.reference.batch import Batch
+from windtunnel.reference.batch import Batch, Scheduled
 from windtunnel.reference.replica import Step
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
@@ -85,7 +85,7 @@ class Pipeline:
     def _start(self, batch: Batch, now: float) -> InFlight:
         """Send a step through the stages.
 
-        Scheduled asynchronously, its first stage waits for the tokens sampled as many steps before as there are stages
+        Scheduled asynchronously, it waits for the tokens that were sampled as many steps before as there are stages
         (vllm/v1/worker/gpu/pp_utils.py).
         """
         number = self.scheduler.step
@@ -100,11 +100,17 @@ class Pipeline:
             end = max(arrival, self.stages_free[stage]) + seconds
             self.stages_free[stage] = end
             arrival = end + sends[stage] if stage < len(sends) else end
-        if any(part.emits for part in batch.scheduled):
+        if any(map(self._goes_on_with, batch.scheduled)):
             self.sampled[-1] = end
         self._record(lane, max(now, self.lanes_free[lane]), end, batch)
         self.lanes_free[lane] = end
         return InFlight(number, batch, end)
+
+    def _goes_on_with(self, part: Scheduled) -> bool:
+        """Whether the first stage will want the token that this part of a step samples: not a prompt's only one."""
+        request = part.request
+        last = min(request.prompt_tokens + request.max_tokens, self.scheduler.limits.max_model_len)
+        return part.emits and (part.decodes or request.num_tokens + 1 < last)
 
     def _record(self, lane: int, start: float, end: float, batch: Batch) -> None:
         """A step starts when it has been decided and the one before it in its lane has ended."""
