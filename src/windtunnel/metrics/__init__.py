@@ -9,10 +9,10 @@ from windtunnel.metrics.requests import RequestMetrics, request_metrics, waits
 from windtunnel.metrics.shares import group_share, time_share
 from windtunnel.metrics.spread import Interval, paired_spread, spread
 from windtunnel.metrics.steps import Steps, unroll
-from windtunnel.metrics.summary import LATENCIES, Summary, clean, summary, summary_json
+from windtunnel.metrics.summary import LATENCIES, Summary, clean, output_tokens, summary, summary_json
 from windtunnel.metrics.timeline import Timeline, timeline
 from windtunnel.metrics.usage import ReplicaUsage, Usage, usage
-from windtunnel.metrics.window import Window, measured_window
+from windtunnel.metrics.window import Window, measured_window, trimmed_window
 from windtunnel.metrics.work import work
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "good_requests",
     "group_share",
     "measured_window",
+    "output_tokens",
     "overload_warning",
     "overloaded",
     "paired_spread",
@@ -49,6 +50,7 @@ __all__ = [
     "time_share",
     "timeline",
     "token_gaps_by_request",
+    "trimmed_window",
     "unroll",
     "usage",
     "verdicts",

@@ -50,7 +50,7 @@ class Distribution:
             return float("nan")
         if self._weights is None:
             return float(np.mean(self._values))
-        return float(np.dot(self._values, self._weights)) / self.count
+        return float((self._values * self._weights).sum()) / self.count
 
     @cached_property
     def std(self) -> float:
@@ -58,7 +58,7 @@ class Distribution:
         if self.count == 0:
             return float("nan")
         squares = (self._values - self.mean) ** 2
-        total = float(squares.sum()) if self._weights is None else float(np.dot(squares, self._weights))
+        total = float(squares.sum()) if self._weights is None else float((squares * self._weights).sum())
         return math.sqrt(total / self.count)
 
     @cached_property

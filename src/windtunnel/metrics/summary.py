@@ -86,7 +86,7 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
     latencies["itl"] = token_gaps(steps, window)
     latencies |= {name: Distribution(getattr(metrics, name)[arrived]) for name in ("e2el", "queue", "prefill")}
     latencies["normalised"] = Distribution(metrics.normalised[arrived])
-    outputs, prompts = _tokens(steps, window)
+    outputs, prompts = output_tokens(steps, window), _prompt_tokens(steps, window)
     good = good_requests(metrics, requests.status == FINISHED, slo)
     total, wait = int(arrived.sum()), waits(requests, window.end)[arrived]
     used, shares = usage(steps, window), time_share(steps)
@@ -161,20 +161,25 @@ def _per_second(amount: float, window: Window) -> float:
     return amount / window.seconds if window.seconds > 0 else NAN
 
 
-def _tokens(steps: Steps, window: Window) -> tuple[int, int]:
-    """Output and prompt tokens of the window.
+def output_tokens(steps: Steps, window: Window) -> int:
+    """Output tokens of the window.
 
     The whole run counts the tokens of finished requests, as vLLM's bench does. A trimmed one counts what happens
-    inside: tokens emitted, and prompts whose first token comes.
+    inside: the tokens that are emitted.
     """
     requests = steps.run.requests
     if not window.trimmed:
-        finished = requests.status == FINISHED
-        return int(requests.output_tokens[finished].sum()), int(requests.prompt_tokens[finished].sum())
-    first = window.holds(requests.first_token)
+        return int(requests.output_tokens[requests.status == FINISHED].sum())
     resumed = int(window.holds(steps.run.stalls.resumed_token).sum())
-    emitted = int(steps.decodes[window.holds(steps.end)].sum()) + int(first.sum()) + resumed
-    return emitted, int(requests.prompt_tokens[first].sum())
+    first = int(window.holds(requests.first_token).sum())
+    return int(steps.decodes[window.holds(steps.end)].sum()) + first + resumed
+
+
+def _prompt_tokens(steps: Steps, window: Window) -> int:
+    """Prompt tokens of the window: of finished requests, in a trimmed one of those whose first token comes inside."""
+    requests = steps.run.requests
+    counted = window.holds(requests.first_token) if window.trimmed else requests.status == FINISHED
+    return int(requests.prompt_tokens[counted].sum())
 
 
 def _modelled(shares: Mapping[str, float]) -> list[str]:

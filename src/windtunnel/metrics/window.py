@@ -50,9 +50,13 @@ def measured_window(requests: Requests, ends: Floats, exclude_warmup: bool = Fal
     after the first arrival (the system fills) to the last arrival (after it, the system drains). A run whose requests
     all arrive at once has no such window and is measured whole.
     """
-    first, last = span(requests, ends)
-    if exclude_warmup and len(requests.arrival):
-        latest = float(requests.arrival.max())
-        if latest > first:
-            return Window(first + WARMUP_SHARE * (latest - first), latest, True)
-    return Window(first, last, False)
+    trimmed = trimmed_window(requests.arrival) if exclude_warmup else None
+    return trimmed or Window(*span(requests, ends), False)
+
+
+def trimmed_window(arrival: Floats) -> Window | None:
+    """The window without warm-up and drain of requests with these arrivals; None where all arrive at once."""
+    if len(arrival) == 0 or arrival.max() == arrival.min():
+        return None
+    first, latest = float(arrival.min()), float(arrival.max())
+    return Window(first + WARMUP_SHARE * (latest - first), latest, True)

@@ -1,0 +1,169 @@
+"""Bound: a rate that a deployment cannot exceed and latencies that it cannot beat, without simulating it.
+
+Let a rank take at least base + b·T + e·S + s·N for a step (see ``Envelope``). In the long run, per request: W tokens are
+computed, N requests take part in steps, S cached tokens are read. The number of steps J per request is at least
+
+    N / max_num_seqs,  W / max_num_batched_tokens,  (cached tokens summed over steps) / (tokens that the cache holds),
+
+and, where a share q of the requests keeps a limit L on the mean time per output token,
+J ≥ (decode steps of the q of requests with the fewest) · b / (L − base): the steps that D good requests share last
+≥ base + b·D each, so their token-weighted mean batch is ≤ (L − base)/b. A limit on the q-quantile of the gaps between
+tokens gives the same with q of all decode steps. Then time per request ≥ base·J + b·W + e·S + s·N, the largest over
+the lines, and a replica serves at most ranks · stages / time. This is the bound of docs/plan.md.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.deployment import Deployment, Pool
+from windtunnel.memory import kv_blocks
+from windtunnel.metrics import trimmed_window
+from windtunnel.plan.envelope import Envelope, envelope
+from windtunnel.plan.outcome import at_share
+from windtunnel.plan.question import Question
+from windtunnel.plan.trial import Tables
+from windtunnel.workload import Workload
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a deployment can do at best."""
+
+    rate: float
+    """Requests per second of all replicas; 0 where a limit cannot hold at any rate."""
+    stretch: float
+    """The factor by which limits must be loosened before a request alone can keep them; ≤ 1 where it may."""
+    replicas: int
+    """The replicas of which ``rate`` is the sum."""
+
+    @property
+    def per_replica(self) -> float:
+        """Requests per second of one replica."""
+        return self.rate / self.replicas
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What each request that fits costs at least."""
+
+    prompt: Floats
+    """Prompt tokens that are computed."""
+    steps: Floats
+    """Decode steps: output_tokens − 1."""
+    context: Floats
+    """Tokens in the cache before the first of them."""
+
+    @property
+    def read(self) -> Floats:
+        """Cached tokens that the decode steps read together."""
+        return self.steps * self.context + self.steps * (self.steps - 1) / 2
+
+
+def rate_bound(deployment: Deployment, question: Question, tables: Tables) -> Bound:
+    """The bound of a deployment of mixed pools: the sum over pools, each serving what suits it."""
+    rates, stretches = [], []
+    for pool, table in zip(deployment.pools, tables, strict=True):
+        lines, work = envelope(table.times), _work(pool, question.workload)
+        stretches.append(_least_stretch(lines, work, question))
+        rates.append(pool.replicas * _replica_rate(pool, lines, work, question))
+    stretch = min(stretches)
+    return Bound(0.0 if stretch > 1 else sum(rates), stretch, deployment.replicas)
+
+
+def _work(pool: Pool, workload: Workload) -> Work:
+    """The least work of every request; nothing for one that may not fit, and of a prompt whose beginning may be cached
+    one token."""
+    room = pool.engine.model_len - workload.prompt_tokens
+    output = np.minimum(workload.output_tokens, room)
+    fits = (output >= 1) & (workload.prompt_tokens + output - 1 <= _cache_tokens(pool))
+    shared = bool(pool.engine.enable_prefix_caching) and workload.hash_ids is not None
+    prompt = np.ones(len(workload)) if shared else workload.prompt_tokens.astype(np.float64)
+    return Work(
+        prompt=np.where(fits, prompt, 0.0),
+        steps=np.where(fits, output - 1, 0).astype(np.float64),
+        context=np.where(fits, workload.prompt_tokens, 0).astype(np.float64),
+    )
+
+
+def _cache_tokens(pool: Pool) -> int:
+    budget = kv_blocks(pool)
+    return (budget.num_blocks - 1) * budget.block_size
+
+
+def _replica_rate(pool: Pool, lines: Envelope, work: Work, question: Question) -> float:
+    """Requests per second of one replica."""
+    tokens = float((work.prompt + work.steps).mean())
+    parts = float((work.steps + (work.prompt > 0)).mean())
+    read = float(work.read.mean())
+    cached = read if bool(pool.engine.enable_prefix_caching) else read + float(work.prompt.mean())
+    counts = [
+        parts / lines.max_num_seqs,
+        tokens / lines.max_num_batched_tokens,
+        0.0 if pool.engine.enable_prefix_caching else cached / _cache_tokens(pool),
+        *_steps_within_limits(lines, work, question),
+    ]
+    fixed = lines.per_kv_token * read + lines.per_sequence * parts
+    seconds = float((lines.base * max(counts) + lines.per_token * tokens).max()) + fixed
+    together = pool.engine.data_parallel_size * pool.engine.pipeline_parallel_size
+    return together / seconds if seconds > 0 else math.inf
+
+
+def _steps_within_limits(lines: Envelope, work: Work, question: Question) -> list[float]:
+    """Steps per request that limits on the time per token enforce; infinite where no step is short enough."""
+    found = []
+    limit = question.slo.limits.get("tpot")
+    limits = [] if limit is None else [("tpot", question.attainment, limit)]
+    limits += [(name, level / 100, seconds) for name, level, seconds in question.slo.percentiles]
+    count = len(work.steps)
+    for name, share, seconds in limits:
+        if name == "tpot":
+            good = float(np.sort(work.steps)[: math.floor(share * count)].sum()) / count
+        elif name == "itl":
+            good = share * float(work.steps.mean())
+        else:
+            continue
+        room = seconds - lines.base
+        with np.errstate(divide="ignore"):
+            most = np.where(room > 0, room / lines.per_token, 0.0).min()
+        found.append(good / most if most > 0 else (math.inf if good > 0 else 0.0))
+    return found
+
+
+def _least_stretch(lines: Envelope, work: Work, question: Question) -> float:
+    """How far the limits must be stretched for requests that have the engine to themselves."""
+    floors = _floors(lines, work)
+    window = trimmed_window(question.workload.arrival)
+    measured: slice | NDArray[np.bool_] = slice(None)
+    open_loop = question.workload.max_concurrency == 0 and not (question.workload.follow >= 0).any()
+    if window is not None and open_loop:
+        measured = window.holds(question.workload.arrival)
+    elif not open_loop:
+        return 0.0
+    found = [0.0]
+    for name, level, seconds in question.slo.percentiles:
+        if name in floors:
+            found.append(float(np.percentile(floors[name][measured], level)) / seconds)
+    limits = question.slo.limits
+    if limits:
+        worst = np.max([floors[name][measured] / limit for name, limit in limits.items()], axis=0)
+        found.append(at_share(worst, question.attainment))
+    return max(found)
+
+
+def _floors(lines: Envelope, work: Work) -> dict[str, Floats]:
+    """The least ttft, tpot and e2el of every request; 0 where nothing is known."""
+    chunks = np.ceil(work.prompt / lines.max_num_batched_tokens)
+    one = lines.base + lines.per_token
+    gap = float(one.max())
+    ttft = np.max([b * chunks + t * work.prompt for b, t in zip(lines.base, lines.per_token, strict=True)], axis=0)
+    decode = work.steps * gap + lines.per_kv_token * work.read
+    return {
+        "ttft": ttft,
+        "tpot": np.where(work.steps > 0, decode / np.maximum(work.steps, 1), 0.0),
+        "e2el": ttft + decode,
+    }

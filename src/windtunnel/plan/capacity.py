@@ -1,0 +1,81 @@
+"""Capacity: the highest rate at which the limits hold and the queue does not grow."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from windtunnel.deployment import Deployment
+from windtunnel.metrics import Interval, spread
+from windtunnel.plan.bound import rate_bound
+from windtunnel.plan.ladder import highest
+from windtunnel.plan.outcome import Outcome
+from windtunnel.plan.question import Question
+from windtunnel.plan.trial import Tables, tables_of, trial
+from windtunnel.workload import Workload
+
+SLOWEST = 1e-3
+"""A deployment that misses its limits at this share of the rate that it could compute at most has no capacity."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The answer for one deployment."""
+
+    rate: float
+    """Requests per second that it serves within the limits; 0: none, not even alone; infinite: any."""
+    held: Outcome | None
+    """The trial at ``rate``; None if there is none."""
+    missed: Outcome | None
+    """The trial at the next rate, which fails; None where every rate holds, and where no request alone could keep the
+    limits, which needs no trial."""
+    trials: int
+    """Simulations that it took."""
+
+    @property
+    def answer(self) -> str:
+        """``none``, ``infinite`` or the rate."""
+        return {0.0: "none", math.inf: "infinite"}.get(self.rate, f"{self.rate:.4g} requests/s")
+
+
+def capacity(deployment: Deployment, question: Question, tables: Tables | None = None) -> Capacity:
+    """Bisect the rate between a thousandth of its upper bound and the bound (see ``rate_bound``).
+
+    Where the bound itself holds, all requests are sent at once: if that holds too, the answer is infinite, which is
+    true of a closed loop that the deployment keeps up with, and of a load too short to fill it.
+
+    Raises:
+        InputError: the deployment cannot run, or the load has no rate that could be changed.
+    """
+    tables = tables or tables_of(deployment, question.perf)
+    bound = rate_bound(deployment, question, tables)
+    if bound.rate == 0:
+        return Capacity(0.0, None, None, 0)
+    asked: dict[int, Outcome] = {}
+
+    def holds(level: int) -> bool:
+        if level not in asked:
+            asked[level] = trial(question, deployment, question.rate(level), tables)
+        return asked[level].met
+
+    low, high = rate_levels(question, bound.rate)
+    level = highest(holds, low, high)
+    if level is None:
+        return Capacity(0.0, None, asked[low], len(asked))
+    if level == high:
+        flood = trial(question, deployment, math.inf, tables)
+        rate = math.inf if flood.met else question.rate(high)
+        return Capacity(rate, asked[high], None if flood.met else flood, len(asked) + 1)
+    return Capacity(question.rate(level), asked[level], asked[level + 1], len(asked))
+
+
+def rate_levels(question: Question, bound: float) -> tuple[int, int]:
+    """The lowest and highest level of rate that are worth a trial."""
+    return question.level(SLOWEST * bound), question.level(bound)
+
+
+def capacity_interval(
+    deployment: Deployment, question: Question, workloads: Callable[[int], Workload], seeds: Sequence[int]
+) -> Interval:
+    """Mean capacity over independent seeds, with its 95 % confidence interval; ``workloads(seed)`` draws the load."""
+    rates = [capacity(deployment, replace(question, workload=workloads(s), seed=s)).rate for s in seeds]
+    return spread([{"capacity": rate} for rate in rates])["capacity"]

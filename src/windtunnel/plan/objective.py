@@ -1,0 +1,220 @@
+"""Objective: what makes one deployment better than another, and what it would have to show to be the best.
+
+An objective gives every candidate a ``Climb``: the steps that it could reach, each a trial, ordered from easy to hard,
+and the score of each step. What it could reach at most bounds its score before any simulation.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from windtunnel.deployment import Deployment
+from windtunnel.errors import InputError
+from windtunnel.plan.bound import Bound
+from windtunnel.plan.capacity import rate_levels
+from windtunnel.plan.constraints import Constraints
+from windtunnel.plan.outcome import Outcome
+from windtunnel.plan.question import Question
+from windtunnel.plan.space import Candidate
+
+ROOM = 8
+"""A rate is given up as out of reach with so many times the replicas that could serve it at best, and so many more."""
+
+SLACK = 0.9
+
+
+class Climb(Protocol):
+    """The steps of one candidate, whole numbers from ``low`` to ``high``; a higher one that holds is better."""
+
+    low: int
+    high: int
+
+    def trial(self, step: int) -> tuple[Deployment, float]:
+        """What is simulated, and at which rate."""
+
+    def promise(self, step: int) -> float:
+        """The best score that it can have if ``step`` is the highest that holds; never falls with the step."""
+
+    def score(self, step: int, outcome: Outcome) -> float:
+        """Its score, higher is better, with the outcome of the highest step that holds."""
+
+
+class Objective(Protocol):
+    """A way to compare deployments."""
+
+    name: str
+    unit: str
+    needs_price: bool
+
+    def climb(self, candidate: Candidate, bound: Bound, question: Question) -> Climb | None:
+        """The steps of a candidate; None where its bound rules all of them out."""
+
+    def value(self, score: float) -> float:
+        """The score in ``unit``, as people read it."""
+
+
+@dataclass(frozen=True)
+class RateClimb:
+    """Steps are rates: the highest that holds is the capacity."""
+
+    candidate: Candidate
+    question: Question
+    low: int
+    high: int
+    weight: float
+    """What a request per second is divided by."""
+
+    def trial(self, step: int) -> tuple[Deployment, float]:
+        """The candidate at the step's rate."""
+        return self.candidate.deployment, self.question.rate(step)
+
+    def promise(self, step: int) -> float:
+        """Capacity per weight."""
+        return self.question.rate(step) / self.weight
+
+    def score(self, step: int, outcome: Outcome) -> float:  # noqa: ARG002 - the rate alone decides
+        """Capacity per weight."""
+        return self.promise(step)
+
+
+@dataclass(frozen=True)
+class RatePerDollar:
+    """Requests per second of the capacity for each USD per hour."""
+
+    name: str = "requests/s per $/h"
+    unit: str = "requests/s per $/h"
+    needs_price: bool = True
+
+    def climb(self, candidate: Candidate, bound: Bound, question: Question) -> Climb | None:
+        """Every rate up to the bound."""
+        if bound.rate == 0:
+            return None
+        return RateClimb(candidate, question, *rate_levels(question, bound.rate), candidate.deployment.price_per_hour)
+
+    def value(self, score: float) -> float:
+        """The same."""
+        return score
+
+
+@dataclass(frozen=True)
+class EnergyClimb(RateClimb):
+    """Steps are rates; the score is the energy at the capacity."""
+
+    idle_w: float = 0.0
+    busy_w: float = 0.0
+    """More than idle, all GPUs busy."""
+    bound: float = math.inf
+    tokens: float = 1.0
+    """Output tokens per request."""
+
+    def promise(self, step: int) -> float:
+        """Idle power for as long as a request takes, and the rest for as long as it computes at least; a tenth less,
+        since the measured window has requests of its own."""
+        return -SLACK * (self.idle_w / self.question.rate(step) + self.busy_w / self.bound) / self.tokens
+
+    def score(self, step: int, outcome: Outcome) -> float:  # noqa: ARG002 - measured, not promised
+        """What the trial at the capacity measured."""
+        return -outcome.energy_per_token
+
+
+@dataclass(frozen=True)
+class EnergyPerToken:
+    """GPU energy per output token at the capacity."""
+
+    name: str = "energy per output token"
+    unit: str = "J/token"
+    needs_price: bool = False
+
+    def climb(self, candidate: Candidate, bound: Bound, question: Question) -> Climb | None:
+        """Every rate up to the bound."""
+        if bound.rate == 0:
+            return None
+        pools = candidate.deployment.pools
+        idle = sum(pool.gpus * pool.device.idle_power_w for pool in pools)
+        full = sum(pool.gpus * pool.device.power_w for pool in pools)
+        levels = rate_levels(question, bound.rate)
+        tokens = float(question.workload.output_tokens.mean())
+        return EnergyClimb(candidate, question, *levels, 1.0, idle, full - idle, bound.rate, tokens)
+
+    def value(self, score: float) -> float:
+        """Joules, positive."""
+        return -score
+
+
+@dataclass(frozen=True)
+class ReplicaClimb:
+    """Steps are replicas, counted downwards: the fewest that serve the rate."""
+
+    candidate: Candidate
+    rate: float
+    low: int
+    high: int
+    weight: float
+    """Of one replica."""
+
+    def trial(self, step: int) -> tuple[Deployment, float]:
+        """−step replicas at the rate."""
+        return self.candidate.scaled(-step), self.rate
+
+    def promise(self, step: int) -> float:
+        """Minus the weight of all replicas."""
+        return step * self.weight
+
+    def score(self, step: int, outcome: Outcome) -> float:  # noqa: ARG002 - the replicas alone decide
+        """Minus the weight of all replicas."""
+        return self.promise(step)
+
+
+@dataclass(frozen=True)
+class LeastForRate:
+    """The least cost or the fewest GPUs that serve a rate within the limits; the number of replicas is found."""
+
+    rate: float
+    """Requests per second."""
+    constraints: Constraints
+    count_gpus: bool = False
+    """Count GPUs; otherwise USD per hour."""
+
+    def __post_init__(self) -> None:
+        """Refuse rates that are none."""
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise InputError(f"target_request_rate={self.rate:g}: must be a number > 0")
+
+    @property
+    def name(self) -> str:
+        """What is least."""
+        return f"{'GPUs' if self.count_gpus else 'cost'} for {self.rate:g} requests/s"
+
+    @property
+    def unit(self) -> str:
+        """GPUs or money."""
+        return "GPUs" if self.count_gpus else "$/h"
+
+    @property
+    def needs_price(self) -> bool:
+        """Whether devices without a price are out."""
+        return not self.count_gpus
+
+    def climb(self, candidate: Candidate, bound: Bound, question: Question) -> Climb | None:  # noqa: ARG002 - the protocol's
+        """From the replicas that could serve the rate at best to as many as are allowed."""
+        if bound.rate == 0:
+            return None
+        one = candidate.scaled(1)
+        least = max(1, math.ceil(self.rate / bound.per_replica * (1 - 1e-12)))
+        most = self._most(candidate, ROOM * least + ROOM)
+        if most < least:
+            return None
+        return ReplicaClimb(candidate, self.rate, -most, -least, one.gpus if self.count_gpus else one.price_per_hour)
+
+    def _most(self, candidate: Candidate, limit: int) -> int:
+        """As many replicas as the constraints allow, at most ``limit``; 0 if none."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.constraints.broken_by(candidate.scaled(middle)) is None
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def value(self, score: float) -> float:
+        """A positive amount."""
+        return -score

@@ -1,0 +1,201 @@
+"""Outcome: what one simulation says about one deployment at one rate, as plain numbers that a database can keep."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.metrics import (
+    LATENCIES,
+    Distribution,
+    Growth,
+    Steps,
+    Window,
+    clean,
+    good_requests,
+    measured_window,
+    output_tokens,
+    queue_growth,
+    request_metrics,
+    unroll,
+    usage,
+    verdicts,
+)
+from windtunnel.plan.question import Question
+from windtunnel.run import FINISHED, Requests, Run
+
+GROWTH, TREND, WAIT_SHARE = 0.005, 0.6, 0.1
+"""See ``queue_grows``."""
+INFINITE = math.inf
+
+
+class Margin(NamedTuple):
+    """One limit, and what the run gave."""
+
+    name: str
+    """``ttft_p99``, ``ttft at 90 %`` for a limit of each request at the attainment, ``queue growth``."""
+    value: float
+    limit: float
+
+    @property
+    def stretch(self) -> float:
+        """Value / limit: ≤ 1 where the limit holds."""
+        return self.value / self.limit
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Seconds, shares and rates over the measured window; see ``metrics.measured_window``."""
+
+    rate: float
+    met: bool
+    """Every limit holds and the queue does not grow."""
+    stopped: bool
+    """Lost before its end: the limits cannot hold any more. All but rate and met is then of the beginning only."""
+    stretch: float
+    """The least factor that, multiplied to every limit, would make all of them hold: ≤ 1 where they do."""
+    margins: tuple[Margin, ...]
+    attainment: float
+    latencies: Mapping[str, Mapping[str, float]]
+    """ttft, tpot, itl, e2el, queue → mean, p50, p90, p95, p99."""
+    output_throughput: float
+    energy_per_token: float
+    """GPU energy per output token (J)."""
+    busy: float
+    kv: float
+    mfu: float
+    mbu: float
+    preemptions: int
+
+    def binding(self) -> Margin | None:
+        """The limit that is nearest to being broken, or broken most."""
+        known = [margin for margin in self.margins if not math.isnan(margin.value)]
+        return max(known, key=lambda margin: margin.stretch, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """For JSON, which has neither infinity nor NaN: both are null."""
+        document: dict[str, Any] = clean({**asdict(self), "margins": [list(margin) for margin in self.margins]})
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Outcome":
+        """Back from ``to_json``. Raises KeyError or TypeError for anything else."""
+        values = {field.name: document[field.name] for field in fields(cls)}
+        for name in ("attainment", "output_throughput", "energy_per_token", "busy", "kv", "mfu", "mbu"):
+            values[name] = math.nan if values[name] is None else float(values[name])
+        for name in ("rate", "stretch"):
+            values[name] = INFINITE if values[name] is None else float(values[name])
+        values["latencies"] = {
+            name: {key: math.nan if value is None else value for key, value in statistics.items()}
+            for name, statistics in values["latencies"].items()
+        }
+        values["margins"] = tuple(
+            Margin(name, INFINITE if value is None else value, limit) for name, value, limit in values["margins"]
+        )
+        return cls(**values)
+
+
+def measure(run: Run, question: Question, rate: float, *, stopped: bool = False) -> Outcome:
+    """What a run at ``rate`` says. Measured without warm-up and drain: requests that arrive after the first tenth of
+    the arrivals' time."""
+    steps = unroll(run)
+    window = measured_window(run.requests, steps.end, exclude_warmup=True)
+    measured = window.holds(run.requests.arrival)
+    latencies = _latencies(steps, window, measured)
+    good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, question.slo)
+    margins = _margins(run.requests, measured, latencies, question)
+    stretches = [margin.stretch for margin in margins]
+    undefined = not measured.any() or any(math.isnan(stretch) for stretch in stretches)
+    stretch = INFINITE if undefined else max(stretches, default=0.0)
+    growing = queue_grows(run.requests)
+    used, tokens = usage(steps, window), output_tokens(steps, window)
+    return Outcome(
+        rate=rate,
+        met=stretch <= 1.0 and not growing and not stopped,
+        stopped=stopped,
+        stretch=stretch,
+        margins=(*margins, *_growth_margin(run.requests, growing)),
+        attainment=float(good[measured].mean()) if good is not None and measured.any() else math.nan,
+        latencies={name: dict(values.statistics()) for name, values in latencies.items()},
+        output_throughput=tokens / window.seconds if window.seconds > 0 else math.nan,
+        energy_per_token=3600 * used.energy_wh / tokens if tokens > 0 else math.nan,
+        busy=used.busy,
+        kv=used.kv,
+        mfu=used.mfu,
+        mbu=used.mbu,
+        preemptions=int(run.requests.preemptions[measured].sum()),
+    )
+
+
+def _latencies(steps: Steps, window: Window, measured: NDArray[np.bool_]) -> dict[str, Distribution]:
+    metrics = request_metrics(steps.run.requests)
+    found = {name: Distribution(getattr(metrics, name)[measured]) for name in LATENCIES if name != "itl"}
+    return {name: steps.token_gaps(window) if name == "itl" else found[name] for name in LATENCIES}
+
+
+def queue_grows(requests: Requests) -> bool:
+    """Whether requests come faster than they are served.
+
+    The median queueing delay of ten groups of requests in order of arrival rises by more than 0.005 s a second of
+    arrivals (demand is more than 0.5 % above what is served), at a Kendall trend of at least 0.6, and in the last
+    group is more than a tenth of a request's time in service. Fewer than 50 requests are not judged.
+    """
+    growth = queue_growth(requests)
+    return growth is not None and _grows(growth, requests)
+
+
+def _grows(growth: Growth, requests: Requests) -> bool:
+    service = requests.finish - requests.scheduled
+    least = WAIT_SHARE * float(np.nanmedian(service)) if np.isfinite(service).any() else 0.0
+    return growth.slope > GROWTH and growth.trend >= TREND and growth.delay > least
+
+
+def _growth_margin(requests: Requests, growing: bool) -> list[Margin]:
+    growth = queue_growth(requests)
+    return [Margin("queue growth", growth.slope, GROWTH)] if growth is not None and growing else []
+
+
+def _margins(
+    requests: Requests, measured: NDArray[np.bool_], latencies: Mapping[str, Distribution], question: Question
+) -> list[Margin]:
+    """Each limit with the value that it is compared with."""
+    slo, share = question.slo, question.attainment
+    found = [Margin(verdict.name, verdict.value, verdict.limit) for verdict in verdicts(latencies, slo)]
+    if not slo.limits:
+        return found
+    stretches = request_stretches(requests, slo.limits)
+    for name, limit in slo.limits.items():
+        worst = at_share(stretches[name][measured], share)
+        found.append(Margin(f"{name} at {100 * share:g} %", worst * limit, limit))
+    if len(slo.limits) > 1:
+        together = np.max([values[measured] for values in stretches.values()], axis=0)
+        found.append(Margin("all limits at once", at_share(together, share), 1.0))
+    return found
+
+
+def request_stretches(requests: Requests, limits: Mapping[str, float]) -> dict[str, NDArray[np.float64]]:
+    """For each limit every request's latency / limit; infinite for a request that did not finish, 0 for what does not
+    exist (the tpot of a single token)."""
+    metrics = request_metrics(requests)
+    finished = requests.status == FINISHED
+    found = {}
+    for name, limit in limits.items():
+        values = getattr(metrics, name) / limit
+        found[name] = np.where(finished, np.where(np.isnan(values), 0.0, values), INFINITE)
+    return found
+
+
+def at_share(values: NDArray[np.float64], share: float) -> float:
+    """The smallest v such that at least this share of the values is ≤ v; NaN of nothing."""
+    if len(values) == 0:
+        return math.nan
+    return float(np.partition(values, needed(len(values), share) - 1)[needed(len(values), share) - 1])
+
+
+def needed(count: int, share: float) -> int:
+    """How many of ``count`` are at least this share: the smallest whole k ≥ 1 with k / count ≥ share."""
+    k = max(math.floor(share * count), 1)
+    return k if k / count >= share else k + 1

@@ -1,0 +1,65 @@
+"""Question: what every candidate is asked, so that their answers can be compared."""
+
+import json
+import math
+from dataclasses import KW_ONLY, asdict, dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+
+from windtunnel.deployment import SLO
+from windtunnel.errors import InputError
+from windtunnel.workload import Workload, at_rate
+
+ATTAINMENT = 0.9
+"""Share of requests that must keep the limits of a request where nobody says otherwise (DistServe's choice)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A load, the limits that must hold under it, and how finely rates are told apart.
+
+    Every rate is the same requests in the same order with all gaps scaled by one factor: common random numbers for
+    all deployments and all rates, and a trace keeps its shape.
+    """
+
+    workload: Workload
+    _: KW_ONLY
+    slo: SLO = SLO()
+    attainment: float = ATTAINMENT
+    """Share of the measured requests that must finish and keep every limit of ``slo.limits``."""
+    tolerance: float = 0.01
+    """Rates are powers of 1 + tolerance; an answer holds at its rate, and fails at the next."""
+    perf: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse shares and steps that make no sense."""
+        if not 0.0 < self.attainment <= 1.0:
+            raise InputError(f"attainment={self.attainment:g}: must be a share, > 0 and ≤ 1")
+        if not 1e-4 <= self.tolerance <= 0.5:
+            raise InputError(f"tolerance={self.tolerance:g}: must be a share between 0.0001 and 0.5, e.g. 0.01")
+        if self.seed < 0:
+            raise InputError(f"seed={self.seed}: must be ≥ 0")
+
+    def rate(self, level: int) -> float:
+        """Requests per second at a level of the grid of rates: (1 + tolerance)^level."""
+        return math.exp(level * math.log1p(self.tolerance))
+
+    def level(self, rate: float) -> int:
+        """The highest level whose rate is at most ``rate`` (> 0)."""
+        level = math.floor(math.log(rate) / math.log1p(self.tolerance))
+        return level + 1 if self.rate(level + 1) <= rate else level
+
+    def at(self, rate: float) -> Workload:
+        """The requests at this mean rate; infinite: all at once."""
+        return at_rate(self.workload, rate)
+
+    def under(self, workload: Workload, seed: int) -> "Question":
+        """The same question about other requests."""
+        return replace(self, workload=workload, seed=seed)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of everything that the outcome of a trial depends on, besides the deployment and the rate."""
+        parts = (self.workload.digest, asdict(self.slo), self.attainment, self.perf, self.seed)
+        return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

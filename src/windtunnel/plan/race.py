@@ -1,0 +1,234 @@
+"""Race: whether candidates beat the best that is known, asked with as few simulations as it takes. Runs in workers."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from windtunnel.deployment import Deployment
+from windtunnel.errors import InputError
+from windtunnel.plan.bound import Bound, rate_bound
+from windtunnel.plan.ladder import climb, highest
+from windtunnel.plan.objective import Climb, Objective
+from windtunnel.plan.outcome import Outcome
+from windtunnel.plan.question import Question
+from windtunnel.plan.space import Candidate
+from windtunnel.plan.trial import deployment_key, tables_of, trial, trial_key
+
+Status = Literal["exact", "beaten", "bounded", "impossible", "refused"]
+
+
+class Standing(NamedTuple):
+    """A score, and the place in the space of who has it: of equal scores the first place wins."""
+
+    score: float
+    index: int
+
+    def beats(self, other: "Standing | None") -> bool:
+        """Whether this is the better one."""
+        return other is None or (self.score, -self.index) > (other.score, -other.index)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the search knows about one candidate."""
+
+    index: int
+    status: Status
+    """``exact``: its highest step is known (None: no step holds). ``beaten``: it failed what the best do. ``bounded``:
+    its bound is not good enough. ``impossible``: no request alone keeps the limits. ``refused``: it cannot run."""
+    promise: float
+    """Its score at best: an upper bound unless ``exact``; −infinity where no step holds."""
+    step: int | None = None
+    """The highest step that holds."""
+    held: Outcome | None = None
+    missed: Outcome | None = None
+    """The trial at the lowest step that fails, as far as known."""
+    stretch: float = math.nan
+    """For ``impossible``: the factor by which the limits must be loosened at least."""
+    reason: str = ""
+    """For ``refused``."""
+
+    @property
+    def standing(self) -> Standing:
+        """Its place among others."""
+        return Standing(self.promise, self.index)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A candidate with its bound."""
+
+    candidate: Candidate
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is sent to a worker: candidates, the standing to beat, and trials of them that are known already."""
+
+    question: Question
+    objective: Objective
+    contenders: Sequence[Contender]
+    standards: tuple[Standing, ...]
+    """The best that are known, as many as are wanted exactly."""
+    top: int
+    known: Mapping[str, Outcome]
+
+
+class Asked(NamedTuple):
+    """One new simulation."""
+
+    index: int
+    pools: str
+    replicas: int
+    outcome: Outcome
+    cpu_seconds: float
+
+
+@dataclass
+class Report:
+    """What comes back from a worker."""
+
+    entries: list[Entry] = field(default_factory=list)
+    asked: dict[str, Asked] = field(default_factory=dict)
+    """New trials, by key."""
+    reused: int = 0
+    """Trials that were known already."""
+    seconds: float = 0.0
+
+
+def race(job: Job) -> Report:
+    """Ask every candidate of a job, each against the best of all before it."""
+    report, standards = Report(), job.standards
+    with _stopwatch(report):
+        for contender in job.contenders:
+            try:
+                entry = _race_one(contender, job, standards, report)
+            except InputError as error:
+                entry = Entry(contender.candidate.index, "refused", -math.inf, reason=str(error))
+            report.entries.append(entry)
+            if entry.status == "exact" and entry.step is not None:
+                standards = best_of((*standards, entry.standing), job.top)
+    return report
+
+
+def best_of(standings: Sequence[Standing], top: int) -> tuple[Standing, ...]:
+    """The best few, best first."""
+    return tuple(sorted(set(standings), key=lambda standing: (-standing.score, standing.index))[:top])
+
+
+def threshold(standards: Sequence[Standing], top: int) -> Standing | None:
+    """What must be beaten to be among the best ``top``; None while anything is."""
+    return standards[top - 1] if len(standards) >= top else None
+
+
+def start_of(steps: Climb, index: int, standard: Standing | None) -> int | None:
+    """The lowest step whose promise beats the standard; None if not even the highest does."""
+    if standard is None:
+        return steps.low
+    return _lowest(steps, index, standard)
+
+
+def _lowest(steps: Climb, index: int, standard: Standing) -> int | None:
+    low, high = steps.low, steps.high + 1
+    while low < high:
+        middle = (low + high) // 2
+        if Standing(steps.promise(middle), index).beats(standard):
+            high = middle
+        else:
+            low = middle + 1
+    return low if low <= steps.high else None
+
+
+def _race_one(contender: Contender, job: Job, standards: Sequence[Standing], report: Report) -> Entry:
+    candidate, standard = contender.candidate, threshold(standards, job.top)
+    steps = job.objective.climb(candidate, contender.bound, job.question)
+    if steps is None:
+        return impossible(contender)
+    start = start_of(steps, candidate.index, standard)
+    if start is None:
+        return Entry(candidate.index, "bounded", steps.promise(steps.high))
+    pools = deployment_key(candidate.deployment, job.question.perf)
+    tried: dict[int, Outcome] = {}
+
+    def holds(step: int) -> bool:
+        if step not in tried:
+            tried[step] = _ask(job, candidate.index, pools, steps.trial(step), report)
+        return tried[step].met
+
+    full = standard is None or start == steps.low
+    step = highest(holds, steps.low, steps.high) if full else climb(holds, start, steps.high)
+    if step is None and not full:
+        return Entry(candidate.index, "beaten", steps.promise(start - 1), missed=tried[start])
+    if step is None:
+        return Entry(candidate.index, "exact", -math.inf, missed=tried[steps.low])
+    score = steps.score(step, tried[step])
+    return Entry(candidate.index, "exact", score, step, tried[step], tried.get(step + 1))
+
+
+def impossible(contender: Contender) -> Entry:
+    """The entry of a candidate that its bound rules out."""
+    return Entry(contender.candidate.index, "impossible", -math.inf, stretch=contender.bound.stretch)
+
+
+def _ask(job: Job, index: int, pools: str, what: tuple[Deployment, float], report: Report) -> Outcome:
+    """The outcome of a trial: known, or simulated and added to the report."""
+    deployment, rate = what
+    key = trial_key(job.question, pools, deployment, rate)
+    if key in report.asked:
+        return report.asked[key].outcome
+    if key in job.known:
+        report.reused += 1
+        return job.known[key]
+    began = time.process_time()
+    outcome = trial(job.question, deployment, rate, tables_of(deployment, job.question.perf, pools))
+    report.asked[key] = Asked(index, pools, deployment.replicas, outcome, time.process_time() - began)
+    return outcome
+
+
+@dataclass(frozen=True)
+class BoundJob:
+    """Candidates whose bounds are wanted."""
+
+    question: Question
+    candidates: Sequence[Candidate]
+
+
+@dataclass
+class BoundReport:
+    """Bounds by index of the candidate, or why it cannot run; and the content key of its pools."""
+
+    bounds: dict[int, Bound] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    pools: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def find_bounds(job: BoundJob) -> BoundReport:
+    """The bound of every candidate of a job."""
+    report = BoundReport()
+    with _stopwatch(report):
+        for candidate in job.candidates:
+            try:
+                pools = deployment_key(candidate.deployment, job.question.perf)
+                tables = tables_of(candidate.deployment, job.question.perf, pools)
+                report.bounds[candidate.index] = rate_bound(candidate.deployment, job.question, tables)
+                report.pools[candidate.index] = pools
+            except InputError as error:
+                report.refused[candidate.index] = str(error)
+    return report
+
+
+@contextmanager
+def _stopwatch(report: Report | BoundReport) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    report.seconds = time.perf_counter() - began
+
+
+def work(job: BoundJob | Job) -> BoundReport | Report:
+    """What a worker does with a job."""
+    return race(job) if isinstance(job, Job) else find_bounds(job)

@@ -1,0 +1,266 @@
+"""Search: the best deployments of a space, exactly, with few simulations.
+
+1. What cannot run is pruned with its reason (``Space.enumerate``).
+2. Every candidate gets a bound (``rate_bound``): a score that it cannot exceed, without a simulation.
+3. Candidates race in the order of their bounds. Each is asked first for the least that would put it among the best
+   ``top``; most fail at this one simulation. The search ends when no bound is better than the worst of the best.
+
+The result is that of simulating everything, because a candidate leaves only when its bound or a failed trial shows that
+it is not among the best; a failed trial shows that under one assumption, that of every bisection: what fails at a rate
+fails at higher ones. Ties go to the first in the order of the space, whatever the order in which workers finish.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from windtunnel.plan.answer import Answer
+from windtunnel.plan.crew import Crew
+from windtunnel.plan.executors import Team, in_turn
+from windtunnel.plan.objective import Objective
+from windtunnel.plan.question import Question
+from windtunnel.plan.race import (
+    BoundJob,
+    BoundReport,
+    Contender,
+    Entry,
+    Job,
+    Report,
+    Standing,
+    best_of,
+    impossible,
+    start_of,
+    threshold,
+    work,
+)
+from windtunnel.plan.space import Candidate, Enumeration
+from windtunnel.plan.store import Store
+from windtunnel.plan.trial import candidate_key
+
+CHUNK_SECONDS, REMOTE_CHUNK_SECONDS = 0.25, 1.0
+"""What a job should take, so that handing it over costs less than a tenth of it."""
+LOOK = 0.2
+"""Seconds after which a search looks up from waiting: for claims that others gave back, and to show its progress."""
+RENEWAL = 5.0
+"""Seconds between two renewals of claims."""
+
+
+@dataclass
+class Progress:
+    """How far a search has come."""
+
+    candidates: int
+    cannot_run: int
+    bounds: int = 0
+    """Candidates whose bound is known."""
+    trials: int = 0
+    """New simulations."""
+    reused: int = 0
+    by_status: dict[str, int] = field(default_factory=dict)
+    best: Entry | None = None
+    lost_workers: int = 0
+
+
+Watch = Callable[[Progress], None]
+
+
+def search(
+    enumeration: Enumeration,
+    question: Question,
+    objective: Objective,
+    *,
+    top: int = 1,
+    store: Store | None = None,
+    team: Team | None = None,
+    watch: Watch | None = None,
+) -> Answer:
+    """The best ``top`` candidates; with ``top`` = their number every one is asked for its highest step.
+
+    Args:
+        enumeration: what can run.
+        question: load and limits.
+        objective: what is better.
+        top: so many are found exactly.
+        store: where simulations are kept, and found again.
+        team: where they run; by default in this process.
+        watch: called now and then with the progress.
+
+    Raises:
+        InputError: the store cannot be used, or the load cannot be scaled.
+        WorkerLost: workers die again and again.
+    """
+    began = time.perf_counter()
+    with store or Store() as kept:
+        hunt = _Hunt(enumeration, question, objective, top, kept, team or in_turn(), watch)
+        try:
+            hunt.find_bounds()
+            hunt.race()
+        finally:
+            hunt.crew.stop()
+    return Answer(
+        question=question,
+        objective=objective,
+        enumeration=enumeration,
+        contenders=hunt.contenders,
+        entries={index: hunt.entries[index] for index in sorted(hunt.entries)},
+        top=top,
+        trials=hunt.progress.trials,
+        reused=hunt.progress.reused,
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Hunt:
+    """The state of one search."""
+
+    def __init__(
+        self,
+        enumeration: Enumeration,
+        question: Question,
+        objective: Objective,
+        top: int,
+        store: Store,
+        team: Team,
+        watch: Watch | None,
+    ) -> None:
+        self.candidates, self.question, self.objective = enumeration.candidates, question, objective
+        self.top, self.store, self.watch = max(top, 1), store, watch
+        self.crew: Crew[BoundJob | Job, BoundReport | Report] = Crew(team, work)
+        self.chunk_seconds = REMOTE_CHUNK_SECONDS if team.remote else CHUNK_SECONDS
+        self.contenders: dict[int, Contender] = {}
+        self.pools: dict[int, str] = {}
+        self.entries: dict[int, Entry] = {}
+        self.standards: tuple[Standing, ...] = ()
+        self.progress = Progress(len(enumeration.candidates), enumeration.pruned.total())
+        self.pace = 0.0
+        """Seconds per candidate in the last report."""
+        self.renewed = time.monotonic()
+
+    def find_bounds(self) -> None:
+        """Bounds of all candidates: from the store, or computed by the crew."""
+        keys = {candidate.index: candidate_key(self.question, candidate.deployment) for candidate in self.candidates}
+        stored = self.store.bounds(self.question.digest)
+        missing = []
+        for candidate in self.candidates:
+            if keys[candidate.index] in stored:
+                self.pools[candidate.index], bound = stored[keys[candidate.index]]
+                self.contenders[candidate.index] = Contender(candidate, bound)
+            else:
+                missing.append(candidate)
+        while missing or self.crew.under_way:
+            while missing and self.crew.room:
+                size = self._chunk(len(missing))
+                self.crew.submit(BoundJob(self.question, tuple(missing[:size])))
+                missing = missing[size:]
+            for job, report in self.crew.results(LOOK):
+                assert isinstance(job, BoundJob) and isinstance(report, BoundReport)
+                self._take_bounds(job.candidates, report, keys)
+            self._show()
+
+    def _take_bounds(self, candidates: Sequence[Candidate], report: BoundReport, keys: dict[int, str]) -> None:
+        self.pace = report.seconds / len(candidates)
+        by_index = {candidate.index: candidate for candidate in candidates}
+        for index, reason in report.refused.items():
+            self.entries[index] = Entry(index, "refused", float("-inf"), reason=reason)
+        for index, bound in report.bounds.items():
+            self.contenders[index] = Contender(by_index[index], bound)
+        self.pools |= report.pools
+        rows = {keys[index]: (report.pools[index], bound) for index, bound in report.bounds.items()}
+        self.store.record_bounds(self.question.digest, rows)
+
+    def race(self) -> None:
+        """Race the candidates in the order of their bounds."""
+        waiting = self._ranked()
+        self.pace = 0.0
+        while waiting or self.crew.under_way:
+            waiting = self._drop_bounded(waiting)
+            claimed = True
+            while waiting and self.crew.room and claimed:
+                claimed, waiting = self._hand_in(waiting)
+            if self.crew.under_way:
+                for job, report in self.crew.results(LOOK):
+                    assert isinstance(job, Job) and isinstance(report, Report)
+                    self._take(job, report)
+            elif waiting:
+                time.sleep(LOOK)
+            self._show()
+
+    def _ranked(self) -> list[Contender]:
+        """Candidates that might hold, the best promise first."""
+        promises = {}
+        for index, contender in self.contenders.items():
+            steps = self.objective.climb(contender.candidate, contender.bound, self.question)
+            if steps is None:
+                self.entries[index] = impossible(contender)
+            else:
+                promises[index] = steps.promise(steps.high)
+        order = sorted(promises, key=lambda index: (-promises[index], index))
+        return [self.contenders[index] for index in order]
+
+    def _drop_bounded(self, waiting: list[Contender]) -> list[Contender]:
+        """Without those whose bound is not good enough."""
+        standard = threshold(self.standards, self.top)
+        if standard is None:
+            return waiting
+        behind = [one for one in waiting if not self._may_beat(one, standard)]
+        self._bound_out(behind)
+        return [one for one in waiting if one.candidate.index not in self.entries]
+
+    def _may_beat(self, contender: Contender, standard: Standing) -> bool:
+        steps = self.objective.climb(contender.candidate, contender.bound, self.question)
+        return steps is not None and start_of(steps, contender.candidate.index, standard) is not None
+
+    def _bound_out(self, contenders: Iterable[Contender]) -> None:
+        for contender in contenders:
+            steps = self.objective.climb(contender.candidate, contender.bound, self.question)
+            assert steps is not None
+            index = contender.candidate.index
+            self.entries[index] = Entry(index, "bounded", steps.promise(steps.high))
+
+    def _hand_in(self, waiting: list[Contender]) -> tuple[bool, list[Contender]]:
+        """Hand in the first of those that no other search is asking; whether there were any."""
+        size = self._chunk(len(waiting))
+        free = self.store.claim(self.question.digest, [self.pools[one.candidate.index] for one in waiting[:size]])
+        mine = [one for one in waiting[:size] if self.pools[one.candidate.index] in free]
+        theirs = [one for one in waiting[:size] if self.pools[one.candidate.index] not in free]
+        if not mine:
+            return False, waiting
+        known = self.store.known(self.question.digest, free)
+        self.crew.submit(Job(self.question, self.objective, tuple(mine), self.standards, self.top, known))
+        return True, theirs + waiting[size:]
+
+    def _take(self, job: Job, report: Report) -> None:
+        self.pace = report.seconds / len(job.contenders)
+        self.store.record(self.question.digest, report.asked)
+        under_way = {self.pools[one.candidate.index] for other, _ in self.crew.under_way.values() for one in _of(other)}
+        mine = {self.pools[one.candidate.index] for one in job.contenders}
+        self.store.release(self.question.digest, mine - under_way)
+        self.progress.trials += len(report.asked)
+        self.progress.reused += report.reused
+        for entry in report.entries:
+            self.entries[entry.index] = entry
+            if entry.status == "exact" and entry.step is not None:
+                self.standards = best_of((*self.standards, entry.standing), self.top)
+
+    def _chunk(self, left: int) -> int:
+        """Candidates of the next job: as many as fill its time, but enough for everybody to the end."""
+        wanted = round(self.chunk_seconds / self.pace) if self.pace > 0 else 1
+        return max(1, min(wanted, left // (2 * self.crew.team.workers), 64))
+
+    def _show(self) -> None:
+        if time.monotonic() - self.renewed > RENEWAL:
+            self.store.renew()
+            self.renewed = time.monotonic()
+        if self.watch is None:
+            return
+        by_status: dict[str, int] = {}
+        for entry in self.entries.values():
+            by_status[entry.status] = by_status.get(entry.status, 0) + 1
+        best = self.entries[self.standards[0].index] if self.standards else None
+        changed = {"bounds": len(self.contenders), "by_status": by_status, "best": best, "lost_workers": self.crew.lost}
+        self.progress = replace(self.progress, **changed)
+        self.watch(self.progress)
+
+
+def _of(job: BoundJob | Job) -> Sequence[Contender]:
+    return job.contenders if isinstance(job, Job) else ()

@@ -1,0 +1,211 @@
+"""Space: every deployment that is considered, as axes by vLLM's names, and what of it can run."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_type_hints
+
+from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.errors import InputError, unknown
+from windtunnel.hardware import device, load_devices
+from windtunnel.memory import kv_blocks
+from windtunnel.model import Model, load_model
+from windtunnel.plan.constraints import Constraints
+
+WORDS = {"preset": "engine"}
+"""Fields of Engine whose word is another than their name, as in scenario files."""
+ENGINE_AXES = {WORDS.get(entry.name, entry.name): entry.name for entry in fields(Engine)}
+AXES: Mapping[str, Any] = MappingProxyType(
+    {word: get_type_hints(Engine)[name] for word, name in ENGINE_AXES.items()}
+    | {"device": str, "replicas": int, "router": str}
+)
+"""What can vary → its type."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One point of a space that can run."""
+
+    index: int
+    """Its place in the order of the space: of equals the first wins."""
+    settings: Mapping[str, Any]
+    """The value on each axis."""
+    deployment: Deployment
+
+    @property
+    def name(self) -> str:
+        """The settings in a line."""
+        return ", ".join(f"{axis} {value}" for axis, value in self.settings.items())
+
+    def scaled(self, replicas: int) -> Deployment:
+        """The same with another number of replicas."""
+        pools = tuple(replace(pool, replicas=replicas) for pool in self.deployment.pools)
+        return replace(self.deployment, pools=pools)
+
+
+@dataclass(frozen=True, eq=False)
+class Enumeration:
+    """The points of a space, sorted."""
+
+    candidates: tuple[Candidate, ...]
+    pruned: Counter[str]
+    """Why points cannot run → how many."""
+
+    @property
+    def size(self) -> int:
+        """Points in all."""
+        return len(self.candidates) + self.pruned.total()
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """The product of all axes. Axes are words of ``AXES``: any setting of an engine, device, replicas, router."""
+
+    model: str
+    axes: Mapping[str, Sequence[Any]]
+    constraints: Constraints = field(default_factory=Constraints)
+    devices_file: Path | None = None
+    """A TOML file with devices of your own, or other prices."""
+
+    def __post_init__(self) -> None:
+        """Refuse unknown axes, and axes without or with equal values."""
+        for axis, values in self.axes.items():
+            if axis not in AXES:
+                raise unknown("axis", axis, AXES)
+            if not values:
+                raise InputError(f"{axis}=[]: an axis needs at least one value")
+            if len({repr(value) for value in values}) < len(values):
+                raise InputError(f"{axis}={list(values)}: a value stands twice")
+        if "device" not in self.axes:
+            raise InputError("a space needs the axis device, e.g. device: [h100, l40s]")
+        known = load_devices(*self._device_files)
+        for name in self.constraints.gpus:
+            if name not in known:
+                raise unknown("device", name, known)
+
+    @property
+    def size(self) -> int:
+        """Points in all, those that cannot run included."""
+        return prod(len(values) for values in self.axes.values())
+
+    @property
+    def _device_files(self) -> tuple[Path, ...]:
+        return (self.devices_file,) if self.devices_file else ()
+
+    @cached_property
+    def _model(self) -> Model:
+        return load_model(self.model)
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Every combination of values; the last axis varies fastest."""
+        for values in product(*self.axes.values()):
+            yield dict(zip(self.axes, values, strict=True))
+
+    def deployment(self, settings: Mapping[str, Any]) -> Deployment:
+        """The deployment at a point. Raises InputError for what cannot run."""
+        engine = Engine(**{ENGINE_AXES[axis]: value for axis, value in settings.items() if axis in ENGINE_AXES})
+        gpu = device(settings["device"], self._device_files)
+        pool = Pool(self._model, gpu, engine, settings.get("replicas", 1))
+        kv_blocks(pool)
+        return Deployment((pool,), settings.get("router", "round_robin"))
+
+    def enumerate(self, *, with_price: bool = False) -> Enumeration:
+        """The points that can run and keep the constraints, and why the others do not.
+
+        Points that come to the same settings once defaults are filled in are taken once. ``with_price`` leaves out
+        devices without a price.
+        """
+        found: list[Candidate] = []
+        pruned: Counter[str] = Counter()
+        seen: set[str] = set()
+        for index, settings in enumerate(self.points()):
+            try:
+                deployment = self.deployment(settings)
+            except InputError as error:
+                pruned[str(error)] += 1
+                continue
+            reason = self.constraints.broken_by(deployment)
+            if reason is None and with_price and deployment.price_per_hour == 0:
+                reason = f"the price of {settings['device']} is not known: give it in a file of devices"
+            if reason is None and repr(deployment.spec()) in seen:
+                reason = "the same as another once defaults are filled in"
+            if reason is None:
+                seen.add(repr(deployment.spec()))
+                found.append(Candidate(index, settings, deployment))
+            else:
+                pruned[reason] += 1
+        return Enumeration(tuple(found), pruned)
+
+    def spec(self) -> dict[str, Any]:
+        """The space for JSON."""
+        limits = {entry.name: getattr(self.constraints, entry.name) for entry in fields(Constraints)}
+        return {
+            "model": self.model,
+            "axes": {axis: list(values) for axis, values in self.axes.items()},
+            "constraints": {name: dict(value) if isinstance(value, Mapping) else value for name, value in limits.items()},
+            "devices_file": str(self.devices_file) if self.devices_file else None,
+        }
+
+
+def load_space(path: Path, model: str | None = None, devices_file: Path | None = None) -> Space:
+    """A space from a YAML file: ``model``, one key an axis (a value or a list of values), ``constraints``.
+
+    ``model`` and ``devices_file`` go before the file's. Raises InputError for a file that cannot be read, an unknown
+    key (with the nearest) or a wrong value.
+    """
+    try:
+        document = _document(path)
+        limits = _constraints(document.pop("constraints", {}))
+        own_model, own_devices = document.pop("model", None), document.pop("devices_file", None)
+        name = model or own_model
+        if not name:
+            raise InputError("model is missing: add `model: NAME`")
+        axes = {axis: _values(axis, value) for axis, value in document.items()}
+        return Space(str(name), axes, limits, devices_file or (Path(own_devices) if own_devices else None))
+    except InputError as error:
+        raise InputError(f"space {str(path)!r}: {error}") from error
+
+
+def _document(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict):
+        raise InputError("must be lines of `axis: [values]`, e.g. tensor_parallel_size: [1, 2, 4]")
+    return {str(key).replace("-", "_"): value for key, value in document.items()}
+
+
+def _values(axis: str, value: Any) -> tuple[Any, ...]:
+    """The values of an axis, each of its type."""
+    from pydantic import TypeAdapter, ValidationError
+
+    if axis not in AXES:
+        raise unknown("key", axis, (*AXES, "model", "constraints", "devices_file"))
+    values = value if isinstance(value, list) else [value]
+    try:
+        return tuple(TypeAdapter(AXES[axis]).validate_python(one, strict=False) for one in values)
+    except ValidationError as error:
+        raise InputError(f"{axis}={value!r}: {error.errors()[0]['msg'].lower()}") from error
+
+
+def _constraints(value: Any) -> Constraints:
+    names = [entry.name for entry in fields(Constraints)]
+    if not isinstance(value, dict):
+        raise InputError(f"constraints={value!r}: must be lines of `word: value` with {', '.join(names)}")
+    for name in value:
+        if name not in names:
+            raise unknown("constraint", str(name), names)
+    gpus = value.get("gpus", {})
+    if not isinstance(gpus, dict):
+        raise InputError(f"gpus={gpus!r}: must be lines of `device: number`")
+    return Constraints(**{**value, "gpus": {device(str(name)).name: count for name, count in gpus.items()}})

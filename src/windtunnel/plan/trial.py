@@ -1,0 +1,107 @@
+"""Trial: one deployment under one rate, simulated and measured."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import windtunnel
+from windtunnel.deployment import Deployment, Pool
+from windtunnel.perf.cache import cache_folder, cache_key
+from windtunnel.perf.database import find_systems
+from windtunnel.perf.grid import tabulate
+from windtunnel.perf.predictor import predictor
+from windtunnel.perf.tables import Tabulated
+from windtunnel.plan.early import beginnings, is_lost
+from windtunnel.plan.outcome import Outcome, measure
+from windtunnel.plan.question import Question
+from windtunnel.run import Run
+from windtunnel.simulate import simulate
+from windtunnel.workload import head
+
+KEPT_TABLES = 4
+"""Pools whose tables a process keeps at hand: a race asks one pool several times, and then never again."""
+Tables = Sequence[Tabulated]
+
+_kept: dict[str, Tables] = {}
+
+
+def trial(question: Question, deployment: Deployment, rate: float, tables: Tables | None = None) -> Outcome:
+    """Simulate the question's requests at this rate, and judge them; a run that is lost is stopped early.
+
+    ``tables`` are the batch-time tables of the pools, where they are at hand.
+
+    Raises:
+        InputError: the deployment cannot run.
+    """
+    tables = tables or tables_of(deployment, question.perf)
+    workload = question.at(rate)
+    for count in beginnings(workload):
+        begun = simulate(deployment, head(workload, count), question.seed, tables=tables)
+        if is_lost(begun.requests, workload, question):
+            return measure(begun, question, rate, stopped=True)
+    return measure(simulate(deployment, workload, question.seed, tables=tables), question, rate)
+
+
+def whole_run(question: Question, deployment: Deployment, rate: float) -> Run:
+    """The run behind a trial, never stopped early."""
+    return simulate(deployment, question.at(rate), question.seed, tables=tables_of(deployment, question.perf))
+
+
+def tables_of(deployment: Deployment, perf: str, pools: str | None = None) -> Tables:
+    """The batch-time tables of every pool, kept while they are among the last that were asked for.
+
+    ``pools`` is ``deployment_key(deployment, perf)`` where it is at hand.
+    """
+    key = f"{perf} {pools or deployment_key(deployment, perf)}"
+    if key not in _kept:
+        while len(_kept) >= KEPT_TABLES:
+            del _kept[next(iter(_kept))]
+        _kept[key] = [tabulate(pool, perf, cache_folder()) for pool in deployment.pools]
+    return _kept[key]
+
+
+def trial_key(question: Question, pools: str, deployment: Deployment, rate: float) -> str:
+    """Name of a trial by content: equal keys mean equal outcomes. It changes with the requests, limits, rate, model,
+    device, every setting, the kernel data and the code. ``pools`` is ``deployment_key(deployment, …)``."""
+    replicas = [pool.replicas for pool in deployment.pools]
+    parts = (question.digest, pools, deployment.router, replicas, repr(rate), code_digest())
+    return sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def deployment_key(deployment: Deployment, perf: str) -> str:
+    """The pools by content, whatever their number of replicas."""
+    return sha256(" ".join(_pool_key(pool, perf) for pool in deployment.pools).encode()).hexdigest()[:32]
+
+
+def candidate_key(question: Question, deployment: Deployment) -> str:
+    """Name of a deployment under a question, found without looking into the kernel database."""
+    parts = [deployment.spec(), question.digest, code_digest()]
+    contents = [repr((pool.model.layers, pool.device)) for pool in deployment.pools]
+    return sha256(json.dumps([*parts, contents], default=str).encode()).hexdigest()[:32]
+
+
+def _pool_key(pool: Pool, perf: str) -> str:
+    text = json.dumps(pool.engine.spec(), sort_keys=True, default=str)
+    return sha256(f"{cache_key(pool, perf, predictor(pool, perf).database)} {text}".encode()).hexdigest()
+
+
+@cache
+def code_digest() -> str:
+    """Digest of this package's code and data and of the kernel database: what others gave is another result."""
+    package = Path(windtunnel.__file__).parent
+    skipped = (package / "report", package / "cli")
+    digest = sha256(str(find_systems()).encode() + _database_version().encode())
+    for file in sorted(package.rglob("*")):
+        if file.suffix in (".py", ".toml") and not any(folder in file.parents for folder in skipped):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _database_version() -> str:
+    try:
+        return version("aiconfigurator-core")
+    except PackageNotFoundError:
+        return "none"
