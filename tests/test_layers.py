@@ -19,6 +19,7 @@ LAYERS = (
     ("overheads",),
     ("simulate",),
     ("metrics",),
+    ("plan",),
     ("report",),
     ("validation",),
     ("outputs",),

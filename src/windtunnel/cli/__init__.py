@@ -15,8 +15,11 @@ from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
 from windtunnel.cli.listing import listing
+from windtunnel.cli.plan import plan
 from windtunnel.cli.replay import replay
 from windtunnel.cli.run import report, run
+from windtunnel.cli.study import compare as compare_studies
+from windtunnel.cli.study import export, list_studies, show
 from windtunnel.cli.trace import convert, describe
 from windtunnel.cli.validate import validate
 from windtunnel.errors import InputError
@@ -35,6 +38,13 @@ app = App(
 )
 app.command(run)
 app.command(compare)
+app.command(plan)
+study = App(name="study", help="Look at the studies of a store of windtunnel plan.")
+study.command(list_studies, name="list")
+study.command(show)
+study.command(compare_studies, name="compare")
+study.command(export)
+app.command(study)
 app.command(explain)
 trace = App(name="trace", help="Look at traces of requests, and convert them.")
 trace.command(describe)

@@ -2,7 +2,7 @@
 
 from windtunnel.metrics.comparison import Comparison, Measure, Variant, comparison_json
 from windtunnel.metrics.distribution import PERCENTILES, Distribution
-from windtunnel.metrics.gaps import token_gaps_by_request
+from windtunnel.metrics.gaps import token_gaps, token_gaps_by_request
 from windtunnel.metrics.goodness import Verdict, good_requests, verdicts
 from windtunnel.metrics.overload import Growth, delay_growth, overload_warning, overloaded, queue_growth
 from windtunnel.metrics.requests import RequestMetrics, request_metrics, waits
@@ -12,12 +12,13 @@ from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.summary import LATENCIES, Summary, clean, output_tokens, summary, summary_json
 from windtunnel.metrics.timeline import Timeline, timeline
 from windtunnel.metrics.usage import ReplicaUsage, Usage, usage
-from windtunnel.metrics.window import Window, measured_window, trimmed_window
+from windtunnel.metrics.window import WARMUP_SHARE, Window, measured_window, trimmed_window
 from windtunnel.metrics.work import work
 
 __all__ = [
     "LATENCIES",
     "PERCENTILES",
+    "WARMUP_SHARE",
     "Comparison",
     "Distribution",
     "Growth",
@@ -49,6 +50,7 @@ __all__ = [
     "summary_json",
     "time_share",
     "timeline",
+    "token_gaps",
     "token_gaps_by_request",
     "trimmed_window",
     "unroll",

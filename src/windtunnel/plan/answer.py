@@ -46,8 +46,8 @@ class Answer:
         return next(iter(self.ranking), None)
 
     def closest(self) -> tuple[Entry, float] | None:
-        """Where nothing keeps the limits: the candidate that misses by least, and the factor by which its limits must be
-        stretched."""
+        """Where nothing keeps the limits: the candidate that misses by least, and the factor by which its limits must
+        be stretched."""
         stretches = {entry.index: miss_of(entry) for entry in self.entries.values() if entry.step is None}
         known = {index: stretch for index, stretch in stretches.items() if math.isfinite(stretch)}
         if not known:

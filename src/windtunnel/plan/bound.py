@@ -1,7 +1,7 @@
 """Bound: a rate that a deployment cannot exceed and latencies that it cannot beat, without simulating it.
 
-Let a rank take at least base + b·T + e·S + s·N for a step (see ``Envelope``). In the long run, per request: W tokens are
-computed, N requests take part in steps, S cached tokens are read. The number of steps J per request is at least
+Let a rank take at least base + b·T + e·S + s·N for a step (see ``Envelope``). In the long run, per request: W tokens
+are computed, N requests take part in steps, S cached tokens are read. The number of steps J per request is at least
 
     N / max_num_seqs,  W / max_num_batched_tokens,  (cached tokens summed over steps) / (tokens that the cache holds),
 
@@ -68,7 +68,8 @@ def rate_bound(deployment: Deployment, question: Question, tables: Tables) -> Bo
     """The bound of a deployment of mixed pools: the sum over pools, each serving what suits it."""
     rates, stretches = [], []
     for pool, table in zip(deployment.pools, tables, strict=True):
-        lines, work = envelope(table.times), _work(pool, question.workload)
+        lines = envelope(question.overheads.host.applied(table.times))
+        work = _work(pool, question.workload)
         stretches.append(_least_stretch(lines, work, question))
         rates.append(pool.replicas * _replica_rate(pool, lines, work, question))
     stretch = min(stretches)

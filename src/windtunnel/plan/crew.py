@@ -71,4 +71,3 @@ class Crew(Generic[Job, Result]):
     def stop(self) -> None:
         """Forget what has not begun, and let the executor go."""
         self.executor.shutdown(wait=False, cancel_futures=True)
-

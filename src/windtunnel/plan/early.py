@@ -6,28 +6,35 @@ lost once more measured requests than the limits allow have missed them for cert
 final value, or has already lasted longer than its limit. Only open loops qualify: there arrivals are given.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics import request_metrics, trimmed_window
+from windtunnel.metrics import WARMUP_SHARE, request_metrics, trimmed_window
 from windtunnel.plan.outcome import needed
 from windtunnel.plan.question import Question
 from windtunnel.run import REJECTED, Requests
 from windtunnel.workload import Workload
 
-SHARES = (0.125,)
-"""How much of a workload is simulated before the whole."""
+ALLOWED = 1.5
+"""A beginning holds so many times the measured requests that may miss a limit: in a flood all of them do."""
 LEAST = 200
 """Requests below which a beginning costs as much as it saves."""
 
 Flags = NDArray[np.bool_]
 
 
-def beginnings(workload: Workload) -> list[int]:
-    """The numbers of first requests after which to look; none where completions release requests."""
-    if workload.max_concurrency or bool((workload.follow >= 0).any()):
-        return []
-    return [count for share in SHARES if (count := int(len(workload) * share)) >= LEAST]
+def beginning(workload: Workload, question: Question) -> int | None:
+    """The number of first requests after which to look; None where it would not pay, and where completions release
+    requests."""
+    shares = [question.attainment] * bool(question.slo.limits)
+    shares += [limit.percentile / 100 for limit in question.slo.percentiles if limit.metric != "itl"]
+    if not shares or workload.max_concurrency or bool((workload.follow >= 0).any()):
+        return None
+    measured = ALLOWED * (1 - max(shares))
+    count = math.ceil(len(workload) * (WARMUP_SHARE + (1 - WARMUP_SHARE) * measured))
+    return count if LEAST <= count <= len(workload) // 2 else None
 
 
 def is_lost(begun: Requests, workload: Workload, question: Question) -> bool:
@@ -51,9 +58,9 @@ def measured_whole(workload: Workload) -> Flags:
 
 def missed(begun: Requests, metric: str, limit: float, now: float) -> Flags:
     """Requests whose latency is over the limit for certain at ``now``."""
-    values = getattr(request_metrics(begun), metric)
+    values: NDArray[np.float64] = getattr(request_metrics(begun), metric)
     ends = {"queue": begun.scheduled, "ttft": begun.first_token}.get(metric, begun.finish)
-    known = ends <= now
+    known: Flags = ends <= now
     if metric == "tpot":
         return known & (values > limit)
     return np.where(known, values > limit, (begun.status != REJECTED) & (now - begun.arrival > limit))
@@ -73,4 +80,3 @@ def _rank(total: int, percentile: float) -> int:
     """Place of the value from which the percentile is interpolated upwards; it grows slower than the number of
     values, so that fewer values than ``total`` make a miss only surer."""
     return int((total - 1) * (percentile / 100))
-

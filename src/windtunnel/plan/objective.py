@@ -26,8 +26,13 @@ SLACK = 0.9
 class Climb(Protocol):
     """The steps of one candidate, whole numbers from ``low`` to ``high``; a higher one that holds is better."""
 
-    low: int
-    high: int
+    @property
+    def low(self) -> int:
+        """The easiest step."""
+
+    @property
+    def high(self) -> int:
+        """The hardest step that its bound does not rule out."""
 
     def trial(self, step: int) -> tuple[Deployment, float]:
         """What is simulated, and at which rate."""
@@ -42,9 +47,17 @@ class Climb(Protocol):
 class Objective(Protocol):
     """A way to compare deployments."""
 
-    name: str
-    unit: str
-    needs_price: bool
+    @property
+    def name(self) -> str:
+        """What is compared, in words."""
+
+    @property
+    def unit(self) -> str:
+        """Of the value."""
+
+    @property
+    def needs_price(self) -> bool:
+        """Whether devices without a price are out."""
 
     def climb(self, candidate: Candidate, bound: Bound, question: Question) -> Climb | None:
         """The steps of a candidate; None where its bound rules all of them out."""

@@ -20,6 +20,7 @@ from windtunnel.metrics import (
     output_tokens,
     queue_growth,
     request_metrics,
+    token_gaps,
     unroll,
     usage,
     verdicts,
@@ -133,7 +134,7 @@ def measure(run: Run, question: Question, rate: float, *, stopped: bool = False)
 def _latencies(steps: Steps, window: Window, measured: NDArray[np.bool_]) -> dict[str, Distribution]:
     metrics = request_metrics(steps.run.requests)
     found = {name: Distribution(getattr(metrics, name)[measured]) for name in LATENCIES if name != "itl"}
-    return {name: steps.token_gaps(window) if name == "itl" else found[name] for name in LATENCIES}
+    return {name: token_gaps(steps, window) if name == "itl" else found[name] for name in LATENCIES}
 
 
 def queue_grows(requests: Requests) -> bool:

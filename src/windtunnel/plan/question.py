@@ -2,12 +2,14 @@
 
 import json
 import math
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
+from typing import Any
 
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
+from windtunnel.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.workload import Workload, at_rate
 
 ATTAINMENT = 0.9
@@ -24,12 +26,13 @@ class Question:
 
     workload: Workload
     _: KW_ONLY
-    slo: SLO = SLO()
+    slo: SLO = field(default_factory=SLO)
     attainment: float = ATTAINMENT
     """Share of the measured requests that must finish and keep every limit of ``slo.limits``."""
     tolerance: float = 0.01
     """Rates are powers of 1 + tolerance; an answer holds at its rate, and fails at the next."""
     perf: str = "auto"
+    overheads: Overheads = ENGINE_CLOCK
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,8 +61,20 @@ class Question:
         """The same question about other requests."""
         return replace(self, workload=workload, seed=seed)
 
+    def spec(self) -> dict[str, Any]:
+        """The question for JSON."""
+        return {
+            "workload": self.workload.spec(),
+            "goodput": self.slo.limits,
+            "slo": [list(limit) for limit in self.slo.percentiles],
+            "attainment": self.attainment,
+            "tolerance": self.tolerance,
+            "perf": self.perf,
+            "seed": self.seed,
+        }
+
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everything that the outcome of a trial depends on, besides the deployment and the rate."""
-        parts = (self.workload.digest, asdict(self.slo), self.attainment, self.perf, self.seed)
+        parts = (self.workload.digest, asdict(self.slo), self.attainment, self.perf, self.overheads.spec(), self.seed)
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -24,11 +24,11 @@ class Standing(NamedTuple):
     """A score, and the place in the space of who has it: of equal scores the first place wins."""
 
     score: float
-    index: int
+    place: int
 
     def beats(self, other: "Standing | None") -> bool:
         """Whether this is the better one."""
-        return other is None or (self.score, -self.index) > (other.score, -other.index)
+        return other is None or (self.score, -self.place) > (other.score, -other.place)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ class Job:
 class Asked(NamedTuple):
     """One new simulation."""
 
-    index: int
     pools: str
     replicas: int
     outcome: Outcome
@@ -117,7 +116,7 @@ def race(job: Job) -> Report:
 
 def best_of(standings: Sequence[Standing], top: int) -> tuple[Standing, ...]:
     """The best few, best first."""
-    return tuple(sorted(set(standings), key=lambda standing: (-standing.score, standing.index))[:top])
+    return tuple(sorted(set(standings), key=lambda standing: (-standing.score, standing.place))[:top])
 
 
 def threshold(standards: Sequence[Standing], top: int) -> Standing | None:
@@ -156,7 +155,7 @@ def _race_one(contender: Contender, job: Job, standards: Sequence[Standing], rep
 
     def holds(step: int) -> bool:
         if step not in tried:
-            tried[step] = _ask(job, candidate.index, pools, steps.trial(step), report)
+            tried[step] = _ask(job, pools, steps.trial(step), report)
         return tried[step].met
 
     full = standard is None or start == steps.low
@@ -174,7 +173,7 @@ def impossible(contender: Contender) -> Entry:
     return Entry(contender.candidate.index, "impossible", -math.inf, stretch=contender.bound.stretch)
 
 
-def _ask(job: Job, index: int, pools: str, what: tuple[Deployment, float], report: Report) -> Outcome:
+def _ask(job: Job, pools: str, what: tuple[Deployment, float], report: Report) -> Outcome:
     """The outcome of a trial: known, or simulated and added to the report."""
     deployment, rate = what
     key = trial_key(job.question, pools, deployment, rate)
@@ -185,7 +184,7 @@ def _ask(job: Job, index: int, pools: str, what: tuple[Deployment, float], repor
         return job.known[key]
     began = time.process_time()
     outcome = trial(job.question, deployment, rate, tables_of(deployment, job.question.perf, pools))
-    report.asked[key] = Asked(index, pools, deployment.replicas, outcome, time.process_time() - began)
+    report.asked[key] = Asked(pools, deployment.replicas, outcome, time.process_time() - began)
     return outcome
 
 

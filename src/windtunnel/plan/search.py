@@ -12,7 +12,7 @@ fails at higher ones. Ties go to the first in the order of the space, whatever t
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from windtunnel.plan.answer import Answer
 from windtunnel.plan.crew import Crew
@@ -90,13 +90,13 @@ def search(
         WorkerLost: workers die again and again.
     """
     began = time.perf_counter()
-    with store or Store() as kept:
-        hunt = _Hunt(enumeration, question, objective, top, kept, team or in_turn(), watch)
-        try:
-            hunt.find_bounds()
-            hunt.race()
-        finally:
-            hunt.crew.stop()
+    hunt = _Hunt(enumeration, question, objective, top, store or Store(), team or in_turn(), watch)
+    try:
+        hunt.find_bounds()
+        hunt.race()
+    finally:
+        hunt.crew.stop()
+        hunt.store.release_all()
     return Answer(
         question=question,
         objective=objective,
@@ -256,9 +256,9 @@ class _Hunt:
         by_status: dict[str, int] = {}
         for entry in self.entries.values():
             by_status[entry.status] = by_status.get(entry.status, 0) + 1
-        best = self.entries[self.standards[0].index] if self.standards else None
-        changed = {"bounds": len(self.contenders), "by_status": by_status, "best": best, "lost_workers": self.crew.lost}
-        self.progress = replace(self.progress, **changed)
+        best = self.entries[self.standards[0].place] if self.standards else None
+        self.progress.bounds, self.progress.lost_workers = len(self.contenders), self.crew.lost
+        self.progress.by_status, self.progress.best = by_status, best
         self.watch(self.progress)
 
 

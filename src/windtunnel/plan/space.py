@@ -111,7 +111,11 @@ class Space:
         engine = Engine(**{ENGINE_AXES[axis]: value for axis, value in settings.items() if axis in ENGINE_AXES})
         gpu = device(settings["device"], self._device_files)
         pool = Pool(self._model, gpu, engine, settings.get("replicas", 1))
-        kv_blocks(pool)
+        try:
+            kv_blocks(pool)
+        except InputError as error:
+            split = f"{engine.tensor_parallel_size * engine.pipeline_parallel_size} × {gpu.name}"
+            raise InputError(f"{self._model.name} does not fit into the memory of {split}") from error
         return Deployment((pool,), settings.get("router", "round_robin"))
 
     def enumerate(self, *, with_price: bool = False) -> Enumeration:
@@ -147,7 +151,9 @@ class Space:
         return {
             "model": self.model,
             "axes": {axis: list(values) for axis, values in self.axes.items()},
-            "constraints": {name: dict(value) if isinstance(value, Mapping) else value for name, value in limits.items()},
+            "constraints": {
+                name: dict(value) if isinstance(value, Mapping) else value for name, value in limits.items()
+            },
             "devices_file": str(self.devices_file) if self.devices_file else None,
         }
 
@@ -165,7 +171,7 @@ def load_space(path: Path, model: str | None = None, devices_file: Path | None =
         name = model or own_model
         if not name:
             raise InputError("model is missing: add `model: NAME`")
-        axes = {axis: _values(axis, value) for axis, value in document.items()}
+        axes = {axis: typed_values(axis, value) for axis, value in document.items()}
         return Space(str(name), axes, limits, devices_file or (Path(own_devices) if own_devices else None))
     except InputError as error:
         raise InputError(f"space {str(path)!r}: {error}") from error
@@ -185,15 +191,15 @@ def _document(path: Path) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in document.items()}
 
 
-def _values(axis: str, value: Any) -> tuple[Any, ...]:
-    """The values of an axis, each of its type."""
+def typed_values(axis: str, value: Any) -> tuple[Any, ...]:
+    """The values of an axis, each of its type; a single one may stand alone. Raises InputError for others."""
     from pydantic import TypeAdapter, ValidationError
 
     if axis not in AXES:
-        raise unknown("key", axis, (*AXES, "model", "constraints", "devices_file"))
+        raise unknown("axis", axis, (*AXES, "model", "constraints", "devices_file"))
     values = value if isinstance(value, list) else [value]
     try:
-        return tuple(TypeAdapter(AXES[axis]).validate_python(one, strict=False) for one in values)
+        return tuple(TypeAdapter(AXES[axis]).validate_python(one) for one in values)
     except ValidationError as error:
         raise InputError(f"{axis}={value!r}: {error.errors()[0]['msg'].lower()}") from error
 

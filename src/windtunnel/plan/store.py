@@ -77,8 +77,8 @@ class Store:
 
     def close(self) -> None:
         """Give the file back, and every claim of this process."""
-        with suppress(sqlite3.Error):
-            self._connection.execute("DELETE FROM claims WHERE host = ? AND process = ?", _owner())
+        with suppress(InputError):
+            self.release_all()
         self._connection.close()
 
     def begin(self, name: str, question: str, objective: str, spec: Mapping[str, Any]) -> None:
@@ -110,7 +110,10 @@ class Store:
         """All studies, the oldest first."""
         with self._complaints():
             rows = self._connection.execute("SELECT * FROM studies ORDER BY created, name").fetchall()
-            return [Stored(*row[:4], json.loads(row[4]), json.loads(row[5]) if row[5] else None) for row in rows]
+            return [
+                Stored(name, created, question, objective, _parsed(spec) or {}, _parsed(answer))
+                for name, created, question, objective, spec, answer in rows
+            ]
 
     def study(self, name: str) -> Stored:
         """One study. Raises InputError with the nearest name."""
@@ -198,6 +201,11 @@ class Store:
             sql = "DELETE FROM claims WHERE question = ? AND pools = ? AND host = ? AND process = ?"
             connection.executemany(sql, rows)
 
+    def release_all(self) -> None:
+        """Give every claim of this process back."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM claims WHERE host = ? AND process = ?", _owner())
+
     def _create(self) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
         with self._transaction() as connection:
@@ -228,7 +236,8 @@ class Store:
         try:
             yield
         except (sqlite3.Error, json.JSONDecodeError, KeyError, TypeError) as error:
-            raise InputError(f"store {self.path!r}: {error}: nothing was changed; use another file") from error
+            reason = " ".join(str(error).split())
+            raise InputError(f"store {self.path!r}: {reason}: nothing was changed; use another file") from error
 
 
 def _check(path: Path) -> None:
@@ -251,9 +260,16 @@ def _check(path: Path) -> None:
         if version != VERSION:
             raise InputError(f"store {str(path)!r}: has version {version}, this windtunnel reads {VERSION}")
         if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise InputError(f"store {str(path)!r}: is damaged ({found}): nothing was changed; use another file")
+            raise InputError(
+                f"store {str(path)!r}: is damaged ({' '.join(found.split())}): nothing was changed; use another file"
+            )
     finally:
         connection.close()
+
+
+def _parsed(text: str | None) -> dict[str, Any] | None:
+    document: dict[str, Any] | None = json.loads(text) if text else None
+    return document
 
 
 def _owner() -> tuple[str, int]:

@@ -14,12 +14,12 @@ from windtunnel.perf.database import find_systems
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.predictor import predictor
 from windtunnel.perf.tables import Tabulated
-from windtunnel.plan.early import beginnings, is_lost
+from windtunnel.plan.early import beginning, is_lost
 from windtunnel.plan.outcome import Outcome, measure
 from windtunnel.plan.question import Question
 from windtunnel.run import Run
 from windtunnel.simulate import simulate
-from windtunnel.workload import head
+from windtunnel.workload import Workload, head
 
 KEPT_TABLES = 4
 """Pools whose tables a process keeps at hand: a race asks one pool several times, and then never again."""
@@ -38,16 +38,21 @@ def trial(question: Question, deployment: Deployment, rate: float, tables: Table
     """
     tables = tables or tables_of(deployment, question.perf)
     workload = question.at(rate)
-    for count in beginnings(workload):
-        begun = simulate(deployment, head(workload, count), question.seed, tables=tables)
+    count = beginning(workload, question)
+    if count is not None:
+        begun = _simulate(question, deployment, head(workload, count), tables)
         if is_lost(begun.requests, workload, question):
             return measure(begun, question, rate, stopped=True)
-    return measure(simulate(deployment, workload, question.seed, tables=tables), question, rate)
+    return measure(_simulate(question, deployment, workload, tables), question, rate)
 
 
 def whole_run(question: Question, deployment: Deployment, rate: float) -> Run:
     """The run behind a trial, never stopped early."""
-    return simulate(deployment, question.at(rate), question.seed, tables=tables_of(deployment, question.perf))
+    return _simulate(question, deployment, question.at(rate), tables_of(deployment, question.perf))
+
+
+def _simulate(question: Question, deployment: Deployment, workload: Workload, tables: Tables) -> Run:
+    return simulate(deployment, workload, question.seed, tables=tables, overheads=question.overheads)
 
 
 def tables_of(deployment: Deployment, perf: str, pools: str | None = None) -> Tables:

@@ -1,0 +1,204 @@
+"""Advice: why the winner wins, how far it is from its limits, and what the others fail at."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from windtunnel.deployment import Deployment
+from windtunnel.errors import InputError
+from windtunnel.metrics import Interval, clean
+from windtunnel.plan.answer import Answer
+from windtunnel.plan.bottleneck import Finding, bottlenecks
+from windtunnel.plan.capacity import capacity_interval
+from windtunnel.plan.objective import LeastForRate
+from windtunnel.plan.outcome import Margin, Outcome, measure
+from windtunnel.plan.race import Entry, Standing, start_of
+from windtunnel.plan.trial import trial, whole_run
+from windtunnel.routing import ROUTERS
+from windtunnel.run import Run
+from windtunnel.workload import Workload
+
+UNEVEN = "random"
+"""The router that is never recommended."""
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """What to deploy, and why."""
+
+    entry: Entry
+    deployment: Deployment
+    rate: float
+    run: Run
+    """The winner at the highest step that holds."""
+    findings: tuple[Finding, ...]
+    """What limits it, the most telling first."""
+    binding: Margin | None
+    """The limit that breaks first beyond that step; None where no step beyond it was asked."""
+    routing: str
+    cheaper: str
+    """What the next cheaper candidate fails at."""
+    interval: Interval | None
+    """The capacity of the winner over seeds, where they were asked for."""
+
+
+def advise(
+    answer: Answer, workloads: Callable[[int], Workload] | None = None, seeds: Sequence[int] = ()
+) -> Advice | None:
+    """The advice that follows from an answer; None where nothing keeps the limits.
+
+    Simulates the winner again, beside its routers, and under the seeds whose workloads ``workloads`` draws.
+    """
+    best = answer.best
+    if best is None:
+        return None
+    deployment, rate = answer.measured(best)
+    run = whole_run(answer.question, deployment, rate)
+    interval = None
+    if workloads is not None and len(seeds) > 1:
+        interval = capacity_interval(deployment, answer.question, workloads, seeds)
+    missed = _whole(answer, best)
+    return Advice(
+        entry=best,
+        deployment=deployment,
+        rate=rate,
+        run=run,
+        findings=bottlenecks(run),
+        binding=missed.binding() if missed else None,
+        routing=_routing(answer, deployment, rate),
+        cheaper=_cheaper(answer, best, deployment),
+        interval=interval,
+    )
+
+
+def _whole(answer: Answer, entry: Entry, step: int | None = None) -> Outcome | None:
+    """The failed trial of an entry with all its numbers: again, where it was stopped early."""
+    if entry.missed is None or not entry.missed.stopped:
+        return entry.missed
+    contender = answer.contenders[entry.index]
+    steps = answer.objective.climb(contender.candidate, contender.bound, answer.question)
+    failed = entry.step + 1 if entry.step is not None else step
+    if steps is None or failed is None:
+        return entry.missed
+    deployment, rate = steps.trial(failed)
+    return replace(trial_whole(answer, deployment, rate), met=False)
+
+
+def trial_whole(answer: Answer, deployment: Deployment, rate: float) -> Outcome:
+    """A trial that is not stopped early."""
+    return measure(whole_run(answer.question, deployment, rate), answer.question, rate)
+
+
+def _routing(answer: Answer, deployment: Deployment, rate: float) -> str:
+    """Which router keeps the limits best, by simulation."""
+    if deployment.replicas == 1:
+        return "one replica: nothing to route"
+    found = {}
+    for router in ROUTERS:
+        if router != UNEVEN:
+            found[router] = trial(answer.question, replace(deployment, router=router), rate).stretch
+    best = min(found, key=lambda router: found[router])
+    shares = ", ".join(f"{router} {percent(stretch)}" for router, stretch in found.items())
+    return f"{best}: the limits are used to {shares}"
+
+
+def percent(share: float) -> str:
+    """A share in per cent."""
+    return f"{100 * share:.0f} %" if math.isfinite(share) else "more than all"
+
+
+def _cheaper(answer: Answer, best: Entry, winner: Deployment) -> str:
+    """What the candidate that costs next less than the winner fails at."""
+    by_rate = isinstance(answer.objective, LeastForRate)
+    prices = {}
+    for index, entry in answer.entries.items():
+        price = _price_below(answer, entry, best) if by_rate else _own_price(answer, index, winner)
+        if index != best.index and price is not None and not math.isinf(price):
+            prices[index] = price
+    if not prices:
+        return "none is cheaper"
+    index = max(prices, key=lambda index: (prices[index], -index))
+    name = answer.contenders[index].candidate.name
+    return f"{name} at {prices[index]:.4g} {'GPUs' if _counts_gpus(answer) else '$/h'}: {_failure(answer, index, best)}"
+
+
+def _counts_gpus(answer: Answer) -> bool:
+    return isinstance(answer.objective, LeastForRate) and answer.objective.count_gpus
+
+
+def _price_below(answer: Answer, entry: Entry, best: Entry) -> float | None:
+    """The highest cost below the winner's at which a candidate was asked for the rate, and failed."""
+    contender = answer.contenders.get(entry.index)
+    steps = contender and answer.objective.climb(contender.candidate, contender.bound, answer.question)
+    if not steps:
+        return None
+    above = math.nextafter(best.promise, math.inf)
+    start = start_of(steps, entry.index, Standing(above, -1))
+    return None if start is None else -steps.promise(start)
+
+
+def _own_price(answer: Answer, index: int, winner: Deployment) -> float | None:
+    contender = answer.contenders.get(index)
+    price = contender.candidate.deployment.price_per_hour if contender else 0.0
+    return price if 0 < price < winner.price_per_hour else None
+
+
+def _failure(answer: Answer, index: int, best: Entry) -> str:
+    entry = answer.entries[index]
+    unit = answer.objective.unit
+    if entry.status == "impossible":
+        return f"no request alone keeps the limits, which would have to be {entry.stretch:.3g} times as long"
+    if entry.status == "bounded":
+        return f"its bound is {answer.objective.value(entry.promise):.3g} {unit}, without a simulation"
+    if entry.status == "exact" and entry.step is not None:
+        return f"it reaches {answer.objective.value(entry.promise):.3g} {unit}"
+    try:
+        missed = _whole(answer, entry, _start(answer, entry, best))
+    except InputError as error:
+        return str(error)
+    margin = missed.binding() if missed else None
+    if missed is None or margin is None:
+        return "it cannot run"
+    return f"at {missed.rate:.3g} requests/s, {describe(margin)}"
+
+
+def _start(answer: Answer, entry: Entry, best: Entry) -> int | None:
+    contender = answer.contenders[entry.index]
+    steps = answer.objective.climb(contender.candidate, contender.bound, answer.question)
+    return start_of(steps, entry.index, best.standing) if steps else None
+
+
+def describe(margin: Margin) -> str:
+    """A limit and its value as a sentence."""
+    if margin.name == "queue growth":
+        return f"the queue grows by {margin.value:.2g} s a second"
+    if margin.name == "all limits at once":
+        return f"the limits together are used to {percent(margin.value)}"
+    if math.isinf(margin.value):
+        return f"{margin.name} is beyond reach: too many requests do not finish"
+    return f"{margin.name} is {margin.value:.3g} s, the limit {margin.limit:.3g} s"
+
+
+def advice_json(answer: Answer, advice: Advice | None) -> dict[str, Any]:
+    """The advice for JSON; where nothing keeps the limits, who misses them by least."""
+    if advice is None:
+        closest = answer.closest()
+        if closest is None:
+            return {"closest": None}
+        entry, stretch = closest
+        settings = dict(answer.contenders[entry.index].candidate.settings)
+        return {"closest": {"settings": settings, "limits_times": stretch}}
+    interval = advice.interval
+    document: dict[str, Any] = clean(
+        {
+            "request_rate": advice.rate,
+            "replicas": advice.deployment.replicas,
+            "breaks_first": advice.binding._asdict() if advice.binding else None,
+            "findings": [asdict(finding) for finding in advice.findings],
+            "routing": advice.routing,
+            "next_cheaper": advice.cheaper,
+            "capacity_95": [interval.low, interval.high] if interval else None,
+        }
+    )
+    return document

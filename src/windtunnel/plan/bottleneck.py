@@ -1,0 +1,268 @@
+"""Bottleneck: what limits a run and what to change, each rule with its evidence from the run's own columns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.metrics import Steps, group_share, measured_window, unroll, usage
+from windtunnel.run import Run
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+NEARLY = 0.95
+"""A limit counts as reached at this share of it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that limits a run."""
+
+    name: str
+    """``KV memory``, ``batch cap``, ``token budget``, ``preemptions``, ``prefill interference``, ``host``,
+    ``communication``, ``pipeline bubbles``, ``compute``, ``memory bandwidth``, ``spare time``."""
+    share: float
+    """How much of the run it touches, 0 to 1."""
+    evidence: str
+    advice: str
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The steps that compute something, in runs of equal ones, with what a rule looks at."""
+
+    steps: Steps
+
+    @cached_property
+    def active(self) -> Flags:
+        """[heads] rows with a batch."""
+        return self.steps.batch > 0
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """Time that each row takes."""
+        return np.asarray(self.steps.row_seconds[self.steps.heads][self.active])
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """A column of the log."""
+        return np.asarray(getattr(self.steps.run.iterations, name)[self.steps.heads][self.active])
+
+    def of_pool(self, name: str) -> Floats:
+        """A number of the manifest's pools, by row."""
+        manifest = self.steps.run.manifest
+        pool = np.array([replica["pool"] for replica in manifest["replicas"]])
+        values = np.array([entry.get(name) or entry["engine"].get(name) for entry in manifest["pools"]], dtype=float)
+        return np.asarray(values[pool[self.column("replica")]])
+
+    @cached_property
+    def waiting(self) -> Flags:
+        """Somebody waits for admission."""
+        return self.column("waiting") > 0
+
+    @cached_property
+    def kv_full(self) -> Flags:
+        """Nearly no block is free."""
+        return self.column("used_blocks") >= NEARLY * self.of_pool("kv_blocks")
+
+    @cached_property
+    def batch_full(self) -> Flags:
+        """As many requests as are allowed."""
+        return self.steps.batch[self.active] >= self.of_pool("max_num_seqs")
+
+    @cached_property
+    def tokens_full(self) -> Flags:
+        """Nearly as many tokens as are allowed."""
+        return self.steps.tokens[self.active] >= NEARLY * self.of_pool("max_num_batched_tokens")
+
+    def share(self, which: Flags) -> float:
+        """Their share of the time."""
+        total = float(self.seconds.sum())
+        return float(self.seconds[which].sum()) / total if total > 0 else 0.0
+
+
+Rule = Callable[[Rows], Finding | None]
+
+
+def bottlenecks(run: Run) -> tuple[Finding, ...]:
+    """What limits a run, the most telling first; empty for a run without a step."""
+    rows = Rows(unroll(run))
+    if len(run.iterations.steps) == 0 or not rows.active.any():
+        return ()
+    found = [finding for rule in RULES if (finding := rule(rows)) is not None]
+    return tuple(sorted(found, key=lambda finding: -finding.share))
+
+
+def kv_memory(rows: Rows) -> Finding | None:
+    """Requests wait although the batch has room, because the cache is full."""
+    share = rows.share(rows.waiting & rows.kv_full & ~rows.batch_full)
+    if share < 0.05:
+        return None
+    return Finding(
+        "KV memory",
+        share,
+        f"in {share:.0%} of the step time requests wait while ≥ {NEARLY:.0%} of the KV blocks are used",
+        "more or larger GPUs per replica, kv_cache_dtype=fp8, a higher gpu_memory_utilization, or a shorter "
+        "max_model_len",
+    )
+
+
+def batch_cap(rows: Rows) -> Finding | None:
+    """Requests wait because the batch is full."""
+    share = rows.share(rows.waiting & rows.batch_full)
+    if share < 0.05:
+        return None
+    most = int(rows.of_pool("max_num_seqs").max())
+    return Finding(
+        "batch cap",
+        share,
+        f"in {share:.0%} of the step time requests wait while max_num_seqs={most} run",
+        "a larger max_num_seqs, where the time per token leaves room",
+    )
+
+
+def token_budget(rows: Rows) -> Finding | None:
+    """Prompts wait because a step may compute no more tokens."""
+    share = rows.share(rows.waiting & rows.tokens_full & ~rows.batch_full)
+    if share < 0.05:
+        return None
+    most = int(rows.of_pool("max_num_batched_tokens").max())
+    return Finding(
+        "token budget",
+        share,
+        f"in {share:.0%} of the step time prompts wait while steps compute max_num_batched_tokens={most} tokens",
+        "a larger max_num_batched_tokens for shorter first tokens, at the price of longer gaps between tokens",
+    )
+
+
+def preemptions(rows: Rows) -> Finding | None:
+    """Requests lose their cache and compute it again."""
+    requests = rows.steps.run.requests
+    share = float((requests.preemptions > 0).mean())
+    if share < 0.01:
+        return None
+    return Finding(
+        "preemptions",
+        share,
+        f"{share:.1%} of the requests lost their KV cache, {int(requests.preemptions.sum()):,} times in all",
+        "more KV memory, a smaller max_num_seqs, or a watermark",
+    )
+
+
+def prefill_interference(rows: Rows) -> Finding | None:
+    """Decodes wait for the prefill chunks in their steps."""
+    decodes, steps = rows.column("decodes"), np.maximum(rows.column("steps"), 1)
+    mixed = (rows.steps.chunks[rows.active] > 0) & (decodes > 0)
+    pure = (rows.steps.chunks[rows.active] == 0) & (decodes > 0)
+    tokens = decodes * steps
+    if not mixed.any() or not pure.any():
+        return None
+    share = float(tokens[mixed].sum() / tokens.sum())
+    gaps = [float((rows.seconds[which] * decodes[which]).sum() / tokens[which].sum()) for which in (mixed, pure)]
+    if share < 0.1 or gaps[0] < 1.5 * gaps[1]:
+        return None
+    return Finding(
+        "prefill interference",
+        share,
+        f"{share:.0%} of the tokens come from steps that also compute prompts, which last {gaps[0] * 1e3:.3g} ms "
+        f"instead of {gaps[1] * 1e3:.3g} ms",
+        "a smaller max_num_batched_tokens, or separate replicas for prefill and decode",
+    )
+
+
+def host(rows: Rows) -> Finding | None:
+    """The GPU waits for the host."""
+    share = group_share(rows.steps).get("host", 0.0)
+    if share < 0.1:
+        return None
+    return Finding(
+        "host",
+        share,
+        f"{share:.0%} of the step time is host work during which the GPU waits",
+        "asynchronous scheduling, CUDA graphs, a faster CPU, or fewer GPUs per replica",
+    )
+
+
+def communication(rows: Rows) -> Finding | None:
+    """GPUs wait for each other."""
+    share = group_share(rows.steps).get("communication", 0.0)
+    if share < 0.15:
+        return None
+    return Finding(
+        "communication",
+        share,
+        f"{share:.0%} of the step time is communication between GPUs",
+        "fewer GPUs per replica and more replicas, or a faster link",
+    )
+
+
+def pipeline_bubbles(rows: Rows) -> Finding | None:
+    """Stages of a pipeline idle while requests are there."""
+    pools = rows.steps.run.manifest["pools"]
+    stages = max(int(pool["engine"].get("pipeline_parallel_size") or 1) for pool in pools)
+    if stages < 2:
+        return None
+    run = rows.steps.run
+    lanes = np.unique(run.iterations.replica * 4096 + run.iterations.lane)
+    requests = run.requests
+    inside = requests.finish - requests.scheduled
+    present = float(np.nansum(np.minimum(inside, np.inf)))
+    span = float(np.nanmax(requests.finish) - np.nanmin(requests.scheduled))
+    busy = float(rows.seconds.sum()) / (len(lanes) * span)
+    share = max(0.0, min(1.0, present / span) - busy)
+    if share < 0.1:
+        return None
+    return Finding(
+        "pipeline bubbles",
+        share,
+        f"a micro-batch is under way {busy:.0%} of the time in each of {stages} places of the pipeline, although "
+        "requests are there",
+        "more requests at a time, or tensor instead of pipeline parallelism",
+    )
+
+
+def hardware(rows: Rows) -> Finding | None:
+    """Whether busy GPUs are limited by arithmetic or by memory."""
+    run = rows.steps.run
+    used = usage(rows.steps, measured_window(run.requests, rows.steps.end, exclude_warmup=True))
+    if not used.busy > 0 or np.isnan(used.mfu) or np.isnan(used.mbu):
+        return None
+    mfu, mbu = used.mfu / used.busy, used.mbu / used.busy
+    name = "compute" if mfu > mbu else "memory bandwidth"
+    advice = {
+        "compute": "fewer bits (fp8 where the device has it), or more arithmetic per dollar",
+        "memory bandwidth": "larger batches, fewer bits for weights and cache, or more bandwidth per dollar",
+    }[name]
+    evidence = f"busy GPUs reach {mfu:.0%} of their FLOP/s and {mbu:.0%} of their memory bandwidth"
+    return Finding(name, max(mfu, mbu), evidence, advice)
+
+
+def spare_time(rows: Rows) -> Finding | None:
+    """GPUs idle: latencies, not throughput, are the limit."""
+    run = rows.steps.run
+    used = usage(rows.steps, measured_window(run.requests, rows.steps.end, exclude_warmup=True))
+    share = 1.0 - used.busy
+    if not share > 0.3:
+        return None
+    return Finding(
+        "spare time",
+        share,
+        f"GPUs are busy {used.busy:.0%} of the time",
+        "a higher rate if the limits leave room; otherwise shorter steps (more GPUs per replica) or looser limits",
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    kv_memory,
+    batch_cap,
+    token_budget,
+    preemptions,
+    prefill_interference,
+    host,
+    communication,
+    pipeline_bubbles,
+    hardware,
+    spare_time,
+)
