@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning import chat, question, server, single_tokens, small_space
 
-from tests.planning import chat, question, server, single_tokens, small_space
 from windtunnel.deployment import SLO, PercentileLimit, parse_slo
 from windtunnel.plan.bound import rate_bound
 from windtunnel.plan.capacity import capacity

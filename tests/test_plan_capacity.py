@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning import chat, question, server, single_tokens, small_space
 
-from tests.planning import chat, question, server, single_tokens, small_space
 from windtunnel.deployment import SLO, parse_slo
 from windtunnel.errors import InputError
 from windtunnel.plan.capacity import capacity, capacity_interval
@@ -150,6 +151,6 @@ def test_the_ladder_finds_the_highest_step(limit: int, low: int, more: int) -> N
         ({"seed": -1}, "seed"),
     ],
 )
-def test_what_makes_no_sense_is_refused(settings: dict[str, float], words: str) -> None:
+def test_what_makes_no_sense_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         question(**settings)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from planning import chat, question, small_space
 
-from tests.planning import chat, question, small_space
 from windtunnel.errors import InputError
 from windtunnel.plan.answer import Answer
 from windtunnel.plan.constraints import Constraints

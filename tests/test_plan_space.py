@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from planning import small_space
 
-from tests.planning import small_space
 from windtunnel.errors import InputError
 from windtunnel.plan.constraints import Constraints
 from windtunnel.plan.space import AXES, Space, load_space

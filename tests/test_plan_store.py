@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from planning import question, small_space
 
-from tests.planning import question, small_space
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.objective import RatePerDollar
@@ -19,7 +19,7 @@ from windtunnel.plan.store import APPLICATION, Store
 
 SEARCH = """
 import sys
-from tests.planning import question, small_space
+from planning import question, small_space
 from windtunnel.plan.executors import in_turn, processes
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import search
@@ -34,11 +34,13 @@ if __name__ == "__main__":
 
 
 def searching(store: Path, workers: int = 0) -> "subprocess.Popen[str]":
+    path = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
     return subprocess.Popen(
         (sys.executable, "-c", SEARCH, str(store), str(workers)),
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | {"PYTHONPATH": path},
     )
 
 
