@@ -39,7 +39,7 @@ def on_ray(address: str | None = None, workers: int | None = None) -> Team:
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise InputError(f"address={address!r}: no Ray cluster there: {error}") from error
-    cpus: float = ray.cluster_resources().get("CPU", 1)  # type: ignore[no-untyped-call]
+    cpus: float = ray.cluster_resources().get("CPU", 1)
     count = workers or max(1, int(cpus))
     return Team(RayExecutor, count, remote=True)
 
