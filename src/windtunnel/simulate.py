@@ -17,6 +17,7 @@ from windtunnel.footprint import footprint
 from windtunnel.memory import KVBudget, kv_blocks
 from windtunnel.overheads import ENGINE_CLOCK, Overheads, at_client, at_engine
 from windtunnel.perf.cache import cache_folder
+from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.tables import Tabulated
 from windtunnel.policy import Limits, VllmV1
@@ -34,6 +35,7 @@ def simulate(
     *,
     perf: str = "auto",
     cache: bool = True,
+    causes: Causes = ALL,
     tables: Sequence[Tabulated] | None = None,
     overheads: Overheads = ENGINE_CLOCK,
 ) -> Run:
@@ -45,6 +47,7 @@ def simulate(
         seed: of the random streams of the simulation itself (the random router).
         perf: where kernel times come from: ``auto``, ``measured`` or ``roofline``.
         cache: keep batch-time tables on disk, and read them from there.
+        causes: what batch times account for beyond the sum of measured kernels; ablations switch some off.
         tables: the batch-time tables of each pool where they are at hand; ``perf`` and ``cache`` then mean nothing.
         overheads: host work beyond that of the tables, and the client's path, whose clock then counts.
 
@@ -53,7 +56,7 @@ def simulate(
     """
     router = router_number(deployment.router)
     if tables is None:
-        tables = [tabulate(pool, perf, cache_folder() if cache else None) for pool in deployment.pools]
+        tables = [tabulate(pool, perf, cache_folder() if cache else None, causes) for pool in deployment.pools]
     tables = [replace(table, times=overheads.host.applied(table.times)) for table in tables]
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = _fleet(deployment, tables, budgets)

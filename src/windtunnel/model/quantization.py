@@ -42,6 +42,8 @@ class Quantization:
     """The KV cache's dtype where the checkpoint fixes one."""
     weight_only: bool = False
     """Activations stay in 16 bits (W4A16, W8A16)."""
+    static_activations: bool = False
+    """The checkpoint holds the scales of activations: they are cast without looking for their largest value."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.deployment import Pool, capture_sizes
+from windtunnel.deployment import Pool, capture_sizes, preset
 from windtunnel.perf.batch_times import CONTEXT_STEP, Integers
 
 KNOTS_PER_OCTAVE = 16
@@ -19,6 +19,8 @@ class Axes:
     """[T + 1] tokens after padding to the captured graph."""
     graph_tokens: int
     """Largest captured graph, 0 without."""
+    mixed_graph_tokens: int
+    """The same for batches with prefill chunks: 0 where an engine captures decodes only."""
     max_num_seqs: int
     context_knots: Integers
     chunk_knots: Integers
@@ -44,6 +46,7 @@ def axes(pool: Pool) -> Axes:
     return Axes(
         padded=padded,
         graph_tokens=largest,
+        mixed_graph_tokens=largest if preset(engine.preset).graphs_prefill else 0,
         max_num_seqs=min(engine.seqs, engine.batched_tokens),
         context_knots=octave_knots(engine.model_len, CONTEXT_STEP),
         chunk_knots=octave_knots(engine.batched_tokens, 1),

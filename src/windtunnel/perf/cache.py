@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from windtunnel.deployment import Pool
 from windtunnel.perf.axes import Axes
+from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.database import Database
 from windtunnel.perf.tables import PARTS, Sums, Tabulated, total
 
@@ -32,8 +34,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windtunnel"
 
 
-def cache_key(pool: Pool, source: str, database: Database | None) -> str:
-    """Name of a pool's tables: changes with the model, device, engine, source, this code, and the database's files."""
+def cache_key(pool: Pool, source: str, database: Database | None, causes: Causes = ALL) -> str:
+    """Name of a pool's tables: changes with the model, device, engine, source, causes, this code, and the database's
+    files."""
     model, engine = pool.model, pool.engine.spec()
     quantization = model.quantization
     made_of = {
@@ -45,6 +48,7 @@ def cache_key(pool: Pool, source: str, database: Database | None) -> str:
             sorted(quantization.parts),
             quantization.weight_only,
             quantization.kv_cache_dtype,
+            quantization.static_activations,
         ]
         if quantization
         else None,
@@ -53,6 +57,7 @@ def cache_key(pool: Pool, source: str, database: Database | None) -> str:
             name: value for name, value in engine.items() if name not in ("gpu_memory_utilization", "watermark")
         },
         "source": source,
+        "causes": asdict(causes),
         "code": _code(),
         "database": None if database is None else [str(database.systems), database.version, database.stamp],
     }

@@ -34,8 +34,6 @@ class Causes:
     """What no graph holds waits for the host to launch it; off: the host is never late."""
     host_overhead: bool = True
     """Scheduling, input preparation and output take host time in every step; off: none."""
-    client_path: bool = True
-    """A request is received, tokenised and answered outside the engine; off: the client sees the engine's clock."""
 
     def without(self, name: str) -> "Causes":
         """All of these but one."""

@@ -99,7 +99,8 @@ def _seconds(op: Operator, batch: Batch, ax: Axes, times: Predictor) -> tuple[fl
     """All launches of an operator in the batch, interpolated as BatchTimes does, and the source of their time."""
     match op.phase:
         case "tokens":
-            found = token_answer(op, np.array([batch.tokens]), ax.padded[[batch.tokens]], ax.graph_tokens, times)
+            graph = ax.mixed_graph_tokens if batch.chunks else ax.graph_tokens
+            found = token_answer(op, np.array([batch.tokens]), ax.padded[[batch.tokens]], graph, times)
         case "all_tokens":
             total = np.array([_all_tokens(batch, ax)])
             found = token_answer(op, total, total, ax.ranks * ax.graph_tokens, times)

@@ -12,38 +12,39 @@ from windtunnel.perf.answer import MODELLED, SOURCES, Answer, answer
 from windtunnel.perf.axes import Axes, axes
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.cache import cache_key, load, store
+from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.host import dispatch_floor, host_cost
 from windtunnel.perf.operators import GROUPS, Operator, operators
 from windtunnel.perf.predictor import Predictor, eager, predictor, wanted_version
 from windtunnel.perf.tables import Sums, Tabulated, total
 
 
-def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None) -> Tabulated:
+def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None, causes: Causes = ALL) -> Tabulated:
     """Batch-time tables of one data-parallel rank of a pool.
 
     ``source``: ``auto`` (measured where possible), ``measured`` or ``roofline``. ``cache``: folder in which tables are
     kept (``cache_folder()`` names the usual one); None: build them anew. A cache that cannot be read or written is said
-    in ``notes`` and otherwise ignored.
+    in ``notes`` and otherwise ignored. ``causes``: what is modelled beyond the sum of kernels.
     """
-    times = predictor(pool, source)
+    times = predictor(pool, source, causes)
     if cache is None:
-        return build(pool, times)
-    key = cache_key(pool, source, times.database)
+        return build(pool, times, causes)
+    key = cache_key(pool, source, times.database, causes)
     found, trouble = load(cache, key, axes(pool))
     if found is not None:
         return found
-    built = build(pool, times)
+    built = build(pool, times, causes)
     trouble += store(cache, key, built)
     return replace(built, notes=(*built.notes, *trouble))
 
 
-def build(pool: Pool, source: Predictor) -> Tabulated:
+def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
     """Ask the predictor for every operator of the pool and lay the answers on tables."""
     ax = axes(pool)
     by_source = {name: Sums(ax) for name in SOURCES}
     by_group = {group: Sums(ax) for group in GROUPS}
     provenance = []
-    for operator in operators(pool):
+    for operator in operators(pool, causes):
         kinds: set[int] = set()
         for part, found in answers(operator, ax, source).items():
             for code, name in enumerate(SOURCES):
@@ -56,14 +57,14 @@ def build(pool: Pool, source: Predictor) -> Tabulated:
             by_source[SOURCES[int(base.sources[0])]].base += operator.count * float(base.seconds[0])
             by_group[operator.group].base += operator.count * float(base.seconds[0])
         provenance.append(_row(operator, kinds))
-    launch = dispatch(pool, ax, total(by_source).tables["mixed_tokens"])
+    launch = dispatch(pool, ax, total(by_source).tables["mixed_tokens"], causes)
     by_source["modelled"].add("mixed_tokens", launch)
     by_group["other"].add("mixed_tokens", launch)
     if ax.graph_tokens < ax.max_num_batched_tokens:
         eager_decode = np.where(np.arange(len(ax.padded)) > ax.graph_tokens, launch, 0.0)
         by_source["modelled"].add("decode_tokens", eager_decode)
         by_group["other"].add("decode_tokens", eager_decode)
-    host = host_cost(bool(pool.engine.async_scheduling)).tables(ax.max_num_seqs)
+    host = host_cost(bool(pool.engine.async_scheduling), causes).tables(ax.max_num_seqs)
     return Tabulated(
         times=total(by_source).times(*host),
         sources={name: sums.times() for name, sums in by_source.items()},
@@ -77,8 +78,12 @@ def answers(operator: Operator, ax: Axes, predictor: Predictor) -> dict[str, Ans
     """Seconds of one launch of an operator, by table."""
     match operator.phase:
         case "tokens":
-            found = token_answer(operator, np.arange(len(ax.padded)), ax.padded, ax.graph_tokens, predictor)
-            return {"decode_tokens": found, "mixed_tokens": found}
+            tokens = np.arange(len(ax.padded))
+            found = token_answer(operator, tokens, ax.padded, ax.graph_tokens, predictor)
+            if ax.mixed_graph_tokens == ax.graph_tokens:
+                return {"decode_tokens": found, "mixed_tokens": found}
+            eagerly = token_answer(operator, tokens, tokens, 0, predictor)
+            return {"decode_tokens": found, "mixed_tokens": eagerly}
         case "all_tokens":
             tokens = np.arange(ax.ranks * ax.max_num_batched_tokens + 1)
             return {"expert_tokens": token_answer(operator, tokens, tokens, ax.ranks * ax.graph_tokens, predictor)}
@@ -126,15 +131,17 @@ def prefill_base(operator: Operator, predictor: Predictor) -> Answer:
     return predictor.times(operator.kernel, np.ones(1), np.zeros(1))
 
 
-def dispatch(pool: Pool, ax: Axes, gpu: Floats) -> Floats:
+def dispatch(pool: Pool, ax: Axes, gpu: Floats, causes: Causes = ALL) -> Floats:
     """Seconds that the GPU waits for the host to launch what no graph holds, by tokens, where its work is shorter than
     that."""
+    if not causes.launch_gaps:
+        return np.zeros_like(gpu)
     layers = pool.model.num_layers
-    launched = sum(op.count for op in operators(pool) if op.phase in ("tokens", "all_tokens")) / layers
+    launched = sum(op.count for op in operators(pool, causes) if op.phase in ("tokens", "all_tokens")) / layers
     compiled = not pool.engine.enforce_eager
     floors = [dispatch_floor(layers, launched, captured, compiled) for captured in (True, False)]
     tokens = np.arange(len(ax.padded))
-    floor = np.where(tokens <= ax.graph_tokens, floors[0], floors[1])
+    floor = np.where(tokens <= ax.mixed_graph_tokens, floors[0], floors[1])
     waits = np.maximum(floor - gpu, 0.0)
     waits[0] = 0.0
     return answer(waits, MODELLED).seconds

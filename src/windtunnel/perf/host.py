@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.causes import ALL, Causes
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def dispatch_floor(layers: int, kernels_per_layer: float, captured: bool, compil
     return layers * (DISPATCH_ATTENTION + kernels_per_layer * kernel)
 
 
-def host_cost(async_scheduling: bool) -> HostCost:
+def host_cost(async_scheduling: bool, causes: Causes = ALL) -> HostCost:
     """The host work of an engine that schedules asynchronously, or not."""
+    if not causes.host_overhead:
+        return HostCost(0.0, 0.0, 0.0, 0.0)
     return ASYNCHRONOUS if async_scheduling else SYNCHRONOUS

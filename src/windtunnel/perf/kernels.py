@@ -17,6 +17,8 @@ class Gemm:
     """How the weights are stored: ``bfloat16``, ``fp8``, ``fp8_block``, ``nvfp4``, ``mxfp4``, ``int4``, ``int8``."""
     weight_only: bool = False
     """Activations stay in 16 bits and multiply at the 16-bit rate."""
+    beside: bool = False
+    """Runs on a second stream beside the routed experts where a batch is small."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Elementwise:
 
     row_bytes: float
     launches: int = 1
+    """0: the rows ride on another kernel."""
     graph: bool = True
     """Launched from a captured graph."""
 

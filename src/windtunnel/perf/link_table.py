@@ -7,10 +7,14 @@ import numpy as np
 from windtunnel.hardware import Device
 from windtunnel.perf.answer import MODELLED, Answer
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.curves import Curve
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Collective
 from windtunnel.perf.roofline import bound
+
+
+ENGINES = ("vllm", "sglang", "trtllm")
 
 
 @dataclass(eq=False)
@@ -19,6 +23,7 @@ class LinkTable:
 
     database: Database
     device: Device
+    causes: Causes = ALL
     _curves: dict[tuple[str, int, bool], Curve | None] = field(default_factory=dict)
 
     def times(self, kernel: Collective, a: Floats) -> Answer | None:
@@ -41,17 +46,27 @@ class LinkTable:
     def _curve(self, op: str, gpus: int, graph: bool) -> Curve | None:
         key = (op, gpus, graph)
         if key not in self._curves:
-            rows = self._custom(gpus, graph) if op == "all_reduce" else None
-            self._curves[key] = self._build(op, gpus, rows if rows is not None else self._nccl(op, gpus))
+            self._curves[key] = self._all_reduce(gpus, graph) if op == "all_reduce" else self._build(op, gpus)
         return self._curves[key]
 
-    def _custom(self, gpus: int, graph: bool) -> Columns | None:
-        table = self.database.read("comm", "custom_allreduce_perf", ("backend", "kernel_source"))
+    def _all_reduce(self, gpus: int, graph: bool) -> Curve | None:
+        """The engine's own kernel, NCCL where it has none; the fastest that anybody measured between linked GPUs."""
+        own = self._build("all_reduce", gpus, self._custom(gpus, graph, None)) or self._build("all_reduce", gpus)
+        if own is None or not self.causes.kernel_choice or self.device.link != "nvlink" or not graph:
+            return own
+        others = [self._build("all_reduce", gpus, self._custom(gpus, graph, name)) for name in ENGINES]
+        for other in others:
+            if other is not None:
+                own = Curve(own.knots, np.maximum(own.efficiency, other.at(own.knots)))
+        return own
+
+    def _custom(self, gpus: int, graph: bool, engine: str | None) -> Columns | None:
+        table = self.database.read("comm", "custom_allreduce_perf", ("backend", "kernel_source"), engine)
         if table is None:
             return None
         rows = table.where(num_gpus=gpus)
         if "backend" in table.texts:  # TensorRT-LLM measures one kernel for both
-            rows = rows.where(backend=f"{self.database.backend}_{'graph' if graph else 'eager'}")
+            rows = rows.where(backend=f"{engine or self.database.backend}_{'graph' if graph else 'eager'}")
         return rows if len(rows) else None
 
     def _nccl(self, op: str, gpus: int) -> Columns | None:
@@ -59,7 +74,8 @@ class LinkTable:
         rows = None if table is None else table.where(op_name=op, num_gpus=gpus, nccl_dtype="half")
         return rows if rows is not None and len(rows) else None
 
-    def _build(self, op: str, gpus: int, rows: Columns | None) -> Curve | None:
+    def _build(self, op: str, gpus: int, rows: Columns | None = None) -> Curve | None:
+        rows = rows if rows is not None else self._nccl(op, gpus)
         if rows is None:
             return None
         rows = rows.take(one_per_key([rows["message_size"]], rows["latency"], rows.texts["kernel_source"][0]))

@@ -48,7 +48,7 @@ class Measured:
         self.attention = AttentionTable(self.database, self.device, self.causes)
         self.latent = LatentTable(self.database, self.device, self.gemms, self.causes)
         self.experts = ExpertTable(self.database, self.device, self.causes)
-        self.links = LinkTable(self.database, self.device)
+        self.links = LinkTable(self.database, self.device, self.causes)
         self.recurrences = RecurrenceTable(self.database, self.device)
         self.sparse = SparseTable(self.database, self.device)
 

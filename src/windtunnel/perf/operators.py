@@ -1,13 +1,17 @@
 """Operators: what one GPU computes in a step, from a model and how it is sharded."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from windtunnel.deployment import Pool
 from windtunnel.model import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf import kernels
+from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import RATES, STORED_BYTES
+from windtunnel.perf.fusion import GROUPS as GROUPS
+from windtunnel.perf.fusion import Operator as Operator
+from windtunnel.perf.fusion import fused
 from windtunnel.perf.kernels import (
     Collective,
     Elementwise,
@@ -21,8 +25,6 @@ from windtunnel.perf.kernels import (
 )
 from windtunnel.perf.latent_table import projections
 
-GROUPS = ("gemm", "attention", "experts", "communication", "other")
-
 SAMPLER_BYTES = 34.0
 """Bytes per logit: to float32 (2 read, 4 written), temperature (8), softmax (8), exponential noise (4) and division
 with arg max (8), as vLLM's sampler does without top-k and top-p."""
@@ -30,24 +32,10 @@ with arg max (8), as vLLM's sampler does without top-k and top-p."""
 SAMPLER_LAUNCHES = 10
 
 
-@dataclass(frozen=True)
-class Operator:
-    """A kernel that a step runs ``count`` times, at points given by its phase."""
-
-    name: str
-    group: str
-    """Of GROUPS."""
-    phase: str
-    """``tokens``: all tokens of the rank; ``all_tokens``: of all ranks; ``sequences``: its requests;
-    ``decode``: (decodes, keys); ``prefill``: (chunk, context), for each chunk."""
-    count: int
-    kernel: Kernel
-
-
-def operators(pool: Pool) -> tuple[Operator, ...]:
+def operators(pool: Pool, causes: Causes = ALL) -> tuple[Operator, ...]:
     """Every operator of a step of one rank, equal ones of all layers together, in the order of their first use."""
     found: dict[tuple[str, str, str, Kernel], int] = {}
-    for operator in _step(pool):
+    for operator in fused(pool, causes, _step(pool)):
         key = (operator.name, operator.group, operator.phase, operator.kernel)
         found[key] = found.get(key, 0) + operator.count
     return tuple(Operator(name, group, phase, count, kernel) for (name, group, phase, kernel), count in found.items())
@@ -199,15 +187,16 @@ def _network(pool: Pool, mlp: MLP, part: str, names: tuple[str, str]) -> Iterato
     inner = mlp.intermediate_size // tp
     up = 2 * inner if mlp.gated else inner
     yield from _linear(pool, names[0], part, up, hidden)
-    yield _other("activation", 2.0 * (up + inner))
+    yield _other("shared_activation" if part == "shared_experts" else "activation", 2.0 * (up + inner))
     yield from _linear(pool, names[1], part, hidden, inner)
 
 
 def _linear(pool: Pool, name: str, part: str, n: int, k: int) -> Iterator[Operator]:
     """A projection, with the quantisation of its input where it multiplies in 8 or 4 bits."""
     gemm = _gemm(pool, part, n, k)
-    if not gemm.weight_only and gemm.dtype in RATES:
-        yield Operator("quantize_input", "other", "tokens", 1, Quantize(k))
+    if not gemm.weight_only and gemm.dtype in RATES and not name.startswith("shared_gate"):
+        cast = "quantize_attention" if name == "o_proj" else "quantize_input"  # shared experts take the experts' cast
+        yield Operator(cast, "other", "tokens", 1, Quantize(k))
     yield Operator(name, "gemm", "tokens", 1, gemm)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool, preset
 from windtunnel.errors import InputError, unknown
@@ -10,9 +11,12 @@ from windtunnel.perf.answer import MODELLED, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.database import Database, find_systems, open_database
-from windtunnel.perf.kernels import Collective, Elementwise, Kernel, Quantize
+from windtunnel.perf.kernels import Collective, Elementwise, Gemm, Kernel, Quantize
 from windtunnel.perf.measured import Measured
-from windtunnel.perf.roofline import Roofline, roofline
+from windtunnel.perf.roofline import Roofline, bound, roofline
+
+BESIDE_TOKENS = 256
+"""Largest batch whose shared experts run beside the routed ones (vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD)."""
 
 CHOICES = ("auto", "measured", "roofline")
 
@@ -31,10 +35,20 @@ class Predictor:
         a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
         empty = a <= 0
         at = np.where(empty, 1.0, a)
+        if isinstance(kernel, Gemm) and kernel.beside:
+            return self._beside(kernel, at, b, empty)
         found = self.measured.times(kernel, at, b) if self.measured else None
         if found is None:
             found = self.roofline.times(kernel, at, b)
         return Answer(np.where(empty, 0.0, found.seconds), np.where(empty, MODELLED, found.sources).astype(np.int8))
+
+    def _beside(self, kernel: Gemm, a: Floats, b: Floats, empty: NDArray[np.bool_]) -> Answer:
+        """Small batches pay for the bytes alone: the launches run beside those of the experts."""
+        alone = self.times(replace(kernel, beside=False), a, b)
+        small = a <= BESIDE_TOKENS
+        seconds = np.where(small, np.minimum(bound(kernel, self.roofline.device, a, b), alone.seconds), alone.seconds)
+        sources = np.where(small | empty, MODELLED, alone.sources).astype(np.int8)
+        return Answer(np.where(empty, 0.0, seconds), sources)
 
     @property
     def database(self) -> Database | None:
