@@ -27,6 +27,8 @@ class EnginePreset:
     enable_prefix_caching: bool = True
     graphs_prefill: bool = True
     """Small batches with prefill run from captured graphs too, all but their attention."""
+    fuses_all_reduce: bool = True
+    """All-reduce, residual and norm are one kernel where the device can (from Hopper on)."""
     shares_memory: bool = True
     """``gpu_memory_utilization`` covers weights, activations and KV cache together (vLLM). SGLang's share
     (``mem_fraction_static``) leaves activations out; TensorRT-LLM's (``free_gpu_memory_fraction``) is of what is left
@@ -58,8 +60,8 @@ PRESETS: dict[str, EnginePreset] = {
         EnginePreset("vllm-0.20", True, True, 0.9),
         EnginePreset("vllm-0.19", True, True, 0.9),
         EnginePreset("vllm-0.16", True, False, 0.9),
-        EnginePreset("vllm-0.12", False, False, 0.9),
-        EnginePreset("vllm-0.10", False, False, 0.9),
+        EnginePreset("vllm-0.12", False, False, 0.9, fuses_all_reduce=False),
+        EnginePreset("vllm-0.10", False, False, 0.9, fuses_all_reduce=False),
         EnginePreset("sglang-0.5", True, True, 0.88, graphs_prefill=False, shares_memory=False),
         EnginePreset("trtllm-1.0", True, True, 0.9, graphs_prefill=False, shares_memory=False),
     )

@@ -81,7 +81,15 @@ def effective_model(model: Model, device: Device, engine: Engine) -> Model:
     native = stored is None or device.sm_version >= NATIVE_SINCE.get(stored.method, 0) or device.sm_version == 0
     if stored is not None and not native:
         stored = replace(stored, weight_only=True)
+    if stored is not None and _casts_activations(stored, device, engine):
+        stored = replace(stored, weight_only=False)
     return model.with_quantization(stored)
+
+
+def _casts_activations(stored: Quantization, device: Device, engine: Engine) -> bool:
+    """SGLang and TensorRT-LLM multiply mxfp4 experts with 8-bit activations on data-centre Blackwell; vLLM only where it
+    is told to (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8), which a model with ``weight_only`` off stands for."""
+    return stored.method == "mxfp4" and engine.backend != "vllm" and device.is_blackwell_datacentre
 
 
 def _refuse_what_is_not_simulated(engine: Engine) -> None:

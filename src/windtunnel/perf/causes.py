@@ -30,6 +30,8 @@ class Causes:
     """FlashAttention 2 computes decodes beside a prefill chunk in whole tiles of queries; off: as if alone."""
     rank_synchronisation: bool = True
     """Data-parallel ranks agree on every step and exchange routing beside tokens; off: only the tokens."""
+    graph_gaps: bool = True
+    """A kernel starts a moment after the one before it has ended, in a replayed graph too; off: at once."""
     launch_gaps: bool = True
     """What no graph holds waits for the host to launch it; off: the host is never late."""
     host_overhead: bool = True

@@ -31,8 +31,9 @@ STORED_BYTES = {
 }
 """Bytes of one stored number, scales of 16 (nvfp4), 32 (mxfp4) and 128 (int4) numbers included."""
 
-RATES = {"fp8": "fp8", "fp8_block": "fp8", "int8": "int8", "nvfp4": "fp4"}
-"""The tensor-core rate of a weight format whose activations have the same one; other weights multiply in 16 bits."""
+RATES = {"fp8": "fp8", "fp8_block": "fp8", "mxfp4": "fp8", "int8": "int8", "nvfp4": "fp4"}
+"""The tensor-core rate of a weight format whose activations have few bits too (8 for mxfp4); other weights multiply in
+16 bits."""
 
 
 def rate(kernel: Kernel) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from windtunnel.deployment import Pool
+from windtunnel.deployment import Pool, preset
 from windtunnel.perf.causes import Causes
 from windtunnel.perf.kernels import Elementwise, Gemm, Kernel
 
@@ -47,9 +47,10 @@ def fused(pool: Pool, causes: Causes, operators: Iterable[Operator]) -> Iterator
 
 
 def _fuses_all_reduce(pool: Pool) -> bool:
-    return (
-        pool.engine.tensor_parallel_size > 1 and pool.device.sm_version >= FUSED_SINCE and pool.device.link == "nvlink"
-    )
+    """By the engine's default; users of data-centre Blackwell switch it on where it is not (vLLM's recipes)."""
+    chosen = preset(pool.engine.preset).fuses_all_reduce or pool.device.is_blackwell_datacentre
+    linked = pool.device.sm_version >= FUSED_SINCE and pool.device.link == "nvlink"
+    return chosen and linked and pool.engine.tensor_parallel_size > 1
 
 
 def _fuses_casts(pool: Pool) -> tuple[bool, bool]:

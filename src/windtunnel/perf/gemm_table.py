@@ -27,6 +27,11 @@ HOST_BOUND = 1.5
 table timed the host (fp8_block of vLLM 0.24.0: flat 60-90 µs on Hopper, 180-300 µs on Blackwell and Ada)."""
 
 
+ENGINES = ("vllm", "sglang", "trtllm")
+
+REPAIRED = 1.3
+"""How much faster another engine's kernel must be to stand in for a point."""
+
 OUTLIER = 1.5
 """More rows never need less work: a point this many times slower than one with more rows is dropped. Tiles and waves
 stay below (all but 1.5 % of points); what exceeds it is the first of a series (fp8 with one row on Blackwell: 2.5)."""
@@ -50,6 +55,18 @@ class GemmGrid:
         i, j = int(np.searchsorted(self.n, n)), int(np.searchsorted(self.k, k))
         least = bound(Gemm(n, k, self.dtype), device, rows, np.zeros_like(rows))
         return np.asarray(least / np.exp(self.log_efficiency[i, j, np.searchsorted(self.rows, rows)]))
+
+    def on(self, grid: "GemmGrid") -> NDArray[np.float64]:
+        """Log efficiencies at the points of another grid, NaN where this one has none."""
+        found = np.full(grid.log_efficiency.shape, np.nan)
+        common = [np.intersect1d(*pair) for pair in ((self.n, grid.n), (self.k, grid.k), (self.rows, grid.rows))]
+        mine = np.ix_(*(np.searchsorted(axis, points) for axis, points in zip(self._axes(), common, strict=True)))
+        theirs = np.ix_(*(np.searchsorted(axis, points) for axis, points in zip(grid._axes(), common, strict=True)))
+        found[theirs] = self.log_efficiency[mine]
+        return found
+
+    def _axes(self) -> tuple[Floats, Floats, Floats]:
+        return self.n, self.k, self.rows
 
     def curve(self, kernel: Gemm) -> tuple[Curve, bool, bool] | None:
         """Efficiency over rows; whether (n, k) is on the grid; whether it is inside the hull. None without any data
@@ -109,12 +126,30 @@ class GemmTable:
 
     def _grid(self, lane: str) -> GemmGrid | None:
         if lane not in self._grids:
-            self._grids[lane] = self._build(lane, None)
+            self._grids[lane] = self._repaired(lane, self._build(lane, None))
             plain = self._grid("bfloat16")
             suspected = self._causes.host_bound_tables and lane != "bfloat16" and plain is not None
             if suspected and plain is not None and _host_bound(self._grids[lane], plain, self._device):
                 self._grids[lane] = self._borrow(lane, plain) or self._grids[lane]
         return self._grids[lane]
+
+    def _repaired(self, lane: str, grid: GemmGrid | None) -> GemmGrid | None:
+        """Points that take REPAIRED times as long as another engine's kernel of the same format take that one's time:
+        outliers, and tables that time the cast of the activations too (TensorRT-LLM's)."""
+        if grid is None or not self._causes.kernel_choice or lane == "bfloat16":
+            return grid
+        best = grid.log_efficiency.copy()
+        for backend in ENGINES:
+            other = self._build(lane, backend) if backend != self._database.backend else None
+            if other is not None:
+                faster = other.on(grid) - best
+                best = np.where(faster > np.log(REPAIRED), best + np.nan_to_num(faster), best)
+        changed = best != grid.log_efficiency
+        if np.nansum(changed & np.isfinite(grid.log_efficiency)) > 0.5 * np.isfinite(grid.log_efficiency).sum():
+            self._borrowed.add(lane)
+            mine = f"{self._database.backend} {self._database.version} on {self._database.system}"
+            self.notes.append(f"{lane} gemms of {mine}: most are slower than another engine's kernels, which are used")
+        return replace(grid, log_efficiency=np.where(np.isfinite(grid.log_efficiency), best, np.nan))
 
     def _borrow(self, lane: str, plain: GemmGrid) -> GemmGrid | None:
         """The same products as another engine's build measured them, where this engine's times are those of its

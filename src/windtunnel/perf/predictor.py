@@ -18,6 +18,9 @@ from windtunnel.perf.roofline import Roofline, bound, roofline
 BESIDE_TOKENS = 256
 """Largest batch whose shared experts run beside the routed ones (vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD)."""
 
+GAP = 1.2e-6
+EARLY_GAP = 0.6e-6
+
 CHOICES = ("auto", "measured", "roofline")
 
 
@@ -29,6 +32,8 @@ class Predictor:
     measured: Measured | None
     why_not: str
     """Why nothing is measured, for the provenance; empty where it is."""
+    gap: float = 0.0
+    """Seconds between the end of a kernel and the start of the next."""
 
     def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer:
         """Seconds and source at each point (a, b); zero where ``a`` is zero."""
@@ -40,7 +45,8 @@ class Predictor:
         found = self.measured.times(kernel, at, b) if self.measured else None
         if found is None:
             found = self.roofline.times(kernel, at, b)
-        return Answer(np.where(empty, 0.0, found.seconds), np.where(empty, MODELLED, found.sources).astype(np.int8))
+        launches = kernel.launches if isinstance(kernel, Elementwise) else 1
+        return Answer(np.where(empty, 0.0, found.seconds + launches * self.gap), np.where(empty, MODELLED, found.sources).astype(np.int8))
 
     def _beside(self, kernel: Gemm, a: Floats, b: Floats, empty: NDArray[np.bool_]) -> Answer:
         """Small batches pay for the bytes alone: the launches run beside those of the experts."""
@@ -64,16 +70,22 @@ def predictor(pool: Pool, source: str = "auto", causes: Causes = ALL) -> Predict
     """
     if source not in CHOICES:
         raise unknown("source of kernel times", source, CHOICES)
-    fallback = roofline(pool.device)
+    fallback, gap = roofline(pool.device), graph_gap(pool) if causes.graph_gaps else 0.0
     if source == "roofline":
-        return Predictor(fallback, None, "the roofline was asked for")
+        return Predictor(fallback, None, "the roofline was asked for", gap)
     database = open_database(pool.device.name, pool.engine.backend, wanted_version(pool))
     if database is not None:
-        return Predictor(fallback, Measured(database, pool.device, causes), "")
+        return Predictor(fallback, Measured(database, pool.device, causes), "", gap)
     missing = "is not installed" if find_systems() is None else f"has no {pool.engine.backend} on {pool.device.name}"
     if source == "measured":
         raise InputError(f"source='measured': the kernel database {missing}; use source='auto'")
-    return Predictor(fallback, None, f"the kernel database {missing}")
+    return Predictor(fallback, None, f"the kernel database {missing}", gap)
+
+
+def graph_gap(pool: Pool) -> float:
+    """Seconds between dependent kernels of a replayed graph; TensorRT-LLM's kernels start their prologue early
+    (programmatic dependent launch)."""
+    return EARLY_GAP if pool.engine.backend == "trtllm" and pool.device.sm_version >= 90 else GAP
 
 
 def wanted_version(pool: Pool) -> str:

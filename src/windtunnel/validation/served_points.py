@@ -16,7 +16,7 @@ The file records neither server flags nor always the version. Three things are t
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,9 @@ QUANTIZED = {
     ("Qwen/Qwen3.5-397B-A17B", "fp8"): "fp8_block",
 }
 """Quantised checkpoints that the catalogue lacks: the 16-bit model with its weights in this format."""
+
+CASTING = {("openai/gpt-oss-120b", "b200_sxm")}
+"""Served with 8-bit activations beside mxfp4 weights (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1)."""
 
 FP8_KV = {"kv_cache_dtype": "fp8"}
 MEM = {share: {"gpu_memory_utilization": share} for share in (0.8, 0.82, 0.85)}
@@ -137,6 +140,8 @@ class Point:
         model = load_model(name)
         if method := QUANTIZED.get((self.model_path, self.precision)):
             model = model.with_quantization(Quantization(method))
+        if (self.model_path, self.system) in CASTING and model.quantization is not None:
+            model = model.with_quantization(replace(model.quantization, weight_only=False))
         quantization = "fp8" if self.precision == "fp8" and model.quantization is None else None
         engine = Engine(
             preset=nearest_preset(self.backend, self.version),
