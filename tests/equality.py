@@ -131,6 +131,8 @@ def _random_times(limits: Limits, lanes: int, rng: np.random.Generator) -> Batch
     chunks = np.unique(np.array([0, 1, 7, limits.max_num_batched_tokens, limits.max_num_batched_tokens + 5]))
     decode = rng.random((seqs, len(contexts)))
     decode[0] = 0
+    mixed = rng.random((seqs, len(contexts)))
+    mixed[0] = 0
     prefill = rng.random((len(chunks), len(contexts)))
     prefill[0] = 0
     graph = int(rng.integers(0, tokens))
@@ -150,6 +152,7 @@ def _random_times(limits: Limits, lanes: int, rng: np.random.Generator) -> Batch
             np.arange(tokens) <= graph, np.minimum(-(-np.arange(tokens) // 8) * 8, graph), np.arange(tokens)
         ),
         graph_tokens=graph,
+        mixed_attention=mixed,
     )
 
 

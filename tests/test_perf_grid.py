@@ -16,8 +16,8 @@ from windtunnel.perf.answer import SOURCES
 from windtunnel.perf.axes import axes, octave_knots
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.database import find_systems
+from windtunnel.perf.fusion import GROUPS
 from windtunnel.perf.grid import tabulate
-from windtunnel.perf.operators import GROUPS
 from windtunnel.perf.tables import PARTS, Tabulated
 
 real = pytest.mark.skipif(find_systems() is None, reason="the kernel database is not installed")

@@ -7,8 +7,9 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model, model_names
 from windtunnel.perf.costs import flops
+from windtunnel.perf.fusion import GROUPS, Operator
 from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, LatentAttention, Quantize, SparseAttention
-from windtunnel.perf.operators import GROUPS, Operator, operators
+from windtunnel.perf.operators import operators
 
 ONE, ZERO = np.ones(1), np.zeros(1)
 

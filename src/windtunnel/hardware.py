@@ -51,6 +51,8 @@ class Device:
     """What a program sees as total memory; 0 means ``memory_bytes``."""
     sm_version: int = 0
     """CUDA compute capability × 10; 0 if the device is not NVIDIA's."""
+    multiprocessors: int = 0
+    """Streaming multiprocessors or compute units; 0: unknown."""
     price_per_hour: float = 0.0
     """USD per GPU and hour; 0: unknown."""
     price_source: str = ""
@@ -159,9 +161,15 @@ def _device(name: str, table: Mapping[str, Any]) -> Device:
         target, factor = UNITS.get(key, (key, 1.0))
         values[target] = _converted(name, key, value, factor)
     required = {f.name for f in fields(Device)} - {"name"}
-    optional = {"usable_memory_bytes", "gpus_per_domain", "sm_version", "aliases", "vendor", "source"} | {
-        f"price_{part}" for part in ("per_hour", "source", "date")
-    }
+    optional = {
+        "usable_memory_bytes",
+        "gpus_per_domain",
+        "sm_version",
+        "multiprocessors",
+        "aliases",
+        "vendor",
+        "source",
+    } | {f"price_{part}" for part in ("per_hour", "source", "date")}
     missing = sorted(required - optional - set(values))
     if missing:
         written = {target: key for key, (target, _) in UNITS.items()}
@@ -183,7 +191,7 @@ def _converted(name: str, key: str, value: Any, factor: float) -> Any:
         return tuple(value)
     if text:
         return value
-    whole = key.endswith("_gib") or key in ("sm_version", "gpus_per_node", "gpus_per_domain")
+    whole = key.endswith("_gib") or key in ("sm_version", "multiprocessors", "gpus_per_node", "gpus_per_domain")
     return int(value * factor) if whole else float(value * factor)
 
 

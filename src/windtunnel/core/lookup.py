@@ -9,13 +9,13 @@ Array = Any
 
 
 @kernel
-def decode_time(pool: Any, floats: Array, integers: Array, decodes: int, kv_tokens: int) -> float:
-    """Decode attention; see BatchTimes.decode."""
+def decode_time(pool: Any, floats: Array, integers: Array, table: int, decodes: int, kv_tokens: int) -> float:
+    """Decode attention by one of its two tables; see BatchTimes.decode."""
     if decodes == 0:
         return 0.0
     j = integers[pool.context_index + (kv_tokens // decodes) // 16]
     knot = integers[pool.context_knots + j]
-    at = pool.decode_attention + decodes * pool.num_contexts + j
+    at = table + decodes * pool.num_contexts + j
     low = floats[at]
     slope = (floats[at + 1] - low) / float(decodes * (integers[pool.context_knots + j + 1] - knot))
     return low + slope * float(kv_tokens - decodes * knot)
@@ -46,10 +46,10 @@ def rank_time(
     if lane.chunks == 0:
         tokens = max(decodes, 1)
         time = floats[pool.decode_tokens + tokens]
-        time = time + decode_time(pool, floats, integers, tokens, kv_tokens)
+        time = time + decode_time(pool, floats, integers, pool.decode_attention, tokens, kv_tokens)
         return time + floats[pool.sequences + tokens]
     time = floats[pool.mixed_tokens + decodes + lane.chunk_tokens]
-    time = time + decode_time(pool, floats, integers, decodes, kv_tokens)
+    time = time + decode_time(pool, floats, integers, pool.mixed_attention, decodes, kv_tokens)
     r = lane.first_chunk
     for _ in range(lane.chunks):
         time = time + prefill_time(pool, floats, integers, requests[r].chunk, requests[r].context)

@@ -18,13 +18,13 @@ def row_time(pool: Any, floats: Array, integers: Array, columns: Array, row: int
     if columns[CHUNK_TOKENS, row] == 0:
         ran = max(decodes, 1)
         time = floats[pool.decode_tokens + ran]
-        time = time + decode_time(pool, floats, integers, ran, kv_tokens)
+        time = time + decode_time(pool, floats, integers, pool.decode_attention, ran, kv_tokens)
         return time + floats[pool.sequences + ran]
     tokens = decodes
     for i in range(row, last):
         tokens += columns[CHUNK_TOKENS, i]
     time = floats[pool.mixed_tokens + tokens]
-    time = time + decode_time(pool, floats, integers, decodes, kv_tokens)
+    time = time + decode_time(pool, floats, integers, pool.mixed_attention, decodes, kv_tokens)
     for i in range(row, last):
         n = columns[CHUNK_TOKENS, i]
         time = time + prefill_time(pool, floats, integers, n, columns[CHUNK_CONTEXT, i] + j * n)

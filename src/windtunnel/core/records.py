@@ -39,6 +39,7 @@ POOL = np.dtype(
             "host_overlapped",
             "host_serial",
             "decode_attention",
+            "mixed_attention",
             "prefill_attention",
             "expert_tokens",
             "shortest_step",

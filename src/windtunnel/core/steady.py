@@ -133,10 +133,10 @@ def rank_duration(pool: Any, lane: Any, requests: Array, floats: Array, integers
     if tokens == 0:
         ran = max(decodes, 1)
         time = floats[pool.decode_tokens + ran]
-        time = time + decode_time(pool, floats, integers, ran, lane.kv_tokens)
+        time = time + decode_time(pool, floats, integers, pool.decode_attention, ran, lane.kv_tokens)
         return time + floats[pool.sequences + ran]
     time = floats[pool.mixed_tokens + decodes + tokens]
-    time = time + decode_time(pool, floats, integers, decodes, lane.kv_tokens)
+    time = time + decode_time(pool, floats, integers, pool.mixed_attention, decodes, lane.kv_tokens)
     time = time + prefill_time(pool, floats, integers, tokens, requests[lane.partial].context)
     time = time + pool.prefill_base
     return time + floats[pool.sequences + decodes + 1]

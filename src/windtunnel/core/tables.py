@@ -15,6 +15,7 @@ FLOATS = (
     "host_overlapped",
     "host_serial",
     "decode_attention",
+    "mixed_attention",
     "prefill_attention",
     "expert_tokens",
 )

@@ -87,8 +87,8 @@ def effective_model(model: Model, device: Device, engine: Engine) -> Model:
 
 
 def _casts_activations(stored: Quantization, device: Device, engine: Engine) -> bool:
-    """SGLang and TensorRT-LLM multiply mxfp4 experts with 8-bit activations on data-centre Blackwell; vLLM only where it
-    is told to (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8), which a model with ``weight_only`` off stands for."""
+    """SGLang and TensorRT-LLM multiply mxfp4 experts with 8-bit activations on data-centre Blackwell; vLLM only where
+    it is told to (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8), which a model with ``weight_only`` off stands for."""
     return stored.method == "mxfp4" and engine.backend != "vllm" and device.is_blackwell_datacentre
 
 

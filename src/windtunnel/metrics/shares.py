@@ -60,6 +60,7 @@ def _part(parts: Mapping[str, BatchTimes], name: str, times: BatchTimes) -> Batc
         host_overlapped=silent,
         host_serial=silent,
         decode_attention=np.zeros_like(times.decode_attention),
+        mixed_attention=np.zeros_like(times.mixed_attention),
         prefill_attention=np.zeros_like(times.prefill_attention),
         prefill_base=0.0,
         expert_tokens=np.zeros_like(times.expert_tokens),
@@ -73,6 +74,7 @@ def _weighs(table: BatchTimes) -> bool:
         table.sequences,
         table.host_serial,
         table.decode_attention,
+        table.mixed_attention,
         table.prefill_attention,
         table.expert_tokens,
     )

@@ -73,8 +73,8 @@ def _compressed(name: str, config: Json, parts: frozenset[str]) -> Quantization:
     weight_only = not (groups and groups[0].get("input_activations"))
     if kind == "float" and bits == 8:
         method = "fp8_block" if weights.get("strategy") == "block" else "fp8"
-        inputs = groups[0].get("input_activations") if groups else None
-        static = bool(inputs) and not inputs.get("dynamic", True)
+        inputs = (groups[0].get("input_activations") if groups else None) or {"dynamic": True}
+        static = not inputs.get("dynamic", True)
         return Quantization(method, parts, kv_cache_dtype=kv, weight_only=weight_only, static_activations=static)
     if kind == "float" and bits == 4:
         return Quantization("nvfp4" if group == 16 else "mxfp4", parts, kv_cache_dtype=kv, weight_only=weight_only)

@@ -17,6 +17,14 @@ from windtunnel.perf.roofline import bound
 
 TABLES = {"decode": "generation_attention_perf", "prefill": "context_attention_perf"}
 KEYS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
+TILE_ROWS = 64
+"""Rows of the tile that FlashAttention 2 gives each query head of a decode beside chunks."""
+
+LONG_PROMPT = 8192.0
+
+BEYOND_CACHE = 5e8
+"""Bytes that no second-level cache holds (126 MB on B200)."""
+
 QUERY_TILE = 128
 """Rows of queries that one thread block multiplies; the query heads of a group share its rows (FlashAttention 2 and
 3)."""
@@ -37,9 +45,12 @@ class AttentionTable:
     _columns: dict[str, Columns | None] = field(default_factory=dict)
     _planes: dict[Key, Plane] = field(default_factory=dict)
     _curves: dict[Key, Curve] = field(default_factory=dict)
+    _cold: dict[Key, float] = field(default_factory=dict)
 
     def times(self, kernel: Attention, a: Floats, b: Floats) -> Answer | None:
         """Seconds at (a, b) as the kernel's phase means them, or None without a table."""
+        if kernel.tiled:
+            return self._tiled(kernel, a, b)
         key = self._nearest(kernel)
         if key is None:
             return None
@@ -58,6 +69,19 @@ class AttentionTable:
         found = self._decode(kernel, other, key, a, b) if decode else self._prefill(kernel, key, a, b)
         return found if same else found.modelled()
 
+    def _tiled(self, kernel: Attention, a: Floats, b: Floats) -> Answer | None:
+        """Decodes beside chunks: as alone, or all the rows of their tiles at the rate of a long prompt, whichever is
+        more. Neither are keys split nor the query heads of a group packed then (FlashAttention 2, flash_api.cpp)."""
+        alone = self.times(replace(kernel, tiled=False), a, b)
+        prompt = replace(kernel, phase="prefill", tiled=False)
+        long = self.times(prompt, np.full(1, LONG_PROMPT), np.zeros(1))
+        if alone is None or long is None:
+            return alone
+        rate_ = float(flops(prompt, np.full(1, LONG_PROMPT), np.zeros(1))[0]) / float(long.seconds[0])
+        tiles = TILE_ROWS * flops(replace(kernel, tiled=False), a, b) / rate_
+        longer = tiles > alone.seconds
+        return Answer(np.maximum(tiles, alone.seconds), np.where(longer, MODELLED, alone.sources).astype(np.int8))
+
     def _decode(self, kernel: Attention, other: Attention, key: Key, a: Floats, b: Floats) -> Answer:
         """Work is divided by (request, KV head): equal numbers of those take equal time, corrected by the least
         times."""
@@ -66,7 +90,27 @@ class AttentionTable:
         plane = self._planes[key]
         batch = a * (kernel.kv_heads / other.kv_heads)
         keys = np.minimum(b, kernel.window) if kernel.window and not other.window else b
-        return extend(plane, self.device, other, kernel, (a, b), (batch, keys))
+        found = extend(plane, self.device, other, kernel, (a, b), (batch, keys))
+        found = self._uneven(kernel, plane, a, found)
+        if not self.causes.cold_cache:
+            return found
+        if key not in self._cold:
+            self._cold[key] = cold_rate(
+                plane, bytes_moved(other, *np.meshgrid(plane.rows, plane.columns, indexing="ij"))
+            )
+        floor = bytes_moved(kernel, a, b) / self._cold[key]
+        return Answer(np.maximum(found.seconds, floor), found.sources)
+
+    def _uneven(self, kernel: Attention, plane: Plane, a: Floats, found: Answer) -> Answer:
+        """FlashAttention 2 hands blocks of (request, KV head) to multiprocessors in order: the last ends about half a
+        block's time after the even share (list scheduling). Where blocks are fewer than multiprocessors, keys are
+        split into as many parts."""
+        slots = self.device.multiprocessors
+        if not (self.causes.uneven_contexts and slots and flash_attention_2(self.database.backend, self.device)):
+            return found
+        shares = np.maximum(a * kernel.kv_heads, 1.0) / slots
+        late = 0.5 * np.minimum(shares, 1.0 / shares)
+        return Answer(found.seconds + late * np.maximum(found.seconds - float(plane.seconds.min()), 0.0), found.sources)
 
     def _plane(self, other: Attention, key: Key) -> Plane:
         rows = self._rows("decode", key)
@@ -144,6 +188,19 @@ class AttentionTable:
         )
         best = shapes[int(np.argmin(penalty))]
         return int(best[0]), int(best[1]), int(best[2]), int(best[3]), names[int(best[4])]
+
+
+def flash_attention_2(backend: str, device: Device) -> bool:
+    """vLLM before Hopper and on desktop Blackwell; Hopper has FlashAttention 3, which splits and packs mixed batches
+    too, data-centre Blackwell kernels of FlashInfer that serve decodes and chunks apart."""
+    return backend == "vllm" and (80 <= device.sm_version < 90 or device.sm_version >= 120)
+
+
+def cold_rate(plane: Plane, moved: Floats) -> float:
+    """Bytes/s at best for cells that exceed any cache; infinite without such cells."""
+    rates = moved / plane.seconds
+    large = (moved > BEYOND_CACHE) & (plane.known > 0)
+    return float(rates[large].max()) if large.any() else float("inf")
 
 
 def plane_of(kernel: Attending, device: Device, batch: Floats, keys: Floats, seconds: Floats) -> Plane:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.deployment import Pool, capture_sizes, preset
+from windtunnel.perf.attention_table import flash_attention_2
 from windtunnel.perf.batch_times import CONTEXT_STEP, Integers
+from windtunnel.perf.causes import ALL, Causes
 
 KNOTS_PER_OCTAVE = 16
 """Knots between a value and its double: linear interpolation between them is within 0.1 % of a parabola."""
@@ -21,6 +23,8 @@ class Axes:
     """Largest captured graph, 0 without."""
     mixed_graph_tokens: int
     """The same for batches with prefill chunks: 0 where an engine captures decodes only."""
+    one_call: bool
+    """One attention kernel serves decodes and chunks of a batch together (FlashAttention 2)."""
     max_num_seqs: int
     context_knots: Integers
     chunk_knots: Integers
@@ -33,7 +37,7 @@ class Axes:
         return len(self.padded) - 1
 
 
-def axes(pool: Pool) -> Axes:
+def axes(pool: Pool, causes: Causes = ALL) -> Axes:
     """The axes for a pool's limits and captured graphs."""
     engine = pool.engine
     tokens = np.arange(engine.batched_tokens + 1)
@@ -47,6 +51,7 @@ def axes(pool: Pool) -> Axes:
         padded=padded,
         graph_tokens=largest,
         mixed_graph_tokens=largest if preset(engine.preset).graphs_prefill else 0,
+        one_call=causes.mixed_attention and flash_attention_2(pool.engine.backend, pool.device),
         max_num_seqs=min(engine.seqs, engine.batched_tokens),
         context_knots=octave_knots(engine.model_len, CONTEXT_STEP),
         chunk_knots=octave_knots(engine.batched_tokens, 1),

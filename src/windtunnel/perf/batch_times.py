@@ -1,6 +1,6 @@
 """BatchTimes: how long any batch takes, as tables that the engines only look up and interpolate."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,13 @@ class BatchTimes:
     context ``c`` (tokens already in the cache; neither S nor c counts the tokens of this step). Let T = D + Σn, N = D
     + number of chunks, and let i be linear interpolation. The GPU time of the rank is, added in this order,
 
-        tokens[T] + i(decode_attention[D], S/D) + Σ i(prefill_attention, n, c) + prefill_base + sequences[N]
+        tokens[T] + i(attention[D], S/D) + Σ i(prefill_attention, n, c) + prefill_base + sequences[N]
 
-    where ``tokens`` is ``decode_tokens`` without chunks and ``mixed_tokens`` with chunks, and prefill_base is charged
-    once if there are chunks. Ranks in lockstep take the maximum over ranks plus ``expert_tokens`` of the tokens of
-    all ranks: an idle rank runs one dummy token; if the largest rank fits a captured graph, each rank counts
-    ``padded[its maximum]``, otherwise its own tokens. The step then takes max(GPU, host_overlapped[N]) +
-    host_serial[N], N the largest of the ranks.
+    where ``tokens`` and ``attention`` are ``decode_tokens`` and ``decode_attention`` without chunks, ``mixed_tokens``
+    and ``mixed_attention`` with chunks, and prefill_base is charged once if there are chunks. Ranks in lockstep take
+    the maximum over ranks plus ``expert_tokens`` of the tokens of all ranks: an idle rank runs one dummy token; if the
+    largest rank fits a captured graph, each rank counts ``padded[its maximum]``, otherwise its own tokens. The step
+    then takes max(GPU, host_overlapped[N]) + host_serial[N], N the largest of the ranks.
     """
 
     decode_tokens: Floats
@@ -57,18 +57,22 @@ class BatchTimes:
     """[T + 1] tokens after padding to the captured graph, or the tokens themselves where no graph is captured."""
     graph_tokens: int
     """Largest captured graph in tokens; 0 without graphs."""
+    mixed_attention: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    """[N + 1, K] decode attention in a batch with prefill chunks; ``decode_attention`` unless given."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        if not self.mixed_attention.size:
+            object.__setattr__(self, "mixed_attention", self.decode_attention)
+        for entry in fields(self):
+            value = getattr(self, entry.name)
             if isinstance(value, np.ndarray):
                 array = np.ascontiguousarray(value, dtype=np.int64 if value.dtype.kind == "i" else np.float64)
                 if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array >= 0).all()):
                     raise InputError(
-                        f"batch times: {field.name} holds a negative or non-finite time: rebuild the table"
+                        f"batch times: {entry.name} holds a negative or non-finite time: rebuild the table"
                     )
                 array.flags.writeable = False
-                object.__setattr__(self, field.name, array)
+                object.__setattr__(self, entry.name, array)
         _check_knots("context_knots", self.context_knots, CONTEXT_STEP)
         _check_knots("chunk_knots", self.chunk_knots, 1)
         shapes = {
@@ -77,6 +81,7 @@ class BatchTimes:
             "host_overlapped": (self.host_overlapped.shape, self.sequences.shape),
             "host_serial": (self.host_serial.shape, self.sequences.shape),
             "decode_attention": (self.decode_attention.shape, (len(self.sequences), len(self.context_knots))),
+            "mixed_attention": (self.mixed_attention.shape, self.decode_attention.shape),
             "prefill_attention": (self.prefill_attention.shape, (len(self.chunk_knots), len(self.context_knots))),
         }
         for name, (shape, wanted) in shapes.items():
@@ -93,11 +98,12 @@ class BatchTimes:
         """Largest number of requests in a batch that the tables cover."""
         return len(self.sequences) - 1
 
-    def decode(self, decodes: int, kv_tokens: int) -> float:
-        """Decode attention of ``decodes`` requests with ``kv_tokens`` tokens in the cache together, in seconds."""
+    def decode(self, decodes: int, kv_tokens: int, mixed: bool = False) -> float:
+        """Decode attention of ``decodes`` requests with ``kv_tokens`` tokens in the cache together, in seconds;
+        ``mixed``: beside prefill chunks."""
         if decodes == 0:
             return 0.0
-        knots, row = self.context_knots, self.decode_attention[decodes]
+        knots, row = self.context_knots, (self.mixed_attention if mixed else self.decode_attention)[decodes]
         j = self._context_index(kv_tokens // decodes)
         low = float(row[j])
         slope = (float(row[j + 1]) - low) / float(decodes * (int(knots[j + 1]) - int(knots[j])))
@@ -118,7 +124,7 @@ class BatchTimes:
         """GPU seconds of one rank's batch; ``chunks`` are (tokens, context) in batch order."""
         tokens = decodes + sum(n for n, _ in chunks)
         time = float((self.mixed_tokens if chunks else self.decode_tokens)[tokens])
-        time = time + self.decode(decodes, kv_tokens)
+        time = time + self.decode(decodes, kv_tokens, bool(chunks))
         for n, context in chunks:
             time = time + self.prefill(n, context)
         if chunks:

@@ -28,6 +28,8 @@ class Causes:
     measured."""
     mixed_attention: bool = True
     """FlashAttention 2 computes decodes beside a prefill chunk in whole tiles of queries; off: as if alone."""
+    uneven_contexts: bool = True
+    """A call of FlashAttention 2 ends with the block of its longest request; off: work is shared evenly."""
     rank_synchronisation: bool = True
     """Data-parallel ranks agree on every step and exchange routing beside tokens; off: only the tokens."""
     graph_gaps: bool = True

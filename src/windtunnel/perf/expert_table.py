@@ -9,6 +9,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import INTERPOLATED, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.costs import experts_touched
 from windtunnel.perf.curves import Curve
 from windtunnel.perf.database import Database
 from windtunnel.perf.expert_rows import ExpertRows, Shape
@@ -34,6 +35,9 @@ ENGINES = ("vllm", "sglang", "trtllm")
 FASTER = 1.25
 """Another engine's measurement of the same format counts where it is this many times faster in the median: engines
 ship the same libraries (Triton, CUTLASS, trtllm-gen, DeepGEMM, Marlin), and users keep the fastest that they have."""
+
+MOST_TOUCHED = 0.98
+"""Share of the experts beyond which a batch counts as touching all."""
 
 SUSPECT = 1.2
 """A quantised curve that takes longer than this times its bfloat16 sibling, in the median, is a slow kernel that no
@@ -82,12 +86,27 @@ class ExpertTable:
             return self._from_nearest(kernel, lane, a)
         curve, engine = chosen
         found = curve.times(a, bound(kernel, self.device, a, np.zeros_like(a)))
+        found = self._touching(kernel, lane, engine, a, found)
         if lane != "bfloat16" and self._suspect(kernel, curve):
             return self._typical(kernel, lane, a, found)
         if engine == self.database.backend:
             return found
         self._note(f"{lane} experts {_text(kernel)}: kernels as measured by {engine} on {self.database.system}")
         return Answer(found.seconds, np.maximum(found.sources, INTERPOLATED))
+
+    def _touching(self, kernel: Experts, lane: str, engine: str, a: Floats, found: Answer) -> Answer:
+        """At least the time of as many experts as independent tokens touch: the measured power law reads fewer weights
+        in small batches, and even choice, which never meets twice, more."""
+        even = self._of(engine).curve(kernel, lane, "balanced") if self.causes.expert_imbalance else None
+        if even is None:
+            return found
+        touched = experts_touched(kernel, a) * kernel.ep / kernel.top_k
+        same = np.clip(np.minimum(touched, a), even.knots[0], even.knots[-1])
+        small = touched * kernel.top_k < MOST_TOUCHED * kernel.num_experts
+        least = even.times(same, bound(kernel, self.device, same, np.zeros_like(same))).seconds
+        longer = small & (least > found.seconds)
+        sources = np.where(longer, np.maximum(found.sources, INTERPOLATED), found.sources).astype(np.int8)
+        return Answer(np.where(longer, least, found.seconds), sources)
 
     def _best(self, kernel: Experts, lane: str) -> tuple[Curve, str] | None:
         """The curve of this very shape and its engine: the own, unless another's is FASTER; None where nobody has

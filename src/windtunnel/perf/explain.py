@@ -13,10 +13,11 @@ from windtunnel.perf.axes import Axes, axes
 from windtunnel.perf.batch import Batch
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.costs import bytes_moved, describe, flops, rate
+from windtunnel.perf.fusion import Operator
 from windtunnel.perf.grid import decode_answer, dispatch, prefill_answer, prefill_base, token_answer
 from windtunnel.perf.host import host_cost
 from windtunnel.perf.kernels import Collective
-from windtunnel.perf.operators import Operator, operators
+from windtunnel.perf.operators import operators
 from windtunnel.perf.predictor import Predictor, predictor
 from windtunnel.perf.roofline import bound, link_bandwidth
 
@@ -74,7 +75,7 @@ def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
     if waits:
         rows.append(_host("launch_wait", "layers that the host launches", waits))
     gpu = sum(row.seconds for row in rows)
-    overlapped, serial = host_cost(bool(pool.engine.async_scheduling)).tables(ax.max_num_seqs)
+    overlapped, serial = host_cost(bool(pool.engine.async_scheduling), pool.lockstep).tables(ax.max_num_seqs)
     if overlapped[batch.sequences] > gpu:
         wait = float(overlapped[batch.sequences]) - gpu
         rows.append(_host("host_wait", "scheduling, input preparation, output", wait))

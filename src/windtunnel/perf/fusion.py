@@ -38,6 +38,8 @@ def fused(pool: Pool, causes: Causes, operators: Iterable[Operator]) -> Iterator
             continue
         if operator.name == "quantize_attention" and cast_with_attention:
             continue
+        if operator.name == "choice_all_gather" and not causes.rank_synchronisation:
+            continue
         if isinstance(kernel, Elementwise) and operator.name == "norm" and reduces:
             yield replace(operator, kernel=replace(kernel, launches=0))
         elif operator.name.startswith("shared_") and causes.shared_expert_overlap:
@@ -56,8 +58,9 @@ def _fuses_all_reduce(pool: Pool) -> bool:
 def _fuses_casts(pool: Pool) -> tuple[bool, bool]:
     """Whether the cast to 8 bits rides on the norm or activation before it, and on attention.
 
-    A static scale needs no search: norms, activations and TensorRT-LLM's attention write 8 bits at once. vLLM's compiler
-    makes one kernel of a norm and a search per token; scales per block or for 4 bits are kernels of their own.
+    A static scale needs no search: norms, activations and TensorRT-LLM's attention write 8 bits at once. vLLM's
+    compiler makes one kernel of a norm and a search per token; scales per block or for 4 bits are kernels of their
+    own.
     """
     quantization, backend = pool.model.quantization, pool.engine.backend
     if quantization is None or quantization.method != "fp8":

@@ -10,6 +10,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.costs import STORED_BYTES
 from windtunnel.perf.curves import Curve, blend
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Gemm, Quantize
@@ -31,6 +32,10 @@ ENGINES = ("vllm", "sglang", "trtllm")
 
 REPAIRED = 1.3
 """How much faster another engine's kernel must be to stand in for a point."""
+
+FEW_ROWS = 16
+BEYOND_CACHE = 2.5e8
+"""Bytes of weights that no second-level cache holds (126 MB on B200)."""
 
 OUTLIER = 1.5
 """More rows never need less work: a point this many times slower than one with more rows is dropped. Tiles and waves
@@ -55,6 +60,21 @@ class GemmGrid:
         i, j = int(np.searchsorted(self.n, n)), int(np.searchsorted(self.k, k))
         least = bound(Gemm(n, k, self.dtype), device, rows, np.zeros_like(rows))
         return np.asarray(least / np.exp(self.log_efficiency[i, j, np.searchsorted(self.rows, rows)]))
+
+    def cold_rate(self, device: Device) -> float:
+        """Bytes/s at best of products whose weights exceed any cache; infinite without such shapes."""
+        n, k = np.meshgrid(self.n, self.k, indexing="ij")
+        weights = n * k * STORED_BYTES[self.dtype]
+        few = self.rows <= FEW_ROWS
+        if not (weights > BEYOND_CACHE).any() or not few.any():
+            return float("inf")
+        row = float(self.rows[few][-1])
+        pairs = [(int(i), int(j)) for i, j in np.argwhere(weights > BEYOND_CACHE)]
+        rates = [
+            weights[i, j] / self.seconds(device, int(self.n[i]), int(self.k[j]), np.array([row]))[0] for i, j in pairs
+        ]
+        best = float(np.nanmax(rates)) if np.isfinite(rates).any() else 0.0
+        return best or float("inf")
 
     def on(self, grid: "GemmGrid") -> NDArray[np.float64]:
         """Log efficiencies at the points of another grid, NaN where this one has none."""
@@ -120,6 +140,9 @@ class GemmTable:
             return None
         curve, exact, inside = found
         result = curve.times(a, bound(kernel, self._device, a, np.zeros_like(a)))
+        if self._causes.cold_cache and grid is not None:
+            floor = kernel.n * kernel.k * STORED_BYTES[kernel.dtype] / grid.cold_rate(self._device)
+            result = Answer(np.maximum(result.seconds, floor), result.sources)
         if exact and lane not in self._borrowed:
             return result
         return Answer(result.seconds, np.maximum(result.sources, 1)) if inside else result.modelled()
@@ -138,18 +161,22 @@ class GemmTable:
         outliers, and tables that time the cast of the activations too (TensorRT-LLM's)."""
         if grid is None or not self._causes.kernel_choice or lane == "bfloat16":
             return grid
-        best = grid.log_efficiency.copy()
+        best, known, donors = grid.log_efficiency.copy(), np.isfinite(grid.log_efficiency), []
         for backend in ENGINES:
             other = self._build(lane, backend) if backend != self._database.backend else None
-            if other is not None:
-                faster = other.on(grid) - best
-                best = np.where(faster > np.log(REPAIRED), best + np.nan_to_num(faster), best)
-        changed = best != grid.log_efficiency
-        if np.nansum(changed & np.isfinite(grid.log_efficiency)) > 0.5 * np.isfinite(grid.log_efficiency).sum():
+            if other is None:
+                continue
+            faster = np.nan_to_num(other.on(grid) - best) * known
+            better = faster > np.log(REPAIRED)
+            best = np.where(better, best + faster, best)
+            donors += [backend] if better.any() else []
+        if 2 * (known & (best != grid.log_efficiency)).sum() > known.sum():
             self._borrowed.add(lane)
             mine = f"{self._database.backend} {self._database.version} on {self._database.system}"
-            self.notes.append(f"{lane} gemms of {mine}: most are slower than another engine's kernels, which are used")
-        return replace(grid, log_efficiency=np.where(np.isfinite(grid.log_efficiency), best, np.nan))
+            self.notes.append(
+                f"{lane} gemms of {mine}: most are slower than those of {', '.join(donors)}, which are used"
+            )
+        return replace(grid, log_efficiency=best)
 
     def _borrow(self, lane: str, plain: GemmGrid) -> GemmGrid | None:
         """The same products as another engine's build measured them, where this engine's times are those of its

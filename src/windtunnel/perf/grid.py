@@ -13,8 +13,10 @@ from windtunnel.perf.axes import Axes, axes
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.cache import cache_key, load, store
 from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.fusion import GROUPS, Operator
 from windtunnel.perf.host import dispatch_floor, host_cost
-from windtunnel.perf.operators import GROUPS, Operator, operators
+from windtunnel.perf.kernels import Attention, Kernel
+from windtunnel.perf.operators import operators
 from windtunnel.perf.predictor import Predictor, eager, predictor, wanted_version
 from windtunnel.perf.tables import Sums, Tabulated, total
 
@@ -40,7 +42,7 @@ def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None, causes
 
 def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
     """Ask the predictor for every operator of the pool and lay the answers on tables."""
-    ax = axes(pool)
+    ax = axes(pool, causes)
     by_source = {name: Sums(ax) for name in SOURCES}
     by_group = {group: Sums(ax) for group in GROUPS}
     provenance = []
@@ -64,7 +66,7 @@ def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
         eager_decode = np.where(np.arange(len(ax.padded)) > ax.graph_tokens, launch, 0.0)
         by_source["modelled"].add("decode_tokens", eager_decode)
         by_group["other"].add("decode_tokens", eager_decode)
-    host = host_cost(bool(pool.engine.async_scheduling), causes).tables(ax.max_num_seqs)
+    host = host_cost(bool(pool.engine.async_scheduling), pool.lockstep, causes).tables(ax.max_num_seqs)
     return Tabulated(
         times=total(by_source).times(*host),
         sources={name: sums.times() for name, sums in by_source.items()},
@@ -92,7 +94,10 @@ def answers(operator: Operator, ax: Axes, predictor: Predictor) -> dict[str, Ans
             return {"sequences": predictor.times(operator.kernel, n, np.zeros_like(n))}
         case "decode":
             a, b = np.meshgrid(np.arange(ax.max_num_seqs + 1), ax.context_knots, indexing="ij")
-            return {"decode_attention": decode_answer(operator, a, b, predictor)}
+            found = decode_answer(operator, a, b, predictor)
+            beside = replace(operator, kernel=beside_prefill(operator.kernel)) if ax.one_call else operator
+            mixed = found if beside == operator else decode_answer(beside, a, b, predictor)
+            return {"decode_attention": found, "mixed_attention": mixed}
         case _:
             a, b = np.meshgrid(ax.chunk_knots, ax.context_knots, indexing="ij")
             return {"prefill_attention": prefill_answer(operator, a, b, predictor)}
@@ -117,6 +122,11 @@ def token_answer(operator: Operator, tokens: Integers, padded: Integers, graph: 
 def decode_answer(operator: Operator, a: NDArray[Any], b: NDArray[Any], predictor: Predictor) -> Answer:
     """Decode attention of ``a`` requests with ``b`` tokens in the cache each: the token of this step is a key too."""
     return predictor.times(operator.kernel, a.astype(float), b.astype(float) + 1.0)
+
+
+def beside_prefill(kernel: Kernel) -> Kernel:
+    """Decode attention in a call that also serves prefill chunks."""
+    return replace(kernel, tiled=True) if isinstance(kernel, Attention) else kernel
 
 
 def prefill_answer(operator: Operator, a: NDArray[Any], b: NDArray[Any], predictor: Predictor) -> Answer:

@@ -5,7 +5,7 @@ holds them calls itself modelled; ``host_overlapped`` and ``host_serial`` are se
 calibrate them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,8 +61,14 @@ def dispatch_floor(layers: int, kernels_per_layer: float, captured: bool, compil
     return layers * (DISPATCH_ATTENTION + kernels_per_layer * kernel)
 
 
-def host_cost(async_scheduling: bool, causes: Causes = ALL) -> HostCost:
-    """The host work of an engine that schedules asynchronously, or not."""
+AGREEMENT = 1e-3
+"""Seconds that ranks in lockstep take to agree on a step: an all-reduce of token counts between processes on the host
+(gloo), and the wait for the slower one's preparation (vLLM's dp_utils.py, coordinate_batch_across_dp)."""
+
+
+def host_cost(async_scheduling: bool, lockstep: bool = False, causes: Causes = ALL) -> HostCost:
+    """The host work of an engine that schedules asynchronously, or not, with ranks in lockstep, or not."""
     if not causes.host_overhead:
         return HostCost(0.0, 0.0, 0.0, 0.0)
-    return ASYNCHRONOUS if async_scheduling else SYNCHRONOUS
+    chosen = ASYNCHRONOUS if async_scheduling else SYNCHRONOUS
+    return replace(chosen, serial=chosen.serial + AGREEMENT) if lockstep and causes.rank_synchronisation else chosen

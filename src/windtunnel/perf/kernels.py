@@ -54,6 +54,8 @@ class Attention:
     window: int = 0
     """A query sees only so many keys; 0: all."""
     kv_dtype: str = "bfloat16"
+    tiled: bool = False
+    """A decode beside prefill chunks in one call of FlashAttention 2: every query fills a tile of its own."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Collective
 from windtunnel.perf.roofline import bound
 
-
 ENGINES = ("vllm", "sglang", "trtllm")
 
 

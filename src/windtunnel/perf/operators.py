@@ -9,9 +9,7 @@ from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf import kernels
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import RATES, STORED_BYTES
-from windtunnel.perf.fusion import GROUPS as GROUPS
-from windtunnel.perf.fusion import Operator as Operator
-from windtunnel.perf.fusion import fused
+from windtunnel.perf.fusion import Operator, fused
 from windtunnel.perf.kernels import (
     Collective,
     Elementwise,
@@ -171,6 +169,8 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
     if pool.lockstep:  # vLLM's default allgather_reducescatter: every rank sees the tokens of all
         gather = Collective("all_gather", engine.data_parallel_size, hidden)
         yield Operator("expert_all_gather", "communication", phase, 1, gather)
+        choices = Collective("all_gather", engine.data_parallel_size, 4 * moe.top_k)  # 32-bit weights and indices
+        yield Operator("choice_all_gather", "communication", phase, 1, choices)
     yield Operator("experts", "experts", phase, 1, kernel)
     if pool.lockstep:
         scatter = Collective("reduce_scatter", engine.data_parallel_size, hidden)

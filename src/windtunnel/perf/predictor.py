@@ -46,7 +46,10 @@ class Predictor:
         if found is None:
             found = self.roofline.times(kernel, at, b)
         launches = kernel.launches if isinstance(kernel, Elementwise) else 1
-        return Answer(np.where(empty, 0.0, found.seconds + launches * self.gap), np.where(empty, MODELLED, found.sources).astype(np.int8))
+        return Answer(
+            np.where(empty, 0.0, found.seconds + launches * self.gap),
+            np.where(empty, MODELLED, found.sources).astype(np.int8),
+        )
 
     def _beside(self, kernel: Gemm, a: Floats, b: Floats, empty: NDArray[np.bool_]) -> Answer:
         """Small batches pay for the bytes alone: the launches run beside those of the experts."""

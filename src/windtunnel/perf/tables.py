@@ -9,7 +9,10 @@ from windtunnel.perf.answer import SOURCES
 from windtunnel.perf.axes import Axes
 from windtunnel.perf.batch_times import BatchTimes, Floats
 
-PARTS = ("decode_tokens", "mixed_tokens", "sequences", "decode_attention", "prefill_attention", "expert_tokens")
+PARTS = (
+    *("decode_tokens", "mixed_tokens", "sequences"),
+    *("decode_attention", "mixed_attention", "prefill_attention", "expert_tokens"),
+)
 """The tables of BatchTimes that hold GPU seconds, and so the tables that are split by source and by group."""
 
 
@@ -69,6 +72,7 @@ def part_shapes(ax: Axes) -> dict[str, tuple[int, ...]]:
         "mixed_tokens": (tokens,),
         "sequences": (sequences,),
         "decode_attention": (sequences, contexts),
+        "mixed_attention": (sequences, contexts),
         "prefill_attention": (len(ax.chunk_knots), contexts),
         "expert_tokens": (ax.ranks * ax.max_num_batched_tokens + 1 if ax.ranks > 1 else 1,),
     }
