@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound, rate_bound
-from windtunnel.plan.ladder import climb, highest
+from windtunnel.plan.ladder import highest
 from windtunnel.plan.objective import Climb, Objective
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
@@ -72,9 +72,8 @@ class Job:
     question: Question
     objective: Objective
     contenders: Sequence[Contender]
-    standards: tuple[Standing, ...]
-    """The best that are known, as many as are wanted exactly."""
-    top: int
+    standard: Standing | None
+    """What a candidate must beat to be looked at more closely; None while everything is."""
     known: Mapping[str, Outcome]
 
 
@@ -100,17 +99,15 @@ class Report:
 
 
 def race(job: Job) -> Report:
-    """Ask every candidate of a job, each against the best of all before it."""
-    report, standards = Report(), job.standards
+    """Ask every candidate of a job, each against the same standard."""
+    report = Report()
     with _stopwatch(report):
         for contender in job.contenders:
             try:
-                entry = _race_one(contender, job, standards, report)
+                entry = _race_one(contender, job, report)
             except InputError as error:
                 entry = Entry(contender.candidate.index, "refused", -math.inf, reason=str(error))
             report.entries.append(entry)
-            if entry.status == "exact" and entry.step is not None:
-                standards = best_of((*standards, entry.standing), job.top)
     return report
 
 
@@ -142,12 +139,14 @@ def _lowest(steps: Climb, index: int, standard: Standing) -> int | None:
     return low if low <= steps.high else None
 
 
-def _race_one(contender: Contender, job: Job, standards: Sequence[Standing], report: Report) -> Entry:
-    candidate, standard = contender.candidate, threshold(standards, job.top)
+def _race_one(contender: Contender, job: Job, report: Report) -> Entry:
+    """First the least that beats the standard; where that holds, the bisection of everything, as brute force does it,
+    so that a score never depends on what it was compared with."""
+    candidate = contender.candidate
     steps = job.objective.climb(candidate, contender.bound, job.question)
     if steps is None:
         return impossible(contender)
-    start = start_of(steps, candidate.index, standard)
+    start = start_of(steps, candidate.index, job.standard)
     if start is None:
         return Entry(candidate.index, "bounded", steps.promise(steps.high))
     pools = deployment_key(candidate.deployment, job.question.perf)
@@ -155,13 +154,12 @@ def _race_one(contender: Contender, job: Job, standards: Sequence[Standing], rep
 
     def holds(step: int) -> bool:
         if step not in tried:
-            tried[step] = _ask(job, pools, steps.trial(step), report)
+            tried[step] = ask(job.question, job.known, pools, steps.trial(step), report)
         return tried[step].met
 
-    full = standard is None or start == steps.low
-    step = highest(holds, steps.low, steps.high) if full else climb(holds, start, steps.high)
-    if step is None and not full:
+    if start > steps.low and not holds(start):
         return Entry(candidate.index, "beaten", steps.promise(start - 1), missed=tried[start])
+    step = highest(holds, steps.low, steps.high)
     if step is None:
         return Entry(candidate.index, "exact", -math.inf, missed=tried[steps.low])
     score = steps.score(step, tried[step])
@@ -173,17 +171,19 @@ def impossible(contender: Contender) -> Entry:
     return Entry(contender.candidate.index, "impossible", -math.inf, stretch=contender.bound.stretch)
 
 
-def _ask(job: Job, pools: str, what: tuple[Deployment, float], report: Report) -> Outcome:
+def ask(
+    question: Question, known: Mapping[str, Outcome], pools: str, what: tuple[Deployment, float], report: Report
+) -> Outcome:
     """The outcome of a trial: known, or simulated and added to the report."""
     deployment, rate = what
-    key = trial_key(job.question, pools, deployment, rate)
+    key = trial_key(question, pools, deployment, rate)
     if key in report.asked:
         return report.asked[key].outcome
-    if key in job.known:
+    if key in known:
         report.reused += 1
-        return job.known[key]
+        return known[key]
     began = time.process_time()
-    outcome = trial(job.question, deployment, rate, tables_of(deployment, job.question.perf, pools))
+    outcome = trial(question, deployment, rate, tables_of(deployment, question.perf, pools))
     report.asked[key] = Asked(pools, deployment.replicas, outcome, time.process_time() - began)
     return outcome
 

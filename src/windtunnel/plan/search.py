@@ -2,12 +2,13 @@
 
 1. What cannot run is pruned with its reason (``Space.enumerate``).
 2. Every candidate gets a bound (``rate_bound``): a score that it cannot exceed, without a simulation.
-3. Candidates race in the order of their bounds. Each is asked first for the least that would put it among the best
+3. Candidates race in the order of their bounds, in rounds. Each is asked first for the least that would put it among the best
    ``top``; most fail at this one simulation. The search ends when no bound is better than the worst of the best.
 
 The result is that of simulating everything, because a candidate leaves only when its bound or a failed trial shows that
 it is not among the best; a failed trial shows that under one assumption, that of every bisection: what fails at a rate
-fails at higher ones. Ties go to the first in the order of the space, whatever the order in which workers finish.
+fails at higher ones. The same search simulates the same trials on any executor, killed and resumed or not. Ties go to
+the first in the order of the space.
 """
 
 import time
@@ -169,19 +170,28 @@ class _Hunt:
         self.store.record_bounds(self.question.digest, rows)
 
     def race(self) -> None:
-        """Race the candidates in the order of their bounds."""
-        waiting = self._ranked()
+        """Race the candidates in the order of their bounds, in rounds that double.
+
+        All of a round meet the same standard. So which trials are simulated does not depend on how many workers there
+        are, on which is faster, or on what the store holds.
+        """
+        waiting, size = self._ranked(), 1
         self.pace = 0.0
+        while waiting := self._drop_bounded(waiting):
+            self._round(waiting[:size], threshold(self.standards, self.top))
+            waiting, size = waiting[size:], 2 * size
+        self._show()
+
+    def _round(self, waiting: list[Contender], standard: Standing | None) -> None:
         while waiting or self.crew.under_way:
-            waiting = self._drop_bounded(waiting)
             claimed = True
             while waiting and self.crew.room and claimed:
-                claimed, waiting = self._hand_in(waiting)
+                claimed, waiting = self._hand_in(waiting, standard)
             if self.crew.under_way:
                 for job, report in self.crew.results(LOOK):
                     assert isinstance(job, Job) and isinstance(report, Report)
                     self._take(job, report)
-            elif waiting:
+            else:
                 time.sleep(LOOK)
             self._show()
 
@@ -217,7 +227,7 @@ class _Hunt:
             index = contender.candidate.index
             self.entries[index] = Entry(index, "bounded", steps.promise(steps.high))
 
-    def _hand_in(self, waiting: list[Contender]) -> tuple[bool, list[Contender]]:
+    def _hand_in(self, waiting: list[Contender], standard: Standing | None) -> tuple[bool, list[Contender]]:
         """Hand in the first of those that no other search is asking; whether there were any."""
         size = self._chunk(len(waiting))
         free = self.store.claim(self.question.digest, [self.pools[one.candidate.index] for one in waiting[:size]])
@@ -226,7 +236,7 @@ class _Hunt:
         if not mine:
             return False, waiting
         known = self.store.known(self.question.digest, free)
-        self.crew.submit(Job(self.question, self.objective, tuple(mine), self.standards, self.top, known))
+        self.crew.submit(Job(self.question, self.objective, tuple(mine), standard, known))
         return True, theirs + waiting[size:]
 
     def _take(self, job: Job, report: Report) -> None:

@@ -1,0 +1,74 @@
+"""Drift: the same space under other loads. Where the best deployment changes, and what keeping the old one costs."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from windtunnel.plan.answer import Answer
+from windtunnel.plan.executors import Team
+from windtunnel.plan.objective import Objective
+from windtunnel.plan.question import Question
+from windtunnel.plan.race import Contender, Job, race
+from windtunnel.plan.search import Watch, search
+from windtunnel.plan.space import Enumeration
+from windtunnel.plan.store import Store
+
+
+@dataclass(frozen=True, eq=False)
+class Drift:
+    """The best deployment of each load, and how it does under the others."""
+
+    answers: Mapping[str, Answer]
+    """By name of the load."""
+    regrets: Mapping[str, Mapping[str, float]]
+    """regrets[a][b]: the share of the best value under load b that is lost by keeping the winner of load a; 1: it does
+    not keep the limits there at all. For costs, the share by which it costs more; infinite where it cannot serve."""
+
+
+def drift(
+    enumeration: Enumeration,
+    questions: Mapping[str, Question],
+    objective: Objective,
+    *,
+    store: Store | None = None,
+    team: Team | None = None,
+    watch: Watch | None = None,
+) -> Drift:
+    """Search under each load, and ask each winner for its value under every other.
+
+    Raises:
+        InputError: as ``search``.
+    """
+    kept = store or Store()
+    answers = {
+        name: search(enumeration, question, objective, store=kept, team=team, watch=watch)
+        for name, question in questions.items()
+    }
+    winners = {name: answer.best.index for name, answer in answers.items() if answer.best}
+    regrets = {
+        old: {new: _regret(answers[new], index, kept) for new in questions if new in winners}
+        for old, index in winners.items()
+    }
+    return Drift(answers, regrets)
+
+
+def _regret(answer: Answer, index: int, store: Store) -> float:
+    """What is lost by deploying this candidate instead of the answer's best."""
+    best = answer.best
+    assert best is not None
+    if index == best.index:
+        return 0.0
+    score = _score(answer, answer.contenders.get(index), store)
+    if best.promise > 0:
+        return 1.0 - max(score, 0.0) / best.promise
+    return math.inf if math.isinf(score) else score / best.promise - 1.0
+
+
+def _score(answer: Answer, contender: Contender | None, store: Store) -> float:
+    """The score of one candidate, exactly."""
+    if contender is None:
+        return -math.inf
+    known = store.known(answer.question.digest, [])
+    report = race(Job(answer.question, answer.objective, (contender,), None, known))
+    store.record(answer.question.digest, report.asked)
+    return report.entries[0].promise

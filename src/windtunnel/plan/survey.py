@@ -1,0 +1,81 @@
+"""Survey: the most promising candidates at a range of rates, whatever the limits, for plots and for limits to come."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from windtunnel.deployment import SLO
+from windtunnel.plan.answer import Answer
+from windtunnel.plan.bound import rate_bound
+from windtunnel.plan.crew import Crew
+from windtunnel.plan.executors import Team
+from windtunnel.plan.outcome import Outcome
+from windtunnel.plan.question import Question
+from windtunnel.plan.race import Report, ask
+from windtunnel.plan.space import Candidate
+from windtunnel.plan.store import Store
+from windtunnel.plan.trial import deployment_key, tables_of
+
+MOST = 32
+"""Candidates of a survey: those with the best promises."""
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Rates, as shares of what one replica could compute at best."""
+
+
+@dataclass(frozen=True, eq=False)
+class Surveyed:
+    """One replica of a candidate at several rates."""
+
+    index: int
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True)
+class SurveyJob:
+    """Candidates, and what is known of them."""
+
+    question: Question
+    candidates: Sequence[Candidate]
+    known: Mapping[str, Outcome]
+
+
+@dataclass
+class SurveyReport:
+    """What comes back: outcomes by candidate, and the new ones by key."""
+
+    surveyed: list[Surveyed]
+    report: Report
+
+
+def survey(answer: Answer, store: Store, team: Team, most: int = MOST) -> tuple[Surveyed, ...]:
+    """One replica of each of the best candidates, at rates up to its bound, in the order of their promises."""
+    free = replace(answer.question, slo=SLO())
+    entries = [entry for entry in answer.entries.values() if entry.status not in ("impossible", "refused")]
+    order = sorted(entries, key=lambda entry: (-entry.promise, entry.index))[:most]
+    candidates = [answer.contenders[entry.index].candidate for entry in order]
+    crew: Crew[SurveyJob, SurveyReport] = Crew(team, run_survey)
+    found: dict[int, Surveyed] = {}
+    try:
+        for candidate in candidates:
+            pools = deployment_key(candidate.deployment, free.perf)
+            crew.submit(SurveyJob(free, (candidate,), store.known(free.digest, [pools])))
+        while crew.under_way:
+            for _, back in crew.results(1.0):
+                store.record(free.digest, back.report.asked)
+                found |= {one.index: one for one in back.surveyed}
+    finally:
+        crew.stop()
+    return tuple(found[candidate.index] for candidate in candidates)
+
+
+def run_survey(job: SurveyJob) -> SurveyReport:
+    """The trials of a job, in a worker."""
+    report, surveyed = Report(), []
+    for candidate in job.candidates:
+        one = candidate.scaled(1)
+        pools = deployment_key(one, job.question.perf)
+        bound = rate_bound(one, job.question, tables_of(one, job.question.perf, pools)).rate
+        levels = [job.question.level(share * bound) for share in SHARES]
+        rates = sorted({job.question.rate(level) for level in levels})
+        outcomes = [ask(job.question, job.known, pools, (one, rate), report) for rate in rates]
+        surveyed.append(Surveyed(candidate.index, tuple(outcomes)))
+    return SurveyReport(surveyed, report)
