@@ -17,6 +17,7 @@ from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals
 if TYPE_CHECKING:
     from windtunnel.plan.advice import Advice
     from windtunnel.plan.answer import Answer
+    from windtunnel.plan.drift import Drift
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
     from windtunnel.plan.space import Space
@@ -43,6 +44,9 @@ class Wanted:
     """Find every candidate's value, for comparison; many more simulations."""
     tolerance: float = 0.01
     """Rates are told apart by this share."""
+    what_if: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
+    """Other loads: a trace, @RATE for another target rate, or TRACE@RATE. Says where the best changes, and what keeping
+    the first one costs."""
     seeds: int = 3
     """Repeat the winner's capacity under so many seeds, for its confidence interval."""
 
@@ -121,8 +125,11 @@ def plan(
     """
     from windtunnel.cli.plan_show import show_plan, watching
     from windtunnel.plan.advice import advise
+    from windtunnel.plan.drift import drift
     from windtunnel.plan.search import search
     from windtunnel.plan.store import Store
+    from windtunnel.plan.survey import survey
+    from windtunnel.report.plan import write_plan
 
     if kept.report is not None:
         check_file("report", kept.report)
@@ -147,13 +154,21 @@ def plan(
             team = cluster.team()
             answer = search(enumeration, question, objective, top=top, store=store, team=team, watch=watch)
         store.finish(name, answer.to_json())
-    with progress("looking at the winner"):
-        seeds = range(asked.seed, asked.seed + wanted.seeds)
-        advice = advise(answer, asked.workload, seeds if drawn(asked) else ())
+        with progress("looking at the winner"):
+            seeds = range(asked.seed, asked.seed + wanted.seeds)
+            advice = advise(answer, asked.workload, seeds if drawn(asked) else ())
+        drifted = None
+        if wanted.what_if:
+            with progress("searching under other loads"):
+                cases = {"this load": (question, objective)} | cases_of(load, wanted, found, question)
+                drifted = drift(enumeration, cases, store=store, team=cluster.team())
+        if kept.report is not None:
+            with progress("writing the page"):
+                write_plan(kept.report, answer, advice, survey(answer, store, cluster.team()), drifted)
     if as_json:
-        show_json(document(answer, advice))
+        show_json(document(answer, advice, drifted))
     else:
-        show_plan(answer, advice)
+        show_plan(answer, advice, drifted)
     return DONE if answer.best else MISSED
 
 
@@ -208,8 +223,26 @@ def space_of(
     return load_space(file, model, devices_file)
 
 
-def document(answer: "Answer", advice: "Advice | None") -> dict[str, Any]:
+def cases_of(
+    load: Load, wanted: Wanted, space: "Space", question: "Question"
+) -> "dict[str, tuple[Question, Objective]]":
+    """The other loads, by the words they were given in."""
+    found = {}
+    for text in wanted.what_if:
+        trace, at, rate_text = text.partition("@")
+        if at and not rate_text.replace(".", "", 1).isdigit():
+            raise InputError(f"what_if {text!r}: must be TRACE, @RATE or TRACE@RATE, e.g. azure-code@20")
+        rate = float(rate_text) if at else wanted.target_request_rate
+        asked = replace(wanted, target_request_rate=rate)
+        other = replace(load, trace=trace, random_input_len=None, random_output_len=None) if trace else load
+        workload = load_of(other, asked).workload()
+        found[text] = (question.under(workload, question.seed), asked.goal(space, workload))
+    return found
+
+
+def document(answer: "Answer", advice: "Advice | None", drifted: "Drift | None") -> dict[str, Any]:
     """The JSON document of a search."""
     from windtunnel.plan.advice import advice_json
 
-    return answer.to_json() | {"advice": advice_json(answer, advice)}
+    found = answer.to_json() | {"advice": advice_json(answer, advice)}
+    return found | ({"what_if": drifted.to_json()} if drifted else {})

@@ -11,9 +11,11 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from windtunnel.plan.advice import Advice, describe
+from windtunnel.plan.advice import Advice, describe, percent
 from windtunnel.plan.answer import Answer
+from windtunnel.plan.drift import Drift
 from windtunnel.plan.search import Progress, Watch
+from windtunnel.report.plan_figures import SHORT, label
 from windtunnel.report.serve_line import serve_line
 from windtunnel.terminal import facts_grid, number, show, table
 
@@ -27,15 +29,6 @@ WORDS = {
     "impossible": "cannot keep the limits for one request alone",
     "refused": "refused",
 }
-SHORT = {
-    "tensor_parallel_size": "TP",
-    "pipeline_parallel_size": "PP",
-    "data_parallel_size": "DP",
-    "enable_expert_parallel": "EP",
-    "max_num_seqs": "seqs",
-    "max_num_batched_tokens": "tokens",
-}
-"""Axes whose names would make a table too wide."""
 REASONS = 6
 """Reasons that are listed."""
 
@@ -65,7 +58,7 @@ def view(name: str, progress: Progress) -> Group:
     return Group(Text(lines[0], style="bold"), bar, *(Text(line) for line in lines[1:]))
 
 
-def show_plan(answer: Answer, advice: Advice | None) -> None:
+def show_plan(answer: Answer, advice: Advice | None, drifted: Drift | None = None) -> None:
     """The ranked table, and what follows from it."""
     head = f"{answer.enumeration.size:,} configurations, {answer.trials:,} simulations in {number(answer.seconds)} s"
     parts: list[Table | str] = [
@@ -77,7 +70,20 @@ def show_plan(answer: Answer, advice: Advice | None) -> None:
         return
     parts += [_ranking(answer), _facts(answer, advice)]
     pools = advice.run.manifest["pools"]
-    show(*parts, *(serve_line(pool) for pool in pools), *_remarks(advice))
+    more = [_regrets(drifted)] if drifted else []
+    show(*parts, *(serve_line(pool) for pool in pools), *more, *_remarks(advice))
+
+
+def _regrets(drifted: Drift) -> "Table":
+    """What is lost by keeping the winner of a row under the load of a column."""
+    names = list(drifted.answers)
+    rows = []
+    for old in drifted.regrets:
+        best = drifted.answers[old].best
+        assert best is not None
+        lost = [percent(drifted.regrets[old].get(new, math.nan)) for new in names]
+        rows.append((old, label(drifted.answers[old], best.index), *lost))
+    return table(["the winner of", "", *(f"loses under {name}" for name in names)], rows, left=2)
 
 
 def _counts(answer: Answer) -> "Table":
@@ -141,7 +147,7 @@ def _remarks(advice: Advice) -> list[str]:
 def _nothing(answer: Answer) -> list[str]:
     closest = answer.closest()
     if closest is None:
-        return ["no configuration keeps the limits"]
+        return ["no configuration keeps the limits, however long: too many requests do not fit (see max_model_len)"]
     entry, stretch = closest
     name = answer.contenders[entry.index].candidate.name
     missed = entry.missed.binding() if entry.missed else None

@@ -10,7 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics import Interval, clean
 from windtunnel.plan.answer import Answer
 from windtunnel.plan.bottleneck import Finding, bottlenecks
-from windtunnel.plan.capacity import capacity_interval
+from windtunnel.plan.capacity import capacity, capacity_interval
 from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import Margin, Outcome, measure
 from windtunnel.plan.race import Entry, Standing, start_of
@@ -35,7 +35,7 @@ class Advice:
     findings: tuple[Finding, ...]
     """What limits it, the most telling first."""
     binding: Margin | None
-    """The limit that breaks first beyond that step; None where no step beyond it was asked."""
+    """The limit that breaks first beyond that step, or at a higher rate; None where every rate holds."""
     routing: str
     cheaper: str
     """What the next cheaper candidate fails at."""
@@ -59,6 +59,8 @@ def advise(
     if workloads is not None and len(seeds) > 1:
         interval = capacity_interval(deployment, answer.question, workloads, seeds)
     missed = _whole(answer, best)
+    if missed is None:
+        missed = _beyond(answer, deployment)
     return Advice(
         entry=best,
         deployment=deployment,
@@ -70,6 +72,14 @@ def advise(
         cheaper=_cheaper(answer, best, deployment),
         interval=interval,
     )
+
+
+def _beyond(answer: Answer, deployment: Deployment) -> Outcome | None:
+    """The trial at the lowest rate that is too much for a deployment."""
+    found = capacity(deployment, answer.question).missed
+    if found is None or not found.stopped:
+        return found
+    return trial_whole(answer, deployment, found.rate)
 
 
 def _whole(answer: Answer, entry: Entry, step: int | None = None) -> Outcome | None:

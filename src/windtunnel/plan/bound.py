@@ -57,6 +57,8 @@ class Work:
     """Decode steps: output_tokens − 1."""
     context: Floats
     """Tokens in the cache before the first of them."""
+    refused: NDArray[np.bool_]
+    """Which do not fit and are refused: they do no work, and miss every limit of a request."""
 
     @property
     def read(self) -> Floats:
@@ -88,6 +90,7 @@ def _work(pool: Pool, workload: Workload) -> Work:
         prompt=np.where(fits, prompt, 0.0),
         steps=np.where(fits, output - 1, 0).astype(np.float64),
         context=np.where(fits, workload.prompt_tokens, 0).astype(np.float64),
+        refused=~fits,
     )
 
 
@@ -151,8 +154,9 @@ def _least_stretch(lines: Envelope, work: Work, question: Question) -> float:
             found.append(float(np.percentile(floors[name][measured], level)) / seconds)
     limits = question.slo.limits
     if limits:
-        worst = np.max([floors[name][measured] / limit for name, limit in limits.items()], axis=0)
-        found.append(at_share(worst, question.attainment))
+        worst = np.max([floors[name] / limit for name, limit in limits.items()], axis=0)
+        worst[work.refused] = math.inf
+        found.append(at_share(worst[measured], question.attainment))
     return max(found)
 
 

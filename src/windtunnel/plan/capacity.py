@@ -58,7 +58,7 @@ def capacity(deployment: Deployment, question: Question, tables: Tables | None =
         return asked[level].met
 
     low, high = rate_levels(question, bound.rate)
-    level = highest(holds, low, high)
+    level = highest(holds, low, high) if holds(low) else None
     if level is None:
         return Capacity(0.0, None, asked[low], len(asked))
     if level == high:

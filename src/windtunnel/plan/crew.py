@@ -11,6 +11,8 @@ from windtunnel.plan.executors import Team, WorkerLost
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
+BROKEN = (BrokenProcessPool, EOFError, OSError)
+"""What an executor raises whose processes are gone; the latter two while it starts one."""
 ATTEMPTS = 5
 """How often a job is handed in before the search gives up on it."""
 
@@ -26,12 +28,14 @@ class Crew(Generic[Job, Result]):
         """Executors that broke."""
 
     def submit(self, job: Job, attempt: int = 1) -> None:
-        """Hand a job in."""
+        """Hand a job in; to a new executor where this one has just broken."""
         try:
             self.under_way[self.executor.submit(self.work, job)] = (job, attempt)
-        except BrokenProcessPool:
+        except BROKEN as error:
+            if attempt >= ATTEMPTS:
+                raise WorkerLost(f"no process takes jobs any more: {error}") from error
             self._replace()
-            self.under_way[self.executor.submit(self.work, job)] = (job, attempt)
+            self.submit(job, attempt + 1)
 
     @property
     def room(self) -> int:

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from windtunnel.metrics import clean
 from windtunnel.plan.answer import Answer
 from windtunnel.plan.executors import Team
 from windtunnel.plan.objective import Objective
@@ -24,17 +26,25 @@ class Drift:
     """regrets[a][b]: the share of the best value under load b that is lost by keeping the winner of load a; 1: it does
     not keep the limits there at all. For costs, the share by which it costs more; infinite where it cannot serve."""
 
+    def to_json(self) -> dict[str, Any]:
+        """For JSON."""
+        best = {
+            name: dict(answer.contenders[answer.best.index].candidate.settings) if answer.best else None
+            for name, answer in self.answers.items()
+        }
+        document: dict[str, Any] = clean({"best": best, "regrets": self.regrets})
+        return document
+
 
 def drift(
     enumeration: Enumeration,
-    questions: Mapping[str, Question],
-    objective: Objective,
+    cases: Mapping[str, tuple[Question, Objective]],
     *,
     store: Store | None = None,
     team: Team | None = None,
     watch: Watch | None = None,
 ) -> Drift:
-    """Search under each load, and ask each winner for its value under every other.
+    """Search for each case (a load, and what is best under it), and ask each winner for its value under every other.
 
     Raises:
         InputError: as ``search``.
@@ -42,11 +52,11 @@ def drift(
     kept = store or Store()
     answers = {
         name: search(enumeration, question, objective, store=kept, team=team, watch=watch)
-        for name, question in questions.items()
+        for name, (question, objective) in cases.items()
     }
     winners = {name: answer.best.index for name, answer in answers.items() if answer.best}
     regrets = {
-        old: {new: _regret(answers[new], index, kept) for new in questions if new in winners}
+        old: {new: _regret(answers[new], index, kept) for new in cases if new in winners}
         for old, index in winners.items()
     }
     return Drift(answers, regrets)

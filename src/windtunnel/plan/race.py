@@ -159,7 +159,7 @@ def _race_one(contender: Contender, job: Job, report: Report) -> Entry:
 
     if start > steps.low and not holds(start):
         return Entry(candidate.index, "beaten", steps.promise(start - 1), missed=tried[start])
-    step = highest(holds, steps.low, steps.high)
+    step = highest(holds, steps.low, steps.high) if holds(steps.low) else None
     if step is None:
         return Entry(candidate.index, "exact", -math.inf, missed=tried[steps.low])
     score = steps.score(step, tried[step])

@@ -2,8 +2,8 @@
 
 1. What cannot run is pruned with its reason (``Space.enumerate``).
 2. Every candidate gets a bound (``rate_bound``): a score that it cannot exceed, without a simulation.
-3. Candidates race in the order of their bounds, in rounds. Each is asked first for the least that would put it among the best
-   ``top``; most fail at this one simulation. The search ends when no bound is better than the worst of the best.
+3. Candidates race in the order of their bounds, in rounds. Each is asked first for the least that would put it among
+   the best ``top``; most fail at this one simulation. The search ends when no bound is better than the worst of those.
 
 The result is that of simulating everything, because a candidate leaves only when its bound or a failed trial shows that
 it is not among the best; a failed trial shows that under one assumption, that of every bisection: what fails at a rate

@@ -15,8 +15,8 @@ from windtunnel.plan.space import Candidate
 from windtunnel.plan.store import Store
 from windtunnel.plan.trial import deployment_key, tables_of
 
-MOST = 32
-"""Candidates of a survey: those with the best promises."""
+MOST = 48
+"""Candidates of a survey."""
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Rates, as shares of what one replica could compute at best."""
 
@@ -47,11 +47,9 @@ class SurveyReport:
 
 
 def survey(answer: Answer, store: Store, team: Team, most: int = MOST) -> tuple[Surveyed, ...]:
-    """One replica of each of the best candidates, at rates up to its bound, in the order of their promises."""
+    """One replica of each of the most promising candidates, at rates up to its bound."""
     free = replace(answer.question, slo=SLO())
-    entries = [entry for entry in answer.entries.values() if entry.status not in ("impossible", "refused")]
-    order = sorted(entries, key=lambda entry: (-entry.promise, entry.index))[:most]
-    candidates = [answer.contenders[entry.index].candidate for entry in order]
+    candidates = promising(answer, most)
     crew: Crew[SurveyJob, SurveyReport] = Crew(team, run_survey)
     found: dict[int, Surveyed] = {}
     try:
@@ -65,6 +63,21 @@ def survey(answer: Answer, store: Store, team: Team, most: int = MOST) -> tuple[
     finally:
         crew.stop()
     return tuple(found[candidate.index] for candidate in candidates)
+
+
+def promising(answer: Answer, most: int) -> list[Candidate]:
+    """Candidates by promise; the best of each device, parallelism and batch cap go before others of the same."""
+    entries = [entry for entry in answer.entries.values() if entry.status not in ("impossible", "refused")]
+    order = sorted(entries, key=lambda entry: (-entry.promise, entry.index))
+    candidates = [answer.contenders[entry.index].candidate for entry in order]
+    seen: dict[tuple[object, ...], int] = {}
+    turns = []
+    for place, candidate in enumerate(candidates):
+        pool = candidate.deployment.pools[0]
+        key = (pool.device.name, pool.engine.tensor_parallel_size, pool.engine.pipeline_parallel_size, pool.engine.seqs)
+        turns.append((seen.get(key, 0), place))
+        seen[key] = seen.get(key, 0) + 1
+    return [candidates[place] for _, place in sorted(turns)[:most]]
 
 
 def run_survey(job: SurveyJob) -> SurveyReport:

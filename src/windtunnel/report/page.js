@@ -26,8 +26,9 @@
       if (trace.type === "bar") {
         copy.marker = { color: colour, line: { width: 0 } };
         copy.textfont = { color: dark.matches ? "#11151b" : "#ffffff", size: 12 };
-      } else {
+      } else if (trace.type !== "heatmap") {
         copy.line = Object.assign({}, trace.line, { color: colour });
+        if (trace.mode === "markers") copy.marker = Object.assign({ color: colour }, trace.marker);
         if (trace.error_x) copy.error_x = Object.assign({}, trace.error_x, { color: colour });
       }
       return copy;
@@ -52,8 +53,14 @@
     return { data, layout };
   }
 
-  function draw() {
+  window.drawFigure = function (name, figure) {
+    figures[name] = figure;
+    draw(name);
+  };
+
+  function draw(only) {
     for (const [name, figure] of Object.entries(figures)) {
+      if (typeof only === "string" && name !== only) continue;
       const place = document.getElementById(name);
       const { data, layout } = themed(figure);
       Plotly.react(place, data, layout, {

@@ -14,8 +14,9 @@ FOLDER = Path(__file__).parent
 CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
-def page(title: str, sections: Iterable[str], figures: Mapping[str, Figure]) -> str:
-    """The whole page: sections of HTML, and the figures that go into their places, see ``plot``.
+def page(title: str, sections: Iterable[str], figures: Mapping[str, Figure], own: str = "") -> str:
+    """The whole page: sections of HTML, and the figures that go into their places, see ``plot``; ``own`` is what the
+    page brings along, see ``script``.
 
     Raises:
         InputError: plotly is not installed.
@@ -28,8 +29,14 @@ def page(title: str, sections: Iterable[str], figures: Mapping[str, Figure]) -> 
         f'<link rel="icon" href="data:,"><style>{_text("page.css")}</style></head>\n<body><main>'
         + "\n".join(sections)
         + f'</main>\n<script type="application/json" id="figures">{plots}</script>\n<script>{_plotly()}</script>\n'
-        f"<script>{_text('page.js')}</script>\n</body></html>\n"
+        f"<script>{_text('page.js')}</script>\n{own}</body></html>\n"
     )
+
+
+def script(name: str, data: object) -> str:
+    """A script of this folder, and the data that it finds under the same name."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+    return f'<script type="application/json" id="{name}-data">{text}</script>\n<script>{_text(name + ".js")}</script>\n'
 
 
 def plot(name: str, title: str, kind: str, caption: str = "") -> str:

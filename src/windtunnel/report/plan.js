@@ -1,0 +1,145 @@
+"use strict";
+(function () {
+  const data = JSON.parse(document.getElementById("plan-data").textContent);
+  const box = document.getElementById("limits");
+  if (!box) return;
+  const most = 400;
+
+  function inputs() {
+    for (const metric of data.metrics) {
+      const asked = data.slo[metric] || {};
+      const label = document.createElement("label");
+      label.append(metric + " ");
+      const choice = document.createElement("select");
+      choice.id = "statistic-" + metric;
+      for (const statistic of data.statistics) choice.add(new Option(statistic, statistic));
+      choice.value = asked.statistic || "p90";
+      const limit = document.createElement("input");
+      Object.assign(limit, { type: "number", min: 0, step: "any", id: "limit-" + metric, placeholder: "none" });
+      if (asked.limit) limit.value = Number((asked.limit * 1000).toPrecision(6));
+      label.append(choice, " ≤ ", limit, " ms");
+      box.append(label);
+      for (const field of [choice, limit]) field.addEventListener("input", recompute);
+    }
+  }
+
+  function limits() {
+    return data.metrics.map((metric) => ({
+      metric,
+      column: data.statistics.indexOf(document.getElementById("statistic-" + metric).value),
+      limit: Number(document.getElementById("limit-" + metric).value) / 1000,
+    })).filter((one) => one.limit > 0);
+  }
+
+  // How far a point uses the limits: the largest value / limit; more than 1 where one is broken or the queue grows.
+  function use(point, wanted) {
+    let worst = point.steady ? 0 : Infinity;
+    for (const { metric, column, limit } of wanted) {
+      const value = point.values[metric][column];
+      worst = Math.max(worst, value === null ? Infinity : value / limit);
+    }
+    return worst;
+  }
+
+  // The rate up to which the limits hold: linear in the use between the last point that holds and the next.
+  function capacity(configuration, wanted) {
+    let held = 0, used = 0;
+    for (const point of configuration.points) {
+      const now = use(point, wanted);
+      if (now > 1) {
+        if (held === 0 || !isFinite(now)) return held;
+        return held + (point.rate - held) * (1 - used) / (now - used);
+      }
+      held = point.rate;
+      used = now;
+    }
+    return held;
+  }
+
+  function number(value) {
+    return value >= 100 ? value.toFixed(0) : value.toPrecision(3);
+  }
+
+  function rows(found) {
+    const body = document.getElementById("slice-rows");
+    body.replaceChildren();
+    for (const one of found.slice(0, 8)) {
+      const row = body.insertRow();
+      const cells = [one.name, one.gpus, one.price ? number(one.price) : "–", number(one.rate), one.price ? number(one.rate / one.price) : "–"];
+      for (const text of cells) row.insertCell().textContent = text;
+    }
+    const none = document.getElementById("slice-none");
+    none.textContent = found.length ? "" : "No surveyed configuration keeps these limits.";
+  }
+
+  function cost(found) {
+    const priced = found.filter((one) => one.price);
+    const top = 4 * Math.max(...priced.map((one) => one.rate), 1);
+    const loads = Array.from({ length: most }, (_, i) => top * (i + 1) / most);
+    const lines = priced.slice(0, 6).map((one, place) => ({
+      type: "scatter", mode: "lines", name: one.name, meta: place, x: loads, line: { shape: "hv", width: 1.8 },
+      y: loads.map((load) => Math.ceil(load / one.rate - 1e-9) * one.price),
+      hovertemplate: one.name + "<br>%{x:.3g} requests/s: $%{y:.3g}/h<extra></extra>",
+    }));
+    window.drawFigure("cost", {
+      data: lines,
+      layout: { xaxis: { title: { text: "requests/s" } }, yaxis: { title: { text: "$ per hour" }, rangemode: "tozero" }, hovermode: "closest" },
+    });
+  }
+
+  function capacities(found) {
+    const shown = found.slice(0, 40).reverse();
+    window.drawFigure("capacities", {
+      data: [{
+        type: "bar", orientation: "h", x: shown.map((one) => one.rate), y: shown.map((one) => one.name), meta: 0,
+        hovertemplate: "%{y}<br>%{x:.4g} requests/s<extra></extra>",
+      }],
+      layout: {
+        xaxis: { title: { text: "requests/s" } }, yaxis: { tickfont: { size: 10 } }, showlegend: false,
+        margin: { l: 280, r: 14, t: 22, b: 46 }, height: Math.max(200, 60 + 17 * shown.length),
+      },
+    });
+  }
+
+  function heat(found) {
+    const device = found.length ? found[0].device : "";
+    const cells = new Map();
+    for (const one of found.filter((one) => one.device === device)) {
+      const key = one.tp + "/" + one.seqs, value = worth(one);
+      if (!(cells.get(key) >= value)) cells.set(key, value);
+    }
+    const sorted = (name) => [...new Set(found.map((one) => one[name]))].sort((a, b) => a - b);
+    const rows = sorted("tp"), columns = sorted("seqs");
+    const z = rows.map((tp) => columns.map((seqs) => cells.get(tp + "/" + seqs) || null));
+    window.drawFigure("heat", {
+      data: [{
+        type: "heatmap", x: columns.map(String), y: rows.map((tp) => "TP " + tp), z, colorscale: "Viridis",
+        text: z.map((row) => row.map((value) => value === null ? "" : number(value))), texttemplate: "%{text}",
+        hovertemplate: "%{y}, max_num_seqs %{x}: %{z:.3g} requests/s per " + unit() + "<extra></extra>",
+      }],
+      layout: { xaxis: { title: { text: "max_num_seqs on " + device }, type: "category" }, yaxis: { type: "category" } },
+    });
+  }
+
+  function unit() {
+    return data.configurations.every((one) => one.price) ? "$/h" : "GPU";
+  }
+
+  function worth(one) {
+    return one.rate / (unit() === "$/h" ? one.price : one.gpus);
+  }
+
+  function recompute() {
+    const wanted = limits();
+    const found = data.configurations.map((one) => Object.assign({ rate: capacity(one, wanted) }, one))
+      .filter((one) => one.rate > 0)
+      .sort((a, b) => worth(b) - worth(a));
+    rows(found);
+    cost(found);
+    capacities(found);
+    heat(found);
+  }
+
+  inputs();
+  recompute();
+})();

@@ -1,0 +1,184 @@
+"""One page that tells a whole search: what to deploy, why, and what would win under other limits."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from windtunnel.plan.advice import Advice, describe
+from windtunnel.plan.answer import Answer
+from windtunnel.plan.bottleneck import Finding, bottlenecks
+from windtunnel.plan.drift import Drift
+from windtunnel.plan.outcome import Outcome
+from windtunnel.plan.survey import Surveyed
+from windtunnel.plan.trial import whole_run
+from windtunnel.report.page import page, plot, script, warnings
+from windtunnel.report.plan_figures import label, pareto, slices
+from windtunnel.report.serve_line import serve_line
+from windtunnel.report.words import number, percent, table
+from windtunnel.report.write import write_whole
+
+ABOUT = {
+    "exact": "known exactly",
+    "beaten": "failed what the best do, in one simulation",
+    "bounded": "ruled out by their bound, without a simulation",
+    "impossible": "no request alone keeps the limits",
+    "refused": "refused",
+}
+
+
+def write_plan(
+    path: Path, answer: Answer, advice: Advice | None, surveyed: Sequence[Surveyed], drift: Drift | None = None
+) -> None:
+    """Write the page. Raises InputError if that is not possible."""
+    write_whole(path, [plan_page(answer, advice, surveyed, drift)])
+
+
+def plan_page(answer: Answer, advice: Advice | None, surveyed: Sequence[Surveyed], drift: Drift | None = None) -> str:
+    """The page as text, plotly.js included.
+
+    Raises:
+        InputError: plotly is not installed.
+    """
+    load = answer.question.workload
+    title = f"Best {answer.objective.name}: {load.name}"
+    counted = f"{answer.enumeration.size:,} configurations, {answer.trials + answer.reused:,} simulations"
+    sections = [
+        f'<header><p class="brand">windtunnel plan</p><h1>{escape(title)}</h1>'
+        f'<p class="sub">{counted} of {len(load):,} requests</p>{_verdict(answer, advice)}'
+        f"{warnings(advice.run.manifest['warnings'] if advice else ())}</header>",
+        *_winner(advice),
+        "<h2>Ranking</h2>",
+        f'<div class="panel">{_ranking(answer)}</div>',
+        "<h2>Cost against latency</h2>",
+        plot("pareto", "", "tall", f"One replica at shares of the rate that its bound allows; {_surveyed(surveyed)}."),
+        "<h2>Other limits</h2>",
+        '<div class="panel"><div class="limits" id="limits"></div><table><thead><tr><th>configuration</th><th>GPUs</th>'
+        "<th>$/h</th><th>requests/s</th><th>requests/s per $/h</th></tr></thead><tbody id='slice-rows'></tbody></table>"
+        f'<p class="caption" id="slice-none"></p><p class="caption">Computed in the browser from {_surveyed(surveyed)},'
+        " each at ten rates; between two rates limits are interpolated.</p></div>",
+        plot("cost", "Cost against load", "tall", "As many replicas as the load needs, under these limits."),
+        plot("capacities", "Capacity of each configuration", "free", "One replica, under these limits."),
+        plot("heat", "Tensor parallel size and batch", "tall", "The best of each pair on the winner's device."),
+        "<h2>What limits each</h2>",
+        f'<div class="panel">{_bottlenecks(answer)}</div>',
+        *_drift(drift),
+        "<h2>What was left out</h2>",
+        f'<div class="panel">{_left_out(answer)}</div>',
+        "<footer>windtunnel · simulated, not measured on the device</footer>",
+    ]
+    figures = {
+        "pareto": pareto(answer, surveyed),
+        **{name: {"data": [], "layout": {}} for name in ("cost", "capacities", "heat")},
+    }
+    return page(title, sections, figures, script("plan", slices(answer, surveyed)))
+
+
+def _surveyed(surveyed: Sequence[Surveyed]) -> str:
+    return f"the {len(surveyed)} configurations with the best promises"
+
+
+def _verdict(answer: Answer, advice: Advice | None) -> str:
+    if advice is None:
+        closest = answer.closest()
+        text = "No configuration keeps the limits."
+        if closest:
+            text += f" The closest, {label(answer, closest[0].index)}, needs them {number(closest[1])} times as long."
+        return f'<p class="verdict bad">{escape(text)}</p>'
+    value = f"{number(answer.objective.value(advice.entry.promise))} {answer.objective.unit}"
+    count = f"{advice.deployment.replicas} × " if advice.deployment.replicas > 1 else ""
+    return f'<p class="verdict good">{escape(f"{count}{label(answer, advice.entry.index)}: {value}")}</p>'
+
+
+def _winner(advice: Advice | None) -> list[str]:
+    if advice is None:
+        return []
+    rows = [("rate", f"{number(advice.rate)} requests/s within the limits")]
+    if advice.interval:
+        low, high = number(advice.interval.low), number(advice.interval.high)
+        rows.append(
+            ("capacity over seeds", f"{number(advice.interval.mean)} requests/s, 95 % interval {low} to {high}")
+        )
+    held = advice.entry.held
+    rows += [(margin.name, f"{describe(margin)}") for margin in held.margins] if held else []
+    if advice.binding:
+        rows.append(("breaks first", f"one step further, {describe(advice.binding)}"))
+    rows += [(f"limited by {found.name}", f"{found.evidence}; {found.advice}") for found in advice.findings]
+    rows += [("next cheaper", advice.cheaper), ("routing", advice.routing)]
+    lines = "".join(
+        f'<div class="command"><pre id="serve-{place}">{escape(serve_line(pool))}</pre>'
+        f'<button type="button" data-copy="serve-{place}">Copy</button></div>'
+        for place, pool in enumerate(advice.run.manifest["pools"])
+    )
+    return [
+        "<h2>Deploy</h2>",
+        f'<div class="panel"><h3>Start one replica of {advice.deployment.replicas}</h3>{lines}</div>',
+        "<h2>Why</h2>",
+        f'<div class="panel">{table((), rows, "list")}</div>',
+    ]
+
+
+def _ranking(answer: Answer) -> str:
+    if not answer.ranking:
+        return '<p class="caption">Nothing keeps the limits.</p>'
+    held = answer.ranking[0].held
+    names = [margin.name for margin in held.margins] if held else []
+    rows = []
+    for entry in answer.ranking:
+        deployment, rate = answer.measured(entry)
+        rows.append(
+            (
+                label(answer, entry.index),
+                str(deployment.replicas),
+                str(deployment.gpus),
+                number(deployment.price_per_hour or None),
+                number(rate),
+                number(answer.objective.value(entry.promise)),
+                *_uses(entry.held, names),
+            )
+        )
+    return table(["configuration", "replicas", "GPUs", "$/h", "requests/s", answer.objective.unit, *names], rows)
+
+
+def _uses(held: Outcome | None, names: Sequence[str]) -> list[str]:
+    uses = {margin.name: margin.stretch for margin in held.margins} if held else {}
+    return [percent(uses[name]) if name in uses else "–" for name in names]
+
+
+def _bottlenecks(answer: Answer) -> str:
+    """What limits each of the ranking, simulated once more."""
+    rows = []
+    for entry in answer.ranking:
+        deployment, rate = answer.measured(entry)
+        for place, found in enumerate(bottlenecks(whole_run(answer.question, deployment, rate))):
+            rows.append((label(answer, entry.index) if place == 0 else "", *_finding(found)))
+    return table(["configuration", "limited by", "share", "evidence", "what to change"], rows, "words")
+
+
+def _finding(found: Finding) -> tuple[str, str, str, str]:
+    return found.name, percent(found.share), found.evidence, found.advice
+
+
+def _drift(drift: Drift | None) -> list[str]:
+    if drift is None:
+        return []
+    names = list(drift.answers)
+    winners = [
+        (name, label(answer, answer.best.index) if answer.best else "nothing keeps the limits")
+        for name, answer in drift.answers.items()
+    ]
+    rows = [(old, *(percent(drift.regrets[old].get(new, 1.0)) for new in names)) for old in drift.regrets]
+    return [
+        "<h2>If the load changes</h2>",
+        '<div class="panel"><h3>The best under each load</h3>',
+        table(["load", "configuration"], winners, "words"),
+        '</div><div class="panel" style="margin-top:12px"><h3>What is lost by keeping the winner of a row under the '
+        "load of a column</h3>",
+        table(["winner of", *names], rows),
+        "</div>",
+    ]
+
+
+def _left_out(answer: Answer) -> str:
+    rows = [(f"{count:,}", f"cannot run: {reason}") for reason, count in answer.enumeration.pruned.most_common()]
+    rows += [(f"{count:,}", ABOUT[status]) for status, count in sorted(answer.counts().items())]
+    return table((), rows, "list")

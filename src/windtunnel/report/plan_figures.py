@@ -1,0 +1,141 @@
+"""What the page of a search draws: cost against latency, and the numbers from which it finds winners by itself."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from windtunnel.plan.answer import Answer
+from windtunnel.plan.outcome import Outcome
+from windtunnel.plan.pareto import front
+from windtunnel.plan.survey import Surveyed
+from windtunnel.report.figures import Figure
+
+SHORT = {
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "DP",
+    "enable_expert_parallel": "EP",
+    "max_num_seqs": "seqs",
+    "max_num_batched_tokens": "tokens",
+}
+"""Axes by their short names."""
+
+
+def label(answer: Answer, index: int) -> str:
+    """The settings of a candidate that differ within the space, in short."""
+    axes: dict[str, set[str]] = {}
+    for contender in answer.contenders.values():
+        for axis, value in contender.candidate.settings.items():
+            axes.setdefault(axis, set()).add(repr(value))
+    settings = answer.contenders[index].candidate.settings
+    parts = [f"{SHORT.get(a, a)} {value}" for a, value in settings.items() if len(axes[a]) > 1 and a != "device"]
+    return ", ".join([str(settings["device"]), *parts])
+
+
+def cost_per_million(answer: Answer, index: int, outcome: Outcome) -> float:
+    """USD for a million output tokens of one replica at this rate; NaN without a price."""
+    hourly = answer.contenders[index].candidate.scaled(1).price_per_hour
+    if hourly <= 0 or not outcome.output_throughput > 0:
+        return math.nan
+    return hourly / 3600 / outcome.output_throughput * 1e6
+
+
+def pareto(answer: Answer, surveyed: Sequence[Surveyed]) -> Figure:
+    """Cost against ttft, coloured by tpot; the front over all three stands out. Growing queues are left out."""
+    rows = [(one.index, outcome) for one in surveyed for outcome in one.outcomes if outcome.met]
+    values = np.array(
+        [
+            (
+                cost_per_million(answer, index, outcome),
+                outcome.latencies["ttft"]["p90"] * 1e3,
+                outcome.latencies["tpot"]["p90"] * 1e3,
+            )
+            for index, outcome in rows
+        ]
+    ).reshape(-1, 3)
+    best = set(front(values).tolist())
+    shades = values[:, 2][~np.isnan(values[:, 2])]
+    scale: dict[str, Any] = {
+        "colorscale": "Viridis",
+        "cmin": float(shades.min(initial=0)),
+        "cmax": float(shades.max(initial=1)),
+    }
+    data = []
+    for name, chosen, size, opacity in (("others", False, 6, 0.35), ("Pareto front", True, 10, 1.0)):
+        places = [place for place in range(len(rows)) if (place in best) == chosen and not math.isnan(values[place, 0])]
+        texts = [f"{label(answer, rows[p][0])}<br>{rows[p][1].rate:.3g} requests/s per replica" for p in places]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "x": [round(float(values[p, 0]), 5) for p in places],
+                "y": [round(float(values[p, 1]), 3) for p in places],
+                "text": texts,
+                "marker": scale
+                | {
+                    "size": size,
+                    "opacity": opacity,
+                    "color": [round(float(values[p, 2]), 3) for p in places],
+                    "showscale": chosen,
+                    "colorbar": {"title": {"text": "tpot p90 (ms)"}},
+                    "line": {"width": 1 if chosen else 0},
+                },
+                "hovertemplate": "%{text}<br>$%{x:.3g} per million output tokens<br>ttft p90 %{y:.3g} ms, "
+                "tpot p90 %{marker.color:.3g} ms<extra></extra>",
+            }
+        )
+    return {
+        "data": data,
+        "layout": {
+            "xaxis": {"title": {"text": "$ per million output tokens"}, "type": "log"},
+            "yaxis": {"title": {"text": "ttft p90 (ms)"}, "type": "log"},
+            "hovermode": "closest",
+        },
+    }
+
+
+def slices(answer: Answer, surveyed: Sequence[Surveyed]) -> dict[str, Any]:
+    """What the page needs to find winners under other limits: every surveyed rate with its percentiles."""
+    return {
+        "metrics": ["ttft", "tpot", "itl", "e2el", "queue"],
+        "statistics": ["mean", "p50", "p90", "p95", "p99"],
+        "slo": _asked(answer),
+        "configurations": [_configuration(answer, one) for one in surveyed],
+    }
+
+
+def _asked(answer: Answer) -> dict[str, dict[str, Any]]:
+    """The limits that were asked for, as near as percentiles of a page can say them."""
+    known = ("p50", "p90", "p95", "p99")
+    found: dict[str, dict[str, Any]] = {}
+    for name, limit in answer.question.slo.limits.items():
+        share = 100 * answer.question.attainment
+        found[name] = {"statistic": min(known, key=lambda text: abs(float(text[1:]) - share)), "limit": limit}
+    for name, level, limit in answer.question.slo.percentiles:
+        nearest = min(known, key=lambda text, level=level: abs(float(text[1:]) - level))  # type: ignore[misc]
+        found[name] = {"statistic": nearest, "limit": limit}
+    return found
+
+
+def _configuration(answer: Answer, one: Surveyed) -> dict[str, Any]:
+    replica = answer.contenders[one.index].candidate.scaled(1)
+    return {
+        "name": label(answer, one.index),
+        "price": replica.price_per_hour,
+        "gpus": replica.gpus,
+        "device": replica.pools[0].device.name,
+        "tp": replica.pools[0].engine.tensor_parallel_size,
+        "seqs": replica.pools[0].engine.seqs,
+        "points": [_point(outcome) for outcome in one.outcomes],
+    }
+
+
+def _point(outcome: Outcome) -> dict[str, Any]:
+    def numbers(values: Mapping[str, float]) -> list[float | None]:
+        return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.values()]
+
+    values = {name: numbers(statistics) for name, statistics in outcome.latencies.items()}
+    return {"rate": float(f"{outcome.rate:.5g}"), "steady": outcome.met, "values": values}
