@@ -1,7 +1,8 @@
 """Random cases for the comparison of the reference engine with the compiled core."""
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, get_args
 
 import numpy as np
 from hypothesis import strategies as st
@@ -9,10 +10,35 @@ from hypothesis import strategies as st
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.perf.batch_times import BatchTimes, linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
+from windtunnel.policy.vllm_v1 import AdmissionOrder, Victim
+from windtunnel.reference.batch import Batch
 from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
+
+ORDERS, VICTIMS = get_args(AdmissionOrder), get_args(Victim)
+
+
+class StuckError(Exception):
+    """A scheduler that never goes on: requests of equal priority and arrival preempt each other for ever."""
+
+
+class Impatient(Scheduler):
+    """The scheduler, which raises StuckError instead of trying for ever."""
+
+    silent = 0
+
+    def schedule(self, now: float = 0.0) -> Batch:
+        self.silent += 1
+        if self.silent > 2 * (4 * self.limits.max_model_len + 1000):
+            raise StuckError
+        return super().schedule(now)
+
+    def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
+        emitted, finished = super().update(batch, time)
+        self.silent = 0 if emitted else self.silent
+        return emitted, finished
 
 
 @dataclass(frozen=True)
@@ -34,6 +60,37 @@ class Case:
     follow: Any
     think_time: Any
     max_concurrency: int
+    priority: Any
+    hash_ids: tuple[Any, Any]
+    hash_block_size: int
+
+
+@st.composite
+def policies(draw: st.DrawFn, chunked: bool) -> VllmV1:
+    """Any value of every field, the plain ones more often."""
+    order: tuple[AdmissionOrder, Victim] = draw(
+        st.sampled_from(
+            [("fcfs", "newest"), ("fcfs", "newest"), ("priority", "lowest_priority"), *product(ORDERS, VICTIMS)]
+        )
+    )
+    return VllmV1(
+        chunked_prefill=chunked,
+        skip_unfit_prompts=draw(st.booleans()),
+        reserve_full_prompt=draw(st.booleans()),
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.01, 0.1])),
+        max_num_active_seqs=draw(st.sampled_from([0, 0, 1])),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 7, 40])),
+        adaptive_threshold=draw(st.booleans()),
+        threshold_when_alone=draw(st.booleans()),
+        prefix_caching=draw(st.sampled_from([True, True, False])),
+        plain_blocks_first=draw(st.booleans()),
+        admission_order=order[0],
+        victim=order[1],
+        return_victim_tokens=draw(st.booleans()),
+        track_place=draw(st.booleans()),
+        async_scheduling=draw(st.booleans()),
+        stop_at_last_token=draw(st.booleans()),
+    )
 
 
 @st.composite
@@ -41,37 +98,35 @@ def cases(draw: st.DrawFn) -> Case:
     """Tiny block pools, tied times, overload, closed loops, sessions, ranks in lockstep or not."""
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
+    pressed = draw(st.booleans())  # many requests for blocks that hold about two of the longest
     block_size = draw(st.sampled_from([1, 4, 16]))
-    max_num_seqs = draw(st.sampled_from([1, 2, 4, 8, 16]))
+    max_num_seqs = draw(st.sampled_from([4, 8, 16] if pressed else [1, 2, 4, 8, 16]))
     budget = max_num_seqs + draw(st.sampled_from([0, 1, 5, 16, 64, 200]))
-    max_model_len = draw(st.sampled_from([32, 100, 400]))
+    max_model_len = draw(st.sampled_from([32, 100] if pressed else [32, 100, 400]))
     chunked = draw(st.booleans())
     if not chunked:
         budget = max(budget, max_model_len)
-    limits = Limits(max_num_seqs, budget, max_model_len, draw(st.integers(4, 120)), block_size)
-    policy = VllmV1(
-        chunked_prefill=chunked,
-        reserve_full_prompt=draw(st.booleans()),
-        watermark=draw(st.sampled_from([0.0, 0.0, 0.01, 0.1])),
-        async_scheduling=draw(st.booleans()),
-    )
+    blocks = -(-max_model_len // block_size) * 2 + 1 if pressed else draw(st.integers(4, 120))
+    limits = Limits(max_num_seqs, budget, max_model_len, blocks, block_size)
+    policy = draw(policies(chunked))
     lanes = draw(st.sampled_from([1, 1, 1, 2, 3]))
     lockstep = lanes > 1 and draw(st.booleans())
     n = draw(st.integers(1, 60))
     times = draw(st.sampled_from([_integer_times, _linear_times, _random_times]))(limits, lanes, rng)
-    gap = draw(st.sampled_from([0.0, 1.0, 4.0, 30.0]))
+    gap = draw(st.sampled_from([0.0, 1.0] if pressed else [0.0, 1.0, 4.0, 30.0]))
     arrival: Any = (
         np.cumsum(rng.integers(0, 3, n) * gap) if draw(st.booleans()) else np.cumsum(rng.exponential(gap + 1e-9, n))
     )
-    longest = draw(st.sampled_from([3, 30, max_model_len]))
+    longest = draw(st.sampled_from([3, 30, max_model_len // 2 if pressed else max_model_len]))
     prompt = rng.integers(1, longest + 1, n)
-    output = rng.integers(1, draw(st.sampled_from([2, 20, max_model_len])) + 1, n)
+    output = rng.integers(1, draw(st.sampled_from([max_model_len] if pressed else [2, 20, max_model_len])) + 1, n)
     follow = np.full(n, -1)
     think_time: Any = np.zeros(n)
     loop = draw(st.sampled_from(["open", "open", "concurrency", "sessions", "both"]))
     if loop in ("sessions", "both"):
         follow = _sessions(rng, n)
         think_time = rng.integers(0, 3, n) * float(gap)
+    hash_block_size = draw(st.sampled_from([1, 4, 6, 16, 32]))
     return Case(
         limits=limits,
         policy=policy,
@@ -88,7 +143,25 @@ def cases(draw: st.DrawFn) -> Case:
         follow=follow,
         think_time=think_time,
         max_concurrency=draw(st.integers(1, 12)) if loop in ("concurrency", "both") else 0,
+        priority=rng.integers(0, draw(st.sampled_from([1, 3, 100])), n),
+        hash_ids=_contents(rng, prompt, hash_block_size, draw(st.sampled_from([0.0, 0.3, 0.9]))),
+        hash_block_size=hash_block_size,
     )
+
+
+def _contents(rng: np.random.Generator, prompt: Any, size: int, shared: float) -> tuple[Any, Any]:
+    """A tree of prompts: each next block is the common one with probability ``shared``, else one of few or its own."""
+    numbers: dict[tuple[int, int], int] = {}
+    offsets, values = [0], []
+    for i, tokens in enumerate(prompt):
+        parent = -1
+        for _ in range(int(rng.integers(0, -(-tokens // size) + 1))):
+            drawn = rng.random()
+            branch = 0 if drawn < shared else int(rng.integers(1, 4)) if drawn < (1 + shared) / 2 else 10 + i
+            parent = numbers.setdefault((parent, branch), len(numbers))
+            values.append(parent)
+        offsets.append(len(values))
+    return np.array(offsets), np.array(values, dtype=np.int64)
 
 
 def _sessions(rng: np.random.Generator, n: int) -> Any:
@@ -170,6 +243,9 @@ def by_core(case: Case) -> Record:
         follow=case.follow,
         think_time=case.think_time,
         max_concurrency=case.max_concurrency,
+        priority=case.priority,
+        hash_ids=case.hash_ids,
+        hash_block_size=case.hash_block_size,
     )
     fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
     return run(fleet, demand, case.router, case.uniforms)
@@ -177,22 +253,28 @@ def by_core(case: Case) -> Record:
 
 def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
     """The case on the reference engine."""
-    requests = [
-        Request(
-            i,
-            float(a),
-            int(p),
-            generated(int(p), int(o), case.limits),
-            int(m),
-            not can_ever_run(int(p), int(o), case.limits),
+    offsets, values = case.hash_ids
+    requests = []
+    for i, (arrival, prompt, output) in enumerate(zip(case.arrival, case.prompt, case.output, strict=True)):
+        ids = values[offsets[i] : offsets[i + 1]]
+        contents = (ids[:, None] * case.hash_block_size + np.arange(case.hash_block_size)).ravel()[:prompt]
+        requests.append(
+            Request(
+                id=i,
+                arrival=float(arrival),
+                prompt_tokens=int(prompt),
+                output_tokens=generated(int(prompt), int(output), case.limits),
+                max_tokens=int(case.max_tokens[i]),
+                refused=not can_ever_run(int(prompt), int(output), case.limits),
+                priority=int(case.priority[i]),
+                tokens=tuple(contents.tolist()),
+            )
         )
-        for i, (a, p, o, m) in enumerate(zip(case.arrival, case.prompt, case.output, case.max_tokens, strict=True))
-    ]
     time = table_time(case.times)
 
     def replica() -> Replica:
         depth = 2 if case.policy.async_scheduling else 1
-        ranks = [Scheduler(case.limits, case.policy) for _ in range(case.lanes)]
+        ranks = [Impatient(case.limits, case.policy) for _ in range(case.lanes)]
         if case.lockstep:
             return Replica([Group(ranks, time, depth)])
         return Replica([Group([rank], time, depth) for rank in ranks])

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from equality import Case, by_core, by_reference, cases
+from equality import Case, StuckError, by_core, by_reference, cases
 from hypothesis import HealthCheck, given, settings
 
 from windtunnel.core.engine import Record
 from windtunnel.core.rebuild import rebuild
-from windtunnel.core.records import GONE
+from windtunnel.core.records import DECODING, GONE, PREFILLING, QUEUED
 from windtunnel.core.tables import flatten
 from windtunnel.reference.loop import Replica
 
@@ -15,14 +15,19 @@ RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
 def check_equal(case: Case) -> None:
-    requests, replicas = by_reference(case)
     record = by_core(case)
+    try:
+        requests, replicas = by_reference(case)
+    except StuckError:
+        assert np.isin(record.requests["state"], (QUEUED, PREFILLING, DECODING)).any()
+        return
     for name, field in (
         ("arrival", "arrival"),
         ("scheduled", "scheduled"),
         ("first_token", "first_token"),
         ("finish", "finish"),
         ("preemptions", "preemptions"),
+        ("cached_tokens", "cached_tokens"),
     ):
         expected = np.array([getattr(request, name) for request in requests], dtype=np.float64)
         assert np.array_equal(record.requests[field].astype(np.float64), expected, equal_nan=True), name

@@ -1,16 +1,12 @@
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.errors import InputError
-from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
-from windtunnel.policy.vllm_v1 import SIMULATED_BY_CORE
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
 
@@ -87,20 +83,3 @@ def test_unknown_choices_are_refused(name: str, value: str, words: str) -> None:
 def test_more_active_requests_than_places_are_refused() -> None:
     with pytest.raises(InputError, match="max_num_active_seqs=5: must be ≤ max_num_seqs=4"):
         VllmV1(max_num_active_seqs=5).check(LIMITS)
-
-
-def test_the_core_refuses_what_it_does_not_simulate() -> None:
-    VllmV1(chunked_prefill=False, reserve_full_prompt=False, watermark=0.1, async_scheduling=False).check_core()
-    others: dict[str, Any] = {"admission_order": "priority", "victim": "lowest_priority", "max_num_active_seqs": 1}
-    others |= {"long_prefill_token_threshold": 1, "pipeline_parallel_size": 2}
-    for field in fields(VllmV1):
-        if field.name not in SIMULATED_BY_CORE:
-            value = others.get(field.name, not field.default)
-            with pytest.raises(InputError, match=f"{field.name}={value!r}: not simulated by the compiled core"):
-                with_value(field.name, value).check_core()
-    times = linear(1, 0, 0, 0, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=100)
-    fleet = Fleet((LIMITS,), (VllmV1(prefix_caching=True),), (times,), (1,), (1,), (False,))
-    one = np.ones(1, dtype=np.int64)
-    demand = Demand(np.zeros(1), one, one, np.zeros(1, bool), np.zeros(1, bool), -one, np.zeros(1), 0)
-    with pytest.raises(InputError, match="prefix_caching=True: not simulated by the compiled core"):
-        run(fleet, demand, 0, np.zeros(1))

@@ -2,7 +2,8 @@
 
 So each family's loop holds the code of that family alone, and costs nothing when another one grows. A family is a
 module with four kernels (``enqueue``, ``step``, ``steady_run``, ``update_bound``, described below), the named tuple
-``Arrays`` of what it alone reads and writes, and the function ``arrays`` that builds it before a run.
+``Arrays`` of what it alone reads and writes, and the function ``arrays`` that builds it before a run (or that of
+another module, if the settings are better run by that one).
 """
 
 from types import ModuleType
@@ -10,12 +11,15 @@ from typing import Any
 
 from numba.extending import overload
 
-from windtunnel.core import vllm_v1
+from windtunnel.core import vllm_v1, vllm_v1_full
 from windtunnel.errors import InputError
 from windtunnel.policy import VllmV1
 
 FAMILIES: dict[type, ModuleType] = {VllmV1: vllm_v1}
-"""Type of a scheduler's settings → its module."""
+"""Type of a scheduler's settings → the module that makes its arrays."""
+
+MODULES: tuple[ModuleType, ...] = (vllm_v1, vllm_v1_full)
+"""Every module that runs: the type of the arrays tells which."""
 
 
 def family_of(policies: tuple[Any, ...]) -> ModuleType:
@@ -53,13 +57,13 @@ def update_bound(state: Any, pool: Any, group: Any) -> None:
 
 
 def _module(own: Any) -> ModuleType:
-    return next(module for module in FAMILIES.values() if module.Arrays is type(own))
+    return next(module for module in MODULES if module.Arrays is type(own))
 
 
 def _compiled(state: Any) -> ModuleType:
     """The module by the compiler's type of a State."""
     arrays = state.types[state.fields.index("own")].instance_class
-    return next(module for module in FAMILIES.values() if module.Arrays is arrays)
+    return next(module for module in MODULES if module.Arrays is arrays)
 
 
 @overload(enqueue, strict=False)
@@ -69,12 +73,22 @@ def _enqueue(state: Any, lane: Any, r: Any) -> Any:  # noqa: ARG001 - numba matc
 
 @overload(step, strict=False)
 def _step(state: Any, pool: Any, group: Any) -> Any:  # noqa: ARG001
-    return _compiled(state).step.py_func
+    chosen = _compiled(state).step
+
+    def call(state: Any, pool: Any, group: Any) -> Any:
+        return chosen(state, pool, group)
+
+    return call
 
 
 @overload(steady_run, strict=False)
 def _steady_run(state: Any, pool: Any, group: Any, until: Any) -> Any:  # noqa: ARG001
-    return _compiled(state).steady_run.py_func
+    chosen = _compiled(state).steady_run
+
+    def call(state: Any, pool: Any, group: Any, until: Any) -> Any:
+        return chosen(state, pool, group, until)
+
+    return call
 
 
 @overload(update_bound, strict=False)

@@ -38,10 +38,22 @@ def kernel_folder() -> Path:
 
 
 def kernel(function: Function) -> Function:
-    """Compile ``function`` without the interpreter lock; no fast-math, so additions keep their order."""
+    """Compile ``function`` without the interpreter lock; no fast-math, so additions keep their order.
+
+    It becomes part of every function that calls it: handing over arrays costs more than most kernels do.
+    """
+    return _compiled(function, inline=True)
+
+
+def called_kernel(function: Function) -> Function:
+    """The same for what is large, and either rare or a loop of its own: it is compiled once, not with each caller."""
+    return _compiled(function, inline=False)
+
+
+def _compiled(function: Function, inline: bool) -> Function:
     previous = config.CACHE_DIR  # type: ignore[attr-defined]
     config.CACHE_DIR = str(kernel_folder())  # type: ignore[attr-defined]
     try:
-        return cast(Function, numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function))
+        return cast(Function, numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=inline)(function))
     finally:
         config.CACHE_DIR = previous  # type: ignore[attr-defined]

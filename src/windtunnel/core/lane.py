@@ -55,6 +55,19 @@ def unlink(lane: Any, requests: Array, r: int) -> None:
 
 
 @kernel
+def join(lane: Any, requests: Array, r: int) -> None:
+    """Put a request at the end of the running list."""
+    requests[r].previous = lane.tail
+    requests[r].next = NONE
+    if lane.tail == NONE:
+        lane.head = r
+    else:
+        requests[lane.tail].next = r
+    lane.tail = r
+    lane.running += 1
+
+
+@kernel
 def start_decoding(pool: Any, lane: Any, phases: Array, request: Any) -> None:
     """Count a request, whose context is up to date, among the decodes."""
     request.offset = request.context - lane.clock
@@ -74,13 +87,21 @@ def stop_decoding(pool: Any, lane: Any, phases: Array, request: Any) -> None:
 
 
 @kernel
+def overruns(pool: Any, request: Any) -> bool:
+    """Whether an asynchronous scheduler schedules it once more when its last token is in flight already."""
+    if pool.stop_at_last_token:
+        return request.overruns != 0
+    return request.prompt + request.output < pool.max_model_len
+
+
+@kernel
 def leave(pool: Any, lane: Any, requests: Array, phases: Array, r: int, end: float) -> None:
     """The request's last token is scheduled and arrives at ``end``; it keeps blocks and seat until then.
 
     The context of a request that still decodes is in the clock; one that overruns is scheduled once more.
     """
     request = requests[r]
-    if request.overruns and pool.async_scheduling:
+    if pool.async_scheduling and overruns(pool, request):
         if request.state != DECODING:
             start_decoding(pool, lane, phases, request)
         request.counts = 1
@@ -170,9 +191,12 @@ def fits(pool: Any, lane: Any, requests: Array, budget: int) -> bool:
 
 @kernel
 def add_chunk(lane: Any, requests: Array, r: int, tokens: int) -> None:
-    """Put a prefill chunk of a running request into the step; chunks follow each other in the running list."""
+    """Put a prefill chunk at the end of the step."""
     if lane.chunks == 0:
         lane.first_chunk = r
+    else:
+        requests[lane.last_chunk].next_chunk = r
+    lane.last_chunk = r
     lane.chunks += 1
     lane.chunk_tokens += tokens
     requests[r].chunk = tokens
@@ -186,14 +210,7 @@ def admit(pool: Any, lane: Any, requests: Array, budget: int, start: float) -> N
         request = requests[r]
         lane.queue_head = request.next
         lane.waiting -= 1
-        request.previous = lane.tail
-        request.next = NONE
-        if lane.tail == NONE:
-            lane.head = r
-        else:
-            requests[lane.tail].next = r
-        lane.tail = r
-        lane.running += 1
+        join(lane, requests, r)
         tokens = min(request.prompt + request.generated, budget)
         lane.free -= blocks_of(tokens, pool.block_size)
         request.state = PREFILLING
@@ -246,6 +263,37 @@ def finish_decodes(pool: Any, lane: Any, requests: Array, heap: Array, phases: A
 
 
 @kernel
+def finish_prefill(
+    pool: Any,
+    lane: Any,
+    requests: Array,
+    heap: Array,
+    phases: Array,
+    r: int,
+    end: float,
+    stalls: Array,
+    counters: Array,
+) -> None:
+    """All known tokens of a request are computed: it gets one more at ``end``."""
+    request = requests[r]
+    request.generated += 1
+    if request.generated == 1:
+        request.first_token = end
+    else:
+        stall = stalls[counters[STALLS]]
+        stall.request = r
+        stall.last_token = request.last_token
+        stall.resumed_token = end
+        counters[STALLS] += 1
+    if request.generated == request.output:
+        leave(pool, lane, requests, phases, r, end)
+    else:
+        request.state = DECODING
+        start_decoding(pool, lane, phases, request)
+        push(heap, lane, lane.clock + request.output - request.generated, r)
+
+
+@kernel
 def finish_chunks(
     pool: Any, lane: Any, requests: Array, heap: Array, phases: Array, end: float, stalls: Array, counters: Array
 ) -> None:
@@ -254,24 +302,10 @@ def finish_chunks(
     lane.partial = NONE
     for _ in range(lane.chunks):
         request = requests[r]
-        following = request.next
+        following = request.next_chunk
         request.context += request.chunk
         if request.context < request.prompt + request.generated:
             lane.partial = r
         else:
-            request.generated += 1
-            if request.generated == 1:
-                request.first_token = end
-            else:
-                stall = stalls[counters[STALLS]]
-                stall.request = r
-                stall.last_token = request.last_token
-                stall.resumed_token = end
-                counters[STALLS] += 1
-            if request.generated == request.output:
-                leave(pool, lane, requests, phases, r, end)
-            else:
-                request.state = DECODING
-                start_decoding(pool, lane, phases, request)
-                push(heap, lane, lane.clock + request.output - request.generated, r)
+            finish_prefill(pool, lane, requests, heap, phases, r, end, stalls, counters)
         r = following

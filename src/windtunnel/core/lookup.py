@@ -53,7 +53,7 @@ def rank_time(
     r = lane.first_chunk
     for _ in range(lane.chunks):
         time = time + prefill_time(pool, floats, integers, requests[r].chunk, requests[r].context)
-        r = requests[r].next
+        r = requests[r].next_chunk
     time = time + pool.prefill_base
     return time + floats[pool.sequences + decodes + lane.chunks]
 

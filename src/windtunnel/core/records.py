@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 NONE = -1
 """The index of no request."""
 
-QUEUED, PREFILLING, DECODING, LEAVING, GONE, REFUSED, ADMITTED = range(7)
+QUEUED, PREFILLING, DECODING, LEAVING, GONE, REFUSED, ADMITTED, HELD = range(8)
 """States of a request. LEAVING: its last token is scheduled, but not known yet; ADMITTED: may be sent in a closed
-loop."""
+loop; HELD: it decodes, but not in this step."""
 
 POOL = np.dtype(
     [
@@ -32,6 +32,18 @@ POOL = np.dtype(
             "chunked_prefill",
             "reserve_full_prompt",
             "async_scheduling",
+            "stop_at_last_token",
+            "skip_unfit_prompts",
+            "long_prefill_token_threshold",
+            "adaptive_threshold",
+            "threshold_when_alone",
+            "prefix_caching",
+            "plain_blocks_first",
+            "return_victim_tokens",
+            "track_place",
+            "by_priority",
+            "evict_worst",
+            "hash_block_size",
             # first entry of each table in the flat array of floats
             "decode_tokens",
             "mixed_tokens",
@@ -102,6 +114,7 @@ LANE = np.dtype(
         # the step that is being scheduled
         ("chunks", np.int64),
         ("first_chunk", np.int64),
+        ("last_chunk", np.int64),
         ("chunk_tokens", np.int64),
     ],
     align=True,
@@ -123,8 +136,10 @@ REQUEST = np.dtype(
         ("next", np.int32),  # running list or queue
         ("previous", np.int32),
         ("next_leaving", np.int32),
+        ("next_chunk", np.int32),  # in this step
         ("lane", np.int32),
         ("preemptions", np.int32),
+        ("cached_tokens", np.int32),  # found in the prefix cache when it was first admitted
         ("state", np.int8),
         ("overruns", np.int8),  # stops before its declared limit: scheduled once too often
         ("counts", np.int8),  # leaving, but still among the lane's decodes

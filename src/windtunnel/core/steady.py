@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from windtunnel.core.heap import next_finish
 from windtunnel.core.kernel import kernel
 from windtunnel.core.lane import blocks_of, fits
@@ -187,9 +189,34 @@ def run_mixed(state: State, pool: Any, group: Any, first_row: int, steps: int, u
 
 
 @kernel
+def run_steadily(state: State, pool: Any, group: Any, steps: int, until: float) -> int:
+    """Run at most ``steps`` − 1 steps while ``now`` < ``until``; the step that changes something is made singly."""
+    lanes, requests, rows, counters = state.lanes, state.requests, state.rows, state.counters
+    first, last = group.first_lane, group.first_lane + group.num_lanes
+    if steps <= 1 or steps == NEVER:
+        return 0
+    first_row = counters[ROWS]
+    for i in range(first, last):
+        tokens = steady_chunk(pool, lanes[i], requests)
+        steady_row(state, pool, group, lanes[i], tokens)
+    if group.num_lanes == 1 and rows[first_row].chunk_tokens == 0:
+        done = run_decodes(state, pool, group, lanes[first], rows[first_row], steps - 1, until)
+    else:
+        done = run_mixed(state, pool, group, first_row, steps - 1, until)
+    if done == 0:
+        counters[ROWS] = first_row
+        return 0
+    for i in range(first, last):
+        rows[first_row + i - first].steps = done
+        lanes[i].released = 0
+    group.released = 0
+    return done
+
+
+@kernel
 def steady_run(state: State, pool: Any, group: Any, until: float) -> int:
     """Run as many equal steps as possible while ``now`` < ``until`` (which counts only if an arrival could join)."""
-    lanes, requests, rows, counters = state.lanes, state.requests, state.rows, state.counters
+    lanes, requests = state.lanes, state.requests
     first, last = group.first_lane, group.first_lane + group.num_lanes
     if pool.async_scheduling and group.end <= group.now:
         return 0
@@ -199,23 +226,4 @@ def steady_run(state: State, pool: Any, group: Any, until: float) -> int:
         tokens = steady_chunk(pool, lanes[i], requests)
         steps = min(steps, steps_possible(pool, lanes[i], requests, state.heap, tokens))
         joinable |= may_be_joined(pool, lanes[i], tokens)
-    if steps <= 1 or steps == NEVER:
-        return 0
-    first_row = counters[ROWS]
-    for i in range(first, last):
-        tokens = steady_chunk(pool, lanes[i], requests)
-        steady_row(state, pool, group, lanes[i], tokens)
-    limit = until if joinable else float("inf")
-    # The step in which somebody leaves or a prompt ends is made singly.
-    if group.num_lanes == 1 and rows[first_row].chunk_tokens == 0:
-        done = run_decodes(state, pool, group, lanes[first], rows[first_row], steps - 1, limit)
-    else:
-        done = run_mixed(state, pool, group, first_row, steps - 1, limit)
-    if done == 0:
-        counters[ROWS] = first_row
-        return 0
-    for i in range(first, last):
-        rows[first_row + i - first].steps = done
-        lanes[i].released = 0
-    group.released = 0
-    return done
+    return run_steadily(state, pool, group, steps, until if joinable else np.inf)

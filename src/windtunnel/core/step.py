@@ -42,7 +42,7 @@ def log_step(state: State, pool: Any, group: Any, lane: Any, start: float) -> No
         if lane.chunks > 0:
             row.chunk_tokens = requests[r].chunk
             row.chunk_context = requests[r].context
-            r = requests[r].next
+            r = requests[r].next_chunk
 
 
 @kernel

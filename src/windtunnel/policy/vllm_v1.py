@@ -1,6 +1,6 @@
 """vLLM's v1 scheduler as data: what differs between its versions and settings."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from windtunnel.errors import InputError, unknown
@@ -108,19 +108,6 @@ class VllmV1:
                 f"max_num_active_seqs={self.max_num_active_seqs}: must be ≤ max_num_seqs={limits.max_num_seqs}"
             )
 
-    def check_core(self) -> None:
-        """Raise InputError if a field has a value that the compiled core does not simulate."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in SIMULATED_BY_CORE and value != field.default:
-                raise InputError(
-                    f"{field.name}={value!r}: not simulated by the compiled core, only by windtunnel.reference; "
-                    f"use {field.default!r}"
-                )
-
-
-SIMULATED_BY_CORE = ("chunked_prefill", "reserve_full_prompt", "watermark", "async_scheduling")
-"""Fields of VllmV1 that the compiled core knows; it runs the others at their defaults only."""
 
 _NEWEST = VllmV1(prefix_caching=True)
 _UNTIL_0_20 = replace(
