@@ -1,5 +1,6 @@
 """The compiled core as a queue: arrivals and lengths in, times out, with batch times that are linear in tokens."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.metrics import Interval, spread
 from windtunnel.perf.batch_times import linear
+from windtunnel.perf.stage_times import StageTimes
 from windtunnel.policy import Limits, VllmV1
 
 Floats = NDArray[np.float64]
@@ -30,12 +32,17 @@ def serve(
     kv_token: float = 0.0,
     pair: float = 0.0,
     limits: Limits,
+    priority: Any = 0,
     policy: Any = SYNCHRONOUS,
     replicas: int = 1,
+    stages: int = 1,
     router: int = 0,
     uniforms: Floats | None = None,
 ) -> Record:
-    """Serve requests whose batches take base + token·tokens + kv_token·(KV read) + pair·(query-key pairs) seconds."""
+    """Serve requests whose batches take base + token·tokens + kv_token·(KV read) + pair·(query-key pairs) seconds.
+
+    With several ``stages`` they take as long in each.
+    """
     n = len(arrival)
     lengths, outputs = np.broadcast_to(prompt, n).astype(np.int64), np.broadcast_to(output, n).astype(np.int64)
     demand = Demand(
@@ -47,6 +54,7 @@ def serve(
         follow=np.full(n, -1),
         think_time=np.zeros(n),
         max_concurrency=0,
+        priority=np.broadcast_to(priority, n).astype(np.int64),
     )
     times = linear(
         base,
@@ -57,7 +65,9 @@ def serve(
         max_num_seqs=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
     )
-    fleet = Fleet((limits,), (policy,), (times,), (replicas,), (1,), (False,))
+    sends = np.zeros((max(stages - 1, 1), limits.max_num_batched_tokens + 1))
+    tables: Any = StageTimes((times,) * stages, sends) if stages > 1 else times
+    fleet = Fleet((limits,), (policy,), (tables,), (replicas,), (1,), (False,))
     return run(fleet, demand, router, np.zeros(n) if uniforms is None else uniforms)
 
 
@@ -93,3 +103,16 @@ def check(found: Interval, theory: float, precision: float = 0.01, bias: float =
     """
     assert found.half_width <= precision * theory
     assert abs(found.mean - theory) <= 3 * found.half_width + bias
+
+
+def poisson_shares(rate: float, states: int) -> Floats:
+    """Probability of k arrivals in a time of 1, k < states."""
+    return np.array([math.exp(k * math.log(rate) - rate - math.lgamma(k + 1)) for k in range(states)])
+
+
+def stationary(chain: Floats) -> Floats:
+    """Shares of the states of a Markov chain."""
+    states = len(chain)
+    system = np.vstack((chain.T - np.eye(states), np.ones(states)))
+    shares: Floats = np.linalg.lstsq(system, np.append(np.zeros(states), 1.0), rcond=None)[0]
+    return shares

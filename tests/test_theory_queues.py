@@ -1,10 +1,12 @@
 """Queueing theory as oracle: the core against formulas that nobody fitted to it."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from queueing import Floats, check, estimate, poisson, serve, sojourn
+from queueing import SYNCHRONOUS, Floats, check, estimate, poisson, poisson_shares, serve, sojourn, stationary
 
 from windtunnel.core.engine import Record
 from windtunnel.policy import Limits
@@ -66,19 +68,6 @@ def test_m_g_1_with_lognormal_prompts() -> None:
         return serve(poisson(rng, rate, N), rng.choice(prompts, N), token=token, limits=limits)
 
     check(estimate(one), mg1(rate, 1.0, float((prompts**2).mean()) * token**2), precision=0.015)
-
-
-def poisson_shares(rate: float, states: int) -> Floats:
-    """Probability of k arrivals in a time of 1, k < states."""
-    return np.array([math.exp(k * math.log(rate) - rate - math.lgamma(k + 1)) for k in range(states)])
-
-
-def stationary(chain: Floats) -> Floats:
-    """Shares of the states of a Markov chain."""
-    states = len(chain)
-    system = np.vstack((chain.T - np.eye(states), np.ones(states)))
-    shares: Floats = np.linalg.lstsq(system, np.append(np.zeros(states), 1.0), rcond=None)[0]
-    return shares
 
 
 def bulk(rate: float, size: int, states: int = 400) -> float:
@@ -168,3 +157,47 @@ def test_replicas_in_turn_are_a_common_queue(replicas: int) -> None:
 
 def test_a_common_queue_of_one_server_is_m_d_1() -> None:
     assert crommelin(0.8, 1) == pytest.approx(md1(0.8, 1.0), rel=1e-9)
+
+
+def classes(rng: np.random.Generator) -> tuple[Floats, Any, Any]:
+    """Arrivals, prompts and classes: a third of the requests goes first, and is shorter."""
+    first = rng.random(2 * N) < 1 / 3
+    return poisson(rng, 0.7, 2 * N), np.where(first, 600, 1200), np.where(first, 0, 1)
+
+
+RATES, SERVICES = np.array([0.7 / 3, 1.4 / 3]), np.array([0.6, 1.2])
+"""Of the classes, with a millisecond a token."""
+RESIDUAL = float(RATES @ SERVICES**2) / 2
+"""W0: what is left of the service that an arrival finds."""
+
+
+def served_by(order: Any, rng: np.random.Generator) -> Record:
+    arrival, prompt, priority = classes(rng)
+    policy = replace(SYNCHRONOUS, admission_order=order)
+    return serve(arrival, prompt, token=1e-3, limits=one_at_a_time(1200), priority=priority, policy=policy)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_priorities(kind: int) -> None:
+    """Cobham: W_k = W0/((1 − σ_{k−1})(1 − σ_k)) for classes whose service nobody interrupts."""
+    loads = np.concatenate(([0.0], np.cumsum(RATES * SERVICES)))
+    wait = RESIDUAL / ((1 - loads[kind]) * (1 - loads[kind + 1]))
+
+    def of_kind(record: Record) -> Floats:
+        return np.where(record.requests["prompt"] == 600 * (kind + 1), sojourn(record), np.nan)
+
+    found = estimate(lambda rng: served_by("priority", rng), np.nanmean, of_kind)
+    check(found, wait + float(SERVICES[kind]), precision=0.015)
+
+
+@pytest.mark.parametrize("order", ["fcfs", "priority"])
+def test_what_one_class_gains_another_loses(order: str) -> None:
+    """Kleinrock's conservation law: Σ ρ_k W_k = ρ W0/(1 − ρ), whatever the order."""
+    load = float(RATES @ SERVICES)
+
+    def weighted_wait(record: Record) -> Floats:
+        service = record.requests["prompt"] * 1e-3
+        return (sojourn(record) - service) * service / float(RATES @ SERVICES / RATES.sum())
+
+    found = estimate(lambda rng: served_by(order, rng), value=weighted_wait)
+    check(found, RESIDUAL / (1 - load), precision=0.02)
