@@ -82,6 +82,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"max_queue_delay": 1.0}, "no meaning without batching='dynamic'"),
     ({"batching": "dynamic", "admission_order": "priority"}, "the head of its queue is the oldest"),
     ({"prefill_batch": 1, "prefill_batch_share": 0.5}, "give only one of them"),
+    ({"token_budget": max}, "a prompt that never fits it"),
     ({"admission_key": max, "admission_order": "priority"}, "takes the place of admission_order"),
     ({"victim_key": max, "victim": "oldest"}, "takes the place of victim"),
 ]

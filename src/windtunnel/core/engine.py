@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.advance import FULL
 from windtunnel.core.family import family_of
+from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loop import closed_loop, open_loop
 from windtunnel.core.records import (
     CANDIDATE,
@@ -30,7 +31,7 @@ from windtunnel.core.records import (
 )
 from windtunnel.core.tables import flatten
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.policy import Limits, VllmV1
+from windtunnel.policy import Limits, Policy, VllmV1
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -41,7 +42,7 @@ class Fleet:
     """The replicas to simulate: for each pool its limits, policy, tables, number of replicas and lanes."""
 
     limits: tuple[Limits, ...]
-    policies: tuple[VllmV1, ...]
+    policies: tuple[VllmV1 | Policy, ...]
     times: tuple[BatchTimes, ...]
     replicas: tuple[int, ...]
     lanes: tuple[int, ...]
@@ -100,6 +101,7 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats) -> Record:
     else:
         while open_loop(state, router) == FULL:
             state = _with_room(state)
+    raise_failures(fleet.policies)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
     return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"])

@@ -11,14 +11,14 @@ from typing import Any
 
 from numba.extending import overload
 
-from windtunnel.core import vllm_v1, vllm_v1_full
+from windtunnel.core import unified, vllm_v1, vllm_v1_full
 from windtunnel.errors import InputError
-from windtunnel.policy import VllmV1
+from windtunnel.policy import Policy, VllmV1
 
-FAMILIES: dict[type, ModuleType] = {VllmV1: vllm_v1}
+FAMILIES: dict[type, ModuleType] = {VllmV1: vllm_v1, Policy: unified}
 """Type of a scheduler's settings → the module that makes its arrays."""
 
-MODULES: tuple[ModuleType, ...] = (vllm_v1, vllm_v1_full)
+MODULES: tuple[ModuleType, ...] = (vllm_v1, vllm_v1_full, unified)
 """Every module that runs: the type of the arrays tells which."""
 
 

@@ -257,6 +257,10 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
         "prefill_batch and prefill_batch_share are one rule: give only one of them",
     ),
     (
+        lambda p: p.token_budget is not None and not p.chunked_prefill,
+        "token_budget: a prompt that never fits it would wait for ever; use chunked_prefill=true",
+    ),
+    (
         lambda p: p.admission_key is not None and p.admission_order != "fcfs",
         "admission_key takes the place of admission_order: leave that out",
     ),

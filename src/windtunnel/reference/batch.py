@@ -1,6 +1,7 @@
 """What a scheduler decides for one step, and what the event loop asks of any scheduler."""
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple, Protocol
 
 from windtunnel.reference.request import Request
@@ -34,6 +35,8 @@ class Batch:
     """Requests that left the queue, and how many of their tokens were found in the prefix cache."""
     transfer_time: float = 0.0
     """Seconds that the step waits for blocks that move between device and host."""
+    ask_again: float = inf
+    """Nothing is scheduled, but will be at this time (s) if nothing arrives before."""
 
     @property
     def decodes(self) -> list[Scheduled]:

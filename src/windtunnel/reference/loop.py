@@ -4,13 +4,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import floor
+from math import floor, inf
 
 from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
 
-BATCH_END, ARRIVAL, SCHEDULE = range(3)
+BATCH_END, ARRIVAL, SCHEDULE, ASK_AGAIN = range(4)
 """Kinds of events, in the order in which they happen at equal times."""
 
 PUBLISH_INTERVAL = 0.1
@@ -135,8 +135,17 @@ class Loop:
                 self._wake(who, time)
             elif kind == ARRIVAL:
                 self._release(self.requests[who], time)
-            elif (end := self.groups[who].schedule(time)) is not None:
-                heappush(self.events, (end, BATCH_END, who))
+            elif kind == SCHEDULE:
+                self._schedule(who, time)
+            elif not self.groups[who].in_flight:
+                self._wake(who, time)
+
+    def _schedule(self, who: int, time: float) -> None:
+        end = self.groups[who].schedule(time)
+        if end is not None:
+            heappush(self.events, (end, BATCH_END, who))
+        elif self.groups[who].ask_again < inf:
+            heappush(self.events, (self.groups[who].ask_again, ASK_AGAIN, who))
 
     def _wake(self, group: int, time: float) -> None:
         if (time, SCHEDULE, group) not in self.events:

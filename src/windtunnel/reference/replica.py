@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
 from typing import NamedTuple
 
 from windtunnel.perf.batch_times import BatchTimes
@@ -53,14 +53,17 @@ class Group:
         self.depth = depth
         self.in_flight: deque[InFlight] = deque()
         self.journal: list[Step] = []
+        self.ask_again = inf
 
     def schedule(self, now: float) -> float | None:
         """Start steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
 
-        An empty decision waits for the step in flight. With none in flight it is repeated if it preempted somebody.
+        An empty decision waits for the step in flight. With none in flight it is repeated if it preempted somebody, and
+        may name the time at which it wants to be asked again.
         """
         while len(self.in_flight) < self.depth:
             batches = [scheduler.schedule(now) for scheduler in self.schedulers]
+            self.ask_again = min(batch.ask_again for batch in batches)
             if not any(batch.scheduled for batch in batches):
                 if not self.in_flight and any(batch.preempted for batch in batches):
                     continue

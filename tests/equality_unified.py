@@ -1,0 +1,210 @@
+"""Random cases of the unified scheduler, for the comparison of the reference engine with the compiled core."""
+
+from dataclasses import dataclass, fields
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+from equality import _integer_times, _linear_times, _random_times, _sessions
+from hypothesis import strategies as st
+
+from windtunnel.core.engine import Demand, Fleet, Record, run
+from windtunnel.errors import InputError
+from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.policy import Limits, Policy, can_ever_run, generated
+from windtunnel.policy.presets import POLICIES, infermax_grid
+from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
+from windtunnel.reference.replica import Group, table_time
+from windtunnel.reference.request import Request
+from windtunnel.reference.unified import Scheduler
+
+HINTS = get_type_hints(Policy)
+VALUES: dict[str, tuple[Any, ...]] = {
+    "max_num_batched_tokens": (0, 0, 24),
+    "max_num_prefill_tokens": (0, 0, 10),
+    "max_num_seqs": (0, 0, 3),
+    "long_prefill_token_threshold": (0, 0, 1, 7, 40),
+    "max_num_partial_prefills": (0, 0, 1, 2),
+    "max_long_partial_prefills": (0, 0, 1),
+    "look_ahead_margin": (0, 6),
+    "watermark": (0.0, 0.0, 0.01, 0.2),
+    "host_blocks": (0, 3, 50),
+    "swap_time_per_block": (0.0, 0.25),
+    "max_queue_delay": (0.0, 0.5, 20.0),
+    "reschedule_interval": (1, 1, 2, 16),
+    "queue_ratio": (0.0, 0.0, 0.3, 1.2),
+    "delay_factor": (0.0, 0.0, 0.5, 3.0),
+    "prefill_batch": (0, 0, 2),
+    "prefill_batch_share": (0.0, 0.0, 0.4),
+}
+"""What is drawn for each field; all values of a choice, and True and False, for those that are not here."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One simulation, small enough for the reference."""
+
+    limits: Limits
+    policy: Policy
+    times: BatchTimes
+    replicas: int
+    lanes: int
+    lockstep: bool
+    router: int
+    uniforms: Any
+    arrival: Any
+    prompt: Any
+    output: Any
+    max_tokens: Any
+    priority: Any
+    follow: Any
+    think_time: Any
+    max_concurrency: int
+
+
+def admission_key(a: int, b: int, c: int, d: int, e: float) -> float:
+    """Many ties."""
+    return float((a + b + c + d + int(e)) * 7 % 5)
+
+
+def victim_key(a: int, b: int, c: int, d: int, e: int, f: float) -> float:
+    """Many ties."""
+    return float((a + b + c + d + e + int(f)) * 7 % 5)
+
+
+def token_budget(decodes: int, kv_tokens: int, free_blocks: int, waiting: int, most: int) -> int:
+    """A budget that changes from step to step."""
+    return max(decodes, 1) + (kv_tokens + free_blocks + waiting) % (most - max(decodes, 1) + 1)
+
+
+HOOKS = {"admission_key": admission_key, "victim_key": victim_key, "token_budget": token_budget}
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    """A preset, a variant of InferMax's grid, or random values of some fields; contradictions are taken out."""
+    kind = draw(st.sampled_from(["preset", "grid", "random", "random", "random"]))
+    if kind == "preset":
+        return draw(st.sampled_from(list(POLICIES.values())))
+    if kind == "grid":
+        return draw(st.sampled_from(list(infermax_grid().values())))
+    names = draw(st.lists(st.sampled_from([field.name for field in fields(Policy)]), max_size=10, unique=True))
+    if draw(st.booleans()):
+        names += ["group_order", "mixed", "chunked_prefill", "allocation"]
+    values: dict[str, Any] = {}
+    for name in names:
+        value = HOOKS[name] if name in HOOKS else draw(st.sampled_from(choices(name)))
+        values = settled(values, name, value)
+    return Policy(**values)
+
+
+def choices(name: str) -> tuple[Any, ...]:
+    """Values of a field."""
+    return VALUES.get(name) or ((False, True) if HINTS[name] is bool else get_args(HINTS[name]))
+
+
+def settled(values: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """The values with one more, and what it needs; without it where that contradicts the others."""
+    needs: dict[tuple[str, Any], dict[str, Any]] = {
+        ("preemption", "none"): {"allocation": "prompt_and_output"},
+        ("preemption", "swap"): {"host_blocks": 20, "swap_time_per_block": 0.125},
+    }
+    more = {name: value} | needs.get((name, value), {})
+    if name in {"max_num_partial_prefills", "long_prefill_token_threshold", "token_budget"}:
+        more["chunked_prefill"] = True
+    try:
+        Policy(**(values | more))
+    except InputError:
+        return values
+    return values | more
+
+
+def fitting(policy: Policy, limits: Limits) -> Limits | None:
+    """The limits, if the policy can run within them."""
+    try:
+        policy.check(limits)
+    except InputError:
+        return None
+    return limits
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Tiny block pools, tied times, overload, closed loops, sessions, ranks in lockstep or not."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    policy = draw(policies())
+    max_model_len = draw(st.sampled_from([10, 32, 100, 400]))
+    seqs = draw(st.sampled_from([1, 2, 4, 8, 16]))
+    budget = seqs + draw(st.sampled_from([0, 1, 5, 16, 64, 200]))
+    pool = draw(st.integers(4, 120))
+    size = draw(st.sampled_from([1, 4, 16]))
+    limits = fitting(policy, Limits(seqs, budget, max_model_len, pool, size))
+    if limits is None:
+        limits = fitting(policy, Limits(min(seqs, 8), 600, 10, pool, size))
+    assert limits is not None
+    lanes = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    n = draw(st.integers(1, 60))
+    gap = draw(st.sampled_from([0.0, 1.0, 4.0, 30.0]))
+    steady = draw(st.booleans())
+    arrival: Any = np.cumsum(rng.integers(0, 3, n) * gap) if steady else np.cumsum(rng.exponential(gap + 1e-9, n))
+    longest = min(draw(st.sampled_from([3, 30, 400])), limits.max_model_len)
+    output = rng.integers(1, min(draw(st.sampled_from([2, 20, 400])), limits.max_model_len) + 1, n)
+    loop = draw(st.sampled_from(["open", "open", "concurrency", "sessions", "both"]))
+    sessions = loop in {"sessions", "both"}
+    return Case(
+        limits=limits,
+        policy=policy,
+        times=draw(st.sampled_from([_integer_times, _linear_times, _random_times]))(limits, lanes, rng),
+        replicas=draw(st.sampled_from([1, 1, 2, 4])),
+        lanes=lanes,
+        lockstep=lanes > 1 and draw(st.booleans()),
+        router=draw(st.integers(0, 3)),
+        uniforms=rng.random(n),
+        arrival=arrival,
+        prompt=rng.integers(1, longest + 1, n),
+        output=output,
+        max_tokens=output + (rng.integers(0, 2, n) * rng.integers(0, 30, n) if draw(st.booleans()) else 0),
+        priority=rng.integers(0, draw(st.sampled_from([1, 3, 100])), n),
+        follow=_sessions(rng, n) if sessions else np.full(n, -1),
+        think_time=rng.integers(0, 3, n) * float(gap) if sessions else np.zeros(n),
+        max_concurrency=draw(st.integers(1, 12)) if loop in {"concurrency", "both"} else 0,
+    )
+
+
+def by_core(case: Case) -> Record:
+    """The case on the compiled core."""
+    rows = [(int(p), int(o)) for p, o in zip(case.prompt, case.output, strict=True)]
+    demand = Demand(
+        arrival=np.array(case.arrival, dtype=np.float64),
+        prompt_tokens=np.array(case.prompt),
+        output_tokens=np.array([generated(p, o, case.limits) for p, o in rows]),
+        overruns=np.zeros(len(rows), dtype=bool),
+        refused=np.array([not can_ever_run(p, o, case.limits) for p, o in rows]),
+        follow=case.follow,
+        think_time=case.think_time,
+        max_concurrency=case.max_concurrency,
+        max_tokens=np.minimum(case.max_tokens, case.limits.max_model_len - case.prompt),
+        priority=case.priority,
+    )
+    fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
+    return run(fleet, demand, case.router, case.uniforms)
+
+
+def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
+    """The case on the reference engine."""
+    columns = zip(case.arrival, case.prompt, case.output, case.max_tokens, case.priority, strict=True)
+    requests = []
+    for i, (arrival, *numbers) in enumerate(columns):
+        prompt, output, declared, priority = map(int, numbers)
+        real, refused = generated(prompt, output, case.limits), not can_ever_run(prompt, output, case.limits)
+        requests.append(Request(i, float(arrival), prompt, real, declared, refused, priority))
+    time = table_time(case.times)
+
+    def replica() -> Replica:
+        ranks = [Scheduler(case.limits, case.policy) for _ in range(case.lanes)]
+        return Replica([Group(ranks, time)] if case.lockstep else [Group([rank], time) for rank in ranks])
+
+    replicas = [replica() for _ in range(case.replicas)]
+    routers: list[Router] = [round_robin, random_choice(list(case.uniforms)), least_outstanding, vllm_dp]
+    follow = {i: int(f) for i, f in enumerate(case.follow) if f >= 0}
+    Loop(replicas, routers[case.router], requests, follow, list(case.think_time), case.max_concurrency).run()
+    return requests, replicas
