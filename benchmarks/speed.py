@@ -21,7 +21,8 @@ import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.policy import Limits, VllmV1
+from windtunnel.policy import Limits, Policy, VllmV1
+from windtunnel.policy.presets import POLICIES
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
@@ -68,9 +69,9 @@ def demand(load: Load, requests: int, replicas: int = 1, seed: int = 0) -> Deman
     )
 
 
-def tables(max_num_seqs: int = 256) -> BatchTimes:
+def tables(max_num_seqs: int = 256, tokens: int = 2048) -> BatchTimes:
     """6 ms + 20 µs a token + 40 ns a cached token + 1 ns a pair, as tables."""
-    limits = {"max_num_batched_tokens": 2048, "max_num_seqs": max_num_seqs, "max_model_len": MODEL_LEN}
+    limits = {"max_num_batched_tokens": tokens, "max_num_seqs": max_num_seqs, "max_model_len": MODEL_LEN}
     return linear(6e-3, 20e-6, 40e-9, 1e-9, **limits)
 
 
@@ -128,6 +129,26 @@ def show_core(repeats: int) -> None:
                 seconds = core_seconds(load, 100_000, replicas, asynchronous, repeats)
                 kind = "asynchronous" if asynchronous else "synchronous"
                 print(f"| {load.name} | {replicas} | {kind} | {0.1 / seconds:.2f} | {seconds * 1e4:.0f} |")
+
+
+def policies() -> dict[str, Policy]:
+    """The presets of the unified scheduler, and one that swaps."""
+    swap = Policy(preemption="swap", host_blocks=20_000, swap_time_per_block=1e-4)
+    return {**POLICIES, "trtllm-max-utilization, preemption=swap": swap}
+
+
+def show_policies(repeats: int) -> None:
+    """Requests per second of every preset; the tables cover whole prompts."""
+    print("\n| scheduler | million requests/s, medium | heavy | preemptions per request, heavy |\n|---|---:|---:|---:|")
+    table = tables(tokens=MODEL_LEN)
+    for name, policy in policies().items():
+        cells = []
+        for load in LOADS[1:]:
+            asked, limits = demand(load, 100_000), Limits(256, MODEL_LEN, MODEL_LEN, load.blocks, 16)
+            served = Fleet((limits,), (policy,), (table,), (1,), (1,), (False,))
+            record = run(served, asked, 0, np.zeros(100_000))
+            cells.append(f"{0.1 / cpu(partial(run, served, asked, 0, np.zeros(100_000)), repeats):.2f}")
+        print(f"| {name} | {' | '.join(cells)} | {record.requests['preemptions'].mean():.2f} |")
 
 
 def show_growth(sizes: tuple[int, ...], repeats: int) -> None:
@@ -204,6 +225,7 @@ def main() -> None:
             f"reference engine, medium load: {1 / slow:,.0f} requests/s; the core is {slow / fast:,.0f} times as fast"
         )
         show_core(repeats)
+        show_policies(3)
         show_growth(sizes, 3 if options.quick else 5)
         show_batch(3)
         show_memory(sizes[-1])

@@ -85,6 +85,8 @@ def steps_without_admission(state: State, pool: Any, rules: Any, lane: Any, queu
 @kernel
 def may_be_joined(rules: Any, lane: Any, queue: Any) -> bool:
     """Whether a request that arrives now could join, or open the queue to others: then a run stops at its arrival."""
+    if lane.running == 0:
+        return True
     if closed_for_long(rules, lane, queue):
         return False
     if rules.queue_ratio > 0.0 or lane.queue_head == NONE or rules.keyed or rules.pass_over:
@@ -142,7 +144,7 @@ def run_chunks(state: State, pool: Any, group: Any, rules: Any, lane: Any, queue
             steady_row(state, pool, group, lane)
             state.rows[first_row].chunk_tokens = tokens
             state.rows[first_row].chunk_context = request.context
-        time = base + decode_time(pool, floats, integers, lane.decodes, lane.kv_tokens)
+        time = base + decode_time(pool, floats, integers, pool.mixed_attention, lane.decodes, lane.kv_tokens)
         time = time + prefill_time(pool, floats, integers, tokens, request.context)
         time = time + pool.prefill_base
         group.now = group.now + step_time(pool, floats, time + last, lane.decodes + 1)

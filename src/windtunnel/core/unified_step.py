@@ -21,10 +21,10 @@ def lane_time(state: State, pool: Any, lane: Any, queue: Any) -> float:
     if lane.chunks == 0:
         tokens = max(decodes, 1)
         time = floats[pool.decode_tokens + tokens]
-        time = time + decode_time(pool, floats, integers, tokens, kv_tokens)
+        time = time + decode_time(pool, floats, integers, pool.decode_attention, tokens, kv_tokens)
         return time + floats[pool.sequences + tokens]
     time = floats[pool.mixed_tokens + decodes + lane.chunk_tokens]
-    time = time + decode_time(pool, floats, integers, decodes, kv_tokens)
+    time = time + decode_time(pool, floats, integers, pool.mixed_attention, decodes, kv_tokens)
     r = queue.part_way
     while r != NONE:
         if requests[r].chunk > 0:
