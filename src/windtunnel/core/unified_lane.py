@@ -7,7 +7,7 @@ import numpy as np
 from windtunnel.core.heap import push, remove
 from windtunnel.core.hooks import call_victim_key
 from windtunnel.core.kernel import called_kernel, kernel
-from windtunnel.core.lane import blocks_of, unlink
+from windtunnel.core.lane import add_chunk, blocks_of, join, unlink
 from windtunnel.core.records import DECODING, GONE, NONE, PREFILLING, QUEUED, STALLS, State
 from windtunnel.core.unified_queue import put
 from windtunnel.core.unified_records import (
@@ -45,19 +45,6 @@ def held(pool: Any, rules: Any, request: Any, declared: int, context: int) -> in
 def context_of(lane: Any, request: Any) -> int:
     """Tokens of a running request in the cache."""
     return request.offset + lane.clock if request.state == DECODING else request.context
-
-
-@kernel
-def append_running(lane: Any, requests: Any, r: int) -> None:
-    """Put a request at the end of the running list."""
-    requests[r].previous = lane.tail
-    requests[r].next = NONE
-    if lane.tail == NONE:
-        lane.head = r
-    else:
-        requests[lane.tail].next = r
-    lane.tail = r
-    lane.running += 1
 
 
 @kernel
@@ -269,7 +256,7 @@ def bring_back(state: State, pool: Any, rules: Any, lane: Any, queue: Any) -> No
         lane.free -= blocks
         queue.free_host += blocks
         queue.moved += blocks
-        append_running(lane, requests, r)
+        join(lane, requests, r)
         start_decoding(state, pool, rules, lane, queue, r)
         more[r].has_returned = 1
         more[r].next_returned = queue.returned
@@ -307,12 +294,10 @@ def depart(state: State, pool: Any, rules: Any, lane: Any, r: int, end: float) -
 def admit_one(state: State, pool: Any, rules: Any, lane: Any, queue: Any, r: int, tokens: int, now: float) -> None:
     """Give a request a seat and its blocks, and its first ``tokens`` a place in the step."""
     request = state.requests[r]
-    append_running(lane, state.requests, r)
+    join(lane, state.requests, r)
     lane.free -= blocks_with(pool, rules, request, state.own.more[r].declared, tokens)
     request.state = PREFILLING
-    request.chunk = tokens
     if np.isnan(request.scheduled):
         request.scheduled = now
     append_part_way(state, queue, r)
-    lane.chunks += 1
-    lane.chunk_tokens += tokens
+    add_chunk(lane, state.requests, r, tokens)

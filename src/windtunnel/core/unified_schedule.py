@@ -4,6 +4,7 @@ from typing import Any
 
 from windtunnel.core.hooks import call_token_budget
 from windtunnel.core.kernel import kernel
+from windtunnel.core.lane import add_chunk
 from windtunnel.core.records import NONE, PREFILLING, State
 from windtunnel.core.unified_lane import admit_one, blocks_with, bring_back, evict, held
 from windtunnel.core.unified_peak import peak_fits
@@ -96,8 +97,7 @@ def plan_chunks(state: State, pool: Any, rules: Any, lane: Any, queue: Any, budg
         tokens = max(min(known - request.context, rules.threshold, left), 0)
         request.chunk = tokens
         if tokens > 0:
-            lane.chunks += 1
-            lane.chunk_tokens += tokens
+            add_chunk(lane, state.requests, r, tokens)
             left -= tokens
             after = blocks_with(pool, rules, request, declared, request.context + tokens)
             queue.chunk_need += after - held(pool, rules, request, declared, request.context)
@@ -116,6 +116,23 @@ def count_part_way(state: State, rules: Any, queue: Any) -> None:
             queue.part_ways += 1
             queue.long_part_ways += 1 if known > rules.threshold else 0
         r = state.own.more[r].next_part_way
+
+
+@kernel
+def is_one_too_many(rules: Any, queue: Any, known: int, tokens: int) -> bool:
+    """Whether a prompt that is part-way after its first ``tokens`` would be one too many of those."""
+    if tokens == known:
+        return False
+    too_many_long = known > rules.threshold and queue.long_part_ways >= rules.most_long_part_way
+    return too_many_long or queue.part_ways >= rules.most_part_way
+
+
+@kernel
+def count_admitted(rules: Any, queue: Any, known: int, tokens: int) -> None:
+    """One more prompt may be part-way after the step."""
+    if tokens < known:
+        queue.part_ways += 1
+        queue.long_part_ways += 1 if known > rules.threshold else 0
 
 
 @kernel
@@ -149,30 +166,24 @@ def admit(state: State, pool: Any, rules: Any, lane: Any, queue: Any, budget: in
         return
     if rules.chunked:
         count_part_way(state, rules, queue)
-    aside = NONE
-    admitted = 0
+    aside, admitted = NONE, 0
     while lane.queue_head != NONE and left > 0 and lane.running < rules.places:
         if rules.together > 0 and admitted == rules.together:
             break
         r = lane.queue_head
         known = state.requests[r].prompt + state.requests[r].generated
         tokens = first_tokens(rules, known, left)
-        long = known > rules.threshold
-        overtaken = tokens < known and (
-            queue.part_ways >= rules.most_part_way or (long and queue.long_part_ways >= rules.most_long_part_way)
-        )
-        if overtaken or not fits(state, pool, rules, lane, queue, r, tokens, left, kept):
-            if not overtaken and not rules.pass_over:
-                break
+        overtaken = is_one_too_many(rules, queue, known, tokens)
+        if not overtaken and fits(state, pool, rules, lane, queue, r, tokens, left, kept):
+            take_head(state, rules, lane)
+            admit_one(state, pool, rules, lane, queue, r, tokens, now)
+            admitted += 1
+            left -= tokens
+            count_admitted(rules, queue, known, tokens)
+        elif overtaken or rules.pass_over:
             take_head(state, rules, lane)
             state.own.more[r].aside = aside
             aside = r
-            continue
-        take_head(state, rules, lane)
-        admit_one(state, pool, rules, lane, queue, r, tokens, now)
-        admitted += 1
-        left -= tokens
-        if tokens < known:
-            queue.part_ways += 1
-            queue.long_part_ways += 1 if long else 0
+        else:
+            break
     put_back(state, rules, lane, aside)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.heap import next_finish
-from windtunnel.core.kernel import kernel
+from windtunnel.core.kernel import called_kernel, kernel
 from windtunnel.core.lane import blocks_of
 from windtunnel.core.lookup import decode_time, prefill_time, step_time
 from windtunnel.core.records import NONE, ROWS, State
@@ -117,44 +117,60 @@ def one_chunk(rules: Any, lane: Any, queue: Any, request: Any) -> int:
 
 
 @kernel
-def run_chunks(state: State, pool: Any, group: Any, rules: Any, lane: Any, queue: Any) -> int:
-    """Steps of a single lane in which one long prompt takes all tokens that the decodes leave; returns how many."""
-    r = queue.part_way
-    request = state.requests[r]
-    tokens = one_chunk(rules, lane, queue, request)
-    if tokens == 0 or state.own.more[r].next_part_way != NONE:
+def chunk_steps(state: State, lane: Any, queue: Any, tokens: int) -> int:
+    """Steps before one in which somebody leaves, or the prompt of which each takes ``tokens`` ends."""
+    request = state.requests[queue.part_way]
+    if tokens == 0 or state.own.more[queue.part_way].next_part_way != NONE:
         return 0
     steps = (request.prompt + request.generated - request.context - 1) // tokens
-    if lane.decodes > 0:
-        steps = min(steps, next_finish(state.heap, lane) - lane.clock - 1)
+    return min(steps, next_finish(state.heap, lane) - lane.clock - 1) if lane.decodes > 0 else steps
+
+
+@kernel
+def chunk_blocks(state: State, pool: Any, rules: Any, lane: Any, request: Any, tokens: int) -> int:
+    """New blocks of the next such step."""
+    need = state.phases[lane.phase + lane.clock % pool.block_size] if lane.decodes > 0 else 0
+    if rules.allocation == ON_DEMAND:
+        need += blocks_of(request.context + tokens, pool.block_size) - blocks_of(request.context, pool.block_size)
+    return need
+
+
+@kernel
+def chunk_time(state: State, pool: Any, lane: Any, context: int, tokens: int) -> float:
+    """Seconds of such a step; see BatchTimes.rank."""
     floats, integers = state.floats, state.integers
+    time = floats[pool.mixed_tokens + lane.decodes + tokens]
+    time = time + decode_time(pool, floats, integers, pool.mixed_attention, lane.decodes, lane.kv_tokens)
+    time = time + prefill_time(pool, floats, integers, tokens, context)
+    time = time + pool.prefill_base
+    return step_time(pool, floats, time + floats[pool.sequences + lane.decodes + 1], lane.decodes + 1)
+
+
+@kernel
+def run_chunks(state: State, pool: Any, group: Any, rules: Any, lane: Any, queue: Any) -> int:
+    """Steps of a single lane in which one long prompt takes all tokens that the decodes leave; returns how many."""
+    request = state.requests[queue.part_way]
+    tokens = one_chunk(rules, lane, queue, request)
+    steps = chunk_steps(state, lane, queue, tokens)
     asked = 1 if rules.decodes_ask else 0  # stops where the last decode could ask in vain
-    first_row = state.counters[ROWS]
-    base = floats[pool.mixed_tokens + lane.decodes + tokens]
-    last = floats[pool.sequences + lane.decodes + 1]
+    row = state.counters[ROWS]
     done = 0
     while done < steps:
-        need = state.phases[lane.phase + lane.clock % pool.block_size] if lane.decodes > 0 else 0
-        if rules.allocation == ON_DEMAND:
-            need += blocks_of(request.context + tokens, pool.block_size) - blocks_of(request.context, pool.block_size)
+        need = chunk_blocks(state, pool, rules, lane, request, tokens)
         if need + asked > lane.free:
             break
         lane.free -= need
         if done == 0:
             steady_row(state, pool, group, lane)
-            state.rows[first_row].chunk_tokens = tokens
-            state.rows[first_row].chunk_context = request.context
-        time = base + decode_time(pool, floats, integers, pool.mixed_attention, lane.decodes, lane.kv_tokens)
-        time = time + prefill_time(pool, floats, integers, tokens, request.context)
-        time = time + pool.prefill_base
-        group.now = group.now + step_time(pool, floats, time + last, lane.decodes + 1)
+            state.rows[row].chunk_tokens, state.rows[row].chunk_context = tokens, request.context
+        group.now = group.now + chunk_time(state, pool, lane, request.context, tokens)
         request.context += tokens
         if lane.decodes > 0:
             lane.clock += 1
             lane.kv_tokens += lane.decodes
         done += 1
     if done > 0:
-        state.rows[first_row].steps = done
+        state.rows[row].steps = done
         if lane.decodes > 0:
             decoded(rules, lane, queue, done, group.now)
     return done
@@ -228,7 +244,7 @@ def opening(state: State, rules: Any, group: Any) -> float:
     return now
 
 
-@kernel
+@called_kernel
 def steady_run(state: State, pool: Any, group: Any, until: float) -> int:
     """Run as many equal steps as possible while ``now`` < ``until`` (which counts only if an arrival could join)."""
     rules = state.own.rules[group.pool]

@@ -3,35 +3,12 @@
 from typing import Any
 
 from windtunnel.core.heap import remove_at
-from windtunnel.core.kernel import kernel
-from windtunnel.core.lookup import decode_time, lockstep_tokens, prefill_time, step_time
+from windtunnel.core.kernel import called_kernel, kernel
+from windtunnel.core.lookup import lockstep_tokens, rank_time, step_time
 from windtunnel.core.records import IDLE, NONE, STEPPED, State
 from windtunnel.core.step import write_row
 from windtunnel.core.unified_lane import add_stall, depart, start_decoding, stop_decoding
 from windtunnel.core.unified_schedule import schedule
-
-
-@kernel
-def lane_time(state: State, pool: Any, lane: Any, queue: Any) -> float:
-    """GPU seconds of the batch that the lane has just scheduled; see BatchTimes.rank. An idle lane runs a dummy
-    token."""
-    floats, integers, requests = state.floats, state.integers, state.requests
-    decodes = lane.decodes if queue.decoding else 0
-    kv_tokens = lane.kv_tokens if queue.decoding else 0
-    if lane.chunks == 0:
-        tokens = max(decodes, 1)
-        time = floats[pool.decode_tokens + tokens]
-        time = time + decode_time(pool, floats, integers, pool.decode_attention, tokens, kv_tokens)
-        return time + floats[pool.sequences + tokens]
-    time = floats[pool.mixed_tokens + decodes + lane.chunk_tokens]
-    time = time + decode_time(pool, floats, integers, pool.mixed_attention, decodes, kv_tokens)
-    r = queue.part_way
-    while r != NONE:
-        if requests[r].chunk > 0:
-            time = time + prefill_time(pool, floats, integers, requests[r].chunk, requests[r].context)
-        r = state.own.more[r].next_part_way
-    time = time + pool.prefill_base
-    return time + floats[pool.sequences + decodes + lane.chunks]
 
 
 @kernel
@@ -43,7 +20,8 @@ def group_time(state: State, pool: Any, group: Any) -> float:
     for i in range(first, first + group.num_lanes):
         lane = lanes[i]
         decodes = lane.decodes if queues[i].decoding else 0
-        gpu = max(gpu, lane_time(state, pool, lane, queues[i]))
+        kv_tokens = lane.kv_tokens if queues[i].decoding else 0
+        gpu = max(gpu, rank_time(pool, state.floats, state.integers, lane, state.requests, decodes, kv_tokens))
         tokens = max(decodes + lane.chunk_tokens, 1)
         largest = max(largest, tokens)
         total += tokens
@@ -69,19 +47,16 @@ def log_step(state: State, pool: Any, group: Any, lane: Any, queue: Any, transfe
         while r != NONE:
             row.discarded += 1
             r = more[r].next_returned
-    r = queue.part_way if lane.chunks > 0 else NONE
-    written = 0
-    while r != NONE:
-        if requests[r].chunk > 0:
-            if written > 0:
-                row = write_row(state, group, lane, group.now, 0)
-                row.decodes, row.kv_tokens = 0, 0
-                row.used_blocks = pool.num_blocks - lane.free
-                row.waiting = lane.waiting
-            row.chunk_tokens = requests[r].chunk
-            row.chunk_context = requests[r].context
-            written += 1
-        r = more[r].next_part_way
+    r = lane.first_chunk
+    for i in range(lane.chunks):
+        if i > 0:
+            row = write_row(state, group, lane, group.now, 0)
+            row.decodes, row.kv_tokens = 0, 0
+            row.used_blocks = pool.num_blocks - lane.free
+            row.waiting = lane.waiting
+        row.chunk_tokens = requests[r].chunk
+        row.chunk_context = requests[r].context
+        r = requests[r].next_chunk
 
 
 @kernel
@@ -155,7 +130,7 @@ def begin_boundary(state: State, group: Any) -> None:
         state.lanes[i].left = NONE
 
 
-@kernel
+@called_kernel
 def step(state: State, pool: Any, group: Any) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
     lanes, queues, rules = state.lanes, state.own.queues, state.own.rules[group.pool]
