@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
 
 from windtunnel.perf.stage_times import Passage, StageTimes
 from windtunnel.policy import VllmV1
@@ -41,6 +41,9 @@ class Pipeline:
     Step n belongs to lane n mod the number of stages: whoever decodes in it decodes next in step n + stages. An empty
     step takes a place like any other, until all before it have ended.
     """
+
+    ask_again = inf
+    """Nothing happens before an arrival when there is nothing to do; see Group."""
 
     def __init__(self, scheduler: Scheduler, policy: VllmV1, passage: PassageTime) -> None:
         self.schedulers: Sequence[Scheduler] = [scheduler]
