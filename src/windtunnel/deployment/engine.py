@@ -59,6 +59,11 @@ class Engine:
     """``fcfs``."""
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     """Token counts captured as CUDA graphs."""
+    num_speculative_tokens: int = 0
+    """Tokens that a draft (a multi-token prediction layer) proposes in each step; 0: no speculative decoding."""
+    acceptance_length: float | None = None
+    """Tokens that a step yields in the mean with speculation, the one that is always right included. Progress is exact
+    in expectation; that it varies is not simulated."""
     kernel_version: str | None = None
     """Version of the engine in the kernel database whose timings are wanted; None: the nearest to the preset's."""
 
@@ -74,6 +79,7 @@ class Engine:
             raise InputError(f"gpu_memory_utilization={utilization}: must be > 0 and ≤ 1")
         if not (isfinite(self.watermark) and 0 <= self.watermark < 1):
             raise InputError(f"watermark={self.watermark}: must be ≥ 0 and < 1")
+        self._check_speculation()
         if self.dtype not in ENGINE_DTYPES:
             raise unknown("dtype", self.dtype, ENGINE_DTYPES)
         if self.scheduling_policy not in POLICIES:
@@ -86,6 +92,17 @@ class Engine:
             return
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{name}={value!r}: must be an integer ≥ {least}")
+
+    def _check_speculation(self) -> None:
+        self._require_integer("num_speculative_tokens", 0)
+        most, length = self.num_speculative_tokens + 1, self.acceptance_length
+        if self.num_speculative_tokens and length is None:
+            raise InputError(
+                f"num_speculative_tokens={self.num_speculative_tokens}: needs acceptance_length, the mean number of "
+                f"tokens that a step yields (1 to {most})"
+            )
+        if length is not None and not (isfinite(length) and 1 <= length <= most):
+            raise InputError(f"acceptance_length={length}: must be ≥ 1 and ≤ num_speculative_tokens + 1 = {most}")
 
     def _normalise_capture_sizes(self) -> None:
         sizes = self.cudagraph_capture_sizes

@@ -30,6 +30,12 @@ class Axes:
     chunk_knots: Integers
     ranks: int
     """Ranks in lockstep, 1 otherwise."""
+    drafts: int = 0
+    """Tokens that a draft proposes in a step."""
+    accepted: float = 1.0
+    """Tokens that a step yields in the mean: the tables hold the time per token."""
+    draft_share: float = 0.0
+    """A draft layer's share of the model's layers."""
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -56,6 +62,9 @@ def axes(pool: Pool, causes: Causes = ALL) -> Axes:
         context_knots=octave_knots(engine.model_len, CONTEXT_STEP),
         chunk_knots=octave_knots(engine.batched_tokens, 1),
         ranks=engine.data_parallel_size if pool.lockstep else 1,
+        drafts=engine.num_speculative_tokens,
+        accepted=engine.acceptance_length or 1.0,
+        draft_share=1.0 / pool.model.num_layers,
     )
 
 

@@ -65,6 +65,8 @@ def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
 
     Raises InputError for a batch beyond the engine's limits.
     """
+    if pool.engine.num_speculative_tokens:
+        raise InputError("num_speculative_tokens: a batch is explained without speculation; leave it out")
     ax, times = axes(pool), predictor(pool, source)
     _check(pool, batch, ax)
     ops = operators(pool)

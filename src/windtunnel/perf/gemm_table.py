@@ -15,6 +15,7 @@ from windtunnel.perf.curves import Curve, blend
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Gemm, Quantize
 from windtunnel.perf.roofline import LAUNCH_GRAPH, bound
+from windtunnel.perf.rows_curve import RowsCurve
 
 LANES = {"bfloat16": "bfloat16", "float16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 """Our weight formats as ``gemm_dtype`` calls them; others take the efficiency of bfloat16 on their own least time."""
@@ -61,6 +62,11 @@ class GemmGrid:
         least = bound(Gemm(n, k, self.dtype), device, rows, np.zeros_like(rows))
         return np.asarray(least / np.exp(self.log_efficiency[i, j, np.searchsorted(self.rows, rows)]))
 
+    def _around(self, i: int, j: int) -> list[tuple[int, int, float]]:
+        """The four neighbours of a shape that was not measured."""
+        places = [(i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)]
+        return [(a, b, 1.0) for a, b in places if 0 <= a < len(self.n) and 0 <= b < len(self.k)] or [(i, j, 1.0)]
+
     def cold_rate(self, device: Device) -> float:
         """Bytes/s at best of products whose weights exceed any cache; infinite without such shapes."""
         n, k = np.meshgrid(self.n, self.k, indexing="ij")
@@ -92,6 +98,8 @@ class GemmGrid:
         """Efficiency over rows; whether (n, k) is on the grid; whether it is inside the hull. None without any data
         near it."""
         corners = [(i, j, u * v) for i, u in blend(self.n, kernel.n) for j, v in blend(self.k, kernel.k)]
+        if not any(np.isfinite(self.log_efficiency[i, j]).any() for i, j, _ in corners):
+            corners = self._around(corners[0][0], corners[0][1])
         stack = np.stack([self.log_efficiency[i, j] for i, j, _ in corners])
         weights = np.array([w for _, _, w in corners])[:, None] * np.isfinite(stack)
         total = weights.sum(axis=0)
@@ -99,7 +107,7 @@ class GemmGrid:
         if not use.any():
             return None
         log_efficiency = np.where(np.isfinite(stack), stack, 0.0) * weights
-        curve = Curve(self.rows[use], np.exp(log_efficiency.sum(axis=0)[use] / total[use]))
+        curve = RowsCurve(self.rows[use], np.exp(log_efficiency.sum(axis=0)[use] / total[use]))
         inside = self.n[0] <= kernel.n <= self.n[-1] and self.k[0] <= kernel.k <= self.k[-1]
         return curve, kernel.n in self.n and kernel.k in self.k, inside
 

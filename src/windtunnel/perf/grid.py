@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.deployment import Pool
+from windtunnel.deployment import Pool, preset
+from windtunnel.model import MLA, LinearAttention, MoE
+from windtunnel.model.layers import Layer
 from windtunnel.perf.answer import MODELLED, SOURCES, Answer, answer
 from windtunnel.perf.axes import Axes, axes
 from windtunnel.perf.batch_times import Floats, Integers
@@ -18,6 +20,7 @@ from windtunnel.perf.host import dispatch_floor, host_cost
 from windtunnel.perf.kernels import Attention, Kernel
 from windtunnel.perf.operators import operators
 from windtunnel.perf.predictor import Predictor, eager, predictor, wanted_version
+from windtunnel.perf.speculation import per_request, per_token
 from windtunnel.perf.tables import Sums, Tabulated, total
 
 
@@ -68,7 +71,7 @@ def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
         by_group["other"].add("decode_tokens", eager_decode)
     host = host_cost(bool(pool.engine.async_scheduling), pool.lockstep, causes).tables(ax.max_num_seqs)
     return Tabulated(
-        times=total(by_source).times(*host),
+        times=total(by_source).times(*(work / ax.accepted for work in host)),
         sources={name: sums.times() for name, sums in by_source.items()},
         groups={group: sums.times() for group, sums in by_group.items()},
         provenance=(*_origins(source, wanted_version(pool)), *provenance),
@@ -81,26 +84,50 @@ def answers(operator: Operator, ax: Axes, predictor: Predictor) -> dict[str, Ans
     match operator.phase:
         case "tokens":
             tokens = np.arange(len(ax.padded))
-            found = token_answer(operator, tokens, ax.padded, ax.graph_tokens, predictor)
+            plain = token_answer(operator, tokens, ax.padded, ax.graph_tokens, predictor)
+            found = per_token(lambda each: _each(operator, ax, each, predictor, plain), ax, ax.draft_share)
             if ax.mixed_graph_tokens == ax.graph_tokens:
-                return {"decode_tokens": found, "mixed_tokens": found}
+                return {"decode_tokens": found, "mixed_tokens": plain}
             eagerly = token_answer(operator, tokens, tokens, 0, predictor)
             return {"decode_tokens": found, "mixed_tokens": eagerly}
         case "all_tokens":
             tokens = np.arange(ax.ranks * ax.max_num_batched_tokens + 1)
-            return {"expert_tokens": token_answer(operator, tokens, tokens, ax.ranks * ax.graph_tokens, predictor)}
+            plain = token_answer(operator, tokens, tokens, ax.ranks * ax.graph_tokens, predictor)
+            small = tokens <= ax.ranks * ax.graph_tokens  # larger batches are taken for prefills
+            found = per_token(lambda each: _each_of_all(operator, each, predictor, plain), ax, ax.draft_share)
+            return {"expert_tokens": Answer(np.where(small, found.seconds, plain.seconds), plain.sources)}
         case "sequences":
             n = np.arange(ax.max_num_seqs + 1, dtype=float)
-            return {"sequences": predictor.times(operator.kernel, n, np.zeros_like(n))}
+            return {"sequences": per_token(lambda each: predictor.times(operator.kernel, each * n, 0.0 * n), ax, 1.0)}
         case "decode":
             a, b = np.meshgrid(np.arange(ax.max_num_seqs + 1), ax.context_knots, indexing="ij")
-            found = decode_answer(operator, a, b, predictor)
+            found = per_request(decode_answer(operator, a, b, predictor), ax)
             beside = replace(operator, kernel=beside_prefill(operator.kernel)) if ax.one_call else operator
-            mixed = found if beside == operator else decode_answer(beside, a, b, predictor)
+            mixed = found if beside == operator else per_request(decode_answer(beside, a, b, predictor), ax)
             return {"decode_attention": found, "mixed_attention": mixed}
         case _:
             a, b = np.meshgrid(ax.chunk_knots, ax.context_knots, indexing="ij")
             return {"prefill_attention": prefill_answer(operator, a, b, predictor)}
+
+
+def _is_large(layer: Layer) -> bool:
+    """Latent and linear attention; the measured modules of sparse attention hold their launches."""
+    attention = layer.attention
+    return isinstance(attention, LinearAttention) or (isinstance(attention, MLA) and not attention.index_heads)
+
+
+def _each(operator: Operator, ax: Axes, each: int, predictor: Predictor, plain: Answer) -> Answer:
+    """A token-level operator where every request brings ``each`` tokens."""
+    if each == 1:
+        return plain
+    return predictor.times(operator.kernel, each * ax.padded.astype(float), np.zeros(len(ax.padded)))
+
+
+def _each_of_all(operator: Operator, each: int, predictor: Predictor, plain: Answer) -> Answer:
+    if each == 1:
+        return plain
+    tokens = each * np.arange(len(plain.seconds), dtype=float)
+    return predictor.times(operator.kernel, tokens, np.zeros_like(tokens))
 
 
 def token_answer(operator: Operator, tokens: Integers, padded: Integers, graph: int, predictor: Predictor) -> Answer:
@@ -148,8 +175,9 @@ def dispatch(pool: Pool, ax: Axes, gpu: Floats, causes: Causes = ALL) -> Floats:
         return np.zeros_like(gpu)
     layers = pool.model.num_layers
     launched = sum(op.count for op in operators(pool, causes) if op.phase in ("tokens", "all_tokens")) / layers
-    compiled = not pool.engine.enforce_eager
-    floors = [dispatch_floor(layers, launched, captured, compiled) for captured in (True, False)]
+    compiled = not pool.engine.enforce_eager and preset(pool.engine.preset).graphs_prefill
+    modules = sum(count * (isinstance(layer.mlp, MoE) + _is_large(layer)) for count, layer in pool.model.layers)
+    floors = [dispatch_floor(layers, launched, captured, compiled, modules / layers) for captured in (True, False)]
     tokens = np.arange(len(ax.padded))
     floor = np.where(tokens <= ax.mixed_graph_tokens, floors[0], floors[1])
     waits = np.maximum(floor - gpu, 0.0)

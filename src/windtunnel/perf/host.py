@@ -50,15 +50,25 @@ DISPATCH_ATTENTION = 5e-5
 """Seconds of host time per layer of a piecewise graph: attention is called from Python between two captured pieces."""
 
 
-def dispatch_floor(layers: int, kernels_per_layer: float, captured: bool, compiled: bool) -> float:
+DISPATCH_MODULE_EAGER = 5e-4
+"""Seconds of host time per call of a module that runs dozens of PyTorch operators where nothing is compiled: experts
+(choice, alignment, quantisation, two products, sum), and attention other than plain (latent, sparse, linear). The
+kernel database's own eager timings of such modules are 0.2 to 1.4 ms long, whatever the tokens."""
+
+
+def dispatch_floor(
+    layers: int, kernels_per_layer: float, captured: bool, compiled: bool, modules_per_layer: float = 0.0
+) -> float:
     """Least seconds of a step whose attention is launched by the host; the GPU waits where its own work is shorter.
 
     ``captured``: the pieces between attention calls are CUDA graphs. ``compiled``: they are at least compiled code.
+    ``modules_per_layer``: calls of larger modules, which cost more where nothing is compiled.
     """
     if captured:
         return layers * DISPATCH_ATTENTION
     kernel = DISPATCH_KERNEL if compiled else DISPATCH_KERNEL_EAGER
-    return layers * (DISPATCH_ATTENTION + kernels_per_layer * kernel)
+    modules = 0.0 if compiled else modules_per_layer * DISPATCH_MODULE_EAGER
+    return layers * (DISPATCH_ATTENTION + kernels_per_layer * kernel + modules)
 
 
 AGREEMENT = 1e-3

@@ -58,12 +58,17 @@ class Result:
 def workload(point: Point) -> Workload:
     """The closed loop of a point."""
     requests = min(ROUNDS * point.concurrency, MOST_REQUESTS)
-    prompts, outputs = (Uniform(ceil(SHORTEST * tokens), tokens) for tokens in (point.isl, point.osl))
+    shortest = SHORTEST if point.scripted else 1.0  # other clients send equal lengths, which keeps them in lockstep
+    prompts, outputs = (Uniform(ceil(shortest * tokens), tokens) for tokens in (point.isl, point.osl))
     return generate(AllAtOnce(), Both(prompts, outputs), requests, max_concurrency=point.concurrency, name=point.id)
 
 
 def replay(point: Point, perf: str = "auto", overheads: Overheads = CLIENT_CLOCK) -> Result:
-    """Simulate one point as its clients see it; one that cannot be simulated says why."""
+    """Simulate one point as its clients see it; one that cannot be simulated says why.
+
+    A server that looks for requests every k-th step lets them wait for (k − 1) / 2 steps in the mean, which is added:
+    the scheduler that is simulated looks every time.
+    """
     try:
         run = simulate(Deployment((point.pool(),)), workload(point), perf=perf, overheads=overheads)
     except InputError as reason:
@@ -71,10 +76,11 @@ def replay(point: Point, perf: str = "auto", overheads: Overheads = CLIENT_CLOCK
     metrics = request_metrics(run.requests)
     if not np.isfinite(metrics.tpot).any():
         return Result(point, float("nan"), float("nan"), float("nan"), "; ".join(run.manifest["warnings"]))
+    tpot = float(np.nanmean(metrics.tpot))
     return Result(
         point,
-        ttft=float(np.nanmean(metrics.ttft)),
-        tpot=float(np.nanmean(metrics.tpot)),
+        ttft=float(np.nanmean(metrics.ttft)) + 0.5 * (point.poll_steps - 1) * tpot,
+        tpot=tpot,
         modelled=time_share(unroll(run))["modelled"],
     )
 

@@ -48,6 +48,14 @@ QUANTIZED = {
 }
 """Quantised checkpoints that the catalogue lacks: the 16-bit model with its weights in this format."""
 
+PREDICTING = ("1.2.0rc6.post3", "1.1.0rc2.post2")
+"""Images of TensorRT-LLM with which the scripts served DeepSeek-R1 with multi-token prediction; the same rows without
+it stand under DeepSeek-V3 or other images (TPOT 1.5 to 2 times as long at equal settings)."""
+
+ACCEPTED = {1: 1.7, 3: 2.3}
+"""Tokens a step, by drafts: an assumption, below the 85 to 90 % of DeepSeek's own report (arXiv 2412.19437, 5.4.3)
+since prompts are random."""
+
 CASTING = {("openai/gpt-oss-120b", "b200_sxm")}
 """Served with 8-bit activations beside mxfp4 weights (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1)."""
 
@@ -128,6 +136,15 @@ class Point:
     scripted: bool = True
     """Served by InferenceX's scripts."""
 
+    @property
+    def poll_steps(self) -> int:
+        """Decode steps between two looks at new requests (SGLang's ``scheduler_recv_interval``): the scripts for
+        DeepSeek and Qwen3.5 on Blackwell set 10, and 30 from 16 clients on."""
+        polls = self.backend == "sglang" and self.scripted and self.system.startswith("b")
+        if not polls or not any(name in self.model_path for name in ("DeepSeek", "Qwen3.5")):
+            return 1
+        return 30 if self.concurrency >= 16 and self.system == "b200_sxm" else 10
+
     def pool(self) -> Pool:
         """What is simulated. Raises InputError for what cannot be."""
         if self.mode != "agg":
@@ -150,9 +167,18 @@ class Point:
             enable_expert_parallel=self.expert_parallel,
             max_model_len=min(self.isl + self.osl + SPARE_TOKENS, model.max_position_embeddings),
             quantization=quantization,
+            **self._speculation(),
             **self._flags(),
         )
         return Pool(model, device(self.system), engine)
+
+    def _speculation(self) -> dict[str, Any]:
+        """Multi-token prediction: with 3 drafts, with 1 under attention data parallelism (the same scripts)."""
+        served = self.backend == "trtllm" and self.model_path == "deepseek-ai/DeepSeek-R1"
+        if not (served and self.version in PREDICTING):
+            return {}
+        drafts = 1 if self.dp > 1 else 3
+        return {"num_speculative_tokens": drafts, "acceptance_length": ACCEPTED[drafts]}
 
     def _flags(self) -> dict[str, Any]:
         if self.backend == "vllm":
