@@ -6,12 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
-from windtunnel.perf.curves import Curve
+from windtunnel.perf.curves import Curve, TokensCurve
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Experts
 from windtunnel.perf.roofline import bound
 
 SIZES = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+
+NEIGHBOURS = 3
 
 OUTLIER = 1.15
 """More tokens never need less work: a point this many times slower than one with more tokens is dropped (balanced
@@ -52,14 +54,15 @@ class ExpertRows:
         least_later = np.minimum.accumulate(rows["latency"][::-1])[::-1]
         rows = rows.take(rows["latency"] <= OUTLIER * least_later)
         x = rows["num_tokens"].astype(float)
-        return Curve(x, bound(kernel, self.device, x, np.zeros_like(x)) / (rows["latency"] * 1e-3))
+        seconds = rows["latency"] * 1e-3
+        return TokensCurve(x, bound(kernel, self.device, x, np.zeros_like(x)) / seconds, seconds)
 
-    def nearest(self, kernel: Experts, lane: str, distribution: str) -> Shape | None:
-        """The measured shape closest in log distance of: local slice, hidden size, local experts, experts, choices, tp,
-        ep."""
+    def nearest(self, kernel: Experts, lane: str, distribution: str) -> list[Shape]:
+        """The measured shapes closest in log distance of: local slice, hidden size, local experts, experts, choices,
+        tp, ep; NEIGHBOURS at most."""
         part = self._part(lane, distribution)
         if part is None:
-            return None
+            return []
         shapes = np.unique(part[1], axis=0)
         hidden, inter, top_k, num_experts, tp, ep = shapes.T.astype(float)
         distance = (
@@ -71,7 +74,8 @@ class ExpertRows:
             + 0.5 * np.abs(np.log2(ep / kernel.ep))
             + 0.01 * np.abs(np.log2(tp / kernel.tp))
         )
-        return tuple(int(value) for value in shapes[int(np.argmin(distance))])  # type: ignore[return-value]
+        chosen = np.argsort(distance, kind="stable")[:NEIGHBOURS]
+        return [tuple(int(value) for value in shapes[i]) for i in chosen]  # type: ignore[misc]
 
     def _part(self, lane: str, distribution: str) -> tuple[Columns, NDArray[np.int64]] | None:
         """Rows of a format and a distribution with their sizes."""

@@ -134,24 +134,26 @@ class ExpertTable:
         return routing(kernel.num_experts) if self.causes.expert_imbalance else "balanced"
 
     def _from_nearest(self, kernel: Experts, lane: str, a: Floats) -> Answer | None:
-        """Another shape's efficiency at equal tokens per expert."""
+        """The efficiency of the nearest shapes (their median) at equal tokens per expert."""
+        shapes: list[Shape] = []
         for engine in self._engines():
-            shape = self._of(engine).nearest(kernel, lane, self._distribution(kernel))
-            if shape is not None:
-                break
-        else:
+            shapes = shapes or self._of(engine).nearest(kernel, lane, self._distribution(kernel))
+        if not shapes:
             return None
-        other = shaped(kernel, shape)
+        slower = [self._inefficiency(kernel, shaped(kernel, shape), lane, a) for shape in shapes]
+        self._note(f"experts {_text(kernel)}: efficiency of {', '.join('×'.join(map(str, shape)) for shape in shapes)}")
+        seconds = bound(kernel, self.device, a, np.zeros_like(a)) * np.median(slower, axis=0)
+        return Answer(seconds, np.full(a.shape, 2, dtype=np.int8))
+
+    def _inefficiency(self, kernel: Experts, other: Experts, lane: str, a: Floats) -> Floats:
+        """Measured over least time of another shape, where its experts get as many tokens."""
         best = self._best(other, lane)
         assert best is not None
         load = kernel.top_k / kernel.num_experts / (other.top_k / other.num_experts)
         x = np.clip(a * load, best[0].knots[0], best[0].knots[-1])
-        least = bound(other, self.device, x, np.zeros_like(x))
         found = self._from_lane(other, lane, x)
         assert found is not None
-        self._note(f"experts {_text(kernel)}: efficiency of {'×'.join(map(str, shape))}")
-        seconds = bound(kernel, self.device, a, np.zeros_like(a)) * found.seconds / least
-        return Answer(seconds, np.full(a.shape, 2, dtype=np.int8))
+        return np.asarray(found.seconds / bound(other, self.device, x, np.zeros_like(x)))
 
     def _suspect(self, kernel: Experts, curve: Curve) -> bool:
         if not self.causes.host_bound_tables:

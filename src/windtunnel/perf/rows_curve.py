@@ -1,4 +1,4 @@
-"""Efficiency of matrix products over rows: kernels work in tiles, and rows that are no multiple of 16 take slower paths.
+"""Efficiency of matrix products over rows: kernels work in tiles, and odd numbers of rows take slower paths.
 
 Neighbouring row counts therefore do not lie on one smooth line. Several readings of the same points compete: the line
 through all of them, lines over rows rounded up to tiles, and lines through multiples of 16 and through the others
@@ -17,6 +17,8 @@ from windtunnel.perf.curves import Curve
 
 TILES = (1, 16, 32, 64, 128)
 ALIGNED = 16
+FEWEST = 6
+"""Fewer points of one alignment say nothing about it."""
 SHARPNESS = 3.0
 """Readings are weighed by their mean error to minus this power."""
 
@@ -64,8 +66,9 @@ def _by_alignment(rows: Floats, values: Floats, asked: Floats) -> Floats:
     found = np.empty_like(asked)
     for aligned in (True, False):
         mine, wanted = (rows % ALIGNED == 0) == aligned, (asked % ALIGNED == 0) == aligned
-        mine |= rows <= ALIGNED
-        found[wanted] = _line(rows[mine], values[mine], asked[wanted]) if mine.any() else 0.0
+        enough = np.count_nonzero(mine & (rows > ALIGNED)) >= FEWEST
+        use = mine | (rows <= ALIGNED) if enough else np.ones_like(mine)
+        found[wanted] = _line(rows[use], values[use], asked[wanted])
     return found
 
 
