@@ -1,6 +1,6 @@
 """Explain: where the time of one batch goes, operator by operator, from the very knots that the tables hold."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from windtunnel.perf.batch import Batch
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.costs import bytes_moved, describe, flops, rate
 from windtunnel.perf.fusion import Operator
-from windtunnel.perf.grid import decode_answer, dispatch, prefill_answer, prefill_base, token_answer
+from windtunnel.perf.grid import beside_prefill, decode_answer, dispatch, prefill_answer, prefill_base, token_answer
 from windtunnel.perf.host import host_cost
 from windtunnel.perf.kernels import Collective
 from windtunnel.perf.operators import operators
@@ -112,7 +112,8 @@ def _seconds(op: Operator, batch: Batch, ax: Axes, times: Predictor) -> tuple[fl
         case "decode" if batch.decodes:
             j = _cell(ax.context_knots, batch.kv_tokens // batch.decodes)
             knots = ax.context_knots[j : j + 2]
-            found = decode_answer(op, np.full(2, batch.decodes), knots, times)
+            beside = replace(op, kernel=beside_prefill(op.kernel)) if ax.one_call and batch.chunks else op
+            found = decode_answer(beside, np.full(2, batch.decodes), knots, times)
             v = (batch.kv_tokens / batch.decodes - knots[0]) / (knots[1] - knots[0])
             seconds = found.seconds[0] + (found.seconds[1] - found.seconds[0]) * v
             return op.count * float(seconds), _worst(found, np.array([1.0 - v, v]))
