@@ -10,8 +10,9 @@ from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
+from windtunnel.policy import Policy
 from windtunnel.run import FINISHED, REJECTED, Run
-from windtunnel.simulate import simulate
+from windtunnel.simulate import policy, simulate
 from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate
 
 LENGTHS = Both(Lognormal(400, 0.8, 3000), Lognormal(100, 0.8, 900))
@@ -161,3 +162,30 @@ def test_a_model_that_does_not_fit_says_what_would() -> None:
     pool = Pool(load_model("Llama-3.1-70B"), device("l4"), Engine(max_model_len=4096))
     with pytest.raises(InputError, match="GB"):
         run(Deployment((pool,)), generate(Gamma(10.0), LENGTHS, 2, seed=1))
+
+
+def test_a_scheduler_may_be_given_as_a_value() -> None:
+    workload = generate(Gamma(20.0, 0.5), LENGTHS, 300, seed=1)
+    served = deployment(async_scheduling=False, max_num_batched_tokens=4096)
+    own, same, first = (
+        simulate(served, workload, perf="roofline", policies=policies)
+        for policies in (None, [policy(served.pools[0])], [Policy(group_order="prefill_first", mixed=False)])
+    )
+    assert np.array_equal(own.requests.finish, same.requests.finish)
+    alone = first.iterations.chunk_tokens > 0
+    assert (first.iterations.decodes[alone] == 0).all()
+    assert (own.iterations.decodes[own.iterations.chunk_tokens > 0] > 0).any()
+    assert "prefill_first" in first.manifest["schedulers"][0]
+
+
+def test_schedulers_see_declared_limits_and_priorities() -> None:
+    """Of requests that come at once one runs at a time: by priority; one that declares too much waits for room."""
+    served = deployment(max_num_batched_tokens=4096, num_gpu_blocks_override=101)
+    workload = Workload.from_columns(
+        arrival=np.zeros(3), prompt_tokens=np.full(3, 100), output_tokens=np.full(3, 10), max_tokens=np.full(3, 1000),
+        priority=np.array([2, 0, 1]),
+    )  # fmt: skip
+    settings = Policy(allocation="prompt_and_output", preemption="none", admission_order="priority")
+    requests = simulate(served, workload, perf="roofline", policies=[settings]).requests
+    assert np.argsort(requests.scheduled).tolist() == [1, 2, 0]
+    assert requests.scheduled[2] >= requests.finish[1]

@@ -20,7 +20,7 @@ from windtunnel.perf.cache import cache_folder
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.tables import Tabulated
-from windtunnel.policy import Limits, VllmV1
+from windtunnel.policy import Limits, Policy, VllmV1
 from windtunnel.routing import router_number
 from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
 from windtunnel.workload.columns import Workload
@@ -38,6 +38,7 @@ def simulate(
     causes: Causes = ALL,
     tables: Sequence[Tabulated] | None = None,
     overheads: Overheads = ENGINE_CLOCK,
+    policies: Sequence[VllmV1 | Policy] | None = None,
 ) -> Run:
     """Simulate every request of a workload on a deployment until the last one has ended.
 
@@ -50,6 +51,7 @@ def simulate(
         causes: what batch times account for beyond the sum of measured kernels; ablations switch some off.
         tables: the batch-time tables of each pool where they are at hand; ``perf`` and ``cache`` then mean nothing.
         overheads: host work beyond that of the tables, and the client's path, whose clock then counts.
+        policies: the scheduler of each pool where it is not the one of its engine.
 
     Raises:
         InputError: the model does not fit, or a name is unknown.
@@ -59,7 +61,7 @@ def simulate(
         tables = [tabulate(pool, perf, cache_folder() if cache else None, causes) for pool in deployment.pools]
     tables = [replace(table, times=overheads.host.applied(table.times)) for table in tables]
     budgets = [kv_blocks(pool) for pool in deployment.pools]
-    fleet = _fleet(deployment, tables, budgets)
+    fleet = _fleet(deployment, tables, budgets, policies)
     client = overheads.client
     delays = client.delays(workload) if client else np.zeros(0)
     demand, cut = _demand(at_engine(workload, delays, client) if client else workload, fleet.limits[0])
@@ -72,18 +74,24 @@ def simulate(
         requests=at_client(requests, workload, delays, client) if client else requests,
         iterations=_iterations(record),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
-        manifest=_manifest(deployment, workload, seed, tables, budgets, notes) | {"overheads": overheads.spec()},
+        manifest=_manifest(deployment, workload, seed, tables, budgets, notes)
+        | {"overheads": overheads.spec(), "schedulers": [str(settings) for settings in fleet.policies]},
         times=tuple(table.times for table in tables),
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),
     )
 
 
-def _fleet(deployment: Deployment, tables: Sequence[Tabulated], budgets: list[KVBudget]) -> Fleet:
+def _fleet(
+    deployment: Deployment,
+    tables: Sequence[Tabulated],
+    budgets: list[KVBudget],
+    policies: Sequence[VllmV1 | Policy] | None,
+) -> Fleet:
     pools = deployment.pools
     return Fleet(
         limits=tuple(limits(pool, budget) for pool, budget in zip(pools, budgets, strict=True)),
-        policies=tuple(policy(pool) for pool in pools),
+        policies=tuple(policies or map(policy, pools)),
         times=tuple(table.times for table in tables),
         replicas=tuple(pool.replicas for pool in pools),
         lanes=tuple(pool.engine.data_parallel_size for pool in pools),
@@ -132,6 +140,8 @@ def _demand(workload: Workload, limit: Limits) -> tuple[Demand, int]:
         follow=workload.follow,
         think_time=workload.think_time,
         max_concurrency=workload.max_concurrency,
+        max_tokens=np.minimum(workload.max_tokens, room),
+        priority=workload.priority,
     )
     return demand, int(((output < workload.output_tokens) & ~refused).sum())
 
