@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
+from windtunnel.policy import Limits, VllmV0, VllmV1, can_ever_run, generated
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
 
@@ -83,3 +83,43 @@ def test_unknown_choices_are_refused(name: str, value: str, words: str) -> None:
 def test_more_active_requests_than_places_are_refused() -> None:
     with pytest.raises(InputError, match="max_num_active_seqs=5: must be ≤ max_num_seqs=4"):
         VllmV1(max_num_active_seqs=5).check(LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"watermark": 1.0}, r"watermark=1.0: must be in \[0, 1\)"),
+        ({"num_cpu_blocks": -1}, "num_cpu_blocks=-1: must be ≥ 0"),
+        ({"delay_factor": float("inf")}, "delay_factor=inf: must be finite and ≥ 0"),
+        ({"max_num_partial_prefills": 0}, "max_num_partial_prefills=0: must be ≥ 1"),
+        ({"admission_order": "prioritty"}, "did you mean 'priority'"),
+        ({"preemption_mode": "swop"}, "did you mean 'swap'"),
+    ],
+)
+def test_settings_of_v0_out_of_their_range_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        VllmV0(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "must be ≥ max_model_len=100 without chunked prefill"),
+        ({"chunked_prefill": True, "admission_order": "priority"}, "ignores it with chunked prefill"),
+        ({"chunked_prefill": True, "max_long_partial_prefills": 2}, "must be ≤ max_num_partial_prefills=1"),
+        ({"chunked_prefill": True, "long_prefill_token_threshold": 101}, "must be ≤ max_model_len=100"),
+    ],
+)
+def test_settings_that_v0_refuses_or_ignores_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        VllmV0(**settings).check(LIMITS)
+
+
+def test_partial_prefills_of_v0_need_chunks() -> None:
+    with pytest.raises(InputError, match="max_num_partial_prefills=2: has no effect without chunked prefill"):
+        VllmV0(max_num_partial_prefills=2).check(replace(LIMITS, max_num_batched_tokens=100))
+
+
+def test_blocks_of_v0_move_in_at_most_two_transfers_a_step() -> None:
+    policy = VllmV0(swap_latency=1.0, swap_seconds_per_block=0.25)
+    assert [policy.transfer_time(*blocks) for blocks in ((0, 0), (4, 0), (0, 4), (2, 2))] == [0.0, 2.0, 2.0, 3.0]

@@ -33,6 +33,8 @@ class Batch:
     """In the order in which they had to go."""
     admitted: dict[Request, int] = field(default_factory=dict)
     """Requests that left the queue, and how many of their tokens were found in the prefix cache."""
+    ignored: list[Request] = field(default_factory=list)
+    """Requests that can never run: they end with this step, without the rest of their output."""
     transfer_time: float = 0.0
     """Seconds that the step waits for blocks that move between device and host."""
     ask_again: float = inf

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, isnan
+from math import inf, isnan, nextafter
 from typing import NamedTuple
 
 from windtunnel.perf.batch_times import BatchTimes
@@ -59,13 +59,16 @@ class Group:
         """Start steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
 
         An empty decision waits for the step in flight. With none in flight it is repeated if it preempted somebody, and
-        may name the time at which it wants to be asked again.
+        may name the time at which it wants to be asked again. If it ignored somebody it takes the shortest time there
+        is: others that decide at the same time do not see it.
         """
         while len(self.in_flight) < self.depth:
             batches = [scheduler.schedule(now) for scheduler in self.schedulers]
             self.ask_again = min(batch.ask_again for batch in batches)
             if not any(batch.scheduled for batch in batches):
-                if not self.in_flight and any(batch.preempted for batch in batches):
+                if any(batch.ignored for batch in batches):
+                    self.in_flight.append(InFlight(nextafter(now, inf), batches))
+                elif not self.in_flight and any(batch.preempted for batch in batches):
                     continue
                 break
             start = max(now, self.in_flight[-1].end) if self.in_flight else now

@@ -6,7 +6,7 @@ mode serves decodes first and fills the rest of the token budget with pieces of 
 
 from collections import deque
 
-from windtunnel.errors import InputError
+from windtunnel.policy.vllm_v0 import no_way_to_displace
 from windtunnel.reference.vllm_v0_budget import Budget, PartialPrefills
 from windtunnel.reference.vllm_v0_passes import Passes
 from windtunnel.reference.vllm_v0_request import Batch, Request, Scheduled, Status
@@ -78,10 +78,7 @@ class Scheduler(Passes):
 
     def _displace(self, victim: Request, batch: Batch, budget: Budget) -> None:
         if self.settings.swaps:
-            raise InputError(
-                f"preemption_mode='swap': {victim.id!r} must make way for a better priority, and vLLM 0.8.5 does not "
-                "survive swapping it out for that: preempt by recompute"
-            )
+            raise no_way_to_displace(victim.id)
         budget.drop(victim)
         self.preempt(victim, batch)
         self.waiting.appendleft(victim)

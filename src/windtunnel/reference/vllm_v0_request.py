@@ -24,8 +24,8 @@ class Request:
     rank: int
     """Place in the order of arrival."""
     arrival: float
-    prompt: tuple[int, ...] = field(repr=False)
-    """Its tokens: equal numbers are equal tokens."""
+    prompt: tuple[object, ...] = field(repr=False)
+    """Its tokens: equal values are equal tokens."""
     output_tokens: int
     priority: int = 0
     """Lower is better."""

@@ -5,9 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from windtunnel.errors import InputError, unknown
-
-WATERMARK = 0.01
-"""Share of the GPU's blocks that an admission must leave free (vllm/core/block_manager.py, 0.8.5: not a setting)."""
+from windtunnel.policy import Limits, VllmV0
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,8 @@ class Settings:
     """How many of them may be long."""
     long_prefill_token_threshold: int = 0
     """A prompt with more tokens left is long; 0 is 4 % of max_model_len with several partial prefills."""
+    watermark: float = 0.01
+    """Share of the GPU's blocks that an admission must leave free."""
 
     def __post_init__(self) -> None:
         for name in ("num_gpu_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
@@ -45,6 +45,8 @@ class Settings:
             self._at_least(name, 0)
         self._one_of("preemption_mode", (None, "swap", "recompute"))
         self._one_of("policy", ("fcfs", "priority"))
+        if not 0 <= self.watermark < 1:
+            raise InputError(f"watermark={self.watermark}: must be in [0, 1)")
 
     def _at_least(self, name: str, least: int) -> None:
         if getattr(self, name) < least:
@@ -53,6 +55,21 @@ class Settings:
     def _one_of(self, name: str, choices: tuple[str | None, ...]) -> None:
         if getattr(self, name) not in choices:
             raise InputError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(map(repr, choices))}")
+
+    @classmethod
+    def of(cls, limits: Limits, policy: VllmV0) -> "Settings":
+        """The same settings, given as limits and policy."""
+        return cls(
+            num_gpu_blocks=limits.num_blocks,
+            block_size=limits.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+            enable_chunked_prefill=policy.chunked_prefill,
+            enable_prefix_caching=policy.prefix_caching,
+            policy=policy.admission_order,
+            **{name: getattr(policy, name) for name in SAME_NAME},
+        )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Settings":
@@ -75,7 +92,7 @@ class Settings:
     @property
     def watermark_blocks(self) -> int:
         """Blocks that an admission must leave free."""
-        return int(WATERMARK * self.num_gpu_blocks)
+        return int(self.watermark * self.num_gpu_blocks)
 
     @property
     def swaps(self) -> bool:
@@ -95,6 +112,18 @@ class Settings:
         if self.max_num_partial_prefills > 1 and self.long_prefill_token_threshold == 0:
             return int(self.max_model_len * 0.04)
         return self.long_prefill_token_threshold
+
+
+SAME_NAME = (
+    "num_cpu_blocks",
+    "preemption_mode",
+    "delay_factor",
+    "max_num_partial_prefills",
+    "max_long_partial_prefills",
+    "long_prefill_token_threshold",
+    "watermark",
+)
+"""Settings that VllmV0 has under vLLM's names."""
 
 
 def _check_type(name: str, value: Any, kind: Any) -> None:

@@ -2,7 +2,7 @@
 
 from enum import Enum, auto
 
-from windtunnel.errors import InputError
+from windtunnel.policy.vllm_v0 import no_room_on_host
 from windtunnel.reference.vllm_v0_blocks import BlockPool
 from windtunnel.reference.vllm_v0_request import Request
 from windtunnel.reference.vllm_v0_settings import Settings
@@ -70,10 +70,7 @@ class BlockTables:
             InputError: the host has no room, which ends the real engine.
         """
         if self._can_move(request, self.cpu, 0) is not Fit.NOW:
-            raise InputError(
-                f"num_cpu_blocks={self.cpu.num_blocks}: no room to swap {request.id!r} out, where vLLM 0.8.5 aborts: "
-                "raise num_cpu_blocks, or preempt by recompute"
-            )
+            raise no_room_on_host(self.cpu.num_blocks, request.id)
         return self._move(request, self.gpu, self.cpu)
 
     def free(self, request: Request) -> None:
