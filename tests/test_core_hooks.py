@@ -1,6 +1,7 @@
 """A user's functions in the compiled core: found by address, compiled or called back, failures raised after the run."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,11 @@ def prompt_length(prompt: int, declared: int, priority: int, generated: int, arr
     return float(prompt)
 
 
+@dataclass
 class Counting:
-    """What numba cannot compile."""
+    """What numba cannot compile, and no dictionary takes as a key."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __call__(self, *values: Any) -> float:
         self.asked.append(values)

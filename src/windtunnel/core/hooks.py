@@ -16,7 +16,6 @@ after the run; until then it counts as 0, a budget as ``most``.
 
 import ctypes
 from collections.abc import Callable, Iterable
-from functools import cache
 from math import isnan
 from typing import Any
 
@@ -70,10 +69,15 @@ def checked(name: str, value: Any, values: tuple[Any, ...]) -> Any:
     return float(value)
 
 
-@cache
+_MADE: dict[tuple[str, int], Hook] = {}
+
+
 def hook(name: str, function: Callable[..., Any]) -> Hook:
-    """The hook of a function, made once."""
-    return Hook(name, function)
+    """The hook of a function, made once and kept, since machine code may hold its address."""
+    made = _MADE.get((name, id(function)))
+    if made is None:
+        made = _MADE[name, id(function)] = Hook(name, function)
+    return made
 
 
 def address(name: str, policy: Any) -> int:

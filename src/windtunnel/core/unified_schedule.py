@@ -186,4 +186,5 @@ def admit(state: State, pool: Any, rules: Any, lane: Any, queue: Any, budget: in
             aside = r
         else:
             break
-    put_back(state, rules, lane, aside)
+    if aside != NONE:
+        put_back(state, rules, lane, aside)

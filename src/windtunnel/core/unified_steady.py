@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.heap import next_finish
-from windtunnel.core.kernel import called_kernel, kernel
+from windtunnel.core.kernel import kernel
 from windtunnel.core.lane import blocks_of
 from windtunnel.core.lookup import decode_time, prefill_time, step_time
 from windtunnel.core.records import NONE, ROWS, State
@@ -244,7 +244,7 @@ def opening(state: State, rules: Any, group: Any) -> float:
     return now
 
 
-@called_kernel
+@kernel
 def steady_run(state: State, pool: Any, group: Any, until: float) -> int:
     """Run as many equal steps as possible while ``now`` < ``until`` (which counts only if an arrival could join)."""
     rules = state.own.rules[group.pool]

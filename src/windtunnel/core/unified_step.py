@@ -3,7 +3,7 @@
 from typing import Any
 
 from windtunnel.core.heap import remove_at
-from windtunnel.core.kernel import called_kernel, kernel
+from windtunnel.core.kernel import kernel
 from windtunnel.core.lookup import lockstep_tokens, rank_time, step_time
 from windtunnel.core.records import IDLE, NONE, STEPPED, State
 from windtunnel.core.step import write_row
@@ -130,7 +130,7 @@ def begin_boundary(state: State, group: Any) -> None:
         state.lanes[i].left = NONE
 
 
-@called_kernel
+@kernel
 def step(state: State, pool: Any, group: Any) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
     lanes, queues, rules = state.lanes, state.own.queues, state.own.rules[group.pool]
