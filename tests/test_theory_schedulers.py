@@ -1,5 +1,6 @@
 """What holds for every scheduler that is a value, whatever it decides."""
 
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -69,3 +70,21 @@ def test_evictions_need_a_policy_that_evicts(seed: int) -> None:
     for name, policy in GRID.items():
         evicted = serve(np.zeros(120), prompt, output, **COSTS, limits=LIMITS, policy=policy).requests["preemptions"]
         assert policy.preemption != "none" or evicted.sum() == 0, name
+
+
+@pytest.mark.parametrize(("tokens", "prefill", "most"), [(0, 100, 100), (64, 100, 64), (64, 0, 64), (0, 0, 1024)])
+def test_a_chunk_respects_both_limits_of_tokens(tokens: int, prefill: int, most: int) -> None:
+    """A source has P alone; C holds, too, and the smaller one decides."""
+    prompt, output = lengths(0, 60)
+    settings = Policy(chunked_prefill=True, max_num_batched_tokens=tokens, max_num_prefill_tokens=prefill)
+    rows = serve(np.zeros(60), prompt, output, **COSTS, limits=LIMITS, policy=settings).rows
+    step = np.cumsum(rows["steps"] > 0)
+    assert np.bincount(step, weights=rows["chunk_tokens"]).max() == most
+
+
+def test_the_two_prefill_batches_of_mindspores_report() -> None:
+    """Its text has the coefficient 1/64, its code opens the queue at more than batch_size // 32 prompts."""
+    limits = replace(LIMITS, max_num_seqs=128)
+    own = POLICIES["mindspore"]
+    settings = (own, replace(own, prefill_batch_share=1 / 32), replace(own, prefill_batch_share=0.0, prefill_batch=5))
+    assert [each.prefills_together(limits) for each in settings] == [2, 4, 128 // 32 + 1]
