@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.core.family import steady_run, step, update_bound
+from windtunnel.core.family import room, steady_run, step, update_bound
 from windtunnel.core.kernel import kernel
 from windtunnel.core.records import IDLE, ROWS, STALLS, State
 
@@ -12,7 +12,7 @@ REACHED, FULL = 0, 1
 
 
 @kernel
-def room(state: State, pool: Any, group: Any) -> bool:
+def log_has_room(state: State, pool: Any, group: Any) -> bool:
     """Whether the log can take one more step: at most a row per lane and chunk, a stall per chunk."""
     wanted = group.num_lanes * (pool.max_num_seqs + 2)
     rows, stalls, counters = state.rows, state.stalls, state.counters
@@ -28,7 +28,7 @@ def advance(state: State, g: int, until: float, stop_at_release: bool) -> int:
     group = state.groups[g]
     pool = state.pools[group.pool]
     while group.now < until:
-        if not room(state, pool, group):
+        if not log_has_room(state, pool, group) or not room(state, pool, group):
             return FULL
         if steady_run(state, pool, group, until) > 0:
             continue

@@ -1,13 +1,14 @@
 """Run the compiled core: build its records from specs, call a loop, hand back columns."""
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.advance import FULL
-from windtunnel.core.family import family_of
+from windtunnel.core.family import family_of, module_of
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loop import closed_loop, open_loop
 from windtunnel.core.records import (
@@ -95,13 +96,16 @@ class Record:
 def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats) -> Record:
     """Simulate; ``uniforms`` [n] are the random router's numbers."""
     state = _state(fleet, demand, uniforms)
+    module = module_of(state.own)
     if demand.closed:
         while closed_loop(state, router, demand.max_concurrency) == FULL:
-            state = _with_room(state)
+            state = _with_room(state, module)
     else:
         while open_loop(state, router) == FULL:
-            state = _with_room(state)
+            state = _with_room(state, module)
     raise_failures(fleet.policies)
+    if hasattr(module, "check"):
+        module.check(state.own)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
     return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"])
@@ -192,9 +196,11 @@ def _requests(demand: Demand) -> NDArray[Any]:
     return requests
 
 
-def _with_room(state: State) -> State:
-    """Twice as much room in the log."""
-    grown = {}
+def _with_room(state: State, module: ModuleType) -> State:
+    """Twice as much room in the log, and in what the family of schedulers keeps."""
+    grown: dict[str, Any] = {}
+    if hasattr(module, "with_more_room"):
+        grown["own"] = module.with_more_room(state.own)
     for name, entry in (("rows", ROWS), ("stalls", STALLS)):
         old = getattr(state, name)
         new = attributes(np.empty(2 * len(old), dtype=old.dtype))

@@ -3,7 +3,8 @@
 So each family's loop holds the code of that family alone, and costs nothing when another one grows. A family is a
 module with four kernels (``enqueue``, ``step``, ``steady_run``, ``update_bound``, described below), the named tuple
 ``Arrays`` of what it alone reads and writes, and the function ``arrays`` that builds it before a run (or that of
-another module, if the settings are better run by that one).
+another module, if the settings are better run by that one). Where these arrays may have to grow it has the kernel
+``room`` and the function ``with_more_room``; where the real engine may die, ``check`` raises the error after the run.
 """
 
 from types import ModuleType
@@ -11,15 +12,20 @@ from typing import Any
 
 from numba.extending import overload
 
-from windtunnel.core import unified, vllm_v1, vllm_v1_full
+from windtunnel.core import sglang, unified, vllm_v1, vllm_v1_full
 from windtunnel.errors import InputError
-from windtunnel.policy import Policy, VllmV1
+from windtunnel.policy import Policy, Sglang, VllmV1
 
-FAMILIES: dict[type, ModuleType] = {VllmV1: vllm_v1, Policy: unified}
+FAMILIES: dict[type, ModuleType] = {VllmV1: vllm_v1, Policy: unified, Sglang: sglang}
 """Type of a scheduler's settings → the module that makes its arrays."""
 
-MODULES: tuple[ModuleType, ...] = (vllm_v1, vllm_v1_full, unified)
+MODULES: tuple[ModuleType, ...] = (vllm_v1, vllm_v1_full, unified, sglang)
 """Every module that runs: the type of the arrays tells which."""
+
+
+def module_of(own: Any) -> ModuleType:
+    """The module that runs these arrays."""
+    return next(module for module in MODULES if module.Arrays is type(own))
 
 
 def family_of(policies: tuple[Any, ...]) -> ModuleType:
@@ -33,12 +39,12 @@ def family_of(policies: tuple[Any, ...]) -> ModuleType:
 
 def enqueue(state: Any, lane: int, r: int) -> None:
     """Put the arriving request ``r`` into the queue of a lane."""
-    _module(state.own).enqueue(state, lane, r)
+    module_of(state.own).enqueue(state, lane, r)
 
 
 def step(state: Any, pool: Any, group: Any) -> int:
     """Schedule and run one step of a group, and move its clock; IDLE if there is nothing to do until an arrival."""
-    done: int = _module(state.own).step(state, pool, group)
+    done: int = module_of(state.own).step(state, pool, group)
     return done
 
 
@@ -47,17 +53,19 @@ def steady_run(state: Any, pool: Any, group: Any, until: float) -> int:
 
     Returns how many; 0: the next step has to be made singly.
     """
-    done: int = _module(state.own).steady_run(state, pool, group, until)
+    done: int = module_of(state.own).steady_run(state, pool, group, until)
     return done
 
 
 def update_bound(state: Any, pool: Any, group: Any) -> None:
     """Set the group's ``bound``: nobody outside can see a change before it; infinite while the group is idle."""
-    _module(state.own).update_bound(state, pool, group)
+    module_of(state.own).update_bound(state, pool, group)
 
 
-def _module(own: Any) -> ModuleType:
-    return next(module for module in MODULES if module.Arrays is type(own))
+def room(state: Any, pool: Any, group: Any) -> bool:
+    """Whether the family's own arrays can take one more step; families whose arrays never grow need not say."""
+    module = module_of(state.own)
+    return bool(module.room(state, pool, group)) if hasattr(module, "room") else True
 
 
 def _compiled(state: Any) -> ModuleType:
@@ -94,3 +102,9 @@ def _steady_run(state: Any, pool: Any, group: Any, until: Any) -> Any:  # noqa: 
 @overload(update_bound, strict=False)
 def _update_bound(state: Any, pool: Any, group: Any) -> Any:  # noqa: ARG001
     return _compiled(state).update_bound.py_func
+
+
+@overload(room, strict=False)
+def _room(state: Any, pool: Any, group: Any) -> Any:  # noqa: ARG001
+    module = _compiled(state)
+    return module.room.py_func if hasattr(module, "room") else lambda state, pool, group: True  # noqa: ARG005

@@ -3,8 +3,9 @@
 from windtunnel.policy.limits import Limits, can_ever_run, generated
 from windtunnel.policy.parse import scheduler
 from windtunnel.policy.presets import PRESETS
+from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.unified import Policy
 from windtunnel.policy.vllm_v0 import VllmV0
 from windtunnel.policy.vllm_v1 import VllmV1
 
-__all__ = ["PRESETS", "Limits", "Policy", "VllmV0", "VllmV1", "can_ever_run", "generated", "scheduler"]
+__all__ = ["PRESETS", "Limits", "Policy", "Settings", "Sglang", "VllmV0", "VllmV1", "can_ever_run", "generated", "scheduler"]

@@ -5,8 +5,12 @@ from typing import Any, get_args, get_type_hints
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy.presets import PRESETS
+from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.unified import Policy
 from windtunnel.policy.vllm_v1 import VllmV1
+
+Settings = VllmV1 | Policy | Sglang
+"""Settings of any scheduler that windtunnel knows."""
 
 ALIASES = {"chunk": "max_num_batched_tokens", "order": "admission_order", "interval": "reschedule_interval"}
 """Short words for fields."""
@@ -14,7 +18,7 @@ ALIASES = {"chunk": "max_num_batched_tokens", "order": "admission_order", "inter
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def scheduler(text: str) -> VllmV1 | Policy:
+def scheduler(text: str) -> Settings:
     """The settings that ``preset`` or ``preset:field=value,field=value…`` names.
 
     Raises:
@@ -34,7 +38,7 @@ def scheduler(text: str) -> VllmV1 | Policy:
     return replace(settings, **values)
 
 
-def _pair(pair: str, settings: VllmV1 | Policy, preset: str) -> tuple[str, Any]:
+def _pair(pair: str, settings: Settings, preset: str) -> tuple[str, Any]:
     word, equals, value = (part.strip() for part in pair.partition("="))
     kinds = settable(settings)
     field = ALIASES.get(word, word)
@@ -45,7 +49,7 @@ def _pair(pair: str, settings: VllmV1 | Policy, preset: str) -> tuple[str, Any]:
     return field, _value(word, value, kinds[field])
 
 
-def settable(settings: VllmV1 | Policy) -> dict[str, Any]:
+def settable(settings: Settings) -> dict[str, Any]:
     """Field → type of what text can set: everything but functions."""
     hints = get_type_hints(type(settings))
     return {

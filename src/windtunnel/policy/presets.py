@@ -3,6 +3,7 @@
 from itertools import product
 from typing import Any
 
+from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.unified import Allocation, Order, Policy, Victim
 from windtunnel.policy.vllm_v1 import VERSIONS, VllmV1
 
@@ -74,7 +75,12 @@ POLICIES: dict[str, Policy] = {
 }
 """The presets of the unified scheduler."""
 
-PRESETS: dict[str, VllmV1 | Policy] = {**VERSIONS, "vllm": next(iter(VERSIONS.values())), **POLICIES}
+PRESETS: dict[str, VllmV1 | Policy | Sglang] = {
+    **VERSIONS,
+    "vllm": next(iter(VERSIONS.values())),
+    "sglang-0.4.6": Sglang(),
+    **POLICIES,
+}
 """Every scheduler that has a name; ``vllm`` is its newest version."""
 
 

@@ -56,7 +56,7 @@ class Scheduler:
         """No admission until somebody has ended; belongs to the running batch and is lost with it."""
         self.chunked: Request | None = None
         self.last_prefill: Batch | None = None
-        self.new_token_ratio = settings.init_new_token_ratio
+        self.new_token_ratio = settings.ratios.init_new_token_ratio
         self.fresh = count(FIRST_GENERATED)
 
     def schedule(self) -> Batch | None:
@@ -72,7 +72,7 @@ class Scheduler:
         if batch is None:
             batch = self._decode()
         if batch is None:
-            self.new_token_ratio = self.settings.init_new_token_ratio
+            self.new_token_ratio = self.settings.ratios.init_new_token_ratio
         return batch
 
     def _join_prefilled(self) -> None:
@@ -144,8 +144,8 @@ class Scheduler:
         retracted: list[Request] = []
         if self.running:
             if self.pool.make_room(len(self.running)):
-                ratio = self.new_token_ratio - self.settings.new_token_ratio_decay
-                self.new_token_ratio = max(ratio, self.settings.min_new_token_ratio)
+                ratio = self.new_token_ratio - self.settings.ratios.new_token_ratio_decay
+                self.new_token_ratio = max(ratio, self.settings.ratios.min_new_token_ratio)
             else:
                 retracted = self._retract()
             self.pool.allocate(len(self.running))

@@ -1,17 +1,15 @@
 """Request and Settings of SGLang's scheduler (0.4.6.post5: managers/schedule_batch.py, server_args.py)."""
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from windtunnel.errors import InputError, unknown
+from windtunnel.policy import Limits, Sglang
+from windtunnel.policy.sglang import Order
 from windtunnel.reference.radix import Node
 
-ORDERS = ("fcfs", "lpm", "dfs-weight", "lof")
+ORDERS = get_args(Order)
 """First come first served, longest prefix match, depth first through the tree, longest output first."""
-
-INIT_NEW_TOKEN_RATIO = 0.7
-MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
-NEW_TOKEN_RATIO_DECAY_STEPS = 600
-"""Constants of sglang/global_config.py."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +43,25 @@ class Settings:
             raise unknown("schedule_policy", self.schedule_policy, ORDERS)
 
     @property
-    def init_new_token_ratio(self) -> float:
-        """The ratio at the start, and again after every idle round."""
-        return min(INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0)
+    def ratios(self) -> Sglang:
+        """The rules that give the new-token ratio's start, floor and decay."""
+        return Sglang(schedule_conservativeness=self.schedule_conservativeness)
 
-    @property
-    def min_new_token_ratio(self) -> float:
-        """Where the decay ends."""
-        return min(self.init_new_token_ratio * MIN_NEW_TOKEN_RATIO_FACTOR, 1.0)
-
-    @property
-    def new_token_ratio_decay(self) -> float:
-        """What a decode round without retraction takes from the ratio."""
-        return (self.init_new_token_ratio - self.min_new_token_ratio) / NEW_TOKEN_RATIO_DECAY_STEPS
+    @classmethod
+    def of(cls, limits: Limits, policy: Sglang) -> "Settings":
+        """The server arguments of a rank with these limits."""
+        policy.check(limits)
+        return cls(
+            max_running_requests=limits.max_num_seqs,
+            max_total_tokens=limits.num_blocks * limits.block_size,
+            chunked_prefill_size=limits.max_num_batched_tokens if policy.chunked_prefill else -1,
+            max_prefill_tokens=policy.max_prefill_tokens,
+            schedule_policy=policy.schedule_policy,
+            disable_radix_cache=not policy.radix_cache,
+            schedule_conservativeness=policy.schedule_conservativeness,
+            enable_mixed_chunk=policy.enable_mixed_chunk,
+            ignore_eos=policy.ignore_eos,
+        )
 
     @property
     def chunk_tokens(self) -> int | None:

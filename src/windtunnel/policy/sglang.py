@@ -1,0 +1,80 @@
+"""SGLang's scheduler as data (0.4.6.post5: managers/scheduler.py, schedule_policy.py, server_args.py)."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from windtunnel.errors import InputError, unknown
+from windtunnel.policy.limits import Limits
+
+Order = Literal["fcfs", "lpm", "dfs-weight", "lof"]
+
+INIT_NEW_TOKEN_RATIO = 0.7
+MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
+NEW_TOKEN_RATIO_DECAY_STEPS = 600
+"""Constants of sglang/global_config.py."""
+
+
+@dataclass(frozen=True)
+class Sglang:
+    """SGLang's rules, in its words: rounds of prefills alone, otherwise one decode of all; memory counted in tokens.
+
+    A round prefills waiting requests as long as the memory that they and the running ones are expected to need is
+    free; what running ones still need is guessed by a ratio, which falls while decoding goes well and jumps when
+    memory ran out and somebody had to be retracted. Page size 1, overlap schedule off.
+    """
+
+    chunked_prefill: bool = True
+    """Cut prompts at max_num_batched_tokens, which is chunked_prefill_size."""
+    max_prefill_tokens: int = 16384
+    """Prompt tokens of one round, where the first request may exceed it."""
+    schedule_policy: Order = "fcfs"
+    """First come first served, longest prefix match, depth first through the tree, longest output first."""
+    radix_cache: bool = True
+    """Prompts that share a beginning share its tokens, and what ended stays until room is needed."""
+    schedule_conservativeness: float = 1.0
+    """Factor of the ratio at the start."""
+    enable_mixed_chunk: bool = False
+    """Running requests decode in the prefill rounds, too."""
+    ignore_eos: bool = False
+    """Every request declares its true length: without radix cache, admission follows the memory to each one's end."""
+
+    def __post_init__(self) -> None:
+        if self.max_prefill_tokens < 1:
+            raise InputError(f"max_prefill_tokens={self.max_prefill_tokens}: must be ≥ 1")
+        if not self.schedule_conservativeness >= 0:
+            raise InputError(f"schedule_conservativeness={self.schedule_conservativeness}: must be ≥ 0")
+        if self.schedule_policy not in get_args(Order):
+            raise unknown("schedule_policy", self.schedule_policy, get_args(Order))
+
+    @property
+    def init_new_token_ratio(self) -> float:
+        """The ratio at the start, and again after every idle round."""
+        return min(INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0)
+
+    @property
+    def min_new_token_ratio(self) -> float:
+        """Where the decay ends."""
+        return min(self.init_new_token_ratio * MIN_NEW_TOKEN_RATIO_FACTOR, 1.0)
+
+    @property
+    def new_token_ratio_decay(self) -> float:
+        """What a decode round without retraction takes from the ratio."""
+        return (self.init_new_token_ratio - self.min_new_token_ratio) / NEW_TOKEN_RATIO_DECAY_STEPS
+
+    def check(self, limits: Limits) -> None:
+        """Raise InputError if a round may exceed max_num_batched_tokens."""
+        if not self.chunked_prefill:
+            longest = max(self.max_prefill_tokens, limits.max_model_len)
+            if limits.max_num_batched_tokens < longest:
+                raise InputError(
+                    f"max_num_batched_tokens={limits.max_num_batched_tokens}: must be ≥ {longest} without "
+                    "chunked_prefill, the larger of max_prefill_tokens and max_model_len"
+                )
+
+    def cut(self, prompt_tokens: int, declared: int, limits: Limits) -> int:
+        """The output that SGLang lets a request declare: what memory and max_model_len hold, less two tokens.
+
+        Source: managers/scheduler.py, ``max_req_len``. Below 1 the request is refused.
+        """
+        longest = min(limits.max_model_len, limits.num_blocks * limits.block_size) - 1
+        return min(declared, longest - prompt_tokens - 1)
