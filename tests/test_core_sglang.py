@@ -19,7 +19,7 @@ def check_equal(case: SglangCase) -> None:
             by_core(case)
         return
     record = by_core(case)
-    for name in ("arrival", "scheduled", "first_token", "finish", "preemptions"):
+    for name in ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens"):
         expected = np.array([getattr(request, name) for request in requests], dtype=np.float64)
         assert np.array_equal(record.requests[name].astype(np.float64), expected, equal_nan=True), name
     stalls = sorted((*stall, request.id) for request in requests for stall in request.stalls)

@@ -32,7 +32,7 @@ from windtunnel.core.records import (
 )
 from windtunnel.core.tables import flatten
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.policy import Limits, Policy, VllmV1
+from windtunnel.policy import Limits, Settings
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -43,7 +43,7 @@ class Fleet:
     """The replicas to simulate: for each pool its limits, policy, tables, number of replicas and lanes."""
 
     limits: tuple[Limits, ...]
-    policies: tuple[VllmV1 | Policy, ...]
+    policies: tuple[Settings, ...]
     times: tuple[BatchTimes, ...]
     replicas: tuple[int, ...]
     lanes: tuple[int, ...]

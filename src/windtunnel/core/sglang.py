@@ -151,9 +151,9 @@ def prefill(own: Arrays, settings: Any, pool: Any, rank: Any, lane: Any, request
         request = requests[r]
         if np.isnan(request.scheduled):
             request.scheduled = start
-            own.entries[r].cached = own.entries[r].prefix
+            request.cached_tokens = own.entries[r].prefix
         request.state = PREFILLING
-        request.next = own.batch[i + 1] if i + 1 < rank.seats + rank.batch else NONE
+        request.next_chunk = own.batch[i + 1] if i + 1 < rank.seats + rank.batch else NONE
         lane.chunk_tokens += request.chunk
     lane.first_chunk, lane.chunks = own.batch[rank.seats], rank.batch
     if not allocate(own, rank, lane.chunk_tokens):
@@ -285,7 +285,7 @@ def log_round(state: State, settings: Any, group: Any, i: int, start: float) -> 
         if lane.chunks > 0:
             row.chunk_tokens = requests[r].chunk
             row.chunk_context = requests[r].context
-            r = requests[r].next
+            r = requests[r].next_chunk
 
 
 @kernel

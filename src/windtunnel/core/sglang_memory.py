@@ -53,18 +53,17 @@ def keep(own: Arrays, rank: Any, r: int) -> None:
 
 @kernel
 def give_back(own: Arrays, rank: Any, r: int, known: int) -> None:
-    """A request with ``known`` tokens has finished; its last token never had a place.
-
-    What it generated since its prompt was kept is like nothing in the tree.
-    """
+    """A request with ``known`` tokens has finished; its last token never had a place."""
     entry = own.entries[r]
     if own.tree.sizes[0] == 1:
         rank.available += known - 1
         return
     renew(own.tree, rank, entry.node)
-    leaf = add_leaf(own.tree, rank, r, entry.node, entry.prefix, known - 1)
-    if leaf != entry.node:
-        offer(own.tree, rank, leaf)
+    present, node = descend(own.tree, rank, r, entry.node, entry.prefix, known - 1)
+    rank.available += present - entry.prefix
+    node = add_leaf(own.tree, rank, r, node, present, known - 1)
+    if node != entry.node:
+        offer(own.tree, rank, node)
     unlock(own.tree, rank, entry.node)
 
 

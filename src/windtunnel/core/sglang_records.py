@@ -66,7 +66,6 @@ ENTRY = np.dtype(
         ("prefix", np.int32),
         ("filled", np.int32),
         ("node", np.int32),
-        ("cached", np.int32),  # tokens found in memory when it was first admitted
     ],
     align=True,
 )
