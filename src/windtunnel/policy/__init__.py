@@ -8,4 +8,15 @@ from windtunnel.policy.unified import Policy
 from windtunnel.policy.vllm_v0 import VllmV0
 from windtunnel.policy.vllm_v1 import VllmV1
 
-__all__ = ["PRESETS", "Limits", "Policy", "Settings", "Sglang", "VllmV0", "VllmV1", "can_ever_run", "generated", "scheduler"]
+__all__ = [
+    "PRESETS",
+    "Limits",
+    "Policy",
+    "Settings",
+    "Sglang",
+    "VllmV0",
+    "VllmV1",
+    "can_ever_run",
+    "generated",
+    "scheduler",
+]
