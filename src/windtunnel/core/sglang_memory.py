@@ -5,8 +5,9 @@ from typing import Any
 
 from windtunnel.core.kernel import kernel
 from windtunnel.core.records import NONE
+from windtunnel.core.sglang_leaves import offer
 from windtunnel.core.sglang_records import Arrays
-from windtunnel.core.sglang_tree import add_leaf, descend, evict, lock, match, offer, renew, unlock
+from windtunnel.core.sglang_tree import add_leaf, descend, evict, lock, match, renew, unlock
 
 OUT_OF_MEMORY, NO_SPACE_FOR_ONE = 1, 2
 """Faults: what makes the engine die."""

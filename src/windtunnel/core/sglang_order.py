@@ -7,9 +7,10 @@ from typing import Any
 
 from windtunnel.core.kernel import called_kernel, kernel
 from windtunnel.core.records import NONE
+from windtunnel.core.sglang_children import common
+from windtunnel.core.sglang_leaves import ROOT
 from windtunnel.core.sglang_memory import look_up
 from windtunnel.core.sglang_records import DFS_WEIGHT, FCFS, LOF, LPM, Arrays
-from windtunnel.core.sglang_tree import ROOT, common
 
 Array = Any
 

@@ -1,8 +1,6 @@
 """SGLang's radix tree: prompts that share a beginning share its tokens (0.4.6, mem_cache/radix_cache.py).
 
-A node holds a run of tokens, given as a piece of some request. Children are found in one hash table by parent and
-first token. Leaves that may be evicted stand in a heap by the time of their last use; an entry is outdated when its
-time is no longer the node's.
+A node holds a run of tokens, given as a piece of some request.
 """
 
 from typing import Any
@@ -12,163 +10,11 @@ from numpy.typing import NDArray
 
 from windtunnel.core.kernel import called_kernel, kernel
 from windtunnel.core.records import NONE, attributes
+from windtunnel.core.sglang_children import SLOTS_PER_NODE, child_of, common, enter, strike, token
+from windtunnel.core.sglang_leaves import LEAVES_PER_NODE, ROOT, collect, next_leaf, offer, touch
 from windtunnel.core.sglang_records import NODE, Arrays, Tree
 
 Array = Any
-
-ROOT = 0
-SLOTS_PER_NODE, LEAVES_PER_NODE = 4, 4
-PRIVATE = 1 << 62
-"""Tokens from here on are like no other request's."""
-
-
-@kernel
-def token(tree: Tree, r: int, position: int) -> int:
-    """A number that is equal for equal tokens after equal beginnings."""
-    if position < tree.hashed[r]:
-        size = tree.sizes[1]
-        return tree.hash_ids[tree.hash_offsets[r] + position // size] * size + position % size
-    return PRIVATE | (int(r) << 31) | int(position)
-
-
-@kernel
-def common(tree: Tree, a: int, b: int, start: int, end: int) -> int:
-    """How many tokens two requests with equal beginnings share from ``start`` on, at most to ``end``."""
-    if a == b:
-        return end - start
-    size = tree.sizes[1]
-    end = min(end, tree.hashed[a], tree.hashed[b])
-    at = start
-    while at < end:
-        block = at // size
-        if tree.hash_ids[tree.hash_offsets[a] + block] != tree.hash_ids[tree.hash_offsets[b] + block]:
-            break
-        at = min((block + 1) * size, end)
-    return max(at - start, 0)
-
-
-@kernel
-def slot_of(tree: Tree, parent: int, first: int) -> int:
-    """Where the search for a child begins."""
-    mixed = (first & 0x7FFFFFFF) * 0x6C8E9CF5 + (first >> 31) * 0x1B873593 + int(parent) * 0x45D9F3B  # below 2⁶³
-    return (mixed ^ (mixed >> 17) ^ (mixed >> 33)) & (tree.sizes[0] * SLOTS_PER_NODE - 1)
-
-
-@kernel
-def first_token(tree: Tree, rank: Any, node: int) -> int:
-    """The token by which a node's parent knows it."""
-    record = tree.nodes[rank.nodes + node]
-    return token(tree, record.request, record.start)
-
-
-@kernel
-def child_of(tree: Tree, rank: Any, parent: int, first: int) -> int:
-    """The child that begins with a token, NONE if there is none."""
-    mask = tree.sizes[0] * SLOTS_PER_NODE - 1
-    i = slot_of(tree, parent, first)
-    while tree.slots[rank.slots + i] != NONE:
-        node = tree.slots[rank.slots + i]
-        if tree.nodes[rank.nodes + node].parent == parent and first_token(tree, rank, node) == first:
-            return node
-        i = (i + 1) & mask
-    return NONE
-
-
-@kernel
-def enter(tree: Tree, rank: Any, node: int) -> None:
-    """Let a node be found as its parent's child."""
-    mask = tree.sizes[0] * SLOTS_PER_NODE - 1
-    i = slot_of(tree, tree.nodes[rank.nodes + node].parent, first_token(tree, rank, node))
-    while tree.slots[rank.slots + i] != NONE:
-        i = (i + 1) & mask
-    tree.slots[rank.slots + i] = node
-
-
-@kernel
-def strike(tree: Tree, rank: Any, node: int) -> None:
-    """Undo ``enter``, and close the gap."""
-    mask = tree.sizes[0] * SLOTS_PER_NODE - 1
-    i = slot_of(tree, tree.nodes[rank.nodes + node].parent, first_token(tree, rank, node))
-    while tree.slots[rank.slots + i] != node:
-        i = (i + 1) & mask
-    j = i
-    while True:
-        j = (j + 1) & mask
-        other = tree.slots[rank.slots + j]
-        if other == NONE:
-            break
-        home = slot_of(tree, tree.nodes[rank.nodes + other].parent, first_token(tree, rank, other))
-        if ((j - home) & mask) >= ((j - i) & mask):
-            tree.slots[rank.slots + i] = other
-            i = j
-    tree.slots[rank.slots + i] = NONE
-
-
-@kernel
-def touch(rank: Any, node: Any) -> None:
-    """It is used now."""
-    node.used = rank.time
-    rank.time += 1
-
-
-@kernel
-def offer(tree: Tree, rank: Any, node: int) -> None:
-    """A leaf that nobody locks may be evicted from now on, by the time of its last use."""
-    record = tree.nodes[rank.nodes + node]
-    if node == ROOT or record.locks > 0 or record.child != NONE:
-        return
-    if rank.num_leaves == tree.sizes[0] * LEAVES_PER_NODE:
-        collect(tree, rank)
-        return
-    i = rank.num_leaves
-    rank.num_leaves += 1
-    key = (record.used << 28) | int(node)
-    base = rank.leaves
-    while i > 0 and tree.leaves[base + ((i - 1) >> 1)] > key:
-        tree.leaves[base + i] = tree.leaves[base + ((i - 1) >> 1)]
-        i = (i - 1) >> 1
-    tree.leaves[base + i] = key
-
-
-@called_kernel
-def collect(tree: Tree, rank: Any) -> None:
-    """Build the heap of leaves anew, without what is outdated."""
-    count = 0
-    for node in range(1, tree.sizes[0]):
-        record = tree.nodes[rank.nodes + node]
-        if record.used != NONE and record.locks == 0 and record.child == NONE:
-            tree.leaves[rank.leaves + count] = (record.used << 28) | node
-            count += 1
-    tree.leaves[rank.leaves : rank.leaves + count].sort()
-    rank.num_leaves = count
-
-
-@kernel
-def next_leaf(tree: Tree, rank: Any) -> int:
-    """Take the leaf that was not used for longest out of the heap; NONE if there is none."""
-    while rank.num_leaves > 0:
-        base = rank.leaves
-        top = tree.leaves[base]
-        rank.num_leaves -= 1
-        size = rank.num_leaves
-        key = tree.leaves[base + size]
-        i = 0
-        while True:
-            child = 2 * i + 1
-            if child >= size:
-                break
-            if child + 1 < size and tree.leaves[base + child + 1] < tree.leaves[base + child]:
-                child += 1
-            if tree.leaves[base + child] >= key:
-                break
-            tree.leaves[base + i] = tree.leaves[base + child]
-            i = child
-        tree.leaves[base + i] = key
-        node = top & 0xFFFFFFF
-        record = tree.nodes[rank.nodes + node]
-        if record.used == top >> 28 and record.locks == 0 and record.child == NONE:
-            return node
-    return NONE
 
 
 @kernel
