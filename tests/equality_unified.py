@@ -139,7 +139,7 @@ def cases(draw: st.DrawFn) -> Case:
     size = draw(st.sampled_from([1, 4, 16]))
     limits = fitting(policy, Limits(seqs, budget, max_model_len, pool, size))
     if limits is None:
-        limits = fitting(policy, Limits(min(seqs, 8), 600, 10, pool, size))
+        limits = fitting(policy, Limits(8, 600, 10, pool, size))
     assert limits is not None
     lanes = draw(st.sampled_from([1, 1, 1, 2, 3]))
     n = draw(st.integers(1, 60))

@@ -99,6 +99,7 @@ def test_contradictions_are_refused(values: dict[str, Any], words: str) -> None:
     [
         (Policy(max_num_batched_tokens=1024), "max_num_batched_tokens=1024: must be ≤ the deployment's 512"),
         (Policy(max_num_batched_tokens=32), "max_num_seqs=64: must be ≤ max_num_batched_tokens=32"),
+        (Policy(prefill_batch=65), "prefill_batch=65: must be ≤ max_num_seqs=64"),
         (Policy(max_num_prefill_tokens=256), "must be ≥ max_model_len=512 without chunked prefill"),
     ],
 )
@@ -112,10 +113,16 @@ def test_limits_of_policy_and_deployment_both_hold() -> None:
     assert (policy.places(LIMITS), policy.prefill_tokens(LIMITS), policy.watermark_blocks(LIMITS)) == (64, 512, 10)
 
 
-@pytest.mark.parametrize(("share", "together"), [(1 / 64, 1), (1 / 32, 2), (0.0, 0)])
+@pytest.mark.parametrize(("share", "together"), [(1 / 64, 2), (1 / 32, 4), (1 / 1000, 1), (0.0, 0)])
 def test_the_prefill_batch_is_a_share_of_the_places(share: float, together: int) -> None:
-    """The report's text and its code, for 128 places 2 and 4 (checklist, error 11); here for 64."""
-    assert Policy(prefill_batch_share=share).prefills_together(LIMITS) == together
+    """The report's text has 1/64, and 2 for its 128 places; its code has 1/32 (checklist, error 11)."""
+    assert Policy(prefill_batch_share=share).prefills_together(replace(LIMITS, max_num_seqs=128)) == together
+
+
+def test_memory_bounds_tokens_in_the_cache_and_not_those_of_a_step() -> None:
+    """The seed calls the memory formula's result C; it is M, and C is a setting (checklist, error 1)."""
+    assert Policy().tokens(LIMITS) == 512 != LIMITS.num_blocks * LIMITS.block_size
+    assert Policy().tokens(replace(LIMITS, num_blocks=7)) == 512
 
 
 def test_infermax_varies_five_ideas() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Literal, get_args, get_type_hints
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy.limits import Limits
@@ -153,7 +153,7 @@ class Policy:
         """Prompts prefilled together; 0: any number."""
         if self.prefill_batch_share:
             return max(int(self.places(limits) * self.prefill_batch_share), 1)
-        return min(self.prefill_batch, self.places(limits))
+        return self.prefill_batch
 
     def reserved_tokens(self, prompt_tokens: int, max_tokens: int, limits: Limits) -> int:
         """Tokens whose blocks an admission takes at least; the last token never gets a place in the cache."""
@@ -168,6 +168,8 @@ class Policy:
                 f"max_num_batched_tokens={self.max_num_batched_tokens}: must be ≤ the deployment's "
                 f"{limits.max_num_batched_tokens}: raise that, or give the scheduler less"
             )
+        if self.prefill_batch > self.places(limits):
+            raise InputError(f"prefill_batch={self.prefill_batch}: must be ≤ max_num_seqs={self.places(limits)}")
         if self.tokens(limits) < self.places(limits):
             raise InputError(
                 f"max_num_seqs={self.places(limits)}: must be ≤ max_num_batched_tokens={self.tokens(limits)}, so that "
@@ -270,13 +272,3 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
     ),
 )
 """Combinations that make no scheduler, and what to do about them."""
-
-
-def described(policy: Policy) -> dict[str, Any]:
-    """Field → value of everything that differs from the defaults."""
-    defaults = Policy()
-    return {
-        name: getattr(policy, name)
-        for name in Policy.__dataclass_fields__
-        if getattr(policy, name) != getattr(defaults, name)
-    }
