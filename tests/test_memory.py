@@ -10,6 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, device
 from windtunnel.memory import KVBudget, kv_blocks
 from windtunnel.model import Quantization, load_model
+from windtunnel.model.stages import stages
 
 
 def budget(model: str, on: str, **settings: Any) -> KVBudget:
@@ -159,3 +160,28 @@ def test_a_quantised_model_needs_less() -> None:
     full = kv_blocks(Pool(model, device("h100"), Engine(tensor_parallel_size=2)))
     int4 = replace(model, quantization=Quantization("int4", weight_only=True))
     assert kv_blocks(Pool(int4, device("h100"), Engine(tensor_parallel_size=2))).num_blocks > full.num_blocks
+
+
+def test_the_tightest_stage_decides() -> None:
+    """The last stage of four has as many layers as the others, the output head and sampling."""
+    model = load_model("Llama-3.1-70B")
+    found = budget("Llama-3.1-70B", "h100", pipeline_parallel_size=4)
+    last = stages(model, 4)[-1]
+    assert found.weight_bytes == last.weight_bytes()
+    assert found.block_bytes == 16 * model.kv_bytes_per_token() // 4
+    assert found.num_blocks == found.available_bytes // found.block_bytes
+    assert 4 * found.weight_bytes > model.weight_bytes() > 4 * stages(model, 4)[1].weight_bytes()
+
+
+def test_stages_make_room_for_a_model_that_no_gpu_holds() -> None:
+    with pytest.raises(InputError, match=r"Llama-3\.1-70B needs"):
+        budget("Llama-3.1-70B", "h100")
+    assert budget("Llama-3.1-70B", "h100", pipeline_parallel_size=4).num_blocks > 5000
+
+
+def test_stages_of_unequal_layers_hold_as_many_blocks_as_the_fullest() -> None:
+    """61 layers: the third of four stages has one more, which counts more than the head of a small vocabulary."""
+    settings = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4, "enable_expert_parallel": True}
+    found = budget("DeepSeek-V3", "h200", max_model_len=8192, **settings)
+    parts = stages(load_model("DeepSeek-V3"), 4)
+    assert found.weight_bytes >= max(part.weight_bytes(8, 1, True) for part in parts)

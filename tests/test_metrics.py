@@ -21,7 +21,7 @@ KEYS = {
     **dict.fromkeys(("ttft", "tpot", "itl", "e2el", "queue"), LATENCY_KEYS),
     **dict.fromkeys(("request_throughput", "output_throughput", "goodput", "attainment", "cost_usd", "energy_wh")),
     "kv_blocks": None,
-    "utilisation": ["busy", "kv", "mfu", "mbu"],
+    "utilisation": ["busy", "kv", "mfu", "mbu", "bubbles"],
     "preemptions": None,
     "time_share": ["measured", "interpolated", "modelled"],
     "warnings": None,

@@ -21,6 +21,10 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "asynchronous": (LLAMA, 1, {"async_scheduling": True}),
     "preemptions": (LLAMA, 1, {"num_gpu_blocks_override": 400}),
     "replicas": (LLAMA, 3, {}),
+    "pipeline": (LLAMA, 2, {"pipeline_parallel_size": 2}),
+    "full pipeline": (LLAMA, 1, {"pipeline_parallel_size": 3, "num_gpu_blocks_override": 400}),
+    "synchronous pipeline": (LLAMA, 1, {"pipeline_parallel_size": 4, "async_scheduling": False}),
+    "pipelines of ranks": (LLAMA, 1, {"pipeline_parallel_size": 2, "data_parallel_size": 2}),
     "ranks": (LLAMA, 1, {"data_parallel_size": 2}),
     "lockstep": (QWEN, 1, {"data_parallel_size": 2, "enable_expert_parallel": True}),
 }
@@ -62,10 +66,12 @@ def test_a_simulated_run_balances(case: str) -> None:
     for share in (used.busy, used.kv, used.mfu, used.mbu, *used.replicas.kv_peak.tolist()):
         assert 0 < share <= 1
     assert used.replicas.decode_tokens.sum() == itl.count - len(run.stalls.request)
-    assert (found.preemptions > 0) == (case == "preemptions")
+    assert (found.preemptions > 0) == (case in ("preemptions", "full pipeline"))
     in_system = float((used.replicas.running + used.replicas.waiting).sum())
     assert in_system == pytest.approx(found.request_throughput * found.latencies["e2el"].mean)
+    assert (used.bubbles > 0) == ("pipeline" in case)
     lines = timeline(steps, 97)
+    assert (lines.kv >= 0).all() and (lines.kv <= 1).all()
     assert lines.output_throughput.mean() == pytest.approx(found.output_throughput)
     shares = summary_json(found)["time_share"]
     assert sum(shares.values()) == pytest.approx(1.0)

@@ -104,3 +104,9 @@ def test_llama_70b_on_four_h100_has_a_source_for_every_operator(
     modelled = sum(row.share for row in found.rows if row.source == "modelled")
     assert modelled < 0.2
     assert {row.source for row in found.rows if row.group == "gemm"} <= {"measured", "interpolated"}
+
+
+def test_stages_are_not_explained() -> None:
+    pool = Pool(load_model("Llama-3.1-8B"), device("h100"), Engine(pipeline_parallel_size=2))
+    with pytest.raises(InputError, match="pipeline_parallel_size=2: stages are not explained one by one"):
+        explain(pool, Batch(1, 10))

@@ -51,7 +51,7 @@ def test_an_arrival_is_seen_when_the_oldest_step_has_ended() -> None:
     _, pipeline = serve([(0.0, 64, 3), (0.0, 4, 3), (0.1, 4, 1)], constant([1.0, 1.0]))
     assert steps(pipeline) == [
         (1, 0.0, 2.0, {0: 64}),
-        (0, 0.0, 3.0, {1: 4}),
+        (0, 1.0, 3.0, {1: 4}),
         (1, 2.0, 4.0, {0: 1, 2: 4}),
         (0, 3.0, 5.0, {1: 1}),
         (1, 4.0, 6.0, {0: 1}),
@@ -63,7 +63,7 @@ def test_chunks_of_one_prompt_follow_each_other_through_the_stages() -> None:
     requests, pipeline = serve([(0.0, 192, 2)], constant([1.0, 1.0]))
     assert steps(pipeline) == [
         (1, 0.0, 2.0, {0: 64}),
-        (0, 0.0, 3.0, {0: 64}),
+        (0, 1.0, 3.0, {0: 64}),
         (1, 2.0, 4.0, {0: 64}),
         (1, 4.0, 6.0, {0: 1}),
     ]
@@ -95,7 +95,7 @@ def test_scheduled_asynchronously_one_more_step_is_decided_ahead() -> None:
     _, pipeline = serve(rows, constant([1.0, 1.0]), async_scheduling=True)
     assert steps(pipeline) == [
         (1, 0.0, 2.0, {0: 64}),
-        (0, 0.0, 3.0, {1: 64}),
+        (0, 1.0, 3.0, {1: 64}),
         (1, 2.0, 4.0, {0: 1}),
         (0, 3.0, 5.0, {1: 1}),
         (1, 4.0, 6.0, {0: 1}),

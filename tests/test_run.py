@@ -1,4 +1,5 @@
 import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from handmade import flat_times, iterations, requests
 
 from windtunnel.errors import InputError
+from windtunnel.perf.stage_times import StageTimes, whole
 from windtunnel.run import REJECTED, Run, Stalls
 
 NOTHING = np.zeros(0)
@@ -44,7 +46,7 @@ def test_save_and_load_keep_every_bit(run: Run, tmp_path: Path) -> None:
     for name in ("requests", "iterations", "stalls"):
         for column, values in vars(getattr(run, name)).items():
             assert np.array_equal(getattr(getattr(again, name), column), values, equal_nan=True), column
-    assert np.array_equal(again.times[0].decode_attention, run.times[0].decode_attention)
+    assert np.array_equal(whole(again.times[0]).decode_attention, whole(run.times[0]).decode_attention)
     assert list(again.groups[0]) == ["gemm", "attention"]
     assert again.iteration_times().duration.tolist() == pytest.approx([0.1, 0.1, 0.1], rel=1e-12)
 
@@ -101,3 +103,28 @@ def test_a_damaged_file_is_said_in_one_line(run: Run, tmp_path: Path, name: str)
     with pytest.raises(InputError, match="unreadable run") as caught:
         Run.load(tmp_path / "run")
     assert "\n" not in str(caught.value)
+
+
+def test_stages_are_saved_and_loaded(run: Run, tmp_path: Path) -> None:
+    times = flat_times()
+    sends = np.full((1, times.max_num_batched_tokens + 1), 0.05)
+    staged = StageTimes((times, flat_times(0.2)), sends)
+    manifest = {"replicas": [{"pool": 0, "lanes": 1, "lockstep": False, "stages": 2}], "schema_version": 1}
+    rows = iterations({"start": 0.0, "chunk_tokens": 10}, {"start": 0.4, "decodes": 1, "steps": 2})
+    piped = replace(
+        run,
+        times=(staged,),
+        manifest=manifest,
+        iterations=rows,
+    )
+    piped.save(tmp_path / "run")
+    again = Run.load(tmp_path / "run")
+    loaded = again.times[0]
+    assert isinstance(loaded, StageTimes)
+    assert np.array_equal(loaded.sends, sends)
+    assert np.array_equal(loaded.stages[1].mixed_tokens, staged.stages[1].mixed_tokens)
+    assert (list(again.sources[0]), list(again.groups[0])) == (["measured"], ["gemm", "attention"])
+    steps = again.iteration_times()
+    assert steps.duration.tolist() == pytest.approx([0.35, 0.35, 0.35])
+    assert steps.busy.tolist() == pytest.approx([0.15, 0.15, 0.15])
+    assert steps.start.tolist() == pytest.approx([0.0, 0.4, 0.75])

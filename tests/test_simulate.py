@@ -32,6 +32,8 @@ CASES = {
     "asynchronous": deployment(),
     "synchronous": deployment(async_scheduling=False),
     "no chunks": deployment(enable_chunked_prefill=False, max_num_batched_tokens=4096),
+    "pipeline": deployment(pipeline_parallel_size=2),
+    "few blocks in a pipeline": deployment(pipeline_parallel_size=2, num_gpu_blocks_override=400),
     "few blocks": deployment(num_gpu_blocks_override=400),
     "replicas": deployment(4, "least_outstanding"),
     "ranks": deployment(2, "vllm_dp", data_parallel_size=2),
@@ -90,7 +92,9 @@ def test_steps_of_a_lane_follow_each_other(simulated: Run) -> None:
     lanes = rows.replica[times.row] * 8 + rows.lane[times.row]
     for lane in np.unique(lanes):
         start, end = times.start[lanes == lane], (times.start + times.duration)[lanes == lane]
-        assert (start[1:] >= end[:-1] - 1e-9).all()
+        stages = simulated.manifest["replicas"][0]["stages"]
+        waits = rows.decodes[times.row[lanes == lane]] > 0  # chunks of a prompt need no token of the step before
+        assert (start[1:] >= end[:-1] - 1e-9)[waits[1:] | (stages == 1)].all()
 
 
 def test_same_seed_same_bits() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL
 from windtunnel.errors import InputError
+from windtunnel.perf.stage_times import StageTimes
 from windtunnel.reference.custom import Custom, PythonScheduler
 from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
 from windtunnel.reference.replica import Group, Step, table_time
@@ -42,7 +43,12 @@ def run_custom(make: Callable[[], PythonScheduler], fleet: Fleet, demand: Demand
 
 def _replica(make: Callable[[], PythonScheduler], fleet: Fleet, pool: int) -> Replica:
     ranks = [Custom(make(), fleet.limits[pool]) for _ in range(fleet.lanes[pool])]
-    time = table_time(fleet.times[pool])
+    times = fleet.times[pool]
+    if isinstance(times, StageTimes):
+        raise InputError(
+            f"pipeline_parallel_size={len(times.stages)}: not simulated for a scheduler of your own; use 1"
+        )
+    time = table_time(times)
     if fleet.lockstep[pool]:
         return Replica([Group(ranks, time)])
     return Replica([Group([rank], time) for rank in ranks])

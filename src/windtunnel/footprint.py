@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from windtunnel.deployment import Pool
+from windtunnel.deployment import Engine, Pool
 from windtunnel.model import Model, MoE
 from windtunnel.model.quantization import kv_bytes
 
@@ -11,7 +11,8 @@ from windtunnel.model.quantization import kv_bytes
 class Footprint:
     """Constants of a pool; plain numbers, so that they can be stored in the manifest of a run.
 
-    FLOPs are those that the model needs, over all GPUs of a data-parallel rank; bytes are per GPU, the fullest one.
+    FLOPs are those that the model needs, over all GPUs of a data-parallel rank; bytes are per GPU, the fullest one; in
+    a pipeline the mean over its stages.
     """
 
     gpus: int
@@ -44,13 +45,14 @@ def footprint(pool: Pool) -> Footprint:
     """The constants of a pool, from its model, device and engine."""
     model, device, engine = pool.model, pool.device, pool.engine
     tp, dp, ep = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
+    stages = engine.pipeline_parallel_size
     parts = model.gpu_parameters(tp, dp, ep)
     sizes = {part: count * model.bytes_per_weight(part) for part, count in parts.items()}
     head = sizes["lm_head"] if parts["lm_head"] else sizes["embedding"]
     chances = [layer.mlp.top_k / layer.mlp.num_experts for _, layer in model.layers if isinstance(layer.mlp, MoE)]
     return Footprint(
         gpus=pool.gpus,
-        gpus_per_rank=tp * engine.pipeline_parallel_size,
+        gpus_per_rank=tp * stages,
         peak_flops=_peak_flops(pool),
         memory_bandwidth=device.memory_bandwidth,
         power_w=device.power_w,
@@ -58,9 +60,9 @@ def footprint(pool: Pool) -> Footprint:
         price_per_hour=device.price_per_hour,
         linear_flops_per_token=model.linear_flops_per_token(lm_head=False),
         head_flops=model.linear_flops_per_token() - model.linear_flops_per_token(lm_head=False),
-        attention=_attention(model, engine.kv_cache_dtype, tp),
-        weight_bytes=sum(sizes.values()) - sizes["embedding"] - sizes["lm_head"] - sizes["experts"] + head,
-        expert_bytes=sizes["experts"],
+        attention=_attention(model, engine),
+        weight_bytes=(sum(sizes.values()) - sizes["embedding"] - sizes["lm_head"] - sizes["experts"] + head) / stages,
+        expert_bytes=sizes["experts"] / stages,
         expert_share=max(chances, default=0.0),
         ranks=dp,
     )
@@ -77,14 +79,14 @@ def _peak_flops(pool: Pool) -> float:
     return pool.device.peak_flops(dtypes.get(method, method))
 
 
-def _attention(model: Model, kv_cache_dtype: str, tensor_parallel_size: int) -> tuple[tuple[int, float, float], ...]:
+def _attention(model: Model, engine: Engine) -> tuple[tuple[int, float, float], ...]:
     """Layers summed by window: (window, FLOPs per query and context token, cache bytes per token on one GPU)."""
-    size = kv_bytes(model.resolve_kv_cache_dtype(kv_cache_dtype))
+    size = kv_bytes(model.resolve_kv_cache_dtype(engine.kv_cache_dtype)) / engine.pipeline_parallel_size
     by_window: dict[int, tuple[float, float]] = {}
     for count, layer in model.layers:
         flops, stored = by_window.get(layer.attention.window, (0.0, 0.0))
         by_window[layer.attention.window] = (
             flops + count * layer.attention.flops_per_context_token(),
-            stored + count * size * layer.attention.kv_elements_per_token(tensor_parallel_size),
+            stored + count * size * layer.attention.kv_elements_per_token(engine.tensor_parallel_size),
         )
     return tuple((window, flops, stored) for window, (flops, stored) in sorted(by_window.items()))

@@ -22,6 +22,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLA, MLP, Attention, Model, MoE
 from windtunnel.model.quantization import DTYPE_BYTES
+from windtunnel.model.stages import stages
 
 SAMPLING_BYTES_PER_LOGIT = 46
 HIDDEN_STATES = 4
@@ -62,7 +63,8 @@ class KVBudget:
 
 
 def kv_blocks(pool: Pool) -> KVBudget:
-    """The KV cache of each rank of this pool.
+    """The KV cache of each rank of this pool. In a pipeline all stages have as many blocks as the tightest one can hold
+    (get_kv_cache_configs in vllm/v1/core/kv_cache_utils.py), whose memory this is.
 
     Models that mix sliding windows and full attention get the larger of two lower bounds: all layers as if they were
     full, or the full layers alone after the windows of ``max_num_seqs`` requests were set aside (vLLM's hybrid manager
@@ -71,19 +73,26 @@ def kv_blocks(pool: Pool) -> KVBudget:
     Raises InputError when weights, or one request of ``max_model_len`` tokens, do not fit: with the bytes needed and
     the tensor parallel size that would do.
     """
-    budget = _budget(pool.model, pool.device, pool.engine)
-    shortage = _shortage(pool.model, pool.device, pool.engine, budget)
+    model, budget = _tightest_stage(pool.model, pool.device, pool.engine)
+    shortage = _shortage(model, pool.device, pool.engine, budget)
     if shortage:
         raise InputError(f"{shortage}; {_way_out(pool, budget)}")
     override = pool.engine.num_gpu_blocks_override
     return budget if override is None else replace(budget, num_blocks=override)
 
 
+def _tightest_stage(model: Model, device: Device, engine: Engine) -> tuple[Model, KVBudget]:
+    """The stage with the fewest blocks, or the least memory, and its budget."""
+    found = [(part, _budget(part, device, engine)) for part in stages(model, engine.pipeline_parallel_size)]
+    return min(found, key=lambda each: (each[1].num_blocks, each[1].available_bytes))
+
+
 def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     tp, dp, expert_parallel = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
     weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
     activations = _activation_bytes(model, engine)
-    reserve = RESERVE + (COLLECTIVES if tp * (dp if model.has_moe else 1) > 1 else 0)
+    together = tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)
+    reserve = RESERVE + (COLLECTIVES if together > 1 else 0)
     available = _available(device, engine, weights, activations, reserve)
     size = engine.tokens_per_block
     states = min(engine.seqs * model.state_bytes(tp), max(available, 0) // 2)
@@ -124,7 +133,7 @@ def _activation_bytes(model: Model, engine: Engine) -> int:
     size, tokens = DTYPE_BYTES[model.dtype], engine.batched_tokens
     widest = max(_layer_elements(model, engine, layer_mlp) for layer_mlp in {layer.mlp for _, layer in model.layers})
     kept = 2 * tokens * model.hidden_size * size
-    sampling = kept + SAMPLING_BYTES_PER_LOGIT * engine.seqs * model.vocab_size
+    sampling = kept + SAMPLING_BYTES_PER_LOGIT * engine.seqs * model.vocab_size * model.samples
     return max(int(tokens * widest * size), sampling)
 
 
@@ -224,4 +233,5 @@ def _way_out(pool: Pool, budget: KVBudget) -> str:
 
 def _fits(pool: Pool, tensor_parallel_size: int) -> bool:
     engine = resolve_engine(replace(pool.engine, tensor_parallel_size=tensor_parallel_size), pool.model, pool.device)
-    return not _shortage(pool.model, pool.device, engine, _budget(pool.model, pool.device, engine))
+    model, budget = _tightest_stage(pool.model, pool.device, engine)
+    return not _shortage(model, pool.device, engine, budget)

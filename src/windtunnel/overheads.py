@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.perf.stage_times import StageTimes, Times
 from windtunnel.run import Requests
 from windtunnel.workload.columns import Workload
 
@@ -37,8 +38,21 @@ class HostOverhead:
     """Beside the GPU: it bounds the step from below."""
     overlapped_per_sequence: float = 0.0
 
-    def applied(self, times: BatchTimes) -> BatchTimes:
-        """Tables with this overhead. Raises InputError where host work would take less than no time."""
+    @overload
+    def applied(self, times: BatchTimes) -> BatchTimes: ...
+
+    @overload
+    def applied(self, times: Times) -> Times: ...
+
+    def applied(self, times: Times) -> Times:
+        """Tables with this overhead, its serial part in the first stage of a pipeline.
+
+        Raises InputError where host work would take less than no time.
+        """
+        if isinstance(times, StageTimes):
+            others = replace(self, serial=0.0, serial_per_sequence=0.0)
+            first, *rest = times.stages
+            return replace(times, stages=(self.applied(first), *(others.applied(table) for table in rest)))
         n = np.arange(times.max_num_seqs + 1, dtype=float)
         serial = times.host_serial + np.where(n > 0, self.serial + self.serial_per_sequence * n, 0.0)
         overlapped = times.host_overlapped + np.where(n > 0, self.overlapped + self.overlapped_per_sequence * n, 0.0)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.core.expand import IterationTimes, iteration_times
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.perf.stage_times import StageTimes, Times, whole
 
 SCHEMA_VERSION = 1
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
@@ -50,6 +51,9 @@ class Requests:
 @dataclass(frozen=True, eq=False)
 class Iterations:
     """One entry per run of ``steps`` equal steps of one lane, in the order in which they were simulated.
+
+    A lane is a data-parallel rank, or one of as many lanes of a rank as its pipeline has stages: rank · stages + n mod
+    stages for the rank's n-th step. Runs of its lanes that follow each other, with as many steps, take turns.
 
     ``decodes`` requests emit a token in each step; ``kv_tokens`` is what they have in the cache before the first step
     together, and grows by ``decodes`` a step. ``chunk_tokens`` > 0 is a prefill chunk at ``chunk_context``, which
@@ -95,14 +99,14 @@ class Run:
     manifest: dict[str, Any]
     """JSON-able: schema_version, version, deployment, workload, seed, replicas (pool and lanes of each), provenance,
     warnings."""
-    times: tuple[BatchTimes, ...]
-    """The batch-time tables of each pool."""
+    times: tuple[Times, ...]
+    """The batch-time tables of each pool, or those of its stages."""
     sources: tuple[dict[str, BatchTimes], ...] = ()
     """For each pool: measured, interpolated, modelled → the part of ``times`` that comes from it."""
     groups: tuple[dict[str, BatchTimes], ...] = ()
     """For each pool: gemm, attention, communication, … → the part of ``times`` that it takes."""
 
-    def iteration_times(self, times: tuple[BatchTimes, ...] | None = None) -> IterationTimes:
+    def iteration_times(self, times: tuple[Times, ...] | None = None) -> IterationTimes:
         """Every single step of every lane with its start and duration, rebuilt from the rows (bit-equal to the
         engine's)."""
         pool_of_replica = np.array([replica["pool"] for replica in self.manifest["replicas"]], dtype=np.int64)
@@ -225,23 +229,38 @@ def _read_parquet(path: Path, kind: type[Requests | Iterations | Stalls]) -> dic
     return columns
 
 
-def _flatten(prefix: str, times: BatchTimes) -> dict[str, Any]:
+def _flatten(prefix: str, times: Times) -> dict[str, Any]:
+    """Arrays by name; those of a pipeline's stages have the number of the stage before it."""
+    if isinstance(times, StageTimes):
+        arrays: dict[str, Any] = {f"{prefix}/sends": times.sends}
+        for stage, table in enumerate(times.stages):
+            arrays |= _flatten(f"{prefix}/{stage}", table)
+        return arrays
     return {f"{prefix}/{field.name}": np.asarray(getattr(times, field.name)) for field in fields(BatchTimes)}
 
 
 def _unflatten(
     arrays: dict[str, Any],
-) -> tuple[tuple[BatchTimes, ...], tuple[dict[str, BatchTimes], ...], tuple[dict[str, BatchTimes], ...]]:
+) -> tuple[tuple[Times, ...], tuple[dict[str, BatchTimes], ...], tuple[dict[str, BatchTimes], ...]]:
     by_prefix: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
         prefix, name = key.rsplit("/", 1)
         by_prefix.setdefault(prefix, {})[name] = array if array.ndim else array.item()
     pools = 1 + max(int(prefix.split("/", 1)[0]) for prefix in by_prefix)
-    tables = {prefix: BatchTimes(**columns) for prefix, columns in by_prefix.items()}
+    prefixes = [prefix for prefix in by_prefix if prefix.rsplit("/", 1)[0] not in by_prefix]
+    tables = {prefix: _table(by_prefix, prefix) for prefix in prefixes}
 
     def parts(pool: int, kind: str) -> dict[str, BatchTimes]:
         start = f"{pool}/{kind}/"
-        return {prefix[len(start) :]: table for prefix, table in tables.items() if prefix.startswith(start)}
+        return {prefix[len(start) :]: whole(table) for prefix, table in tables.items() if prefix.startswith(start)}
 
     times = tuple(tables[f"{pool}/times"] for pool in range(pools))
     return times, tuple(parts(p, "sources") for p in range(pools)), tuple(parts(p, "groups") for p in range(pools))
+
+
+def _table(by_prefix: dict[str, dict[str, Any]], prefix: str) -> Times:
+    columns = by_prefix[prefix]
+    if "sends" not in columns:
+        return BatchTimes(**columns)
+    stages = range(len(columns["sends"]) + 1)
+    return StageTimes(tuple(BatchTimes(**by_prefix[f"{prefix}/{stage}"]) for stage in stages), columns["sends"])

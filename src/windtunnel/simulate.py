@@ -1,7 +1,7 @@
 """simulate(deployment, workload, seed) → Run."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 from zlib import crc32
 
@@ -19,6 +19,7 @@ from windtunnel.overheads import ENGINE_CLOCK, Overheads, at_client, at_engine
 from windtunnel.perf.cache import cache_folder
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.grid import tabulate
+from windtunnel.perf.stage_times import Times
 from windtunnel.perf.tables import Tabulated
 from windtunnel.policy import Limits, Policy, VllmV1
 from windtunnel.routing import router_number
@@ -59,9 +60,9 @@ def simulate(
     router = router_number(deployment.router)
     if tables is None:
         tables = [tabulate(pool, perf, cache_folder() if cache else None, causes) for pool in deployment.pools]
-    tables = [replace(table, times=overheads.host.applied(table.times)) for table in tables]
+    times = tuple(overheads.host.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
-    fleet = _fleet(deployment, tables, budgets, policies)
+    fleet = _fleet(deployment, times, budgets, policies)
     client = overheads.client
     delays = client.delays(workload) if client else np.zeros(0)
     demand, cut = _demand(at_engine(workload, delays, client) if client else workload, fleet.limits[0])
@@ -76,7 +77,7 @@ def simulate(
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
         manifest=_manifest(deployment, workload, seed, tables, budgets, notes)
         | {"overheads": overheads.spec(), "schedulers": [str(settings) for settings in fleet.policies]},
-        times=tuple(table.times for table in tables),
+        times=times,
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),
     )
@@ -84,7 +85,7 @@ def simulate(
 
 def _fleet(
     deployment: Deployment,
-    tables: Sequence[Tabulated],
+    times: tuple[Times, ...],
     budgets: list[KVBudget],
     policies: Sequence[VllmV1 | Policy] | None,
 ) -> Fleet:
@@ -92,7 +93,7 @@ def _fleet(
     return Fleet(
         limits=tuple(limits(pool, budget) for pool, budget in zip(pools, budgets, strict=True)),
         policies=tuple(policies or map(policy, pools)),
-        times=tuple(table.times for table in tables),
+        times=times,
         replicas=tuple(pool.replicas for pool in pools),
         lanes=tuple(pool.engine.data_parallel_size for pool in pools),
         lockstep=tuple(pool.lockstep for pool in pools),
@@ -119,6 +120,7 @@ def policy(pool: Pool) -> VllmV1:
         reserve_full_prompt=engine.scheduler_reserve_full_isl is not False,
         watermark=engine.watermark,
         async_scheduling=engine.async_scheduling is not False,
+        pipeline_parallel_size=engine.pipeline_parallel_size,
     )
 
 
@@ -213,7 +215,8 @@ def _manifest(
     pools, replicas = [], []
     for index, (pool, budget) in enumerate(zip(deployment.pools, budgets, strict=True)):
         lanes = pool.engine.data_parallel_size
-        replicas += [{"pool": index, "lanes": lanes, "lockstep": pool.lockstep}] * pool.replicas
+        stages = pool.engine.pipeline_parallel_size
+        replicas += [{"pool": index, "lanes": lanes, "lockstep": pool.lockstep, "stages": stages}] * pool.replicas
         pools.append(
             pool.spec()
             | {

@@ -141,7 +141,9 @@ def _facts(results: Sequence["Summary"], intervals: Mapping[str, "Interval"]) ->
         good = f"{value('goodput')} requests/s, {value('attainment', 100)} % of requests keep every limit"
         facts.append(("goodput", good))
     facts += [(verdict.name, _verdict(verdict)) for verdict in result.verdicts]
-    shares = (("busy", "busy"), ("kv", f"of {result.kv_blocks:,} KV blocks"), ("mfu", "MFU"), ("mbu", "MBU"))
+    shares = [("busy", "busy"), ("kv", f"of {result.kv_blocks:,} KV blocks"), ("mfu", "MFU"), ("mbu", "MBU")]
+    if intervals["utilisation.bubbles"].mean > 0:
+        shares.append(("bubbles", "of the stages' time in bubbles"))
     facts.append(("GPUs", ", ".join(f"{value(f'utilisation.{name}', 100)} % {text}" for name, text in shares)))
     facts += _costs(result)
     facts.append(("kernel times", ", ".join(f"{share(part)} {source}" for source, part in result.time_share.items())))

@@ -31,7 +31,8 @@ from windtunnel.core.records import (
     attributes,
 )
 from windtunnel.core.tables import flatten
-from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.errors import InputError
+from windtunnel.perf.stage_times import StageTimes, Times, whole
 from windtunnel.policy import Limits, Settings
 
 Integers = NDArray[np.int64]
@@ -44,7 +45,7 @@ class Fleet:
 
     limits: tuple[Limits, ...]
     policies: tuple[Settings, ...]
-    times: tuple[BatchTimes, ...]
+    times: tuple[Times, ...]
     replicas: tuple[int, ...]
     lanes: tuple[int, ...]
     """Data-parallel ranks of each replica of the pool."""
@@ -111,8 +112,20 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats) -> Record:
     return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"])
 
 
+def _require_stages(fleet: Fleet) -> None:
+    """Raise InputError where a scheduler does not expect the stages that the batch times have."""
+    for policy, times in zip(fleet.policies, fleet.times, strict=True):
+        stages = len(times.stages) if isinstance(times, StageTimes) else 1
+        if getattr(policy, "pipeline_parallel_size", 1) != stages:
+            raise InputError(
+                f"pipeline_parallel_size={stages}: not simulated with {type(policy).__name__} as it is set; "
+                "use 1, or the engine's own scheduler"
+            )
+
+
 def _state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
-    pools, floats, integers = flatten(fleet.times)
+    _require_stages(fleet)
+    pools, floats, integers = flatten(tuple(whole(table) for table in fleet.times))
     for pool, limits in zip(pools, fleet.limits, strict=True):
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
             pool[name] = getattr(limits, name)

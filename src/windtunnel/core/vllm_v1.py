@@ -12,6 +12,7 @@ from windtunnel.core.full_records import arrays as full_arrays
 from windtunnel.core.heap import next_finish
 from windtunnel.core.kernel import kernel
 from windtunnel.core.lane import enqueue_last
+from windtunnel.core.pipeline_records import arrays as pipeline_arrays
 from windtunnel.core.records import NONE, State
 from windtunnel.core.steady import steady_run
 from windtunnel.core.step import step
@@ -44,7 +45,10 @@ class Arrays(NamedTuple):
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any]) -> Any:
-    """The arrays of a run, and the pools' settings; those of ``vllm_v1_full`` where a pool needs its rules."""
+    """The arrays of a run, and the pools' settings; those of ``pipeline`` where a pool has several stages, those of
+    ``vllm_v1_full`` where one needs its rules."""
+    if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
+        return pipeline_arrays(fleet, demand, pools, lanes)
     for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
         policy.check(limits)
         pool["max_num_seqs"] = policy.max_num_active_seqs or limits.max_num_seqs

@@ -2,7 +2,7 @@
 
 from windtunnel.deployment.capture import capture_sizes
 from windtunnel.deployment.engine import Engine
-from windtunnel.deployment.pools import Deployment, Pool, warnings
+from windtunnel.deployment.pools import Deployment, Pool, stage_pools, warnings
 from windtunnel.deployment.presets import PRESETS, EnginePreset, preset
 from windtunnel.deployment.resolve import effective_model, resolve_engine
 from windtunnel.deployment.slo import SLO, PercentileLimit, parse_goodput, parse_slo
@@ -21,5 +21,6 @@ __all__ = [
     "parse_slo",
     "preset",
     "resolve_engine",
+    "stage_pools",
     "warnings",
 ]

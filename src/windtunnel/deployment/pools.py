@@ -1,5 +1,6 @@
 """What is sized: pools of replicas, and the deployment they form."""
 
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ from windtunnel.deployment.resolve import effective_model, resolve_engine
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device
 from windtunnel.model import Attention, Model
+from windtunnel.model.stages import stages
 
 ROLES = ("mixed", "prefill", "decode")
 
@@ -79,6 +81,16 @@ class Pool:
             "gpus": self.gpus,
             "engine": self.engine.spec(),
         }
+
+
+def stage_pools(pool: Pool) -> tuple[Pool, ...]:
+    """The pool once for each stage of its pipeline, with the stage's part of the model. The engine stays as it is."""
+    found = []
+    for part in stages(pool.model, pool.engine.pipeline_parallel_size):
+        stage = copy(pool)
+        object.__setattr__(stage, "model", part)
+        found.append(stage)
+    return tuple(found)
 
 
 @dataclass(frozen=True)

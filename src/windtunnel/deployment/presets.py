@@ -29,6 +29,8 @@ class EnginePreset:
     """Small batches with prefill run from captured graphs too, all but their attention."""
     fuses_all_reduce: bool = True
     """All-reduce, residual and norm are one kernel where the device can (from Hopper on)."""
+    pipelines: tuple[bool, ...] = ()
+    """Values of ``async_scheduling`` with which a pipeline of stages is simulated."""
     shares_memory: bool = True
     """``gpu_memory_utilization`` covers weights, activations and KV cache together (vLLM). SGLang's share
     (``mem_fraction_static``) leaves activations out; TensorRT-LLM's (``free_gpu_memory_fraction``) is of what is left
@@ -56,12 +58,13 @@ PRESETS: dict[str, EnginePreset] = {
             max_capture_size_blackwell=1024,
             captures_max_num_seqs=True,
             watermark=True,
+            pipelines=(True, False),
         ),
-        EnginePreset("vllm-0.20", True, True, 0.9),
-        EnginePreset("vllm-0.19", True, True, 0.9),
-        EnginePreset("vllm-0.16", True, False, 0.9),
-        EnginePreset("vllm-0.12", False, False, 0.9, fuses_all_reduce=False),
-        EnginePreset("vllm-0.10", False, False, 0.9, fuses_all_reduce=False),
+        EnginePreset("vllm-0.20", True, True, 0.9, pipelines=(False,)),
+        EnginePreset("vllm-0.19", True, True, 0.9, pipelines=(False,)),
+        EnginePreset("vllm-0.16", True, False, 0.9, pipelines=(False,)),
+        EnginePreset("vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False),
+        EnginePreset("vllm-0.10", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False),
         EnginePreset("sglang-0.5", True, True, 0.88, graphs_prefill=False, shares_memory=False),
         EnginePreset("trtllm-1.0", True, True, 0.9, graphs_prefill=False, shares_memory=False),
     )
@@ -75,6 +78,26 @@ def preset(name: str) -> EnginePreset:
     if full not in PRESETS:
         raise unknown("engine preset", name, [*PRESETS, *ALIASES])
     return PRESETS[full]
+
+
+def require_pipeline(engine_preset: EnginePreset, stages: int, async_scheduling: bool) -> None:
+    """Raise InputError when the engine's pipelines are not simulated, or it has none with these settings.
+
+    vLLM 0.10 and 0.12 refuse asynchronous scheduling with a pipeline (config/vllm.py). From 0.16 to 0.20 it is on, but
+    the first stage waits for the tokens of each step before the next (v1/worker/gpu_model_runner.py), so that nothing
+    overlaps.
+    """
+    if stages == 1 or async_scheduling in engine_preset.pipelines:
+        return
+    given = f"pipeline_parallel_size={stages}"
+    if not engine_preset.pipelines:
+        raise InputError(f"{given}: not simulated for {engine_preset.name}; use a vLLM preset, or 1")
+    if engine_preset.async_scheduling:
+        raise InputError(
+            f"{given}: with async_scheduling, its default, {engine_preset.name} runs one step at a time through all "
+            "stages, which is not simulated; use async_scheduling=False or preset='vllm-0.32'"
+        )
+    raise InputError(f"{given}: {engine_preset.name} has no async_scheduling with it; leave that out")
 
 
 def require_watermark(engine_preset: EnginePreset, watermark: float) -> None:

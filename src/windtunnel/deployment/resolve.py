@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from windtunnel.deployment.capture import capture_sizes
 from windtunnel.deployment.engine import ENGINE_DTYPES, Engine
-from windtunnel.deployment.presets import preset, require_watermark
+from windtunnel.deployment.presets import preset, require_pipeline, require_watermark
 from windtunnel.deployment.shards import require_shardable
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import Model, Quantization
+from windtunnel.model.stages import layers_of_stages
 
 SAME_METHOD = {
     "fp8": {"fp8", "fp8_block"},
@@ -57,6 +58,7 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         else engine.scheduler_reserve_full_isl,
     )
     model.resolve_kv_cache_dtype(engine.kv_cache_dtype)
+    _require_pipeline(resolved, model)
     return replace(resolved, cudagraph_capture_sizes=capture_sizes(resolved, device))
 
 
@@ -93,14 +95,26 @@ def _casts_activations(stored: Quantization, device: Device, engine: Engine) -> 
 
 
 def _refuse_what_is_not_simulated(engine: Engine) -> None:
-    if engine.pipeline_parallel_size > 1:
-        raise InputError(
-            f"pipeline_parallel_size={engine.pipeline_parallel_size}: pipeline parallelism is not simulated yet; use 1"
-        )
     if engine.scheduling_policy != "fcfs":
         raise InputError(f"scheduling_policy={engine.scheduling_policy!r}: not simulated yet; use 'fcfs'")
     if engine.enable_prefix_caching:
         raise InputError("enable_prefix_caching=True: prefix caching is not simulated yet; leave it out or set False")
+
+
+def _require_pipeline(engine: Engine, model: Model) -> None:
+    """Raise InputError for a pipeline that cannot be, or is not simulated."""
+    layers_of_stages(model.num_layers, engine.pipeline_parallel_size)
+    require_pipeline(preset(engine.preset), engine.pipeline_parallel_size, bool(engine.async_scheduling))
+    if engine.pipeline_parallel_size > 1 and engine.num_speculative_tokens:
+        raise InputError(
+            f"pipeline_parallel_size={engine.pipeline_parallel_size} with num_speculative_tokens="
+            f"{engine.num_speculative_tokens}: not simulated together; use one of them"
+        )
+    if engine.pipeline_parallel_size > 1 and engine.data_parallel_size > 1 and model.has_moe:
+        raise InputError(
+            f"pipeline_parallel_size={engine.pipeline_parallel_size} with data_parallel_size="
+            f"{engine.data_parallel_size}: not simulated for {model.name}, whose ranks share experts; use one of them"
+        )
 
 
 def _block_size(model: Model, device: Device, backend: str) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.steps import Steps
 from windtunnel.metrics.window import Window
-from windtunnel.run import FINISHED, Run
+from windtunnel.run import FINISHED
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -64,7 +64,7 @@ def pooled_gaps(steps: Steps) -> tuple[Floats, Integers, Floats]:
     paused = np.flatnonzero(found.start > found.previous + TOLERANCE)
     after = paused[np.isfinite(found.previous[paused])]
     gap[after] = found.end[after] - found.previous[after]
-    lane, joined = _joins(steps.run)
+    lane, joined = _joins(steps)
     at = _first_after(found, paused, lane, joined)
     lane, joined, at = lane[at >= 0], joined[at >= 0], at[at >= 0]
     np.subtract.at(count, at, 1)
@@ -87,15 +87,36 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
     return Distribution.pooled(gaps, counts, (stalls.resumed_token - stalls.last_token)[resumed])
 
 
-def _joins(run: Run) -> tuple[Integers, Floats]:
+def lanes_at(steps: Steps, who: Integers, time: Floats) -> Integers:
+    """The lane in which a request decodes after its prefill ended at ``time``: its rank's, or in a pipeline that of the
+    step which ended then."""
+    run = steps.run
+    replica, rank = run.requests.replica[who], run.requests.lane[who]
+    stages = np.array([entry.get("stages", 1) for entry in run.manifest["replicas"]], dtype=np.int64)
+    if not (stages > 1).any():
+        return lane_number(replica, rank)
+    log = run.iterations
+    of_step = lane_number(log.replica, log.lane // stages[log.replica])[steps.row]
+    order = np.lexsort((steps.end, of_step))
+    wanted = lane_number(replica, rank)
+    found = np.full(len(who), -1, dtype=np.int64)
+    for number in np.unique(wanted[~np.isnan(time)]):
+        mine = np.flatnonzero((wanted == number) & ~np.isnan(time))
+        steps_of_rank = order[of_step[order] == number]
+        at = np.searchsorted(steps.end[steps_of_rank], time[mine] - TOLERANCE)
+        row = steps.row[steps_of_rank[np.minimum(at, len(steps_of_rank) - 1)]]
+        found[mine] = lane_number(log.replica[row], log.lane[row])
+    return found
+
+
+def _joins(steps: Steps) -> tuple[Integers, Floats]:
     """(lane, time) of every prefill after which a request decodes: its first one, and those after a preemption."""
-    requests, stalls = run.requests, run.stalls
-    lane = lane_number(requests.replica, requests.lane)
-    who = np.concatenate([np.arange(len(lane)), stalls.request])
+    requests, stalls = steps.run.requests, steps.run.stalls
+    who = np.concatenate([np.arange(len(requests.id)), stalls.request])
     time = np.concatenate([requests.first_token, stalls.resumed_token])
     stalled_at_once = np.isin(who + 1j * time, stalls.request + 1j * stalls.last_token)
     decodes = (time + TOLERANCE < requests.finish[who]) & ~stalled_at_once
-    return lane[who[decodes]], time[decodes]
+    return lanes_at(steps, who[decodes], time[decodes]), time[decodes]
 
 
 def _first_after(found: DecodeSteps, paused: Integers, lane: Integers, time: Floats) -> Integers:
@@ -115,30 +136,32 @@ def token_gaps_by_request(steps: Steps) -> list[Floats]:
     """For each request the gaps between its tokens (s): output_tokens − 1 of them, none unless it finished."""
     requests, stalls = steps.run.requests, steps.run.stalls
     found = decode_steps(steps)
-    lanes = lane_number(requests.replica, requests.lane)
+    who = np.concatenate([np.arange(len(requests.id)), stalls.request])
+    lanes = lanes_at(steps, who, np.concatenate([requests.first_token, stalls.resumed_token]))
     bounds = {int(lane): found.lane_bounds(int(lane)) for lane in np.unique(lanes)}
-    stalled: dict[int, list[tuple[float, float]]] = {}
-    for request, after, until in zip(
-        stalls.request.tolist(), stalls.last_token.tolist(), stalls.resumed_token.tolist(), strict=True
-    ):
-        stalled.setdefault(request, []).append((after, until))
+    stalled: dict[int, list[tuple[float, float, int]]] = {}
+    ends = zip(
+        stalls.last_token.tolist(), stalls.resumed_token.tolist(), lanes[len(requests.id) :].tolist(), strict=True
+    )
+    for request, stall in zip(stalls.request.tolist(), ends, strict=True):
+        stalled.setdefault(request, []).append(stall)
     gaps = []
     for request in range(len(requests.id)):
-        low, high = bounds[int(lanes[request])]
-        first, last = float(requests.first_token[request]), float(requests.finish[request])
         if requests.status[request] != FINISHED:
             gaps.append(np.zeros(0))
             continue
-        tokens = _tokens(found.end[low:high], first, last, stalled.get(request, []))
-        gaps.append(np.diff(tokens))
+        begin, lane = float(requests.first_token[request]), int(lanes[request])
+        parts = []
+        for after, until, following in sorted(stalled.get(request, [])):
+            parts.append(_tokens(found, bounds[lane], begin, after))
+            begin, lane = until, following
+        parts.append(_tokens(found, bounds[lane], begin, float(requests.finish[request])))
+        gaps.append(np.diff(np.concatenate(parts)))
     return gaps
 
 
-def _tokens(ends: Floats, first: float, last: float, stalls: list[tuple[float, float]]) -> Floats:
-    """When a request got its tokens: first, then with every decode step of its lane, but for its stalls."""
-    inside = ends[np.searchsorted(ends, first + TOLERANCE) : np.searchsorted(ends, last + TOLERANCE)]
-    tokens = np.concatenate([[first], inside])
-    for after, until in stalls:
-        tokens = tokens[(tokens <= after + TOLERANCE) | (tokens > until + TOLERANCE)]
-        tokens = np.sort(np.append(tokens, until))
-    return tokens
+def _tokens(found: DecodeSteps, bounds: tuple[int, int], begin: float, last: float) -> Floats:
+    """When a request got its tokens: at ``begin``, then with every decode step of its lane until ``last``."""
+    ends = found.end[bounds[0] : bounds[1]]
+    inside = ends[np.searchsorted(ends, begin + TOLERANCE) : np.searchsorted(ends, last + TOLERANCE)]
+    return np.concatenate([[begin], inside])

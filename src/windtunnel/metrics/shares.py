@@ -7,6 +7,7 @@ import numpy as np
 
 from windtunnel.metrics.steps import Steps
 from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.perf.stage_times import whole
 
 SOURCES = ("measured", "interpolated", "modelled")
 
@@ -30,21 +31,22 @@ def _shares(
     """Σ over the log of each part's own step time, over the whole.
 
     Host work that runs beside the GPU is left out of the parts, since it costs nothing while the GPU is slower; where
-    it is not, the time that no part explains goes to ``rest``.
+    it is not, the time that no part explains goes to ``rest``. The stages of a pipeline count one after the other.
     """
-    total = float(steps.duration.sum())
+    total = float(steps.all_busy.sum())
     if not parts or total <= 0:
         return {}
     found = dict.fromkeys(names, 0.0)
     for name in dict.fromkeys(name for by_name in parts for name in by_name):
-        tables = tuple(_part(by_name, name, times) for by_name, times in zip(parts, steps.run.times, strict=True))
+        times = (whole(table) for table in steps.run.times)
+        tables = tuple(_part(by_name, name, table) for by_name, table in zip(parts, times, strict=True))
         if any(_weighs(table) for table in tables):
             found[name] = float(steps.run.iteration_times(tables).duration.sum())
         else:
             found.setdefault(name, 0.0)
     found[rest] = found.get(rest, 0.0) + max(total - sum(found.values()), 0.0)
-    whole = sum(found.values())
-    return {name: seconds / whole for name, seconds in found.items()}
+    everything = sum(found.values())
+    return {name: seconds / everything for name, seconds in found.items()}
 
 
 def _part(parts: Mapping[str, BatchTimes], name: str, times: BatchTimes) -> BatchTimes:

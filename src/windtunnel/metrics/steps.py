@@ -25,11 +25,19 @@ class Steps:
     duration: Floats
     decodes: Integers
     """[m] requests that emit a token in the step."""
+    busy: Floats
+    """[m] seconds in which a GPU computes it, the mean over the stages of a pipeline; else the duration."""
 
     @cached_property
     def end(self) -> Floats:
         """[m] end of each step."""
         return self.start + self.duration
+
+    @cached_property
+    def all_busy(self) -> Floats:
+        """[m] ``busy`` seconds of all stages together."""
+        stages = np.array([entry.get("stages", 1) for entry in self.run.manifest["replicas"]], dtype=np.float64)
+        return self.busy * stages[self.run.iterations.replica[self.row]]
 
     @cached_property
     def row_seconds(self) -> Floats:
@@ -39,7 +47,9 @@ class Steps:
     @cached_property
     def row_end(self) -> Floats:
         """[rows] end of the last step of each row."""
-        return self.run.iterations.start + self.row_seconds
+        ends = np.array(self.run.iterations.start)
+        ends[self.row] = self.end
+        return ends
 
     @cached_property
     def heads(self) -> Integers:
@@ -85,6 +95,6 @@ def unroll(run: Run) -> Steps:
     """The steps of a run, rebuilt from its log and tables."""
     if len(run.iterations.steps) == 0:
         nothing = np.zeros(0)
-        return Steps(run, nothing.astype(np.int64), nothing, nothing, nothing.astype(np.int64))
+        return Steps(run, nothing.astype(np.int64), nothing, nothing, nothing.astype(np.int64), nothing)
     steps = run.iteration_times()
-    return Steps(run, steps.row, steps.start, steps.duration, steps.decodes)
+    return Steps(run, steps.row, steps.start, steps.duration, steps.decodes, steps.busy)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.metrics.presence import presence
 from windtunnel.metrics.steps import Steps
 from windtunnel.metrics.sums import sums
 from windtunnel.metrics.window import span
@@ -43,7 +44,7 @@ def timeline(steps: Steps, bins: int = 500) -> Timeline:
     first, last = span(requests, steps.end)
     edges = np.linspace(first, last if last > first else first + 1.0, bins + 1)
     served = requests.status != REJECTED
-    log, heads = run.iterations, steps.heads
+    held = presence(steps, run.iterations.used_blocks[steps.heads].astype(np.float64))
     pools, replicas = run.manifest["pools"], run.manifest["replicas"]
     blocks = float(sum(pools[replica["pool"]]["kv_blocks"] * replica["lanes"] for replica in replicas))
     last_token = np.where(requests.status == FINISHED, requests.finish, np.nan)
@@ -53,7 +54,7 @@ def timeline(steps: Steps, bins: int = 500) -> Timeline:
         edges=edges,
         running=mean_level(edges, requests.scheduled, requests.finish),
         waiting=mean_level(edges, requests.arrival[served], requests.scheduled[served]),
-        kv=mean_level(edges, log.start[heads], steps.row_end[heads], log.used_blocks[heads] / blocks),
+        kv=mean_level(edges, held.begin, held.end, held.blocks / blocks),
         output_throughput=_rate(edges, emitted, np.concatenate((steps.decodes, ones))),
         request_throughput=_rate(edges, last_token),
         arrivals=_rate(edges, requests.arrival),

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.footprint import Footprint
+from windtunnel.metrics.presence import presence
 from windtunnel.metrics.steps import Steps
 from windtunnel.metrics.sums import sums
 from windtunnel.metrics.window import Window
@@ -24,7 +25,7 @@ class ReplicaUsage:
 
     pool: Integers
     busy_seconds: Floats
-    """Time in which a step ran, an idle rank that runs along in lockstep included."""
+    """Time in which a step ran, an idle rank that runs along in lockstep included; of stages in a pipeline the mean."""
     idle_seconds: Floats
     iterations: Floats
     """Steps of all ranks that computed something."""
@@ -45,6 +46,8 @@ class ReplicaUsage:
     preemptions: Integers
     mfu: Floats
     """Model FLOPs / peak FLOPs of the GPUs over the window; NaN without a footprint."""
+    bubbles: Floats
+    """Share of the stages' time that is idle while a step is in flight; 0 without a pipeline."""
     mbu: Floats
     """Bytes of weights and cache / memory bandwidth over the window; NaN without a footprint."""
 
@@ -57,6 +60,8 @@ class Usage:
     kv: float
     mfu: float
     mbu: float
+    bubbles: float
+    """Share of the stages' time that is idle while a step is in flight; 0 without a pipeline."""
     gpus: int
     gpu_hours: float
     energy_wh: float
@@ -83,6 +88,7 @@ def usage(steps: Steps, window: Window) -> Usage:
         kv=mean(table.kv),
         mfu=mean(table.mfu),
         mbu=mean(table.mbu),
+        bubbles=mean(table.bubbles),
         gpus=int(gpus.sum()),
         gpu_hours=float(gpus.sum()) * hours,
         energy_wh=float(_power(table.pool, busy, prints) @ gpus) * hours,
@@ -121,6 +127,7 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
     number = len(replicas)
     pool = np.array([replica["pool"] for replica in replicas], dtype=np.int64)
     lanes = np.array([replica["lanes"] for replica in replicas], dtype=np.float64)
+    piped = np.array([replica.get("stages", 1) > 1 for replica in replicas], dtype=np.bool_)
     heads, share = steps.heads, steps.share_inside(window)
     owner = log.replica[heads]
     count = log.steps[heads] * share * (steps.batch > 0)
@@ -130,11 +137,15 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
     def total(values: Floats) -> Floats:
         return sums(owner, values, number)
 
-    busy = np.minimum(total(seconds) / lanes, window.seconds)
+    computing = sums(steps.row, steps.busy, len(log.steps))[heads] * share
+    busy = np.minimum(total(computing) / lanes, window.seconds)
     iterations = total(count)
     worked = total(seconds * (steps.batch > 0))
     blocks = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool] * lanes
-    used = total(_blocks_in_use(steps, pool) * seconds)
+    present = presence(steps, _blocks_in_use(steps, pool))
+    flying = present.inside(window)
+    used = sums(present.replica, present.blocks * flying, number)
+    under_way = sums(present.replica, flying, number)
     peak = np.zeros(number)
     np.maximum.at(peak, owner, log.used_blocks[heads].astype(np.float64))
     requests = run.requests
@@ -156,6 +167,7 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
             kv=used / (blocks * length),
             kv_peak=peak * lanes / blocks,
             preemptions=sums(requests.replica[served], requests.preemptions[served], number).astype(np.int64),
+            bubbles=np.where(piped & (under_way > 0), 1.0 - total(computing) / under_way, 0.0),
             mfu=mfu,
             mbu=mbu,
         )

@@ -33,6 +33,10 @@ class Model:
     lm_head_bias: bool = False
     norm_bias: bool = False
     """Layer norms with weight and bias instead of RMS norms."""
+    embeds: bool = True
+    """It has the input embedding: a whole model, or the first stage of a pipeline."""
+    samples: bool = True
+    """It has final norm, LM head and sampling: a whole model, or the last stage."""
     notes: tuple[str, ...] = field(default=(), compare=False)
     """What a reader of results should know, e.g. that only the text part of the model is simulated."""
 
@@ -151,7 +155,12 @@ class Model:
         if not self.tie_word_embeddings:
             total["lm_head"] = vocabulary * self.embedding_size
         total["lm_head"] += vocabulary * self.lm_head_bias
-        total["norm"] += self.hidden_size * (2 if self.norm_bias else 1)
+        if not self.embeds and not (self.samples and self.tie_word_embeddings):
+            total["embedding"] = 0
+        if self.samples:
+            total["norm"] += self.hidden_size * (2 if self.norm_bias else 1)
+        else:
+            total["lm_head"] = 0
         return total
 
     def _layer_parameters(self, layer: Layer, tp: int, ranks: int, expert_parallel: bool) -> dict[str, int]:

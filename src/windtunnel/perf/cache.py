@@ -42,6 +42,7 @@ def cache_key(pool: Pool, source: str, database: Database | None, causes: Causes
     made_of = {
         "model": [str(run) for run in model.layers],
         "sizes": [model.hidden_size, model.vocab_size, model.embedding_size, model.learned_positions, model.dtype],
+        "stage": [model.embeds, model.samples],
         "quantization": str(quantization)
         and [
             quantization.method,

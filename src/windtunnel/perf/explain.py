@@ -63,10 +63,14 @@ class Explanation:
 def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
     """The operators of one step. Ranks in lockstep are all given the same batch.
 
-    Raises InputError for a batch beyond the engine's limits.
+    Raises InputError for a batch beyond the engine's limits, and for a pipeline.
     """
     if pool.engine.num_speculative_tokens:
         raise InputError("num_speculative_tokens: a batch is explained without speculation; leave it out")
+    if pool.engine.pipeline_parallel_size > 1:
+        raise InputError(
+            f"pipeline_parallel_size={pool.engine.pipeline_parallel_size}: stages are not explained one by one; use 1"
+        )
     ax, times = axes(pool), predictor(pool, source)
     _check(pool, batch, ax)
     ops = operators(pool)

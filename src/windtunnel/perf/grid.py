@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.deployment import Pool, preset
+from windtunnel.deployment import Pool, preset, stage_pools
 from windtunnel.model import MLA, LinearAttention, MoE
 from windtunnel.model.layers import Layer
 from windtunnel.perf.answer import MODELLED, SOURCES, Answer, answer
@@ -20,8 +20,9 @@ from windtunnel.perf.host import dispatch_floor, host_cost
 from windtunnel.perf.kernels import Attention, Kernel
 from windtunnel.perf.operators import operators
 from windtunnel.perf.predictor import Predictor, eager, predictor, wanted_version
+from windtunnel.perf.sends import sends
 from windtunnel.perf.speculation import per_request, per_token
-from windtunnel.perf.tables import Sums, Tabulated, total
+from windtunnel.perf.tables import Sums, Tabulated, in_a_pipeline, total
 
 
 def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None, causes: Causes = ALL) -> Tabulated:
@@ -32,6 +33,12 @@ def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None, causes
     in ``notes`` and otherwise ignored. ``causes``: what is modelled beyond the sum of kernels.
     """
     times = predictor(pool, source, causes)
+    tables = [_stage(stage, source, times, cache, causes) for stage in stage_pools(pool)]
+    return tables[0] if len(tables) == 1 else in_a_pipeline(tables, sends(pool, axes(pool, causes), times))
+
+
+def _stage(pool: Pool, source: str, times: Predictor, cache: Path | None, causes: Causes) -> Tabulated:
+    """The tables of a whole model, or of one stage."""
     if cache is None:
         return build(pool, times, causes)
     key = cache_key(pool, source, times.database, causes)
@@ -70,6 +77,8 @@ def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
         by_source["modelled"].add("decode_tokens", eager_decode)
         by_group["other"].add("decode_tokens", eager_decode)
     host = host_cost(bool(pool.engine.async_scheduling), pool.lockstep, causes).tables(ax.max_num_seqs)
+    if not pool.model.embeds:  # the first stage waits for the serial work, all others are told early
+        host = (host[0], np.zeros_like(host[1]))
     return Tabulated(
         times=total(by_source).times(*(work / ax.accepted for work in host)),
         sources={name: sums.times() for name, sums in by_source.items()},

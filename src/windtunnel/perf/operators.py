@@ -43,13 +43,22 @@ def _step(pool: Pool) -> Iterator[Operator]:
     model, tp = pool.model, pool.engine.tensor_parallel_size
     hidden, width = model.hidden_size, model.embedding_size
     vocabulary = model.vocab_size if tp == 1 else -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // tp
-    yield _other("embedding", 4.0 * width)
-    yield from _reduce(pool, "embedding_all_reduce", width)
-    if width != hidden:
-        yield Operator("embedding_projection", "gemm", "tokens", 1, Gemm(hidden, width))
+    if model.embeds:
+        yield _other("embedding", 4.0 * width)
+        yield from _reduce(pool, "embedding_all_reduce", width)
+        if width != hidden:
+            yield Operator("embedding_projection", "gemm", "tokens", 1, Gemm(hidden, width))
     for count, layer in model.layers:
         for operator in _layer(pool, layer):
             yield replace(operator, count=operator.count * count)
+    if model.samples:
+        yield from _head(pool, vocabulary)
+
+
+def _head(pool: Pool, vocabulary: int) -> Iterator[Operator]:
+    """Final norm, output head and sampling."""
+    model, tp = pool.model, pool.engine.tensor_parallel_size
+    hidden, width = model.hidden_size, model.embedding_size
     yield _other("final_norm", 8.0 * hidden)
     if width != hidden:
         yield Operator("head_projection", "gemm", "sequences", 1, Gemm(width, hidden))

@@ -1,7 +1,8 @@
 """StageTimes: how long a batch takes in each stage of a pipeline, and on the way from one stage to the next."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +47,34 @@ class StageTimes:
         sends.flags.writeable = False
         object.__setattr__(self, "sends", sends)
 
+    @property
+    def together(self) -> BatchTimes:
+        """A batch in all stages one after the other, without sends."""
+        return added(self.stages)
+
     def passage(self, decodes: int, kv_tokens: int, chunks: list[tuple[int, int]]) -> Passage:
         """Seconds of a batch in every stage and on every way between two; see BatchTimes.batch."""
         tokens = decodes + sum(n for n, _ in chunks)
         stages = [table.batch(decodes, kv_tokens, chunks) for table in self.stages]
         return Passage(stages, [float(row[tokens]) for row in self.sends])
+
+
+def added(stages: Sequence[BatchTimes]) -> BatchTimes:
+    """The sum of tables of equal form; host work beside the GPU is that of the slowest."""
+
+    def total(name: str) -> Any:
+        return sum(getattr(table, name) for table in stages)
+
+    tokens = ("decode_tokens", "mixed_tokens", "sequences", "host_serial", "prefill_base", "expert_tokens")
+    attention = ("decode_attention", "mixed_attention", "prefill_attention")
+    overlapped = np.max([table.host_overlapped for table in stages], axis=0)
+    return replace(stages[0], **{name: total(name) for name in (*tokens, *attention)}, host_overlapped=overlapped)
+
+
+Times = BatchTimes | StageTimes
+"""Of one rank: without a pipeline, or with one."""
+
+
+def whole(times: Times) -> BatchTimes:
+    """The tables themselves, or those of all stages together."""
+    return times.together if isinstance(times, StageTimes) else times

@@ -8,6 +8,7 @@ import numpy as np
 from windtunnel.perf.answer import SOURCES
 from windtunnel.perf.axes import Axes
 from windtunnel.perf.batch_times import BatchTimes, Floats
+from windtunnel.perf.stage_times import StageTimes, added
 
 PARTS = (
     *("decode_tokens", "mixed_tokens", "sequences"),
@@ -21,6 +22,7 @@ class Tabulated:
     """Tables of a pool and where they come from."""
 
     times: BatchTimes
+    """Of a pipeline: a batch in all its stages one after the other."""
     sources: dict[str, BatchTimes]
     """``measured``, ``interpolated``, ``modelled``: tables of the same shape with the seconds from each source; their
     sum is ``times``. They hold no host work: ``sources[name].rank(…)`` is the GPU time of a batch from that source."""
@@ -30,6 +32,8 @@ class Tabulated:
     """One row per operator: name, group, phase, count, kernel, kind of source, table file."""
     notes: tuple[str, ...] = ()
     """What a reader of results should know about the kernel times."""
+    pipeline: StageTimes | None = None
+    """The stages, where there are several."""
 
 
 @dataclass(eq=False)
@@ -62,6 +66,26 @@ class Sums:
             padded=ax.padded,
             graph_tokens=ax.graph_tokens,
         )
+
+
+def in_a_pipeline(stages: list[Tabulated], sends: Floats) -> Tabulated:
+    """The tables of all stages as one."""
+    first = stages[0]
+    staged = StageTimes(tuple(stage.times for stage in stages), sends)
+    rows = tuple(
+        row if "operator" not in row else {"stage": i, **row}
+        for i, stage in enumerate(stages)
+        for row in stage.provenance
+        if i == 0 or "operator" in row
+    )
+    return Tabulated(
+        times=staged.together,
+        sources={name: added([stage.sources[name] for stage in stages]) for name in first.sources},
+        groups={name: added([stage.groups[name] for stage in stages]) for name in first.groups},
+        provenance=rows,
+        notes=tuple(dict.fromkeys(note for stage in stages for note in stage.notes)),
+        pipeline=staged,
+    )
 
 
 def part_shapes(ax: Axes) -> dict[str, tuple[int, ...]]:

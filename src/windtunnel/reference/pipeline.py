@@ -52,7 +52,6 @@ class Pipeline:
         self.policy = policy
         self.depth = policy.max_concurrent_batches
         self.stages_free = [0.0] * policy.pipeline_parallel_size
-        self.lanes_free = [0.0] * policy.pipeline_parallel_size
         self.sampled: deque[float] = deque([0.0] * policy.pipeline_parallel_size)
         self.in_flight: deque[InFlight] = deque()
         self.journal: list[Step] = []
@@ -99,14 +98,14 @@ class Pipeline:
         lane = number % len(self.stages_free)
         stages, sends = self.passage(batch)
         arrival = max(now, tokens_known) if self.policy.async_scheduling else now
+        start = max(arrival, self.stages_free[0])
         for stage, seconds in enumerate(stages):
             end = max(arrival, self.stages_free[stage]) + seconds
             self.stages_free[stage] = end
             arrival = end + sends[stage] if stage < len(sends) else end
         if any(map(self._goes_on_with, batch.scheduled)):
             self.sampled[-1] = end
-        self._record(lane, max(now, self.lanes_free[lane]), end, batch)
-        self.lanes_free[lane] = end
+        self._record(lane, start, end, batch)
         return InFlight(number, batch, end)
 
     def _goes_on_with(self, part: Scheduled) -> bool:
@@ -116,7 +115,7 @@ class Pipeline:
         return part.emits and (part.decodes or request.num_tokens + 1 < last)
 
     def _record(self, lane: int, start: float, end: float, batch: Batch) -> None:
-        """A step starts when it has been decided and the one before it in its lane has ended."""
+        """A step starts when the first stage begins with it."""
         scheduler = self.scheduler
         self.journal.append(Step(lane, start, end, batch, scheduler.used_blocks, scheduler.num_waiting))
         for part in batch.scheduled:

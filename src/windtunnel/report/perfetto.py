@@ -72,8 +72,10 @@ def _names(steps: Steps) -> Iterator[Event]:
         pool = steps.run.manifest["pools"][replica["pool"]]
         title = f"replica {index} · {pool.get('gpus_per_replica', 1)} × {pool.get('device', 'GPU')}"
         yield {"ph": "M", "name": "process_name", "pid": index + 1, "args": {"name": title}}
-        for lane in range(replica["lanes"]):
-            name = "steps" if replica["lanes"] == 1 else f"steps of rank {lane}"
+        stages = replica.get("stages", 1)
+        for lane in range(replica["lanes"] * stages):
+            rank = "" if replica["lanes"] == 1 else f" of rank {lane // stages}"
+            name = f"steps{rank}" if stages == 1 else f"steps{rank}, lane {lane % stages} of the pipeline"
             yield {"ph": "M", "name": "thread_name", "pid": index + 1, "tid": lane, "args": {"name": name}}
 
 
