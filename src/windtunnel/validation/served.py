@@ -58,8 +58,8 @@ class Result:
 def workload(point: Point) -> Workload:
     """The closed loop of a point."""
     requests = min(ROUNDS * point.concurrency, MOST_REQUESTS)
-    # Other clients than the scripts' send equal lengths. Prefills that run alone keep them in lockstep; batches that mix
-    # prefill and decode drift apart on a real server, which even lengths would hide.
+    # Other clients than the scripts' send equal lengths. Prefills that run alone keep them in lockstep; batches that
+    # mix prefill and decode drift apart on a real server, which even lengths would hide.
     shortest = 1.0 if point.backend == "sglang" and not point.scripted else SHORTEST
     prompts, outputs = (Uniform(ceil(shortest * tokens), tokens) for tokens in (point.isl, point.osl))
     return generate(AllAtOnce(), Both(prompts, outputs), requests, max_concurrency=point.concurrency, name=point.id)
