@@ -224,3 +224,15 @@ def test_warnings_tell_what_the_real_engine_would_do() -> None:
     assert warnings(Deployment((Pool(DENSE, H100, Engine(enable_prefix_caching=False)),))) == []
     mixed = Pool(load_model("gemma-2-9b"), H100, Engine(enable_prefix_caching=False))
     assert [text for text in warnings(Deployment((mixed,))) if "sliding windows" in text]
+
+
+def test_older_pipelines_are_said_to_differ() -> None:
+    def said(preset: str) -> bool:
+        engine = Engine(preset=preset, pipeline_parallel_size=2, async_scheduling=False)
+        return any(
+            "may admit a preempted request" in text
+            for text in Pool(load_model("Qwen3-32B"), device("h100"), engine).warnings()
+        )
+
+    assert said("vllm-0.12")
+    assert not said("vllm-0.32")

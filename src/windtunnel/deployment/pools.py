@@ -60,6 +60,11 @@ class Pool:
         chosen = preset(self.engine.preset)
         if chosen.enable_prefix_caching and self.engine.enable_prefix_caching is None:
             found.append(f"prefix caching is not simulated yet: it is off here, and on by default in {chosen.name}")
+        if self.engine.pipeline_parallel_size > 1 and not chosen.pipelines[0]:
+            found.append(
+                f"{chosen.name} may admit a preempted request again before its token in flight has arrived; in a "
+                "pipeline it waits here, as in vllm-0.32"
+            )
         if self.has_windows:
             found.append(
                 f"{self.model.name} mixes sliding windows and full attention: its KV cache is simulated as one pool of "
