@@ -66,7 +66,7 @@ def serve(
         max_model_len=limits.max_model_len,
     )
     sends = np.zeros((max(stages - 1, 1), limits.max_num_batched_tokens + 1))
-    tables: Any = StageTimes((times,) * stages, sends) if stages > 1 else times
+    tables = StageTimes((times,) * stages, sends) if stages > 1 else times
     fleet = Fleet((limits,), (policy,), (tables,), (replicas,), (1,), (False,))
     return run(fleet, demand, router, np.zeros(n) if uniforms is None else uniforms)
 

@@ -7,8 +7,6 @@ from queueing import Floats, check, estimate, poisson, poisson_shares, serve, st
 from windtunnel.core.engine import Record
 from windtunnel.policy import Limits, VllmV1
 
-pytest.importorskip("windtunnel.core.pipeline", reason="the core has no pipelines")
-
 N = 40_000
 """Requests in each replication."""
 STAGES, STAGE = 2, 0.5
