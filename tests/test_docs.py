@@ -61,6 +61,9 @@ def rendered(page: Path) -> str:
             first, _, rest = text.partition("\n")
             Path(first.removeprefix("# ")).write_text(rest, encoding="utf-8")
         elif kind == "python":
+            first, _, rest = text.partition("\n")
+            if first.startswith("# ") and first.endswith(".py"):
+                Path(first.removeprefix("# ")).write_text(rest, encoding="utf-8")
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(text, str(page), "exec"), names)
         elif "$ windtunnel " in text:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.load import Load
     from windtunnel.metrics import Comparison, Summary, comparison_json, spread, summary, summary_json
     from windtunnel.model import Model, load_model, model_names
+    from windtunnel.reference.custom import Decision
     from windtunnel.run import Run
     from windtunnel.scenario import Scenario, load_scenario
     from windtunnel.simulate import simulate
@@ -31,6 +32,7 @@ _MODULES = {
     "load": ("Load",),
     "metrics": ("Comparison", "Summary", "comparison_json", "spread", "summary", "summary_json"),
     "model": ("Model", "load_model", "model_names"),
+    "reference.custom": ("Decision",),
     "run": ("Run",),
     "scenario": ("Scenario", "load_scenario"),
     "simulate": ("simulate",),
@@ -41,6 +43,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "SLO",
     "Comparison",
+    "Decision",
     "Deployment",
     "Device",
     "Engine",
