@@ -58,7 +58,7 @@ def sglang_cases(draw: st.DrawFn) -> SglangCase:
     gap = draw(st.sampled_from([0.0, 1.0, 8.0]))
     prompt = rng.integers(1, draw(st.sampled_from([4, 40, 100])) + 1, n)
     output = rng.integers(1, draw(st.sampled_from([2, 20, 60])) + 1, n)
-    cut = np.array([policy.cut(int(p), 10**6, limits) for p in prompt])
+    cut = policy.longest_request(limits) - prompt
     declared = np.minimum(output + draw(st.sampled_from([0, 0, 10])) * rng.integers(0, 3, n), cut)
     size = draw(st.sampled_from([1, 4, 16]))
     return SglangCase(

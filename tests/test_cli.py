@@ -184,7 +184,8 @@ def test_traces_without_times_need_a_rate(capsys: Capture, tmp_path: Path) -> No
     [
         ("models", "Qwen/Qwen3-32B"),
         ("devices", "h100_sxm"),
-        ("policies", "vllm-0.32"),
+        ("engines", "vllm-0.32"),
+        ("schedulers", "sglang-0.4.6"),
         ("routers", "round_robin"),
         ("traces", "azure-conv"),
     ],
@@ -194,9 +195,7 @@ def test_lists(capsys: Capture, kind: str, name: str) -> None:
     assert name in capsys.readouterr().out
     assert main(["list", kind, "--json"]) == DONE
     rows = json.loads(capsys.readouterr().out)
-    assert name in [
-        row[kind.removesuffix("ies").removesuffix("s") + ("y" if kind == "policies" else "")] for row in rows
-    ]
+    assert name in [row[kind.removesuffix("s")] for row in rows]
 
 
 def test_version_and_help(capsys: Capture) -> None:

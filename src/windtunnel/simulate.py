@@ -1,8 +1,8 @@
 """simulate(deployment, workload, seed) → Run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast, get_args
 from zlib import crc32
 
 import numpy as np
@@ -12,6 +12,7 @@ from windtunnel import __version__
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
 from windtunnel.core.records import GONE, NONE, REFUSED
+from windtunnel.custom import run_custom
 from windtunnel.deployment import Deployment, Pool, warnings
 from windtunnel.footprint import footprint
 from windtunnel.memory import KVBudget, kv_blocks
@@ -21,9 +22,11 @@ from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.stage_times import Times
 from windtunnel.perf.tables import Tabulated
-from windtunnel.policy import Limits, Policy, VllmV1
+from windtunnel.policy import Limits, Settings, Sglang, VllmV1
+from windtunnel.reference.custom import PythonScheduler
 from windtunnel.routing import router_number
 from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
+from windtunnel.schedulers import find_scheduler
 from windtunnel.workload.columns import Workload
 
 Integers = NDArray[np.int64]
@@ -39,7 +42,8 @@ def simulate(
     causes: Causes = ALL,
     tables: Sequence[Tabulated] | None = None,
     overheads: Overheads = ENGINE_CLOCK,
-    policies: Sequence[VllmV1 | Policy] | None = None,
+    policies: Sequence[Settings] | None = None,
+    scheduler: Callable[[], PythonScheduler] | None = None,
 ) -> Run:
     """Simulate every request of a workload on a deployment until the last one has ended.
 
@@ -53,21 +57,29 @@ def simulate(
         tables: the batch-time tables of each pool where they are at hand; ``perf`` and ``cache`` then mean nothing.
         overheads: host work beyond that of the tables, and the client's path, whose clock then counts.
         policies: the scheduler of each pool where it is not the one of its engine.
+        scheduler: makes a scheduler in Python for each rank, instead of all these; it runs on the reference engine.
 
     Raises:
         InputError: the model does not fit, or a name is unknown.
     """
     router = router_number(deployment.router)
+    own, named = _schedulers(deployment)
+    scheduler = scheduler or own
     if tables is None:
         tables = [tabulate(pool, perf, cache_folder() if cache else None, causes) for pool in deployment.pools]
     times = tuple(overheads.host.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
-    fleet = _fleet(deployment, times, budgets, policies)
+    fleet = _fleet(deployment, times, budgets, policies or named)
     client = overheads.client
     delays = client.delays(workload) if client else np.zeros(0)
-    demand, cut = _demand(at_engine(workload, delays, client) if client else workload, fleet.limits[0])
+    demand, cut = _demand(
+        at_engine(workload, delays, client) if client else workload, fleet.limits[0], fleet.policies[0]
+    )
     uniforms = np.random.default_rng([seed, crc32(b"router")]).random(len(workload))
-    record = run_core(fleet, demand, router, uniforms)
+    if scheduler:
+        record = run_custom(scheduler, fleet, demand, router, uniforms)
+    else:
+        record = run_core(fleet, demand, router, uniforms)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += _notes(demand, cut, fleet.limits[0])
     requests = _requests(workload, record)
@@ -83,16 +95,27 @@ def simulate(
     )
 
 
+def _schedulers(deployment: Deployment) -> tuple[Callable[[], PythonScheduler] | None, list[Settings]]:
+    """What makes the user's scheduler, if there is one, and the settings of each pool's scheduler otherwise."""
+    settings: list[Settings] = []
+    for pool in deployment.pools:
+        found = find_scheduler(pool.engine.scheduler) if pool.engine.scheduler else policy(pool)
+        if not isinstance(found, get_args(Settings)):
+            return cast(Callable[[], PythonScheduler], found), [policy(pool) for pool in deployment.pools]
+        settings.append(cast(Settings, found))
+    return None, settings
+
+
 def _fleet(
     deployment: Deployment,
     times: tuple[Times, ...],
     budgets: list[KVBudget],
-    policies: Sequence[VllmV1 | Policy] | None,
+    policies: Sequence[Settings],
 ) -> Fleet:
     pools = deployment.pools
     return Fleet(
         limits=tuple(limits(pool, budget) for pool, budget in zip(pools, budgets, strict=True)),
-        policies=tuple(policies or map(policy, pools)),
+        policies=tuple(policies),
         times=times,
         replicas=tuple(pool.replicas for pool in pools),
         lanes=tuple(pool.engine.data_parallel_size for pool in pools),
@@ -124,12 +147,13 @@ def policy(pool: Pool) -> VllmV1:
     )
 
 
-def _demand(workload: Workload, limit: Limits) -> tuple[Demand, int]:
+def _demand(workload: Workload, limit: Limits, settings: Settings) -> tuple[Demand, int]:
     """The requests as the core wants them, and how many are cut at max_model_len.
 
     A request is refused if it does not fit an empty engine; see ``policy.can_ever_run``.
     """
-    room = limit.max_model_len - workload.prompt_tokens
+    longest = settings.longest_request(limit) if isinstance(settings, Sglang) else limit.max_model_len
+    room = longest - workload.prompt_tokens
     output = np.minimum(workload.output_tokens, room)
     blocks = -(-(workload.prompt_tokens + output - 1) // limit.block_size)
     refused = (output < 1) | (blocks > limit.num_blocks)

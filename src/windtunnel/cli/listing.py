@@ -1,5 +1,6 @@
 """list: the names that flags accept."""
 
+from dataclasses import fields
 from typing import Any, Literal
 
 from windtunnel.cli.arguments import Json, show_json
@@ -7,7 +8,9 @@ from windtunnel.cli.arguments import Json, show_json
 Row = dict[str, Any]
 
 
-def listing(what: Literal["models", "devices", "policies", "routers", "traces"], /, *, as_json: Json = False) -> None:
+def listing(
+    what: Literal["models", "devices", "engines", "schedulers", "routers", "traces"], /, *, as_json: Json = False
+) -> None:
     """List the names that flags accept.
 
     Parameters
@@ -17,9 +20,15 @@ def listing(what: Literal["models", "devices", "policies", "routers", "traces"],
     as_json
         Print one JSON document instead of the table.
     """
-    rows = {"models": _models, "devices": _devices, "policies": _policies, "routers": _routers, "traces": _traces}[
-        what
-    ]()
+    kinds = {
+        "models": _models,
+        "devices": _devices,
+        "engines": _engines,
+        "schedulers": _schedulers,
+        "routers": _routers,
+        "traces": _traces,
+    }
+    rows = kinds[what]()
     if as_json:
         show_json(rows)
     else:
@@ -52,18 +61,29 @@ def _devices() -> list[Row]:
     ]
 
 
-def _policies() -> list[Row]:
+def _engines() -> list[Row]:
     from windtunnel.deployment import PRESETS
 
     return [
         {
-            "policy": found.name,
+            "engine": found.name,
             "async scheduling": found.async_scheduling,
             "whole prompt reserved": found.scheduler_reserve_full_isl,
             "memory used": found.gpu_memory_utilization,
         }
         for found in PRESETS.values()
     ]
+
+
+def _schedulers() -> list[Row]:
+    from windtunnel.policy import PRESETS
+
+    rows = []
+    for name, settings in PRESETS.items():
+        values = {field.name: (getattr(settings, field.name), field.default) for field in fields(settings)}
+        differing = ",".join(f"{key}={value}" for key, (value, default) in values.items() if value != default)
+        rows.append({"scheduler": name, "of": type(settings).__name__, "its settings": differing})
+    return rows
 
 
 def _routers() -> list[Row]:

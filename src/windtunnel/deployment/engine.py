@@ -57,6 +57,9 @@ class Engine:
     """Admit a prompt only when blocks for all of it are free."""
     scheduling_policy: str = "fcfs"
     """``fcfs``."""
+    scheduler: str | None = None
+    """Another scheduler than the engine's: a name of ``windtunnel list schedulers``, with settings of its own as in
+    ``sarathi:chunk=512``, or one of yours, ``./mine.py:MyScheduler``."""
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     """Token counts captured as CUDA graphs."""
     num_speculative_tokens: int = 0

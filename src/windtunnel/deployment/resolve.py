@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from windtunnel.deployment.capture import capture_sizes
 from windtunnel.deployment.engine import ENGINE_DTYPES, Engine
+from windtunnel.deployment.own_scheduler import named_settings, with_named_scheduler
 from windtunnel.deployment.presets import preset, require_pipeline, require_watermark
 from windtunnel.deployment.shards import require_shardable
 from windtunnel.errors import InputError
@@ -42,6 +43,8 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     require_shardable(engine, model, device)
     length = _model_len(engine, model)
     chunked = True if engine.enable_chunked_prefill is None else engine.enable_chunked_prefill
+    if engine.scheduler is not None:
+        chunked = getattr(named_settings(engine.scheduler), "chunked_prefill", True)
     tokens, seqs = _batch_limits(engine, device, length, chunked)
     resolved = replace(
         engine,
@@ -57,6 +60,8 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         if engine.scheduler_reserve_full_isl is None
         else engine.scheduler_reserve_full_isl,
     )
+    if engine.scheduler is not None:
+        resolved = with_named_scheduler(resolved, engine)
     model.resolve_kv_cache_dtype(engine.kv_cache_dtype)
     _require_pipeline(resolved, model)
     return replace(resolved, cudagraph_capture_sizes=capture_sizes(resolved, device))

@@ -71,10 +71,8 @@ class Sglang:
                     "chunked_prefill, the larger of max_prefill_tokens and max_model_len"
                 )
 
-    def cut(self, prompt_tokens: int, declared: int, limits: Limits) -> int:
-        """The output that SGLang lets a request declare: what memory and max_model_len hold, less two tokens.
-
-        Source: managers/scheduler.py, ``max_req_len``. Below 1 the request is refused.
-        """
-        longest = min(limits.max_model_len, limits.num_blocks * limits.block_size) - 1
-        return min(declared, longest - prompt_tokens - 1)
+    @staticmethod
+    def longest_request(limits: Limits) -> int:
+        """Tokens of prompt and output together that a request may declare: what memory and max_model_len hold, less
+        two. Source: managers/scheduler.py, ``max_req_len``."""
+        return min(limits.max_model_len, limits.num_blocks * limits.block_size) - 2
