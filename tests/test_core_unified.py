@@ -18,7 +18,7 @@ def check_equal(case: Case) -> None:
     stalls = sorted((r.id, *stall) for r in requests for stall in r.stalls)
     found = [(int(s["request"]), float(s["last_token"]), float(s["resumed_token"])) for s in record.stalls]
     assert sorted(found) == stalls
-    check_log(case, record, replicas)  # type: ignore[arg-type]
+    check_log(case, record, replicas)
     check_tokens(record)
     assert all(request.finished or request.refused for request in requests)
 

@@ -1,6 +1,5 @@
 """What batch times account for beyond the sum of measured kernels: each cause, switched on and off."""
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -26,9 +25,8 @@ SMALL = {"max_model_len": 2048, "max_num_batched_tokens": 1024, "max_num_seqs": 
 
 
 @pytest.fixture(autouse=True)
-def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WINDTUNNEL_KERNELS", str(tmp_path / "nothing"))
-    return
 
 
 def pool(model: str | Model = "Qwen/Qwen3-8B", gpu: str = "h100", **engine: object) -> Pool:
