@@ -13,7 +13,7 @@ from planning import chat, question, server, single_tokens, small_space
 from windtunnel.deployment import SLO, parse_slo
 from windtunnel.errors import InputError
 from windtunnel.plan.capacity import capacity, capacity_interval
-from windtunnel.plan.ladder import highest
+from windtunnel.plan.ladder import climb, highest
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import trial
 from windtunnel.workload import AllAtOnce, Both, Fixed, generate, with_concurrency
@@ -136,7 +136,11 @@ def test_the_ladder_finds_the_highest_step(limit: int, low: int, more: int) -> N
     expected = min(limit, high) if limit >= low else None
     assert highest(holds, low, high) == expected
     assert len(asked) <= math.log2(more + 2) + 1
+    asked.clear()
+    assert climb(holds, low, high) == expected
     assert len(set(asked)) == len(asked)
+    if limit <= low:
+        assert len(asked) <= 1 + (limit == low)
 
 
 @pytest.mark.parametrize(

@@ -14,3 +14,17 @@ def highest(holds: Callable[[int], bool], low: int, high: int) -> int | None:
         middle = (below + above) // 2
         below, above = (middle, above) if holds(middle) else (below, middle)
     return below if below >= low else None
+
+
+def climb(holds: Callable[[int], bool], start: int, high: int) -> int | None:
+    """The highest step from ``start`` to ``high`` that holds, by strides that double; None if ``start`` does not.
+
+    Costs one trial where ``start`` fails and two where only it holds.
+    """
+    if not holds(start):
+        return None
+    below, stride = start, 1
+    while below + stride <= high and holds(below + stride):
+        below, stride = below + stride, 2 * stride
+    found = highest(holds, below + 1, min(below + stride - 1, high))
+    return below if found is None else found

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound, rate_bound
-from windtunnel.plan.ladder import highest
+from windtunnel.plan.ladder import climb, highest
 from windtunnel.plan.objective import Climb, Objective
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
@@ -140,8 +140,7 @@ def _lowest(steps: Climb, index: int, standard: Standing) -> int | None:
 
 
 def _race_one(contender: Contender, job: Job, report: Report) -> Entry:
-    """First the least that beats the standard; where that holds, the bisection of everything, as brute force does it,
-    so that a score never depends on what it was compared with."""
+    """First the least that beats the standard; where that holds, upwards from there; without a standard, bisection."""
     candidate = contender.candidate
     steps = job.objective.climb(candidate, contender.bound, job.question)
     if steps is None:
@@ -157,9 +156,12 @@ def _race_one(contender: Contender, job: Job, report: Report) -> Entry:
             tried[step] = ask(job.question, job.known, pools, steps.trial(step), report)
         return tried[step].met
 
-    if start > steps.low and not holds(start):
-        return Entry(candidate.index, "beaten", steps.promise(start - 1), missed=tried[start])
-    step = highest(holds, steps.low, steps.high) if holds(steps.low) else None
+    if start > steps.low:
+        step = climb(holds, start, steps.high)
+        if step is None:
+            return Entry(candidate.index, "beaten", steps.promise(start - 1), missed=tried[start])
+    else:
+        step = highest(holds, steps.low, steps.high) if holds(steps.low) else None
     if step is None:
         return Entry(candidate.index, "exact", -math.inf, missed=tried[steps.low])
     score = steps.score(step, tried[step])

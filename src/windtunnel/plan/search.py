@@ -14,6 +14,7 @@ the first in the order of the space.
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from windtunnel.plan.answer import Answer
 from windtunnel.plan.crew import Crew
@@ -170,16 +171,19 @@ class _Hunt:
         self.store.record_bounds(self.question.digest, rows)
 
     def race(self) -> None:
-        """Race the candidates in the order of their bounds, in rounds that double.
+        """Race the candidates in the order of their bounds, in rounds that double at every second one.
 
         All of a round meet the same standard. So which trials are simulated does not depend on how many workers there
         are, on which is faster, or on what the store holds.
         """
-        waiting, size = self._ranked(), 1
-        self.pace = 0.0
-        while waiting := self._drop_bounded(waiting):
+        waiting, self.pace = self._ranked(), 0.0
+        for turn in count():
+            waiting = self._drop_bounded(waiting)
+            if not waiting:
+                break
+            size = 2 ** (turn // 2)
             self._round(waiting[:size], threshold(self.standards, self.top))
-            waiting, size = waiting[size:], 2 * size
+            waiting = waiting[size:]
         self._show()
 
     def _round(self, waiting: list[Contender], standard: Standing | None) -> None:

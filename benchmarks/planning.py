@@ -1,0 +1,151 @@
+"""Planning measured: ``python -m benchmarks.planning exact|speed [--ray] [--requests N]``.
+
+``exact`` searches five spaces, and each of them again by brute force: the same best, with how many of the simulations?
+``speed`` times the search of one space with one and two workers, on processes and on Ray: simulations per second, CPU
+seconds per simulation, and the wall-clock gain. Prints Markdown tables.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.deployment import parse_goodput
+from windtunnel.plan.constraints import Constraints
+from windtunnel.plan.executors import Team, in_turn, processes
+from windtunnel.plan.objective import LeastForRate, Objective, RatePerDollar
+from windtunnel.plan.question import Question
+from windtunnel.plan.search import search
+from windtunnel.plan.space import Enumeration, Space
+from windtunnel.plan.store import Store
+from windtunnel.workload import builtin
+
+REQUESTS = 1000
+BATCHES = {"max_num_seqs": (32, 64, 128, 256, 512), "max_num_batched_tokens": (512, 1024, 2048, 4096, 8192)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A space and what is asked of it."""
+
+    space: Space
+    trace: str
+    goodput: tuple[str, ...]
+    objective: Objective
+    perf: str = "roofline"
+
+    def question(self, requests: int) -> Question:
+        """The question about so many requests."""
+        slo = parse_goodput(self.goodput)
+        return Question(builtin(self.trace, num_requests=requests), slo=slo, perf=self.perf)
+
+
+def cases() -> list[Case]:
+    """Five spaces of 200 to 300 points: dense and expert models, three traces, three objectives."""
+    rate = RatePerDollar()
+    devices: dict[str, Any] = {"device": ("h100", "a100", "l40s"), "tensor_parallel_size": (1, 2, 4)}
+    small = Space("Llama-3.1-8B", devices | BATCHES)
+    middle: dict[str, Any] = {
+        "device": ("h100", "h200", "a100"),
+        "tensor_parallel_size": (1, 2, 4),
+        "max_model_len": (16384,),
+    }
+    large: dict[str, Any] = {
+        "device": ("h100", "h200", "a100"),
+        "tensor_parallel_size": (2, 4, 8),
+        "kv_cache_dtype": ("auto", "fp8"),
+        "max_num_seqs": (32, 64, 128, 256),
+        "max_num_batched_tokens": (512, 1024, 2048, 8192),
+        "max_model_len": (8192,),
+    }
+    experts: dict[str, Any] = {
+        "device": ("h100", "a100"),
+        "tensor_parallel_size": (1, 2),
+        "data_parallel_size": (1, 2),
+        "enable_expert_parallel": (False, True),
+        "max_model_len": (16384,),
+        **BATCHES,
+    }
+    return [
+        Case(small, "azure-conv", ("ttft:500", "tpot:40"), rate),
+        Case(Space("Qwen/Qwen3-32B", middle | BATCHES), "azure-code", ("ttft:1000", "tpot:50"), rate, "auto"),
+        Case(Space("Llama-3.1-70B", large), "azure-conv", ("ttft:2000", "tpot:80"), LeastForRate(20.0, Constraints())),
+        Case(Space("Qwen/Qwen3-30B-A3B", experts), "burstgpt", ("ttft:500", "tpot:30"), rate),
+        Case(small, "azure-code", ("ttft:300",), LeastForRate(60.0, Constraints(), count_gpus=True)),
+    ]
+
+
+def exact(requests: int, team: Team) -> None:
+    """Search and brute force, space by space."""
+    print("| space | points | candidates | brute force | search | share | the same best | value |")
+    print("|---|---:|---:|---:|---:|---:|---|---:|")
+    for case in cases():
+        asked, enumeration = case.question(requests), case.space.enumerate(with_price=case.objective.needs_price)
+        found = search(enumeration, asked, case.objective, team=team)
+        whole = search(enumeration, asked, case.objective, team=team, top=len(enumeration.candidates))
+        assert found.best is not None and whole.best is not None
+        own = whole.entries[found.best.index].promise
+        print(
+            f"| {case.space.model}, {case.trace}, {case.objective.name} | {enumeration.size} "
+            f"| {len(enumeration.candidates)} | {whole.trials} | {found.trials} | {found.trials / whole.trials:.1%} "
+            f"| {'yes' if found.best.index == whole.best.index else f'{own / whole.best.promise - 1:+.2%}'} "
+            f"| {case.objective.value(found.best.promise):.4g} {case.objective.unit} |",
+            flush=True,
+        )
+
+
+def speed(requests: int, teams: Sequence[tuple[str, Callable[[], Team]]]) -> None:
+    """The same search by several teams, on warm workers."""
+    case = cases()[0]
+    asked, enumeration = case.question(requests), case.space.enumerate(with_price=True)
+    print("| executor | workers | simulations | wall s | simulations/s | CPU ms per simulation | speed-up |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    first = 0.0
+    for name, make in teams:
+        team = make()
+        warm(team, enumeration, asked)
+        with Store() as store:
+            began = time.perf_counter()
+            found = search(enumeration, asked, case.objective, top=60, team=team, store=store)
+            wall = time.perf_counter() - began
+            cpu = sum(row["cpu_seconds"] for row in store.trials())
+        first = first or wall
+        print(
+            f"| {name} | {team.workers} | {found.trials} | {wall:.1f} | {found.trials / wall:.0f} "
+            f"| {1e3 * cpu / found.trials:.2f} | {first / wall:.2f} |",
+            flush=True,
+        )
+
+
+def warm(team: Team, enumeration: Enumeration, asked: Question) -> None:
+    """Tables on disk and compiled code, so that what is timed is the search."""
+    part = Enumeration(enumeration.candidates, enumeration.pruned)
+    search(part, asked, RatePerDollar(), team=team)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run one benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("exact", "speed"))
+    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--ray", action="store_true")
+    words = parser.parse_args(argv)
+    if words.what == "exact":
+        exact(words.requests, processes(words.workers) if words.workers > 1 else in_turn())
+        return
+    teams: list[tuple[str, Callable[[], Team]]] = [
+        ("processes", lambda: processes(1)),
+        ("processes", lambda: processes(2)),
+    ]
+    if words.ray:
+        from windtunnel.plan.ray_team import on_ray
+
+        teams.append(("Ray", lambda: on_ray(None, 2)))
+    speed(words.requests, teams)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
