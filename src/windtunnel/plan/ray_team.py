@@ -1,6 +1,7 @@
 """Ray: the same jobs on a cluster. Ray is the extra ``ray``; nothing here is imported without it."""
 
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -14,10 +15,12 @@ RETRIES = 10
 """How often Ray itself runs a job again whose worker or node is gone."""
 
 
-def on_ray(address: str | None = None, workers: int | None = None) -> Team:
+def on_ray(address: str | None = None, workers: int | None = None, ship: bool | None = None) -> Team:
     """A team on a Ray cluster; without an address Ray starts on this machine, and stops with this process.
 
-    This package is sent to the workers, so that they run the code of this process. Dependencies must be there.
+    With ``ship`` this package is sent to the workers, so that they run the code of this process; otherwise they read it
+    where this process does, and find its compiled code. By default it is sent to clusters that have an address. The
+    dependencies must be there.
 
     Raises:
         InputError: Ray is not installed, or the cluster cannot be reached.
@@ -27,12 +30,14 @@ def on_ray(address: str | None = None, workers: int | None = None) -> Team:
     except ImportError as error:
         raise InputError("executor 'ray': Ray is not installed: pip install 'windtunnel[ray]'") from error
     if not ray.is_initialized():
-        package = str(Path(windtunnel.__file__).parent)
+        package = Path(windtunnel.__file__).parent
+        sent = address is not None if ship is None else ship
+        environment = {"py_modules": [str(package)]} if sent else {"env_vars": {"PYTHONPATH": _path(package.parent)}}
         try:
             ray.init(
                 address=address,
                 num_cpus=workers if address is None else None,
-                runtime_env={"py_modules": [package]},
+                runtime_env=environment,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 include_dashboard=False if address is None else None,
@@ -44,6 +49,15 @@ def on_ray(address: str | None = None, workers: int | None = None) -> Team:
     return Team(RayExecutor, count, remote=True)
 
 
+def _path(first: Path) -> str:
+    return os.pathsep.join([str(first), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def called(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a task does."""
+    return fn(*args, **kwargs)
+
+
 class RayExecutor(Executor):
     """Runs calls as Ray tasks of one CPU each; a task whose worker or node dies is run again elsewhere."""
 
@@ -51,13 +65,13 @@ class RayExecutor(Executor):
         import ray
 
         self._ray = ray
+        self._task = ray.remote(num_cpus=1, max_retries=RETRIES)(called)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """The future of a call; WorkerLost where its workers died more often than Ray tries."""
-        task = self._ray.remote(num_cpus=1, max_retries=RETRIES)(fn)
         outer: Future[Any] = Future()
         outer.set_running_or_notify_cancel()
-        task.remote(*args, **kwargs).future().add_done_callback(lambda inner: self._pass_on(inner, outer))
+        self._task.remote(fn, args, kwargs).future().add_done_callback(lambda inner: self._pass_on(inner, outer))
         return outer
 
     def _pass_on(self, inner: "Future[Any]", outer: "Future[Any]") -> None:
