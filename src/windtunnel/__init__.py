@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from windtunnel.load import Load
     from windtunnel.metrics import Comparison, Summary, comparison_json, spread, summary, summary_json
     from windtunnel.model import Model, load_model, model_names
+    from windtunnel.plan.capacity import capacity
+    from windtunnel.plan.constraints import Constraints
+    from windtunnel.plan.objective import EnergyPerToken, LeastForRate, RatePerDollar
+    from windtunnel.plan.question import Question
+    from windtunnel.plan.search import search
+    from windtunnel.plan.space import Space, load_space
     from windtunnel.reference.custom import Decision
     from windtunnel.run import Run
     from windtunnel.scenario import Scenario, load_scenario
@@ -32,6 +38,12 @@ _MODULES = {
     "load": ("Load",),
     "metrics": ("Comparison", "Summary", "comparison_json", "spread", "summary", "summary_json"),
     "model": ("Model", "load_model", "model_names"),
+    "plan.capacity": ("capacity",),
+    "plan.constraints": ("Constraints",),
+    "plan.objective": ("EnergyPerToken", "LeastForRate", "RatePerDollar"),
+    "plan.question": ("Question",),
+    "plan.search": ("search",),
+    "plan.space": ("Space", "load_space"),
     "reference.custom": ("Decision",),
     "run": ("Run",),
     "scenario": ("Scenario", "load_scenario"),
@@ -43,20 +55,27 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "SLO",
     "Comparison",
+    "Constraints",
     "Decision",
     "Deployment",
     "Device",
+    "EnergyPerToken",
     "Engine",
     "InputError",
+    "LeastForRate",
     "Load",
     "Model",
     "Pool",
+    "Question",
+    "RatePerDollar",
     "Run",
     "Scenario",
+    "Space",
     "Summary",
     "Workload",
     "builtin",
     "builtin_names",
+    "capacity",
     "compare",
     "comparison_json",
     "device",
@@ -64,8 +83,10 @@ __all__ = [
     "load_devices",
     "load_model",
     "load_scenario",
+    "load_space",
     "load_trace",
     "model_names",
+    "search",
     "simulate",
     "spread",
     "summary",

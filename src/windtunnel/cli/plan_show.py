@@ -60,7 +60,7 @@ def view(name: str, progress: Progress) -> Group:
 
 def show_plan(answer: Answer, advice: Advice | None, drifted: Drift | None = None) -> None:
     """The ranked table, and what follows from it."""
-    head = f"{answer.enumeration.size:,} configurations, {answer.trials:,} simulations in {number(answer.seconds)} s"
+    head = f"{answer.enumeration.size:,} configurations, {answer.trials:,} simulations"
     parts: list[Table | str] = [
         head + (f", {answer.reused:,} from the store" if answer.reused else ""),
         _counts(answer),

@@ -75,9 +75,11 @@ def advise(
 
 
 def _beyond(answer: Answer, deployment: Deployment) -> Outcome | None:
-    """The trial at the lowest rate that is too much for a deployment."""
+    """The trial at the lowest rate that is too much for a deployment; None where that is its bound, or none is."""
     found = capacity(deployment, answer.question).missed
-    if found is None or not found.stopped:
+    if found is None or math.isinf(found.rate):
+        return None
+    if not found.stopped:
         return found
     return trial_whole(answer, deployment, found.rate)
 

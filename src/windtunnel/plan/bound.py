@@ -84,14 +84,18 @@ def _work(pool: Pool, workload: Workload) -> Work:
     room = pool.engine.model_len - workload.prompt_tokens
     output = np.minimum(workload.output_tokens, room)
     fits = (output >= 1) & (workload.prompt_tokens + output - 1 <= _cache_tokens(pool))
-    shared = bool(pool.engine.enable_prefix_caching) and workload.hash_ids is not None
-    prompt = np.ones(len(workload)) if shared else workload.prompt_tokens.astype(np.float64)
+    prompt = np.ones(len(workload)) if shares_blocks(pool, workload) else workload.prompt_tokens.astype(np.float64)
     return Work(
         prompt=np.where(fits, prompt, 0.0),
         steps=np.where(fits, output - 1, 0).astype(np.float64),
         context=np.where(fits, workload.prompt_tokens, 0).astype(np.float64),
         refused=~fits,
     )
+
+
+def shares_blocks(pool: Pool, workload: Workload) -> bool:
+    """Whether requests may share cached blocks: then nothing bounds the cache, and of a prompt only its last token."""
+    return pool.engine.enable_prefix_caching is not False and workload.hash_ids is not None
 
 
 def _cache_tokens(pool: Pool) -> int:
@@ -104,11 +108,11 @@ def _replica_rate(pool: Pool, lines: Envelope, work: Work, question: Question) -
     tokens = float((work.prompt + work.steps).mean())
     parts = float((work.steps + (work.prompt > 0)).mean())
     read = float(work.read.mean())
-    cached = read if bool(pool.engine.enable_prefix_caching) else read + float(work.prompt.mean())
+    cached = 0.0 if shares_blocks(pool, question.workload) else read + float(work.prompt.mean())
     counts = [
         parts / lines.max_num_seqs,
         tokens / lines.max_num_batched_tokens,
-        0.0 if pool.engine.enable_prefix_caching else cached / _cache_tokens(pool),
+        cached / _cache_tokens(pool),
         *_steps_within_limits(lines, work, question),
     ]
     fixed = lines.per_kv_token * read + lines.per_sequence * parts

@@ -1,0 +1,1 @@
+"""Plan: what to deploy. A space is searched for the deployment that answers a question best."""
