@@ -70,7 +70,7 @@ def cases() -> list[Case]:
     }
     return [
         Case(small, "azure-conv", ("ttft:500", "tpot:40"), rate),
-        Case(Space("Qwen/Qwen3-32B", middle | BATCHES), "azure-code", ("ttft:1000", "tpot:50"), rate, "auto"),
+        Case(Space("Qwen/Qwen3-32B", middle | BATCHES), "azure-code", ("ttft:1000", "tpot:50"), rate),
         Case(Space("Llama-3.1-70B", large), "azure-conv", ("ttft:2000", "tpot:80"), LeastForRate(20.0, Constraints())),
         Case(Space("Qwen/Qwen3-30B-A3B", experts), "sharegpt", ("ttft:500", "tpot:30"), rate),
         Case(small, "azure-code", ("ttft:300",), LeastForRate(60.0, Constraints(), count_gpus=True)),
