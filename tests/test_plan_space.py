@@ -1,14 +1,22 @@
 """The space: axes by vLLM's names, constraints, and every point that cannot run counted with its reason."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from planning import small_space
+from planning import question, small_space
 
+from windtunnel.deployment import Deployment, Engine
 from windtunnel.errors import InputError
 from windtunnel.plan.constraints import Constraints
 from windtunnel.plan.space import AXES, Space, load_space
+from windtunnel.plan.trial import candidate_key, deployment_key
 
+OWN = """
+class Mine:
+    def schedule(self, now, waiting, running, limits):
+        return None
+"""
 FILE = """
 model: Llama-3.1-8B
 device: [h100, l40s]
@@ -116,3 +124,17 @@ def test_the_spec_is_json_able() -> None:
     spec = small_space().spec()
     assert spec["axes"]["max_num_seqs"] == [4, 16, 64]
     assert spec["constraints"]["gpus"] == {}
+
+
+def test_a_scheduler_of_your_own_is_known_by_its_content(tmp_path: Path) -> None:
+    """A changed file is another deployment, so that no old simulation stands for it."""
+    file = tmp_path / "mine.py"
+    pool = small_space().deployment({"device": "h100", "max_model_len": 2048}).pools[0]
+    keys = []
+    for text in (OWN, OWN + "# changed", OWN + "# changed"):
+        file.write_text(text, encoding="utf-8")
+        engine = Engine(max_model_len=2048, scheduler=f"{file}:Mine")
+        own = Deployment((replace(pool, engine=engine),))
+        keys.append((deployment_key(own, "roofline"), candidate_key(question(), own)))
+    assert keys[0][0] != keys[1][0] == keys[2][0]
+    assert keys[0][1] != keys[1][1] == keys[2][1]

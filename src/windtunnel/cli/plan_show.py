@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -91,6 +92,8 @@ def _counts(answer: Answer) -> "Table":
     rows = [("cannot run", f"{count:,}", reason) for reason, count in reasons[:REASONS]]
     if more := reasons[REASONS:]:
         rows.append(("cannot run", f"{sum(count for _, count in more):,}", f"{len(more)} other reasons (--json)"))
+    refused = Counter(entry.reason for entry in answer.entries.values() if entry.status == "refused")
+    rows += [("refused", f"{count:,}", reason) for reason, count in refused.most_common(REASONS)]
     rows += [("candidates", f"{count:,}", WORDS[status]) for status, count in sorted(answer.counts().items())]
     return facts_grid((name, f"{count:>6}  {text}") for name, count, text in rows)
 
@@ -141,7 +144,9 @@ def _facts(answer: Answer, advice: Advice) -> "Table":
 
 
 def _remarks(advice: Advice) -> list[str]:
-    return [f"warning: {text}" for text in advice.run.manifest["warnings"]]
+    own = [pool["engine"].get("scheduler") for pool in advice.run.manifest["pools"]]
+    notes = [f"the line starts the engine with its own scheduler, not with {name}" for name in own if name]
+    return [f"warning: {text}" for text in (*notes, *advice.run.manifest["warnings"])]
 
 
 def _nothing(answer: Answer) -> list[str]:

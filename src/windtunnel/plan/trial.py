@@ -84,13 +84,19 @@ def deployment_key(deployment: Deployment, perf: str) -> str:
 def candidate_key(question: Question, deployment: Deployment) -> str:
     """Name of a deployment under a question, found without looking into the kernel database."""
     parts = [deployment.spec(), question.digest, code_digest()]
-    contents = [repr((pool.model.layers, pool.device)) for pool in deployment.pools]
+    contents = [repr((pool.model.layers, pool.device, _scheduler_file(pool))) for pool in deployment.pools]
     return sha256(json.dumps([*parts, contents], default=str).encode()).hexdigest()[:32]
 
 
 def _pool_key(pool: Pool, perf: str) -> str:
-    text = json.dumps(pool.engine.spec(), sort_keys=True, default=str)
+    text = json.dumps([pool.engine.spec(), _scheduler_file(pool)], sort_keys=True, default=str)
     return sha256(f"{cache_key(pool, perf, predictor(pool, perf).database)} {text}".encode()).hexdigest()
+
+
+def _scheduler_file(pool: Pool) -> str:
+    """Digest of the file of a scheduler of the user's own; nothing for others."""
+    path = Path((pool.engine.scheduler or "").partition(".py:")[0] + ".py")
+    return sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 @cache
