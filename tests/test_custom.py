@@ -1,6 +1,7 @@
 """Schedulers in Python: as exact as the core where they decide the same, and every broken rule is named."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.reference.custom import Decision
 from windtunnel.reference.request import Request
+from windtunnel.routing import ROUTE_SCORE
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, num_blocks=24, block_size=4)
 Requests = Sequence[Request]
@@ -102,6 +104,35 @@ def test_the_same_decisions_give_the_cores_record(seed: int, replicas: int) -> N
             int((log[column].astype(np.int64) * np.maximum(log["steps"], 1)).sum()) for log in (mine.rows, core.rows)
         ]
         assert sums[0] == sums[1], column
+
+
+def fullest_but_far(replica: int, outstanding: int, prompt_tokens: int, arrival: float) -> float:
+    return 3.0 * replica - outstanding * (prompt_tokens % 3 - 1) + arrival % 1.0
+
+
+def failing(replica: int, outstanding: int, prompt_tokens: int, arrival: float) -> float:  # noqa: ARG001
+    return 1.0 / (3 - outstanding)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_a_route_score_of_ones_own_is_asked_by_both_engines(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 40))
+    asked = demand(
+        np.cumsum(rng.exponential(0.3, n)).tolist(), rng.integers(1, 40, n).tolist(), rng.integers(1, 24, n).tolist()
+    )
+    served = replace(fleet(3), route_score=fullest_but_far)
+    mine = run_custom(FirstComeFirstServed, served, asked, ROUTE_SCORE, np.zeros(n))
+    core = run(served, asked, ROUTE_SCORE, np.zeros(n))
+    for name in ("lane", "scheduled", "first_token", "finish", "preemptions"):
+        assert np.array_equal(mine.requests[name], core.requests[name]), name
+
+
+def test_what_a_route_score_raises_is_raised_after_the_run() -> None:
+    asked = demand([0.0] * 20, [4] * 20, [4] * 20)
+    with pytest.raises(ZeroDivisionError):
+        run(replace(fleet(2), route_score=failing), asked, ROUTE_SCORE, np.zeros(20))
 
 
 class Alternating:

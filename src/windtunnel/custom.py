@@ -10,7 +10,16 @@ from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL
 from windtunnel.errors import InputError
 from windtunnel.perf.stage_times import StageTimes
 from windtunnel.reference.custom import Custom, PythonScheduler
-from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
+from windtunnel.reference.loop import (
+    Loop,
+    Replica,
+    Router,
+    least_outstanding,
+    lowest_route_score,
+    random_choice,
+    round_robin,
+    vllm_dp,
+)
 from windtunnel.reference.replica import Group, Step, table_time
 from windtunnel.reference.request import Request
 
@@ -33,6 +42,8 @@ def run_custom(make: Callable[[], PythonScheduler], fleet: Fleet, demand: Demand
     requests = _requests(demand)
     follow = {i: int(f) for i, f in enumerate(demand.follow) if f != NONE}
     routers: list[Router] = [round_robin, random_choice(uniforms.tolist()), least_outstanding, vllm_dp]
+    if fleet.route_score:
+        routers.append(lowest_route_score(fleet.route_score))
     Loop(replicas, routers[router], requests, follow, demand.think_time.tolist(), demand.max_concurrency).run()
     left = [request.id for request in requests if not request.finished and not request.refused]
     if left:

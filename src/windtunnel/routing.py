@@ -11,6 +11,10 @@ ROUTERS = {
 """Name → what it does. Ranks inside a replica are always balanced by vLLM's own rule, ``vllm_dp``."""
 
 
+ROUTE_SCORE = len(ROUTERS)
+"""The number of the router that asks a function of the user's."""
+
+
 def router_number(name: str) -> int:
     """The number of a router in the compiled core.
 

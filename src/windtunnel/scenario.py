@@ -87,7 +87,7 @@ class Scenario:
     replicas: Annotated[int, Parameter(group=DEPLOYMENT)] = 1
     """Copies of the server behind the router."""
     router: Annotated[str, Parameter(group=DEPLOYMENT)] = "round_robin"
-    """Which replica gets a request, a name of ``windtunnel list routers``."""
+    """Which replica gets a request: a name of ``windtunnel list routers``, or a function, ``./mine.py:score``."""
     calibration: Annotated[Path | None, Parameter(group=DEPLOYMENT)] = None
     """File of ``windtunnel calibrate``: host and client overheads of your deployment."""
     load: Annotated[Load, Parameter(name="*", group=WORKLOAD)] = field(default_factory=Load)

@@ -35,7 +35,7 @@ def find_scheduler(text: str) -> Scheduler:
     name, _, settings = text.partition(":")
     if name.endswith(".py"):
         name, _, settings = settings.partition(":")
-        return _made(text, _from_file(text, name), _arguments(settings))
+        return _made(text, python_object(text, name), _arguments(settings))
     if name in PRESETS:
         return scheduler(text)
     plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
@@ -44,19 +44,20 @@ def find_scheduler(text: str) -> Scheduler:
     return _made(text, plug_ins[name].load(), _arguments(settings))
 
 
-def _from_file(text: str, name: str) -> object:
+def python_object(text: str, name: str) -> object:
+    """What stands under ``name`` in the Python file that ``text`` begins with. Raises InputError if nothing does."""
     path = Path(text.partition(":")[0])
     if not path.is_file():
-        raise InputError(f"scheduler {text!r}: there is no file {str(path)!r}")
+        raise InputError(f"{text!r}: there is no file {str(path)!r}")
     if not name:
-        raise InputError(f"scheduler {text!r}: name what it defines, e.g. {path!s}:MyScheduler")
+        raise InputError(f"{text!r}: name what it defines, e.g. {path!s}:MyScheduler")
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None  # the name ends in .py
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"scheduler {text!r}: {type(error).__name__} while it was read: {error}") from error
+        raise InputError(f"{text!r}: {type(error).__name__} while it was read: {error}") from error
     names = [each for each in vars(module) if not each.startswith("_")]
     if name not in names:
         raise unknown(f"name in {str(path)!r}:", name, names)

@@ -1,7 +1,7 @@
 """simulate(deployment, workload, seed) → Run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast, get_args
 from zlib import crc32
 
@@ -14,6 +14,7 @@ from windtunnel.core.engine import run as run_core
 from windtunnel.core.records import GONE, NONE, REFUSED
 from windtunnel.custom import run_custom
 from windtunnel.deployment import Deployment, Pool, warnings
+from windtunnel.errors import InputError
 from windtunnel.footprint import footprint
 from windtunnel.memory import KVBudget, kv_blocks
 from windtunnel.overheads import ENGINE_CLOCK, Overheads, at_client, at_engine
@@ -24,9 +25,9 @@ from windtunnel.perf.stage_times import Times
 from windtunnel.perf.tables import Tabulated
 from windtunnel.policy import Limits, Settings, Sglang, VllmV1
 from windtunnel.reference.custom import PythonScheduler
-from windtunnel.routing import router_number
+from windtunnel.routing import ROUTE_SCORE, router_number
 from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
-from windtunnel.schedulers import find_scheduler
+from windtunnel.schedulers import find_scheduler, python_object
 from windtunnel.workload.columns import Workload
 
 Integers = NDArray[np.int64]
@@ -62,14 +63,14 @@ def simulate(
     Raises:
         InputError: the model does not fit, or a name is unknown.
     """
-    router = router_number(deployment.router)
+    router, route_score = _router(deployment.router)
     own, named = _schedulers(deployment)
     scheduler = scheduler or own
     if tables is None:
         tables = [tabulate(pool, perf, cache_folder() if cache else None, causes) for pool in deployment.pools]
     times = tuple(overheads.host.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
-    fleet = _fleet(deployment, times, budgets, policies or named)
+    fleet = replace(_fleet(deployment, times, budgets, policies or named), route_score=route_score)
     client = overheads.client
     delays = client.delays(workload) if client else np.zeros(0)
     demand, cut = _demand(
@@ -93,6 +94,17 @@ def simulate(
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),
     )
+
+
+def _router(name: str) -> tuple[int, Callable[..., float] | None]:
+    """The number of a router in the core, and the user's function that it asks, if it does."""
+    path, _, rest = name.partition(":")
+    if not path.endswith(".py"):
+        return router_number(name), None
+    score = python_object(name, rest)
+    if not callable(score):
+        raise InputError(f"router {name!r}: must be a function of (replica, outstanding, prompt_tokens, arrival)")
+    return ROUTE_SCORE, score
 
 
 def _schedulers(deployment: Deployment) -> tuple[Callable[[], PythonScheduler] | None, list[Settings]]:

@@ -1,5 +1,6 @@
 """Run the compiled core: build its records from specs, call a loop, hand back columns."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.advance import FULL
 from windtunnel.core.family import family_of, module_of
-from windtunnel.core.hooks import raise_failures
+from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.loop import closed_loop, open_loop
 from windtunnel.core.records import (
     CANDIDATE,
@@ -23,6 +24,7 @@ from windtunnel.core.records import (
     RELEASE,
     RELEASES,
     REQUEST,
+    ROUTE_HOOK,
     ROW,
     ROWS,
     STALL,
@@ -51,6 +53,8 @@ class Fleet:
     """Data-parallel ranks of each replica of the pool."""
     lockstep: tuple[bool, ...]
     """Whether the ranks of a replica wait for each other in every step."""
+    route_score: Callable[..., float] | None = None
+    """The user's function that the router ``ROUTE_SCORE`` asks; see ``core.hooks``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +108,7 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats) -> Record:
     else:
         while open_loop(state, router) == FULL:
             state = _with_room(state, module)
-    raise_failures(fleet.policies)
+    raise_failures((*fleet.policies, fleet))
     if hasattr(module, "check"):
         module.check(state.own)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
@@ -132,7 +136,8 @@ def _state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
     groups, lanes, replicas = _layout(fleet)
     n = len(demand.arrival)
     margin = int(max(g["num_lanes"] * (pools[g["pool"]]["max_num_seqs"] + 2) for g in groups)) + 1
-    counters = np.zeros(10, dtype=np.int64)
+    counters = np.zeros(11, dtype=np.int64)
+    counters[ROUTE_HOOK] = address("route_score", fleet)
     counters[[CHOSEN, GATE_HEAD, GATE_TAIL, CANDIDATE]] = NONE
     releases = np.zeros(n if demand.closed else 0, dtype=RELEASE)
     if demand.closed:

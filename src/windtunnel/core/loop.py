@@ -20,7 +20,7 @@ from windtunnel.core.records import (
     RELEASES,
     State,
 )
-from windtunnel.core.router import LEAST_OUTSTANDING, VLLM_DP, choose, look
+from windtunnel.core.router import LEAST_OUTSTANDING, ROUTE_SCORE, VLLM_DP, choose, look
 
 PUBLISH_INTERVAL = 0.1
 """Seconds between the looks of vLLM's data-parallel coordinator (vllm/v1/engine/coordinator.py)."""
@@ -55,8 +55,8 @@ def looks(state: State, router: int) -> bool:
 
 
 @kernel
-def route(state: State, router: int, time: float) -> int:
-    """Choose the lane of the request that arrives at ``time`` and advance its group to then. FULL: call again.
+def route(state: State, router: int, r: int, time: float) -> int:
+    """Choose the lane of request ``r``, which arrives at ``time``, and advance its group to then. FULL: call again.
 
     A choice that was made before the log was full is kept in the counters.
     """
@@ -66,10 +66,10 @@ def route(state: State, router: int, time: float) -> int:
             return FULL
         look(state, tick)
         state.clocks[0] = tick
-    if router == LEAST_OUTSTANDING and advance_all(state, time, False) == FULL:
+    if router in (LEAST_OUTSTANDING, ROUTE_SCORE) and advance_all(state, time, False) == FULL:
         return FULL
     if state.counters[CHOSEN] == NONE:
-        state.counters[CHOSEN] = choose(state, router, time)
+        state.counters[CHOSEN] = choose(state, router, r, time)
     g = state.lanes[state.counters[CHOSEN]].group
     group = state.groups[g]
     if group.now < time and group.bound < np.inf:
@@ -105,7 +105,7 @@ def open_loop(counted: State, router: int) -> int:
     while counters[ARRIVED] < len(state.requests):
         request = state.requests[counters[ARRIVED]]
         if request.state != REFUSED:
-            if route(state, router, request.arrival) == FULL:
+            if route(state, router, counters[ARRIVED], request.arrival) == FULL:
                 return FULL
             deliver(state, counters[ARRIVED], request.arrival)
         counters[ARRIVED] += 1
@@ -270,7 +270,7 @@ def closed_loop(counted: State, router: int, limit: int) -> int:
             state.requests[r].arrival = time
             counters[CANDIDATE] = r
         r = counters[CANDIDATE]
-        if route(state, router, state.requests[r].arrival) == FULL:
+        if route(state, router, r, state.requests[r].arrival) == FULL:
             return FULL
         deliver(state, r, state.requests[r].arrival)
         counters[CANDIDATE] = NONE

@@ -171,10 +171,10 @@ RELEASE = np.dtype([("time", np.float64), ("request", np.int64)], align=True)
 STALL = np.dtype([("last_token", np.float64), ("resumed_token", np.float64), ("request", np.int64)], align=True)
 
 
-ROWS, STALLS, ARRIVED, ROUTED, CHOSEN, IN_FLIGHT, RELEASES, GATE_HEAD, GATE_TAIL, CANDIDATE = range(10)
+ROWS, STALLS, ARRIVED, ROUTED, CHOSEN, IN_FLIGHT, RELEASES, GATE_HEAD, GATE_TAIL, CANDIDATE, ROUTE_HOOK = range(11)
 """Entries of ``State.counters``: rows and stalls written, requests that arrived and were routed, the lane chosen for
 the next request, requests in flight, known future releases, the two ends of the queue of unsent requests, the request
-being delivered."""
+being delivered, the address of the user's route score."""
 
 
 IDLE, STEPPED = 0, 1

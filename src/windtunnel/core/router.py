@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
+
+from windtunnel.core.hooks import call_route_score
 from windtunnel.core.kernel import kernel
-from windtunnel.core.records import ROUTED, State
+from windtunnel.core.records import ROUTE_HOOK, ROUTED, State
 
 Array = Any
 
-ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP = range(4)
+ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP, ROUTE_SCORE = range(5)
 
 
 @kernel
@@ -33,15 +36,34 @@ def look(state: State, time: float) -> None:
 
 
 @kernel
+def outstanding(groups: Array, lanes: Array, replicas: Array, j: int, time: float) -> int:
+    """Requests that replica ``j`` has queued and running, as they are at ``time``."""
+    count = 0
+    for i in range(replicas[j], replicas[j + 1]):
+        count += lanes[i].outstanding + unseen(groups[lanes[i].group], lanes[i], time)
+    return count
+
+
+@kernel
 def least_outstanding(groups: Array, lanes: Array, replicas: Array, time: float) -> int:
     """The replica with the fewest requests queued and running; the first of equals."""
     best, fewest = 0, 1 << 60
     for j in range(len(replicas) - 1):
-        outstanding = 0
-        for i in range(replicas[j], replicas[j + 1]):
-            outstanding += lanes[i].outstanding + unseen(groups[lanes[i].group], lanes[i], time)
-        if outstanding < fewest:
-            best, fewest = j, outstanding
+        found = outstanding(groups, lanes, replicas, j, time)
+        if found < fewest:
+            best, fewest = j, found
+    return best
+
+
+@kernel
+def lowest_route_score(state: State, r: int, time: float) -> int:
+    """The replica that the user's function gives the lowest score; the first of equals."""
+    best, lowest = 0, np.inf
+    for j in range(len(state.replicas) - 1):
+        waiting = outstanding(state.groups, state.lanes, state.replicas, j, time)
+        score = call_route_score(state.counters[ROUTE_HOOK], j, waiting, int(state.requests[r].prompt), time)
+        if score < lowest:
+            best, lowest = j, score
     return best
 
 
@@ -70,8 +92,8 @@ def choose_lane(lanes: Array, first: int, last: int) -> int:
 
 
 @kernel
-def choose(state: State, router: int, time: float) -> int:
-    """The lane for the request that arrives at ``time``."""
+def choose(state: State, router: int, r: int, time: float) -> int:
+    """The lane for request ``r``, which arrives at ``time``."""
     lanes, replicas = state.lanes, state.replicas
     count = len(replicas) - 1
     k = state.counters[ROUTED]
@@ -82,6 +104,8 @@ def choose(state: State, router: int, time: float) -> int:
         replica = int(state.uniforms[k] * count)
     elif router == LEAST_OUTSTANDING:
         replica = least_outstanding(state.groups, lanes, replicas, time)
+    elif router == ROUTE_SCORE:
+        replica = lowest_route_score(state, r, time)
     else:
         replica = lowest_score(lanes, replicas)
     first, last = replicas[replica], replicas[replica + 1]

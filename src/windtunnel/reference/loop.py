@@ -64,31 +64,45 @@ class Balancer:
         return 4 * waiting + running
 
 
-Router = Callable[[list[Replica], Balancer, int], int]
-"""(replicas, balancer, how many requests were routed before) → index of the replica."""
+Router = Callable[[list[Replica], Balancer, int, Request], int]
+"""(replicas, balancer, how many requests were routed before, the request) → index of the replica."""
 
 
-def round_robin(replicas: list[Replica], _: Balancer, count: int) -> int:
+def round_robin(replicas: list[Replica], _: Balancer, count: int, __: Request) -> int:
     """Replicas in turn."""
     return count % len(replicas)
 
 
 def random_choice(uniforms: list[float]) -> Router:
     """A router that draws; ``uniforms`` has one number in [0, 1) for each request."""
-    return lambda replicas, _, count: int(uniforms[count] * len(replicas))
+    return lambda replicas, _, count, __: int(uniforms[count] * len(replicas))
 
 
-def least_outstanding(replicas: list[Replica], _: Balancer, __: int) -> int:
+def least_outstanding(replicas: list[Replica], _: Balancer, __: int, ___: Request) -> int:
     """The replica with the fewest requests queued and running, the first of equals."""
-
-    def outstanding(replica: Replica) -> int:
-        schedulers = [group.schedulers[i] for group, i in replica.ranks]
-        return sum(scheduler.num_waiting + scheduler.num_running for scheduler in schedulers)
 
     return min(range(len(replicas)), key=lambda j: outstanding(replicas[j]))
 
 
-def vllm_dp(replicas: list[Replica], balancer: Balancer, _: int) -> int:
+def outstanding(replica: Replica) -> int:
+    """Requests that a replica has queued and running."""
+    schedulers = [group.schedulers[i] for group, i in replica.ranks]
+    return sum(scheduler.num_waiting + scheduler.num_running for scheduler in schedulers)
+
+
+def lowest_route_score(score: Callable[[int, int, int, float], float]) -> Router:
+    """A router that asks a function of (replica, outstanding, prompt_tokens, arrival); the lowest gets the request."""
+
+    def choose(replicas: list[Replica], _: Balancer, __: int, request: Request) -> int:
+        return min(
+            range(len(replicas)),
+            key=lambda j: score(j, outstanding(replicas[j]), request.prompt_tokens, request.arrival),
+        )
+
+    return choose
+
+
+def vllm_dp(replicas: list[Replica], balancer: Balancer, _: int, __: Request) -> int:
     """The replica with the lowest sum of its ranks' scores, the first of equals."""
     ranks = [range(len(replica.ranks)) for replica in replicas]
     return min(range(len(replicas)), key=lambda j: sum(balancer.score(j, i) for i in ranks[j]))
@@ -164,7 +178,7 @@ class Loop:
         self._route(request, time)
 
     def _route(self, request: Request, time: float) -> None:
-        j = self.router(self.replicas, self.balancer, self.routed)
+        j = self.router(self.replicas, self.balancer, self.routed, request)
         self.routed += 1
         ranks = self.replicas[j].ranks
         best = min(range(len(ranks)), key=lambda i: self.balancer.score(j, i))
