@@ -37,7 +37,7 @@ def chat(count: int = 300, seed: int = 0) -> Workload:
 def question(
     workload: Workload | None = None, goodput: tuple[str, ...] = ("ttft:400", "tpot:30"), **more: Any
 ) -> Question:
-    settings: dict[str, Any] = {"slo": parse_goodput(goodput) if goodput else SLO(), "perf": "roofline"}
+    settings: dict[str, Any] = {"slo": parse_goodput(goodput) if goodput else SLO(), "perf": "modelled"}
     return Question(workload or chat(), **(settings | more))
 
 

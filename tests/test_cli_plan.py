@@ -12,7 +12,7 @@ from windtunnel.cli.plan import MISSED
 SMALL = (
     *("plan", "Llama-3.1-8B", "--devices", "h100,l40s", "--tensor-parallel-size", "1", "--max-num-seqs", "8", "32"),
     *("--max-num-batched-tokens", "512", "--axis", "max_model_len=2048", "--isl", "300", "--osl", "40"),
-    *("--num-prompts", "200", "--perf", "roofline", "--executor", "serial", "--seeds", "2"),
+    *("--num-prompts", "200", "--perf", "modelled", "--executor", "serial", "--seeds", "2"),
 )
 GOODPUT = ("--goodput", "ttft:300", "tpot:30")
 

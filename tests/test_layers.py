@@ -21,6 +21,7 @@ LAYERS = (
     ("metrics",),
     ("plan",),
     ("report",),
+    ("bands", "strict"),
     ("validation",),
     ("outputs",),
     ("load",),

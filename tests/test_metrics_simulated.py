@@ -45,7 +45,7 @@ def simulated(case: str) -> Run:
         think_time=np.zeros(number),
     )
     pool = Pool(load_model(model), device("h100_sxm"), Engine(max_model_len=4096, **engine), replicas=replicas)
-    run = simulate(Deployment((pool,)), workload, perf="roofline", cache=False)
+    run = simulate(Deployment((pool,)), workload, perf="modelled", cache=False)
     run.manifest["pools"][0]["footprint"] = asdict(footprint(pool))
     return run
 

@@ -25,7 +25,7 @@ TIMES = linear(1e-3, 1e-6, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=8, 
 
 
 def served(workload: Workload, overheads: Overheads) -> Run:
-    return simulate(Deployment((POOL,)), workload, perf="roofline", cache=False, overheads=overheads)
+    return simulate(Deployment((POOL,)), workload, perf="modelled", cache=False, overheads=overheads)
 
 
 def loop(n: int, limit: int) -> Workload:

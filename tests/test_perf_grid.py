@@ -147,7 +147,7 @@ def test_a_device_without_measurements_is_modelled_and_says_so(gpu: str) -> None
 
 def test_roofline_may_be_asked_for_and_measured_insisted_on(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("WINDTUNNEL_KERNELS", f"{tmp_path}/none")
-    tables = tabulate(pool("dense"), "roofline")
+    tables = tabulate(pool("dense"), "modelled")
     assert not tables.sources["measured"].decode_tokens.any()
     with pytest.raises(InputError, match="not installed"):
         tabulate(pool("dense"), "measured")

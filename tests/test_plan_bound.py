@@ -24,7 +24,7 @@ SETTINGS = {"device": "h100", "max_model_len": 2048, "max_num_seqs": 32, "max_nu
 @settings(max_examples=60, deadline=None)
 def test_no_step_is_shorter_than_its_lines(data: st.DataObject) -> None:
     deployment = small_space().deployment(SETTINGS)
-    times = tables_of(deployment, "roofline")[0].times
+    times = tables_of(deployment, "modelled")[0].times
     lines = envelope(times)
     decodes = data.draw(st.integers(0, 31))
     cached = data.draw(st.integers(decodes, decodes * 2000)) if decodes else 0
@@ -47,7 +47,7 @@ def test_the_bound_of_a_simple_server_is_its_rate() -> None:
 def test_no_capacity_is_above_its_bound(device: str, seqs: int, goodput: tuple[str, ...]) -> None:
     deployment = small_space().deployment(SETTINGS | {"device": device, "max_num_seqs": seqs})
     asked = question(chat(2000), goodput)
-    bound = rate_bound(deployment, asked, tables_of(deployment, "roofline"))
+    bound = rate_bound(deployment, asked, tables_of(deployment, "modelled"))
     if bound.rate == 0:
         assert bound.stretch > 1
         assert not measure(whole_run(asked, deployment, 1e-3), asked, 1e-3).met
@@ -76,7 +76,7 @@ def test_what_is_lost_at_the_beginning_is_lost(rate: float, seed: int, share: fl
     asked = question(chat(400, seed), slo=slo, attainment=share)
     workload = asked.at(rate)
     for count in (50, 200, 399):
-        begun = simulate(deployment, head(workload, count), tables=tables_of(deployment, "roofline"))
+        begun = simulate(deployment, head(workload, count), tables=tables_of(deployment, "modelled"))
         if is_lost(begun.requests, workload, asked):
             assert measure(whole_run(asked, deployment, rate), asked, rate).stretch > 1
 
@@ -87,7 +87,7 @@ def test_a_flood_is_lost_early() -> None:
     workload = asked.at(200.0)
     count = beginning(workload, asked)
     assert count is not None
-    begun = simulate(deployment, head(workload, count), tables=tables_of(deployment, "roofline"))
+    begun = simulate(deployment, head(workload, count), tables=tables_of(deployment, "modelled"))
     assert is_lost(begun.requests, workload, asked)
     assert beginning(with_concurrency(workload, 4), asked) is None
     assert beginning(workload, question(workload, goodput=())) is None

@@ -60,7 +60,7 @@ def served_point(**values: object) -> served_points.Point:
 def test_errors_of_served_points() -> None:
     one = served_point()
     results = [served.Result(one, 0.1 * factor, 0.02, 0.0) for factor in (0.8, 1.1, 1.4)]
-    results.append(served.Result(one, float("nan"), float("nan"), float("nan"), "because"))
+    results.append(served.Result(one, reason="because"))
     (row,) = served.groups(results)
     assert (row["rows"], row["simulated"]) == (4, 3)
     assert row["ttft"] == pytest.approx({"median_ape": 0.2, "mape": 0.7 / 3, "bias": 0.1})

@@ -105,6 +105,8 @@ class Run:
     """For each pool: measured, interpolated, modelled → the part of ``times`` that comes from it."""
     groups: tuple[dict[str, BatchTimes], ...] = ()
     """For each pool: gemm, attention, communication, … → the part of ``times`` that it takes."""
+    doubts: tuple[dict[str, BatchTimes], ...] = ()
+    """For each pool: error → seconds times their relative error, beyond → seconds beyond the data."""
 
     def iteration_times(self, times: tuple[Times, ...] | None = None) -> IterationTimes:
         """Every single step of every lane with its start and duration, rebuilt from the rows (bit-equal to the
@@ -156,7 +158,7 @@ class Run:
         arrays: dict[str, Any] = {}
         for pool, times in enumerate(self.times):
             arrays |= _flatten(f"{pool}/times", times)
-        for kind, parts in (("sources", self.sources), ("groups", self.groups)):
+        for kind, parts in (("sources", self.sources), ("groups", self.groups), ("doubts", self.doubts)):
             for pool, by_name in enumerate(parts):
                 for name, part in by_name.items():
                     arrays |= _flatten(f"{pool}/{kind}/{name}", part)
@@ -182,7 +184,7 @@ class Run:
                 found = manifest.get("schema_version")
                 raise InputError(f"{str(directory)!r}: schema_version {found}: this version reads {SCHEMA_VERSION}")
             with np.load(directory / "times.npz", allow_pickle=False) as arrays:
-                times, sources, groups = _unflatten(dict(arrays))
+                times, sources, groups, doubts = _unflatten(dict(arrays))
             return cls(
                 requests=Requests(**_read_parquet(directory / "requests.parquet", Requests)),
                 iterations=Iterations(**_read_parquet(directory / "iterations.parquet", Iterations)),
@@ -191,6 +193,7 @@ class Run:
                 times=times,
                 sources=sources,
                 groups=groups,
+                doubts=doubts,
             )
         except (OSError, ValueError, KeyError) as error:
             if isinstance(error, InputError):
@@ -239,23 +242,26 @@ def _flatten(prefix: str, times: Times) -> dict[str, Any]:
     return {f"{prefix}/{field.name}": np.asarray(getattr(times, field.name)) for field in fields(BatchTimes)}
 
 
-def _unflatten(
-    arrays: dict[str, Any],
-) -> tuple[tuple[Times, ...], tuple[dict[str, BatchTimes], ...], tuple[dict[str, BatchTimes], ...]]:
+Parts = tuple[dict[str, BatchTimes], ...]
+
+
+def _unflatten(arrays: dict[str, Any]) -> tuple[tuple[Times, ...], Parts, Parts, Parts]:
     by_prefix: dict[str, dict[str, Any]] = {}
     for key, array in arrays.items():
         prefix, name = key.rsplit("/", 1)
         by_prefix.setdefault(prefix, {})[name] = array if array.ndim else array.item()
-    pools = 1 + max(int(prefix.split("/", 1)[0]) for prefix in by_prefix)
+    pools = range(1 + max(int(prefix.split("/", 1)[0]) for prefix in by_prefix))
     prefixes = [prefix for prefix in by_prefix if prefix.rsplit("/", 1)[0] not in by_prefix]
     tables = {prefix: _table(by_prefix, prefix) for prefix in prefixes}
 
-    def parts(pool: int, kind: str) -> dict[str, BatchTimes]:
-        start = f"{pool}/{kind}/"
-        return {prefix[len(start) :]: whole(table) for prefix, table in tables.items() if prefix.startswith(start)}
+    def parts(kind: str) -> Parts:
+        starts = [f"{pool}/{kind}/" for pool in pools]
+        found = [
+            {name[len(at) :]: whole(table) for name, table in tables.items() if name.startswith(at)} for at in starts
+        ]
+        return tuple(found)
 
-    times = tuple(tables[f"{pool}/times"] for pool in range(pools))
-    return times, tuple(parts(p, "sources") for p in range(pools)), tuple(parts(p, "groups") for p in range(pools))
+    return tuple(tables[f"{pool}/times"] for pool in pools), parts("sources"), parts("groups"), parts("doubts")
 
 
 def _table(by_prefix: dict[str, dict[str, Any]], prefix: str) -> Times:

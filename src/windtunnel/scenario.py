@@ -44,8 +44,9 @@ class Server:
     """The GPU, a name of ``windtunnel list devices``."""
     devices_file: Path | None = None
     """TOML file with devices of your own, or other values for known ones."""
-    perf: Literal["auto", "measured", "roofline"] = "auto"
-    """Kernel times: measured where there is data and modelled elsewhere (auto), or from one of the two alone."""
+    perf: Literal["auto", "measured", "modelled", "roofline"] = "auto"
+    """Kernel times: measured where there is data and modelled elsewhere (auto), or one of the two alone; roofline:
+    perfect kernels and no host work, what no server can beat."""
     engine: Annotated[Engine, Parameter(name="*", group=ENGINE)] = field(default_factory=Engine)
 
     def pool(self, replicas: int = 1) -> Pool:

@@ -67,7 +67,7 @@ def simulate(
     own, named = _schedulers(deployment)
     scheduler = scheduler or own
     if tables is None:
-        tables = [tabulate(pool, perf, cache_folder() if cache else None, causes) for pool in deployment.pools]
+        tables = batch_times(deployment, perf, cache, causes)
     times = tuple(overheads.host.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(_fleet(deployment, times, budgets, policies or named), route_score=route_score)
@@ -93,6 +93,7 @@ def simulate(
         times=times,
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),
+        doubts=tuple(table.doubts for table in tables),
     )
 
 
@@ -116,6 +117,13 @@ def _schedulers(deployment: Deployment) -> tuple[Callable[[], PythonScheduler] |
             return cast(Callable[[], PythonScheduler], found), [policy(pool) for pool in deployment.pools]
         settings.append(cast(Settings, found))
     return None, settings
+
+
+def batch_times(
+    deployment: Deployment, perf: str = "auto", cache: bool = True, causes: Causes = ALL
+) -> list[Tabulated]:
+    """The tables of every pool, for more than one simulation of a deployment; arguments as of ``simulate``."""
+    return [tabulate(pool, perf, cache_folder() if cache else None, causes) for pool in deployment.pools]
 
 
 def _fleet(

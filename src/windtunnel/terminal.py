@@ -90,17 +90,25 @@ def status(text: str) -> Iterator[None]:
         yield
 
 
-def show_run(results: Sequence["Summary"], documents: Sequence[Mapping[str, Any]], manifest: Mapping[str, Any]) -> None:
-    """The table of one run, or of several that differ in their seed: then with 95 % confidence intervals."""
+def show_run(
+    results: Sequence["Summary"],
+    documents: Sequence[Mapping[str, Any]],
+    manifest: Mapping[str, Any],
+    around: Mapping[str, Any] | None = None,
+    perfect: Mapping[str, Any] | None = None,
+) -> None:
+    """The table of one run, with the bands around it and what perfect kernels would give where these are known; or of
+    several that differ in their seed: then with 95 % confidence intervals."""
     from windtunnel.metrics import spread
 
     intervals = spread(documents)
     rows = [
-        (text, *(_milliseconds(intervals[f"{name}.{column}"]) for column in STATISTICS))
+        (text, *(_milliseconds(intervals[f"{name}.{column}"]) + _band(around, name, column) for column in STATISTICS))
         for name, text in LATENCIES.items()
     ]
     title = _title(manifest)
-    show(title, table(("ms", *STATISTICS), rows), _facts(results, intervals), *_remarks(documents[0]))
+    facts = [*_facts(results, intervals), *_beside(around, perfect)]
+    show(title, table(("ms", *STATISTICS), rows), facts_grid(facts), *_remarks(documents[0]))
 
 
 def _milliseconds(interval: "Interval") -> str:
@@ -108,6 +116,12 @@ def _milliseconds(interval: "Interval") -> str:
         return "–"
     text = number(1000 * interval.mean)
     return f"{text} ± {number(1000 * interval.half_width, 2)}" if isfinite(interval.half_width) else text
+
+
+def _band(around: Mapping[str, Any] | None, name: str, column: str) -> str:
+    """The band of a latency in ms, in brackets."""
+    ends = around.get(name, {}).get(column) if around else None
+    return f" ({number(1000 * ends[0], 2)}-{number(1000 * ends[1], 2)})" if ends else ""
 
 
 def _title(manifest: Mapping[str, Any]) -> str:
@@ -123,7 +137,7 @@ def _title(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def _facts(results: Sequence["Summary"], intervals: Mapping[str, "Interval"]) -> Table:
+def _facts(results: Sequence["Summary"], intervals: Mapping[str, "Interval"]) -> list[tuple[str, str]]:
     result = results[0]
 
     def value(name: str, scale: float = 1.0) -> str:
@@ -147,7 +161,20 @@ def _facts(results: Sequence["Summary"], intervals: Mapping[str, "Interval"]) ->
     facts.append(("GPUs", ", ".join(f"{value(f'utilisation.{name}', 100)} % {text}" for name, text in shares)))
     facts += _costs(result)
     facts.append(("kernel times", ", ".join(f"{share(part)} {source}" for source, part in result.time_share.items())))
-    return facts_grid(facts)
+    return facts
+
+
+def _beside(around: Mapping[str, Any] | None, perfect: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """What the brackets of the table are, and the theoretical bound."""
+    found = []
+    if around is not None and "ttft" in around:
+        found.append(("(low-high)", f"where {around['level']:.0%} of measured servers would be"))
+    if perfect is not None:
+        first, token = (number(1000 * perfect[name]["mean"]) for name in ("ttft", "tpot"))
+        rate = number(perfect["output_throughput"])
+        text = f"mean TTFT {first} ms, mean TPOT {token} ms, {rate} output tokens/s: no kernel or host can beat that"
+        found.append(("roofline", text))
+    return found
 
 
 def _verdict(verdict: "Verdict") -> str:
@@ -224,7 +251,7 @@ def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
 def show_operators(pool: "Pool", batch: str, explanation: "Explanation") -> None:
     """The operators of a batch, in the order in which they run, and the time of the step."""
     numbers = ("×", "µs", "%", "GFLOP", "MB", "% of peak", "% of GB/s")
-    columns = ("operator", "shape", "at", *numbers, "bound by", "source")
+    columns = ("operator", "shape", "at", *numbers, "bound by", "source", "octaves", "error")
     rows = [
         (
             row.name,
@@ -239,6 +266,8 @@ def show_operators(pool: "Pool", batch: str, explanation: "Explanation") -> None
             number(100 * row.bandwidth_share),
             row.bound,
             row.source,
+            number(row.distance, 2),
+            f"±{share(row.error)}",
         )
         for row in explanation.rows
     ]

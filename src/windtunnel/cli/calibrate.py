@@ -16,7 +16,7 @@ def calibrate(
     /,
     *,
     output: Annotated[Path, Parameter(group=OUTPUT)] = Path("calibration.yaml"),
-    perf: Literal["auto", "measured", "roofline"] = "auto",
+    perf: Literal["auto", "measured", "modelled", "roofline"] = "auto",
 ) -> None:
     """Find the host and client overheads of a deployment from measured runs of it.
 
@@ -29,7 +29,7 @@ def calibrate(
     output
         File to write.
     perf
-        Kernel times: auto, measured or roofline.
+        Kernel times: auto, measured, modelled, or roofline (perfect kernels, no host work).
     """
     import yaml
 

@@ -1,11 +1,13 @@
 """explain: what one batch costs, operator by operator."""
 
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import Json, show_json
+from windtunnel.cli.arguments import OUTPUT, Json, show_json
+from windtunnel.outputs import check_folder
 from windtunnel.scenario import Server
 
 
@@ -13,6 +15,8 @@ def explain(
     server: Annotated[Server, Parameter(name="*")] = Server(),  # noqa: B008 - frozen
     *,
     batch: str = "decode=32@4096,prefill=1x2048",
+    plot: Annotated[Literal["roofline"] | None, Parameter(group=OUTPUT)] = None,
+    output: Annotated[Path, Parameter(group=OUTPUT)] = Path("roofline.html"),
     as_json: Json = False,
 ) -> None:
     """Show what one step of one rank costs, operator by operator.
@@ -22,6 +26,10 @@ def explain(
     batch
         decode=32@4096 is 32 decodes with 4096 tokens in the cache each, prefill=2x1024@8192 two chunks of 1024 tokens
         of prompts of which 8192 tokens are computed; a comma adds them up.
+    plot
+        roofline: write a page that shows each operator under the device's roofline.
+    output
+        The file of the plot.
     as_json
         Print one JSON document instead of the table.
     """
@@ -29,9 +37,17 @@ def explain(
     from windtunnel.perf.explain import explain as operators
 
     asked, pool = parse_batch(batch), server.pool()
+    if plot is not None:
+        check_folder("output", output, output.parent)
     found = operators(pool, asked, server.perf)
+    if plot is not None:
+        from windtunnel.report.roofline import write_roofline
+
+        write_roofline(output, pool, str(asked), found)
     if as_json:
-        show_json({"schema_version": 1, "batch": str(asked), "pool": pool.spec(), **asdict(found)})
+        from windtunnel.metrics import clean
+
+        show_json(clean({"schema_version": 1, "batch": str(asked), "pool": pool.spec(), **asdict(found)}))
     else:
         from windtunnel.terminal import show_operators
 

@@ -97,7 +97,7 @@ def plan(
     load: Annotated[Load, Parameter(name="*", group=WORKLOAD)] = Load(),  # noqa: B008 - frozen
     goals: Annotated[Goals, Parameter(name="*", group=GOALS)] = Goals(),  # noqa: B008 - frozen
     wanted: Annotated[Wanted, Parameter(name="*", group=SEARCH)] = Wanted(),
-    perf: Annotated[Literal["auto", "measured", "roofline"], Parameter(group=SEARCH)] = "auto",
+    perf: Annotated[Literal["auto", "measured", "modelled", "roofline"], Parameter(group=SEARCH)] = "auto",
     calibration: Annotated[Path | None, Parameter(group=SEARCH)] = None,
     cluster: Annotated[Cluster, Parameter(name="*", group=CLUSTER)] = Cluster(),  # noqa: B008 - frozen
     kept: Annotated[Kept, Parameter(name="*", group=OUTPUT)] = Kept(),
@@ -117,7 +117,8 @@ def plan(
     devices_file
         TOML file with devices of your own, or other prices.
     perf
-        Kernel times: measured where there is data and modelled elsewhere (auto), or from one of the two alone.
+        Kernel times: measured where there is data and modelled elsewhere (auto), or one of the two alone; roofline:
+        perfect kernels and no host work.
     calibration
         File of windtunnel calibrate: host and client overheads of your deployment.
     as_json

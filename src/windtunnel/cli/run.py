@@ -1,8 +1,8 @@
 """run and report: simulate, and show what a simulation recorded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -22,8 +22,10 @@ def run(
     scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
     *,
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
+    strict: Annotated[bool, Parameter(negative=(), group=DEPLOYMENT)] = False,
     seeds: Annotated[int, Parameter(group=GOALS)] = 1,
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
+    bands: Annotated[bool, Parameter(negative="--no-bands", group=OUTPUT)] = True,
     output: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
     outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
     as_json: Json = False,
@@ -37,36 +39,50 @@ def run(
     ----------
     scenario_file
         YAML file with these flags' words as keys, underscores for dashes; flags go before it.
+    strict
+        Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured.
     seeds
         Repeat under so many seeds, from --seed on, and show 95 % confidence intervals; files are of the first.
     exclude_warmup
         Measure from a tenth of the arrivals' time to the last arrival: neither filling nor draining counts.
+    bands
+        Say between which values a measured server would lie (90 %), and what perfect kernels would give: four
+        simulations instead of one.
     output
         Folder for the run: run.json, requests.parquet, iterations.parquet; for windtunnel report and your notebook.
     as_json
         Print the results as one JSON document instead of the table.
     """
+    from windtunnel.bands import bands_of, with_perfect_kernels
     from windtunnel.metrics import summary
-    from windtunnel.simulate import simulate
+    from windtunnel.simulate import batch_times, simulate
+    from windtunnel.strict import refuse_extrapolation
 
     if seeds < 1:
         raise InputError(f"seeds={seeds}: must be ≥ 1")
     outputs.check()
     check_directory(output)
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
-    results = []
+    tables = batch_times(deployment, scenario.server.perf)
+    results, around, perfect = [], None, None
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
         with progress(f"seed {seed}: reading the load"):
             workload = scenario.load.workload(seed)
         with progress(f"seed {seed}: simulating {len(workload):,} requests"):
-            done = simulate(deployment, workload, seed, perf=scenario.server.perf, overheads=overheads)
+            done = simulate(deployment, workload, seed, tables=tables, overheads=overheads)
             results.append(summary(done, slo, exclude_warmup=exclude_warmup))
         if len(results) == 1:
             first = done
+            if strict:
+                refuse_extrapolation(first)
+            if bands:
+                with progress("simulating both ends of the error band"):
+                    around = bands_of(first, results[0], deployment, workload, tables, overheads, exclude_warmup)
+                    perfect = with_perfect_kernels(deployment, workload, seed)
     if output is not None:
         first.save(output)
     outputs.write(first, slo)
-    return _finish(results, first, scenario.goals, as_json)
+    return _finish(results, first, scenario.goals, as_json, around, perfect)
 
 
 def report(
@@ -98,7 +114,14 @@ def report(
     return _finish([summary(stored, slo, exclude_warmup=exclude_warmup)], stored, goals, as_json)
 
 
-def _finish(results: Sequence["Summary"], first: "Run", goals: Goals, as_json: bool) -> int:
+def _finish(
+    results: Sequence["Summary"],
+    first: "Run",
+    goals: Goals,
+    as_json: bool,
+    around: Mapping[str, Any] | None = None,
+    perfect: Mapping[str, Any] | None = None,
+) -> int:
     from windtunnel.metrics import clean, spread, summary_json
 
     documents = [summary_json(result) for result in results]
@@ -107,11 +130,13 @@ def _finish(results: Sequence["Summary"], first: "Run", goals: Goals, as_json: b
         if len(documents) > 1:
             intervals = clean({name: [each.low, each.high] for name, each in spread(documents).items()})
             document |= {"seeds": len(documents), "interval_95": intervals}
+        if around is not None:
+            document |= {"bands": dict(around), "roofline": perfect}
         show_json(document)
     else:
         from windtunnel.terminal import show_run
 
-        show_run(results, documents, first.manifest)
+        show_run(results, documents, first.manifest, around, perfect)
     share = goals.attainment
     reached = share is None or all(result.attainment >= share for result in results)
     return DONE if reached and all(result.meets_slo for result in results) else MISSED

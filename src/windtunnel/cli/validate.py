@@ -13,10 +13,12 @@ from windtunnel.outputs import check_folder
 from windtunnel.scenario import ENGINE, Server
 
 if TYPE_CHECKING:
-    from windtunnel.overheads import Overheads
+    from windtunnel.validation.recording import Recording
     from windtunnel.validation.served_points import Point
+    from windtunnel.validation.terms import Terms
 
-SERVED_POINTS = Path("silicon_sample.csv")
+
+SERVED_POINTS, KERNELS = Path("silicon_sample.csv"), Path("kernels")
 DONE, PARTLY = 0, 1
 
 
@@ -27,10 +29,12 @@ def validate(
     model: str | None = None,
     device: str | None = None,
     engine: Annotated[Engine, Parameter(name="*", group=ENGINE)] = Engine(),  # noqa: B008 - frozen
-    perf: Literal["auto", "measured", "roofline"] = "auto",
+    perf: Literal["auto", "measured", "modelled", "roofline"] = "auto",
+    strict: Annotated[bool, Parameter(negative=())] = False,
     calibration: Path | None = None,
     seed: int = 0,
     steps: Annotated[bool, Parameter(negative=())] = False,
+    ablation: Annotated[bool, Parameter(negative=())] = False,
     backend: str | None = None,
     sample: int | None = None,
     csv: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
@@ -45,21 +49,26 @@ def validate(
     target
         A measured run (a folder with run.json and requests.jsonl, or a folder of such folders); a JSON file of vllm
         bench serve --save-result, whose server the flags describe; or silicon_sample.csv, the served points of the
-        kernel database (a file like it, or this name for its own).
+        kernel database (a file like it, or this name for its own); or kernels: points taken out of the tables of the
+        kernel database, predicted from the rest.
     model
         What served a vllm bench result; without it, the model that the file names. Of served points: only this one.
     device
-        The GPU of a vllm bench result. Of served points: only those of this system.
+        The GPU of a vllm bench result. Of served points: only those of this system. Of kernels: h100_sxm without it.
     perf
-        Kernel times: auto, measured or roofline.
+        Kernel times: auto, measured, modelled, or roofline (perfect kernels, no host work).
+    strict
+        Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured.
     calibration
         File of windtunnel calibrate: host and client overheads.
     seed
         Of lengths and arrivals that a vllm bench result does not hold.
     steps
         Of a measured run: also show its decode steps, recovered from the requests, beside the simulated ones.
+    ablation
+        Switch off each modelled cause in turn, and show the errors without it.
     backend
-        Of served points: only those of this engine.
+        Of served points: only those of this engine. Of kernels: vllm without it.
     sample
         Of served points: so many, always the same ones, instead of all.
     csv
@@ -68,25 +77,27 @@ def validate(
         Print one JSON document instead of tables; seconds.
     """
     from windtunnel.overheads import ENGINE_CLOCK, read_overheads
+    from windtunnel.validation.terms import Terms
 
     if csv is not None:
         check_folder("csv", csv, csv.parent)
-    overheads = read_overheads(calibration) if calibration else ENGINE_CLOCK
+    terms = Terms(perf, read_overheads(calibration) if calibration else ENGINE_CLOCK, strict)
     if target.suffix == ".csv":
-        return _served(
-            target, {"backend": backend, "model_path": model, "system": device}, sample, perf, overheads, csv, as_json
-        )
+        wanted = {"backend": backend, "model_path": model, "system": device}
+        return _served(target, wanted, sample, terms, ablation, csv, as_json)
+    if target == KERNELS and not target.exists():
+        return _kernels(device, backend, as_json)
     for name, value in (("backend", backend), ("sample", sample), ("csv", csv)):
         if value is not None:
             raise InputError(f"{name}={str(value)!r}: is for served points: {str(target)!r} is no CSV file")
     if target.is_dir() or not target.exists():
         if (model, device, engine) != (None, None, Engine()):
             raise InputError(f"{str(target)!r}: run.json says what served: leave out model, device and engine flags")
-        return _recordings(target, perf, overheads, steps, as_json)
-    return _bench(target, model, device, engine, perf, overheads, seed, as_json)
+        return _recordings(target, terms, steps, ablation, as_json)
+    return _bench(target, model, device, engine, terms, seed, as_json)
 
 
-def _recordings(folder: Path, perf: str, overheads: "Overheads", steps: bool, as_json: bool) -> int:
+def _recordings(folder: Path, terms: "Terms", steps: bool, ablation: bool, as_json: bool) -> int:
     """Every recording below a folder; of several, one that cannot be simulated says why."""
     from windtunnel.validation.comparison import compare, document
     from windtunnel.validation.markdown import comparison_table
@@ -94,11 +105,13 @@ def _recordings(folder: Path, perf: str, overheads: "Overheads", steps: bool, as
     from windtunnel.validation.step_times import steps_table
 
     paths = find_recordings(folder)
+    if ablation:
+        return _ablation([], [read_recording(path) for path in paths], terms, as_json)
     documents: list[dict[str, Any]] = []
     texts = []
     for recording in [read_recording(path) for path in paths]:
         try:
-            found = compare(recording.measurement, recording.pool(), perf, overheads)
+            found = compare(recording.measurement, recording.pool(), terms)
         except InputError as reason:
             if paths == [folder]:
                 raise
@@ -108,7 +121,7 @@ def _recordings(folder: Path, perf: str, overheads: "Overheads", steps: bool, as
             documents.append(document(found))
             texts.append(comparison_table(found) + "\n")
             if steps:
-                texts.append(steps_table(recording.measurement, recording.pool(), perf=perf) + "\n")
+                texts.append(steps_table(recording.measurement, recording.pool(), perf=terms.perf) + "\n")
     if as_json:
         show_json(documents[0] if paths == [folder] else {"schema_version": 1, "runs": documents})
     else:
@@ -121,8 +134,7 @@ def _bench(
     model: str | None,
     device: str | None,
     engine: Engine,
-    perf: str,
-    overheads: "Overheads",
+    terms: "Terms",
     seed: int,
     as_json: bool,
 ) -> int:
@@ -136,7 +148,7 @@ def _bench(
     name = model or served
     if not name:
         raise InputError(f"{str(path)!r}: does not say which model served: add --model")
-    found = compare(measurement, Server(name, device=device, engine=engine).pool(), perf, overheads)
+    found = compare(measurement, Server(name, device=device, engine=engine).pool(), terms)
     if as_json:
         show_json(document(found))
     else:
@@ -148,14 +160,13 @@ def _served(
     path: Path,
     wanted: dict[str, str | None],
     sample: int | None,
-    perf: str,
-    overheads: "Overheads",
+    terms: "Terms",
+    ablation: bool,
     csv: Path | None,
     as_json: bool,
 ) -> int:
     from windtunnel.report.write import write_whole
     from windtunnel.validation import served
-    from windtunnel.validation.comparison import on_clock
     from windtunnel.validation.markdown import served_text
     from windtunnel.validation.served_points import read_points
 
@@ -166,13 +177,41 @@ def _served(
         if sample < 1:
             raise InputError(f"sample={sample}: must be ≥ 1")
         points = served.sample(points, sample)
-    results = [served.replay(point, perf, on_clock(overheads, True)) for point in points]
+    if ablation:
+        return _ablation([point for point in points if point.mode == "agg"], [], terms, as_json)
+    results = [served.replay(point, terms) for point in points]
     if csv is not None:
         write_whole(csv, [served.as_csv(results)])
     if as_json:
         show_json(served.document(results))
     else:
         sys.stdout.write(served_text(results))
+    return DONE
+
+
+def _ablation(points: "list[Point]", recordings: "list[Recording]", terms: "Terms", as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from windtunnel.metrics import clean
+    from windtunnel.validation.ablation import ablate, ablation_table
+
+    found = list(ablate(points, recordings, terms))
+    if as_json:
+        show_json(clean({"schema_version": 1, "without": [asdict(one) for one in found]}))
+    else:
+        sys.stdout.write(ablation_table(found))
+    return DONE
+
+
+def _kernels(device: str | None, backend: str | None, as_json: bool) -> int:
+    from windtunnel.validation import kernel_report
+    from windtunnel.validation.held_out import Bench
+
+    found = kernel_report.held_out([Bench(device or "h100_sxm", backend or "vllm")])
+    if as_json:
+        show_json(kernel_report.document(found))
+    else:
+        sys.stdout.write(kernel_report.table(found))
     return DONE
 
 

@@ -11,6 +11,7 @@ from windtunnel.metrics.spread import Interval, paired_spread, spread
 from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.summary import LATENCIES, Summary, clean, output_tokens, summary, summary_json
 from windtunnel.metrics.timeline import Timeline, timeline
+from windtunnel.metrics.uncertainty import Uncertainty, uncertainty
 from windtunnel.metrics.usage import ReplicaUsage, Usage, usage
 from windtunnel.metrics.window import WARMUP_SHARE, Window, measured_window, trimmed_window
 from windtunnel.metrics.work import work
@@ -29,6 +30,7 @@ __all__ = [
     "Steps",
     "Summary",
     "Timeline",
+    "Uncertainty",
     "Usage",
     "Variant",
     "Verdict",
@@ -53,6 +55,7 @@ __all__ = [
     "token_gaps",
     "token_gaps_by_request",
     "trimmed_window",
+    "uncertainty",
     "unroll",
     "usage",
     "verdicts",

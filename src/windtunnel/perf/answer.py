@@ -1,6 +1,7 @@
-"""Answers: seconds, and for each of them where it comes from."""
+"""Answers: seconds, and for each of them where it comes from, how far from the data, and how wrong it may be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,12 @@ SOURCES = ("measured", "interpolated", "modelled")
 or a point of another engine's table where this engine's own is not to be believed.
 modelled: roofline, derived from other shapes, or beyond the data."""
 
+OTHER_SHAPE = 1.0
+"""Octaves that a kernel counts as away from the data when it takes the efficiency of another shape or format."""
+
+NEVER_MEASURED = np.nan
+"""Distance of what no table of any device holds: kernels that only move memory, chunks with context, host work."""
+
 
 @dataclass(frozen=True, eq=False)
 class Answer:
@@ -22,14 +29,49 @@ class Answer:
 
     seconds: Floats
     sources: Sources
+    distance: Floats = field(default_factory=lambda: np.zeros(0))
+    """Octaves to the nearest measured point, along the axes that are interpolated: 0 at a point, infinite without any
+    data of the device, NEVER_MEASURED where the kernel is modelled by its rule on every device. Not given: 0 where
+    measured or interpolated, NEVER_MEASURED where modelled."""
+    error: Floats = field(default_factory=lambda: np.zeros(0))
+    """Relative error, as the standard deviation of the log of the time; zero until a predictor has put it there."""
+
+    def __post_init__(self) -> None:
+        if self.distance.shape != self.seconds.shape:
+            distance = np.where(self.sources == MODELLED, NEVER_MEASURED, 0.0)
+            object.__setattr__(self, "distance", np.broadcast_to(distance, self.seconds.shape).astype(float))
+        if self.error.shape != self.seconds.shape:
+            object.__setattr__(self, "error", np.zeros(self.seconds.shape))
 
     def modelled(self) -> "Answer":
-        """The same seconds, all of them called modelled."""
-        return Answer(self.seconds, np.full_like(self.sources, MODELLED))
+        """The same seconds, all of them called modelled: those of another shape or format."""
+        distance = np.where(np.isnan(self.distance), self.distance, self.distance + OTHER_SHAPE)
+        return replace(self, sources=np.full_like(self.sources, MODELLED), distance=distance)
 
     def part(self, source: int) -> Floats:
         """The seconds that come from one source, zero elsewhere."""
         return np.where(self.sources == source, self.seconds, 0.0)
+
+    def by_rule(self) -> Floats:
+        """Distances of what is derived from these answers by rule: NEVER_MEASURED, but what is beyond the data stays
+        so."""
+        return np.where(self.extrapolated, self.distance, NEVER_MEASURED)
+
+    @property
+    def extrapolated(self) -> NDArray[np.bool_]:
+        """Beyond the data, though there is data of this kind: what ``--strict`` refuses."""
+        return np.asarray((self.sources == MODELLED) & (self.distance > 0))
+
+
+def either(first: NDArray[np.bool_], one: Answer, two: Answer) -> Answer:
+    """One answer from two that hold the points of a mask and the others, in order."""
+
+    def joined(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+        both = np.empty(first.shape, dtype=a.dtype)
+        both[first], both[~first] = a, b
+        return both
+
+    return Answer(*(joined(getattr(one, entry.name), getattr(two, entry.name)) for entry in fields(Answer)))
 
 
 def answer(seconds: Floats, source: int | Sources) -> Answer:

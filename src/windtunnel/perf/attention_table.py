@@ -4,6 +4,7 @@ efficiency."""
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
 from windtunnel.perf.answer import INTERPOLATED, MODELLED, Answer, Sources
@@ -43,6 +44,7 @@ class AttentionTable:
     device: Device
     causes: Causes = ALL
     _columns: dict[str, Columns | None] = field(default_factory=dict)
+    _shapes: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     _planes: dict[Key, Plane] = field(default_factory=dict)
     _curves: dict[Key, Curve] = field(default_factory=dict)
     _cold: dict[Key, float] = field(default_factory=dict)
@@ -80,7 +82,9 @@ class AttentionTable:
         rate_ = float(flops(prompt, np.full(1, LONG_PROMPT), np.zeros(1))[0]) / float(long.seconds[0])
         tiles = TILE_ROWS * flops(replace(kernel, tiled=False), a, b) / rate_
         longer = tiles > alone.seconds
-        return Answer(np.maximum(tiles, alone.seconds), np.where(longer, MODELLED, alone.sources).astype(np.int8))
+        sources = np.where(longer, MODELLED, alone.sources).astype(np.int8)
+        distance = np.where(longer, alone.by_rule(), alone.distance)
+        return Answer(np.maximum(tiles, alone.seconds), sources, distance)
 
     def _decode(self, kernel: Attention, other: Attention, key: Key, a: Floats, b: Floats) -> Answer:
         """Work is divided by (request, KV head): equal numbers of those take equal time, corrected by the least
@@ -99,7 +103,7 @@ class AttentionTable:
                 plane, bytes_moved(other, *np.meshgrid(plane.rows, plane.columns, indexing="ij"))
             )
         floor = bytes_moved(kernel, a, b) / self._cold[key]
-        return Answer(np.maximum(found.seconds, floor), found.sources)
+        return replace(found, seconds=np.maximum(found.seconds, floor))
 
     def _uneven(self, kernel: Attention, plane: Plane, a: Floats, found: Answer) -> Answer:
         """FlashAttention 2 hands blocks of (request, KV head) to multiprocessors in order: the last ends about half a
@@ -110,7 +114,9 @@ class AttentionTable:
             return found
         shares = np.maximum(a * kernel.kv_heads, 1.0) / slots
         late = 0.5 * np.minimum(shares, 1.0 / shares)
-        return Answer(found.seconds + late * np.maximum(found.seconds - float(plane.seconds.min()), 0.0), found.sources)
+        return replace(
+            found, seconds=found.seconds + late * np.maximum(found.seconds - float(plane.seconds.min()), 0.0)
+        )
 
     def _plane(self, other: Attention, key: Key) -> Plane:
         rows = self._rows("decode", key)
@@ -134,9 +140,10 @@ class AttentionTable:
         memory = bytes_moved(kernel, a, b) / self.device.memory_bandwidth
         seen = np.minimum(b, kernel.window) if kernel.window else b
         whole = np.maximum(a + seen, QUERY_TILE)  # shorter prompts measure the launch, not the rate
-        chunked = curve.times(whole, np.maximum(compute, memory)).seconds
-        seconds = np.where(b > 0, np.maximum(fresh.seconds, chunked), fresh.seconds)
-        return Answer(seconds, np.where(b > 0, MODELLED, fresh.sources).astype(np.int8))
+        chunked = curve.times(whole, np.maximum(compute, memory))
+        seconds = np.where(b > 0, np.maximum(fresh.seconds, chunked.seconds), fresh.seconds)
+        sources = np.where(b > 0, MODELLED, fresh.sources).astype(np.int8)
+        return Answer(seconds, sources, np.where(b > 0, chunked.by_rule(), fresh.distance))
 
     def _curve(self, kernel: Attention, key: Key) -> Curve:
         rows = self._rows("prefill", key)
@@ -173,7 +180,9 @@ class AttentionTable:
         if columns is None:
             return None
         codes, names = columns.texts["kv_cache_dtype"]
-        shapes = np.unique(np.stack([*(columns[name] for name in KEYS), codes], axis=1), axis=0)
+        if kernel.phase not in self._shapes:
+            self._shapes[kernel.phase] = np.unique(np.stack([*(columns[name] for name in KEYS), codes], axis=1), axis=0)
+        shapes = self._shapes[kernel.phase]
         stored = "fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16"
         heads, kv_heads, head_dim, window, code = shapes.T.astype(float)
         decode = kernel.phase == "decode"
@@ -240,12 +249,14 @@ def extend(
     beyond = (mapped[0] > plane.rows[-1]) | (mapped[0] < plane.rows[0]) | (mapped[1] > plane.columns[-1])
     if measured == kernel and not beyond.any():
         short = mapped[1] < plane.columns[0]
-        return Answer(found.seconds, _at_least(found.sources, INTERPOLATED, short))
+        return replace(found, sources=_at_least(found.sources, INTERPOLATED, short))
     ratio = bound(kernel, device, *asked) / bound(measured, device, a, b)
     scaled = beyond | (measured != kernel)
     launch = float(plane.seconds.min())
     seconds = np.where(scaled, launch + (found.seconds - launch) * ratio, found.seconds)
-    return Answer(seconds, _at_least(found.sources, MODELLED, beyond))
+    away = [np.log2(np.maximum(x, 0.5) / np.maximum(edge, 0.5)) for x, edge in zip(mapped, (a, b), strict=True)]
+    distance = found.distance + np.where(beyond, np.hypot(*away), 0.0)
+    return Answer(seconds, _at_least(found.sources, MODELLED, beyond), distance)
 
 
 def _at_least(sources: Sources, source: int, where: np.ndarray) -> Sources:

@@ -1,6 +1,6 @@
 """BatchTimes: how long any batch takes, as tables that the engines only look up and interpolate."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,11 @@ class BatchTimes:
         """Largest number of requests in a batch that the tables cover."""
         return len(self.sequences) - 1
 
+    def scaled(self, factor: float) -> "BatchTimes":
+        """Every time multiplied by a factor, host work too."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value * factor for name, value in values.items() if _holds_seconds(value)})
+
     def decode(self, decodes: int, kv_tokens: int, mixed: bool = False) -> float:
         """Decode attention of ``decodes`` requests with ``kv_tokens`` tokens in the cache together, in seconds;
         ``mixed``: beside prefill chunks."""
@@ -153,6 +158,10 @@ class BatchTimes:
 
     def _context_index(self, context: int) -> int:
         return min(int(np.searchsorted(self.context_knots, context, side="right")) - 1, len(self.context_knots) - 2)
+
+
+def _holds_seconds(value: object) -> bool:
+    return isinstance(value, float) or (isinstance(value, np.ndarray) and value.dtype.kind == "f")
 
 
 def _check_knots(name: str, knots: Integers, step: int) -> None:

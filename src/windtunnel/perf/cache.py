@@ -65,12 +65,16 @@ def cache_key(pool: Pool, source: str, database: Database | None, causes: Causes
     return hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
+DATA = ("efficiency.toml", "kernel_errors.toml")
+"""Files that tables are made of."""
+
+
 @cache
 def _code() -> str:
-    """Digest of every file of this package, and of the calibration."""
+    """Digest of every file of this package, and of DATA."""
     folder = Path(__file__).parent
     digest = hashlib.sha256(np.__version__.encode())
-    for file in [*sorted(folder.glob("*.py")), folder.parent / "data" / "efficiency.toml"]:
+    for file in [*sorted(folder.glob("*.py")), *(folder.parent / "data" / name for name in DATA)]:
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -118,7 +122,11 @@ def _pack(tabulated: Tabulated) -> dict[str, Any]:
     arrays: dict[str, Any] = {"host_overlapped": tabulated.times.host_overlapped}
     arrays["host_serial"] = tabulated.times.host_serial
     whole: list[str] = []
-    split = {**_prefixed("source", tabulated.sources), **_prefixed("group", tabulated.groups)}
+    split = {
+        **_prefixed("source", tabulated.sources),
+        **_prefixed("group", tabulated.groups),
+        **_prefixed("doubt", tabulated.doubts),
+    }
     for name, times in split.items():
         arrays[f"{name}/prefill_base"] = np.float64(times.prefill_base)
         for part in PARTS:
@@ -148,6 +156,7 @@ def _unpack(file: Any, ax: Axes) -> Tabulated:
     }
     sources = {name[7:]: sums for name, sums in found.items() if name.startswith("source:")}
     groups = {name[6:]: sums for name, sums in found.items() if name.startswith("group:")}
+    doubts = {name[6:]: sums for name, sums in found.items() if name.startswith("doubt:")}
     everything = total(sources)
     for name in text["whole"]:
         group, part = name.removeprefix("group:").split("/")
@@ -156,6 +165,7 @@ def _unpack(file: Any, ax: Axes) -> Tabulated:
         times=everything.times(file["host_overlapped"], file["host_serial"]),
         sources={name: sums.times() for name, sums in sources.items()},
         groups={name: sums.times() for name, sums in groups.items()},
+        doubts={name: sums.times() for name, sums in doubts.items()},
         provenance=tuple(text["provenance"]),
         notes=tuple(text["notes"]),
     )

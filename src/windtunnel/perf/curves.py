@@ -8,6 +8,9 @@ import numpy as np
 from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer, Sources
 from windtunnel.perf.batch_times import Floats
 
+UNKNOWN_CELL = 1.0
+"""Octaves, at least, between a cell of a table that was not measured and one that was."""
+
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -24,7 +27,7 @@ class Curve:
 
     def times(self, x: Floats, bound: Floats) -> Answer:
         """Seconds at ``x``, where the least possible times are ``bound``."""
-        return Answer(bound / self.at(x), self.sources(x))
+        return Answer(bound / self.at(x), self.sources(x), octaves(self.knots, x))
 
     def at(self, x: Floats) -> Floats:
         """Efficiency at ``x``."""
@@ -51,7 +54,7 @@ class TokensCurve(Curve):
         by_time = np.interp(np.log(x), np.log(self.knots), np.log(self.seconds))
         inside = (x >= self.knots[0]) & (x <= self.knots[-1])
         mixed = self.weight * by_time + (1.0 - self.weight) * by_efficiency
-        return Answer(np.exp(np.where(inside, mixed, by_efficiency)), self.sources(x))
+        return Answer(np.exp(np.where(inside, mixed, by_efficiency)), self.sources(x), octaves(self.knots, x))
 
     @cached_property
     def weight(self) -> float:
@@ -90,7 +93,16 @@ class Plane:
         known = (1 - u) * ((1 - v) * k[i, j] + v * k[i, j + 1]) + u * ((1 - v) * k[i + 1, j] + v * k[i + 1, j + 1])
         exact = ((u == 0.0) | (u == 1.0)) & ((v == 0.0) | (v == 1.0))
         sources = np.where(known < 1.0 - 1e-12, MODELLED, np.where(exact, MEASURED, INTERPOLATED)).astype(np.int8)
-        return Answer(seconds, sources)
+        distance = np.hypot(octaves(self.rows, a), octaves(self.columns, b))
+        return Answer(seconds, sources, np.where(known < 1.0 - 1e-12, np.maximum(distance, UNKNOWN_CELL), distance))
+
+
+def octaves(knots: Floats, x: Floats) -> Floats:
+    """Octaves (log2) from x to the nearest knot; nothing counts as a half."""
+    x, knots = np.maximum(x, 0.5), np.maximum(knots, 0.5)
+    i = np.clip(np.searchsorted(knots, x), 1, max(len(knots) - 1, 1))
+    near = [np.abs(np.log2(x / knots[np.minimum(j, len(knots) - 1)])) for j in (i - 1, i)]
+    return np.asarray(np.minimum(*near))
 
 
 def _cell(knots: Floats, x: Floats) -> tuple[np.ndarray, Floats]:

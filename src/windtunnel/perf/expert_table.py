@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, Answer
+from windtunnel.perf.answer import INTERPOLATED, OTHER_SHAPE, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import experts_touched
@@ -92,7 +92,7 @@ class ExpertTable:
         if engine == self.database.backend:
             return found
         self._note(f"{lane} experts {_text(kernel)}: kernels as measured by {engine} on {self.database.system}")
-        return Answer(found.seconds, np.maximum(found.sources, INTERPOLATED))
+        return replace(found, sources=np.maximum(found.sources, INTERPOLATED))
 
     def _touching(self, kernel: Experts, lane: str, engine: str, a: Floats, found: Answer) -> Answer:
         """At least the time of as many experts as independent tokens touch: the measured power law reads fewer weights
@@ -106,7 +106,7 @@ class ExpertTable:
         least = even.times(same, bound(kernel, self.device, same, np.zeros_like(same))).seconds
         longer = small & (least > found.seconds)
         sources = np.where(longer, np.maximum(found.sources, INTERPOLATED), found.sources).astype(np.int8)
-        return Answer(np.where(longer, least, found.seconds), sources)
+        return replace(found, seconds=np.where(longer, least, found.seconds), sources=sources)
 
     def _best(self, kernel: Experts, lane: str) -> tuple[Curve, str] | None:
         """The curve of this very shape and its engine: the own, unless another's is FASTER; None where nobody has
@@ -143,7 +143,7 @@ class ExpertTable:
         slower = [self._inefficiency(kernel, shaped(kernel, shape), lane, a) for shape in shapes]
         self._note(f"experts {_text(kernel)}: efficiency of {', '.join('×'.join(map(str, shape)) for shape in shapes)}")
         seconds = bound(kernel, self.device, a, np.zeros_like(a)) * np.median(slower, axis=0)
-        return Answer(seconds, np.full(a.shape, 2, dtype=np.int8))
+        return Answer(seconds, np.full(a.shape, 2, dtype=np.int8), np.full(a.shape, OTHER_SHAPE))
 
     def _inefficiency(self, kernel: Experts, other: Experts, lane: str, a: Floats) -> Floats:
         """Measured over least time of another shape, where its experts get as many tokens."""
@@ -166,7 +166,7 @@ class ExpertTable:
         if sibling is None:
             return found
         self._note(f"{lane} experts {_text(kernel)} measured slower than bfloat16: replaced by {TYPICAL}× bfloat16")
-        return Answer(TYPICAL * sibling.seconds, sibling.modelled().sources)
+        return replace(sibling.modelled(), seconds=TYPICAL * sibling.seconds)
 
     def _ratio(self, one: Curve, other: Curve, first: Experts | None = None, second: Experts | None = None) -> float:
         """Median time of one curve over another at the tokens of both; 0 without common ones."""

@@ -1,21 +1,22 @@
 """Explain: where the time of one batch goes, operator by operator, from the very knots that the tables hold."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from windtunnel.deployment import Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import MODELLED, SOURCES, Answer
+from windtunnel.perf.answer import MODELLED, NEVER_MEASURED, SOURCES, Answer
 from windtunnel.perf.axes import Axes, axes
+from windtunnel.perf.bands import HOST, family_errors
 from windtunnel.perf.batch import Batch
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.costs import bytes_moved, describe, flops, rate
 from windtunnel.perf.fusion import Operator
 from windtunnel.perf.grid import beside_prefill, decode_answer, dispatch, prefill_answer, prefill_base, token_answer
-from windtunnel.perf.host import host_cost
+from windtunnel.perf.host import NO_HOST, host_cost
 from windtunnel.perf.kernels import Collective
 from windtunnel.perf.operators import operators
 from windtunnel.perf.predictor import Predictor, predictor
@@ -49,6 +50,10 @@ class Row:
     """``compute``, ``memory``, ``latency``, ``communication`` or ``host``."""
     source: str
     """``measured``, ``interpolated`` or ``modelled``."""
+    distance: float
+    """Octaves to the nearest data, infinite without any, NaN where no device has any; see ``answer.Answer``."""
+    error: float
+    """Relative error of the seconds, as the standard deviation of their log."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,19 @@ class Explanation:
     rows: tuple[Row, ...]
     total_seconds: float
     gpu_seconds: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the step, as if all operators erred the same way."""
+        return sum(row.seconds * row.error for row in self.rows) / self.total_seconds
+
+
+class _Mark(NamedTuple):
+    """The least certain of the answers of an operator."""
+
+    source: int
+    distance: float
+    error: float
 
 
 def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
@@ -77,11 +95,12 @@ def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
     parts = [(op, *_seconds(op, batch, ax, times)) for op in ops]
     parts = [(op, seconds, found) for op, seconds, found in parts if seconds > 0]
     rows = [_row(pool.device, op, seconds, found, batch, ax) for op, seconds, found in parts]
-    waits = _waits(pool, batch, ax, sum(s for op, s, _ in parts if op.phase == "tokens"))
+    waits = 0.0 if times.perfect else _waits(pool, batch, ax, sum(s for op, s, _ in parts if op.phase == "tokens"))
     if waits:
         rows.append(_host("launch_wait", "layers that the host launches", waits))
     gpu = sum(row.seconds for row in rows)
-    overlapped, serial = host_cost(bool(pool.engine.async_scheduling), pool.lockstep).tables(ax.max_num_seqs)
+    host = NO_HOST if times.perfect else host_cost(bool(pool.engine.async_scheduling), pool.lockstep)
+    overlapped, serial = host.tables(ax.max_num_seqs)
     if overlapped[batch.sequences] > gpu:
         wait = float(overlapped[batch.sequences]) - gpu
         rows.append(_host("host_wait", "scheduling, input preparation, output", wait))
@@ -102,8 +121,8 @@ def _check(pool: Pool, batch: Batch, ax: Axes) -> None:
             raise InputError(f"batch {batch} needs {what} ≥ {value}: the engine has {limit}; give a larger {what}")
 
 
-def _seconds(op: Operator, batch: Batch, ax: Axes, times: Predictor) -> tuple[float, int]:
-    """All launches of an operator in the batch, interpolated as BatchTimes does, and the source of their time."""
+def _seconds(op: Operator, batch: Batch, ax: Axes, times: Predictor) -> tuple[float, _Mark]:
+    """All launches of an operator in the batch, interpolated as BatchTimes does, and how certain their time is."""
     match op.phase:
         case "tokens":
             graph = ax.mixed_graph_tokens if batch.chunks else ax.graph_tokens
@@ -125,13 +144,13 @@ def _seconds(op: Operator, batch: Batch, ax: Axes, times: Predictor) -> tuple[fl
             base = prefill_base(op, times)
             chunks = [_chunk(op, tokens, context, ax, times) for tokens, context in batch.chunks]
             seconds = float(base.seconds[0]) + sum(part for part, _ in chunks)
-            return op.count * seconds, max(source for _, source in chunks)
+            return op.count * seconds, max((mark for _, mark in chunks), key=lambda mark: (mark.error, mark.source))
         case _:
-            return 0.0, MODELLED
-    return op.count * float(found.seconds[0]), int(found.sources[0])
+            return 0.0, _Mark(MODELLED, NEVER_MEASURED, 0.0)
+    return op.count * float(found.seconds[0]), _worst(found, np.ones(1))
 
 
-def _chunk(op: Operator, tokens: int, context: int, ax: Axes, times: Predictor) -> tuple[float, int]:
+def _chunk(op: Operator, tokens: int, context: int, ax: Axes, times: Predictor) -> tuple[float, _Mark]:
     """One chunk, bilinear between the four knots around it."""
     i, j = _cell(ax.chunk_knots, tokens), _cell(ax.context_knots, context)
     sizes, contexts = ax.chunk_knots[i : i + 2], ax.context_knots[j : j + 2]
@@ -144,9 +163,11 @@ def _chunk(op: Operator, tokens: int, context: int, ax: Axes, times: Predictor) 
     return float(across[0] + (across[1] - across[0]) * u), _worst(found, weights)
 
 
-def _worst(found: Answer, weights: Floats) -> int:
-    """The least certain source among the knots that count."""
-    return int(found.sources[weights > 0].max())
+def _worst(found: Answer, weights: Floats) -> _Mark:
+    """The least certain of the knots that count."""
+    use = np.flatnonzero((weights > 0).ravel())
+    marks = zip(found.sources.ravel()[use], found.distance.ravel()[use], found.error.ravel()[use], strict=True)
+    return max((_Mark(int(a), float(b), float(c)) for a, b, c in marks), key=lambda mark: (mark.source, mark.error))
 
 
 def _cell(knots: Integers, x: int) -> int:
@@ -185,7 +206,7 @@ def _points(op: Operator, batch: Batch, ax: Axes) -> tuple[list[tuple[float, flo
             return [(float(n), float(c)) for n, c in batch.chunks], text
 
 
-def _row(device: Device, op: Operator, seconds: float, source: int, batch: Batch, ax: Axes) -> Row:
+def _row(device: Device, op: Operator, seconds: float, mark: _Mark, batch: Batch, ax: Axes) -> Row:
     points, text = _points(op, batch, ax)
     a, b = np.array(points, dtype=float).T
     link = isinstance(op.kernel, Collective)
@@ -211,10 +232,13 @@ def _row(device: Device, op: Operator, seconds: float, source: int, batch: Batch
         compute_share=compute_share,
         bandwidth_share=bandwidth_share,
         bound="communication" if link else limit,
-        source=SOURCES[source],
+        source=SOURCES[mark.source],
+        distance=mark.distance,
+        error=mark.error,
     )
 
 
 def _host(name: str, text: str, seconds: float) -> Row:
     empty: dict[str, Any] = {"flops": 0.0, "bytes": 0.0, "compute_share": 0.0, "bandwidth_share": 0.0, "share": 0.0}
-    return Row(name, "host", "", text, 1, seconds, bound="host", source="modelled", **empty)
+    marks: dict[str, Any] = {"source": "modelled", "distance": NEVER_MEASURED, "error": family_errors(HOST).modelled}
+    return Row(name, "host", "", text, 1, seconds, bound="host", **marks, **empty)

@@ -11,7 +11,7 @@ from windtunnel.perf.answer import Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import STORED_BYTES
-from windtunnel.perf.curves import Curve, blend
+from windtunnel.perf.curves import Curve, blend, octaves
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Gemm, Quantize
 from windtunnel.perf.roofline import LAUNCH_GRAPH, bound
@@ -139,21 +139,23 @@ class GemmTable:
                 return found.modelled()
         found = self._from_grid("bfloat16", kernel, a)
         # widening the weights costs a launch more than the bytes that they save
-        return Answer(found.seconds + LAUNCH_GRAPH, found.modelled().sources) if found else None
+        return replace(found.modelled(), seconds=found.seconds + LAUNCH_GRAPH) if found else None
 
     def _from_grid(self, lane: str, kernel: Gemm, a: Floats) -> Answer | None:
         grid = self._grid(lane)
         found = grid.curve(kernel) if grid else None
-        if found is None:
+        if grid is None or found is None:
             return None
         curve, exact, inside = found
         result = curve.times(a, bound(kernel, self._device, a, np.zeros_like(a)))
         if self._causes.cold_cache and grid is not None:
             floor = kernel.n * kernel.k * STORED_BYTES[kernel.dtype] / grid.cold_rate(self._device)
-            result = Answer(np.maximum(result.seconds, floor), result.sources)
+            result = replace(result, seconds=np.maximum(result.seconds, floor))
         if exact and lane not in self._borrowed:
             return result
-        return Answer(result.seconds, np.maximum(result.sources, 1)) if inside else result.modelled()
+        away = np.hypot(octaves(grid.n, np.array([kernel.n])), octaves(grid.k, np.array([kernel.k])))
+        result = replace(result, sources=np.maximum(result.sources, 1), distance=np.hypot(result.distance, away))
+        return result if inside else result.modelled()
 
     def _grid(self, lane: str) -> GemmGrid | None:
         if lane not in self._grids:

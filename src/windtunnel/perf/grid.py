@@ -10,19 +10,20 @@ from numpy.typing import NDArray
 from windtunnel.deployment import Pool, preset, stage_pools
 from windtunnel.model import MLA, LinearAttention, MoE
 from windtunnel.model.layers import Layer
-from windtunnel.perf.answer import MODELLED, SOURCES, Answer, answer
+from windtunnel.perf.answer import MODELLED, SOURCES, Answer, answer, either
 from windtunnel.perf.axes import Axes, axes
+from windtunnel.perf.bands import HOST, family_errors
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.cache import cache_key, load, store
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.fusion import GROUPS, Operator
-from windtunnel.perf.host import dispatch_floor, host_cost
+from windtunnel.perf.host import NO_HOST, dispatch_floor, host_cost
 from windtunnel.perf.kernels import Attention, Kernel
 from windtunnel.perf.operators import operators
 from windtunnel.perf.predictor import Predictor, eager, predictor, wanted_version
 from windtunnel.perf.sends import sends
 from windtunnel.perf.speculation import per_request, per_token
-from windtunnel.perf.tables import Sums, Tabulated, in_a_pipeline, total
+from windtunnel.perf.tables import DOUBTS, Sums, Tabulated, in_a_pipeline, total
 
 
 def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None, causes: Causes = ALL) -> Tabulated:
@@ -55,6 +56,7 @@ def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
     ax = axes(pool, causes)
     by_source = {name: Sums(ax) for name in SOURCES}
     by_group = {group: Sums(ax) for group in GROUPS}
+    doubts = {name: Sums(ax) for name in DOUBTS}
     provenance = []
     for operator in operators(pool, causes):
         kinds: set[int] = set()
@@ -63,26 +65,35 @@ def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
                 if (found.sources == code).any():
                     by_source[name].add(part, operator.count * found.part(code))
             by_group[operator.group].add(part, operator.count * found.seconds)
+            doubts["error"].add(part, operator.count * found.seconds * found.error)
+            if found.extrapolated.any():
+                doubts["beyond"].add(part, operator.count * np.where(found.extrapolated, found.seconds, 0.0))
             kinds |= set(np.unique(found.sources[found.seconds > 0]).tolist())
         if operator.phase == "prefill":
             base = prefill_base(operator, source)
             by_source[SOURCES[int(base.sources[0])]].base += operator.count * float(base.seconds[0])
             by_group[operator.group].base += operator.count * float(base.seconds[0])
+            doubts["error"].base += operator.count * float(base.seconds[0] * base.error[0])
         provenance.append(_row(operator, kinds))
-    launch = dispatch(pool, ax, total(by_source).tables["mixed_tokens"], causes)
+    launch = dispatch(pool, ax, total(by_source).tables["mixed_tokens"], causes) * (not source.perfect)
+    unsure = family_errors(HOST).modelled
     by_source["modelled"].add("mixed_tokens", launch)
     by_group["other"].add("mixed_tokens", launch)
+    doubts["error"].add("mixed_tokens", unsure * launch)
     if ax.graph_tokens < ax.max_num_batched_tokens:
         eager_decode = np.where(np.arange(len(ax.padded)) > ax.graph_tokens, launch, 0.0)
         by_source["modelled"].add("decode_tokens", eager_decode)
         by_group["other"].add("decode_tokens", eager_decode)
-    host = host_cost(bool(pool.engine.async_scheduling), pool.lockstep, causes).tables(ax.max_num_seqs)
+        doubts["error"].add("decode_tokens", unsure * eager_decode)
+    cost = NO_HOST if source.perfect else host_cost(bool(pool.engine.async_scheduling), pool.lockstep, causes)
+    host = cost.tables(ax.max_num_seqs)
     if not pool.model.embeds:  # the first stage waits for the serial work, all others are told early
         host = (host[0], np.zeros_like(host[1]))
     return Tabulated(
         times=total(by_source).times(*(work / ax.accepted for work in host)),
         sources={name: sums.times() for name, sums in by_source.items()},
         groups={group: sums.times() for group, sums in by_group.items()},
+        doubts={name: sums.times() for name, sums in doubts.items()},
         provenance=(*_origins(source, wanted_version(pool)), *provenance),
         notes=_notes(pool, source),
     )
@@ -104,7 +115,7 @@ def answers(operator: Operator, ax: Axes, predictor: Predictor) -> dict[str, Ans
             plain = token_answer(operator, tokens, tokens, ax.ranks * ax.graph_tokens, predictor)
             small = tokens <= ax.ranks * ax.graph_tokens  # larger batches are taken for prefills
             found = per_token(lambda each: _each_of_all(operator, each, predictor, plain), ax, ax.draft_share)
-            return {"expert_tokens": Answer(np.where(small, found.seconds, plain.seconds), plain.sources)}
+            return {"expert_tokens": replace(plain, seconds=np.where(small, found.seconds, plain.seconds))}
         case "sequences":
             n = np.arange(ax.max_num_seqs + 1, dtype=float)
             return {"sequences": per_token(lambda each: predictor.times(operator.kernel, each * n, 0.0 * n), ax, 1.0)}
@@ -149,10 +160,7 @@ def token_answer(operator: Operator, tokens: Integers, padded: Integers, graph: 
         return predictor.times(operator.kernel, a, zero)
     one = predictor.times(operator.kernel, a[captured], zero[captured])
     two = predictor.times(other, a[~captured], zero[~captured])
-    seconds, sources = np.empty_like(a), np.empty(a.shape, dtype=np.int8)
-    seconds[captured], sources[captured] = one.seconds, one.sources
-    seconds[~captured], sources[~captured] = two.seconds, two.sources
-    return Answer(seconds, sources)
+    return either(captured, one, two)
 
 
 def decode_answer(operator: Operator, a: NDArray[Any], b: NDArray[Any], predictor: Predictor) -> Answer:
@@ -169,7 +177,7 @@ def prefill_answer(operator: Operator, a: NDArray[Any], b: NDArray[Any], predict
     """Prefill attention of one chunk beyond the launch, which all chunks of a batch share: they run as one kernel."""
     found = predictor.times(operator.kernel, a.astype(float), b.astype(float))
     launch = float(prefill_base(operator, predictor).seconds[0])
-    return Answer(np.where(a > 0, np.maximum(found.seconds - launch, 0.0), 0.0), found.sources)
+    return replace(found, seconds=np.where(a > 0, np.maximum(found.seconds - launch, 0.0), 0.0))
 
 
 def prefill_base(operator: Operator, predictor: Predictor) -> Answer:
@@ -215,6 +223,10 @@ def _origins(predictor: Predictor, wanted: str) -> list[dict[str, Any]]:
 
 
 def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
+    if predictor.perfect:
+        return (
+            f"perfect kernels: peak rates of {pool.device.name}, no launches and no host work; no server gets there",
+        )
     if predictor.measured is None:
         like = predictor.roofline.calibrated_on
         return (

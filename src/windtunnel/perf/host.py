@@ -39,6 +39,9 @@ SYNCHRONOUS = HostCost(0.0, 0.0, 0.9e-3, 8e-6)
 """Schedule, prepare, launch and process output one after the other with vLLM's v1 engine core (before v1 the same issue
 and its RFC 6854 saw 5-13 ms): about 1 ms for a few requests, 3 ms for 256."""
 
+NO_HOST = HostCost(0.0, 0.0, 0.0, 0.0)
+"""What the theoretical bound has."""
+
 DISPATCH_KERNEL = 6e-6
 """Seconds of host time to launch one kernel of a compiled graph piece that is not captured: a CUDA launch takes 3-4 µs
 of one core, the generated Python around it as much again."""

@@ -5,7 +5,7 @@ modules, from which the projections are taken off again. Modules of few requests
 needed to launch them, and then what exceeds the kernels alone is taken off as well.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -83,7 +83,8 @@ class LatentTable:
         if module < HOST_BOUND * least:
             return found
         kernels = np.minimum(self._ask(kernel, a, b, donor, pieces=True).seconds, found.seconds)
-        return Answer(np.maximum(found.seconds - (module - least), kernels), np.maximum(found.sources, 1))
+        seconds = np.maximum(found.seconds - (module - least), kernels)
+        return replace(found, seconds=seconds, sources=np.maximum(found.sources, 1))
 
     def _ask(self, kernel: LatentAttention, a: Floats, b: Floats, backend: str | None, pieces: bool) -> Answer:
         key = self._nearest(kernel, backend, pieces)
@@ -109,9 +110,10 @@ class LatentTable:
 
     def _prefill(self, kernel: LatentAttention, curve: Curve, a: Floats, b: Floats) -> Answer:
         fresh = curve.times(a, bound(kernel, self.device, a, np.zeros_like(a)))
-        chunked = curve.times(np.maximum(a + b, 128.0), bound(kernel, self.device, a, b)).seconds
-        seconds = np.where(b > 0, np.maximum(fresh.seconds, chunked), fresh.seconds)
-        return Answer(seconds, np.where(b > 0, MODELLED, fresh.sources).astype(np.int8))
+        chunked = curve.times(np.maximum(a + b, 128.0), bound(kernel, self.device, a, b))
+        seconds = np.where(b > 0, np.maximum(fresh.seconds, chunked.seconds), fresh.seconds)
+        sources = np.where(b > 0, MODELLED, fresh.sources).astype(np.int8)
+        return Answer(seconds, sources, np.where(b > 0, chunked.by_rule(), fresh.distance))
 
     def _core(self, measured: LatentAttention, rows: Columns, pieces: bool) -> Floats:
         """Seconds of attention from rows of kernels (with what surrounds them) or of modules (less projections)."""

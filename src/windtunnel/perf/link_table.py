@@ -38,7 +38,7 @@ class LinkTable:
             small = elements < curve.knots[0]  # the least message is all latency
             least = bound(kernel, self.device, np.where(small, curve.knots[0] / kernel.row, a), np.zeros_like(a))
             found = curve.times(np.maximum(elements, curve.knots[0]), least)
-            found = Answer(found.seconds, np.where(small, MODELLED, found.sources).astype(np.int8))
+            found = replace(found, sources=np.where(small, MODELLED, found.sources).astype(np.int8))
             return found if gpus == kernel.gpus else found.modelled()
         return None
 

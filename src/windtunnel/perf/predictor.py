@@ -7,13 +7,14 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool, preset
 from windtunnel.errors import InputError, unknown
-from windtunnel.perf.answer import MODELLED, Answer
+from windtunnel.perf.answer import MODELLED, NEVER_MEASURED, Answer
+from windtunnel.perf.bands import relative_error
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.database import Database, find_systems, open_database
 from windtunnel.perf.kernels import Collective, Elementwise, Gemm, Kernel, Quantize
 from windtunnel.perf.measured import Measured
-from windtunnel.perf.roofline import Roofline, bound, roofline
+from windtunnel.perf.roofline import Perfect, Roofline, bound, roofline
 
 BESIDE_TOKENS = 256
 """Largest batch whose shared experts run beside the routed ones (vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD)."""
@@ -21,14 +22,16 @@ BESIDE_TOKENS = 256
 GAP = 1.2e-6
 EARLY_GAP = 0.6e-6
 
-CHOICES = ("auto", "measured", "roofline")
+CHOICES = ("auto", "measured", "modelled", "roofline")
+"""auto: measured where possible, modelled elsewhere. measured: an error where the device has no measurements. modelled:
+the roofline with the efficiencies of a similar device. roofline: the theoretical bound, perfect kernels and no host."""
 
 
 @dataclass(eq=False)
 class Predictor:
     """Times kernels of one device and engine."""
 
-    roofline: Roofline
+    roofline: Roofline | Perfect
     measured: Measured | None
     why_not: str
     """Why nothing is measured, for the provenance; empty where it is."""
@@ -36,7 +39,7 @@ class Predictor:
     """Seconds between the end of a kernel and the start of the next."""
 
     def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer:
-        """Seconds and source at each point (a, b); zero where ``a`` is zero."""
+        """Seconds, source, distance to the data and error at each point (a, b); zero seconds where ``a`` is zero."""
         a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
         empty = a <= 0
         at = np.where(empty, 1.0, a)
@@ -45,10 +48,15 @@ class Predictor:
         found = self.measured.times(kernel, at, b) if self.measured else None
         if found is None:
             found = self.roofline.times(kernel, at, b)
+            if not isinstance(kernel, Elementwise | Quantize):
+                found = replace(found, distance=np.full(found.seconds.shape, np.inf))
         launches = kernel.launches if isinstance(kernel, Elementwise) else 1
-        return Answer(
-            np.where(empty, 0.0, found.seconds + launches * self.gap),
-            np.where(empty, MODELLED, found.sources).astype(np.int8),
+        return replace(
+            found,
+            seconds=np.where(empty, 0.0, found.seconds + launches * self.gap),
+            sources=np.where(empty, MODELLED, found.sources).astype(np.int8),
+            distance=np.where(empty, NEVER_MEASURED, found.distance),
+            error=relative_error(kernel, found),
         )
 
     def _beside(self, kernel: Gemm, a: Floats, b: Floats, empty: NDArray[np.bool_]) -> Answer:
@@ -57,7 +65,13 @@ class Predictor:
         small = a <= BESIDE_TOKENS
         seconds = np.where(small, np.minimum(bound(kernel, self.roofline.device, a, b), alone.seconds), alone.seconds)
         sources = np.where(small | empty, MODELLED, alone.sources).astype(np.int8)
-        return Answer(np.where(empty, 0.0, seconds), sources)
+        distance = np.where(small, alone.by_rule(), alone.distance)
+        return replace(alone, seconds=np.where(empty, 0.0, seconds), sources=sources, distance=distance)
+
+    @property
+    def perfect(self) -> bool:
+        """Whether these are the times of perfect kernels, for which no host ever has to be waited for."""
+        return isinstance(self.roofline, Perfect)
 
     @property
     def database(self) -> Database | None:
@@ -68,14 +82,15 @@ class Predictor:
 def predictor(pool: Pool, source: str = "auto", causes: Causes = ALL) -> Predictor:
     """The predictor of a pool.
 
-    ``source``: ``auto`` (measured where possible), ``measured`` (an error where the device has no measurements) or
-    ``roofline``. Raises InputError for another name, and for ``measured`` without data.
+    ``source``: one of CHOICES. Raises InputError for another name, and for ``measured`` without data.
     """
     if source not in CHOICES:
         raise unknown("source of kernel times", source, CHOICES)
-    fallback, gap = roofline(pool.device), graph_gap(pool) if causes.graph_gaps else 0.0
     if source == "roofline":
-        return Predictor(fallback, None, "the roofline was asked for", gap)
+        return Predictor(Perfect(pool.device), None, "the theoretical bound was asked for")
+    fallback, gap = roofline(pool.device), graph_gap(pool) if causes.graph_gaps else 0.0
+    if source == "modelled":
+        return Predictor(fallback, None, "modelled times were asked for", gap)
     database = open_database(pool.device.name, pool.engine.backend, wanted_version(pool))
     if database is not None:
         return Predictor(fallback, Measured(database, pool.device, causes), "", gap)

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,19 @@ class Roofline:
         compute = flops(kernel, a, b) / (self.device.peak_flops(rate(kernel)) * eff.compute)
         memory = bytes_moved(kernel, a, b) / (self.device.memory_bandwidth * eff.memory)
         return np.maximum(compute, memory) + eff.latency
+
+
+@dataclass(frozen=True)
+class Perfect:
+    """The theoretical bound: peak arithmetic or full bandwidth, whichever takes longer, and no time to launch."""
+
+    device: Device
+    efficiencies: Mapping[str, Efficiency] = field(default_factory=lambda: {"gather": Efficiency(1.0, 1.0, 0.0)})
+    calibrated_on: str = "nothing: peak rates"
+
+    def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer:
+        """Least seconds at each point; zero where ``a`` is zero."""
+        return answer(np.where(a > 0, bound(kernel, self.device, a, b), 0.0), MODELLED)
 
 
 def roofline(device: Device) -> Roofline:

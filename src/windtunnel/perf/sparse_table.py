@@ -50,7 +50,8 @@ class SparseTable:
         plane = self._planes[kernel.phase, key]
         found = extend(plane, self.device, measured, kernel, (a, b), (a, b))
         chunked = (b > 0) & (kernel.phase == "prefill")
-        found = Answer(found.seconds, np.where(chunked, np.maximum(found.sources, INTERPOLATED), found.sources))
+        sources = np.where(chunked, np.maximum(found.sources, INTERPOLATED), found.sources)
+        found = replace(found, sources=sources)
         return found if measured == kernel else found.modelled()
 
     def _plane(self, measured: SparseAttention, key: Key) -> Plane:

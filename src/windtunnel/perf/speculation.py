@@ -8,6 +8,7 @@ for all tokens of a request.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,11 +25,11 @@ def per_token(ask: Ask, ax: Axes, drafted: float) -> Answer:
         return ask(1)
     verified, alone = ask(ax.drafts + 1), ask(1)
     seconds = (verified.seconds + ax.drafts * drafted * alone.seconds) / ax.accepted
-    return Answer(seconds, np.maximum(verified.sources, alone.sources))
+    return replace(verified, seconds=seconds, sources=np.maximum(verified.sources, alone.sources))
 
 
 def per_request(found: Answer, ax: Axes) -> Answer:
     """The same for decode attention, which a verification asks once."""
     if not ax.drafts:
         return found
-    return Answer(found.seconds * (1.0 + ax.drafts * ax.draft_share) / ax.accepted, found.sources)
+    return replace(found, seconds=found.seconds * (1.0 + ax.drafts * ax.draft_share) / ax.accepted)

@@ -52,6 +52,10 @@ class StageTimes:
         """A batch in all stages one after the other, without sends."""
         return added(self.stages)
 
+    def scaled(self, factor: float) -> "StageTimes":
+        """Every time multiplied by a factor, host work and sends too."""
+        return StageTimes(tuple(table.scaled(factor) for table in self.stages), self.sends * factor)
+
     def passage(self, decodes: int, kv_tokens: int, chunks: list[tuple[int, int]]) -> Passage:
         """Seconds of a batch in every stage and on every way between two; see BatchTimes.batch."""
         tokens = decodes + sum(n for n, _ in chunks)

@@ -1,6 +1,6 @@
 """Tabulated: batch-time tables with their shares by source and by kind of operator."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,15 @@ class Tabulated:
     """What a reader of results should know about the kernel times."""
     pipeline: StageTimes | None = None
     """The stages, where there are several."""
+    doubts: dict[str, BatchTimes] = field(default_factory=dict)
+    """``error``: seconds times their relative error, those of all kernels added up. ``beyond``: seconds of kernels that
+    were asked beyond the data, or on a device that has none. Neither holds host work.
+    Empty where nobody knows."""
+
+    def scaled(self, factor: float) -> "Tabulated":
+        """The same with all times multiplied by a factor; their shares stay as they are."""
+        pipeline = self.pipeline.scaled(factor) if self.pipeline else None
+        return replace(self, times=self.times.scaled(factor), pipeline=pipeline)
 
 
 @dataclass(eq=False)
@@ -85,7 +94,11 @@ def in_a_pipeline(stages: list[Tabulated], sends: Floats) -> Tabulated:
         provenance=rows,
         notes=tuple(dict.fromkeys(note for stage in stages for note in stage.notes)),
         pipeline=staged,
+        doubts={name: added([stage.doubts[name] for stage in stages]) for name in first.doubts},
     )
+
+
+DOUBTS = ("error", "beyond")
 
 
 def part_shapes(ax: Axes) -> dict[str, tuple[int, ...]]:

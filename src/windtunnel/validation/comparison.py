@@ -1,20 +1,19 @@
 """Comparison: a measured run beside its simulation. Nothing is fitted to what is measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from windtunnel.deployment import Deployment, Pool
+from windtunnel.deployment import Pool
 from windtunnel.metrics import clean, delay_growth, overloaded, request_metrics, time_share, unroll
-from windtunnel.overheads import ENGINE_CLOCK, ClientPath, Overheads
 from windtunnel.run import Requests as RunRequests
 from windtunnel.run import Run
-from windtunnel.simulate import simulate
 from windtunnel.validation.agreement import ks_distance, paired_error, relative_error
 from windtunnel.validation.measurement import METRICS, STATISTICS, Measurement, Requests, Side
 from windtunnel.validation.occupancy import curve
+from windtunnel.validation.terms import PLAIN, Terms
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,9 @@ class Comparison:
     warnings: tuple[str, ...]
 
 
-def compare(measurement: Measurement, pool: Pool, perf: str = "auto", overheads: Overheads | None = None) -> Comparison:
-    """Replay a measurement on a pool, by the clock of the measurement.
-
-    ``overheads``: of a calibration; a client's clock without calibrated path takes the usual one. Raises InputError
-    when the measurement cannot be simulated.
-    """
-    overheads = on_clock(overheads or ENGINE_CLOCK, measurement.client_clock)
-    run = simulate(Deployment((pool,)), measurement.workload, perf=perf, overheads=overheads)
+def compare(measurement: Measurement, pool: Pool, terms: Terms = PLAIN) -> Comparison:
+    """Replay a measurement on a pool, by its own clock. Raises InputError when it cannot be simulated."""
+    run = terms.run(pool, measurement.workload, measurement.client_clock)
     found = simulated_requests(run)
     known = measurement.requests
     pairs = {name: (known.latencies[name], found.latencies[name]) for name in METRICS} if known else {}
@@ -66,11 +60,6 @@ def compare(measurement: Measurement, pool: Pool, perf: str = "auto", overheads:
         time_share=time_share(unroll(run)),
         warnings=(*measurement.notes, *run.manifest["warnings"]),
     )
-
-
-def on_clock(overheads: Overheads, client_clock: bool) -> Overheads:
-    """The overheads seen by the engine or by the client: then with the usual path where none was calibrated."""
-    return replace(overheads, client=(overheads.client or ClientPath()) if client_clock else None)
 
 
 def simulated_requests(run: Run) -> Requests:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
+from windtunnel.bands import LEVEL
 from windtunnel.validation.agreement import relative_error
 from windtunnel.validation.comparison import Comparison
 from windtunnel.validation.measurement import METRICS, STATISTICS
@@ -97,4 +98,16 @@ def served_text(results: Sequence[Result]) -> str:
             f"of the aggregated ones {covered:,} of {len(aggregated):,} ({per_cent(covered / len(aggregated))})"
         )
     reasons = [f"Not simulated ({count:,}): {reason}" for reason, count in refused(results).most_common()]
-    return "\n\n".join(["; ".join(parts) + ".", groups_table(groups(results)), *reasons]) + "\n"
+    return "\n\n".join(["; ".join(parts) + ".", groups_table(groups(results)), *bands_text(results), *reasons]) + "\n"
+
+
+def bands_text(results: Sequence[Result]) -> list[str]:
+    """How many of the measured values lie within their bands; nothing without any."""
+    known = simulated(results)
+    if not known:
+        return []
+    shares = []
+    for metric in ("tpot", "ttft"):
+        inside = [low <= getattr(one.point, metric) <= high for one in known for low, high in [one.band(metric)]]
+        shares.append(f"{per_cent(sum(inside) / len(known))} of the measured {metric}")
+    return [f"The {LEVEL:.0%} bands hold {' and '.join(shares)}."]

@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.deployment import Deployment
+from windtunnel.bands import served_errors
 from windtunnel.errors import InputError
-from windtunnel.metrics import clean, request_metrics, time_share, unroll
-from windtunnel.overheads import ClientPath, Overheads
-from windtunnel.simulate import simulate
+from windtunnel.metrics import clean, request_metrics, time_share, uncertainty, unroll
 from windtunnel.validation.agreement import relative_error, summarise
 from windtunnel.validation.served_points import Point
+from windtunnel.validation.terms import PLAIN, Terms
 from windtunnel.workload.arrivals import AllAtOnce
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.lengths import Both, Uniform
@@ -33,7 +32,6 @@ SHORTEST = 0.8
 
 ROUNDS = 10
 MOST_REQUESTS = 10_000
-CLIENT_CLOCK = Overheads(client=ClientPath())
 METRICS = ("ttft", "tpot")
 BANDS = ((1, 8), (9, 32), (33, 128), (129, 1 << 30))
 
@@ -43,12 +41,20 @@ class Result:
     """A served point beside its simulation; seconds, NaN where it was not simulated."""
 
     point: Point
-    ttft: float
-    tpot: float
-    modelled: float
+    ttft: float = float("nan")
+    tpot: float = float("nan")
+    modelled: float = float("nan")
     """Share of the step time that is modelled, not measured."""
+    kernel_error: float = float("nan")
+    """Relative error of the step time from its kernels', see ``metrics.uncertainty``."""
     reason: str = ""
     """Why it was not simulated."""
+
+    def band(self, metric: str) -> tuple[float, float]:
+        """Where the measured mean should lie, see ``bands``."""
+        errors = served_errors(self.point.backend)
+        low, high = (errors.step if metric == "tpot" else errors.first_token)(self.kernel_error)
+        return low * getattr(self, metric), high * getattr(self, metric)
 
     def error(self, metric: str) -> float:
         """Relative error of the mean."""
@@ -65,25 +71,26 @@ def workload(point: Point) -> Workload:
     return generate(AllAtOnce(), Both(prompts, outputs), requests, max_concurrency=point.concurrency, name=point.id)
 
 
-def replay(point: Point, perf: str = "auto", overheads: Overheads = CLIENT_CLOCK) -> Result:
+def replay(point: Point, terms: Terms = PLAIN) -> Result:
     """Simulate one point as its clients see it; one that cannot be simulated says why.
 
     A server that looks for requests every k-th step lets them wait for (k − 1) / 2 steps in the mean, which is added:
     the scheduler that is simulated looks every time.
     """
     try:
-        run = simulate(Deployment((point.pool(),)), workload(point), perf=perf, overheads=overheads)
+        run = terms.run(point.pool(), workload(point), client_clock=True)
     except InputError as reason:
-        return Result(point, float("nan"), float("nan"), float("nan"), str(reason))
+        return Result(point, reason=str(reason))
     metrics = request_metrics(run.requests)
     if not np.isfinite(metrics.tpot).any():
-        return Result(point, float("nan"), float("nan"), float("nan"), "; ".join(run.manifest["warnings"]))
-    tpot = float(np.nanmean(metrics.tpot))
+        return Result(point, reason="; ".join(run.manifest["warnings"]))
+    steps, tpot = unroll(run), float(np.nanmean(metrics.tpot))
     return Result(
         point,
         ttft=float(np.nanmean(metrics.ttft)) + 0.5 * (point.poll_steps - 1) * tpot,
         tpot=tpot,
-        modelled=time_share(unroll(run))["modelled"],
+        modelled=time_share(steps)["modelled"],
+        kernel_error=uncertainty(steps).error,
     )
 
 
@@ -164,6 +171,7 @@ def row(result: Result) -> dict[str, Any]:
         found[f"{metric}_measured"] = getattr(point, metric)
         found[f"{metric}_simulated"] = getattr(result, metric)
         found[f"{metric}_error"] = result.error(metric)
+        found[f"{metric}_low"], found[f"{metric}_high"] = result.band(metric)
     return {"id": found.pop("id"), **found, "reason": result.reason}
 
 

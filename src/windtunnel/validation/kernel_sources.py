@@ -1,0 +1,132 @@
+"""Kernel sources: tables of the kernel database, and how their rows are kernels at points."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.costs import STORED_BYTES
+from windtunnel.perf.database import Columns
+from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, Kernel, LatentAttention
+
+MOE_DTYPES = {"w4a16_mxfp4": ("mxfp4", True), "w4a8_mxfp4_mxfp8": ("mxfp4", False), "int4_wo": ("int4", True)}
+"""``moe_dtype`` → our weight format, and whether activations stay in 16 bits; where the names differ."""
+
+Row = Mapping[str, int | str]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table of the kernel database, and how its rows are kernels at points."""
+
+    table: tuple[str, str]
+    """Family and table."""
+    texts: tuple[str, ...]
+    """Text columns that tell shapes apart."""
+    shape: tuple[str, ...]
+    """Number columns that do."""
+    axis: str
+    """The column of which every third value is taken out."""
+    others: tuple[str, ...]
+    """Further columns of a point."""
+    kernel: Callable[[Row], Kernel | None]
+    """The kernel of a shape; None for one that no table answers for."""
+    point: Callable[[Columns], tuple[Floats, Floats]]
+    backend: str | None = None
+    grid: bool = False
+    """Shapes form a grid over the columns of ``shape``."""
+
+
+def _tokens(name: str) -> Callable[[Columns], tuple[Floats, Floats]]:
+    def point(rows: Columns) -> tuple[Floats, Floats]:
+        a = rows[name].astype(float)
+        return a, np.zeros_like(a)
+
+    return point
+
+
+def _decode(rows: Columns) -> tuple[Floats, Floats]:
+    return rows["batch_size"].astype(float), (rows["isl"] + rows["step"]).astype(float)
+
+
+def _attention(phase: str) -> Callable[[Row], Kernel | None]:
+    def kernel(row: Row) -> Kernel:
+        heads, kv_heads, dim, window = (int(row[name]) for name in _HEADS)
+        return Attention(phase, heads, kv_heads, dim, dim, window, str(row["kv_cache_dtype"]))
+
+    return kernel
+
+
+def _latent(phase: str) -> Callable[[Row], Kernel | None]:
+    def kernel(row: Row) -> Kernel:
+        return LatentAttention(phase, int(row["num_heads"]), 512, 128, 64, 128, str(row["kv_cache_dtype"]))
+
+    return kernel
+
+
+def _experts(row: Row) -> Kernel | None:
+    names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+    sizes = [int(row[name]) for name in names]
+    if row["distribution"] != "balanced":
+        return None
+    dtype, widened = MOE_DTYPES.get(str(row["moe_dtype"]), (str(row["moe_dtype"]), False))
+    if dtype not in STORED_BYTES:
+        return None
+    hidden, inter, top_k, experts, tp, ep = sizes
+    return Experts(hidden, inter, top_k, experts, tp, ep, dtype=dtype, weight_only=widened)
+
+
+_HEADS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
+_EXPERTS = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+_ATTENTION = (("kv_cache_dtype",), _HEADS)
+
+TABLES: tuple[Source, ...] = (
+    Source(
+        *(("gemm", "gemm_perf"), ("gemm_dtype",), ("n", "k"), "m", ()),
+        lambda row: (
+            Gemm(int(row["n"]), int(row["k"]), str(row["gemm_dtype"])) if row["gemm_dtype"] in STORED_BYTES else None
+        ),
+        _tokens("m"),
+        grid=True,
+    ),
+    Source(
+        *(("moe", "moe_perf"), ("moe_dtype", "distribution"), _EXPERTS, "num_tokens", ()),
+        *(_experts, _tokens("num_tokens")),
+    ),
+    Source(
+        *(("attention", "generation_attention_perf"), *_ATTENTION, "step", ("batch_size", "isl")),
+        *(_attention("decode"), _decode),
+    ),
+    Source(
+        *(("attention", "context_attention_perf"), *_ATTENTION, "isl", ("batch_size", "step")),
+        *(_attention("prefill"), _tokens("isl")),
+    ),
+    Source(
+        *(("mla", "generation_mla_perf"), ("kv_cache_dtype",), ("num_heads",), "step", ("batch_size", "isl")),
+        *(_latent("decode"), _decode),
+    ),
+    Source(
+        *(("mla", "context_mla_perf"), ("kv_cache_dtype",), ("num_heads",), "isl", ("batch_size", "step")),
+        *(_latent("prefill"), _tokens("isl")),
+    ),
+    Source(
+        *(("comm", "nccl_perf"), ("op_name", "nccl_dtype"), ("num_gpus",), "message_size", ()),
+        lambda row: (
+            Collective(str(row["op_name"]), int(row["num_gpus"]), 1)
+            if row["nccl_dtype"] == "half" and row["op_name"] in ("all_gather", "reduce_scatter")
+            else None
+        ),
+        _tokens("message_size"),
+        backend="nccl",
+    ),
+    Source(
+        *(("comm", "custom_allreduce_perf"), ("backend",), ("num_gpus",), "message_size", ()),
+        lambda row: (
+            Collective("all_reduce", int(row["num_gpus"]), 1, graph=str(row["backend"]).endswith("graph"))
+            if str(row["backend"]).endswith(("graph", "eager"))
+            else None
+        ),
+        _tokens("message_size"),
+    ),
+)

@@ -1,0 +1,42 @@
+"""Terms: how everything that is compared is simulated."""
+
+from dataclasses import dataclass, replace
+
+from windtunnel.deployment import Deployment, Pool
+from windtunnel.overheads import ENGINE_CLOCK, ClientPath, Overheads
+from windtunnel.perf.causes import ALL, Causes
+from windtunnel.run import Run
+from windtunnel.simulate import simulate
+from windtunnel.strict import refuse_extrapolation
+from windtunnel.workload.columns import Workload
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The same for every run and row."""
+
+    perf: str = "auto"
+    """Where kernel times come from, as of ``simulate``."""
+    overheads: Overheads = ENGINE_CLOCK
+    """Of a calibration."""
+    strict: bool = False
+    """Refuse what is beyond the kernel data."""
+    causes: Causes = ALL
+    client_path: bool = True
+    """A client's clock includes its path; off in an ablation."""
+
+    def run(self, pool: Pool, workload: Workload, client_clock: bool) -> Run:
+        """Simulate on the clock of the engine or of the client, with the usual path where none was calibrated.
+
+        Raises InputError for what cannot be simulated, or is beyond the data.
+        """
+        seen = (self.overheads.client or ClientPath()) if client_clock and self.client_path else None
+        overheads = replace(self.overheads, client=seen)
+        run = simulate(Deployment((pool,)), workload, perf=self.perf, overheads=overheads, causes=self.causes)
+        if self.strict:
+            refuse_extrapolation(run)
+        return run
+
+
+PLAIN = Terms()
+"""Everything as a run has it."""

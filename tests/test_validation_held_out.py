@@ -1,0 +1,99 @@
+"""Held-out kernels: what is taken out, and that it is predicted from the rest."""
+
+import json
+from pathlib import Path
+
+import kernel_tables
+import numpy as np
+import pytest
+
+from windtunnel.cli import main
+from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer, answer
+from windtunnel.perf.bands import error_family, family_errors, relative_error
+from windtunnel.perf.database import Columns
+from windtunnel.perf.kernels import Attention, Elementwise, Experts, Gemm
+from windtunnel.validation.held_out import Bench, errors, noise, taken_out
+from windtunnel.validation.kernel_errors import NINETIETH, spread
+from windtunnel.validation.kernel_sources import TABLES
+
+GEMM = next(source for source in TABLES if source.table[0] == "gemm")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    kernel_tables.full_database(tmp_path)
+    monkeypatch.setenv("WINDTUNNEL_KERNELS", str(tmp_path))
+    return Bench("h100_sxm", "vllm")
+
+
+def test_a_kernel_that_follows_its_efficiency_is_predicted_from_the_rest(bench: Bench) -> None:
+    for split in ("tokens", "shapes"):
+        (found,) = bench.held_out(GEMM, split)
+        assert found.family == "gemm_bfloat16"
+        assert MEASURED not in found.sources
+        assert errors(found, found.predicted)["median"] < 0.1
+        assert errors(found, found.predicted)["p95"] < errors(found, found.interpolated)["p95"]
+    assert len(found.measured) == len(kernel_tables.TOKENS) * 7
+
+
+def test_ends_stay_and_a_third_goes(bench: Bench) -> None:
+    rows = bench.rows(GEMM)
+    assert rows is not None
+    out = taken_out(rows, GEMM, "tokens")
+    assert set(rows["m"][out]) == set(sorted(kernel_tables.TOKENS)[1:-1][1::3])
+    shapes = taken_out(rows, GEMM, "shapes")
+    assert set(rows["n"][~shapes]) == {256, 4096, 16384}
+
+
+def test_noise_is_the_spread_of_repeats() -> None:
+    rows = Columns(
+        {name: np.array(values) for name, values in {"n": [1] * 4, "k": [1] * 4, "m": [1, 1, 1, 2]}.items()}
+        | {"latency": np.array([1.0, 1.1, 1.21, 5.0])},
+        {"gemm_dtype": (np.zeros(4, dtype=np.int64), ("bfloat16",))},
+    )
+    assert sorted(noise(rows, GEMM)) == pytest.approx([0.0, np.log(1.1), np.log(1.1)])
+
+
+def test_the_report_is_a_table_or_json(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.database() is not None
+    assert main(["validate", "kernels", "--device", "h100_sxm"]) == 0
+    assert "| h100_sxm, vllm | gemm_bfloat16 | tokens |" in capsys.readouterr().out
+    assert main(["validate", "kernels", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {"gemm_bfloat16", "all_gather"} <= {row["family"] for row in document["kernels"]}
+    assert main(["validate", "kernels", "--backend", "nobody"]) == 2
+
+
+def test_ninety_per_cent_of_a_normal_law_give_its_deviation() -> None:
+    logs = np.random.default_rng(0).normal(0.0, 0.1, 100_000)
+    assert spread(np.exp(logs), np.ones_like(logs)) == pytest.approx(0.1, rel=0.02)
+    assert NINETIETH == 1.645
+
+
+def test_errors_grow_with_the_distance_to_data() -> None:
+    kernel, octaves = Gemm(4096, 4096), np.array([0.0, 0.0, np.nan, 1.0, 3.0, np.inf])
+    sources = np.array([MEASURED, INTERPOLATED, MODELLED, MODELLED, MODELLED, MODELLED], dtype=np.int8)
+    found = relative_error(kernel, Answer(np.ones(6), sources, octaves))
+    known = family_errors("gemm_bfloat16")
+    assert found.tolist()[:4] == pytest.approx([known.measured, known.interpolated, known.rule, known.modelled])
+    assert (np.diff(found[3:]) >= 0).all()
+    assert found[5] == max(known.roofline, known.modelled)
+
+
+def test_every_kernel_has_a_family_with_errors() -> None:
+    names = {
+        error_family(kernel) for kernel in (Gemm(1, 1, "float16"), Experts(1, 1, 1, 1, dtype="fp8"), Elementwise(1))
+    }
+    names.add(error_family(Attention("decode", 8, 1, 128, 128)))
+    assert names == {"gemm_bfloat16", "experts_fp8", "elementwise", "attention_decode"}
+    assert family_errors("no such") == family_errors("other")
+
+
+def test_distances_are_zero_at_data_and_never_measured_by_rule() -> None:
+    assert answer(np.ones(2), MEASURED).distance.tolist() == [0.0, 0.0]
+    plain = answer(np.ones(2), MODELLED)
+    assert np.isnan(plain.distance).all()
+    assert not plain.extrapolated.any()
+    other = answer(np.ones(2), INTERPOLATED).modelled()
+    assert other.extrapolated.all()
+    assert other.distance.tolist() == [1.0, 1.0]
