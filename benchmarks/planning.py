@@ -34,7 +34,7 @@ class Case:
     trace: str
     goodput: tuple[str, ...]
     objective: Objective
-    perf: str = "roofline"
+    perf: str = "modelled"
 
     def question(self, requests: int) -> Question:
         """The question about so many requests."""

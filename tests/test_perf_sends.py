@@ -22,7 +22,7 @@ def pool(name: str = "Llama-3.1-8B", on: str = "h100", **engine: Any) -> Pool:
 
 
 def of(pool: Pool) -> StageTimes:
-    times = tabulate(pool, "roofline").pipeline
+    times = tabulate(pool, "modelled").pipeline
     assert times
     return times
 
@@ -30,7 +30,7 @@ def of(pool: Pool) -> StageTimes:
 @pytest.mark.parametrize("engine", [{}, {"enforce_eager": True, "tensor_parallel_size": 2}])
 def test_the_stages_together_are_the_whole_model(engine: dict[str, Any]) -> None:
     """Token-level work, attention, head and host work are divided; only waits for launches may add up to more."""
-    alone = tabulate(pool(**engine), "roofline").times
+    alone = tabulate(pool(**engine), "modelled").times
     times = of(pool(pipeline_parallel_size=3, **engine))
     parts = times.together
     for name in ("decode_attention", "mixed_attention", "prefill_attention", "sequences", "host_serial"):
@@ -49,7 +49,7 @@ def test_only_the_first_stage_embeds_and_only_the_last_samples() -> None:
 
 
 def test_shares_of_stages_add_up() -> None:
-    found = tabulate(pool(pipeline_parallel_size=2), "roofline")
+    found = tabulate(pool(pipeline_parallel_size=2), "modelled")
     assert found.pipeline
     assert np.array_equal(found.times.mixed_tokens, found.pipeline.together.mixed_tokens)
     for split in (found.sources, found.groups):
@@ -59,9 +59,9 @@ def test_shares_of_stages_add_up() -> None:
 
 
 def test_stages_are_cached_one_by_one(tmp_path: Any) -> None:
-    first = tabulate(pool(pipeline_parallel_size=2), "roofline", tmp_path)
+    first = tabulate(pool(pipeline_parallel_size=2), "modelled", tmp_path)
     assert len(list(tmp_path.glob("*.npz"))) == 2
-    again = tabulate(pool(pipeline_parallel_size=2), "roofline", tmp_path)
+    again = tabulate(pool(pipeline_parallel_size=2), "modelled", tmp_path)
     assert first.pipeline and again.pipeline
     for one, other in zip(first.pipeline.stages, again.pipeline.stages, strict=True):
         assert np.array_equal(one.mixed_tokens, other.mixed_tokens)
@@ -69,12 +69,12 @@ def test_stages_are_cached_one_by_one(tmp_path: Any) -> None:
 
 
 def test_without_a_pipeline_the_tables_are_plain() -> None:
-    assert tabulate(pool(), "roofline").pipeline is None
+    assert tabulate(pool(), "modelled").pipeline is None
 
 
 def test_activations_are_two_rows_per_token_over_the_link() -> None:
     served = pool(pipeline_parallel_size=2)
-    found = predictor(served, "roofline")
+    found = predictor(served, "modelled")
     ax = axes(served)
     row = sends(served, ax, found)[0]
     attained = found.roofline.efficiencies["gather"]
@@ -97,7 +97,7 @@ def test_activations_are_two_rows_per_token_over_the_link() -> None:
 def test_stages_beyond_a_node_send_over_the_network(engine: dict[str, Any], crossed: list[bool]) -> None:
     served = pool("Llama-3.1-70B", **engine)
     assert across_nodes(served) == crossed
-    rows = sends(served, axes(served), predictor(served, "roofline"))
+    rows = sends(served, axes(served), predictor(served, "modelled"))
     assert [bool(row[700] > 1.5 * rows[:, 700].min()) for row in rows] == (
         crossed if any(not x for x in crossed) else [False]
     )

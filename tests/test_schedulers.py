@@ -112,7 +112,7 @@ def served(**engine: object) -> Deployment:
 
 def test_a_run_by_a_scheduler_of_ones_own(mine: str) -> None:
     workload = generate(Gamma(2.0, 1.0), Both(Lognormal(300, 0.5, 900), Lognormal(20, 0.5, 60)), 40)
-    run = simulate(served(scheduler=f"{mine}:Patient"), workload, perf="roofline", cache=False)
+    run = simulate(served(scheduler=f"{mine}:Patient"), workload, perf="modelled", cache=False)
     requests = run.requests
     assert (requests.finish[:-1] <= requests.scheduled[1:] + 1e-9).all()
 
@@ -121,7 +121,7 @@ def test_a_run_by_a_scheduler_of_ones_own(mine: str) -> None:
             first = [*running, *waiting][:1]  # type: ignore[misc]
             return Decision({one: one.num_tokens - one.num_computed_tokens for one in first})
 
-    again = simulate(served(async_scheduling=False), workload, perf="roofline", cache=False, scheduler=Same)
+    again = simulate(served(async_scheduling=False), workload, perf="modelled", cache=False, scheduler=Same)
     assert np.array_equal(again.requests.finish, requests.finish)
 
 

@@ -172,7 +172,7 @@ def test_a_scheduler_may_be_given_as_a_value() -> None:
     workload = generate(Gamma(20.0, 0.5), LENGTHS, 300, seed=1)
     served = deployment(async_scheduling=False, max_num_batched_tokens=4096)
     own, same, first = (
-        simulate(served, workload, perf="roofline", policies=policies)
+        simulate(served, workload, perf="modelled", policies=policies)
         for policies in (None, [policy(served.pools[0])], [Policy(group_order="prefill_first", mixed=False)])
     )
     assert np.array_equal(own.requests.finish, same.requests.finish)
@@ -190,6 +190,6 @@ def test_schedulers_see_declared_limits_and_priorities() -> None:
         priority=np.array([2, 0, 1]),
     )  # fmt: skip
     settings = Policy(allocation="prompt_and_output", preemption="none", admission_order="priority")
-    requests = simulate(served, workload, perf="roofline", policies=[settings]).requests
+    requests = simulate(served, workload, perf="modelled", policies=[settings]).requests
     assert np.argsort(requests.scheduled).tolist() == [1, 2, 0]
     assert requests.scheduled[2] >= requests.finish[1]
