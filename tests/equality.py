@@ -30,7 +30,7 @@ class Impatient(Scheduler):
     silent = 0
 
     def schedule(self, now: float = 0.0) -> Batch:
-        self.silent += 1
+        self.silent = self.silent + 1 if self.waiting or self.running else 0
         if self.silent > 2 * (4 * self.limits.max_model_len + 1000):
             raise StuckError
         return super().schedule(now)

@@ -13,7 +13,7 @@ from windtunnel.cli.run import MISSED
 QUICK = ("run", "Qwen/Qwen3-8B", "--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
 KEYS = (
     "schema_version requests ttft tpot itl e2el queue request_throughput output_throughput goodput attainment cost_usd "
-    "energy_wh kv_blocks utilisation preemptions time_share warnings"
+    "energy_wh kv_blocks utilisation preemptions prefix_cache_hit_rate time_share warnings"
 )
 
 Capture = pytest.CaptureFixture[str]

@@ -1,6 +1,5 @@
 import json
 import pickle
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,7 +52,8 @@ def test_other_defaults() -> None:
     assert engine.async_scheduling
     assert engine.scheduler_reserve_full_isl
     assert engine.enable_chunked_prefill
-    assert not engine.enable_prefix_caching
+    assert engine.enable_prefix_caching
+    assert not resolved(enable_prefix_caching=False).enable_prefix_caching
     assert resolved(load_model("DeepSeek-V2"), tensor_parallel_size=8).block_size == 64
     assert resolved(load_model("opt-13b")).dtype == "float16"
 
@@ -140,8 +140,8 @@ def test_capture_sizes() -> None:
         ({"pipeline_parallel_size": 2, "preset": "vllm-0.20"}, "use async_scheduling=False or preset='vllm-0.32'"),
         ({"pipeline_parallel_size": 2, "preset": "vllm-0.12", "async_scheduling": True}, "has no async_scheduling"),
         ({"pipeline_parallel_size": 2, "preset": "sglang-0.5"}, "not simulated for sglang-0.5; use a vLLM preset"),
-        ({"scheduling_policy": "priority"}, "not simulated yet"),
-        ({"enable_prefix_caching": True}, "prefix caching is not simulated yet"),
+        ({"pipeline_parallel_size": 2, "enable_prefix_caching": True}, "not simulated with pipeline_parallel_size=2"),
+        ({"long_prefill_token_threshold": -1}, "must be an integer ≥ 0"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(settings: dict[str, Any], words: str) -> None:
@@ -218,11 +218,8 @@ def test_deployments() -> None:
 
 
 def test_warnings_tell_what_the_real_engine_would_do() -> None:
-    pool = Pool(DENSE, H100)
-    assert [text for text in warnings(Deployment((pool,))) if "prefix caching" in text]
-    assert [text for text in warnings(Deployment((replace(pool, replicas=2),))) if "prefix caching" in text]
-    assert warnings(Deployment((Pool(DENSE, H100, Engine(enable_prefix_caching=False)),))) == []
-    mixed = Pool(load_model("gemma-2-9b"), H100, Engine(enable_prefix_caching=False))
+    assert warnings(Deployment((Pool(DENSE, H100),))) == []
+    mixed = Pool(load_model("gemma-2-9b"), H100)
     assert [text for text in warnings(Deployment((mixed,))) if "sliding windows" in text]
 
 

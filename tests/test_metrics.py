@@ -23,6 +23,7 @@ KEYS = {
     "kv_blocks": None,
     "utilisation": ["busy", "kv", "mfu", "mbu", "bubbles"],
     "preemptions": None,
+    "prefix_cache_hit_rate": None,
     "time_share": ["measured", "interpolated", "modelled"],
     "warnings": None,
 }

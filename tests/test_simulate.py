@@ -13,7 +13,7 @@ from windtunnel.model import load_model
 from windtunnel.policy import Policy
 from windtunnel.run import FINISHED, REJECTED, Run
 from windtunnel.simulate import policy, simulate
-from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate
+from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate, prefix_repetition
 
 LENGTHS = Both(Lognormal(400, 0.8, 3000), Lognormal(100, 0.8, 900))
 
@@ -193,3 +193,49 @@ def test_schedulers_see_declared_limits_and_priorities() -> None:
     requests = simulate(served, workload, perf="modelled", policies=[settings]).requests
     assert np.argsort(requests.scheduled).tolist() == [1, 2, 0]
     assert requests.scheduled[2] >= requests.finish[1]
+
+
+def test_common_prefixes_are_computed_once() -> None:
+    """Ten prefixes of 320 tokens: every request but the first of each finds 20 blocks."""
+    workload = prefix_repetition(Gamma(5.0, 1.0), LENGTHS, 500, num_prefixes=10, prefix_tokens=320, seed=2)
+    found = run(deployment(), workload).requests.cached_tokens
+    assert (found == 320).sum() == 490
+    assert (found == 0).sum() == 10
+    assert run(deployment(enable_prefix_caching=False), workload).requests.cached_tokens.sum() == 0
+
+
+def test_contents_that_nobody_told_are_like_no_others() -> None:
+    workload = generate(Gamma(20.0, 0.5), LENGTHS, 300, seed=1)
+    cached, plain = run(deployment(), workload), run(deployment(enable_prefix_caching=False), workload)
+    assert np.array_equal(cached.requests.finish, plain.requests.finish)
+    assert any("no hash_ids" in text for text in cached.manifest["warnings"])
+    assert not any("no hash_ids" in text for text in plain.manifest["warnings"])
+
+
+def test_better_priorities_wait_less() -> None:
+    workload = generate(Gamma(60.0, 0.5), LENGTHS, 1500, seed=1)
+    priority = np.arange(1500) % 2
+    ordered = Workload.from_columns(
+        arrival=workload.arrival,
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=workload.output_tokens,
+        priority=priority,
+    )
+    requests = run(deployment(scheduling_policy="priority", max_num_seqs=16), ordered).requests
+    waited = requests.scheduled - requests.arrival
+    assert waited[priority == 0].mean() < waited[priority == 1].mean() / 4
+
+
+def test_a_threshold_bounds_the_tokens_of_a_prompt_in_a_step() -> None:
+    """Except where a request has the engine to itself."""
+    rows = run(
+        deployment(long_prefill_token_threshold=128), generate(Gamma(20.0, 0.5), LENGTHS, 300, seed=1)
+    ).iterations
+    assert rows.chunk_tokens[rows.decodes > 0].max() == 128
+    assert rows.chunk_tokens.max() > 128
+
+
+@pytest.mark.parametrize("preset", ["vllm-0.32", "vllm-0.20", "vllm-0.19", "vllm-0.16", "vllm-0.12", "vllm-0.10"])
+def test_every_version_serves_everybody(preset: str) -> None:
+    simulated = run(deployment(preset=preset, num_gpu_blocks_override=400), generate(Gamma(20.0, 0.5), LENGTHS, 300))
+    assert (simulated.requests.status == FINISHED).all()

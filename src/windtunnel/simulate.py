@@ -24,6 +24,7 @@ from windtunnel.perf.grid import tabulate
 from windtunnel.perf.stage_times import Times
 from windtunnel.perf.tables import Tabulated
 from windtunnel.policy import Limits, Settings, Sglang, VllmV1
+from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.reference.custom import PythonScheduler
 from windtunnel.routing import ROUTE_SCORE, router_number
 from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
@@ -31,6 +32,9 @@ from windtunnel.schedulers import find_scheduler, python_object
 from windtunnel.workload.columns import Workload
 
 Integers = NDArray[np.int64]
+
+STAND_INS = {"vllm-0.19": "vllm-0.20", "sglang-0.5": "vllm-0.32", "trtllm-1.0": "vllm-0.32"}
+"""Engine presets whose own scheduler is not simulated → the one whose rules hold instead."""
 
 
 def simulate(
@@ -82,7 +86,7 @@ def simulate(
     else:
         record = run_core(fleet, demand, router, uniforms)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
-    notes += _notes(demand, cut, fleet.limits[0])
+    notes += _notes(demand, cut, fleet)
     requests = _requests(workload, record)
     return Run(
         requests=at_client(requests, workload, delays, client) if client else requests,
@@ -158,10 +162,17 @@ def limits(pool: Pool, budget: KVBudget) -> Limits:
 def policy(pool: Pool) -> VllmV1:
     """The scheduler of the pool's engine."""
     engine = pool.engine
-    return VllmV1(
+    by_priority = engine.scheduling_policy == "priority"
+    own_rules = VERSIONS[STAND_INS.get(engine.preset, engine.preset)]
+    return replace(
+        own_rules if engine.pipeline_parallel_size == 1 else VllmV1(),
         chunked_prefill=engine.enable_chunked_prefill is not False,
         reserve_full_prompt=engine.scheduler_reserve_full_isl is not False,
         watermark=engine.watermark,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        prefix_caching=bool(engine.enable_prefix_caching),
+        admission_order="priority" if by_priority else "fcfs",
+        victim="lowest_priority" if by_priority else "newest",
         async_scheduling=engine.async_scheduling is not False,
         pipeline_parallel_size=engine.pipeline_parallel_size,
     )
@@ -188,12 +199,14 @@ def _demand(workload: Workload, limit: Limits, settings: Settings) -> tuple[Dema
         max_concurrency=workload.max_concurrency,
         max_tokens=np.minimum(workload.max_tokens, room),
         priority=workload.priority,
+        hash_ids=workload.hash_ids,
+        hash_block_size=workload.hash_block_size,
     )
     return demand, int(((output < workload.output_tokens) & ~refused).sum())
 
 
-def _notes(demand: Demand, cut: int, limit: Limits) -> list[str]:
-    found = []
+def _notes(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
+    found, limit = [], fleet.limits[0]
     if refused := int(demand.refused.sum()):
         found.append(
             f"{refused} of {len(demand.refused)} requests can never run and were rejected: they exceed max_model_len="
@@ -201,6 +214,11 @@ def _notes(demand: Demand, cut: int, limit: Limits) -> list[str]:
         )
     if cut:
         found.append(f"{cut} requests end at max_model_len={limit.max_model_len}, before their full output")
+    if demand.hash_ids is None and any(getattr(policy, "prefix_caching", False) for policy in fleet.policies):
+        found.append(
+            "prefix caching is on, but the workload does not say which prompts begin alike (no hash_ids): only "
+            "preempted requests find anything"
+        )
     return found
 
 
@@ -222,7 +240,7 @@ def _requests(workload: Workload, record: Record) -> Requests:
         first_token=rows["first_token"].copy(),
         finish=rows["finish"].copy(),
         preemptions=rows["preemptions"].astype(np.int64),
-        cached_tokens=np.zeros(len(rows), dtype=np.int64),
+        cached_tokens=rows["cached_tokens"].astype(np.int64),
     )
 
 

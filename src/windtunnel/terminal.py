@@ -159,6 +159,8 @@ def _facts(results: Sequence["Summary"], intervals: Mapping[str, "Interval"]) ->
     if intervals["utilisation.bubbles"].mean > 0:
         shares.append(("bubbles", "of the stages' time in bubbles"))
     facts.append(("GPUs", ", ".join(f"{value(f'utilisation.{name}', 100)} % {text}" for name, text in shares)))
+    if result.prefix_cache_hit_rate > 0:
+        facts.append(("prefix cache", f"{value('prefix_cache_hit_rate', 100)} % of the prompt tokens found"))
     facts += _costs(result)
     facts.append(("kernel times", ", ".join(f"{share(part)} {source}" for source, part in result.time_share.items())))
     return facts

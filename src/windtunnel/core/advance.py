@@ -3,9 +3,10 @@
 from typing import Any
 
 import numpy as np
+from numba.extending import overload
 
-from windtunnel.core.family import room, steady_run, step, update_bound
-from windtunnel.core.kernel import kernel
+from windtunnel.core.family import is_large, room, steady_run, step, update_bound
+from windtunnel.core.kernel import called_kernel, kernel
 from windtunnel.core.records import IDLE, ROWS, STALLS, State
 
 REACHED, FULL = 0, 1
@@ -19,7 +20,6 @@ def log_has_room(state: State, pool: Any, group: Any) -> bool:
     return len(rows) - counters[ROWS] > wanted and len(stalls) - counters[STALLS] > wanted
 
 
-@kernel
 def advance(state: State, g: int, until: float, stop_at_release: bool) -> int:
     """Step group ``g`` while its next decision lies before ``until``; FULL if the log needs room first.
 
@@ -39,3 +39,17 @@ def advance(state: State, g: int, until: float, stop_at_release: bool) -> int:
             break
     update_bound(state, pool, group)
     return REACHED
+
+
+inlined, called = kernel(advance), called_kernel(advance)
+"""The same as a part of each loop, and compiled once for all of them where the family's rules are large."""
+
+
+@overload(advance, strict=False)
+def _advance(state: Any, g: Any, until: Any, stop_at_release: Any) -> Any:  # noqa: ARG001 - numba matches them by name
+    chosen = called if is_large(state) else inlined
+
+    def call(state: Any, g: Any, until: Any, stop_at_release: Any) -> Any:
+        return chosen(state, g, until, stop_at_release)
+
+    return call

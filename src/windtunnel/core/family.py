@@ -68,6 +68,11 @@ def room(state: Any, pool: Any, group: Any) -> bool:
     return bool(module.room(state, pool, group)) if hasattr(module, "room") else True
 
 
+def is_large(state: Any) -> bool:
+    """Whether the rules, by the compiler's type of a State, are compiled once for all loops, and not into each."""
+    return _compiled(state) is vllm_v1_full
+
+
 def _compiled(state: Any) -> ModuleType:
     """The module by the compiler's type of a State."""
     arrays = state.types[state.fields.index("own")].instance_class
@@ -81,22 +86,12 @@ def _enqueue(state: Any, lane: Any, r: Any) -> Any:  # noqa: ARG001 - numba matc
 
 @overload(step, strict=False)
 def _step(state: Any, pool: Any, group: Any) -> Any:  # noqa: ARG001
-    chosen = _compiled(state).step
-
-    def call(state: Any, pool: Any, group: Any) -> Any:
-        return chosen(state, pool, group)
-
-    return call
+    return _compiled(state).step.py_func
 
 
 @overload(steady_run, strict=False)
 def _steady_run(state: Any, pool: Any, group: Any, until: Any) -> Any:  # noqa: ARG001
-    chosen = _compiled(state).steady_run
-
-    def call(state: Any, pool: Any, group: Any, until: Any) -> Any:
-        return chosen(state, pool, group, until)
-
-    return call
+    return _compiled(state).steady_run.py_func
 
 
 @overload(update_bound, strict=False)

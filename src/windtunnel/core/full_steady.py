@@ -6,7 +6,7 @@ import numpy as np
 
 from windtunnel.core.admission import head_tokens
 from windtunnel.core.heap import next_finish
-from windtunnel.core.kernel import called_kernel, kernel
+from windtunnel.core.kernel import kernel
 from windtunnel.core.prefix_cache import offer
 from windtunnel.core.records import NONE, State
 from windtunnel.core.running import most_tokens
@@ -47,7 +47,7 @@ def may_be_joined(pool: Any, lane: Any, tokens: int) -> bool:
     return (lane.queue_head == NONE or overtakes) and open_budget and lane.running < pool.max_num_seqs
 
 
-@called_kernel
+@kernel
 def steady_run(state: State, pool: Any, group: Any, until: float) -> int:
     """Run as many equal steps as possible while ``now`` < ``until`` (which counts only if an arrival could join)."""
     lanes, requests = state.lanes, state.requests

@@ -4,7 +4,7 @@ from typing import Any
 
 from windtunnel.core.admission import admit
 from windtunnel.core.eviction import add_partial, drop_partial, resume_held
-from windtunnel.core.kernel import called_kernel, kernel
+from windtunnel.core.kernel import kernel
 from windtunnel.core.lane import finish_decodes, finish_prefill, stop_decoding, unlink
 from windtunnel.core.prefix_cache import give_back
 from windtunnel.core.records import GONE, IDLE, NONE, PREFILLING, QUEUED, STEPPED, State
@@ -150,7 +150,7 @@ def gives_up(state: State, pool: Any, group: Any) -> bool:
     return stuck
 
 
-@called_kernel
+@kernel
 def step(state: State, pool: Any, group: Any) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
     lanes = state.lanes

@@ -85,7 +85,7 @@ def hook(name: str, function: Callable[..., Any]) -> Hook:
 
 def address(name: str, policy: Any) -> int:
     """Where the core finds a policy's hook; 0 where it has none."""
-    function = getattr(policy, name)
+    function = getattr(policy, name, None)
     return hook(name, function).address if function is not None else 0
 
 

@@ -17,6 +17,10 @@ from windtunnel.perf.cache import cache_folder
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+"""Of every compiled function; ``_nrt``: nothing is allocated in it, so no references are counted."""
+
+
 @cache
 def kernel_folder() -> Path:
     """Where compiled code lives: a folder named after the content of all core sources.
@@ -40,7 +44,8 @@ def kernel_folder() -> Path:
 def kernel(function: Function) -> Function:
     """Compile ``function`` without the interpreter lock; no fast-math, so additions keep their order.
 
-    It becomes part of every function that calls it: handing over arrays costs more than most kernels do.
+    It becomes part of every function that calls it: handing over arrays costs more than most kernels do. If
+    references were counted, each hand-over of a State would count all its arrays, at ten times the cost of a step.
     """
     return _compiled(function, inline=True)
 
@@ -54,6 +59,6 @@ def _compiled(function: Function, inline: bool) -> Function:
     previous = config.CACHE_DIR  # type: ignore[attr-defined]
     config.CACHE_DIR = str(kernel_folder())  # type: ignore[attr-defined]
     try:
-        return cast(Function, numba.njit(cache=True, nogil=True, error_model="numpy", forceinline=inline)(function))
+        return cast(Function, numba.njit(**OPTIONS, forceinline=inline)(function))
     finally:
         config.CACHE_DIR = previous  # type: ignore[attr-defined]

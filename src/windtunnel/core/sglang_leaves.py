@@ -29,9 +29,14 @@ def offer(tree: Tree, rank: Any, node: int) -> None:
     if rank.num_leaves == tree.sizes[0] * LEAVES_PER_NODE:
         collect(tree, rank)
         return
+    push_leaf(tree, rank, (record.used << 28) | int(node))
+
+
+@kernel
+def push_leaf(tree: Tree, rank: Any, key: int) -> None:
+    """Add an entry to the heap."""
     i = rank.num_leaves
     rank.num_leaves += 1
-    key = (record.used << 28) | int(node)
     base = rank.leaves
     while i > 0 and tree.leaves[base + ((i - 1) >> 1)] > key:
         tree.leaves[base + i] = tree.leaves[base + ((i - 1) >> 1)]
@@ -42,14 +47,11 @@ def offer(tree: Tree, rank: Any, node: int) -> None:
 @called_kernel
 def collect(tree: Tree, rank: Any) -> None:
     """Build the heap of leaves anew, without what is outdated."""
-    count = 0
+    rank.num_leaves = 0
     for node in range(1, tree.sizes[0]):
         record = tree.nodes[rank.nodes + node]
         if record.used != NONE and record.locks == 0 and record.child == NONE:
-            tree.leaves[rank.leaves + count] = (record.used << 28) | node
-            count += 1
-    tree.leaves[rank.leaves : rank.leaves + count].sort()
-    rank.num_leaves = count
+            push_leaf(tree, rank, (record.used << 28) | node)
 
 
 @kernel

@@ -42,7 +42,7 @@ class Engine:
     quantization: str | None = None
     """``fp8`` quantises a 16-bit model while it is loaded; else it must be the checkpoint's own method."""
     enable_prefix_caching: bool | None = None
-    """Not simulated yet: off, with a warning where the real engine would have it on."""
+    """Share full blocks of equal beginnings, and keep those of ended requests until their place is needed."""
     enable_chunked_prefill: bool | None = None
     """A prompt may be computed in several steps."""
     num_gpu_blocks_override: int | None = None
@@ -56,7 +56,9 @@ class Engine:
     scheduler_reserve_full_isl: bool | None = None
     """Admit a prompt only when blocks for all of it are free."""
     scheduling_policy: str = "fcfs"
-    """``fcfs``."""
+    """``fcfs``, or ``priority``: the lowest number first, and the highest is preempted first."""
+    long_prefill_token_threshold: int = 0
+    """Most tokens that one request computes in a step, so that long prompts leave room to others; 0: no such limit."""
     scheduler: str | None = None
     """Another scheduler than the engine's: a name of ``windtunnel list schedulers``, with settings of its own as in
     ``sarathi:chunk=512``, or one of yours, ``./mine.py:MyScheduler``."""
@@ -77,6 +79,7 @@ class Engine:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._require_integer(name, 1, optional=True)
         self._require_integer("num_gpu_blocks_override", 2, optional=True)
+        self._require_integer("long_prefill_token_threshold", 0)
         utilization = self.gpu_memory_utilization
         if utilization is not None and not (isfinite(utilization) and 0 < utilization <= 1):
             raise InputError(f"gpu_memory_utilization={utilization}: must be > 0 and ≤ 1")

@@ -32,8 +32,6 @@ NATIVE_SINCE = {"fp8": 89, "fp8_block": 89, "nvfp4": 100}
 def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     """The engine with every None filled in for this model on this device. Resolving twice changes nothing.
 
-    Prefix caching alone stays None where nobody chose, which means off, so that its absence can be told.
-
     Raises InputError for a setting that vLLM would refuse, and for one that is not simulated yet.
     """
     chosen = preset(engine.preset)
@@ -56,6 +54,7 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         dtype=effective_model(model, device, engine).dtype,
         gpu_memory_utilization=engine.gpu_memory_utilization or chosen.gpu_memory_utilization,
         async_scheduling=chosen.async_scheduling if engine.async_scheduling is None else engine.async_scheduling,
+        enable_prefix_caching=_prefix_caching(engine),
         scheduler_reserve_full_isl=chosen.scheduler_reserve_full_isl
         if engine.scheduler_reserve_full_isl is None
         else engine.scheduler_reserve_full_isl,
@@ -100,10 +99,21 @@ def _casts_activations(stored: Quantization, device: Device, engine: Engine) -> 
 
 
 def _refuse_what_is_not_simulated(engine: Engine) -> None:
-    if engine.scheduling_policy != "fcfs":
-        raise InputError(f"scheduling_policy={engine.scheduling_policy!r}: not simulated yet; use 'fcfs'")
-    if engine.enable_prefix_caching:
-        raise InputError("enable_prefix_caching=True: prefix caching is not simulated yet; leave it out or set False")
+    if engine.pipeline_parallel_size == 1:
+        return
+    for name in ("scheduling_policy", "enable_prefix_caching", "long_prefill_token_threshold"):
+        if getattr(engine, name) not in (None, False, 0, "fcfs"):
+            raise InputError(
+                f"{name}={getattr(engine, name)!r}: not simulated with pipeline_parallel_size="
+                f"{engine.pipeline_parallel_size}; leave it out"
+            )
+
+
+def _prefix_caching(engine: Engine) -> bool | None:
+    """None stays where nobody chose in a pipeline, which means off, so that its absence can be told."""
+    if engine.enable_prefix_caching is not None or engine.pipeline_parallel_size > 1:
+        return engine.enable_prefix_caching
+    return preset(engine.preset).enable_prefix_caching
 
 
 def _require_pipeline(engine: Engine, model: Model) -> None:

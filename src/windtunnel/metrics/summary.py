@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.deployment import SLO
 from windtunnel.metrics.distribution import Distribution
@@ -17,7 +18,7 @@ from windtunnel.metrics.shares import SOURCES, time_share
 from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.usage import Usage, usage
 from windtunnel.metrics.window import Window, measured_window
-from windtunnel.run import ABORTED, FINISHED, REJECTED, Run
+from windtunnel.run import ABORTED, FINISHED, REJECTED, Requests, Run
 
 SCHEMA_VERSION = 1
 NAN = float("nan")
@@ -53,6 +54,8 @@ class Summary:
     max_wait: float
     """Longest time that a request waited for its first step: the measure of starvation."""
     preemptions: int
+    prefix_cache_hit_rate: float
+    """Share of the prompts' tokens that were found in the prefix cache; NaN if nobody was admitted."""
     usage: Usage
     kv_blocks: int
     """Blocks of one data-parallel rank (of the first pool), as the engine prints."""
@@ -106,6 +109,7 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
         verdicts=verdicts(latencies, slo),
         max_wait=float(np.nanmax(wait)) if (~np.isnan(wait)).any() else NAN,
         preemptions=int(requests.preemptions[arrived].sum()),
+        prefix_cache_hit_rate=_hit_rate(requests, arrived & ~np.isnan(requests.scheduled)),
         usage=used,
         kv_blocks=int(pools[0]["kv_blocks"]) if pools else 0,
         time_share=shares,
@@ -145,6 +149,7 @@ def summary_json(result: Summary) -> dict[str, Any]:
                 "bubbles": used.bubbles,
             },
             "preemptions": result.preemptions,
+            "prefix_cache_hit_rate": result.prefix_cache_hit_rate,
             "time_share": {source: result.time_share[source] for source in SOURCES},
             "warnings": list(result.warnings),
         }
@@ -161,6 +166,11 @@ def clean(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
+
+
+def _hit_rate(requests: Requests, admitted: NDArray[np.bool_]) -> float:
+    tokens = int(requests.prompt_tokens[admitted].sum())
+    return int(requests.cached_tokens[admitted].sum()) / tokens if tokens else NAN
 
 
 def _per_second(amount: float, window: Window) -> float:

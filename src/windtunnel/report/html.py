@@ -106,11 +106,12 @@ def _answer(summary: Summary, slo: SLO | None) -> str:
         f", {count:,} {word}" for word, count in (("rejected", summary.rejected), ("aborted", summary.aborted)) if count
     )
     waited = f"{summary.preemptions:,} preemptions, longest wait {seconds(summary.max_wait)}"
+    found = percent(summary.prefix_cache_hit_rate)
     cards += [
         card("Cost / M output tokens", money(million(used.cost_usd)), price),
         card("Energy / M output tokens", energy, power),
         card("GPUs busy", percent(used.busy), f"MFU {percent(used.mfu)}, MBU {percent(used.mbu)}"),
-        card("KV cache in use", percent(used.kv), f"of {summary.kv_blocks:,} blocks a rank"),
+        card("KV cache in use", percent(used.kv), f"of {summary.kv_blocks:,} blocks a rank; {found} of prompts found"),
         card("Requests finished", f"{summary.finished:,}", f"of {summary.total:,}{refused}; {waited}"),
     ]
     return f'<div class="cards">{"".join(cards)}</div>'

@@ -17,6 +17,7 @@ VALUES = (
     "kv_cache_dtype",
     "quantization",
     "num_gpu_blocks_override",
+    "long_prefill_token_threshold",
 )
 SWITCHES = ("enable_expert_parallel", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 SILENT: dict[str, tuple[Any, ...]] = {
@@ -25,6 +26,8 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "dtype": ("auto",),
     "kv_cache_dtype": ("auto",),
     "enable_expert_parallel": (False,),
+    "enable_prefix_caching": (True,),
+    "long_prefill_token_threshold": (0,),
 }
 """Values that are vLLM's own defaults on every device and need no flag."""
 

@@ -44,14 +44,15 @@ class Recording:
     def pool(self) -> Pool:
         """What is simulated: the recorded settings on the preset nearest to the recorded version.
 
-        Prefix caching is not simulated: a run with it is replayed without, which the measurement's notes say.
+        A run with prefix caching is replayed without, since nothing is recorded of what the prompts hold; the
+        measurement's notes say so.
 
         Raises InputError for what cannot be simulated.
         """
         for name in self.settings:
             if name not in SETTINGS:
                 raise unknown("engine setting", name, SETTINGS)
-        settings = {name: value for name, value in self.settings.items() if name != "enable_prefix_caching"}
+        settings = self.settings | {"enable_prefix_caching": False}
         chosen = nearest_preset(self.engine, self.version)
         return Pool(load_model(self.model), device(self.device), Engine(preset=chosen, **settings))
 
