@@ -21,7 +21,7 @@ import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.policy import Limits, Policy, VllmV1
+from windtunnel.policy import Limits, Policy, VllmV0, VllmV1
 from windtunnel.policy.presets import POLICIES
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
@@ -131,10 +131,19 @@ def show_core(repeats: int) -> None:
                 print(f"| {load.name} | {replicas} | {kind} | {0.1 / seconds:.2f} | {seconds * 1e4:.0f} |")
 
 
-def policies() -> dict[str, Policy]:
-    """The presets of the unified scheduler, and one that swaps."""
+def policies() -> dict[str, Policy | VllmV0]:
+    """The presets of the unified scheduler, and one that swaps; vLLM's v0 scheduler."""
     swap = Policy(preemption="swap", host_blocks=20_000, swap_time_per_block=1e-4)
-    return {**POLICIES, "trtllm-max-utilization, preemption=swap": swap}
+    return {
+        **POLICIES,
+        "trtllm-max-utilization, preemption=swap": swap,
+        "vllm-0.8-v0": VllmV0(),
+        "vllm-0.8-v0, preemption=swap": VllmV0(
+            preemption_mode="swap", num_cpu_blocks=20_000, swap_seconds_per_block=1e-4
+        ),
+        "vllm-0.8-v0, prefix caching": VllmV0(prefix_caching=True),
+        "vllm-0.8-v0-chunked, 2048 tokens": VllmV0(chunked_prefill=True),
+    }
 
 
 def show_policies(repeats: int) -> None:
@@ -144,7 +153,8 @@ def show_policies(repeats: int) -> None:
     for name, policy in policies().items():
         cells = []
         for load in LOADS[1:]:
-            asked, limits = demand(load, 100_000), Limits(256, MODEL_LEN, MODEL_LEN, load.blocks, 16)
+            tokens = 2048 if "2048 tokens" in name else MODEL_LEN
+            asked, limits = demand(load, 100_000), Limits(256, tokens, MODEL_LEN, load.blocks, 16)
             served = Fleet((limits,), (policy,), (table,), (1,), (1,), (False,))
             record = run(served, asked, 0, np.zeros(100_000))
             cells.append(f"{0.1 / cpu(partial(run, served, asked, 0, np.zeros(100_000)), repeats):.2f}")

@@ -10,7 +10,7 @@ from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.policy import Policy
+from windtunnel.policy import Policy, VllmV0
 from windtunnel.run import FINISHED, REJECTED, Run
 from windtunnel.simulate import policy, simulate
 from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate, prefix_repetition
@@ -239,3 +239,31 @@ def test_a_threshold_bounds_the_tokens_of_a_prompt_in_a_step() -> None:
 def test_every_version_serves_everybody(preset: str) -> None:
     simulated = run(deployment(preset=preset, num_gpu_blocks_override=400), generate(Gamma(20.0, 0.5), LENGTHS, 300))
     assert (simulated.requests.status == FINISHED).all()
+
+
+V0 = {
+    "default": VllmV0(),
+    "chunked": VllmV0(chunked_prefill=True),
+    "swap": VllmV0(preemption_mode="swap"),
+    "caching": VllmV0(prefix_caching=True),
+}
+
+
+@pytest.mark.parametrize("name", V0)
+def test_a_pool_runs_with_the_v0_scheduler(name: str) -> None:
+    served = deployment(num_gpu_blocks_override=400, max_num_batched_tokens=4096)
+    workload = generate(Gamma(20.0, 0.5), LENGTHS, 300, seed=1)
+    result = simulate(served, workload, perf="roofline", policies=[V0[name]])
+    requests, rows = result.requests, result.iterations
+    assert (requests.status == FINISHED).all()
+    assert requests.preemptions.sum() > 0
+    decoded = int((rows.decodes * rows.steps - rows.discarded).sum()) + len(result.stalls.request)
+    assert decoded == int((requests.output_tokens - 1).sum())
+    assert rows.used_blocks.max() <= result.manifest["pools"][0]["kv_blocks"] == 400
+    assert ((rows.decodes > 0) & (rows.chunk_tokens > 0)).any() == (name == "chunked")
+    assert (rows.transfer > 0).any() == (name == "swap")
+
+
+def test_a_v0_scheduler_must_fit_the_engine() -> None:
+    with pytest.raises(InputError, match="must be ≥ max_model_len=4096 without chunked prefill"):
+        simulate(deployment(), generate(Gamma(20.0, 0.5), LENGTHS, 3, seed=1), perf="roofline", policies=[VllmV0()])

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from windtunnel import __version__
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
-from windtunnel.core.records import GONE, NONE, REFUSED
+from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.custom import run_custom
 from windtunnel.deployment import Deployment, Pool, warnings
 from windtunnel.errors import InputError
 from windtunnel.footprint import footprint
+from windtunnel.hardware import GIB
 from windtunnel.memory import KVBudget, kv_blocks
 from windtunnel.overheads import ENGINE_CLOCK, Overheads, at_client, at_engine
 from windtunnel.perf.cache import cache_folder
@@ -23,13 +24,16 @@ from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.stage_times import Times
 from windtunnel.perf.tables import Tabulated
-from windtunnel.policy import Limits, Settings, Sglang, VllmV1
+from windtunnel.policy import Limits, Settings, Sglang, VllmV0, VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.reference.custom import PythonScheduler
 from windtunnel.routing import ROUTE_SCORE, router_number
 from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
 from windtunnel.schedulers import find_scheduler, python_object
 from windtunnel.workload.columns import Workload
+
+SWAP_SPACE = 4 * GIB
+"""Bytes of the host for the blocks of one GPU (vllm/config.py, 0.8.5)."""
 
 Integers = NDArray[np.int64]
 
@@ -92,7 +96,7 @@ def simulate(
         requests=at_client(requests, workload, delays, client) if client else requests,
         iterations=_iterations(record),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
-        manifest=_manifest(deployment, workload, seed, tables, budgets, notes)
+        manifest=_manifest(deployment, workload, seed, tables, list(zip(budgets, fleet.limits, strict=True)), notes)
         | {"overheads": overheads.spec(), "schedulers": [str(settings) for settings in fleet.policies]},
         times=times,
         sources=tuple(table.sources for table in tables),
@@ -137,9 +141,10 @@ def _fleet(
     policies: Sequence[Settings],
 ) -> Fleet:
     pools = deployment.pools
+    rows = list(zip(pools, budgets, policies, strict=True))
     return Fleet(
-        limits=tuple(limits(pool, budget) for pool, budget in zip(pools, budgets, strict=True)),
-        policies=tuple(policies),
+        limits=tuple(limits(*row) for row in rows),
+        policies=tuple(with_host(*row) for row in rows),
         times=times,
         replicas=tuple(pool.replicas for pool in pools),
         lanes=tuple(pool.engine.data_parallel_size for pool in pools),
@@ -147,14 +152,15 @@ def _fleet(
     )
 
 
-def limits(pool: Pool, budget: KVBudget) -> Limits:
-    """What one rank of the pool may use; block 0 of vLLM's pool is never handed out."""
+def limits(pool: Pool, budget: KVBudget, settings: Settings) -> Limits:
+    """What one rank of the pool may use; vLLM never hands out block 0, but for its v0 engine."""
     engine = pool.engine
+    unused = 0 if isinstance(settings, VllmV0) else 1
     return Limits(
         max_num_seqs=engine.seqs,
         max_num_batched_tokens=engine.batched_tokens,
         max_model_len=engine.model_len,
-        num_blocks=budget.num_blocks - 1,
+        num_blocks=budget.num_blocks - unused,
         block_size=engine.tokens_per_block,
     )
 
@@ -175,6 +181,23 @@ def policy(pool: Pool) -> VllmV1:
         victim="lowest_priority" if by_priority else "newest",
         async_scheduling=engine.async_scheduling is not False,
         pipeline_parallel_size=engine.pipeline_parallel_size,
+    )
+
+
+def with_host(pool: Pool, budget: KVBudget, settings: Settings) -> Settings:
+    """Settings that swap, with the host's blocks and the time to move one where they leave them open.
+
+    vLLM 0.8.5 sets 4 GiB of the host's memory aside for each GPU (swap_space), and blocks move over PCIe.
+    """
+    if not isinstance(settings, VllmV0):
+        return settings
+    settings.check(limits(pool, budget, settings))
+    if not settings.swaps:
+        return settings
+    return replace(
+        settings,
+        num_cpu_blocks=settings.num_cpu_blocks or SWAP_SPACE // budget.block_bytes,
+        swap_seconds_per_block=settings.swap_seconds_per_block or budget.block_bytes / pool.device.pcie_bandwidth,
     )
 
 
@@ -235,7 +258,7 @@ def _requests(workload: Workload, record: Record) -> Requests:
         pool=np.where(lane == NONE, -1, 0),
         replica=np.where(lane == NONE, -1, record.replica_of_lane[lane]),
         lane=np.where(lane == NONE, -1, record.rank_of_lane[lane]),
-        status=np.where(finished, FINISHED, np.where(rows["state"] == REFUSED, REJECTED, UNFINISHED)),
+        status=np.where(finished, FINISHED, np.where(np.isin(rows["state"], (REFUSED, IGNORED)), REJECTED, UNFINISHED)),
         scheduled=rows["scheduled"].copy(),
         first_token=rows["first_token"].copy(),
         finish=rows["finish"].copy(),
@@ -271,18 +294,18 @@ def _manifest(
     workload: Workload,
     seed: int,
     tables: Sequence[Tabulated],
-    budgets: list[KVBudget],
+    memory: list[tuple[KVBudget, Limits]],
     notes: list[str],
 ) -> dict[str, Any]:
     pools, replicas = [], []
-    for index, (pool, budget) in enumerate(zip(deployment.pools, budgets, strict=True)):
+    for index, (pool, (budget, limit)) in enumerate(zip(deployment.pools, memory, strict=True)):
         lanes = pool.engine.data_parallel_size
         stages = pool.engine.pipeline_parallel_size
         replicas += [{"pool": index, "lanes": lanes, "lockstep": pool.lockstep, "stages": stages}] * pool.replicas
         pools.append(
             pool.spec()
             | {
-                "kv_blocks": budget.num_blocks - 1,
+                "kv_blocks": limit.num_blocks,
                 "block_size": budget.block_size,
                 "max_num_seqs": pool.engine.seqs,
                 "gpus_per_replica": pool.engine.world_size,

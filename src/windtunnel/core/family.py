@@ -12,14 +12,14 @@ from typing import Any
 
 from numba.extending import overload
 
-from windtunnel.core import pipeline, sglang, unified, vllm_v1, vllm_v1_full
+from windtunnel.core import pipeline, sglang, unified, vllm_v0, vllm_v0_cached, vllm_v1, vllm_v1_full
 from windtunnel.errors import InputError
-from windtunnel.policy import Policy, Sglang, VllmV1
+from windtunnel.policy import Policy, Sglang, VllmV0, VllmV1
 
-FAMILIES: dict[type, ModuleType] = {VllmV1: vllm_v1, Policy: unified, Sglang: sglang}
+FAMILIES: dict[type, ModuleType] = {VllmV1: vllm_v1, VllmV0: vllm_v0, Policy: unified, Sglang: sglang}
 """Type of a scheduler's settings → the module that makes its arrays."""
 
-MODULES: tuple[ModuleType, ...] = (vllm_v1, vllm_v1_full, pipeline, unified, sglang)
+MODULES: tuple[ModuleType, ...] = (vllm_v1, vllm_v1_full, pipeline, vllm_v0, vllm_v0_cached, unified, sglang)
 """Every module that runs: the type of the arrays tells which."""
 
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 NONE = -1
 """The index of no request."""
 
-QUEUED, PREFILLING, DECODING, LEAVING, GONE, REFUSED, ADMITTED, HELD = range(8)
-"""States of a request. LEAVING: its last token is scheduled, but not known yet; ADMITTED: may be sent in a closed
-loop; HELD: it decodes, but not in this step."""
+QUEUED, PREFILLING, DECODING, LEAVING, GONE, REFUSED, ADMITTED, HELD, IGNORED, SWAPPED = range(10)
+"""States of a request. LEAVING: its last token is scheduled, but not known yet; REFUSED: when it arrived; ADMITTED: may
+be sent in a closed loop; HELD: it decodes, but not in this step; IGNORED: refused by the scheduler later; SWAPPED: its
+blocks are on the host."""
 
 POOL = np.dtype(
     [

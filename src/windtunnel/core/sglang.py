@@ -121,7 +121,7 @@ def steady_run(state: State, pool: Any, group: Any, until: float) -> int:
         lane.free = rank.available
         rank.available -= rank.running
         first = used_blocks(settings, rank) if done == 0 else first
-        done += run_decodes(state, pool, group, lane, row, steps - done, limit)
+        done += run_decodes(state, pool, group, lane, row, steps - done, limit, 0)
         rank.available = lane.free
     if done == 0:
         state.counters[ROWS] -= 1

@@ -77,8 +77,10 @@ def steady_row(state: State, pool: Any, group: Any, lane: Any, tokens: int) -> N
 
 
 @kernel
-def run_decodes(state: State, pool: Any, group: Any, lane: Any, row: Any, steps: int, until: float) -> int:
+def run_decodes(state: State, pool: Any, group: Any, lane: Any, row: Any, steps: int, until: float, spare: int) -> int:
     """Up to ``steps`` steps of a single lane that only decodes, while ``now`` < ``until``; returns how many were run.
+
+    ``spare`` blocks must stay free.
 
     Between two context knots the attention time is a line in the cached tokens: its knot and slope change rarely.
     """
@@ -96,7 +98,7 @@ def run_decodes(state: State, pool: Any, group: Any, lane: Any, row: Any, steps:
     done = 0
     while done < steps and now < until:
         need = phases[lane.phase + phase]
-        if need > free:
+        if need + spare > free:
             break
         free -= need
         if done == 0:
@@ -200,7 +202,7 @@ def run_steadily(state: State, pool: Any, group: Any, steps: int, until: float) 
         tokens = steady_chunk(pool, lanes[i], requests)
         steady_row(state, pool, group, lanes[i], tokens)
     if group.num_lanes == 1 and rows[first_row].chunk_tokens == 0:
-        done = run_decodes(state, pool, group, lanes[first], rows[first_row], steps - 1, until)
+        done = run_decodes(state, pool, group, lanes[first], rows[first_row], steps - 1, until, 0)
     else:
         done = run_mixed(state, pool, group, first_row, steps - 1, until)
     if done == 0:

@@ -194,7 +194,7 @@ def run_lanes(state: State, pool: Any, group: Any, rules: Any, until: float) -> 
             lanes[i].free -= 1  # a run stops where the last decode could ask in vain
     limit = until if joinable else np.inf
     if group.num_lanes == 1:
-        done = run_decodes(state, pool, group, lanes[first], rows[first_row], steps - 1, limit)
+        done = run_decodes(state, pool, group, lanes[first], rows[first_row], steps - 1, limit, 0)
     else:
         done = run_mixed(state, pool, group, first_row, steps - 1, limit)
     for i in range(first, last):

@@ -7,9 +7,10 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.policy.presets import PRESETS
 from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.unified import Policy
+from windtunnel.policy.vllm_v0 import VllmV0
 from windtunnel.policy.vllm_v1 import VllmV1
 
-Settings = VllmV1 | Policy | Sglang
+Settings = VllmV1 | VllmV0 | Policy | Sglang
 """Settings of any scheduler that windtunnel knows."""
 
 ALIASES = {"chunk": "max_num_batched_tokens", "order": "admission_order", "interval": "reschedule_interval"}

@@ -3,9 +3,11 @@
 from itertools import product
 from typing import Any
 
+from windtunnel.policy import vllm_v0, vllm_v1
 from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.unified import Allocation, Order, Policy, Victim
-from windtunnel.policy.vllm_v1 import VERSIONS, VllmV1
+from windtunnel.policy.vllm_v0 import VllmV0
+from windtunnel.policy.vllm_v1 import VllmV1
 
 SARATHI = Policy(
     chunked_prefill=True,
@@ -75,9 +77,10 @@ POLICIES: dict[str, Policy] = {
 }
 """The presets of the unified scheduler."""
 
-PRESETS: dict[str, VllmV1 | Policy | Sglang] = {
-    **VERSIONS,
-    "vllm": next(iter(VERSIONS.values())),
+PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang] = {
+    **vllm_v1.VERSIONS,
+    "vllm": next(iter(vllm_v1.VERSIONS.values())),
+    **vllm_v0.VERSIONS,
     "sglang-0.4.6": Sglang(),
     **POLICIES,
 }

@@ -1,0 +1,136 @@
+"""KV blocks with vLLM v0's prefix cache: shared by content, evicted in its order (prefix_caching_block.py, evictor.py).
+
+A shelf holds the blocks of one device, or of the host. A block is plain and free, in use, or evictable: without an
+owner, but still found by its key. A block that a request fills while it decodes gets its key only when it is given
+back, because nobody else could find it before.
+"""
+
+from typing import Any
+
+from windtunnel.core.block_index import close_gap, slot_of
+from windtunnel.core.kernel import called_kernel, kernel
+from windtunnel.core.records import NONE
+from windtunnel.core.vllm_v0_evictor import pop_first, push_evictable, remove_evictable
+from windtunnel.core.vllm_v0_records import NO_KEY, NOT_ACCESSED
+
+Array = Any
+
+
+@kernel
+def found(cells: Array, slots: Array, shelf: Any, key: int) -> int:
+    """The block with this key, NONE if there is none."""
+    block: int = slots[shelf.slots + slot_of(cells, slots, shelf, key)]
+    return block
+
+
+@kernel
+def publish(cells: Array, slots: Array, shelf: Any, x: int, key: int, depth: int) -> None:
+    """The block is full: others find it by its key."""
+    slots[shelf.slots + slot_of(cells, slots, shelf, key)] = x
+    cells[x].key, cells[x].depth = key, depth
+
+
+@kernel
+def forget(cells: Array, slots: Array, shelf: Any, x: int) -> None:
+    """Let a block be found no more."""
+    close_gap(cells, slots, shelf, slot_of(cells, slots, shelf, cells[x].key))
+    cells[x].key = NO_KEY
+
+
+@kernel
+def use(cells: Array, x: int) -> None:
+    """A free block has an owner."""
+    cells[x].owners = 1
+    cells[x].last_access = NOT_ACCESSED
+    cells[x].computed = 0
+
+
+@kernel
+def take(cells: Array, slots: Array, stacks: Array, heaps: Array, shelf: Any) -> int:
+    """A block for new content: the plain one freed last, else the first in the order of eviction."""
+    if shelf.plain > 0:
+        shelf.plain -= 1
+        x = stacks[shelf.first + shelf.plain]
+    else:
+        x = pop_first(cells, heaps, shelf)
+        forget(cells, slots, shelf, x)
+    use(cells, x)
+    return x
+
+
+@called_kernel
+def fill(
+    cells: Array, slots: Array, stacks: Array, heaps: Array, touched: Array, shelf: Any, keys: Array, table: Array
+) -> None:
+    """Blocks for full ones with these keys, shared where they exist, computed or not."""
+    for j in range(len(keys)):
+        x = found(cells, slots, shelf, keys[j])
+        if x == NONE:
+            x = take(cells, slots, stacks, heaps, shelf)
+            publish(cells, slots, shelf, x, keys[j], j + 1)
+            touched[shelf.first + shelf.touched] = x
+            shelf.touched += 1
+        elif cells[x].owners == 0:
+            remove_evictable(cells, heaps, shelf, x)
+            use(cells, x)
+            cells[x].computed = 1
+        else:
+            cells[x].owners += 1
+        table[j] = x
+
+
+@called_kernel
+def give_back(
+    cells: Array, slots: Array, stacks: Array, heaps: Array, shelf: Any, keys: Array, table: Array, accessed: float
+) -> None:
+    """One owner less for each block of a table, first to last; ``keys`` are those of the full ones.
+
+    They count as accessed at ``accessed``, unless that is NOT_ACCESSED (they were copied away).
+    """
+    if accessed != NOT_ACCESSED:
+        for j in range(len(table)):
+            cells[table[j]].last_access = accessed
+    for j in range(len(table)):
+        x = table[j]
+        if j < len(keys) and cells[x].key == NO_KEY:
+            publish(cells, slots, shelf, x, keys[j], j + 1)
+        cells[x].owners -= 1
+        if cells[x].owners > 0:
+            continue
+        if cells[x].key == NO_KEY:
+            stacks[shelf.first + shelf.plain] = x
+            shelf.plain += 1
+        else:
+            push_evictable(cells, heaps, shelf, x)
+
+
+@kernel
+def mark_computed(cells: Array, touched: Array, shelf: Any) -> None:
+    """The step is on its way: what got a key in it counts as computed when the next one is decided."""
+    for i in range(shelf.first, shelf.first + shelf.touched):
+        cells[touched[i]].computed = 1
+    shelf.touched = 0
+
+
+@called_kernel
+def num_hits(cells: Array, slots: Array, shelf: Any, keys: Array) -> int:
+    """Leading blocks that are computed, by bisection as in the engine; see ``BlockPool.num_hits`` of the reference."""
+    low, high = 0, len(keys)
+    while low < high:
+        middle = (low + high) // 2
+        x = found(cells, slots, shelf, keys[middle])
+        if x != NONE and (cells[x].owners == 0 or cells[x].computed):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@called_kernel
+def num_wanted(cells: Array, slots: Array, shelf: Any, keys: Array) -> int:
+    """Blocks that holding these keys would take from the free ones."""
+    count = 0
+    for j in range(len(keys)):
+        x = found(cells, slots, shelf, keys[j])
+        count += x == NONE or cells[x].owners == 0
+    return count
