@@ -25,7 +25,7 @@ def check_equal(case: Case) -> None:
         return
     record = by_core(case)
     check_requests(record, requests)
-    check_log(case, record, replicas)  # type: ignore[arg-type]
+    check_log(case, record, replicas)
     decoded = int((record.rows["decodes"].astype(np.int64) * record.rows["steps"] - record.rows["discarded"]).sum())
     assert sum(max(r.generated - 1, 0) for r in requests) == decoded + len(record.stalls)
 

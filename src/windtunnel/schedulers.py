@@ -1,4 +1,4 @@
-"""Find a scheduler by what a user writes: a preset with settings, a class in a Python file, or an installed plug-in."""
+"""Find a scheduler or router by what a user writes: a preset with settings, a name in a Python file, a plug-in."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -12,6 +12,7 @@ from typing import Any, cast, get_args
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import PRESETS, Settings, scheduler
 from windtunnel.reference.custom import PythonScheduler
+from windtunnel.routing import ROUTE_SCORE, router_number
 
 ENTRY_POINTS = "windtunnel.schedulers"
 """Group of entry points in which a package offers its schedulers."""
@@ -42,6 +43,21 @@ def find_scheduler(text: str) -> Scheduler:
     if name not in plug_ins:
         raise unknown("scheduler", name, [*PRESETS, *plug_ins])
     return _made(text, plug_ins[name].load(), _arguments(settings))
+
+
+def find_router(name: str) -> tuple[int, Callable[..., float] | None]:
+    """The number of a router in the core, and the user's function that it asks: ``./mine.py:score``, or None.
+
+    Raises:
+        InputError: there is no such router, file or function.
+    """
+    path, _, rest = name.partition(":")
+    if not path.endswith(".py"):
+        return router_number(name), None
+    score = python_object(name, rest)
+    if not callable(score):
+        raise InputError(f"router {name!r}: must be a function of (replica, outstanding, prompt_tokens, arrival)")
+    return ROUTE_SCORE, score
 
 
 def python_object(text: str, name: str) -> object:

@@ -14,7 +14,6 @@ from windtunnel.core.engine import run as run_core
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.custom import run_custom
 from windtunnel.deployment import Deployment, Pool, warnings
-from windtunnel.errors import InputError
 from windtunnel.footprint import footprint
 from windtunnel.hardware import GIB
 from windtunnel.memory import KVBudget, kv_blocks
@@ -27,9 +26,8 @@ from windtunnel.perf.tables import Tabulated
 from windtunnel.policy import Limits, Settings, Sglang, VllmV0, VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.reference.custom import PythonScheduler
-from windtunnel.routing import ROUTE_SCORE, router_number
 from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
-from windtunnel.schedulers import find_scheduler, python_object
+from windtunnel.schedulers import find_router, find_scheduler
 from windtunnel.workload.columns import Workload
 
 SWAP_SPACE = 4 * GIB
@@ -71,7 +69,7 @@ def simulate(
     Raises:
         InputError: the model does not fit, or a name is unknown.
     """
-    router, route_score = _router(deployment.router)
+    router, route_score = find_router(deployment.router)
     own, named = _schedulers(deployment)
     scheduler = scheduler or own
     if tables is None:
@@ -103,17 +101,6 @@ def simulate(
         groups=tuple(table.groups for table in tables),
         doubts=tuple(table.doubts for table in tables),
     )
-
-
-def _router(name: str) -> tuple[int, Callable[..., float] | None]:
-    """The number of a router in the core, and the user's function that it asks, if it does."""
-    path, _, rest = name.partition(":")
-    if not path.endswith(".py"):
-        return router_number(name), None
-    score = python_object(name, rest)
-    if not callable(score):
-        raise InputError(f"router {name!r}: must be a function of (replica, outstanding, prompt_tokens, arrival)")
-    return ROUTE_SCORE, score
 
 
 def _schedulers(deployment: Deployment) -> tuple[Callable[[], PythonScheduler] | None, list[Settings]]:

@@ -52,7 +52,7 @@ class Recording:
         for name in self.settings:
             if name not in SETTINGS:
                 raise unknown("engine setting", name, SETTINGS)
-        settings = self.settings | {"enable_prefix_caching": False}
+        settings = {**self.settings, "enable_prefix_caching": False}
         chosen = nearest_preset(self.engine, self.version)
         return Pool(load_model(self.model), device(self.device), Engine(preset=chosen, **settings))
 
