@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,6 +27,7 @@ from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.workload.traces import load_trace
 
 LEAST_OUTSTANDING = 2
 MODEL_LEN = 24576
@@ -161,6 +162,58 @@ def show_policies(repeats: int) -> None:
         print(f"| {name} | {' | '.join(cells)} | {record.requests['preemptions'].mean():.2f} |")
 
 
+def rules() -> dict[str, VllmV1]:
+    """vLLM's v1 scheduler with settings for which it does not suffice to count blocks and requests."""
+    return {
+        "prefix caching, nothing shared": VllmV1(prefix_caching=True),
+        "priorities": VllmV1(admission_order="priority", victim="lowest_priority"),
+        "threshold of 256 tokens": VllmV1(long_prefill_token_threshold=256),
+    }
+
+
+def show_rules(repeats: int) -> None:
+    """The rules of vLLM's v1 scheduler beyond first come, first served: requests per second, preemptions."""
+    names = " | ".join(load.name for load in LOADS)
+    print(f"\n| vLLM v1, asynchronous, one replica | {names} | preemptions per request, heavy |")
+    print("|---|---:|---:|---:|---:|")
+    for name, policy in rules().items():
+        cells = []
+        for load in LOADS:
+            priority = np.random.default_rng(0).integers(0, 3, 100_000)
+            asked, served = replace(demand(load, 100_000), priority=priority), fleet(load, 1, True)
+            served = replace(served, policies=(policy,))
+            record = run(served, asked, 0, np.zeros(100_000))
+            cells.append(f"{0.1 / cpu(partial(run, served, asked, 0, np.zeros(100_000)), repeats):.2f}")
+        print(f"| {name} | {' | '.join(cells)} | {record.requests['preemptions'].mean():.2f} |")
+
+
+def show_prefixes(trace: Path, repeats: int) -> None:
+    """A Mooncake trace on eight replicas of 30,000 blocks of 16 tokens, with its prefixes shared and without."""
+    workload = load_trace(trace)
+    n, longest = len(workload), 131_072
+    limits = Limits(256, 8192, longest, 30_000, 16)
+    times = linear(6e-3, 5e-6, 4e-9, 1e-11, max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=longest)
+    asked = Demand(
+        arrival=workload.arrival,
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=workload.output_tokens,
+        overruns=np.zeros(n, dtype=bool),
+        refused=workload.prompt_tokens + workload.output_tokens > longest,
+        follow=np.full(n, -1),
+        think_time=np.zeros(n),
+        max_concurrency=0,
+        hash_ids=workload.hash_ids,
+        hash_block_size=workload.hash_block_size,
+    )
+    print(f"\n| {trace.stem}, {workload.prompt_tokens.mean() / 16:.0f} blocks a prompt | requests/s | tokens found |")
+    print("|---|---:|---:|")
+    for name, caching in (("prefix caching", True), ("without", False)):
+        served = Fleet((limits,), (VllmV1(prefix_caching=caching),), (times,), (8,), (1,), (False,))
+        found = run(served, asked, 0, np.zeros(n)).requests["cached_tokens"].sum() / workload.prompt_tokens.sum()
+        seconds = cpu(partial(run, served, asked, 0, np.zeros(n)), repeats)
+        print(f"| {name} | {n / seconds:,.0f} | {found:.1%} |")
+
+
 def show_growth(sizes: tuple[int, ...], repeats: int) -> None:
     """Nanoseconds per request as the number of requests grows."""
     print(f"\n| ns per request | {' | '.join(f'{size:,}' for size in sizes)} |\n|---|{'---:|' * len(sizes)}")
@@ -223,6 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repeats and smaller sizes")
     parser.add_argument("--trace", default="azure-conv", help="trace of the whole command: a name or a file")
+    parser.add_argument("--prefixes", type=Path, help="a Mooncake trace: the speed of the prefix cache")
     options = parser.parse_args()
     repeats = 3 if options.quick else 7
     sizes = (1_000, 10_000, 100_000) if options.quick else (1_000, 10_000, 100_000, 1_000_000)
@@ -236,6 +290,9 @@ def main() -> None:
         )
         show_core(repeats)
         show_policies(3)
+        show_rules(repeats)
+        if options.prefixes:
+            show_prefixes(options.prefixes, repeats)
         show_growth(sizes, 3 if options.quick else 5)
         show_batch(3)
         show_memory(sizes[-1])
