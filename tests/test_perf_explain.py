@@ -19,9 +19,9 @@ from windtunnel.perf.tables import Tabulated
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tabulated]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("WINDTUNNEL_KERNELS", str(full_database(tmp_path_factory.mktemp("systems"))))
-    return {name: tabulate(pool(name)) for name in POOLS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WINDTUNNEL_KERNELS", str(full_database(tmp_path_factory.mktemp("systems"))))
+        return {name: tabulate(pool(name)) for name in POOLS}
 
 
 def step(of: Pool, tabulated: Tabulated, batch: Batch) -> float:
