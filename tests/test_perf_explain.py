@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ from windtunnel.perf.tables import Tabulated
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tabulated]:
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tabulated]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINDTUNNEL_KERNELS", str(full_database(tmp_path_factory.mktemp("systems"))))
-        return {name: tabulate(pool(name)) for name in POOLS}
+        yield {name: tabulate(pool(name)) for name in POOLS}
 
 
 def step(of: Pool, tabulated: Tabulated, batch: Batch) -> float:
