@@ -45,7 +45,7 @@ def use(cells: Array, x: int) -> None:
     cells[x].computed = 0
 
 
-@kernel
+@called_kernel
 def take(cells: Array, slots: Array, stacks: Array, heaps: Array, shelf: Any) -> int:
     """A block for new content: the plain one freed last, else the first in the order of eviction."""
     if shelf.plain > 0:

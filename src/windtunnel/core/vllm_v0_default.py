@@ -5,7 +5,7 @@ from typing import Any
 from windtunnel.core.kernel import called_kernel, kernel
 from windtunnel.core.lane import blocks_of, unlink
 from windtunnel.core.records import NONE, State
-from windtunnel.core.vllm_v0_blocks import append_block, append_blocks, cached_tokens, crosses, touched
+from windtunnel.core.vllm_v0_blocks import append_block, append_blocks, cached_tokens, touched
 from windtunnel.core.vllm_v0_lane import evict, fail, preempt
 from windtunnel.core.vllm_v0_passes import never_fits
 from windtunnel.core.vllm_v0_queue import (
@@ -18,6 +18,7 @@ from windtunnel.core.vllm_v0_queue import (
     worse,
 )
 from windtunnel.core.vllm_v0_records import NO_WAY_TO_DISPLACE, SERVED, has_tables
+from windtunnel.core.vllm_v0_tables import crosses
 
 Array = Any
 

@@ -18,9 +18,10 @@ from windtunnel.core.records import (
     SWAPPED,
     State,
 )
-from windtunnel.core.vllm_v0_blocks import DEVICE, HOST, allocate, append_block, free, move, wanted
+from windtunnel.core.vllm_v0_blocks import allocate, append_block, free, move, wanted
 from windtunnel.core.vllm_v0_queue import evict_last, swap_last
 from windtunnel.core.vllm_v0_records import NO_ROOM_ON_HOST
+from windtunnel.core.vllm_v0_tables import DEVICE, HOST
 
 Array = Any
 

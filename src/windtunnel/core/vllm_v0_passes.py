@@ -7,10 +7,11 @@ import numpy as np
 from windtunnel.core.kernel import kernel
 from windtunnel.core.lane import blocks_of
 from windtunnel.core.records import NONE, STALLS, State
-from windtunnel.core.vllm_v0_blocks import DEVICE, cached_tokens, wanted
+from windtunnel.core.vllm_v0_blocks import cached_tokens, wanted
 from windtunnel.core.vllm_v0_lane import admit, ignore, swap_in
 from windtunnel.core.vllm_v0_queue import list_last, run_last, unqueue
 from windtunnel.core.vllm_v0_records import BACK_DECODING, BACK_PREFILLING, NEW, has_tables
+from windtunnel.core.vllm_v0_tables import DEVICE
 
 Array = Any
 

@@ -10,11 +10,12 @@ from windtunnel.core.lane import blocks_of
 from windtunnel.core.lookup import step_time
 from windtunnel.core.records import NONE, PREFILLING, ROWS, State
 from windtunnel.core.steady import NEVER, rank_duration, run_decodes, steady_row
-from windtunnel.core.vllm_v0_blocks import DEVICE, append_blocks, wanted
+from windtunnel.core.vllm_v0_blocks import append_blocks, wanted
 from windtunnel.core.vllm_v0_lane import failed
 from windtunnel.core.vllm_v0_passes import ask_gate, never_fits, oldest_arrival
 from windtunnel.core.vllm_v0_queue import worse
 from windtunnel.core.vllm_v0_records import UNKNOWN, has_tables
+from windtunnel.core.vllm_v0_tables import DEVICE
 
 Array = Any
 

@@ -10,7 +10,7 @@ from windtunnel.core.lane import finish_decodes, leave, start_decoding, unlink
 from windtunnel.core.lookup import rank_time, step_time
 from windtunnel.core.records import DECODING, GONE, IDLE, IGNORED, LEAVING, NONE, STALLS, STEPPED, State
 from windtunnel.core.step import write_row
-from windtunnel.core.vllm_v0_blocks import DEVICE, free
+from windtunnel.core.vllm_v0_blocks import free
 from windtunnel.core.vllm_v0_cache import mark_computed
 from windtunnel.core.vllm_v0_chunked import join_lists, serve_chunked
 from windtunnel.core.vllm_v0_default import serve_default
@@ -18,6 +18,7 @@ from windtunnel.core.vllm_v0_lane import fail, failed
 from windtunnel.core.vllm_v0_passes import begin_step, prefills, return_swapped
 from windtunnel.core.vllm_v0_queue import queue_evicted
 from windtunnel.core.vllm_v0_records import NO_END, has_tables
+from windtunnel.core.vllm_v0_tables import DEVICE
 
 Array = Any
 
