@@ -57,6 +57,8 @@ def put_on(pool: Any, own: Any, lane: Any, extra: Any, request: Any, mine: Any, 
     fill(own.cells, own.slots, own.stacks, own.heaps, own.touched, shelf, keys, table)
     if tokens % pool.block_size:
         table[full] = take(own.cells, own.slots, own.stacks, own.heaps, shelf)
+    if side == HOST:
+        shelf.touched = 0  # nobody looks for hits there
     count_free(own, lane, extra, request.lane)
 
 
