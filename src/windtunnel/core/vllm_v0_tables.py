@@ -32,11 +32,10 @@ def crosses(pool: Any, lane: Any, request: Any) -> bool:
 
 
 @kernel
-def keys_of(pool: Any, own: Any, mine: Any, r: int, count: int) -> Array:
-    """The keys of a request's first ``count`` blocks, valid until the next call."""
+def write_keys(pool: Any, own: Any, mine: Any, r: int, count: int) -> None:
+    """Write the keys of a request's first ``count`` blocks into ``own.keys``."""
     for j in range(count):
         own.keys[j] = key_of(pool, mine, own.ids, r, j)
-    return own.keys[:count]
 
 
 @kernel
@@ -53,7 +52,8 @@ def put_on(pool: Any, own: Any, lane: Any, extra: Any, request: Any, mine: Any, 
     tokens = slots(request, mine)
     full = tokens // pool.block_size
     table = own.tables[mine.table : mine.table + full + 1]
-    keys = keys_of(pool, own, mine, r, full)
+    write_keys(pool, own, mine, r, full)
+    keys = own.keys[:full]
     fill(own.cells, own.slots, own.stacks, own.heaps, own.touched, shelf, keys, table)
     if tokens % pool.block_size:
         table[full] = take(own.cells, own.slots, own.stacks, own.heaps, shelf)
@@ -68,7 +68,9 @@ def take_off(
 ) -> None:
     """Take the blocks of a request's slots back."""
     tokens = slots(request, mine)
-    keys = keys_of(pool, own, mine, r, tokens // pool.block_size)
+    count = tokens // pool.block_size
+    write_keys(pool, own, mine, r, count)
+    keys = own.keys[:count]
     table = own.tables[mine.table : mine.table + blocks_of(tokens, pool.block_size)]
     shelf = own.shelves[2 * request.lane + side]
     give_back(own.cells, own.slots, own.stacks, own.heaps, shelf, keys, table, accessed)
@@ -98,7 +100,9 @@ def append_in_order(pool: Any, own: Any, lane: Any, extra: Any, requests: Array,
 @called_kernel
 def missing(pool: Any, own: Any, request: Any, mine: Any, r: int, side: int) -> int:
     """How many of a request's full blocks would have to be taken from the free ones of a shelf."""
-    keys = keys_of(pool, own, mine, r, slots(request, mine) // pool.block_size)
+    full = slots(request, mine) // pool.block_size
+    write_keys(pool, own, mine, r, full)
+    keys = own.keys[:full]
     count: int = num_wanted(own.cells, own.slots, own.shelves[2 * request.lane + side], keys)
     return count
 
@@ -107,6 +111,8 @@ def missing(pool: Any, own: Any, request: Any, mine: Any, r: int, side: int) -> 
 def look_up(pool: Any, own: Any, request: Any, mine: Any, r: int) -> None:
     """Find the cached tokens of a request that is looked at for the first time."""
     if mine.hit == UNKNOWN:
-        keys = keys_of(pool, own, mine, r, (request.prompt + request.generated) // pool.block_size)
+        count = (request.prompt + request.generated) // pool.block_size
+        write_keys(pool, own, mine, r, count)
+        keys = own.keys[:count]
         shelf = own.shelves[2 * request.lane + DEVICE]
         mine.hit = num_hits(own.cells, own.slots, shelf, keys) * pool.block_size
