@@ -26,7 +26,7 @@ def test_no_step_is_shorter_than_its_lines(data: st.DataObject) -> None:
     deployment = small_space().deployment(SETTINGS)
     times = tables_of(deployment, "modelled")[0].times
     lines = envelope(times)
-    decodes = data.draw(st.integers(0, 31))
+    decodes = data.draw(st.integers(0, 30))
     cached = data.draw(st.integers(decodes, decodes * 2000)) if decodes else 0
     chunks = data.draw(st.lists(st.tuples(st.integers(1, 200), st.integers(0, 1500)), max_size=2))
     if not decodes and not chunks:

@@ -167,6 +167,7 @@ def test_no_schedule_beats_the_bound(case: Case) -> None:
     sizes = {name: getattr(case.limits, name) for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len")}
     case = replace(
         case,
+        policy=replace(case.policy, prefix_caching=False),
         times=linear(*costs, 0.0, **sizes),
         replicas=1,
         lanes=1,
