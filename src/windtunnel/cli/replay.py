@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -31,6 +31,7 @@ def replay(
     /,
     *,
     scheduler: str,
+    engine: Annotated[Literal["reference", "core"], Parameter(name="--with")] = "reference",
     output: Path | None = None,
 ) -> None:
     """Replay a recorded workload through a scheduler, and print what it decides in each step.
@@ -43,6 +44,8 @@ def replay(
         NAME.in.json with config, requests and, if its defaults do not hold, batch_time.
     scheduler
         vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0 or sglang-0.4.6.
+    engine
+        The readable engine, or the compiled core step by step, which is compiled on its first run. They write the same.
     output
         File to write instead of standard output.
     """
@@ -53,7 +56,7 @@ def replay(
     if output is not None:
         check_file("output", output)
     run: Replay = import_module(SCHEDULERS[scheduler]).replay
-    lines = (json.dumps(record, allow_nan=False) + "\n" for record in run(read_recording(recording), scheduler))
+    lines = (json.dumps(record, allow_nan=False) + "\n" for record in run(read_recording(recording), scheduler, engine))
     if output is None:
         sys.stdout.writelines(lines)
     else:

@@ -100,14 +100,14 @@ class Record:
 
 def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats) -> Record:
     """Simulate; ``uniforms`` [n] are the random router's numbers."""
-    state = _state(fleet, demand, uniforms)
+    state = new_state(fleet, demand, uniforms)
     module = module_of(state.own)
     if demand.closed:
         while closed_loop(state, router, demand.max_concurrency) == FULL:
-            state = _with_room(state, module)
+            state = with_room(state, module)
     else:
         while open_loop(state, router) == FULL:
-            state = _with_room(state, module)
+            state = with_room(state, module)
     raise_failures((*fleet.policies, fleet))
     if hasattr(module, "check"):
         module.check(state.own)
@@ -127,7 +127,8 @@ def _require_stages(fleet: Fleet) -> None:
             )
 
 
-def _state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
+def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
+    """Everything that a simulation reads and writes, before anything has happened."""
     _require_stages(fleet)
     pools, floats, integers = flatten(tuple(whole(table) for table in fleet.times))
     for pool, limits in zip(pools, fleet.limits, strict=True):
@@ -214,7 +215,7 @@ def _requests(demand: Demand) -> NDArray[Any]:
     return requests
 
 
-def _with_room(state: State, module: ModuleType) -> State:
+def with_room(state: State, module: ModuleType) -> State:
     """Twice as much room in the log, and in what the family of schedulers keeps."""
     grown: dict[str, Any] = {}
     if hasattr(module, "with_more_room"):

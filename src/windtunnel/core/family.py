@@ -5,6 +5,7 @@ module with four kernels (``enqueue``, ``step``, ``steady_run``, ``update_bound`
 ``Arrays`` of what it alone reads and writes, and the function ``arrays`` that builds it before a run (or that of
 another module, if the settings are better run by that one). Where these arrays may have to grow it has the kernel
 ``room`` and the function ``with_more_room``; where the real engine may die, ``check`` raises the error after the run.
+A family whose ``step`` is made of ``decide`` and ``conclude`` or ``pass_over`` can be followed: see ``core.stepper``.
 """
 
 from types import ModuleType
@@ -48,6 +49,24 @@ def step(state: Any, pool: Any, group: Any) -> int:
     return done
 
 
+def decide(state: Any, pool: Any, group: Any) -> tuple[bool, bool]:
+    """The first half of ``step``: returns whether anything is scheduled, and whether anybody was preempted."""
+    scheduled, preempted = module_of(state.own).decide(state, pool, group)
+    return scheduled, preempted
+
+
+def conclude(state: Any, pool: Any, group: Any, end: float) -> int:
+    """The second half, if anything is scheduled: the step ends at ``end``."""
+    done: int = module_of(state.own).conclude(state, pool, group, end)
+    return done
+
+
+def pass_over(state: Any, pool: Any, group: Any, preempted: bool) -> int:
+    """The second half, if nothing is scheduled."""
+    done: int = module_of(state.own).pass_over(state, pool, group, preempted)
+    return done
+
+
 def steady_run(state: Any, pool: Any, group: Any, until: float) -> int:
     """Run equal steps while the group's ``now`` < ``until`` (which counts only if an arrival could join them).
 
@@ -87,6 +106,21 @@ def _enqueue(state: Any, lane: Any, r: Any) -> Any:  # noqa: ARG001 - numba matc
 @overload(step, strict=False)
 def _step(state: Any, pool: Any, group: Any) -> Any:  # noqa: ARG001
     return _compiled(state).step.py_func
+
+
+@overload(decide, strict=False)
+def _decide(state: Any, pool: Any, group: Any) -> Any:  # noqa: ARG001
+    return _compiled(state).decide.py_func
+
+
+@overload(conclude, strict=False)
+def _conclude(state: Any, pool: Any, group: Any, end: Any) -> Any:  # noqa: ARG001
+    return _compiled(state).conclude.py_func
+
+
+@overload(pass_over, strict=False)
+def _pass_over(state: Any, pool: Any, group: Any, preempted: Any) -> Any:  # noqa: ARG001
+    return _compiled(state).pass_over.py_func
 
 
 @overload(steady_run, strict=False)

@@ -151,29 +151,24 @@ def gives_up(state: State, pool: Any, group: Any) -> bool:
 
 
 @kernel
-def step(state: State, pool: Any, group: Any) -> int:
-    """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
-    lanes = state.lanes
+def decide(state: State, pool: Any, group: Any) -> tuple[bool, bool]:
+    """Decide the next step of every lane; returns whether anything is scheduled, and whether anybody was preempted."""
     start = max(group.now, group.end)
-    preempted = False
-    scheduled = False
-    first, last = group.first_lane, group.first_lane + group.num_lanes
-    for i in range(first, last):
+    scheduled, preempted = False, False
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane, shelf = state.lanes[i], state.own.shelves[i]
         preempted |= schedule(state, pool, i, start, group.end)
-        scheduled |= lanes[i].decodes + lanes[i].chunks > 0
-        busy = lanes[i].running + lanes[i].waiting > 0
-        state.own.shelves[i].silent = state.own.shelves[i].silent + 1 if busy else 0
-    if not scheduled:
-        for i in range(first, last):
-            resume_held(state, pool, i)
-        if group.end > group.now:
-            arrive(state, pool, group, group.end)
-            return STEPPED
-        begin_boundary(group, lanes)
-        return STEPPED if preempted and not gives_up(state, pool, group) else IDLE
-    end = start + group_time(state, pool, group)
-    for i in range(first, last):
-        lane = lanes[i]
+        scheduled |= lane.decodes + lane.chunks > 0
+        shelf.silent = shelf.silent + 1 if lane.running + lane.waiting > 0 else 0
+    return scheduled, preempted
+
+
+@kernel
+def conclude(state: State, pool: Any, group: Any, end: float) -> int:
+    """The step that was decided ends at ``end``: log it, let its results take effect, move the clock."""
+    start = max(group.now, group.end)
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
         log_step(state, pool, group, lane, start)
         if lane.decodes > 0:
             finish_decodes(pool, lane, state.requests, state.heap, state.phases, end)
@@ -183,3 +178,24 @@ def step(state: State, pool: Any, group: Any) -> int:
         resume_held(state, pool, i)
     take_effect(state, pool, group, end)
     return IDLE if gives_up(state, pool, group) else STEPPED
+
+
+@kernel
+def pass_over(state: State, pool: Any, group: Any, preempted: bool) -> int:
+    """Nothing is scheduled: the output of the step in flight arrives, if there is one."""
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        resume_held(state, pool, i)
+    if group.end > group.now:
+        arrive(state, pool, group, group.end)
+        return STEPPED
+    begin_boundary(group, state.lanes)
+    return STEPPED if preempted and not gives_up(state, pool, group) else IDLE
+
+
+@kernel
+def step(state: State, pool: Any, group: Any) -> int:
+    """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
+    scheduled, preempted = decide(state, pool, group)
+    if not scheduled:
+        return pass_over(state, pool, group, preempted)
+    return conclude(state, pool, group, max(group.now, group.end) + group_time(state, pool, group))

@@ -110,30 +110,46 @@ def take_effect(state: State, pool: Any, group: Any, end: float) -> None:
 
 
 @kernel
-def step(state: State, pool: Any, group: Any) -> int:
-    """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
-    lanes, requests, heap, phases = state.lanes, state.requests, state.heap, state.phases
+def decide(state: State, pool: Any, group: Any) -> tuple[bool, bool]:
+    """Decide the next step of every lane; returns whether anything is scheduled, and whether anybody was preempted."""
     start = max(group.now, group.end)
-    preempted = False
-    scheduled = False
-    last = group.first_lane + group.num_lanes
-    for i in range(group.first_lane, last):
-        lane = lanes[i]
-        preempted |= schedule(pool, lane, requests, heap, phases, start, group.end)
+    scheduled, preempted = False, False
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        preempted |= schedule(pool, lane, state.requests, state.heap, state.phases, start, group.end)
         scheduled |= lane.decodes + lane.chunks > 0
-    if not scheduled:
-        if group.end > group.now:
-            arrive(state, pool, group, group.end)
-            return STEPPED
-        begin_boundary(group, lanes)
-        return STEPPED if preempted else IDLE
-    end = start + group_time(state, pool, group)
-    for i in range(group.first_lane, last):
-        lane = lanes[i]
+    return scheduled, preempted
+
+
+@kernel
+def conclude(state: State, pool: Any, group: Any, end: float) -> int:
+    """The step that was decided ends at ``end``: log it, let its results take effect, move the clock."""
+    start = max(group.now, group.end)
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
         log_step(state, pool, group, lane, start)
         if lane.decodes > 0:
-            finish_decodes(pool, lane, requests, heap, phases, end)
+            finish_decodes(pool, lane, state.requests, state.heap, state.phases, end)
         if lane.chunks > 0:
-            finish_chunks(pool, lane, requests, heap, phases, end, state.stalls, state.counters)
+            finish_chunks(pool, lane, state.requests, state.heap, state.phases, end, state.stalls, state.counters)
     take_effect(state, pool, group, end)
     return STEPPED
+
+
+@kernel
+def pass_over(state: State, pool: Any, group: Any, preempted: bool) -> int:
+    """Nothing is scheduled: the output of the step in flight arrives, if there is one."""
+    if group.end > group.now:
+        arrive(state, pool, group, group.end)
+        return STEPPED
+    begin_boundary(group, state.lanes)
+    return STEPPED if preempted else IDLE
+
+
+@kernel
+def step(state: State, pool: Any, group: Any) -> int:
+    """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
+    scheduled, preempted = decide(state, pool, group)
+    if not scheduled:
+        return pass_over(state, pool, group, preempted)
+    return conclude(state, pool, group, max(group.now, group.end) + group_time(state, pool, group))

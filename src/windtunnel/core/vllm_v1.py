@@ -15,10 +15,10 @@ from windtunnel.core.lane import enqueue_last
 from windtunnel.core.pipeline_records import arrays as pipeline_arrays
 from windtunnel.core.records import NONE, State
 from windtunnel.core.steady import steady_run
-from windtunnel.core.step import step
+from windtunnel.core.step import conclude, decide, pass_over, step
 from windtunnel.policy import VllmV1
 
-__all__ = ["Arrays", "arrays", "enqueue", "steady_run", "step", "update_bound"]
+__all__ = ["Arrays", "arrays", "conclude", "decide", "enqueue", "pass_over", "steady_run", "step", "update_bound"]
 
 
 SETTINGS = (

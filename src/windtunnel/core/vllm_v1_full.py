@@ -2,13 +2,13 @@
 
 from windtunnel.core.full_records import Arrays, arrays
 from windtunnel.core.full_steady import steady_run
-from windtunnel.core.full_step import step
+from windtunnel.core.full_step import conclude, decide, pass_over, step
 from windtunnel.core.kernel import kernel
 from windtunnel.core.records import State
 from windtunnel.core.vllm_v1 import update_bound
 from windtunnel.core.waiting import put
 
-__all__ = ["Arrays", "arrays", "enqueue", "steady_run", "step", "update_bound"]
+__all__ = ["Arrays", "arrays", "conclude", "decide", "enqueue", "pass_over", "steady_run", "step", "update_bound"]
 
 
 @kernel

@@ -8,6 +8,8 @@ from typing import Any
 from windtunnel.errors import InputError, unknown
 
 REQUEST_KEYS = ("id", "arrival", "prompt_len", "output_len", "priority", "prefix")
+ENGINES = ("reference", "core")
+"""What a recording can be replayed with."""
 TICKS_PER_SECOND = 10_000_000
 """Recorded times are multiples of 100 ns: kept as integers they add exactly."""
 

@@ -18,7 +18,7 @@ BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ct
 CONFIG_KEYS = (*(entry.name for entry in fields(Settings)), "declared_max_new_tokens")
 
 
-def replay(recording: Recording, version: str) -> Iterator[dict[str, Any]]:
+def replay(recording: Recording, version: str, engine: str = "reference") -> Iterator[dict[str, Any]]:
     """The records that the recorder would write: a header, a record for each round with a batch, and a summary.
 
     If the requests that wait can never run, a record of type ``stuck`` stands before the summary.
@@ -33,6 +33,8 @@ def replay(recording: Recording, version: str) -> Iterator[dict[str, Any]]:
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
+    if engine != "reference":
+        raise InputError(f"--with {engine}: not with {version} yet; use --with reference")
     times = _batch_time(recording.batch_time)
     requests = _requests(recording)
     settings = _settings(recording.config)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from windtunnel.errors import unknown
+from windtunnel.errors import InputError, unknown
 from windtunnel.reference.vllm_v0 import Scheduler
 from windtunnel.reference.vllm_v0_request import Batch, Request
 from windtunnel.reference.vllm_v0_settings import Settings
@@ -17,7 +17,7 @@ BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ct
 ARRIVAL_TOLERANCE = 1e-12
 
 
-def replay(recording: Recording, version: str) -> Iterator[dict[str, Any]]:
+def replay(recording: Recording, version: str, engine: str = "reference") -> Iterator[dict[str, Any]]:
     """The trace: a header, one record per call of the scheduler, a summary (formats: README of the recordings).
 
     Times add up in floating point in the recorder's order, so they are its bits: with ``delay_factor`` an equality
@@ -28,6 +28,8 @@ def replay(recording: Recording, version: str) -> Iterator[dict[str, Any]]:
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
+    if engine != "reference":
+        raise InputError(f"--with {engine}: not with {version} yet; use --with reference")
     settings = Settings.from_config(recording.config)
     for name in recording.batch_time:
         if name not in BATCH_TIME:

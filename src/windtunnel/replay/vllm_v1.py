@@ -1,16 +1,16 @@
 """Replay a recording through the reference of vLLM's v1 scheduler: the recorder's loop, and its records."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
+from windtunnel.reference import vllm_v1
 from windtunnel.reference.batch import Batch
 from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
-from windtunnel.replay.recording import TICKS_PER_SECOND, Recording
+from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, Recording
 from windtunnel.replay.vllm_v1_settings import BATCH_TIME, CONFIG, known, limits, policy
 
 VERSIONS = {
@@ -23,9 +23,35 @@ VERSIONS = {
 """Releases whose schedulers were compared with."""
 
 Record = dict[str, Any]
+StepTime = Callable[[Batch], int]
 
 
-def replay(recording: Recording, version: str) -> Iterator[Record]:
+class Scheduler(Protocol):
+    """What the recorder's loop asks, of the reference or of the core."""
+
+    @property
+    def running(self) -> list[Request]:
+        """In order of admission."""
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """The queue."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be handed out."""
+
+    def add(self, request: Request) -> None:
+        """A request arrives."""
+
+    def schedule(self) -> Batch:
+        """Decide the next step."""
+
+    def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
+        """The batch has run: (requests that got a token, those that ended), in batch order."""
+
+
+def replay(recording: Recording, version: str, engine: str = "reference") -> Iterator[Record]:
     """The records that the recorder would write: a header, a record for each step, and a summary.
 
     If the scheduler can never go on, a record of type ``stuck`` comes last: two requests of equal priority and arrival
@@ -34,6 +60,7 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
     Args:
         recording: what arrives, and the settings.
         version: a name in VERSIONS, whose rules hold. A setting that the version does not know is without effect.
+        engine: "reference" or "core", the compiled one; they write the same.
 
     Raises:
         InputError: an unknown version or setting, or a request that can never run.
@@ -43,7 +70,8 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
     config = known(recording.config, CONFIG, "setting of a recording")
     batch_time = known(recording.batch_time, BATCH_TIME, "coefficient of batch_time")
     room, rules = limits(config), policy(config, version)
-    loop = Loop(Scheduler(room, rules), _requests(recording, room), _step_time(batch_time), rules)
+    requests, step_time = _requests(recording, room), _step_time(batch_time)
+    loop = Loop(_scheduler(engine, room, rules, requests, recording, step_time), requests, step_time, rules)
     yield {
         "type": "header",
         "vllm": VERSIONS[version],
@@ -55,6 +83,23 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
     }
     yield from loop.steps()
     yield loop.stuck() if loop.is_stuck else loop.summary(counts_preemptions=version != "vllm-0.10")
+
+
+def _scheduler(
+    engine: str,
+    room: Limits,
+    rules: VllmV1,
+    requests: deque[Request],
+    recording: Recording,
+    step_time: StepTime,
+) -> Scheduler:
+    if engine == "reference":
+        return vllm_v1.Scheduler(room, rules)
+    if engine != "core":
+        raise unknown("engine", engine, ENGINES)
+    from windtunnel.replay.core_vllm_v1 import CoreScheduler
+
+    return CoreScheduler(room, rules, requests, recording.requests, step_time)
 
 
 def _requests(recording: Recording, limits: Limits) -> deque[Request]:
@@ -82,7 +127,7 @@ def _requests(recording: Recording, limits: Limits) -> deque[Request]:
     return requests
 
 
-def _step_time(batch_time: dict[str, float]) -> Callable[[Batch], int]:
+def _step_time(batch_time: dict[str, float]) -> StepTime:
     """The recorder's formula, in ticks; a last chunk of one token counts like a decode."""
     for name, value in batch_time.items():
         if not value >= 0:
@@ -117,7 +162,11 @@ class Loop:
     """
 
     def __init__(
-        self, scheduler: Scheduler, requests: deque[Request], step_time: Callable[[Batch], int], policy: VllmV1
+        self,
+        scheduler: Scheduler,
+        requests: deque[Request],
+        step_time: StepTime,
+        policy: VllmV1,
     ) -> None:
         self.scheduler, self.step_time = scheduler, step_time
         self.depth = 2 if policy.async_scheduling else 1
@@ -154,7 +203,7 @@ class Loop:
         while self.coming and self.coming[0].arrival <= self.now:
             request = self.coming.popleft()
             self.arrived.append(request.name)
-            self.scheduler.waiting.append(request)
+            self.scheduler.add(request)
         batch = self.scheduler.schedule()
         if not batch.scheduled and not batch.preempted:
             return False

@@ -1,0 +1,89 @@
+"""One scheduler of the core, one step at a time: decided, looked at, and concluded when its caller says that it ends.
+
+The same kernels as in a run, without its jumps over equal steps, and without its tables of batch times.
+"""
+
+from windtunnel.core.borrow import borrow
+from windtunnel.core.engine import Demand, Fleet, new_state, with_room
+from windtunnel.core.family import conclude, decide, module_of, pass_over, room
+from windtunnel.core.kernel import kernel
+from windtunnel.core.loop import deliver
+from windtunnel.core.records import CHOSEN, ROWS, STALLS, State
+from windtunnel.perf.batch_times import linear
+from windtunnel.policy import Limits, Settings
+
+ONLY = 0
+"""The lane, its group and its pool."""
+
+
+@kernel
+def deliver_to_only(counted: State, r: int, time: float) -> None:
+    """Request ``r`` arrives."""
+    state = borrow(counted)
+    state.counters[CHOSEN] = ONLY
+    deliver(state, r, time)
+
+
+@kernel
+def has_room(counted: State) -> bool:
+    """Whether the family's own arrays can take one more step."""
+    state = borrow(counted)
+    return room(state, state.pools[ONLY], state.groups[ONLY])
+
+
+@kernel
+def decide_only(counted: State, time: float) -> tuple[bool, bool]:
+    """Decide the next step, not before ``time``."""
+    state = borrow(counted)
+    group = state.groups[ONLY]
+    group.now = max(group.now, time)
+    state.counters[ROWS] = 0
+    state.counters[STALLS] = 0
+    return decide(state, state.pools[ONLY], group)
+
+
+@kernel
+def conclude_only(counted: State, end: float) -> None:
+    """The decided step is on its way and ends at ``end``."""
+    state = borrow(counted)
+    conclude(state, state.pools[ONLY], state.groups[ONLY], end)
+
+
+@kernel
+def pass_over_only(counted: State, preempted: bool) -> None:
+    """Nothing was scheduled."""
+    state = borrow(counted)
+    pass_over(state, state.pools[ONLY], state.groups[ONLY], preempted)
+
+
+class Stepper:
+    """A lane with its requests; times are in any unit."""
+
+    def __init__(self, limits: Limits, policy: Settings, demand: Demand) -> None:
+        """Raises InputError where the core does not know the settings."""
+        times = linear(0.0, 0.0, 0.0, 0.0, max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)
+        fleet = Fleet((limits,), (policy,), (times,), (1,), (1,), (False,))
+        self.state = new_state(fleet, demand, demand.arrival)
+        self.module = module_of(self.state.own)
+
+    def deliver(self, r: int, time: float) -> None:
+        """Request ``r`` joins the queue at ``time``; a clock that is behind goes on to then."""
+        deliver_to_only(self.state, r, float(time))
+
+    def decide(self, time: float = 0.0) -> tuple[bool, bool]:
+        """Decide the next step, not before ``time``: whether anything is scheduled, and whether anybody was
+        preempted. Then either ``conclude`` or ``pass_over`` must follow."""
+        while not has_room(self.state):
+            self.state = with_room(self.state, self.module)
+        scheduled, preempted = decide_only(self.state, float(time))
+        if hasattr(self.module, "check"):
+            self.module.check(self.state.own)
+        return scheduled, preempted
+
+    def conclude(self, end: float) -> None:
+        """What was decided runs, and ends at ``end``."""
+        conclude_only(self.state, float(end))
+
+    def pass_over(self, preempted: bool) -> None:
+        """Nothing was scheduled: time goes on to the end of the step in flight, if there is one."""
+        pass_over_only(self.state, preempted)

@@ -1,0 +1,32 @@
+"""What a replay writes by the compiled core, beside what it writes by the reference."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.replay.recording import Recording
+
+RECORDINGS = Path(__file__).parents[2] / "shared" / "vllm_schedules"
+Replay = Callable[[Recording, str, str], Iterator[dict[str, Any]]]
+
+
+def lines(replay: Replay, recording: Recording, version: str, engine: str) -> list[str]:
+    """The lines of the output; an error of the input is the last one."""
+    written: list[str] = []
+    try:
+        written.extend(json.dumps(record, allow_nan=False) for record in replay(recording, version, engine))
+    except InputError as error:
+        written.append(f"error: {error}")
+    return written
+
+
+def check_equal(replay: Replay, recording: Recording, version: str, where: str = "") -> list[dict[str, Any]]:
+    """Both engines write the same lines; returns the records."""
+    reference = lines(replay, recording, version, "reference")
+    core = lines(replay, recording, version, "core")
+    for number, (expected, found) in enumerate(zip(reference, core, strict=False)):
+        assert found == expected, f"{where} record {number}"
+    assert len(core) == len(reference), where
+    return [json.loads(line) for line in reference if not line.startswith("error: ")]
