@@ -69,6 +69,7 @@ def test_amounts_are_not_negative(name: str) -> None:
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"preemption": "none"}, "a request may lack a block and wait for ever"),
+    ({"refuse_long_prompts": True}, "one that is evicted could become so"),
     ({"allocation": "max_model_len", "decodes_ask_for_a_block": True}, "where all blocks are taken at admission"),
     ({"host_blocks": 3}, "no meaning without preemption='swap'"),
     ({"swap_time_per_block": 1.0}, "no meaning without preemption='swap'"),

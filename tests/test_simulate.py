@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment import Deployment, Engine, Pool, own_scheduler
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.policy import Policy, VllmV0
 from windtunnel.run import FINISHED, REJECTED, Run
-from windtunnel.simulate import policy, simulate
+from windtunnel.simulate import simulate
 from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate, prefix_repetition
 
 LENGTHS = Both(Lognormal(400, 0.8, 3000), Lognormal(100, 0.8, 900))
@@ -173,7 +173,11 @@ def test_a_scheduler_may_be_given_as_a_value() -> None:
     served = deployment(async_scheduling=False, max_num_batched_tokens=4096)
     own, same, first = (
         simulate(served, workload, perf="modelled", policies=policies)
-        for policies in (None, [policy(served.pools[0])], [Policy(group_order="prefill_first", mixed=False)])
+        for policies in (
+            None,
+            [own_scheduler(served.pools[0].engine)],
+            [Policy(group_order="prefill_first", mixed=False)],
+        )
     )
     assert np.array_equal(own.requests.finish, same.requests.finish)
     alone = first.iterations.chunk_tokens > 0

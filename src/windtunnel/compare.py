@@ -18,6 +18,7 @@ from windtunnel.metrics import (
     unroll,
 )
 from windtunnel.scenario import Scenario, vary, words_of
+from windtunnel.schedulers import require_names
 from windtunnel.simulate import simulate
 
 BASELINE = "baseline"
@@ -88,7 +89,7 @@ def _scenarios(scenario: Scenario, variants: Mapping[str, Mapping[str, Any] | Sc
                 f"variant {name!r}: seed={varied.load.seed}: all are simulated under the same seeds, from "
                 f"{scenario.load.seed} on: leave it out"
             )
-        varied.deployment()
+        require_names(varied.deployment())
         found[name] = varied
     return found
 

@@ -9,6 +9,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import PRESETS, Settings, scheduler
 from windtunnel.reference.custom import PythonScheduler
@@ -43,6 +44,14 @@ def find_scheduler(text: str) -> Scheduler:
     if name not in plug_ins:
         raise unknown("scheduler", name, [*PRESETS, *plug_ins])
     return _made(text, plug_ins[name].load(), _arguments(settings))
+
+
+def require_names(deployment: Deployment) -> None:
+    """Raise InputError unless there is everything that a deployment names: its router, and the pools' schedulers."""
+    find_router(deployment.router)
+    for pool in deployment.pools:
+        if pool.engine.scheduler:
+            find_scheduler(pool.engine.scheduler)
 
 
 def find_router(name: str) -> tuple[int, Callable[..., float] | None]:

@@ -13,7 +13,7 @@ from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.custom import run_custom
-from windtunnel.deployment import Deployment, Pool, warnings
+from windtunnel.deployment import Deployment, Pool, own_scheduler, warnings
 from windtunnel.footprint import footprint
 from windtunnel.hardware import GIB
 from windtunnel.memory import KVBudget, kv_blocks
@@ -23,8 +23,7 @@ from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.stage_times import Times
 from windtunnel.perf.tables import Tabulated
-from windtunnel.policy import Limits, Settings, Sglang, VllmV0, VllmV1
-from windtunnel.policy.vllm_v1 import VERSIONS
+from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0
 from windtunnel.reference.custom import PythonScheduler
 from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
 from windtunnel.schedulers import find_router, find_scheduler
@@ -34,9 +33,6 @@ SWAP_SPACE = 4 * GIB
 """Bytes of the host for the blocks of one GPU (vllm/config.py, 0.8.5)."""
 
 Integers = NDArray[np.int64]
-
-STAND_INS = {"vllm-0.19": "vllm-0.20", "sglang-0.5": "vllm-0.32", "trtllm-1.0": "vllm-0.32"}
-"""Engine presets whose own scheduler is not simulated → the one whose rules hold instead."""
 
 
 def simulate(
@@ -107,9 +103,9 @@ def _schedulers(deployment: Deployment) -> tuple[Callable[[], PythonScheduler] |
     """What makes the user's scheduler, if there is one, and the settings of each pool's scheduler otherwise."""
     settings: list[Settings] = []
     for pool in deployment.pools:
-        found = find_scheduler(pool.engine.scheduler) if pool.engine.scheduler else policy(pool)
+        found = find_scheduler(pool.engine.scheduler) if pool.engine.scheduler else own_scheduler(pool.engine)
         if not isinstance(found, get_args(Settings)):
-            return cast(Callable[[], PythonScheduler], found), [policy(pool) for pool in deployment.pools]
+            return cast(Callable[[], PythonScheduler], found), [own_scheduler(pool.engine) for pool in deployment.pools]
         settings.append(cast(Settings, found))
     return None, settings
 
@@ -152,25 +148,6 @@ def limits(pool: Pool, budget: KVBudget, settings: Settings) -> Limits:
     )
 
 
-def policy(pool: Pool) -> VllmV1:
-    """The scheduler of the pool's engine."""
-    engine = pool.engine
-    by_priority = engine.scheduling_policy == "priority"
-    own_rules = VERSIONS[STAND_INS.get(engine.preset, engine.preset)]
-    return replace(
-        own_rules if engine.pipeline_parallel_size == 1 else VllmV1(),
-        chunked_prefill=engine.enable_chunked_prefill is not False,
-        reserve_full_prompt=engine.scheduler_reserve_full_isl is not False,
-        watermark=engine.watermark,
-        long_prefill_token_threshold=engine.long_prefill_token_threshold,
-        prefix_caching=bool(engine.enable_prefix_caching),
-        admission_order="priority" if by_priority else "fcfs",
-        victim="lowest_priority" if by_priority else "newest",
-        async_scheduling=engine.async_scheduling is not False,
-        pipeline_parallel_size=engine.pipeline_parallel_size,
-    )
-
-
 def with_host(pool: Pool, budget: KVBudget, settings: Settings) -> Settings:
     """Settings that swap, with the host's blocks and the time to move one where they leave them open.
 
@@ -198,6 +175,8 @@ def _demand(workload: Workload, limit: Limits, settings: Settings) -> tuple[Dema
     output = np.minimum(workload.output_tokens, room)
     blocks = -(-(workload.prompt_tokens + output - 1) // limit.block_size)
     refused = (output < 1) | (blocks > limit.num_blocks)
+    if isinstance(settings, Policy):
+        refused |= workload.prompt_tokens > settings.longest_prompt(limit)
     demand = Demand(
         arrival=workload.arrival,
         prompt_tokens=workload.prompt_tokens,
@@ -218,12 +197,20 @@ def _demand(workload: Workload, limit: Limits, settings: Settings) -> tuple[Dema
 def _notes(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
     found, limit = [], fleet.limits[0]
     if refused := int(demand.refused.sum()):
+        settings = fleet.policies[0]
+        whole = isinstance(settings, Policy) and settings.refuse_long_prompts
+        longest = f", or their prompts the {limit.max_num_batched_tokens} tokens of a step" if whole else ""
         found.append(
             f"{refused} of {len(demand.refused)} requests can never run and were rejected: they exceed max_model_len="
-            f"{limit.max_model_len} or the {limit.num_blocks * limit.block_size} tokens of KV cache"
+            f"{limit.max_model_len} or the {limit.num_blocks * limit.block_size} tokens of KV cache{longest}"
         )
     if cut:
         found.append(f"{cut} requests end at max_model_len={limit.max_model_len}, before their full output")
+    if demand.hash_ids is not None and any(isinstance(settings, Policy) for settings in fleet.policies):
+        found.append(
+            "prompts of this workload begin alike, but this scheduler is simulated without prefix caching: all are "
+            "computed"
+        )
     if demand.hash_ids is None and any(getattr(policy, "prefix_caching", False) for policy in fleet.policies):
         found.append(
             "prefix caching is on, but the workload does not say which prompts begin alike (no hash_ids): only "

@@ -2,6 +2,7 @@
 
 from windtunnel.deployment.capture import capture_sizes
 from windtunnel.deployment.engine import Engine
+from windtunnel.deployment.own_scheduler import own_scheduler
 from windtunnel.deployment.pools import Deployment, Pool, stage_pools, warnings
 from windtunnel.deployment.presets import PRESETS, EnginePreset, preset
 from windtunnel.deployment.resolve import effective_model, resolve_engine
@@ -17,6 +18,7 @@ __all__ = [
     "Pool",
     "capture_sizes",
     "effective_model",
+    "own_scheduler",
     "parse_goodput",
     "parse_slo",
     "preset",

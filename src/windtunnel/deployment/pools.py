@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.deployment.engine import Engine
+from windtunnel.deployment.own_scheduler import decides_late
 from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import effective_model, resolve_engine
 from windtunnel.errors import InputError, unknown
@@ -65,6 +66,11 @@ class Pool:
             found.append(
                 f"{chosen.name} may admit a preempted request again before its token in flight has arrived; in a "
                 "pipeline it waits here, as in vllm-0.32"
+            )
+        if decides_late(self.engine):
+            found.append(
+                f"{chosen.name} decides on a step while the one before it runs; here it decides when that one has "
+                "ended, and only its host work runs beside the GPU"
             )
         if self.has_windows:
             found.append(

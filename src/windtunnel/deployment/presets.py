@@ -24,7 +24,12 @@ class EnginePreset:
     """``max_num_seqs`` itself is captured too."""
     watermark: bool = False
     """The engine knows ``watermark``."""
+    scheduler: str = ""
+    """Name of its scheduler among ``windtunnel.policy.PRESETS``; empty: its own."""
     enable_prefix_caching: bool = True
+    """Prefix caching is on by default, as far as it is simulated."""
+    enable_chunked_prefill: bool = True
+    """Prompts are cut by default; otherwise one that exceeds ``max_num_batched_tokens`` is refused."""
     graphs_prefill: bool = True
     """Small batches with prefill run from captured graphs too, all but their attention."""
     fuses_all_reduce: bool = True
@@ -46,6 +51,11 @@ class EnginePreset:
         """Version of the engine."""
         return self.name.partition("-")[2]
 
+    @property
+    def rules(self) -> str:
+        """Name of the scheduler that it runs."""
+        return self.scheduler or self.name
+
 
 PRESETS: dict[str, EnginePreset] = {
     preset.name: preset
@@ -61,12 +71,24 @@ PRESETS: dict[str, EnginePreset] = {
             pipelines=(True, False),
         ),
         EnginePreset("vllm-0.20", True, True, 0.9, pipelines=(False,)),
-        EnginePreset("vllm-0.19", True, True, 0.9, pipelines=(False,)),
+        EnginePreset("vllm-0.19", True, True, 0.9, pipelines=(False,), scheduler="vllm-0.20"),
         EnginePreset("vllm-0.16", True, False, 0.9, pipelines=(False,)),
         EnginePreset("vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False),
         EnginePreset("vllm-0.10", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False),
-        EnginePreset("sglang-0.5", True, True, 0.88, graphs_prefill=False, shares_memory=False),
-        EnginePreset("trtllm-1.0", True, True, 0.9, graphs_prefill=False, shares_memory=False),
+        EnginePreset(
+            "sglang-0.5", True, True, 0.88, graphs_prefill=False, shares_memory=False, scheduler="sglang-0.4.6"
+        ),
+        EnginePreset(
+            "trtllm-1.0",
+            async_scheduling=True,
+            scheduler_reserve_full_isl=True,
+            gpu_memory_utilization=0.9,
+            graphs_prefill=False,
+            shares_memory=False,
+            scheduler="trtllm-guaranteed-no-evict",
+            enable_prefix_caching=False,
+            enable_chunked_prefill=False,
+        ),
     )
 }
 ALIASES = {"vllm": "vllm-0.32"}

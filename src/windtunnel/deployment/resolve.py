@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from windtunnel.deployment.capture import capture_sizes
 from windtunnel.deployment.engine import ENGINE_DTYPES, Engine
-from windtunnel.deployment.own_scheduler import named_settings, with_named_scheduler
+from windtunnel.deployment.own_scheduler import named_settings, require_own_settings, with_named_scheduler
 from windtunnel.deployment.presets import preset, require_pipeline, require_watermark
 from windtunnel.deployment.shards import require_shardable
 from windtunnel.errors import InputError
@@ -37,13 +37,17 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     chosen = preset(engine.preset)
     _refuse_what_is_not_simulated(engine)
     require_watermark(chosen, engine.watermark)
+    require_own_settings(engine)
     effective_model(model, device, engine)
     require_shardable(engine, model, device)
     length = _model_len(engine, model)
-    chunked = True if engine.enable_chunked_prefill is None else engine.enable_chunked_prefill
+    chunked = chosen.enable_chunked_prefill if engine.enable_chunked_prefill is None else engine.enable_chunked_prefill
+    named = named_settings(engine.scheduler)
     if engine.scheduler is not None:
-        chunked = getattr(named_settings(engine.scheduler), "chunked_prefill", True)
-    tokens, seqs = _batch_limits(engine, device, length, chunked)
+        chunked = getattr(named, "chunked_prefill", True)
+    refuses = getattr(named, "refuse_long_prompts", False) or (named is None and not chosen.enable_chunked_prefill)
+    ranks = engine.data_parallel_size if model.has_moe else 1
+    tokens, seqs = _batch_limits(engine, _defaults(device, engine.backend, ranks), length, chunked or refuses)
     resolved = replace(
         engine,
         max_model_len=length,
@@ -150,13 +154,16 @@ def _model_len(engine: Engine, model: Model) -> int:
     return engine.max_model_len
 
 
-def _batch_limits(engine: Engine, device: Device, length: int, chunked: bool) -> tuple[int, int]:
-    """``max_num_batched_tokens`` and ``max_num_seqs``: vLLM's defaults by device memory, then its rules (0.32)."""
-    tokens, seqs = _defaults_by_memory(device, engine.backend)
+def _batch_limits(engine: Engine, defaults: tuple[int, int], length: int, any_length: bool) -> tuple[int, int]:
+    """``max_num_batched_tokens`` and ``max_num_seqs``: the defaults, then vLLM's rules (0.32).
+
+    ``any_length``: a prompt of any length is cut, or refused when it comes; otherwise a step must hold the longest.
+    """
+    tokens, seqs = defaults
     seqs = engine.max_num_seqs or seqs
     if engine.max_num_batched_tokens is None:
         tokens = min(tokens, seqs * length)
-        tokens = tokens if chunked else max(tokens, length)
+        tokens = tokens if any_length else max(tokens, length)
         tokens = max(tokens, engine.max_num_seqs or 0)
     else:
         tokens = engine.max_num_batched_tokens
@@ -164,7 +171,7 @@ def _batch_limits(engine: Engine, device: Device, length: int, chunked: bool) ->
         seqs = min(seqs, tokens)
     if tokens < seqs:
         raise InputError(f"max_num_batched_tokens={tokens}: must be ≥ max_num_seqs={seqs}")
-    if not chunked and tokens < length:
+    if not any_length and tokens < length:
         raise InputError(
             f"max_num_batched_tokens={tokens}: must be ≥ max_model_len={length} without chunked prefill; "
             "raise it, lower max_model_len or enable chunked prefill"
@@ -172,12 +179,14 @@ def _batch_limits(engine: Engine, device: Device, length: int, chunked: bool) ->
     return tokens, seqs
 
 
-def _defaults_by_memory(device: Device, backend: str) -> tuple[int, int]:
-    """Tokens and requests: vLLM's; SGLang's ``chunked_prefill_size`` and ``max_running_requests`` (server_args.py of
-    0.5); TensorRT-LLM's ``max_num_tokens`` and ``max_batch_size`` (llm_args.py, 1.0)."""
+def _defaults(device: Device, backend: str, ranks: int) -> tuple[int, int]:
+    """Tokens and requests by the device's memory: vLLM's; SGLang's ``chunked_prefill_size`` and
+    ``max_running_requests``, which ranks of attention share (server_args.py of 0.5); TensorRT-LLM's ``max_num_tokens``
+    and ``max_batch_size`` (llm_args.py, 1.0)."""
     memory = device.memory_bytes / GIB
     if backend == "sglang":
-        return (16384, 2048) if memory >= 160 else (8192, 2048) if memory >= 60 else (4096, 2048)
+        tokens = 16384 if memory >= 160 else 8192 if memory >= 60 else 4096
+        return max(tokens // ranks, 1), max(2048 // ranks, 1)
     if backend == "trtllm":
         return 8192, 2048
     if memory >= 160:

@@ -49,9 +49,9 @@ TRTLLM_MAX_UTILIZATION = Policy()
 """TensorRT-LLM, MAX_UTILIZATION (capacityScheduler.cpp, microBatchScheduler.cpp): everybody runs whose next step fits;
 the last started one is paused when it does not. Whole contexts beside all generations."""
 
-TRTLLM_GUARANTEED_NO_EVICT = Policy(allocation="prompt_and_output", preemption="none")
+TRTLLM_GUARANTEED_NO_EVICT = Policy(allocation="prompt_and_output", preemption="none", refuse_long_prompts=True)
 """TensorRT-LLM, GUARANTEED_NO_EVICT (same files): admitted only if the blocks of prompt and declared output are free,
-so that nobody is ever paused."""
+so that nobody is ever paused; prompts beyond max_num_tokens are refused."""
 
 MINDSPORE = Policy(group_order="prefill_first", mixed=False, prefill_batch_share=1 / 64)
 """ms-llm-serve as in the MindSpore tuning report (checklist 330-358): prefill first, in batches of a share of the

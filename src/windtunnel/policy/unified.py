@@ -46,6 +46,9 @@ class Policy:
     chunked_prefill: bool = False
     """A prompt may be computed in parts (Sarathi-Serve; DeepSpeed-FastGen's split fuse): as much of it as the limits
     leave."""
+    refuse_long_prompts: bool = False
+    """Without chunks, a prompt that no step can hold is refused when it comes (TensorRT-LLM); otherwise the limits must
+    leave room for the longest one there may be."""
 
     max_num_batched_tokens: int = 0
     """C, tokens of one step, at most those of the deployment; 0: as many. Sarathi-Serve's chunk_size."""
@@ -155,6 +158,10 @@ class Policy:
             return max(int(self.places(limits) * self.prefill_batch_share), 1)
         return self.prefill_batch
 
+    def longest_prompt(self, limits: Limits) -> int:
+        """Tokens of a prompt that a step can hold, or of which it can hold a part."""
+        return limits.max_model_len if self.chunked_prefill else self.prefill_tokens(limits)
+
     def reserved_tokens(self, prompt_tokens: int, max_tokens: int, limits: Limits) -> int:
         """Tokens whose blocks an admission takes at least; the last token never gets a place in the cache."""
         if self.allocation == "prompt_and_output":
@@ -175,7 +182,7 @@ class Policy:
                 f"max_num_seqs={self.places(limits)}: must be ≤ max_num_batched_tokens={self.tokens(limits)}, so that "
                 "every running request can decode in each step: lower it, or raise the tokens"
             )
-        if not self.chunked_prefill and self.prefill_tokens(limits) < limits.max_model_len:
+        if self.longest_prompt(limits) < limits.max_model_len and not self.refuse_long_prompts:
             raise InputError(
                 f"max_num_batched_tokens={self.prefill_tokens(limits)}: must be ≥ max_model_len="
                 f"{limits.max_model_len} without chunked prefill: raise it, or enable chunked prefill"
@@ -204,6 +211,11 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
         lambda p: p.preemption == "none" and p.allocation not in RESERVING,
         "preemption='none': a request may lack a block and wait for ever; use allocation='prompt_and_output' or "
         "'max_model_len', or let somebody be evicted",
+    ),
+    (
+        lambda p: p.refuse_long_prompts and (p.chunked_prefill or p.preemption != "none"),
+        "refuse_long_prompts: no prompt is too long with chunked_prefill, and one that is evicted could become so: use "
+        "preemption='none' without chunks",
     ),
     (
         lambda p: p.decodes_ask_for_a_block and p.allocation in RESERVING,
