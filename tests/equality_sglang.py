@@ -1,6 +1,6 @@
 """Random cases for SGLang's scheduler: the reference beside the compiled core."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,6 @@ def sglang_cases(draw: st.DrawFn) -> SglangCase:
     seqs = draw(st.sampled_from([1, 2, 4, 8, 16]))
     chunked = draw(st.booleans())
     longest = 200
-    budget = seqs + draw(st.sampled_from([1, 5, 40, 200])) if chunked else longest
-    limits = Limits(seqs, budget, longest, draw(st.integers(8, 120)), draw(st.sampled_from([1, 4])))
     policy = Sglang(
         chunked_prefill=chunked,
         max_prefill_tokens=draw(st.sampled_from([16, 60, 200])),
@@ -53,6 +51,10 @@ def sglang_cases(draw: st.DrawFn) -> SglangCase:
         enable_mixed_chunk=draw(st.booleans()),
         ignore_eos=draw(st.booleans()),
     )
+    blocks, block_size = draw(st.integers(8, 120)), draw(st.sampled_from([1, 4]))
+    limits = Limits(seqs, longest, longest, blocks, block_size)
+    budget = seqs + draw(st.sampled_from([1, 5, 40, 200])) if chunked else policy.longest_round(limits)
+    limits = replace(limits, max_num_batched_tokens=budget)
     lanes = draw(st.sampled_from([1, 1, 1, 2]))
     n = draw(st.integers(1, 60))
     gap = draw(st.sampled_from([0.0, 1.0, 8.0]))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.policy import Limits, VllmV0, VllmV1, can_ever_run, generated
+from windtunnel.policy import Limits, Sglang, VllmV0, VllmV1, can_ever_run, generated
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
 
@@ -28,6 +28,16 @@ def test_every_decode_must_fit_the_budget() -> None:
 def test_without_chunks_the_longest_prompt_must_fit_the_budget() -> None:
     with pytest.raises(InputError, match="must be ≥ max_model_len=100 without chunked prefill"):
         VllmV1(chunked_prefill=False).check(LIMITS)
+
+
+@pytest.mark.parametrize(("exact_release", "longest"), [(False, 100), (True, 149)])
+def test_without_chunks_the_longest_round_of_sglang_must_fit_the_budget(exact_release: bool, longest: int) -> None:
+    policy = Sglang(
+        chunked_prefill=False, max_prefill_tokens=50, radix_cache=not exact_release, ignore_eos=exact_release
+    )
+    policy.check(replace(LIMITS, max_num_batched_tokens=longest))
+    with pytest.raises(InputError, match=f"max_num_batched_tokens={longest - 1}: must be ≥ {longest}"):
+        policy.check(replace(LIMITS, max_num_batched_tokens=longest - 1))
 
 
 def test_watermark_counts_all_blocks_with_the_null_block() -> None:

@@ -176,4 +176,4 @@ def _set(entry: Any, limits: Any, policy: Sglang) -> None:
     entry["order"] = ORDERS[policy.schedule_policy]
     entry["radix"] = policy.radix_cache
     entry["mixed"] = policy.enable_mixed_chunk and policy.chunked_prefill
-    entry["exact_release"] = policy.ignore_eos and not policy.radix_cache
+    entry["exact_release"] = policy.exact_release

@@ -61,15 +61,26 @@ class Sglang:
         """What a decode round without retraction takes from the ratio."""
         return (self.init_new_token_ratio - self.min_new_token_ratio) / NEW_TOKEN_RATIO_DECAY_STEPS
 
+    @property
+    def exact_release(self) -> bool:
+        """Admission follows the memory to each request's end (schedule_policy.py, ``add_one_req_ignore_eos``)."""
+        return self.ignore_eos and not self.radix_cache
+
+    def longest_round(self, limits: Limits) -> int:
+        """Most tokens of a round without chunks: of the first request, or up to max_prefill_tokens. Exact release
+        looks at that limit only before it admits somebody, who may then exceed it."""
+        if self.exact_release:
+            return self.max_prefill_tokens - 1 + limits.max_model_len
+        return max(self.max_prefill_tokens, limits.max_model_len)
+
     def check(self, limits: Limits) -> None:
         """Raise InputError if a round may exceed max_num_batched_tokens."""
-        if not self.chunked_prefill:
-            longest = max(self.max_prefill_tokens, limits.max_model_len)
-            if limits.max_num_batched_tokens < longest:
-                raise InputError(
-                    f"max_num_batched_tokens={limits.max_num_batched_tokens}: must be ≥ {longest} without "
-                    "chunked_prefill, the larger of max_prefill_tokens and max_model_len"
-                )
+        if not self.chunked_prefill and limits.max_num_batched_tokens < (longest := self.longest_round(limits)):
+            what = "max_prefill_tokens − 1 plus" if self.exact_release else "the larger of max_prefill_tokens and"
+            raise InputError(
+                f"max_num_batched_tokens={limits.max_num_batched_tokens}: must be ≥ {longest} without "
+                f"chunked_prefill, {what} max_model_len"
+            )
 
     @staticmethod
     def longest_request(limits: Limits) -> int:
