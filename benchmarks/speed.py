@@ -21,7 +21,7 @@ import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.policy import Limits, Policy, VllmV0, VllmV1
+from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0, VllmV1
 from windtunnel.policy.presets import POLICIES
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
@@ -132,31 +132,44 @@ def show_core(repeats: int) -> None:
                 print(f"| {load.name} | {replicas} | {kind} | {0.1 / seconds:.2f} | {seconds * 1e4:.0f} |")
 
 
-def policies() -> dict[str, Policy | VllmV0]:
-    """The presets of the unified scheduler, and one that swaps; vLLM's v0 scheduler."""
-    swap = Policy(preemption="swap", host_blocks=20_000, swap_time_per_block=1e-4)
-    return {
+def presets() -> dict[str, tuple[Settings, int]]:
+    """The schedulers that are not vLLM v1, and some of their settings; with the tokens of a step.
+
+    Where prompts are not cut, a step has room for the longest.
+    """
+    whole: dict[str, Settings] = {
         **POLICIES,
-        "trtllm-max-utilization, preemption=swap": swap,
+        "trtllm-max-utilization:preemption=swap": Policy(
+            preemption="swap", host_blocks=20_000, swap_time_per_block=1e-4
+        ),
         "vllm-0.8-v0": VllmV0(),
-        "vllm-0.8-v0, preemption=swap": VllmV0(
+        "vllm-0.8-v0:preemption_mode=swap": VllmV0(
             preemption_mode="swap", num_cpu_blocks=20_000, swap_seconds_per_block=1e-4
         ),
-        "vllm-0.8-v0, prefix caching": VllmV0(prefix_caching=True),
-        "vllm-0.8-v0-chunked, 2048 tokens": VllmV0(chunked_prefill=True),
+        "vllm-0.8-v0:prefix_caching=true": VllmV0(prefix_caching=True),
+    }
+    pieces: dict[str, Settings] = {
+        "vllm-0.8-v0-chunked": VllmV0(chunked_prefill=True),
+        "sglang-0.4.6": Sglang(),
+        "sglang-0.4.6:schedule_policy=lpm": Sglang(schedule_policy="lpm"),
+        "sglang-0.4.6:radix_cache=false": Sglang(radix_cache=False),
+    }
+    return {name: (policy, MODEL_LEN) for name, policy in whole.items()} | {
+        name: (policy, 8192 if "sglang" in name else 2048) for name, policy in pieces.items()
     }
 
 
-def show_policies(repeats: int) -> None:
-    """Requests per second of every preset; the tables cover whole prompts."""
+def show_presets(repeats: int) -> None:
+    """Requests per second of every preset."""
     print("\n| scheduler | million requests/s, medium | heavy | preemptions per request, heavy |\n|---|---:|---:|---:|")
-    table = tables(tokens=MODEL_LEN)
-    for name, policy in policies().items():
+    for name, (policy, tokens) in presets().items():
         cells = []
         for load in LOADS[1:]:
-            tokens = 2048 if "2048 tokens" in name else MODEL_LEN
-            asked, limits = demand(load, 100_000), Limits(256, tokens, MODEL_LEN, load.blocks, 16)
-            served = Fleet((limits,), (policy,), (table,), (1,), (1,), (False,))
+            # SGLang's pages hold one token.
+            size = 1 if isinstance(policy, Sglang) else 16
+            limits = Limits(256, tokens, MODEL_LEN, load.blocks * 16 // size, size)
+            asked = demand(load, 100_000)
+            served = Fleet((limits,), (policy,), (tables(tokens=tokens),), (1,), (1,), (False,))
             record = run(served, asked, 0, np.zeros(100_000))
             cells.append(f"{0.1 / cpu(partial(run, served, asked, 0, np.zeros(100_000)), repeats):.2f}")
         print(f"| {name} | {' | '.join(cells)} | {record.requests['preemptions'].mean():.2f} |")
@@ -188,10 +201,9 @@ def show_rules(repeats: int) -> None:
 
 
 def show_prefixes(trace: Path, repeats: int) -> None:
-    """A Mooncake trace on eight replicas of 30,000 blocks of 16 tokens, with its prefixes shared and without."""
+    """A Mooncake trace on eight replicas of 30,000 blocks of 16 tokens, under schedulers that share prefixes."""
     workload = load_trace(trace)
     n, longest = len(workload), 131_072
-    limits = Limits(256, 8192, longest, 30_000, 16)
     times = linear(6e-3, 5e-6, 4e-9, 1e-11, max_num_batched_tokens=8192, max_num_seqs=256, max_model_len=longest)
     asked = Demand(
         arrival=workload.arrival,
@@ -205,10 +217,17 @@ def show_prefixes(trace: Path, repeats: int) -> None:
         hash_ids=workload.hash_ids,
         hash_block_size=workload.hash_block_size,
     )
+    cases: dict[str, tuple[Settings, int]] = {
+        "vllm-0.32": (VllmV1(prefix_caching=True), 16),
+        "vllm-0.32, no prefix caching": (VllmV1(), 16),
+        "vllm-0.8-v0-chunked:prefix_caching=true": (VllmV0(chunked_prefill=True, prefix_caching=True), 16),
+        "sglang-0.4.6:schedule_policy=lpm": (Sglang(schedule_policy="lpm"), 1),
+    }
     print(f"\n| {trace.stem}, {workload.prompt_tokens.mean() / 16:.0f} blocks a prompt | requests/s | tokens found |")
     print("|---|---:|---:|")
-    for name, caching in (("prefix caching", True), ("without", False)):
-        served = Fleet((limits,), (VllmV1(prefix_caching=caching),), (times,), (8,), (1,), (False,))
+    for name, (policy, size) in cases.items():
+        limits = Limits(256, 8192, longest, 30_000 * 16 // size, size)
+        served = Fleet((limits,), (policy,), (times,), (8,), (1,), (False,))
         found = run(served, asked, 0, np.zeros(n)).requests["cached_tokens"].sum() / workload.prompt_tokens.sum()
         seconds = cpu(partial(run, served, asked, 0, np.zeros(n)), repeats)
         print(f"| {name} | {n / seconds:,.0f} | {found:.1%} |")
@@ -289,7 +308,7 @@ def main() -> None:
             f"reference engine, medium load: {1 / slow:,.0f} requests/s; the core is {slow / fast:,.0f} times as fast"
         )
         show_core(repeats)
-        show_policies(3)
+        show_presets(3)
         show_rules(repeats)
         if options.prefixes:
             show_prefixes(options.prefixes, repeats)

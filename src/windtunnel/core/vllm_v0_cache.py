@@ -9,8 +9,9 @@ from typing import Any
 
 from windtunnel.core.block_index import close_gap, slot_of
 from windtunnel.core.kernel import called_kernel, kernel
+from windtunnel.core.prefix_cache import key_of
 from windtunnel.core.records import NONE
-from windtunnel.core.vllm_v0_evictor import pop_first, push_evictable, remove_evictable
+from windtunnel.core.vllm_v0_evictor import grow_chain, pop_first, push_chain, remove_evictable
 from windtunnel.core.vllm_v0_records import NO_KEY, NOT_ACCESSED
 
 Array = Any
@@ -59,19 +60,19 @@ def take(cells: Array, slots: Array, stacks: Array, heaps: Array, shelf: Any) ->
 
 
 @called_kernel
-def fill(
-    cells: Array, slots: Array, stacks: Array, heaps: Array, touched: Array, shelf: Any, keys: Array, table: Array
-) -> None:
-    """Blocks for full ones with these keys, shared where they exist, computed or not."""
-    for j in range(len(keys)):
-        x = found(cells, slots, shelf, keys[j])
+def fill(pool: Any, own: Any, shelf: Any, mine: Any, r: int, table: Array) -> None:
+    """Blocks for a request's first full ones, shared where their content exists, computed or not."""
+    cells, slots = own.cells, own.slots
+    for j in range(len(table)):
+        key = key_of(pool, mine, own.ids, r, j)
+        x = found(cells, slots, shelf, key)
         if x == NONE:
-            x = take(cells, slots, stacks, heaps, shelf)
-            publish(cells, slots, shelf, x, keys[j], j + 1)
-            touched[shelf.first + shelf.touched] = x
+            x = take(cells, slots, own.stacks, own.heaps, shelf)
+            publish(cells, slots, shelf, x, key, j + 1)
+            own.touched[shelf.first + shelf.touched] = x
             shelf.touched += 1
         elif cells[x].owners == 0:
-            remove_evictable(cells, heaps, shelf, x)
+            remove_evictable(cells, own.heaps, shelf, x)
             use(cells, x)
             cells[x].computed = 1
         else:
@@ -80,28 +81,28 @@ def fill(
 
 
 @called_kernel
-def give_back(
-    cells: Array, slots: Array, stacks: Array, heaps: Array, shelf: Any, keys: Array, table: Array, accessed: float
-) -> None:
-    """One owner less for each block of a table, first to last; ``keys`` are those of the full ones.
+def give_back(pool: Any, own: Any, shelf: Any, mine: Any, r: int, table: Array, full: int, accessed: float) -> None:
+    """One owner less for each block of a request's table, first to last; the first ``full`` are full.
 
     They count as accessed at ``accessed``, unless that is NOT_ACCESSED (they were copied away).
     """
-    if accessed != NOT_ACCESSED:
-        for j in range(len(table)):
-            cells[table[j]].last_access = accessed
+    cells = own.cells
+    chain = NONE
     for j in range(len(table)):
         x = table[j]
-        if j < len(keys) and cells[x].key == NO_KEY:
-            publish(cells, slots, shelf, x, keys[j], j + 1)
+        if accessed != NOT_ACCESSED:
+            cells[x].last_access = accessed
+        if j < full and cells[x].key == NO_KEY:
+            publish(cells, own.slots, shelf, x, key_of(pool, mine, own.ids, r, j), j + 1)
         cells[x].owners -= 1
         if cells[x].owners > 0:
             continue
         if cells[x].key == NO_KEY:
-            stacks[shelf.first + shelf.plain] = x
+            own.stacks[shelf.first + shelf.plain] = x
             shelf.plain += 1
         else:
-            push_evictable(cells, heaps, shelf, x)
+            chain = grow_chain(cells, own.heaps, shelf, chain, x)
+    push_chain(cells, own.heaps, shelf, chain)
 
 
 @kernel
@@ -113,13 +114,14 @@ def mark_computed(cells: Array, touched: Array, shelf: Any) -> None:
 
 
 @called_kernel
-def num_hits(cells: Array, slots: Array, shelf: Any, keys: Array) -> int:
-    """Leading blocks that are computed, by bisection as in the engine; see ``BlockPool.num_hits`` of the reference."""
-    low, high = 0, len(keys)
+def num_hits(pool: Any, own: Any, shelf: Any, mine: Any, r: int, count: int) -> int:
+    """Leading ones of a request's first ``count`` blocks that are computed, by bisection as in the engine; see
+    ``BlockPool.num_hits`` of the reference."""
+    low, high = 0, count
     while low < high:
         middle = (low + high) // 2
-        x = found(cells, slots, shelf, keys[middle])
-        if x != NONE and (cells[x].owners == 0 or cells[x].computed):
+        x = found(own.cells, own.slots, shelf, key_of(pool, mine, own.ids, r, middle))
+        if x != NONE and (own.cells[x].owners == 0 or own.cells[x].computed):
             low = middle + 1
         else:
             high = middle
@@ -127,10 +129,10 @@ def num_hits(cells: Array, slots: Array, shelf: Any, keys: Array) -> int:
 
 
 @called_kernel
-def num_wanted(cells: Array, slots: Array, shelf: Any, keys: Array) -> int:
-    """Blocks that holding these keys would take from the free ones."""
+def num_wanted(pool: Any, own: Any, shelf: Any, mine: Any, r: int, full: int) -> int:
+    """Blocks that holding a request's first full ones would take from the free ones."""
     count = 0
-    for j in range(len(keys)):
-        x = found(cells, slots, shelf, keys[j])
-        count += x == NONE or cells[x].owners == 0
+    for j in range(full):
+        x = found(own.cells, own.slots, shelf, key_of(pool, mine, own.ids, r, j))
+        count += x == NONE or own.cells[x].owners == 0
     return count

@@ -1,4 +1,7 @@
-"""Evictable blocks of a shelf in vLLM v0's order: (last access, deepest first, number). A heap with places."""
+"""Evictable blocks of a shelf in vLLM v0's order: (last access, deepest first, number).
+
+The blocks that a request gives back are a chain in this order already, so the heap holds only the first of each chain.
+"""
 
 from typing import Any
 
@@ -20,7 +23,7 @@ def before(cells: Array, a: int, b: int) -> bool:
 
 @kernel
 def rise(cells: Array, heaps: Array, shelf: Any, x: int, i: int) -> None:
-    """Put a block at place ``i`` or above."""
+    """Put a chain at place ``i`` or above."""
     base = shelf.first
     while i > 0 and before(cells, x, heaps[base + ((i - 1) >> 1)]):
         above = heaps[base + ((i - 1) >> 1)]
@@ -33,13 +36,13 @@ def rise(cells: Array, heaps: Array, shelf: Any, x: int, i: int) -> None:
 
 @kernel
 def sink(cells: Array, heaps: Array, shelf: Any, x: int, i: int) -> None:
-    """Put a block at place ``i`` or below."""
+    """Put a chain at place ``i`` or below."""
     base = shelf.first
     while True:
         child = 2 * i + 1
-        if child >= shelf.evictable:
+        if child >= shelf.chains:
             break
-        if child + 1 < shelf.evictable and before(cells, heaps[base + child + 1], heaps[base + child]):
+        if child + 1 < shelf.chains and before(cells, heaps[base + child + 1], heaps[base + child]):
             child += 1
         below = heaps[base + child]
         if not before(cells, below, x):
@@ -52,19 +55,47 @@ def sink(cells: Array, heaps: Array, shelf: Any, x: int, i: int) -> None:
 
 
 @kernel
-def push_evictable(cells: Array, heaps: Array, shelf: Any, x: int) -> None:
-    """Add a block."""
+def grow_chain(cells: Array, heaps: Array, shelf: Any, chain: int, x: int) -> int:
+    """Add a block to a chain that is not in the heap yet, if it comes before it; else the chain goes there, and another
+    one begins. NONE is no chain. Returns the first of the chain that goes on."""
     shelf.evictable += 1
-    rise(cells, heaps, shelf, x, shelf.evictable - 1)
+    cells[x].previous = NONE
+    cells[x].following = NONE
+    if chain == NONE:
+        return x
+    if before(cells, x, chain):
+        cells[x].following = chain
+        cells[chain].previous = x
+    else:
+        push_chain(cells, heaps, shelf, chain)
+    return x
+
+
+@kernel
+def push_chain(cells: Array, heaps: Array, shelf: Any, chain: int) -> None:
+    """Add a chain, by its first block, to the heap."""
+    if chain != NONE:
+        shelf.chains += 1
+        rise(cells, heaps, shelf, chain, shelf.chains - 1)
 
 
 @kernel
 def remove_evictable(cells: Array, heaps: Array, shelf: Any, x: int) -> None:
     """Remove a block."""
-    i = cells[x].place
-    cells[x].place = NONE
     shelf.evictable -= 1
-    last = heaps[shelf.first + shelf.evictable]
+    following = cells[x].following
+    if cells[x].previous != NONE:
+        cells[cells[x].previous].following = following
+        if following != NONE:
+            cells[following].previous = cells[x].previous
+        return
+    i = cells[x].place
+    if following != NONE:
+        cells[following].previous = NONE
+        sink(cells, heaps, shelf, following, i)
+        return
+    shelf.chains -= 1
+    last = heaps[shelf.first + shelf.chains]
     if last == x:
         return
     if i > 0 and before(cells, last, heaps[shelf.first + ((i - 1) >> 1)]):

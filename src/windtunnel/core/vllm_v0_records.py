@@ -85,7 +85,9 @@ CELL = np.dtype(
         ("last_access", np.float64),
         ("owners", np.int32),
         ("depth", np.int32),  # a block with a key is its sequence's n-th
-        ("place", np.int32),  # in the heap of evictable blocks
+        ("previous", np.int32),  # in its chain of evictable blocks: it is evicted before this one
+        ("following", np.int32),
+        ("place", np.int32),  # of the first of a chain, in the heap of chains
         ("computed", np.int32),  # its content was there when the step began
     ],
     align=True,
@@ -99,6 +101,7 @@ SHELF = np.dtype(
             "first",  # its first block
             "plain",  # free blocks without content
             "evictable",  # free blocks with a key
+            "chains",  # of evictable blocks, in the heap
             "touched",  # blocks that got their key in this step
             "slots",  # its first entry in the index
             "mask",
@@ -149,15 +152,13 @@ class Arrays(NamedTuple):
     stacks: Any
     """[blocks] plain blocks of each shelf, the next to be taken last."""
     heaps: Any
-    """[blocks] evictable blocks of each shelf."""
+    """[blocks] chains of evictable blocks of each shelf, by their first."""
     touched: Any
     """[blocks] blocks of each shelf that got their key in this step."""
     tables: Any
     """The blocks of each request."""
     ids: Any
     """Contents of the prompts, as numbers."""
-    keys: Any
-    """Room for the keys of one request."""
 
 
 CachedArrays = namedtuple("CachedArrays", Arrays._fields)  # type: ignore[misc]

@@ -10,7 +10,7 @@ from windtunnel.core.vllm_v0_records import CELL, NO_KEY, SHELF
 
 
 def block_tables(lanes: list[tuple[Any, Any]], demand: Any, requests: NDArray[Any], caching: bool) -> tuple[Any, ...]:
-    """(shelves, cells, slots, stacks, heaps, touched, tables, ids, keys) of ``Arrays``; (limits, policy) of each lane.
+    """(shelves, cells, slots, stacks, heaps, touched, tables, ids) of ``Arrays``; (limits, policy) of each lane.
 
     Without prefix caching all are empty.
     """
@@ -38,10 +38,10 @@ def block_tables(lanes: list[tuple[Any, Any]], demand: Any, requests: NDArray[An
 
 def _requests(
     block_size: int, demand: Any, requests: NDArray[Any], caching: bool
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Tables, contents, and room for the keys of the longest request; fills in what each request knows of them."""
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Tables and contents of the requests; fills in what each request knows of them."""
     if not caching:
-        return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
     blocks = (demand.prompt_tokens + demand.output_tokens) // block_size + 1
     requests["table"] = np.cumsum(blocks) - blocks
     ids = np.zeros(0, dtype=np.int64)
@@ -51,4 +51,4 @@ def _requests(
         ids = np.unique(values, return_inverse=True)[1].astype(np.int64)
         given = np.minimum(np.diff(offsets) * demand.hash_block_size, demand.prompt_tokens)
         requests["shared"] = given // block_size
-    return np.empty(int(blocks.sum()), dtype=np.int32), ids, np.empty(int(blocks.max()), dtype=np.int64)
+    return np.empty(int(blocks.sum()), dtype=np.int32), ids

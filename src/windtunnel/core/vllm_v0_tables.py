@@ -7,7 +7,6 @@ from typing import Any
 
 from windtunnel.core.kernel import called_kernel, kernel
 from windtunnel.core.lane import blocks_of
-from windtunnel.core.prefix_cache import key_of
 from windtunnel.core.records import DECODING, NONE
 from windtunnel.core.vllm_v0_cache import fill, give_back, num_hits, num_wanted, take
 from windtunnel.core.vllm_v0_records import UNKNOWN
@@ -32,13 +31,6 @@ def crosses(pool: Any, lane: Any, request: Any) -> bool:
 
 
 @kernel
-def write_keys(pool: Any, own: Any, mine: Any, r: int, count: int) -> None:
-    """Write the keys of a request's first ``count`` blocks into ``own.keys``."""
-    for j in range(count):
-        own.keys[j] = key_of(pool, mine, own.ids, r, j)
-
-
-@kernel
 def count_free(own: Any, lane: Any, extra: Any, i: int) -> None:
     """Free blocks of the lane as its shelves have them."""
     lane.free = own.shelves[2 * i + DEVICE].plain + own.shelves[2 * i + DEVICE].evictable
@@ -51,12 +43,9 @@ def put_on(pool: Any, own: Any, lane: Any, extra: Any, request: Any, mine: Any, 
     shelf = own.shelves[2 * request.lane + side]
     tokens = slots(request, mine)
     full = tokens // pool.block_size
-    table = own.tables[mine.table : mine.table + full + 1]
-    write_keys(pool, own, mine, r, full)
-    keys = own.keys[:full]
-    fill(own.cells, own.slots, own.stacks, own.heaps, own.touched, shelf, keys, table)
+    fill(pool, own, shelf, mine, r, own.tables[mine.table : mine.table + full])
     if tokens % pool.block_size:
-        table[full] = take(own.cells, own.slots, own.stacks, own.heaps, shelf)
+        own.tables[mine.table + full] = take(own.cells, own.slots, own.stacks, own.heaps, shelf)
     if side == HOST:
         shelf.touched = 0  # nobody looks for hits there
     count_free(own, lane, extra, request.lane)
@@ -68,12 +57,9 @@ def take_off(
 ) -> None:
     """Take the blocks of a request's slots back."""
     tokens = slots(request, mine)
-    count = tokens // pool.block_size
-    write_keys(pool, own, mine, r, count)
-    keys = own.keys[:count]
     table = own.tables[mine.table : mine.table + blocks_of(tokens, pool.block_size)]
     shelf = own.shelves[2 * request.lane + side]
-    give_back(own.cells, own.slots, own.stacks, own.heaps, shelf, keys, table, accessed)
+    give_back(pool, own, shelf, mine, r, table, tokens // pool.block_size, accessed)
     count_free(own, lane, extra, request.lane)
 
 
@@ -101,9 +87,7 @@ def append_in_order(pool: Any, own: Any, lane: Any, extra: Any, requests: Array,
 def missing(pool: Any, own: Any, request: Any, mine: Any, r: int, side: int) -> int:
     """How many of a request's full blocks would have to be taken from the free ones of a shelf."""
     full = slots(request, mine) // pool.block_size
-    write_keys(pool, own, mine, r, full)
-    keys = own.keys[:full]
-    count: int = num_wanted(own.cells, own.slots, own.shelves[2 * request.lane + side], keys)
+    count: int = num_wanted(pool, own, own.shelves[2 * request.lane + side], mine, r, full)
     return count
 
 
@@ -112,7 +96,5 @@ def look_up(pool: Any, own: Any, request: Any, mine: Any, r: int) -> None:
     """Find the cached tokens of a request that is looked at for the first time."""
     if mine.hit == UNKNOWN:
         count = (request.prompt + request.generated) // pool.block_size
-        write_keys(pool, own, mine, r, count)
-        keys = own.keys[:count]
         shelf = own.shelves[2 * request.lane + DEVICE]
-        mine.hit = num_hits(own.cells, own.slots, shelf, keys) * pool.block_size
+        mine.hit = num_hits(pool, own, shelf, mine, r, count) * pool.block_size
