@@ -59,6 +59,7 @@ class Case:
     max_tokens: Any
     follow: Any
     think_time: Any
+    turnaround: Any
     max_concurrency: int
     priority: Any
     hash_ids: tuple[Any, Any]
@@ -142,6 +143,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_tokens=output + (rng.integers(0, 2, n) * rng.integers(0, 9, n) if draw(st.booleans()) else 0),
         follow=follow,
         think_time=think_time,
+        turnaround=rng.integers(0, 3, n) * float(gap),
         max_concurrency=draw(st.integers(1, 12)) if loop in ("concurrency", "both") else 0,
         priority=rng.integers(0, draw(st.sampled_from([1, 3, 100])), n),
         hash_ids=_contents(rng, prompt, hash_block_size, draw(st.sampled_from([0.0, 0.3, 0.9]))),
@@ -246,6 +248,7 @@ def by_core(case: Case) -> Record:
         priority=case.priority,
         hash_ids=case.hash_ids,
         hash_block_size=case.hash_block_size,
+        turnaround=case.turnaround,
     )
     fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
     return run(fleet, demand, case.router, case.uniforms)
@@ -282,6 +285,7 @@ def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
     replicas = [replica() for _ in range(case.replicas)]
     routers: list[Router] = [round_robin, random_choice(list(case.uniforms)), least_outstanding, vllm_dp]
     follow = {i: int(f) for i, f in enumerate(case.follow) if f >= 0}
-    loop = Loop(replicas, routers[case.router], requests, follow, list(case.think_time), case.max_concurrency)
+    clients = (list(case.think_time), case.max_concurrency, list(case.turnaround))
+    loop = Loop(replicas, routers[case.router], requests, follow, *clients)
     loop.run()
     return requests, replicas

@@ -66,6 +66,7 @@ def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
     replicas = [Replica([rank() for _ in range(case.lanes)]) for _ in range(case.replicas)]
     routers: list[Router] = [round_robin, random_choice(list(case.uniforms)), least_outstanding, vllm_dp]
     follow = {i: int(f) for i, f in enumerate(case.follow) if f >= 0}
-    loop = Loop(replicas, routers[case.router], requests, follow, list(case.think_time), case.max_concurrency)
+    clients = (list(case.think_time), case.max_concurrency, list(case.turnaround))
+    loop = Loop(replicas, routers[case.router], requests, follow, *clients)
     loop.run()
     return requests, replicas

@@ -20,7 +20,7 @@ from windtunnel.simulate import simulate
 from windtunnel.workload.columns import Workload
 
 POOL = Pool(load_model("Qwen/Qwen3-0.6B"), device("l40s"), Engine(max_model_len=2048, max_num_seqs=8))
-PATH = ClientPath(request=0.004, request_per_token=1e-5, first_token=0.002)
+PATH = ClientPath(request=0.004, request_per_token=1e-5, first_token=0.002, per_sequence=0.001)
 TIMES = linear(1e-3, 1e-6, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256)
 
 
@@ -60,8 +60,8 @@ def test_a_client_waits_for_the_way_there_and_back() -> None:
     engine, client = (served(workload, Overheads(client=path)) for path in (None, PATH))
     one, two = request_metrics(engine.requests), request_metrics(client.requests)
     assert client.requests.arrival.tolist() == [0.0, 5.0]
-    assert (two.ttft - one.ttft).tolist() == pytest.approx([0.007, 0.008])
-    assert (two.e2el - one.e2el).tolist() == pytest.approx([0.007, 0.008])
+    assert (two.ttft - one.ttft).tolist() == pytest.approx([0.008, 0.009])
+    assert (two.e2el - one.e2el).tolist() == pytest.approx([0.008, 0.009])
     assert two.tpot.tolist() == pytest.approx(one.tpot.tolist())
     assert client.manifest["overheads"]["client"]["request"] == 0.004
 
@@ -75,11 +75,30 @@ def test_the_first_requests_of_a_closed_loop_queue_for_the_tokeniser() -> None:
     assert (request_metrics(found).ttft > delays + PATH.first_token).all()
 
 
+def test_a_closed_loop_turns_around_at_the_client() -> None:
+    engine = served(loop(3, 1), ENGINE_CLOCK).requests
+    assert engine.arrival[1:].tolist() == engine.finish[:-1].tolist()
+    client = served(loop(3, 1), Overheads(client=PATH)).requests
+    assert client.arrival[1:].tolist() == pytest.approx(client.finish[:-1].tolist())
+    step = (engine.finish - engine.first_token) / 19
+    assert request_metrics(client).tpot == pytest.approx(step, rel=1e-3)
+
+
+def test_who_is_in_flight_waits_for_each_other() -> None:
+    many, one = (served(loop(8, limit), Overheads(client=PATH)).requests for limit in (8, 1))
+    plain = served(loop(8, 8), Overheads(client=replace(PATH, per_sequence=0.0))).requests
+    later = many.first_token - plain.first_token
+    assert (later.min(), later.max()) == pytest.approx((0.001, 0.008))  # prompts come one by one from the tokeniser
+    assert (many.finish - plain.finish).tolist() == pytest.approx(later.tolist())
+    alone = served(loop(8, 1), Overheads(client=replace(PATH, per_sequence=0.0))).requests
+    assert (request_metrics(one).ttft - request_metrics(alone).ttft).tolist() == pytest.approx([0.001] * 8)
+
+
 def test_turns_of_a_session_follow_when_the_client_has_the_answer() -> None:
     turns = Workload.from_columns(
         arrival=[0.0, np.nan], prompt_tokens=[100, 100], output_tokens=20, session=[1, 1], think_time=[0.0, 1.0]
     )
-    found = served(turns, Overheads(client=PATH)).requests
+    found = served(turns, Overheads(client=replace(PATH, per_sequence=0.0))).requests
     assert found.arrival[1] == pytest.approx(found.finish[0] + 1.0)
     assert request_metrics(found).ttft[1] == pytest.approx(request_metrics(found).ttft[0], rel=0.2)
 

@@ -4,12 +4,15 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from windtunnel.cli import main
+from windtunnel.overheads import ClientPath
 from windtunnel.perf.causes import ALL, Causes
-from windtunnel.validation.ablation import CLIENT_PATH, NOTHING, variants
+from windtunnel.validation.ablation import CLIENT_PATHS, NOTHING, variants
 from windtunnel.validation.terms import PLAIN
+from windtunnel.workload.columns import Workload
 
 ENGINE = {"name": "vllm", "version": "0.19.0", "max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 4096}
 RUN = {"model": "Qwen/Qwen3-0.6B", "device": "l40s", "engine": ENGINE, "clock": "client"}
@@ -18,12 +21,21 @@ ROW = {"prompt_tokens": 100, "output_tokens": 20, "ttft_s": 0.05, "e2el_s": 0.2}
 
 def test_each_cause_is_off_once() -> None:
     found = dict(variants())
-    assert list(found) == [NOTHING, CLIENT_PATH, *(cause.name for cause in fields(Causes))]
+    assert list(found) == [NOTHING, *CLIENT_PATHS, *(cause.name for cause in fields(Causes))]
     assert found.pop(NOTHING) == PLAIN
-    assert not found.pop(CLIENT_PATH).client_path
+    paths = [found.pop(name) for name in CLIENT_PATHS]
+    assert [terms.client_path for terms in paths] == [False, True, True]
+    assert all(terms.causes == ALL for terms in paths)
+    workload, path = Workload.from_columns(prompt_tokens=[1, 1], output_tokens=1, max_concurrency=1), ClientPath()
+    for terms, off in zip(paths[1:], ("turnaround", "per_sequence"), strict=True):
+        client = terms.overheads.client
+        assert client is not None
+        found_path = {"turnaround": client.turnaround(workload, np.zeros(2)).any(), "per_sequence": client.per_sequence}
+        assert {name for name, value in found_path.items() if not value} == {off}
+        assert (client.request, client.first_token) == (path.request, path.first_token)
     for name, terms in found.items():
-        off = [cause.name for cause in fields(Causes) if not getattr(terms.causes, cause.name)]
-        assert off == [name]
+        switched = [cause.name for cause in fields(Causes) if not getattr(terms.causes, cause.name)]
+        assert switched == [name]
     assert all(getattr(ALL, cause.name) for cause in fields(Causes))
 
 
@@ -34,6 +46,7 @@ def test_a_table_of_what_each_is_worth(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["validate", str(tmp_path), "--ablation", "--json"]) == 0
     found = {one["without"]: one["runs"][tmp_path.name] for one in json.loads(capsys.readouterr().out)["without"]}
     assert found["client_path"]["ttft"] < found["nothing"]["ttft"]
+    assert found["client_path"]["ttft"] < found["client_per_sequence"]["ttft"] < found["nothing"]["ttft"]
     assert found["client_path"]["tpot"] == pytest.approx(found["nothing"]["tpot"])
     assert found["host_overhead"]["tpot"] < found["nothing"]["tpot"]
     assert main(["validate", str(tmp_path), "--ablation"]) == 0

@@ -83,6 +83,10 @@ def test_the_loop_of_a_served_point() -> None:
     assert (len(loop), loop.max_concurrency) == (40, 4)
     assert loop.prompt_tokens.min() >= 80
     assert loop.prompt_tokens.max() <= 100
+    even = served.workload(served_point(backend="sglang", scripted=False))
+    assert set(even.prompt_tokens) == {100}
+    drifting = served.workload(served_point(scripted=False)).prompt_tokens
+    assert 95 <= drifting.min() < 100 < drifting.max() <= 105
 
 
 @pytest.mark.parametrize(

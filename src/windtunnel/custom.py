@@ -44,7 +44,9 @@ def run_custom(make: Callable[[], PythonScheduler], fleet: Fleet, demand: Demand
     routers: list[Router] = [round_robin, random_choice(uniforms.tolist()), least_outstanding, vllm_dp]
     if fleet.route_score:
         routers.append(lowest_route_score(fleet.route_score))
-    Loop(replicas, routers[router], requests, follow, demand.think_time.tolist(), demand.max_concurrency).run()
+    turnaround = None if demand.turnaround is None else demand.turnaround.tolist()
+    clients = (demand.think_time.tolist(), demand.max_concurrency, turnaround)
+    Loop(replicas, routers[router], requests, follow, *clients).run()
     left = [request.id for request in requests if not request.finished and not request.refused]
     if left:
         name = type(make()).__name__

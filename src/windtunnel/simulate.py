@@ -78,6 +78,8 @@ def simulate(
     demand, cut = _demand(
         at_engine(workload, delays, client) if client else workload, fleet.limits[0], fleet.policies[0]
     )
+    if client and workload.max_concurrency:
+        demand = replace(demand, turnaround=client.turnaround(workload, delays))
     uniforms = np.random.default_rng([seed, crc32(b"router")]).random(len(workload))
     if scheduler:
         record = run_custom(scheduler, fleet, demand, router, uniforms)

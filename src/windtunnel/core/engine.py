@@ -80,6 +80,9 @@ class Demand:
     """Contents of the prompts as (offsets [n + 1], values): equal values are equal blocks of ``hash_block_size``
     tokens with equal blocks before them. What has no value is like nothing else."""
     hash_block_size: int = 0
+    turnaround: Floats | None = None
+    """Seconds from the end of a request to the arrival of the one that takes its place in flight, by the latter; None:
+    at once."""
 
     @property
     def closed(self) -> bool:
@@ -166,6 +169,7 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
         uniforms=np.ascontiguousarray(uniforms, dtype=np.float64),
         follow=np.ascontiguousarray(demand.follow, dtype=np.int64),
         think_time=np.ascontiguousarray(demand.think_time, dtype=np.float64),
+        turnaround=np.zeros(n) if demand.turnaround is None else np.ascontiguousarray(demand.turnaround),
         releases=attributes(releases),
         gate=np.full(n if demand.closed else 0, NONE, dtype=np.int64),
         own=family_of(fleet.policies).arrays(fleet, demand, pools, lanes),

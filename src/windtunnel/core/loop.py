@@ -154,7 +154,8 @@ def next_release(state: State) -> int:
 
 @kernel
 def complete(state: State, r: int, time: float) -> None:
-    """A request of the closed loop has ended: its session goes on after the think time, and its place is free."""
+    """A request of the closed loop has ended: its session goes on after the think time, and its place is free for one
+    that arrives a turnaround later."""
     following = state.follow[r]
     if following != NONE:
         add_release(state, time + state.think_time[following], following)
@@ -166,7 +167,7 @@ def complete(state: State, r: int, time: float) -> None:
         return
     state.counters[GATE_HEAD] = state.gate[waiting]
     state.requests[waiting].state = ADMITTED
-    add_release(state, time, waiting)
+    add_release(state, time + state.turnaround[waiting], waiting)
 
 
 @kernel

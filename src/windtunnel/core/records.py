@@ -211,6 +211,8 @@ class State(NamedTuple):
     """[n] the next request of the same session."""
     think_time: Any
     """[n] seconds between a request and the end of the one before in its session."""
+    turnaround: Any
+    """[n] seconds between a request that waited for a place in flight and the end of the one that had it."""
     releases: Any
     """Heap of future arrivals of the closed loop, as (time, request)."""
     gate: Any

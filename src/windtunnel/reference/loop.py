@@ -113,7 +113,7 @@ class Loop:
 
     ``follow`` names the next request of a session, released ``think_time`` of it after the one before has ended; at
     most ``max_concurrency`` requests are in flight (0: any number), the others wait at the client, first come first
-    served.
+    served, and take a free place after their ``turnaround`` (without any: at once).
     """
 
     def __init__(
@@ -124,11 +124,13 @@ class Loop:
         follow: dict[int, int] | None = None,
         think_time: list[float] | None = None,
         max_concurrency: int = 0,
+        turnaround: list[float] | None = None,
     ) -> None:
         self.replicas, self.router, self.requests = replicas, router, requests
         self.groups = [group for replica in replicas for group in replica.groups]
         self.balancer = Balancer(replicas)
         self.follow, self.think_time = follow or {}, think_time or []
+        self.turnaround = turnaround or [0.0] * len(requests)
         self.max_concurrency = max_concurrency
         self.in_flight = self.routed = 0
         self.gate: deque[Request] = deque()
@@ -194,7 +196,7 @@ class Loop:
         if self.gate:
             following = self.gate.popleft()
             self.admitted.add(following.id)
-            heappush(self.events, (time, ARRIVAL, following.id))
+            heappush(self.events, (time + self.turnaround[following.id], ARRIVAL, following.id))
         else:
             self.in_flight -= 1
 

@@ -1,10 +1,11 @@
 """Ablation: what each modelled cause is worth: switched off, everything is compared again."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
+from windtunnel.overheads import ClientPath, Floats
 from windtunnel.perf.causes import Causes
 from windtunnel.validation.agreement import relative_error, summarise
 from windtunnel.validation.comparison import compare
@@ -13,11 +14,26 @@ from windtunnel.validation.recording import Recording
 from windtunnel.validation.served import METRICS, replay, simulated
 from windtunnel.validation.served_points import Point
 from windtunnel.validation.terms import PLAIN, Terms
-
-CLIENT_PATH = "client_path"
-"""The cause that is no part of a batch's time: what a client sees beside the engine."""
+from windtunnel.workload.columns import Workload
 
 NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class AtOnce(ClientPath):
+    """The path with a closed loop whose next request is at the engine when the one before it ends."""
+
+    def turnaround(self, workload: Workload, delays: Floats) -> Floats:  # noqa: ARG002
+        """None."""
+        return np.zeros(len(workload))
+
+
+CLIENT_PATHS: dict[str, Callable[[ClientPath], ClientPath | None]] = {
+    "client_path": lambda _: None,
+    "client_turnaround": lambda path: AtOnce(**asdict(path)),
+    "client_per_sequence": lambda path: replace(path, per_sequence=0.0),
+}
+"""The causes that are no part of a batch's time but of what a client sees beside the engine: all of them, then one."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,9 @@ class Ablation:
 def variants(terms: Terms = PLAIN) -> Iterator[tuple[str, Terms]]:
     """Everything on, then each cause off."""
     yield NOTHING, terms
-    yield CLIENT_PATH, replace(terms, client_path=False)
+    for name, without in CLIENT_PATHS.items():
+        path = without(terms.overheads.client or ClientPath())
+        yield name, replace(terms, client_path=path is not None, overheads=replace(terms.overheads, client=path))
     for cause in fields(Causes):
         yield cause.name, replace(terms, causes=terms.causes.without(cause.name))
 
