@@ -209,6 +209,11 @@ def test_version_and_help(capsys: Capture) -> None:
     assert "explain" in capsys.readouterr().out
 
 
+def test_the_package_is_the_command_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "windtunnel", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0.1.0"
+
+
 def test_an_interruption_is_exit_130(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

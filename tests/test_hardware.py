@@ -23,7 +23,11 @@ REQUIRED = {
     "b300_sxm",
     "gb200",
     "gb300",
+    "rtx_3090",
+    "rtx_a6000",
+    "rtx_6000_ada",
     "rtx_4090",
+    "rtx_5090",
     "rtx_pro_6000_server",
     "mi300x",
 }
