@@ -1,12 +1,13 @@
 """What a replay writes by the compiled core, beside what it writes by the reference."""
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError
-from windtunnel.replay.recording import Recording
+from windtunnel.replay.recording import Recording, read_recording
 
 RECORDINGS = Path(__file__).parents[2] / "shared" / "vllm_schedules"
 Replay = Callable[[Recording, str, str], Iterator[dict[str, Any]]]
@@ -30,3 +31,11 @@ def check_equal(replay: Replay, recording: Recording, version: str, where: str =
         assert found == expected, f"{where} record {number}"
     assert len(core) == len(reference), where
     return [json.loads(line) for line in reference if not line.startswith("error: ")]
+
+
+def written(document: dict[str, Any]) -> Recording:
+    """A recording's input as it is read from a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "workload.in.json"
+        path.write_text(json.dumps(document))
+        return read_recording(path)

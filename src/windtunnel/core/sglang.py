@@ -20,7 +20,20 @@ from windtunnel.core.steady import run_decodes
 from windtunnel.core.step import write_row
 from windtunnel.errors import InputError
 
-__all__ = ["Arrays", "arrays", "check", "enqueue", "room", "steady_run", "step", "update_bound", "with_more_room"]
+__all__ = [
+    "Arrays",
+    "arrays",
+    "check",
+    "conclude",
+    "decide",
+    "enqueue",
+    "pass_over",
+    "room",
+    "steady_run",
+    "step",
+    "update_bound",
+    "with_more_room",
+]
 
 NODES = 1 << 10
 """Room for nodes in each lane's tree at the start of a run."""
@@ -46,9 +59,10 @@ def check(own: Arrays) -> None:
             f"max_total_tokens={own.fault[1]}: no space left for only one request: SGLang stops, give more"
         )
     if own.fault[0]:
+        totals = " or ".join(map(str, sorted(set(own.settings["total_tokens"].tolist()))))
         raise InputError(
-            f"SGLang runs out of memory ({own.fault[1]} tokens wanted, {own.fault[2]} free) and stops: give it more, "
-            "or a larger schedule_conservativeness"
+            f"max_total_tokens={totals}: SGLang runs out of memory ({own.fault[1]} tokens wanted, "
+            f"{own.fault[2]} free) and stops: give it more, or a larger schedule_conservativeness"
         )
 
 
@@ -71,34 +85,57 @@ def enqueue(state: State, lane: int, r: int) -> None:
 
 
 @kernel
-def step(state: State, pool: Any, group: Any) -> int:
-    """Schedule and run one round; IDLE if there is nothing to do until something arrives, or the engine has died.
-
-    An idle round says nothing about the next one, so whoever still waits is looked at once more.
-    """
-    if state.own.fault[0]:
-        return IDLE
-    settings = state.own.settings[group.pool]
-    group.released = 0
+def decide(state: State, pool: Any, group: Any) -> tuple[bool, bool]:
+    """Look at every lane once, and decide its next round; returns whether there is any, and False."""
     found = False
+    group.released = 0
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
         lane.released = lane.released_ghosts = 0
         lane.left = NONE
-        for _ in range(2):
-            mine = schedule_round(state, settings, pool, i, group.now)
-            if mine or lane.queue_head == NONE or state.own.fault[0]:
-                break
-        found |= mine
-    if not found or state.own.fault[0]:
-        return IDLE
-    end = group.now + round_time(state, pool, group)
+        found |= schedule_round(state, state.own.settings[group.pool], pool, i, group.now)
+    return found and not state.own.fault[0], False
+
+
+@kernel
+def look_again(state: State, pool: Any, group: Any) -> bool:
+    """An idle round says nothing about the next one, so whoever still waits is looked at once more."""
+    found = False
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        log_round(state, settings, group, i, group.now)
+        lane = state.lanes[i]
+        idle = lane.chunks + state.own.ranks[i].decodes == 0
+        if idle and lane.queue_head != NONE and not state.own.fault[0]:
+            found |= schedule_round(state, state.own.settings[group.pool], pool, i, group.now)
+    return found
+
+
+@kernel
+def conclude(state: State, pool: Any, group: Any, end: float) -> int:  # noqa: ARG001 - as in every family
+    """The round that was decided ends at ``end``: log it, let its results take effect, move the clock."""
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        log_round(state, state.own.settings[group.pool], group, i, group.now)
         update(state, i, end)
         group.released += state.lanes[i].released
     group.now = group.end = end
     return STEPPED
+
+
+@kernel
+def pass_over(state: State, pool: Any, group: Any, preempted: bool) -> int:  # noqa: ARG001
+    """Nothing is scheduled."""
+    return IDLE
+
+
+@kernel
+def step(state: State, pool: Any, group: Any) -> int:
+    """Schedule and run one round; IDLE if there is nothing to do until something arrives, or the engine has died."""
+    if state.own.fault[0]:
+        return IDLE
+    found, _ = decide(state, pool, group)
+    found |= look_again(state, pool, group)
+    if not found or state.own.fault[0]:
+        return IDLE
+    return conclude(state, pool, group, group.now + round_time(state, pool, group))
 
 
 @kernel

@@ -33,13 +33,12 @@ def has_room(counted: State) -> bool:
 
 @kernel
 def decide_only(counted: State, time: float) -> tuple[bool, bool]:
-    """Decide the next step, not before ``time``."""
+    """Decide the next step at ``time``, with an empty log."""
     state = borrow(counted)
-    group = state.groups[ONLY]
-    group.now = max(group.now, time)
+    state.groups[ONLY].now = time
     state.counters[ROWS] = 0
     state.counters[STALLS] = 0
-    return decide(state, state.pools[ONLY], group)
+    return decide(state, state.pools[ONLY], state.groups[ONLY])
 
 
 @kernel
@@ -66,18 +65,23 @@ class Stepper:
         self.state = new_state(fleet, demand, demand.arrival)
         self.module = module_of(self.state.own)
 
+    @property
+    def now(self) -> float:
+        """When the next step is decided."""
+        return float(self.state.groups[ONLY]["now"])
+
     def deliver(self, r: int, time: float) -> None:
-        """Request ``r`` joins the queue at ``time``; a clock that is behind goes on to then."""
+        """Request ``r`` joins the queue; a clock that is behind ``time`` goes on to it."""
         deliver_to_only(self.state, r, float(time))
 
-    def decide(self, time: float = 0.0) -> tuple[bool, bool]:
-        """Decide the next step, not before ``time``: whether anything is scheduled, and whether anybody was
-        preempted. Then either ``conclude`` or ``pass_over`` must follow."""
+    def decide(self, time: float) -> tuple[bool, bool]:
+        """Decide the next step at ``time``: whether anything is scheduled, and whether anybody was preempted.
+
+        Then either ``conclude`` or ``pass_over`` must follow.
+        """
         while not has_room(self.state):
             self.state = with_room(self.state, self.module)
         scheduled, preempted = decide_only(self.state, float(time))
-        if hasattr(self.module, "check"):
-            self.module.check(self.state.own)
         return scheduled, preempted
 
     def conclude(self, end: float) -> None:

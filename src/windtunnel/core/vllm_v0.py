@@ -1,5 +1,6 @@
 """vLLM's v0 scheduler in the compiled core."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,22 @@ from windtunnel.core.vllm_v0_records import (
 )
 from windtunnel.core.vllm_v0_shelves import block_tables
 from windtunnel.core.vllm_v0_steady import steady_run
-from windtunnel.core.vllm_v0_step import step
+from windtunnel.core.vllm_v0_step import conclude, decide, pass_over, step
 from windtunnel.errors import InputError
 from windtunnel.policy.vllm_v0 import no_end, no_room_on_host, no_way_to_displace, patience
 
-__all__ = ["Arrays", "arrays", "check", "enqueue", "steady_run", "step", "update_bound"]
+__all__ = [
+    "Arrays",
+    "arrays",
+    "check",
+    "conclude",
+    "decide",
+    "enqueue",
+    "pass_over",
+    "steady_run",
+    "step",
+    "update_bound",
+]
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any]) -> Any:
@@ -80,10 +92,11 @@ def _of_each_lane(fleet: Any) -> list[tuple[Any, Any]]:
     return [(limits, policy) for limits, policy, replicas, lanes in pools for _ in range(replicas * lanes)]
 
 
-def check(own: Arrays) -> None:
-    """Raise InputError if an engine has ended by itself."""
+def check(own: Arrays, names: Sequence[str] | None = None) -> None:
+    """Raise InputError if an engine has ended by itself; ``names`` of the requests, if they are not just numbered."""
     failure = own.failure[0]
-    setting, request = int(failure["setting"]), str(failure["request"])
+    setting = int(failure["setting"])
+    request = names[failure["request"]] if names else str(failure["request"])
     if failure["kind"] == NO_ROOM_ON_HOST:
         raise no_room_on_host(setting, request)
     if failure["kind"] == NO_WAY_TO_DISPLACE:

@@ -24,24 +24,28 @@ Array = Any
 
 
 @kernel
-def step(state: State, pool: Any, group: Any) -> int:
-    """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
+def decide(state: State, pool: Any, group: Any) -> tuple[bool, bool]:
+    """Decide the next step; returns whether anything is scheduled, and whether anybody else was preempted or ignored.
+
+    Nothing is scheduled in an engine that has ended, or ends here.
+    """
     lane, extra = state.lanes[group.first_lane], state.own.lanes[group.first_lane]
-    rules = state.own.rules[group.pool]
-    start = group.now
     if failed(state, group):
-        return stand_still(group, lane)
-    begin_step(state, pool, rules, lane, extra)
-    schedule(state, pool, rules, lane, extra, state.own.lists[group.first_lane], start)
+        return False, False
+    begin_step(state, pool, state.own.rules[group.pool], lane, extra)
+    schedule(state, pool, state.own.rules[group.pool], lane, extra, state.own.lists[group.first_lane], group.now)
     if failed(state, group):
-        return stand_still(group, lane)
-    if lane.chunks == 0 and not extra.serves_decodes:
-        arrive(state, pool, group, lane, extra, np.nextafter(start, np.inf) if extra.ignored > 0 else start)
-        return STEPPED if extra.preempted + extra.ignored > 0 else IDLE
+        return False, False
     order_chunks(state.requests, lane, extra)
-    transfer = transfer_time(rules, extra)
-    end = start + (batch_time(state, pool, lane, extra) + transfer)
-    log_step(state, pool, group, lane, extra, start, transfer)
+    return lane.chunks > 0 or extra.serves_decodes > 0, extra.preempted + extra.ignored > 0
+
+
+@kernel
+def conclude(state: State, pool: Any, group: Any, end: float) -> int:
+    """The step that was decided ends at ``end``: log it, let its results take effect, move the clock."""
+    lane, extra = state.lanes[group.first_lane], state.own.lanes[group.first_lane]
+    rules, start = state.own.rules[group.pool], group.now
+    log_step(state, pool, group, lane, extra, start, transfer_time(rules, extra))
     if has_tables(state):
         mark_computed(state.own.cells, state.own.touched, state.own.shelves[2 * group.first_lane + DEVICE])
     if extra.serves_decodes:
@@ -52,6 +56,28 @@ def step(state: State, pool: Any, group: Any) -> int:
     notice_circles(state, pool, rules, lane, extra, start)
     arrive(state, pool, group, lane, extra, end)
     return STEPPED
+
+
+@kernel
+def pass_over(state: State, pool: Any, group: Any, changed: bool) -> int:
+    """Nothing is scheduled. Whoever was ignored leaves a moment later."""
+    lane, extra = state.lanes[group.first_lane], state.own.lanes[group.first_lane]
+    now = np.nextafter(group.now, np.inf) if extra.ignored > 0 else group.now
+    arrive(state, pool, group, lane, extra, now)
+    return STEPPED if changed else IDLE
+
+
+@kernel
+def step(state: State, pool: Any, group: Any) -> int:
+    """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
+    lane, extra = state.lanes[group.first_lane], state.own.lanes[group.first_lane]
+    scheduled, changed = decide(state, pool, group)
+    if failed(state, group):
+        return stand_still(group, lane)
+    if not scheduled:
+        return pass_over(state, pool, group, changed)
+    seconds = batch_time(state, pool, lane, extra) + transfer_time(state.own.rules[group.pool], extra)
+    return conclude(state, pool, group, group.now + seconds)
 
 
 @kernel

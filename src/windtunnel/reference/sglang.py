@@ -59,6 +59,10 @@ class Scheduler:
         self.new_token_ratio = settings.ratios.init_new_token_ratio
         self.fresh = count(FIRST_GENERATED)
 
+    def add(self, request: Request) -> None:
+        """A request arrives: it joins the end of the queue."""
+        self.waiting.append(request)
+
     def schedule(self) -> Batch | None:
         """Decide the next round; None if it is idle, which says nothing about the one after it.
 
@@ -176,7 +180,7 @@ class Scheduler:
         self.new_token_ratio = min(1.0, generated / sum(r.max_new_tokens for r in left))
         return retracted
 
-    def update(self, batch: Batch) -> tuple[list[Request], list[Request]]:
+    def update(self, batch: Batch, time: float = 0.0) -> tuple[list[Request], list[Request]]:  # noqa: ARG002 - not asked
         """The batch has run: a token for every request whose prompt is done. Returns (emitted, finished), in order."""
         emitted: list[Request] = []
         finished: list[Request] = []

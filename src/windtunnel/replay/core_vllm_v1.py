@@ -91,7 +91,7 @@ class CoreScheduler:
         """Decide the next step."""
         self._finish_step()
         before, contexts = self._running(), self.columns["context"].copy()
-        scheduled, preempted = self.stepper.decide()
+        scheduled, preempted = self.stepper.decide(self.stepper.now)
         after = self._running()
         batch = Batch()
         batch.scheduled = [self._part(r) for r in self._in_step(after)]
@@ -123,9 +123,9 @@ class CoreScheduler:
         self.take_effect = lambda: None
 
     def _conclude(self, batch: Batch) -> None:
-        group = self.stepper.state.groups[ONLY]
+        start = max(self.stepper.now, float(self.stepper.state.groups[ONLY]["end"]))
         emitted = [part.request for part in batch.scheduled if part.emits and not self._has_ended(part.request)]
-        self.stepper.conclude(max(group["now"], group["end"]) + self.step_time(batch))
+        self.stepper.conclude(start + self.step_time(batch))
         self.victims = []
         self.outcomes.append((emitted, [request for request in emitted if self._has_ended(request)]))
 

@@ -1,5 +1,7 @@
 """A recording's requests as the compiled core takes them: columns, and contents as hash ids."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,7 +10,11 @@ from windtunnel.replay.recording import RecordedRequest
 
 
 def demand(
-    rows: list[RecordedRequest], arrival: list[float], output: list[int], block_size: int, max_tokens: list[int]
+    rows: Sequence[RecordedRequest],
+    arrival: Sequence[float],
+    output: Sequence[int],
+    block_size: int,
+    max_tokens: Sequence[int],
 ) -> Demand:
     """The columns of these requests, in this order.
 
@@ -36,7 +42,7 @@ def demand(
     )
 
 
-def hash_ids(prompts: list[tuple[int, ...]], block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hash_ids(prompts: Sequence[tuple[int, ...]], block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(offsets, values) of the prompts' full blocks: equal values are equal blocks with equal blocks before them."""
     numbers: dict[tuple[int, tuple[int, ...]], int] = {}
     values: list[int] = []

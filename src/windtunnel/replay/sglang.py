@@ -4,12 +4,13 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.reference.sglang import Batch, Scheduler
+from windtunnel.reference import sglang
+from windtunnel.reference.sglang import Batch
 from windtunnel.reference.sglang_request import Request, Settings
-from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording
+from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, RecordedRequest, Recording
 
 VERSIONS = {"sglang-0.4.6": "0.4.6.post5"}
 """Releases whose schedulers were compared with."""
@@ -26,21 +27,75 @@ def replay(recording: Recording, version: str, engine: str = "reference") -> Ite
     Args:
         recording: what arrives, and the settings.
         version: a name in VERSIONS.
+        engine: "reference" or "core", the compiled one; they write the same.
 
     Raises:
-        InputError: an unknown version, a setting that doesn't exist or can't be, or an engine that dies of lack of
-            memory.
+        InputError: an unknown version or engine, a setting that doesn't exist or can't be, or an engine that dies of
+            lack of memory.
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
-    if engine != "reference":
-        raise InputError(f"--with {engine}: not with {version} yet; use --with reference")
     times = _batch_time(recording.batch_time)
     requests = _requests(recording)
     settings = _settings(recording.config)
     yield {"type": "header", "sglang": VERSIONS[version], "config": recording.config, "batch_time": times}
-    loop = _Loop(Scheduler(settings), requests, {key: _ticks(value) for key, value in times.items()})
-    yield from loop.run()
+    ticks = {key: _ticks(value) for key, value in times.items()}
+    yield from _Loop(_scheduler(engine, settings, requests), requests, ticks).run()
+
+
+def _scheduler(engine: str, settings: Settings, requests: list["_Replayed"]) -> "Scheduler":
+    if engine == "reference":
+        return sglang.Scheduler(settings)
+    if engine != "core":
+        raise unknown("engine", engine, ENGINES)
+    from windtunnel.replay.core_sglang import CoreScheduler
+
+    return CoreScheduler(settings, [entry.request for entry in requests], [entry.row for entry in requests])
+
+
+class Memory(Protocol):
+    """Memory in tokens."""
+
+    @property
+    def available(self) -> int:
+        """Free places."""
+
+    @property
+    def evictable(self) -> int:
+        """Cached tokens that could be evicted."""
+
+
+class Scheduler(Protocol):
+    """What the recorder's loop asks, of the reference or of the core."""
+
+    @property
+    def running(self) -> list[Request]:
+        """The running batch."""
+
+    @property
+    def waiting(self) -> list[Request]:
+        """The queue."""
+
+    @property
+    def batch_is_full(self) -> bool:
+        """Nobody is admitted until somebody has ended."""
+
+    @property
+    def new_token_ratio(self) -> float:
+        """How much running requests are expected to need of what they declared."""
+
+    @property
+    def pool(self) -> Memory:
+        """Free memory."""
+
+    def add(self, request: Request) -> None:
+        """A request arrives."""
+
+    def schedule(self) -> Batch | None:
+        """Decide the next round; None if it is idle."""
+
+    def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
+        """The batch has run at ``time``: (requests that got a token, those that ended), in batch order."""
 
 
 def _settings(config: dict[str, Any]) -> Settings:
@@ -148,7 +203,7 @@ class _Loop:
         arrived = []
         while self.coming and self.coming[0].row.arrival <= self.now:
             request = self.coming.popleft().request
-            self.scheduler.waiting.append(request)
+            self.scheduler.add(request)
             arrived.append(request.id)
         return arrived
 
@@ -156,7 +211,7 @@ class _Loop:
         start = self.now
         decision = self._decision(batch)
         self.now += self._duration(batch)
-        emitted, finished = self.scheduler.update(batch)
+        emitted, finished = self.scheduler.update(batch, float(self.now))
         self._note(batch, emitted)
         record = {
             "type": "step",
