@@ -136,7 +136,7 @@ class CoreScheduler:
 
 def _limits(settings: Settings) -> Limits:
     """The core counts blocks of one token. What a round may compute at most is larger than what any rule asks of it."""
-    most = max(settings.max_running_requests, settings.max_prefill_tokens, 2)
+    most = settings.max_running_requests + settings.max_prefill_tokens + 2
     return Limits(settings.max_running_requests, most, 2, settings.max_total_tokens, 1)
 
 
