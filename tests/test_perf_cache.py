@@ -3,6 +3,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,9 +87,23 @@ CHANGES = [
 ]
 
 
-def test_what_only_memory_depends_on_shares_tables() -> None:
-    one, two = (cache_key(pool(gpu_memory_utilization=value), "auto", None) for value in (0.5, 0.9))
-    assert one == two
+BESIDE_THE_TIMES = [
+    {"gpu_memory_utilization": 0.5},
+    {"num_gpu_blocks_override": 77},
+    {"watermark": 0.1},
+    {"scheduler": "vllm-0.32"},
+    {"scheduler_reserve_full_isl": False},
+    {"scheduling_policy": "priority"},
+    {"long_prefill_token_threshold": 64},
+    {"enable_prefix_caching": False},
+]
+
+
+@pytest.mark.parametrize("change", BESIDE_THE_TIMES, ids=str)
+def test_what_only_memory_and_scheduling_depend_on_shares_tables(change: dict[str, Any]) -> None:
+    database = open_database("h100_sxm", "vllm")
+    assert cache_key(pool(**change), "auto", database) == cache_key(pool(), "auto", database)
+    same(tabulate(pool(**change)), tabulate(pool()))
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a zip", None])

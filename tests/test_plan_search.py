@@ -15,6 +15,7 @@ from windtunnel.plan.objective import EnergyPerToken, LeastForRate, Objective, R
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
 from windtunnel.plan.race import Standing, best_of
+from windtunnel.plan.rehearsal import rehearsals, rehearse
 from windtunnel.plan.search import Progress, search
 from windtunnel.plan.store import Store
 
@@ -90,6 +91,27 @@ def test_what_is_stored_is_not_simulated_again() -> None:
         assert (again.trials, again.reused) == (0, first.trials)
         assert again.best == first.best
         assert len(store.trials()) == first.trials
+
+
+def test_bounds_under_other_loads_are_found_beside() -> None:
+    other = question(chat(seed=7), attainment=0.9, tolerance=0.03)
+    with Store() as store:
+        find(OBJECTIVES["rate"], store=store, others=(other,))
+        beside = store.bounds(other.digest)
+        assert len(beside) == len(ENUMERATION.candidates)
+        again = find(OBJECTIVES["rate"], other, store=store)
+    alone = find(OBJECTIVES["rate"], other)
+    assert repr(again.contenders) == repr(alone.contenders)
+    assert repr(again.entries) == repr(alone.entries)
+
+
+def test_each_kind_of_scheduler_is_rehearsed_once() -> None:
+    schedulers = (None, "sarathi", "orca", "vllm-0.8-v0", "vllm-0.32")
+    space = small_space(scheduler=schedulers, pipeline_parallel_size=(1, 2), max_num_batched_tokens=(2048,))
+    found = rehearsals(QUESTION, space.enumerate().candidates)
+    kinds = [(job.candidate.settings["scheduler"], job.candidate.settings["pipeline_parallel_size"]) for job in found]
+    assert kinds == [(None, 1), (None, 2), ("sarathi", 1), ("vllm-0.8-v0", 1)]
+    rehearse(found[0])
 
 
 def test_impossible_limits_say_by_how_much() -> None:

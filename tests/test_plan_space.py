@@ -138,3 +138,21 @@ def test_a_scheduler_of_your_own_is_known_by_its_content(tmp_path: Path) -> None
         keys.append((deployment_key(own, "roofline"), candidate_key(question(), own)))
     assert keys[0][0] != keys[1][0] == keys[2][0]
     assert keys[0][1] != keys[1][1] == keys[2][1]
+
+
+def test_vidurs_space_is_as_large_as_its_own() -> None:
+    """4,374 jobs in Vidur: its points under three loads."""
+    space = load_space(Path(__file__).parents[1] / "docs" / "studies" / "llama2-70b.yaml")
+    assert 3 * space.size >= 4374
+    assert {axis for axis, values in space.axes.items() if len(values) > 1} == {
+        "device",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "scheduler",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+    }
+    found = space.enumerate(with_price=True)
+    ran = {(one.settings["scheduler"], one.settings["pipeline_parallel_size"]) for one in found.candidates}
+    assert ran == {(name, 1) for name in space.axes["scheduler"]} | {(None, 2), (None, 4)}
+    assert any("not simulated with scheduler='orca'" in reason for reason in found.pruned)

@@ -143,3 +143,10 @@ def test_a_named_asynchronous_scheduler_is_asynchronous() -> None:
     assert served(scheduler="vllm-0.32").pools[0].engine.async_scheduling
     assert not served(scheduler="orca").pools[0].engine.async_scheduling
     assert served(scheduler="orca").pools[0].engine.batched_tokens >= 4096
+
+
+def test_a_named_scheduler_fills_the_stages_that_it_has() -> None:
+    with pytest.raises(InputError, match="pipeline_parallel_size=2: not simulated with scheduler='sarathi'"):
+        served(scheduler="sarathi", pipeline_parallel_size=2)
+    pools = served(scheduler="vllm-0.32:pipeline_parallel_size=2,prefix_caching=false", pipeline_parallel_size=2).pools
+    assert pools[0].engine.pipeline_parallel_size == 2

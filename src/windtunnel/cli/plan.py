@@ -141,6 +141,7 @@ def plan(
         question = question_of(asked, goals, wanted, perf, calibration)
     found = space_of(model, axes, space, available, devices_file)
     objective = wanted.goal(found, question.workload)
+    cases = cases_of(load, wanted, found, question)
     with progress(f"sorting {found.size:,} configurations"):
         enumeration = found.enumerate(with_price=objective.needs_price)
     if not enumeration.candidates:
@@ -152,20 +153,21 @@ def plan(
     with store:
         store.begin(name, question.digest, objective.name, {"space": found.spec(), "question": question.spec()})
         with watching(name) as watch:
-            team = cluster.team()
-            answer = search(enumeration, question, objective, top=top, store=store, team=team, watch=watch)
+            team, others = cluster.team(), [other for other, _ in cases.values()]
+            answer = search(
+                enumeration, question, objective, top=top, store=store, team=team, watch=watch, others=others
+            )
         store.finish(name, answer.to_json())
         with progress("looking at the winner"):
             seeds = range(asked.seed, asked.seed + wanted.seeds)
             advice = advise(answer, asked.workload, seeds if drawn(asked) else ())
         drifted = None
-        if wanted.what_if:
+        if cases:
             with progress("searching under other loads"):
-                cases = {"this load": (question, objective)} | cases_of(load, wanted, found, question)
-                drifted = drift(enumeration, cases, store=store, team=cluster.team())
+                drifted = drift(enumeration, {"this load": (question, objective)} | cases, store=store, team=team)
         if kept.report is not None:
             with progress("writing the page"):
-                write_plan(kept.report, answer, advice, survey(answer, store, cluster.team()), drifted)
+                write_plan(kept.report, answer, advice, survey(answer, store, team), drifted)
     if as_json:
         show_json(document(answer, advice, drifted))
     else:

@@ -16,6 +16,7 @@ from windtunnel.plan.advice import Advice, describe, percent
 from windtunnel.plan.answer import Answer
 from windtunnel.plan.drift import Drift
 from windtunnel.plan.search import Progress, Watch
+from windtunnel.plan.space import said
 from windtunnel.report.plan_figures import SHORT, label
 from windtunnel.report.serve_line import serve_line
 from windtunnel.terminal import facts_grid, number, show, table
@@ -83,8 +84,10 @@ def _regrets(drifted: Drift) -> "Table":
         best = drifted.answers[old].best
         assert best is not None
         lost = [percent(drifted.regrets[old].get(new, math.nan)) for new in names]
-        rows.append((old, label(drifted.answers[old], best.index), *lost))
-    return table(["the winner of", "", *(f"loses under {name}" for name in names)], rows, left=2)
+        objective = drifted.answers[old].objective
+        rows.append((old, label(drifted.answers[old], best.index), number(objective.value(best.promise)), *lost))
+    unit = drifted.answers[names[0]].objective.unit
+    return table(["the winner of", "", unit, *(f"loses under {name}" for name in names)], rows, left=2)
 
 
 def _counts(answer: Answer) -> "Table":
@@ -110,7 +113,7 @@ def _ranking(answer: Answer) -> "Table":
         rows.append(
             (
                 str(place),
-                *(str(settings[axis]) for axis in axes),
+                *(said(settings[axis]) for axis in axes),
                 str(deployment.replicas),
                 str(deployment.gpus),
                 number(deployment.price_per_hour or math.nan),

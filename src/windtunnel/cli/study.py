@@ -119,6 +119,8 @@ def opened(path: Path) -> "Store":
 
 
 def _row(study: "Stored") -> dict[str, Any]:
+    from windtunnel.plan.space import in_words
+
     answer = study.answer or {}
     best = (answer.get("ranking") or [{}])[0]
     return {
@@ -126,16 +128,18 @@ def _row(study: "Stored") -> dict[str, Any]:
         "begun": datetime.fromtimestamp(study.created, UTC).strftime("%Y-%m-%d %H:%M"),
         "objective": study.objective,
         "configurations": answer.get("points"),
-        "best": _words(best.get("settings", {})) if study.answer else "not finished",
+        "best": in_words(best.get("settings", {})) if study.answer else "not finished",
         "value": best.get("value"),
     }
 
 
 def _ranking(study: "Stored") -> list[dict[str, Any]]:
+    from windtunnel.plan.space import in_words
+
     answer = study.answer or {}
     return [
         {
-            "settings": _words(row["settings"]),
+            "settings": in_words(row["settings"]),
             "replicas": row["replicas"],
             "GPUs": row["gpus"],
             "$/h": row["price_per_hour"],
@@ -144,10 +148,6 @@ def _ranking(study: "Stored") -> list[dict[str, Any]]:
         }
         for row in answer.get("ranking", ())
     ]
-
-
-def _words(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{axis} {value}" for axis, value in settings.items())
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, str]:

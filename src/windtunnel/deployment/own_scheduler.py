@@ -116,6 +116,16 @@ def with_named_scheduler(resolved: Any, engine: Any) -> Any:
     return replace(resolved, **{name: defaults[name] for name in owned}, async_scheduling=asynchronous)
 
 
+def require_stages(text: str | None, stages: int) -> None:
+    """Raise InputError for a named scheduler that does not fill the stages of a pipeline."""
+    settings = named_settings(text)
+    if settings is not None and getattr(settings, "pipeline_parallel_size", 1) != stages:
+        raise InputError(
+            f"pipeline_parallel_size={stages}: not simulated with scheduler={text!r}; use the engine's own scheduler, "
+            "or one stage"
+        )
+
+
 def _misplaced(name: str, value: object, text: str) -> InputError:
     return InputError(
         f"{name}={value}: is a setting of the engine's own scheduler, and scheduler={text!r} takes its place: leave it "

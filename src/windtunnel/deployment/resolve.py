@@ -4,7 +4,12 @@ from dataclasses import replace
 
 from windtunnel.deployment.capture import capture_sizes
 from windtunnel.deployment.engine import ENGINE_DTYPES, Engine
-from windtunnel.deployment.own_scheduler import named_settings, require_own_settings, with_named_scheduler
+from windtunnel.deployment.own_scheduler import (
+    named_settings,
+    require_own_settings,
+    require_stages,
+    with_named_scheduler,
+)
 from windtunnel.deployment.presets import preset, require_pipeline, require_watermark
 from windtunnel.deployment.shards import require_shardable
 from windtunnel.errors import InputError
@@ -123,6 +128,7 @@ def _prefix_caching(engine: Engine) -> bool | None:
 def _require_pipeline(engine: Engine, model: Model) -> None:
     """Raise InputError for a pipeline that cannot be, or is not simulated."""
     layers_of_stages(model.num_layers, engine.pipeline_parallel_size)
+    require_stages(engine.scheduler, engine.pipeline_parallel_size)
     require_pipeline(preset(engine.preset), engine.pipeline_parallel_size, bool(engine.async_scheduling))
     if engine.pipeline_parallel_size > 1 and engine.num_speculative_tokens:
         raise InputError(

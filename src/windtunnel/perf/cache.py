@@ -27,6 +27,20 @@ KEPT = 256
 """Tables that a cache keeps, a few megabytes each; the oldest go first."""
 
 
+BESIDES = (
+    "gpu_memory_utilization",
+    "num_gpu_blocks_override",
+    "watermark",
+    "scheduler",
+    "scheduler_reserve_full_isl",
+    "scheduling_policy",
+    "long_prefill_token_threshold",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+)
+"""Settings of an engine that only its memory and its scheduler read: no batch takes longer for them."""
+
+
 def cache_folder() -> Path:
     """Where tables are kept: ``$WINDTUNNEL_CACHE``, else ``windtunnel`` in the user's cache folder."""
     if os.environ.get(PLACE):
@@ -54,9 +68,7 @@ def cache_key(pool: Pool, source: str, database: Database | None, causes: Causes
         if quantization
         else None,
         "device": {**vars(pool.device), "flops": dict(pool.device.flops)},
-        "engine": {
-            name: value for name, value in engine.items() if name not in ("gpu_memory_utilization", "watermark")
-        },
+        "engine": {name: value for name, value in engine.items() if name not in BESIDES},
         "source": source,
         "causes": asdict(causes),
         "code": _code(),

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+KEPT = 32
+"""Tables that a process keeps decoded: building batch times asks for a dozen, for every configuration."""
 PLACE = "WINDTUNNEL_KERNELS"
 """Environment variable: another ``systems`` folder to read instead of the package's."""
 
@@ -112,7 +114,10 @@ class Database:
     def read(self, family: str, table: str, texts: tuple[str, ...], backend: str | None = None) -> Columns | None:
         """A table's number columns and the named text columns, or None where nobody measured it."""
         path = self.path(family, table, backend)
-        return None if path is None else read_columns(path, texts)
+        if path is None:
+            return None
+        state = path.stat()
+        return _read_once(path, texts, (state.st_mtime_ns, state.st_size))
 
     @cached_property
     def stamp(self) -> str:
@@ -170,6 +175,12 @@ def _current(systems: Path, system: str, backend: str) -> str | None:
         elif match := re.match(r"\s+(\w+):.*current:\s*[\"']?([^\"',}\s]+)", line):
             found[section, block, match.group(1)] = match.group(2)
     return found.get(("overrides", system, backend)) or found.get(("defaults", "", backend))
+
+
+@lru_cache(maxsize=KEPT)
+def _read_once(path: Path, texts: tuple[str, ...], state: tuple[int, int]) -> Columns:  # noqa: ARG001 - part of the key
+    """As ``read_columns``; a file that has changed is read again."""
+    return read_columns(path, texts)
 
 
 def read_columns(path: Path, texts: tuple[str, ...]) -> Columns:

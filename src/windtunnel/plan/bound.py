@@ -13,6 +13,7 @@ the lines, and a replica serves at most ranks · stages / time. This is the boun
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,9 +69,19 @@ class Work:
 
 def rate_bound(deployment: Deployment, question: Question, tables: Tables) -> Bound:
     """The bound of a deployment of mixed pools: the sum over pools, each serving what suits it."""
+    return rate_bounds(deployment, (question,), tables)[0]
+
+
+def rate_bounds(deployment: Deployment, questions: Sequence[Question], tables: Tables) -> tuple[Bound, ...]:
+    """The bound under each question; they differ in their load alone, so that the lines under the tables are one."""
+    host = questions[0].overheads.host
+    lines = [envelope(host.applied(table.times)) for table in tables]
+    return tuple(_bound(deployment, question, lines) for question in questions)
+
+
+def _bound(deployment: Deployment, question: Question, lines_of_pools: Sequence[Envelope]) -> Bound:
     rates, stretches = [], []
-    for pool, table in zip(deployment.pools, tables, strict=True):
-        lines = envelope(question.overheads.host.applied(table.times))
+    for pool, lines in zip(deployment.pools, lines_of_pools, strict=True):
         work = _work(pool, question.workload)
         stretches.append(_least_stretch(lines, work, question))
         rates.append(pool.replicas * _replica_rate(pool, lines, work, question))

@@ -32,7 +32,11 @@ class Drift:
             name: dict(answer.contenders[answer.best.index].candidate.settings) if answer.best else None
             for name, answer in self.answers.items()
         }
-        document: dict[str, Any] = clean({"best": best, "regrets": self.regrets})
+        values = {
+            name: answer.objective.value(answer.best.promise) if answer.best else None
+            for name, answer in self.answers.items()
+        }
+        document: dict[str, Any] = clean({"best": best, "values": values, "regrets": self.regrets})
         return document
 
 
@@ -50,8 +54,9 @@ def drift(
         InputError: as ``search``.
     """
     kept = store or Store()
+    others = [question for question, _ in cases.values()]
     answers = {
-        name: search(enumeration, question, objective, store=kept, team=team, watch=watch)
+        name: search(enumeration, question, objective, store=kept, team=team, watch=watch, others=others)
         for name, (question, objective) in cases.items()
     }
     winners = {name: answer.best.index for name, answer in answers.items() if answer.best}

@@ -9,11 +9,12 @@ from typing import Literal, NamedTuple
 
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
-from windtunnel.plan.bound import Bound, rate_bound
+from windtunnel.plan.bound import Bound, rate_bounds
 from windtunnel.plan.ladder import climb, highest
 from windtunnel.plan.objective import Climb, Objective
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
+from windtunnel.plan.rehearsal import Rehearsal, rehearse
 from windtunnel.plan.space import Candidate
 from windtunnel.plan.trial import deployment_key, tables_of, trial, trial_key
 
@@ -192,35 +193,39 @@ def ask(
 
 @dataclass(frozen=True)
 class BoundJob:
-    """Candidates whose bounds are wanted."""
+    """Candidates whose bounds are wanted, under each of these questions: they differ in their load alone."""
 
-    question: Question
+    questions: Sequence[Question]
     candidates: Sequence[Candidate]
 
 
 @dataclass
 class BoundReport:
-    """Bounds by index of the candidate, or why it cannot run; and the content key of its pools."""
+    """Bounds by index of the candidate, one a question, or why it cannot run; and the content key of its pools."""
 
-    bounds: dict[int, Bound] = field(default_factory=dict)
+    bounds: dict[int, tuple[Bound, ...]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     pools: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
 
 
 def find_bounds(job: BoundJob) -> BoundReport:
-    """The bound of every candidate of a job."""
-    report = BoundReport()
+    """The bounds of every candidate of a job, from one look at its tables."""
+    report, perf = BoundReport(), job.questions[0].perf
     with _stopwatch(report):
         for candidate in job.candidates:
             try:
-                pools = deployment_key(candidate.deployment, job.question.perf)
-                tables = tables_of(candidate.deployment, job.question.perf, pools)
-                report.bounds[candidate.index] = rate_bound(candidate.deployment, job.question, tables)
+                pools = deployment_key(candidate.deployment, perf)
+                tables = tables_of(candidate.deployment, perf, pools)
+                report.bounds[candidate.index] = rate_bounds(candidate.deployment, job.questions, tables)
                 report.pools[candidate.index] = pools
             except InputError as error:
                 report.refused[candidate.index] = str(error)
     return report
+
+
+AnyJob = Rehearsal | BoundJob | Job
+AnyReport = BoundReport | Report | None
 
 
 @contextmanager
@@ -230,6 +235,9 @@ def _stopwatch(report: Report | BoundReport) -> Iterator[None]:
     report.seconds = time.perf_counter() - began
 
 
-def work(job: BoundJob | Job) -> BoundReport | Report:
+def work(job: AnyJob) -> AnyReport:
     """What a worker does with a job."""
+    if isinstance(job, Rehearsal):
+        rehearse(job)
+        return None
     return race(job) if isinstance(job, Job) else find_bounds(job)

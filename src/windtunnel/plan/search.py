@@ -22,6 +22,8 @@ from windtunnel.plan.executors import Team, in_turn
 from windtunnel.plan.objective import Objective
 from windtunnel.plan.question import Question
 from windtunnel.plan.race import (
+    AnyJob,
+    AnyReport,
     BoundJob,
     BoundReport,
     Contender,
@@ -35,7 +37,8 @@ from windtunnel.plan.race import (
     threshold,
     work,
 )
-from windtunnel.plan.space import Candidate, Enumeration
+from windtunnel.plan.rehearsal import rehearsals
+from windtunnel.plan.space import Enumeration
 from windtunnel.plan.store import Store
 from windtunnel.plan.trial import candidate_key
 
@@ -75,6 +78,7 @@ def search(
     store: Store | None = None,
     team: Team | None = None,
     watch: Watch | None = None,
+    others: Sequence[Question] = (),
 ) -> Answer:
     """The best ``top`` candidates; with ``top`` = their number every one is asked for its highest step.
 
@@ -86,6 +90,8 @@ def search(
         store: where simulations are kept, and found again.
         team: where they run; by default in this process.
         watch: called now and then with the progress.
+        others: the same question about other loads, asked later with this store: their bounds are found beside, while
+            the tables of a candidate are at hand.
 
     Raises:
         InputError: the store cannot be used, or the load cannot be scaled.
@@ -94,7 +100,7 @@ def search(
     began = time.perf_counter()
     hunt = _Hunt(enumeration, question, objective, top, store or Store(), team or in_turn(), watch)
     try:
-        hunt.find_bounds()
+        hunt.find_bounds(others)
         hunt.race()
     finally:
         hunt.crew.stop()
@@ -127,7 +133,7 @@ class _Hunt:
     ) -> None:
         self.candidates, self.question, self.objective = enumeration.candidates, question, objective
         self.top, self.store, self.watch = max(top, 1), store, watch
-        self.crew: Crew[BoundJob | Job, BoundReport | Report] = Crew(team, work)
+        self.crew: Crew[AnyJob, AnyReport] = Crew(team, work)
         self.chunk_seconds = REMOTE_CHUNK_SECONDS if team.remote else CHUNK_SECONDS
         self.contenders: dict[int, Contender] = {}
         self.pools: dict[int, str] = {}
@@ -138,8 +144,8 @@ class _Hunt:
         """Seconds per candidate in the last report."""
         self.renewed = time.monotonic()
 
-    def find_bounds(self) -> None:
-        """Bounds of all candidates: from the store, or computed by the crew."""
+    def find_bounds(self, others: Sequence[Question]) -> None:
+        """Bounds of all candidates: from the store, or computed by the crew, then under the other questions too."""
         keys = {candidate.index: candidate_key(self.question, candidate.deployment) for candidate in self.candidates}
         stored = self.store.bounds(self.question.digest)
         missing = []
@@ -149,26 +155,32 @@ class _Hunt:
                 self.contenders[candidate.index] = Contender(candidate, bound)
             else:
                 missing.append(candidate)
-        while missing or self.crew.under_way:
-            while missing and self.crew.room:
-                size = self._chunk(len(missing))
-                self.crew.submit(BoundJob(self.question, tuple(missing[:size])))
+        waiting: list[AnyJob] = [*rehearsals(self.question, missing)] if self.crew.team.workers > 1 else []
+        while waiting or missing or self.crew.under_way:
+            while (waiting or missing) and self.crew.room:
+                size = 0 if waiting else self._chunk(len(missing))
+                job = waiting.pop(0) if waiting else BoundJob((self.question, *others), tuple(missing[:size]))
+                self.crew.submit(job)
                 missing = missing[size:]
             for job, report in self.crew.results(LOOK):
-                assert isinstance(job, BoundJob) and isinstance(report, BoundReport)
-                self._take_bounds(job.candidates, report, keys)
+                if isinstance(job, BoundJob) and isinstance(report, BoundReport):
+                    self._take_bounds(job, report)
             self._show()
 
-    def _take_bounds(self, candidates: Sequence[Candidate], report: BoundReport, keys: dict[int, str]) -> None:
-        self.pace = report.seconds / len(candidates)
-        by_index = {candidate.index: candidate for candidate in candidates}
+    def _take_bounds(self, job: BoundJob, report: BoundReport) -> None:
+        self.pace = report.seconds / len(job.candidates)
+        by_index = {candidate.index: candidate for candidate in job.candidates}
         for index, reason in report.refused.items():
             self.entries[index] = Entry(index, "refused", float("-inf"), reason=reason)
-        for index, bound in report.bounds.items():
-            self.contenders[index] = Contender(by_index[index], bound)
+        for index, bounds in report.bounds.items():
+            self.contenders[index] = Contender(by_index[index], bounds[0])
         self.pools |= report.pools
-        rows = {keys[index]: (report.pools[index], bound) for index, bound in report.bounds.items()}
-        self.store.record_bounds(self.question.digest, rows)
+        for place, question in enumerate(job.questions):
+            rows = {
+                candidate_key(question, by_index[index].deployment): (report.pools[index], bounds[place])
+                for index, bounds in report.bounds.items()
+            }
+            self.store.record_bounds(question.digest, rows)
 
     def race(self) -> None:
         """Race the candidates in the order of their bounds, in rounds that double at every second one.
@@ -276,5 +288,5 @@ class _Hunt:
         self.watch(self.progress)
 
 
-def _of(job: BoundJob | Job) -> Sequence[Contender]:
+def _of(job: AnyJob) -> Sequence[Contender]:
     return job.contenders if isinstance(job, Job) else ()

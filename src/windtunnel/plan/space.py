@@ -40,12 +40,22 @@ class Candidate:
     @property
     def name(self) -> str:
         """The settings in a line."""
-        return ", ".join(f"{axis} {value}" for axis, value in self.settings.items())
+        return in_words(self.settings)
 
     def scaled(self, replicas: int) -> Deployment:
         """The same with another number of replicas."""
         pools = tuple(replace(pool, replicas=replicas) for pool in self.deployment.pools)
         return replace(self.deployment, pools=pools)
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """Settings in a line."""
+    return ", ".join(f"{axis} {said(value)}" for axis, value in settings.items())
+
+
+def said(value: Any) -> str:
+    """A value of an axis as people read it; None leaves the choice to the engine."""
+    return "default" if value is None else str(value)
 
 
 @dataclass(frozen=True, eq=False)

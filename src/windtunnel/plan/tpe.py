@@ -80,11 +80,11 @@ class _Suggested:
         if reason := self.space.constraints.broken_by(candidate.deployment):
             self.pruned[reason] += 1
             return
-        found = find_bounds(BoundJob(self.question, (candidate,)))
+        found = find_bounds(BoundJob((self.question,), (candidate,)))
         if index not in found.bounds:
             self.pruned[found.refused[index]] += 1
             return
-        self.contenders[index] = Contender(candidate, found.bounds[index])
+        self.contenders[index] = Contender(candidate, found.bounds[index][0])
         exact = [
             entry.standing for entry in self.entries.values() if entry.status == "exact" and entry.step is not None
         ]

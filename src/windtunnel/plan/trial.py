@@ -10,9 +10,9 @@ from pathlib import Path
 import windtunnel
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.perf.cache import cache_folder, cache_key
-from windtunnel.perf.database import find_systems
+from windtunnel.perf.database import Database, find_systems
 from windtunnel.perf.grid import tabulate
-from windtunnel.perf.predictor import predictor
+from windtunnel.perf.predictor import predictor, wanted_version
 from windtunnel.perf.tables import Tabulated
 from windtunnel.plan.early import beginning, is_lost
 from windtunnel.plan.outcome import Outcome, measure
@@ -26,6 +26,7 @@ KEPT_TABLES = 4
 Tables = Sequence[Tabulated]
 
 _kept: dict[str, Tables] = {}
+_databases: dict[tuple[str, str, str, str], Database | None] = {}
 
 
 def trial(question: Question, deployment: Deployment, rate: float, tables: Tables | None = None) -> Outcome:
@@ -90,7 +91,15 @@ def candidate_key(question: Question, deployment: Deployment) -> str:
 
 def _pool_key(pool: Pool, perf: str) -> str:
     text = json.dumps([pool.engine.spec(), _scheduler_file(pool)], sort_keys=True, default=str)
-    return sha256(f"{cache_key(pool, perf, predictor(pool, perf).database)} {text}".encode()).hexdigest()
+    return sha256(f"{cache_key(pool, perf, _database(pool, perf))} {text}".encode()).hexdigest()
+
+
+def _database(pool: Pool, perf: str) -> Database | None:
+    """The kernel database of a pool, looked at once: a search takes it for what it was at its beginning."""
+    key = (pool.device.name, pool.engine.backend, wanted_version(pool), perf)
+    if key not in _databases:
+        _databases[key] = predictor(pool, perf).database
+    return _databases[key]
 
 
 def _scheduler_file(pool: Pool) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from windtunnel.plan.answer import Answer
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.pareto import front
+from windtunnel.plan.space import said
 from windtunnel.plan.survey import Surveyed
 from windtunnel.report.figures import Figure
 
@@ -30,7 +31,7 @@ def label(answer: Answer, index: int) -> str:
         for axis, value in contender.candidate.settings.items():
             axes.setdefault(axis, set()).add(repr(value))
     settings = answer.contenders[index].candidate.settings
-    parts = [f"{SHORT.get(a, a)} {value}" for a, value in settings.items() if len(axes[a]) > 1 and a != "device"]
+    parts = [f"{SHORT.get(a, a)} {said(value)}" for a, value in settings.items() if len(axes[a]) > 1 and a != "device"]
     return ", ".join([str(settings["device"]), *parts])
 
 
