@@ -170,6 +170,11 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+def never_runs(case: Case, prompt: int, output: int) -> bool:
+    """Whether a request is refused: too long for the memory, or its prompt for a step."""
+    return prompt > case.policy.longest_prompt(case.limits) or not can_ever_run(prompt, output, case.limits)
+
+
 def by_core(case: Case) -> Record:
     """The case on the compiled core."""
     rows = [(int(p), int(o)) for p, o in zip(case.prompt, case.output, strict=True)]
@@ -178,7 +183,7 @@ def by_core(case: Case) -> Record:
         prompt_tokens=np.array(case.prompt),
         output_tokens=np.array([generated(p, o, case.limits) for p, o in rows]),
         overruns=np.zeros(len(rows), dtype=bool),
-        refused=np.array([not can_ever_run(p, o, case.limits) for p, o in rows]),
+        refused=np.array([never_runs(case, p, o) for p, o in rows]),
         follow=case.follow,
         think_time=case.think_time,
         max_concurrency=case.max_concurrency,
@@ -195,7 +200,7 @@ def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
     requests = []
     for i, (arrival, *numbers) in enumerate(columns):
         prompt, output, declared, priority = map(int, numbers)
-        real, refused = generated(prompt, output, case.limits), not can_ever_run(prompt, output, case.limits)
+        real, refused = generated(prompt, output, case.limits), never_runs(case, prompt, output)
         requests.append(Request(i, float(arrival), prompt, real, declared, refused, priority))
     time = table_time(case.times)
 
