@@ -11,7 +11,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.policy import Policy, VllmV0
-from windtunnel.run import FINISHED, REJECTED, Run
+from windtunnel.run import FINISHED, REJECTED, UNFINISHED, Run
 from windtunnel.simulate import simulate
 from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate, prefix_repetition
 
@@ -271,3 +271,22 @@ def test_a_pool_runs_with_the_v0_scheduler(name: str) -> None:
 def test_a_v0_scheduler_must_fit_the_engine() -> None:
     with pytest.raises(InputError, match="must be ≥ max_model_len=4096 without chunked prefill"):
         simulate(deployment(), generate(Gamma(20.0, 0.5), LENGTHS, 3, seed=1), perf="roofline", policies=[VllmV0()])
+
+
+def test_requests_that_preempt_each_other_for_ever_are_told_of() -> None:
+    n = 2
+    workload = Workload(
+        arrival=np.zeros(n),
+        prompt_tokens=np.full(n, 64),
+        output_tokens=np.ones(n, dtype=np.int64),
+        max_tokens=np.ones(n, dtype=np.int64),
+        priority=np.zeros(n, dtype=np.int64),
+        session=np.full(n, -1),
+        think_time=np.zeros(n),
+    )
+    engine = {"num_gpu_blocks_override": 5, "max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 80}
+    engine |= {"long_prefill_token_threshold": 16, "scheduler_reserve_full_isl": False, "enable_prefix_caching": False}
+    circling = run(deployment(scheduling_policy="priority", **engine), workload)
+    assert (circling.requests.status == UNFINISHED).all()
+    assert any("2 requests never finish: requests of equal priority" in note for note in circling.manifest["warnings"])
+    assert (run(deployment(**engine), workload).requests.status == FINISHED).all()

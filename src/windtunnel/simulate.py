@@ -88,6 +88,11 @@ def simulate(
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += _notes(demand, cut, fleet)
     requests = _requests(workload, record)
+    if stuck := int((requests.status == UNFINISHED).sum()):
+        notes.append(
+            f"{stuck} requests never finish: requests of equal priority and arrival preempt each other for ever, as in "
+            "the engine"
+        )
     return Run(
         requests=at_client(requests, workload, delays, client) if client else requests,
         iterations=_iterations(record),
