@@ -25,6 +25,16 @@ class Scheduler(Passes):
         """Whether any queue holds a request."""
         return bool(self.waiting or self.running or self.swapped)
 
+    @property
+    def free_gpu(self) -> int:
+        """Free blocks on the device."""
+        return self.tables.gpu.num_free
+
+    @property
+    def free_cpu(self) -> int:
+        """Free blocks on the host."""
+        return self.tables.cpu.num_free
+
     def schedule(self, now: float) -> Batch:
         """Decide the step that starts at ``now`` (s).
 

@@ -1,14 +1,14 @@
 """Replay a recorded workload through vLLM's v0 scheduler of the reference, and write the recorder's step records."""
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
-from windtunnel.errors import InputError, unknown
-from windtunnel.reference.vllm_v0 import Scheduler
+from windtunnel.errors import unknown
+from windtunnel.reference import vllm_v0
 from windtunnel.reference.vllm_v0_request import Batch, Request
 from windtunnel.reference.vllm_v0_settings import Settings
-from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording
+from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, RecordedRequest, Recording
 
 VERSIONS = {"vllm-0.8-v0": "0.8.5", "vllm-0.8-v0-chunked": "0.8.5"}
 """Releases whose scheduler was compared with. Both names are the same here: chunking follows the recording's config."""
@@ -23,42 +23,92 @@ def replay(recording: Recording, version: str, engine: str = "reference") -> Ite
     Times add up in floating point in the recorder's order, so they are its bits: with ``delay_factor`` an equality
     of two times is decided by their last digit. A scheduler that can never go on ends in a line of type "stuck".
 
+    Args:
+        recording: what arrives, and the settings.
+        version: a name in VERSIONS.
+        engine: "reference" or "core", the compiled one; they write the same.
+
     Raises:
-        InputError: an unknown version, setting or coefficient; or the real engine would end.
+        InputError: an unknown version, engine, setting or coefficient; or the real engine would end.
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
-    if engine != "reference":
-        raise InputError(f"--with {engine}: not with {version} yet; use --with reference")
     settings = Settings.from_config(recording.config)
     for name in recording.batch_time:
         if name not in BATCH_TIME:
             raise unknown("coefficient of batch_time", name, BATCH_TIME)
-    return _trace(recording, VERSIONS[version], settings, BATCH_TIME | recording.batch_time)
+    requests = [_request(row) for row in recording.requests]
+    run = _Run(_scheduler(engine, settings, requests, recording), requests, BATCH_TIME | recording.batch_time)
+    return _trace(recording, VERSIONS[version], settings, run)
 
 
-def _trace(
-    recording: Recording, release: str, settings: Settings, coefficients: dict[str, float]
-) -> Iterator[dict[str, Any]]:
+def _trace(recording: Recording, release: str, settings: Settings, run: "_Run") -> Iterator[dict[str, Any]]:
     yield {
         "type": "header",
         "vllm": release,
         "config": recording.config,
-        "batch_time": coefficients,
+        "batch_time": run.coefficients,
         "watermark_blocks": settings.watermark_blocks,
         "engine": "v0",
     }
-    yield from _Run(recording, settings, coefficients).records()
+    yield from run.records()
+
+
+def _scheduler(engine: str, settings: Settings, requests: list[Request], recording: Recording) -> "Scheduler":
+    if engine == "reference":
+        return vllm_v0.Scheduler(settings)
+    if engine != "core":
+        raise unknown("engine", engine, ENGINES)
+    from windtunnel.replay.core_vllm_v0 import CoreScheduler
+
+    return CoreScheduler(settings, requests, recording.requests)
+
+
+class Scheduler(Protocol):
+    """What the recorder's loop asks, of the reference or of the core."""
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """The running list."""
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        """The queue."""
+
+    @property
+    def swapped(self) -> Sequence[Request]:
+        """Those on the host."""
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any queue holds a request."""
+
+    @property
+    def free_gpu(self) -> int:
+        """Free blocks on the device."""
+
+    @property
+    def free_cpu(self) -> int:
+        """Free blocks on the host."""
+
+    def add(self, request: Request) -> None:
+        """A request arrives."""
+
+    def schedule(self, now: float) -> Batch:
+        """Decide the step that starts at ``now`` (s)."""
+
+    def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
+        """The batch has run at ``time``: (requests that got a token, those that ended), in batch order."""
 
 
 class _Run:
     """The recorder's loop: arrivals, decision, duration, outputs."""
 
-    def __init__(self, recording: Recording, settings: Settings, coefficients: dict[str, float]) -> None:
-        self.scheduler = Scheduler(settings)
+    def __init__(self, scheduler: Scheduler, requests: list[Request], coefficients: dict[str, float]) -> None:
+        self.scheduler = scheduler
         self.coefficients = coefficients
-        self.requests = [_request(row) for row in recording.requests]
-        self.pending = deque(self.requests)
+        self.requests = requests
+        self.pending = deque(requests)
         self.time = 0.0
         self.steps = 0
 
@@ -106,7 +156,7 @@ class _Run:
             "t_end": round(self.time, 9),
             "emitted": _ids(emitted),
             "finished": _ids(finished),
-            "free_after_update": self.scheduler.tables.gpu.num_free,
+            "free_after_update": self.scheduler.free_gpu,
         }
 
     def _state(self) -> dict[str, Any]:
@@ -115,8 +165,8 @@ class _Run:
             "running_order": _ids(scheduler.running),
             "waiting_order": _ids(scheduler.waiting),
             "swapped_order": _ids(scheduler.swapped),
-            "free_gpu": scheduler.tables.gpu.num_free,
-            "free_cpu": scheduler.tables.cpu.num_free,
+            "free_gpu": scheduler.free_gpu,
+            "free_cpu": scheduler.free_cpu,
         }
 
     def _duration(self, batch: Batch) -> float:
@@ -138,7 +188,7 @@ class _Run:
             "steps": self.steps,
             "makespan": self.time,
             "requests": {request.id: _result(request) for request in self.requests},
-            "final_free": self.scheduler.tables.gpu.num_free,
+            "final_free": self.scheduler.free_gpu,
         }
 
 
@@ -170,7 +220,7 @@ def _result(request: Request) -> dict[str, Any]:
     }
 
 
-def _ids(requests: list[Request] | deque[Request]) -> list[str]:
+def _ids(requests: Sequence[Request]) -> list[str]:
     return [request.id for request in requests]
 
 
