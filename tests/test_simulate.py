@@ -284,7 +284,12 @@ def test_requests_that_preempt_each_other_for_ever_are_told_of() -> None:
         session=np.full(n, -1),
         think_time=np.zeros(n),
     )
-    engine = {"num_gpu_blocks_override": 5, "max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 80}
+    engine: dict[str, Any] = {
+        "num_gpu_blocks_override": 5,
+        "max_num_batched_tokens": 32,
+        "max_num_seqs": 4,
+        "max_model_len": 80,
+    }
     engine |= {"long_prefill_token_threshold": 16, "scheduler_reserve_full_isl": False, "enable_prefix_caching": False}
     circling = run(deployment(scheduling_policy="priority", **engine), workload)
     assert (circling.requests.status == UNFINISHED).all()

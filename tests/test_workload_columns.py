@@ -68,6 +68,18 @@ def test_a_number_fills_a_column_and_the_source_is_copied() -> None:
         ),
         ({"hash_ids": (np.array([0, 1]), np.array([4])), "hash_block_size": 4}, "hash_ids offsets"),
         ({"hash_ids": (np.array([0, 2, 1, 1]), np.array([4])), "hash_block_size": 4}, "hash_ids offsets"),
+        (
+            {"hash_ids": [[1, 2], [3, 2], []], "hash_block_size": 3},
+            "row 2: hash id 2 stands behind 3, but behind 1 in row 1: an id names a block and all before it",
+        ),
+        (
+            {"hash_ids": [[1, 2], [], [2]], "hash_block_size": 3},
+            "row 3: .* 2 stands behind nothing, but behind 1 in row 1",
+        ),
+        (
+            {"hash_ids": [[], [1, 1], []], "hash_block_size": 3},
+            "row 2: .* 1 stands behind 1, but behind nothing in row 2",
+        ),
     ],
 )
 def test_bad_columns_are_refused_by_row_value_and_rule(changes: dict[str, Any], message: str) -> None:

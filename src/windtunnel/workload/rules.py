@@ -148,7 +148,7 @@ def check_order(arrival: Floats, session: Integers) -> None:
 
 
 def check_hashes(hash_ids: HashIds | None, hash_block_size: int, prompt_tokens: Integers) -> None:
-    """Offsets must frame the ids, and no prompt may have more ids than blocks."""
+    """Offsets must frame the ids, no prompt may have more ids than blocks, and an id has the same ids before it."""
     if hash_ids is None:
         if hash_block_size:
             raise InputError(f"hash_block_size={hash_block_size}: goes with hash_ids, which are missing")
@@ -166,3 +166,23 @@ def check_hashes(hash_ids: HashIds | None, hash_block_size: int, prompt_tokens: 
             f"row {row + 1}: {offsets[row + 1] - offsets[row]} hash_ids for a prompt of {prompt_tokens[row]} tokens: "
             f"must be ≤ {blocks[row]} blocks of {hash_block_size}"
         )
+    _check_beginnings(offsets, values)
+
+
+def _check_beginnings(offsets: Integers, values: Integers) -> None:
+    """An id stands for everything up to the end of its block: wherever it stands, the same id must stand before it."""
+    if not len(values):
+        return
+    _, firsts, ids = np.unique(values, return_index=True, return_inverse=True)
+    before = np.append(-1, ids)
+    before[offsets[:-1]] = -1
+    place = first(before[:-1] != before[:-1][firsts][ids])
+    if place < 0:
+        return
+    place_before = firsts[ids[place]]
+    rows = np.searchsorted(offsets, [place, place_before], side="right")
+    found = [f"{values[i - 1]}" if before[i] >= 0 else "nothing" for i in (place, place_before)]
+    raise InputError(
+        f"row {rows[0]}: hash id {values[place]} stands behind {found[0]}, but behind {found[1]} in row {rows[1]}: "
+        "an id names a block and all before it; give other ids to blocks with other beginnings"
+    )
