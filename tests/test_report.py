@@ -15,7 +15,6 @@ from windtunnel.errors import InputError
 from windtunnel.metrics import summary, token_gaps_by_request, unroll
 from windtunnel.report import WRITERS, perfetto, prometheus, vllm_bench, write_perfetto
 from windtunnel.report.downsample import cdf, histogram
-from windtunnel.report.serve_line import serve_line
 from windtunnel.report.write import write_whole
 from windtunnel.run import Run
 
@@ -200,20 +199,6 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):
         write_whole(tmp_path / "file" / "page.html", ["x"])
-
-
-def test_serve_line() -> None:
-    engine = {
-        "tensor_parallel_size": 2,
-        "dtype": "auto",
-        "max_num_seqs": 256,
-        "async_scheduling": False,
-        "quantization": None,
-    }
-    line = serve_line({"model": "a model; rm -rf", "engine": {**engine, "enforce_eager": True}})
-    assert line == (
-        "vllm serve 'a model; rm -rf' --tensor-parallel-size 2 --max-num-seqs 256 --no-async-scheduling --enforce-eager"
-    )
 
 
 def test_downsampling_keeps_ends_and_counts() -> None:

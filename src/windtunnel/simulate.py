@@ -290,6 +290,7 @@ def _manifest(
                 "block_size": budget.block_size,
                 "max_num_seqs": pool.engine.seqs,
                 "gpus_per_replica": pool.engine.world_size,
+                "lockstep": pool.lockstep,
                 "memory": _memory(budget),
                 "footprint": asdict(footprint(pool)),
             }

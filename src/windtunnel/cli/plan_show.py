@@ -147,9 +147,7 @@ def _facts(answer: Answer, advice: Advice) -> "Table":
 
 
 def _remarks(advice: Advice) -> list[str]:
-    own = [pool["engine"].get("scheduler") for pool in advice.run.manifest["pools"]]
-    notes = [f"the line starts the engine with its own scheduler, not with {name}" for name in own if name]
-    return [f"warning: {text}" for text in (*notes, *advice.run.manifest["warnings"])]
+    return [f"warning: {text}" for text in advice.run.manifest["warnings"]]
 
 
 def _nothing(answer: Answer) -> list[str]:

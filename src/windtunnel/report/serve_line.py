@@ -1,8 +1,11 @@
-"""The ``vllm serve`` line that starts what was simulated."""
+"""The command that starts what was simulated: ``vllm serve``, SGLang's ``launch_server`` or ``trtllm-serve``."""
 
+import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 
 VALUES = (
     "tensor_parallel_size",
@@ -18,6 +21,8 @@ VALUES = (
     "quantization",
     "num_gpu_blocks_override",
     "long_prefill_token_threshold",
+    "watermark",
+    "scheduling_policy",
 )
 SWITCHES = ("enable_expert_parallel", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 SILENT: dict[str, tuple[Any, ...]] = {
@@ -28,14 +33,38 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "enable_expert_parallel": (False,),
     "enable_prefix_caching": (True,),
     "long_prefill_token_threshold": (0,),
+    "watermark": (0,),
+    "scheduling_policy": ("fcfs",),
 }
 """Values that are vLLM's own defaults on every device and need no flag."""
+FP8 = {"fp8": "fp8_e4m3"}
+"""vLLM's short name of a cache's type, as SGLang calls it."""
+OPTIONS_FILE = "trtllm.yaml"
+"""What trtllm-serve has no flag for stands in a file, which is written first."""
+MAX_UTILIZATION = "trtllm-max-utilization"
 
 
 def serve_line(pool: Mapping[str, Any]) -> str:
-    """The command for one replica of a pool, from its entry in a manifest, without what vLLM does anyway."""
+    """The command for one replica of a pool, from its entry in a manifest, without what the engine does anyway.
+
+    A comment that says why where no command starts it: its scheduler is none of the engine's, or its parallelism is
+    not to be had.
+    """
     engine = pool.get("engine", {})
-    words = ["vllm", "serve", shlex.quote(str(pool.get("model", "MODEL")))]
+    chosen = preset(engine.get("preset", ALIASES["vllm"]))
+    scheduler = engine.get("scheduler")
+    own = (None, chosen.name, chosen.rules, *([MAX_UTILIZATION] if chosen.backend == "trtllm" else []))
+    if scheduler not in own:
+        return f"# no command starts this: {chosen.name} has no scheduler {scheduler!r}"
+    model = shlex.quote(str(pool.get("model", "MODEL")))
+    if chosen.backend == "vllm":
+        return _vllm(model, engine, chosen)
+    return (_sglang if chosen.backend == "sglang" else _trtllm)(model, engine, bool(pool.get("lockstep")))
+
+
+def _vllm(model: str, engine: Mapping[str, Any], chosen: EnginePreset) -> str:
+    """Flags by the names of vllm/engine/arg_utils.py."""
+    words = ["vllm", "serve", model]
     for name in VALUES:
         value = engine.get(name)
         if value is not None and value not in SILENT.get(name, ()):
@@ -44,8 +73,105 @@ def serve_line(pool: Mapping[str, Any]) -> str:
         value = engine.get(name)
         if value is not None and value not in SILENT.get(name, ()):
             words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+    if engine.get("scheduler_reserve_full_isl") is False and chosen.scheduler_reserve_full_isl:
+        words.append("--no-scheduler-reserve-full-isl")
+    if drafts := engine.get("num_speculative_tokens"):
+        settings = json.dumps({"method": "mtp", "num_speculative_tokens": drafts})
+        words += ["--speculative-config", shlex.quote(settings)]
     if engine.get("enforce_eager"):
         words.append("--enforce-eager")
-    if engine.get("scheduling_policy", "fcfs") != "fcfs":
-        words += ["--scheduling-policy", shlex.quote(str(engine["scheduling_policy"]))]
     return " ".join(words)
+
+
+def _sglang(model: str, engine: Mapping[str, Any], shared: bool) -> str:
+    """Flags by the names of sglang/srt/server_args.py. ``shared``: the ranks share experts, so that attention alone is
+    data parallel; SGLang then counts GPUs, chunk and requests of all ranks together."""
+    ranks = engine.get("data_parallel_size") or 1
+    together = ranks if shared else 1
+    gpus = together * (engine.get("tensor_parallel_size") or 1)
+    blocks, drafts = engine.get("num_gpu_blocks_override"), engine.get("num_speculative_tokens")
+    cache = engine.get("kv_cache_dtype", "auto")
+    chunk = _times(engine.get("max_num_batched_tokens"), together)
+    values = {
+        "tp-size": gpus,
+        "dp-size": ranks if ranks > 1 else None,
+        "ep-size": gpus if engine.get("enable_expert_parallel") else None,
+        "context-length": engine.get("max_model_len"),
+        "max-running-requests": _times(engine.get("max_num_seqs"), together),
+        "chunked-prefill-size": -1 if engine.get("enable_chunked_prefill") is False else chunk,
+        "mem-fraction-static": engine.get("gpu_memory_utilization"),
+        "page-size": engine.get("block_size"),
+        "max-total-tokens": _times(blocks, engine.get("block_size") or 1),
+        "dtype": engine.get("dtype"),
+        "kv-cache-dtype": None if cache in ("auto", engine.get("dtype")) else FP8.get(cache, cache),
+        "quantization": engine.get("quantization"),
+        "speculative-algorithm": "NEXTN" if drafts else None,
+        "speculative-num-steps": drafts or None,
+        "speculative-eagle-topk": 1 if drafts else None,
+        "speculative-num-draft-tokens": drafts + 1 if drafts else None,
+    }
+    switches = {
+        "enable-dp-attention": together > 1,
+        "disable-radix-cache": engine.get("enable_prefix_caching") is False,
+        "disable-overlap-schedule": engine.get("async_scheduling") is False,
+        "disable-cuda-graph": bool(engine.get("enforce_eager")),
+    }
+    return _command(["python", "-m", "sglang.launch_server", "--model-path", model], values, switches)
+
+
+def _trtllm(model: str, engine: Mapping[str, Any], shared: bool) -> str:
+    """Flags by the names of tensorrt_llm/commands/serve.py; the rest by those of llmapi/llm_args.py, in a file."""
+    tensor, ranks = engine.get("tensor_parallel_size") or 1, engine.get("data_parallel_size") or 1
+    if ranks > 1 and not shared:
+        return f"# no command starts this: start {ranks} servers of {tensor} GPUs each, behind a router"
+    if ranks > 1 and tensor > 1:
+        return f"# no command starts this: TensorRT-LLM has no {ranks} ranks of attention with {tensor} GPUs each"
+    gpus = max(tensor, ranks)
+    values = {
+        "tp_size": gpus,
+        "ep_size": gpus if engine.get("enable_expert_parallel") else None,
+        "max_batch_size": engine.get("max_num_seqs"),
+        "max_num_tokens": engine.get("max_num_batched_tokens"),
+        "max_seq_len": engine.get("max_model_len"),
+        "extra_llm_api_options": OPTIONS_FILE,
+    }
+    lines = "\n".join(_options(engine, ranks))
+    return f"cat > {OPTIONS_FILE} <<'END'\n{lines}\nEND\n" + _command(["trtllm-serve", model], values, {})
+
+
+def _options(engine: Mapping[str, Any], ranks: int) -> Iterable[str]:
+    """Lines of YAML. All of the cache's settings stand there: the file's replace those of the flags."""
+    cache = {
+        "enable_block_reuse": bool(engine.get("enable_prefix_caching")),
+        "free_gpu_memory_fraction": engine.get("gpu_memory_utilization"),
+        "tokens_per_block": engine.get("block_size"),
+        "max_tokens": _times(engine.get("num_gpu_blocks_override"), engine.get("block_size") or 1),
+        "dtype": "fp8" if str(engine.get("kv_cache_dtype")).startswith("fp8") else None,
+    }
+    yield "kv_cache_config:"
+    yield from (f"  {name}: {json.dumps(value)}" for name, value in cache.items() if value is not None)
+    yield f"enable_chunked_prefill: {json.dumps(bool(engine.get('enable_chunked_prefill')))}"
+    if engine.get("dtype") not in (None, "auto"):
+        yield f"dtype: {engine['dtype']}"
+    if ranks > 1:
+        yield "enable_attention_dp: true"
+    if engine.get("async_scheduling") is False:
+        yield "disable_overlap_scheduler: true"
+    if engine.get("enforce_eager"):
+        yield "cuda_graph_config: null"
+    if engine.get("scheduler") == MAX_UTILIZATION:
+        yield "scheduler_config:\n  capacity_scheduler_policy: MAX_UTILIZATION"
+    if drafts := engine.get("num_speculative_tokens"):
+        yield f"speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: {drafts}"
+
+
+def _command(words: list[str], values: Mapping[str, Any], switches: Mapping[str, bool]) -> str:
+    """The command with the flags that have a value, and those that are on."""
+    for name, value in values.items():
+        if value is not None:
+            words += [f"--{name}", shlex.quote(str(value))]
+    return " ".join([*words, *(f"--{name}" for name, on in switches.items() if on)])
+
+
+def _times(value: int | None, factor: int) -> int | None:
+    return None if value is None else value * factor

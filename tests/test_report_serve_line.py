@@ -1,0 +1,263 @@
+"""Commands that start an engine: every flag is a documented one, in its documented form."""
+
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.errors import InputError
+from windtunnel.hardware import device
+from windtunnel.model import load_model
+from windtunnel.report.serve_line import OPTIONS_FILE, serve_line
+
+INTEGER, NUMBER, SWITCH, EITHER, TEXT = r"-?\d+", r"[\d.]+", "", "--(no-)?", r"\S+"
+
+VLLM = {
+    "tensor-parallel-size": INTEGER,
+    "pipeline-parallel-size": INTEGER,
+    "data-parallel-size": INTEGER,
+    "max-model-len": INTEGER,
+    "max-num-seqs": INTEGER,
+    "max-num-batched-tokens": INTEGER,
+    "gpu-memory-utilization": NUMBER,
+    "block-size": INTEGER,
+    "dtype": "float16|bfloat16",
+    "kv-cache-dtype": "bfloat16|float16|fp8|fp8_e4m3|fp8_e5m2",
+    "quantization": TEXT,
+    "num-gpu-blocks-override": INTEGER,
+    "long-prefill-token-threshold": INTEGER,
+    "watermark": NUMBER,
+    "scheduling-policy": "priority",
+    "speculative-config": r'\{"method": "mtp", "num_speculative_tokens": \d+\}',
+    "enable-expert-parallel": EITHER,
+    "enable-prefix-caching": EITHER,
+    "enable-chunked-prefill": EITHER,
+    "async-scheduling": EITHER,
+    "scheduler-reserve-full-isl": EITHER,
+    "enforce-eager": EITHER,
+}
+"""Read in vllm/engine/arg_utils.py of 0.32.0 (add_cli_args); truths are argparse.BooleanOptionalAction."""
+SGLANG = {
+    "model-path": TEXT,
+    "tp-size": INTEGER,
+    "dp-size": INTEGER,
+    "ep-size": INTEGER,
+    "context-length": INTEGER,
+    "max-running-requests": INTEGER,
+    "chunked-prefill-size": INTEGER,
+    "mem-fraction-static": NUMBER,
+    "page-size": INTEGER,
+    "max-total-tokens": INTEGER,
+    "dtype": "float16|bfloat16",
+    "kv-cache-dtype": "auto|fp8_e5m2|fp8_e4m3|bf16|bfloat16|fp4_e2m1",
+    "quantization": TEXT,
+    "speculative-algorithm": "EAGLE|EAGLE3|NEXTN|STANDALONE|NGRAM",
+    "speculative-num-steps": INTEGER,
+    "speculative-eagle-topk": INTEGER,
+    "speculative-num-draft-tokens": INTEGER,
+    "enable-dp-attention": SWITCH,
+    "disable-radix-cache": SWITCH,
+    "disable-overlap-schedule": SWITCH,
+    "disable-cuda-graph": SWITCH,
+}
+"""Read in sglang/srt/server_args.py of 0.5.8 (add_cli_args)."""
+TRTLLM = {
+    "tp_size": INTEGER,
+    "ep_size": INTEGER,
+    "max_batch_size": INTEGER,
+    "max_num_tokens": INTEGER,
+    "max_seq_len": INTEGER,
+    "extra_llm_api_options": re.escape(OPTIONS_FILE),
+}
+"""Read in tensorrt_llm/commands/serve.py of 1.x (click.option)."""
+TRTLLM_FILE: dict[str, set[str]] = {
+    "kv_cache_config": {"enable_block_reuse", "free_gpu_memory_fraction", "tokens_per_block", "max_tokens", "dtype"},
+    "enable_chunked_prefill": set(),
+    "dtype": set(),
+    "enable_attention_dp": set(),
+    "disable_overlap_scheduler": set(),
+    "cuda_graph_config": set(),
+    "scheduler_config": {"capacity_scheduler_policy"},
+    "speculative_config": {"decoding_type", "num_nextn_predict_layers"},
+}
+"""Fields of tensorrt_llm/llmapi/llm_args.py of 1.x."""
+FLAGS = {"vllm": VLLM, "sglang": SGLANG, "trtllm": TRTLLM}
+STARTS = {
+    "vllm": "vllm serve MODEL",
+    "sglang": "python -m sglang.launch_server --model-path MODEL",
+    "trtllm": "trtllm-serve MODEL",
+}
+
+
+def entry(model: str = "Qwen/Qwen3-30B-A3B", **engine: Any) -> dict[str, Any]:
+    """A pool as manifests have it."""
+    pool = Pool(load_model(model), device("h100"), Engine(max_model_len=8192, **engine))
+    return Deployment((pool,)).pools[0].spec() | {"lockstep": pool.lockstep}
+
+
+def flags_of(line: str) -> dict[str, str | None]:
+    """Flag → its value, or None for a switch."""
+    words = shlex.split(line)
+    found: dict[str, str | None] = {}
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            found[word] = None if after.startswith("--") else after
+    return found
+
+
+def check(line: str, backend: str) -> None:
+    """Every flag is documented, with a value of its form."""
+    documented = FLAGS[backend]
+    for flag, value in flags_of(line).items():
+        name = flag.removeprefix("--")
+        bare = name.removeprefix("no-") if documented.get(name.removeprefix("no-")) == EITHER else name
+        assert bare in documented, flag
+        if documented[bare] in (SWITCH, EITHER):
+            assert value is None, (flag, value)
+        else:
+            assert value is not None and re.fullmatch(documented[bare], value), (flag, value)
+
+
+settings = st.fixed_dictionaries(
+    {"preset": st.sampled_from(["vllm-0.32", "vllm-0.10", "vllm-0.16", "sglang-0.5", "trtllm-1.0"])},
+    optional={
+        "tensor_parallel_size": st.sampled_from([1, 2, 4]),
+        "pipeline_parallel_size": st.sampled_from([1, 2]),
+        "data_parallel_size": st.sampled_from([1, 2]),
+        "enable_expert_parallel": st.booleans(),
+        "max_num_seqs": st.sampled_from([8, 256]),
+        "max_num_batched_tokens": st.sampled_from([512, 8192]),
+        "gpu_memory_utilization": st.just(0.8),
+        "dtype": st.sampled_from(["auto", "float16"]),
+        "kv_cache_dtype": st.sampled_from(["auto", "fp8", "fp8_e5m2"]),
+        "quantization": st.just("fp8"),
+        "enable_prefix_caching": st.booleans(),
+        "enable_chunked_prefill": st.booleans(),
+        "num_gpu_blocks_override": st.just(1000),
+        "async_scheduling": st.booleans(),
+        "enforce_eager": st.booleans(),
+        "watermark": st.just(0.01),
+        "scheduler_reserve_full_isl": st.booleans(),
+        "scheduling_policy": st.just("priority"),
+        "long_prefill_token_threshold": st.just(256),
+    },
+)
+
+
+@given(settings, st.sampled_from(["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B"]))
+def test_every_flag_is_a_documented_one(engine: dict[str, Any], model: str) -> None:
+    try:
+        pool = entry(model, **engine)
+    except InputError:
+        return
+    line = serve_line(pool | {"model": "MODEL"})
+    backend = engine["preset"].partition("-")[0]
+    if line.startswith("#"):
+        assert backend == "trtllm"
+        return
+    file, command = line.rsplit("\n", 1) if "\n" in line else ("", line)
+    assert command.startswith(STARTS[backend])
+    check(command, backend)
+    if backend == "trtllm":
+        check_file(file)
+
+
+def check_file(text: str) -> None:
+    """Every field is documented."""
+    first, *body, last = text.splitlines()
+    assert (first, last) == (f"cat > {OPTIONS_FILE} <<'END'", "END")
+    document = yaml.safe_load("\n".join(body))
+    for name, value in document.items():
+        assert name in TRTLLM_FILE
+        assert set(value if isinstance(value, dict) else ()) <= TRTLLM_FILE[name]
+
+
+def test_vllm() -> None:
+    engine = {
+        "tensor_parallel_size": 2,
+        "dtype": "auto",
+        "max_num_seqs": 256,
+        "async_scheduling": False,
+        "quantization": None,
+    }
+    line = serve_line({"model": "a model; rm -rf", "engine": {**engine, "enforce_eager": True}})
+    assert line == (
+        "vllm serve 'a model; rm -rf' --tensor-parallel-size 2 --max-num-seqs 256 --no-async-scheduling --enforce-eager"
+    )
+    drafts = flags_of(serve_line({"engine": {"num_speculative_tokens": 2, "scheduler_reserve_full_isl": False}}))
+    assert drafts["--speculative-config"] == '{"method": "mtp", "num_speculative_tokens": 2}'
+    assert "--no-scheduler-reserve-full-isl" in drafts
+
+
+def test_sglang_counts_what_its_ranks_share_together() -> None:
+    engine: dict[str, Any] = {
+        "preset": "sglang-0.5",
+        "tensor_parallel_size": 2,
+        "data_parallel_size": 4,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        "kv_cache_dtype": "fp8",
+    }
+    shared, apart = flags_of(serve_line(entry(**engine))), flags_of(serve_line(entry("Qwen/Qwen3-8B", **engine)))
+    names = ("--tp-size", "--dp-size", "--chunked-prefill-size", "--max-running-requests", "--kv-cache-dtype")
+    assert [shared[name] for name in names] == ["8", "4", "8192", "256", "fp8_e4m3"]
+    assert [apart[name] for name in names] == ["2", "4", "2048", "64", "fp8_e4m3"]
+    assert "--enable-dp-attention" in shared and "--enable-dp-attention" not in apart
+    whole = flags_of(serve_line(entry(preset="sglang-0.5", enable_chunked_prefill=False)))
+    assert whole["--chunked-prefill-size"] == "-1"
+
+
+def test_trtllm_has_a_file_beside_its_flags() -> None:
+    line = serve_line(entry("Qwen/Qwen3-8B", preset="trtllm-1.0", kv_cache_dtype="fp8", max_num_batched_tokens=8192))
+    text, command = line.rsplit("\n", 1)
+    assert flags_of(command)["--max_num_tokens"] == "8192"
+    document = yaml.safe_load("\n".join(text.splitlines()[1:-1]))
+    assert document["kv_cache_config"] == {
+        "enable_block_reuse": False,
+        "free_gpu_memory_fraction": 0.9,
+        "tokens_per_block": 32,
+        "dtype": "fp8",
+    }
+    evicting = serve_line(entry("Qwen/Qwen3-8B", preset="trtllm-1.0", scheduler="trtllm-max-utilization"))
+    assert "capacity_scheduler_policy: MAX_UTILIZATION" in evicting
+
+
+@pytest.mark.parametrize(
+    ("engine", "text"),
+    [
+        ({"scheduler": "orca"}, "vllm-0.32 has no scheduler 'orca'"),
+        ({"scheduler": "vllm-0.8-v0"}, "vllm-0.32 has no scheduler 'vllm-0.8-v0'"),
+        ({"preset": "trtllm-1.0", "data_parallel_size": 2, "tensor_parallel_size": 2}, "no 2 ranks of attention"),
+        ({"preset": "trtllm-1.0", "data_parallel_size": 2}, "enable_attention_dp: true"),
+    ],
+)
+def test_what_cannot_be_started_says_so(engine: dict[str, Any], text: str) -> None:
+    assert text in serve_line(entry(**engine))
+
+
+def test_ranks_without_experts_are_servers_of_their_own() -> None:
+    assert "start 2 servers of 1 GPUs each" in serve_line(
+        entry("Qwen/Qwen3-8B", preset="trtllm-1.0", data_parallel_size=2)
+    )
+
+
+SOURCES = {"vllm": "engine/arg_utils.py", "sglang": "srt/server_args.py", "tensorrt_llm": "commands/serve.py"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("package", SOURCES)
+def test_the_documented_flags_are_those_of_the_package(package: str) -> None:
+    """Where the engine is installed, its own source names every flag; nothing of it is imported."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"{package} is not installed")
+    source = (Path(next(iter(spec.submodule_search_locations))) / SOURCES[package]).read_text(encoding="utf-8")
+    for name in FLAGS[package.replace("tensorrt_llm", "trtllm")]:
+        assert f'"--{name}"' in source, name
