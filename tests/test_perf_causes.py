@@ -14,6 +14,7 @@ from windtunnel.model import Model, Quantization, load_model
 from windtunnel.perf.axes import axes
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.database import Database
+from windtunnel.perf.expert_table import routing
 from windtunnel.perf.fusion import Operator
 from windtunnel.perf.grid import build, tabulate
 from windtunnel.perf.kernels import Attention, Elementwise, Experts, Gemm
@@ -54,8 +55,11 @@ def test_a_kernel_starts_a_moment_after_the_one_before() -> None:
         if op.phase == "tokens"
     )
     apart = with_gaps.times.decode_tokens[8] - without.times.decode_tokens[8]
-    assert apart == pytest.approx(launches * GAP, rel=1e-6)
+    assert apart == pytest.approx(launches * EARLY_GAP, rel=1e-6)
     assert predictor(pool(preset="trtllm-1.0")).gap == EARLY_GAP < GAP
+    assert predictor(replace(of, device=device("a100_sxm"))).gap == GAP
+    assert predictor(replace(of, device=device("rtx_pro_6000_server"))).gap == GAP
+    assert predictor(pool(preset="sglang-0.5")).gap == GAP
 
 
 def test_norms_ride_on_the_all_reduce_of_linked_hopper_gpus() -> None:
@@ -214,20 +218,24 @@ def test_experts_take_a_much_faster_kernel_of_another_engine(tmp_path: Path) -> 
     np.testing.assert_allclose(off.seconds, own, rtol=1e-9)
 
 
-def test_small_batches_touch_at_least_as_many_experts_as_chance(tmp_path: Path) -> None:
+@pytest.mark.parametrize("experts", [256, 128])
+def test_small_batches_of_a_balanced_router_touch_as_many_experts_as_chance(tmp_path: Path, experts: int) -> None:
+    shape = replace(SHAPE, num_experts=experts)
     measured = expert_tables(tmp_path, ALL)
-    both = [expert_rows(SHAPE, factor=0.3), expert_rows(SHAPE) | {"distribution": "balanced"}]
+    power_law = expert_rows(shape, factor=0.3) | {"distribution": routing(experts)}
+    both = [power_law, expert_rows(shape) | {"distribution": "balanced"}]
     merged = {
         name: [v for rows in both for v in (rows[name] if isinstance(rows[name], list) else [rows[name]] * len(TOKENS))]
         for name in both[0]
     }
     write_table(tmp_path, "h100_sxm/moe/vllm/0.24.0/moe_perf", merged)
     measured = Measured(measured.database, H100)
-    found = measured.times(SHAPE, np.array([8.0, 4096.0]), np.zeros(2))
+    found = measured.times(shape, np.array([8.0, 4096.0]), np.zeros(2))
     assert found is not None
-    alike = 128 * (1 - (1 - 8 / 128) ** 8) / 8
-    assert found.seconds[0] == pytest.approx(took(SHAPE, alike) * 1e-3, rel=0.05)
-    assert found.seconds[1] == pytest.approx(0.3 * took(SHAPE, 4096) * 1e-3)
+    alike = experts * (1 - (1 - 8 / experts) ** 8) / 8
+    expected = took(shape, alike) if experts > 128 else 0.3 * took(shape, 8)
+    assert found.seconds[0] == pytest.approx(expected * 1e-3, rel=0.05)
+    assert found.seconds[1] == pytest.approx(0.3 * took(shape, 4096) * 1e-3)
 
 
 def test_a_slow_point_among_the_experts_is_dropped(tmp_path: Path) -> None:

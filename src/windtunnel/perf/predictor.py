@@ -101,9 +101,15 @@ def predictor(pool: Pool, source: str = "auto", causes: Causes = ALL) -> Predict
 
 
 def graph_gap(pool: Pool) -> float:
-    """Seconds between dependent kernels of a replayed graph; TensorRT-LLM's kernels start their prologue early
-    (programmatic dependent launch)."""
-    return EARLY_GAP if pool.engine.backend == "trtllm" and pool.device.sm_version >= 90 else GAP
+    """Seconds between dependent kernels of a replayed graph.
+
+    Kernels may start their prologue early (programmatic dependent launch, from Hopper on): TensorRT-LLM's do, and of
+    vLLM's the libraries for data-centre GPUs (FlashInfer, trtllm-gen). On the first half of the served points of vLLM
+    that halves the median error of tpot for dense models (Llama-3.1-70B, 8 to 4 %).
+    """
+    newest = 120 if pool.engine.backend == "vllm" else 1000
+    early = pool.engine.backend in ("vllm", "trtllm") and 90 <= pool.device.sm_version < newest
+    return EARLY_GAP if early else GAP
 
 
 def wanted_version(pool: Pool) -> str:
