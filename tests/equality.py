@@ -231,12 +231,12 @@ def _random_times(limits: Limits, lanes: int, rng: np.random.Generator) -> Batch
     )
 
 
-def by_core(case: Case) -> Record:
-    """The case on the compiled core."""
+def demand_of(case: Case) -> Demand:
+    """The requests of a case, for the compiled core."""
     lengths = zip(case.prompt, case.output, case.max_tokens, strict=True)
     rows = [(int(p), int(o), int(m)) for p, o, m in lengths]
     real = [generated(p, o, case.limits) for p, o, _ in rows]
-    demand = Demand(
+    return Demand(
         arrival=np.array(case.arrival, dtype=np.float64),
         prompt_tokens=np.array(case.prompt),
         output_tokens=np.array(real),
@@ -250,8 +250,12 @@ def by_core(case: Case) -> Record:
         hash_block_size=case.hash_block_size,
         turnaround=case.turnaround,
     )
+
+
+def by_core(case: Case) -> Record:
+    """The case on the compiled core."""
     fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
-    return run(fleet, demand, case.router, case.uniforms)
+    return run(fleet, demand_of(case), case.router, case.uniforms)
 
 
 def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:

@@ -75,7 +75,6 @@ def complaint(capsys: Capture, *words: str) -> str:
         (("run", "--slo", "ttft=0.3"), "ttft_p99=0.3"),
         (("run", "-tp", "3"), "64 heads"),
         (("run", "-tp", "16"), "tensor_parallel_size=16"),
-        (("run", "-pp", "2", "--enable-prefix-caching"), "not simulated with pipeline_parallel_size=2"),
         (("run", "--scheduling-policy", "lifo"), "unknown scheduling_policy"),
         (("run", "--gpu-memory-utilization", "1.5"), "gpu_memory_utilization=1.5"),
         (("run", "meta-llama/Llama-3.1-70B"), "tensor_parallel_size"),

@@ -140,7 +140,6 @@ def test_capture_sizes() -> None:
         ({"pipeline_parallel_size": 2, "preset": "vllm-0.20"}, "use async_scheduling=False or preset='vllm-0.32'"),
         ({"pipeline_parallel_size": 2, "preset": "vllm-0.12", "async_scheduling": True}, "has no async_scheduling"),
         ({"pipeline_parallel_size": 2, "preset": "sglang-0.5"}, "not simulated for sglang-0.5; use a vLLM preset"),
-        ({"pipeline_parallel_size": 2, "enable_prefix_caching": True}, "not simulated with pipeline_parallel_size=2"),
         ({"long_prefill_token_threshold": -1}, "must be an integer ≥ 0"),
     ],
 )

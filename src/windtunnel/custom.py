@@ -1,35 +1,15 @@
 """Run schedulers written in Python on the reference engine, and record what the compiled core would."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Callable
+from typing import Any
 
 from windtunnel.core.engine import Demand, Fleet, Record
-from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL
 from windtunnel.errors import InputError
+from windtunnel.journal import record_of, requests_of, run_replicas
 from windtunnel.perf.stage_times import StageTimes
 from windtunnel.reference.custom import Custom, PythonScheduler
-from windtunnel.reference.loop import (
-    Loop,
-    Replica,
-    Router,
-    least_outstanding,
-    lowest_route_score,
-    random_choice,
-    round_robin,
-    vllm_dp,
-)
-from windtunnel.reference.replica import Group, Step, table_time
-from windtunnel.reference.request import Request
-
-
-class Lane(NamedTuple):
-    """One rank of one replica, and its steps."""
-
-    replica: int
-    rank: int
-    steps: list[Step]
+from windtunnel.reference.loop import Replica
+from windtunnel.reference.replica import Group, table_time
 
 
 def run_custom(make: Callable[[], PythonScheduler], fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
@@ -39,19 +19,13 @@ def run_custom(make: Callable[[], PythonScheduler], fleet: Fleet, demand: Demand
         InputError: a decision breaks a rule, or requests are left at the end. What ``schedule`` raises passes through.
     """
     replicas = [_replica(make, fleet, pool) for pool, count in enumerate(fleet.replicas) for _ in range(count)]
-    requests = _requests(demand)
-    follow = {i: int(f) for i, f in enumerate(demand.follow) if f != NONE}
-    routers: list[Router] = [round_robin, random_choice(uniforms.tolist()), least_outstanding, vllm_dp]
-    if fleet.route_score:
-        routers.append(lowest_route_score(fleet.route_score))
-    turnaround = None if demand.turnaround is None else demand.turnaround.tolist()
-    clients = (demand.think_time.tolist(), demand.max_concurrency, turnaround)
-    Loop(replicas, routers[router], requests, follow, *clients).run()
+    requests = requests_of(demand)
+    run_replicas(replicas, requests, fleet, demand, router, uniforms)
     left = [request.id for request in requests if not request.finished and not request.refused]
     if left:
         name = type(make()).__name__
         raise InputError(f"{name}: {len(left)} requests never finish, the first is {left[0]}: it is not scheduled")
-    return _record(requests, list(_lanes(replicas)))
+    return record_of(requests, replicas)
 
 
 def _replica(make: Callable[[], PythonScheduler], fleet: Fleet, pool: int) -> Replica:
@@ -65,78 +39,3 @@ def _replica(make: Callable[[], PythonScheduler], fleet: Fleet, pool: int) -> Re
     if fleet.lockstep[pool]:
         return Replica([Group(ranks, time)])
     return Replica([Group([rank], time) for rank in ranks])
-
-
-def _requests(demand: Demand) -> list[Request]:
-    limits = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
-    priority = np.zeros(len(limits), dtype=np.int64) if demand.priority is None else demand.priority
-    columns = (demand.arrival, demand.prompt_tokens, demand.output_tokens, limits, demand.refused, priority)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [Request(i, *row) for i, row in enumerate(rows)]
-
-
-def _lanes(replicas: list[Replica]) -> Iterator[Lane]:
-    for j, replica in enumerate(replicas):
-        for k, group in enumerate(replica.groups):
-            for rank in range(len(group.schedulers)):
-                yield Lane(j, k + rank, [step for step in group.journal if step.rank == rank])
-
-
-def _record(requests: list[Request], lanes: list[Lane]) -> Record:
-    rows: list[dict[str, Any]] = []
-    stalls = [(after, until, request.id) for request in requests for after, until in request.stalls]
-    lane_of: dict[int, int] = {}
-    for number, lane in enumerate(lanes):
-        rows += _log(lane, stalls)
-        lane_of |= {part.request.id: number for step in lane.steps for part in step.batch.scheduled}
-    rows.sort(key=lambda row: (row["start"], row["replica"]))  # stable: ranks in lockstep and chunks stay together
-    log = np.zeros(len(rows), dtype=ROW)
-    for name in ROW.names or ():
-        log[name] = [row.get(name, 0) for row in rows]
-    return Record(
-        requests=_table(requests, lane_of),
-        rows=log,
-        stalls=np.array(stalls, dtype=STALL),
-        replica_of_lane=np.array([lane.replica for lane in lanes]),
-        rank_of_lane=np.array([lane.rank for lane in lanes]),
-    )
-
-
-def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[dict[str, Any]]:
-    """The rows of a lane. A decode that comes later than the lane's next one after its last token is a stall."""
-    last_token: dict[int, float] = {}
-    previous = -np.inf
-    for step in lane.steps:
-        decodes = step.batch.decodes
-        paused = [p.request.id for p in decodes if last_token[p.request.id] < previous]
-        stalls += [(last_token[request], step.end, request) for request in paused]
-        last_token |= {part.request.id: step.end for part in step.batch.scheduled if part.emits}
-        row = {"start": step.start, "replica": lane.replica, "lane": lane.rank}
-        yield row | {
-            "steps": 1,
-            "decodes": len(decodes),
-            "kv_tokens": sum(part.start for part in decodes),
-            "discarded": len(paused),
-            "used_blocks": step.used_blocks,
-            "waiting": step.waiting,
-            **_chunk(step, 0),
-        }
-        yield from (row | _chunk(step, i) for i in range(1, len(step.batch.chunks)))
-        previous = step.end if decodes else previous
-
-
-def _chunk(step: Step, i: int) -> dict[str, int]:
-    if not step.batch.chunks:
-        return {}
-    tokens, context = step.batch.chunks[i]
-    return {"chunk_tokens": tokens, "chunk_context": context}
-
-
-def _table(requests: list[Request], lane_of: dict[int, int]) -> Any:
-    table = np.zeros(len(requests), dtype=REQUEST)
-    for name in ("arrival", "scheduled", "first_token", "finish", "preemptions"):
-        table[name] = [getattr(request, name) for request in requests]
-    table["output"] = [request.output_tokens for request in requests]
-    table["lane"] = [lane_of.get(request.id, NONE) for request in requests]
-    table["state"] = [REFUSED if request.refused else GONE for request in requests]
-    return table

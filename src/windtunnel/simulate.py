@@ -23,6 +23,7 @@ from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.stage_times import Times
 from windtunnel.perf.tables import Tabulated
+from windtunnel.pipelines import beyond_the_core, run_pipelines, settled
 from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0
 from windtunnel.reference.custom import PythonScheduler
 from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
@@ -81,12 +82,16 @@ def simulate(
     if client and workload.max_concurrency:
         demand = replace(demand, turnaround=client.turnaround(workload, delays))
     uniforms = np.random.default_rng([seed, crc32(b"router")]).random(len(workload))
-    if scheduler:
-        record = run_custom(scheduler, fleet, demand, router, uniforms)
-    else:
-        record = run_core(fleet, demand, router, uniforms)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += _notes(demand, cut, fleet)
+    fleet = replace(fleet, policies=tuple(settled(policy, demand.hash_ids is not None) for policy in fleet.policies))
+    if scheduler:
+        record = run_custom(scheduler, fleet, demand, router, uniforms)
+    elif beyond := beyond_the_core(fleet):
+        notes.append(f"{', '.join(beyond)} in a pipeline: simulated by the reference engine, which takes its time")
+        record = run_pipelines(fleet, demand, router, uniforms)
+    else:
+        record = run_core(fleet, demand, router, uniforms)
     requests = _requests(workload, record)
     if stuck := int((requests.status == UNFINISHED).sum()):
         notes.append(
@@ -219,9 +224,10 @@ def _notes(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
             "computed"
         )
     if demand.hash_ids is None and any(getattr(policy, "prefix_caching", False) for policy in fleet.policies):
+        pipelines = any(getattr(policy, "pipeline_parallel_size", 1) > 1 for policy in fleet.policies)
         found.append(
             "prefix caching is on, but the workload does not say which prompts begin alike (no hash_ids): only "
-            "preempted requests find anything"
+            f"preempted requests {'would find anything, which is not simulated' if pipelines else 'find anything'}"
         )
     return found
 

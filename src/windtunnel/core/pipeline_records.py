@@ -131,13 +131,18 @@ def check(limits: Limits, policy: VllmV1) -> None:
     policy.check(limits)
     if policy.pipeline_parallel_size == 1:
         raise InputError("pools with and without a pipeline: not simulated together; simulate them one by one")
-    for field in fields(policy):
-        value = getattr(policy, field.name)
-        if field.name not in SIMULATED and value != field.default:
-            raise InputError(
-                f"{field.name}={value!r}: not simulated by the compiled core in a pipeline, only by "
-                f"windtunnel.reference; use {field.default!r}"
-            )
+    for name in unsupported(policy):
+        default = getattr(VllmV1, name)
+        raise InputError(
+            f"{name}={getattr(policy, name)!r}: not simulated by the compiled core in a pipeline, only by "
+            f"windtunnel.pipelines; use {default!r}"
+        )
+
+
+def unsupported(policy: VllmV1) -> list[str]:
+    """The settings that pipelines do not know in the compiled core."""
+    names = (field.name for field in fields(policy) if field.name not in SIMULATED)
+    return [name for name in names if getattr(policy, name) != getattr(VllmV1, name)]
 
 
 def _pipes(fleet: Any) -> tuple[NDArray[Any], dict[str, int]]:

@@ -59,9 +59,6 @@ class Pool:
         """What differs from the real engine, or should be known about the model."""
         found = []
         chosen = preset(self.engine.preset)
-        own_pipeline = self.engine.pipeline_parallel_size > 1 and self.engine.scheduler is None
-        if own_pipeline and chosen.enable_prefix_caching and self.engine.enable_prefix_caching is None:
-            found.append(f"prefix caching is not simulated in pipelines: off here, and on by default in {chosen.name}")
         if self.engine.pipeline_parallel_size > 1 and not chosen.pipelines[0]:
             found.append(
                 f"{chosen.name} may admit a preempted request again before its token in flight has arrived; in a "

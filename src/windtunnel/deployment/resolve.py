@@ -40,7 +40,6 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     Raises InputError for a setting that vLLM would refuse, and for one that is not simulated yet.
     """
     chosen = preset(engine.preset)
-    _refuse_what_is_not_simulated(engine)
     require_watermark(chosen, engine.watermark)
     require_own_settings(engine)
     effective_model(model, device, engine)
@@ -63,7 +62,9 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         dtype=effective_model(model, device, engine).dtype,
         gpu_memory_utilization=engine.gpu_memory_utilization or chosen.gpu_memory_utilization,
         async_scheduling=chosen.async_scheduling if engine.async_scheduling is None else engine.async_scheduling,
-        enable_prefix_caching=_prefix_caching(engine),
+        enable_prefix_caching=chosen.enable_prefix_caching
+        if engine.enable_prefix_caching is None
+        else engine.enable_prefix_caching,
         scheduler_reserve_full_isl=chosen.scheduler_reserve_full_isl
         if engine.scheduler_reserve_full_isl is None
         else engine.scheduler_reserve_full_isl,
@@ -105,24 +106,6 @@ def _casts_activations(stored: Quantization, device: Device, engine: Engine) -> 
     """SGLang and TensorRT-LLM multiply mxfp4 experts with 8-bit activations on data-centre Blackwell; vLLM only where
     it is told to (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8), which a model with ``weight_only`` off stands for."""
     return stored.method == "mxfp4" and engine.backend != "vllm" and device.is_blackwell_datacentre
-
-
-def _refuse_what_is_not_simulated(engine: Engine) -> None:
-    if engine.pipeline_parallel_size == 1:
-        return
-    for name in ("scheduling_policy", "enable_prefix_caching", "long_prefill_token_threshold"):
-        if getattr(engine, name) not in (None, False, 0, "fcfs"):
-            raise InputError(
-                f"{name}={getattr(engine, name)!r}: not simulated with pipeline_parallel_size="
-                f"{engine.pipeline_parallel_size}; leave it out"
-            )
-
-
-def _prefix_caching(engine: Engine) -> bool | None:
-    """None stays where nobody chose in a pipeline, which means off, so that its absence can be told."""
-    if engine.enable_prefix_caching is not None or engine.pipeline_parallel_size > 1:
-        return engine.enable_prefix_caching
-    return preset(engine.preset).enable_prefix_caching
 
 
 def _require_pipeline(engine: Engine, model: Model) -> None:
