@@ -29,7 +29,10 @@ class CoreScheduler:
         step_time: Callable[[Batch], int],
     ) -> None:
         """``requests`` and ``rows`` are the same requests; ``step_time`` gives the ticks of a step."""
-        pairs = sorted(zip(requests, rows, strict=True), key=lambda pair: (pair[0].arrival, pair[0].name))
+        self.by_priority = policy.admission_order == "priority"
+        pairs = list(zip(requests, rows, strict=True))
+        if self.by_priority:  # the core takes equals by number, the engine by name
+            pairs.sort(key=lambda pair: (pair[0].arrival, pair[0].name))
         self.requests = [request for request, _ in pairs]
         self.number = {request: r for r, request in enumerate(self.requests)}
         self.stepper = Stepper(
@@ -43,7 +46,6 @@ class CoreScheduler:
                 [request.max_tokens for request in self.requests],
             ),
         )
-        self.by_priority = policy.admission_order == "priority"
         self.step_time = step_time
         self.victims: list[int] = []
         """Preempted in the latest step, in the order of the running list."""
