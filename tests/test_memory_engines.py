@@ -1,5 +1,7 @@
 """What a share of the memory stands for in other engines than vLLM, and the states of linear attention."""
 
+from dataclasses import replace
+
 import pytest
 
 from windtunnel.deployment import Engine, Pool
@@ -24,6 +26,16 @@ def test_each_engine_shares_memory_in_its_own_way() -> None:
     assert sglang.available_bytes == int(0.8 * usable) - vllm.weight_bytes - vllm.reserve_bytes
     assert trtllm.available_bytes == int(0.8 * (usable - used))
     assert trtllm.block_size == 32
+
+
+def test_a_draft_layer_needs_weights_and_cache_of_its_own() -> None:
+    plain = budget("vllm-0.32")
+    drafting = budget("vllm-0.32", num_speculative_tokens=1, acceptance_length=1.7)
+    model = load_model("Qwen/Qwen3-8B")
+    longer = replace(model, layers=(*model.layers, (1, model.layers[-1][1])))
+    assert drafting.weight_bytes == longer.weight_bytes() > plain.weight_bytes == model.weight_bytes()
+    assert drafting.block_bytes * 36 == plain.block_bytes * 37
+    assert drafting.num_blocks < plain.num_blocks
 
 
 def test_linear_attention_keeps_a_state_and_no_cache() -> None:

@@ -83,8 +83,17 @@ def kv_blocks(pool: Pool) -> KVBudget:
 
 def _tightest_stage(model: Model, device: Device, engine: Engine) -> tuple[Model, KVBudget]:
     """The stage with the fewest blocks, or the least memory, and its budget."""
-    found = [(part, _budget(part, device, engine)) for part in stages(model, engine.pipeline_parallel_size)]
+    parts = [_drafting(part, engine) for part in stages(model, engine.pipeline_parallel_size)]
+    found = [(part, _budget(part, device, engine)) for part in parts]
     return min(found, key=lambda each: (each[1].num_blocks, each[1].available_bytes))
+
+
+def _drafting(model: Model, engine: Engine) -> Model:
+    """The last stage with the draft layer that multi-token prediction adds: one more of the model's last, which shares
+    embedding and head (DeepSeek-V3, arXiv 2412.19437, section 2.2; its projection of two hidden states is left out)."""
+    if not (engine.num_speculative_tokens and model.samples):
+        return model
+    return replace(model, layers=(*model.layers, (1, model.layers[-1][1])))
 
 
 def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
