@@ -178,6 +178,15 @@ def test_an_unmeasured_window_sees_its_own_keys(measured: Measured) -> None:
     assert (found.sources == MODELLED).all()
 
 
+@pytest.mark.parametrize("heads", [(64, 8), (16, 4), (128, 16)])
+def test_prompts_of_other_heads_scale_but_for_the_launch(measured: Measured, heads: tuple[int, int]) -> None:
+    kernel = Attention("prefill", *heads, 128, 128)
+    found = ask(measured, kernel, [1.0, 16, 512, 8192])
+    expected = [took(kernel, a) * 1e-3 for a in (1, 16, 512, 8192)]
+    np.testing.assert_allclose(found.seconds, expected, rtol=0.02)
+    assert (found.sources == MODELLED).all()
+
+
 def test_a_chunk_with_context_is_modelled_and_never_faster_than_without(measured: Measured) -> None:
     kernel = Attention("prefill", 32, 8, 128, 128)
     chunks, contexts = np.meshgrid([1.0, 16, 500, 2048], [0.0, 16, 1000, 8000, 60000], indexing="ij")

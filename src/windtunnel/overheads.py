@@ -74,7 +74,7 @@ class ClientPath:
     request: float = 4e-3
     """HTTP, parsing and validation, the prompt's template, and the hand-over to the engine's process: a few
     milliseconds of Python in vLLM's and SGLang's servers."""
-    request_per_token: float = 4e-6
+    request_per_token: float = 5e-6
     """Tokenising: fast tokenisers encode 0.2 to 0.5 million tokens a second on one core."""
     first_token: float = 2e-3
     """From the end of the step to the client: copy to the host, detokenising, the server-sent event."""

@@ -68,7 +68,7 @@ class AttentionTable:
         )
         same = other == kernel or (kernel.kv_dtype == "float16" and other == replace(kernel, kv_dtype="bfloat16"))
         decode = kernel.phase == "decode"
-        found = self._decode(kernel, other, key, a, b) if decode else self._prefill(kernel, key, a, b)
+        found = self._decode(kernel, other, key, a, b) if decode else self._prefill(kernel, other, key, a, b)
         return found if same else found.modelled()
 
     def _tiled(self, kernel: Attention, a: Floats, b: Floats) -> Answer | None:
@@ -123,7 +123,7 @@ class AttentionTable:
         batch, keys = rows["batch_size"].astype(float), (rows["isl"] + rows["step"]).astype(float)
         return plane_of(other, self.device, batch, keys, rows["latency"] * 1e-3)
 
-    def _prefill(self, kernel: Attention, key: Key, a: Floats, b: Floats) -> Answer:
+    def _prefill(self, kernel: Attention, other: Attention, key: Key, a: Floats, b: Floats) -> Answer:
         """Chunks without context are measured. With context they take the rate that a whole prompt of that length
         attains.
 
@@ -131,27 +131,39 @@ class AttentionTable:
         than without context.
         """
         if key not in self._curves:
-            self._curves[key] = self._curve(kernel, key)
+            self._curves[key] = self._curve(other, key)
         curve = self._curves[key]
-        fresh = curve.times(a, bound(kernel, self.device, a, np.zeros_like(a)))
+        fresh = self._scaled(kernel, other, curve, a, bound(kernel, self.device, a, np.zeros_like(a)))
         group = kernel.heads / kernel.kv_heads
         used = a * group / (np.ceil(a * group / QUERY_TILE) * QUERY_TILE)
         compute = flops(kernel, a, b) / self.device.peak_flops(rate(kernel)) / used
         memory = bytes_moved(kernel, a, b) / self.device.memory_bandwidth
         seen = np.minimum(b, kernel.window) if kernel.window else b
         whole = np.maximum(a + seen, QUERY_TILE)  # shorter prompts measure the launch, not the rate
-        chunked = curve.times(whole, np.maximum(compute, memory))
+        chunked = self._scaled(kernel, other, curve, whole, np.maximum(compute, memory))
         seconds = np.where(b > 0, np.maximum(fresh.seconds, chunked.seconds), fresh.seconds)
         sources = np.where(b > 0, MODELLED, fresh.sources).astype(np.int8)
         return Answer(seconds, sources, np.where(b > 0, chunked.by_rule(), fresh.distance))
 
-    def _curve(self, kernel: Attention, key: Key) -> Curve:
+    def _scaled(self, kernel: Attention, other: Attention, curve: Curve, length: Floats, least: Floats) -> Answer:
+        """Least times over the efficiency of a whole prompt. Of another shape, what exceeds its launch (the shortest
+        prompt) grows with the least times, the launch does not."""
+        found = curve.times(length, least)
+        if other == kernel:
+            return found
+        zero = np.zeros_like(length)
+        theirs = bound(other, self.device, length, zero)
+        ratio = bound(kernel, self.device, length, zero) / theirs
+        seconds = theirs / curve.at(length)
+        first = curve.knots[:1]
+        launch = np.minimum(float(bound(other, self.device, first, np.zeros(1))[0] / curve.efficiency[0]), seconds)
+        scaled = (launch + (seconds - launch) * ratio) / (seconds * ratio)
+        return replace(found, seconds=found.seconds * scaled)
+
+    def _curve(self, other: Attention, key: Key) -> Curve:
         rows = self._rows("prefill", key)
         rows = rows.take(np.argsort(rows["isl"], kind="stable"))
         length = rows["isl"].astype(float)
-        other = replace(
-            kernel, heads=key[0], kv_heads=key[1], head_dim=key[2], v_head_dim=key[2], window=key[3], kv_dtype=key[4]
-        )
         return Curve(length, bound(other, self.device, length, np.zeros_like(length)) / (rows["latency"] * 1e-3))
 
     def _rows(self, phase: str, key: Key) -> Columns:
@@ -174,8 +186,8 @@ class AttentionTable:
         return self._columns[phase]
 
     def _nearest(self, kernel: Attention) -> Key | None:
-        """The measured shape that is most like the kernel: same cache dtype, head size, window, group size, in this
-        order."""
+        """The measured shape that is most like the kernel: same cache dtype, head size, window, in this order, then for
+        decodes the size of a group of heads, for prompts the number of heads."""
         columns = self._table(kernel.phase)
         if columns is None:
             return None
@@ -185,15 +197,19 @@ class AttentionTable:
         shapes = self._shapes[kernel.phase]
         stored = "fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16"
         heads, kv_heads, head_dim, window, code = shapes.T.astype(float)
-        decode = kernel.phase == "decode"
+        groups = np.abs(np.log2(heads / kv_heads * kernel.kv_heads / kernel.heads))
+        if kernel.phase == "decode":
+            heads_apart = (
+                1e2 * groups + 1e1 * (kv_heads > kernel.kv_heads) + np.abs(np.log2(kv_heads / kernel.kv_heads))
+            )
+        else:
+            heads_apart = 1e1 * np.abs(np.log2(heads / kernel.heads)) + groups
         penalty = (
             1e6 * (np.array(names)[code.astype(int)] != stored)
             + 1e4 * np.abs(np.log2(head_dim / kernel.head_dim))
             + 1e3 * (window != kernel.window)
             + 1e3 * ((window != kernel.window) & (window != 0))
-            + 1e2 * np.abs(np.log2(heads / kv_heads * kernel.kv_heads / kernel.heads))
-            + (1e1 if decode else 1.0) * (kv_heads > kernel.kv_heads)
-            + np.abs(np.log2(kv_heads / kernel.kv_heads))
+            + heads_apart
         )
         best = shapes[int(np.argmin(penalty))]
         return int(best[0]), int(best[1]), int(best[2]), int(best[3]), names[int(best[4])]
