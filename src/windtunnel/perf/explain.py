@@ -99,7 +99,11 @@ def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
     if waits:
         rows.append(_host("launch_wait", "layers that the host launches", waits))
     gpu = sum(row.seconds for row in rows)
-    host = NO_HOST if times.perfect else host_cost(bool(pool.engine.async_scheduling), pool.lockstep)
+    host = (
+        NO_HOST
+        if times.perfect
+        else host_cost(bool(pool.engine.async_scheduling), pool.lockstep, backend=pool.engine.backend)
+    )
     overlapped, serial = host.tables(ax.max_num_seqs)
     if overlapped[batch.sequences] > gpu:
         wait = float(overlapped[batch.sequences]) - gpu

@@ -16,6 +16,7 @@ from windtunnel.perf.bands import HOST, family_errors
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.cache import cache_key, load, store
 from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.eager import eager_floor
 from windtunnel.perf.fusion import GROUPS, Operator
 from windtunnel.perf.host import NO_HOST, dispatch_floor, host_cost
 from windtunnel.perf.kernels import Attention, Kernel
@@ -85,7 +86,11 @@ def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
         by_source["modelled"].add("decode_tokens", eager_decode)
         by_group["other"].add("decode_tokens", eager_decode)
         doubts["error"].add("decode_tokens", unsure * eager_decode)
-    cost = NO_HOST if source.perfect else host_cost(bool(pool.engine.async_scheduling), pool.lockstep, causes)
+    cost = (
+        NO_HOST
+        if source.perfect
+        else host_cost(bool(pool.engine.async_scheduling), pool.lockstep, causes, pool.engine.backend)
+    )
     host = cost.tables(ax.max_num_seqs)
     if not pool.model.embeds:  # the first stage waits for the serial work, all others are told early
         host = (host[0], np.zeros_like(host[1]))
@@ -195,6 +200,8 @@ def dispatch(pool: Pool, ax: Axes, gpu: Floats, causes: Causes = ALL) -> Floats:
     compiled = not pool.engine.enforce_eager and preset(pool.engine.preset).graphs_prefill
     modules = sum(count * (isinstance(layer.mlp, MoE) + _is_large(layer)) for count, layer in pool.model.layers)
     floors = [dispatch_floor(layers, launched, captured, compiled, modules / layers) for captured in (True, False)]
+    if not preset(pool.engine.preset).graphs_prefill:
+        floors[1] = eager_floor(pool)
     tokens = np.arange(len(ax.padded))
     floor = np.where(tokens <= ax.mixed_graph_tokens, floors[0], floors[1])
     waits = np.maximum(floor - gpu, 0.0)

@@ -39,6 +39,11 @@ SYNCHRONOUS = HostCost(0.0, 0.0, 0.9e-3, 8e-6)
 """Schedule, prepare, launch and process output one after the other with vLLM's v1 engine core (before v1 the same issue
 and its RFC 6854 saw 5-13 ms): about 1 ms for a few requests, 3 ms for 256."""
 
+ON_DEVICE = HostCost(1.5e-3, 12e-6, 0.05e-3, 0.0)
+"""The same in SGLang and TensorRT-LLM, whose next step takes the sampled tokens on the device: its graph is launched
+before this step has ended (SGLang's overlap schedule, TensorRT-LLM's overlap scheduler), and only their hand-over is
+left."""
+
 NO_HOST = HostCost(0.0, 0.0, 0.0, 0.0)
 """What the theoretical bound has."""
 
@@ -79,9 +84,10 @@ AGREEMENT = 1e-3
 (gloo), and the wait for the slower one's preparation (vLLM's dp_utils.py, coordinate_batch_across_dp)."""
 
 
-def host_cost(async_scheduling: bool, lockstep: bool = False, causes: Causes = ALL) -> HostCost:
+def host_cost(async_scheduling: bool, lockstep: bool = False, causes: Causes = ALL, backend: str = "vllm") -> HostCost:
     """The host work of an engine that schedules asynchronously, or not, with ranks in lockstep, or not."""
     if not causes.host_overhead:
         return HostCost(0.0, 0.0, 0.0, 0.0)
-    chosen = ASYNCHRONOUS if async_scheduling else SYNCHRONOUS
+    ahead = ASYNCHRONOUS if backend == "vllm" else ON_DEVICE
+    chosen = ahead if async_scheduling else SYNCHRONOUS
     return replace(chosen, serial=chosen.serial + AGREEMENT) if lockstep and causes.rank_synchronisation else chosen

@@ -33,7 +33,6 @@ SHORTEST = 0.8
 DRIFT = 0.05
 """Of the nominal length, either way: of 0, 3, 5 and 10 % the best for vLLM's Qwen3-32B, a group of the first half."""
 
-ROUNDS = 10
 MOST_REQUESTS = 10_000
 METRICS = ("ttft", "tpot")
 BANDS = ((1, 8), (9, 32), (33, 128), (129, 1 << 30))
@@ -66,7 +65,7 @@ class Result:
 
 def workload(point: Point) -> Workload:
     """The closed loop of a point."""
-    requests = min(ROUNDS * point.concurrency, MOST_REQUESTS)
+    requests = min(point.script.rounds * point.concurrency, MOST_REQUESTS)
     least, most = lengths(point)
     prompts, outputs = (Uniform(ceil(least * tokens), floor(most * tokens)) for tokens in (point.isl, point.osl))
     return generate(AllAtOnce(), Both(prompts, outputs), requests, max_concurrency=point.concurrency, name=point.id)
@@ -76,21 +75,24 @@ def lengths(point: Point) -> tuple[float, float]:
     """The shortest and the longest request, as shares of the nominal lengths.
 
     Other clients than the scripts' send equal lengths. SGLang's prefills run alone and keep such requests in lockstep;
-    steps that mix prefill and decode let them drift apart on a real server, which equal times would hide.
+    steps that mix prefill and decode let them drift apart on a real server, which equal times would hide. So does the
+    client that sends round thousands of tokens (aiperf), whose text is not cut to a number of tokens.
     """
     if point.scripted:
         return SHORTEST, 1.0
-    return (1.0, 1.0) if point.backend == "sglang" else (1.0 - DRIFT, 1.0 + DRIFT)
+    keeps_step = point.backend == "sglang" and point.isl % 1000
+    return (1.0, 1.0) if keeps_step else (1.0 - DRIFT, 1.0 + DRIFT)
 
 
 def replay(point: Point, terms: Terms = PLAIN) -> Result:
     """Simulate one point as its clients see it; one that cannot be simulated says why.
 
-    A server that looks for requests every k-th step lets them wait for (k − 1) / 2 steps in the mean, which is added:
-    the scheduler that is simulated looks every time.
+    A server that does not look for requests in every step lets them wait for ``Point.wait_steps`` in the mean, which is
+    added: the scheduler that is simulated looks every time.
     """
     try:
-        run = terms.run(point.pool(), workload(point), client_clock=True)
+        pool = point.pool()
+        run = terms.run(pool, workload(point), client_clock=True, stream_interval=point.script.stream_interval)
     except InputError as reason:
         return Result(point, reason=str(reason))
     metrics = request_metrics(run.requests)
@@ -99,7 +101,7 @@ def replay(point: Point, terms: Terms = PLAIN) -> Result:
     steps, tpot = unroll(run), float(np.nanmean(metrics.tpot))
     return Result(
         point,
-        ttft=float(np.nanmean(metrics.ttft)) + 0.5 * (point.poll_steps - 1) * tpot,
+        ttft=float(np.nanmean(metrics.ttft)) + point.wait_steps * tpot * (pool.engine.acceptance_length or 1.0),
         tpot=tpot,
         modelled=time_share(steps)["modelled"],
         kernel_error=uncertainty(steps).error,

@@ -3,14 +3,16 @@
 The file records neither server flags nor always the version. Three things are therefore taken from elsewhere:
 
 - **Flags.** Most rows were served by InferenceX (SemiAnalysis), whose scripts are public (``benchmarks/`` of its
-  repository): FLAGS holds what they pass. Rows from other sources get the engine's defaults.
+  repository): FLAGS and ``served_scripts`` hold what they pass. Rows from other sources get the engine's defaults.
 - **Version.** The image tag in the source column where ``backend_version`` is empty or a nightly, else the release of
   the day of the measurement.
 - **Parallelism.** ``attention_dp_size`` is empty in rows of the other sources: it is GPUs of the experts / tp there.
   Rows with dp > 1 and ep = tp·dp claim more GPUs than a node may have, and their times equal those of their twins with
   dp 1 and ep = tp within 1 % (MiniMax-M2.5 on H100, Kimi-K2.5 on B200): the script knew no data parallelism, so they
   are read as tensor parallelism tp with expert parallelism. Rows with moe_tp = moe_ep = g and tp·dp = g² (64 GPUs of
-  an eight-GPU node) are read as g GPUs with expert parallelism for the same reason.
+  an eight-GPU node) are read as g GPUs with expert parallelism for the same reason. Where the other sources have n
+  clients for each of ``batch_size``, n is the ranks of attention if it is the number of the experts' GPUs, else
+  replicas.
 """
 
 import csv
@@ -27,6 +29,7 @@ from windtunnel.hardware import device
 from windtunnel.model import Quantization, load_model
 from windtunnel.perf.database import find_systems
 from windtunnel.validation.recording import nearest_preset
+from windtunnel.validation.served_scripts import NO_SCRIPT, Script, script
 
 CHECKPOINTS = {
     ("MiniMaxAI/MiniMax-M2.5", "fp4"): "nvidia/MiniMax-M2.5-NVFP4",
@@ -59,9 +62,6 @@ since prompts are random."""
 CASTING = {("openai/gpt-oss-120b", "b200_sxm")}
 """Served with 8-bit activations beside mxfp4 weights (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1)."""
 
-FP8_KV = {"kv_cache_dtype": "fp8"}
-MEM = {share: {"gpu_memory_utilization": share} for share in (0.8, 0.82, 0.85)}
-
 FLAGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-70B": {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192, "async_scheduling": True},
     "openai/gpt-oss-120b": {"max_num_batched_tokens": 8192, "async_scheduling": True},
@@ -87,28 +87,21 @@ COLUMNS = (
 """The columns that are read."""
 
 
-SERVED: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
-    ("sglang", "DeepSeek", "fp8", "b", {"max_num_seqs": 128, "max_num_batched_tokens": 32768, **FP8_KV, **MEM[0.82]}),
-    ("sglang", "DeepSeek", "fp4", "", {"max_num_seqs": 256, "max_num_batched_tokens": 16384, **FP8_KV, **MEM[0.85]}),
-    ("sglang", "DeepSeek", "fp8", "h200", {"max_num_seqs": 256, "max_num_batched_tokens": 32768, **MEM[0.82]}),
-    ("sglang", "Qwen3.5", "bf16", "", {"max_num_seqs": 128, "max_num_batched_tokens": 32768, **MEM[0.82]}),
-    ("sglang", "Qwen3.5", "fp8", "b200", {"max_num_seqs": 128, "max_num_batched_tokens": 32768, **FP8_KV, **MEM[0.82]}),
-    ("sglang", "Qwen3.5", "", "", {"max_num_seqs": 128, "max_num_batched_tokens": 16384, **FP8_KV, **MEM[0.8]}),
-    ("sglang", "GLM-5", "", "", {"max_num_seqs": "clients", "max_num_batched_tokens": 32768, **FP8_KV, **MEM[0.85]}),
-    ("trtllm", "DeepSeek", "", "", {"max_num_batched_tokens": "prompt", "max_num_seqs": 512, **FP8_KV, **MEM[0.8]}),
-    ("trtllm", "Llama-3.1-70B", "", "b", {"max_num_batched_tokens": 16384, "max_num_seqs": 1024, **FP8_KV}),
-    ("trtllm", "Llama-3.1-70B", "", "h", {"max_num_batched_tokens": "prompt", "max_num_seqs": 1024, **FP8_KV}),
-    ("trtllm", "gpt-oss", "", "b", {"max_num_batched_tokens": 20000, "max_num_seqs": 512, **FP8_KV, **MEM[0.85]}),
-    ("trtllm", "gpt-oss", "", "h", {"max_num_batched_tokens": 20000, "max_num_seqs": "clients", **MEM[0.85]}),
-)
-"""What the same scripts pass to SGLang and TensorRT-LLM, under vLLM's names: engine, part of the model's name,
-precision, beginning of the system's name. ``prompt`` stands for one prompt and a token for every client, at least
-8,192."""
+GENERATED: dict[str, dict[str, Any]] = {"fp8": {"kv_cache_dtype": "fp8"}}
+"""What aiconfigurator, whose deployments of TensorRT-LLM the other sources measured, writes for a precision."""
+
+LARGEST_WORKER = 16
+"""GPUs that share every layer at most in one worker."""
+
 SPARE_TOKENS = 200
 """``max_model_len`` beyond prompt and output, as the same scripts have it."""
 
-RELEASES = (("2025-07", "0.10.0"), ("2025-12", "0.12.0"), ("2026-02", "0.16.0"), ("2026-04", "0.19.0"))
-"""Month from which a version of vLLM that a preset stands for was out."""
+RELEASES = {
+    "vllm": (("2025-07", "0.10.0"), ("2025-12", "0.12.0"), ("2026-02", "0.16.0"), ("2026-04", "0.19.0")),
+    "sglang": (("2025-07", "0.5.0"),),
+    "trtllm": (("2025-07", "1.0.0"),),
+}
+"""Month from which a version of an engine that a preset stands for was out."""
 
 
 @dataclass(frozen=True)
@@ -135,15 +128,27 @@ class Point:
     tpot: float
     scripted: bool = True
     """Served by InferenceX's scripts."""
+    replicas: int = 1
 
     @property
-    def poll_steps(self) -> int:
-        """Decode steps between two looks at new requests (SGLang's ``scheduler_recv_interval``): the scripts for
-        DeepSeek and Qwen3.5 on Blackwell set 10, and 30 from 16 clients on."""
-        polls = self.backend == "sglang" and self.scripted and self.system.startswith("b")
-        if not polls or not any(name in self.model_path for name in ("DeepSeek", "Qwen3.5")):
-            return 1
-        return 30 if self.concurrency >= 16 and self.system == "b200_sxm" else 10
+    def script(self) -> Script:
+        """What served it, as far as it is known; vLLM's flags are FLAGS."""
+        if not self.scripted:
+            return NO_SCRIPT
+        return script(
+            *(self.backend, self.model_path, self.precision or "bf16", self.system),
+            *(self.version, self.tp, self.expert_parallel),
+        )
+
+    @property
+    def wait_steps(self) -> float:
+        """Steps that a request waits in the mean until the server looks at it, beyond the one that runs, and until the
+        server shows its first token."""
+        served = self.script
+        poll = served.polls[self.concurrency >= 16]
+        balance = served.balance if self.dp > 1 else 1
+        short = (self.isl, self.osl) == (1024, 1024) and self.tp < 8
+        return 0.5 * (max(poll, balance) - 1) + served.batch_wait * short + served.shown - 1
 
     def pool(self) -> Pool:
         """What is simulated. Raises InputError for what cannot be."""
@@ -153,6 +158,8 @@ class Point:
             raise InputError("the row holds no latencies")
         if not self.concurrency:
             raise InputError("the row does not say how many clients there were")
+        if self.tp > LARGEST_WORKER:
+            raise InputError(f"{self.tp} GPUs together: pools of a rack that the row does not tell apart")
         name = CHECKPOINTS.get((self.model_path, self.precision), self.model_path)
         model = load_model(name)
         if method := QUANTIZED.get((self.model_path, self.precision)):
@@ -170,37 +177,34 @@ class Point:
             **self._speculation(),
             **self._flags(),
         )
-        return Pool(model, device(self.system), engine)
+        return Pool(model, device(self.system), engine, self.replicas)
 
     def _speculation(self) -> dict[str, Any]:
         """Multi-token prediction: with 3 drafts, with 1 under attention data parallelism (the same scripts)."""
         served = self.backend == "trtllm" and self.model_path == "deepseek-ai/DeepSeek-R1"
-        if not (served and self.version in PREDICTING):
+        drafts = self.script.drafts
+        if served and self.version in PREDICTING:
+            drafts = 1 if self.dp > 1 else 3
+        if not drafts:
             return {}
-        drafts = 1 if self.dp > 1 else 3
         return {"num_speculative_tokens": drafts, "acceptance_length": ACCEPTED[drafts]}
 
     def _flags(self) -> dict[str, Any]:
-        if self.backend == "vllm":
+        if self.backend == "trtllm" and not self.scripted:
+            flags = GENERATED.get(self.precision, {})
+        elif self.backend == "vllm":
             flags = FLAGS.get(self.model_path, {}) | FLAGS_BY_SYSTEM.get((self.model_path, self.system), {})
         else:
-            flags = next((flags for *where, flags in SERVED if self._is(*where)), {})
+            flags = self.script.flags
         stands_for = {
             "clients": self.concurrency,
+            "clients, at least 128": max(128, self.concurrency),
+            "length": self.isl + self.osl + SPARE_TOKENS,
             "prompt": max(8192, -(-(self.isl + self.concurrency + 64) // 64) * 64),
         }
         chosen = {name: stands_for.get(value, value) for name, value in flags.items()}
         seqs = chosen.get("max_num_seqs", 0)
         return chosen | ({"max_num_seqs": max(1, seqs // self.dp)} if self.backend != "vllm" and seqs else {})
-
-    def _is(self, backend: str, model: str, precision: str, system: str) -> bool:
-        return (
-            self.scripted
-            and self.backend == backend
-            and model in self.model_path
-            and precision in ("", self.precision)
-            and self.system.startswith(system)
-        )
 
 
 def find_file() -> Path:
@@ -233,6 +237,10 @@ def read_points(path: Path | None = None) -> list[Point]:
 def _point(row: Mapping[str, str]) -> Point:
     clients = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
     tp, dp, expert_parallel = parallelism(row)
+    concurrency = int(clients[1]) if clients else 0
+    share = groups(row, concurrency)
+    if share > 1 and _size(row["moe_tp_size"]) * _size(row["moe_ep_size"]) == share == tp:
+        tp, dp, share = 1, tp, 1
     return Point(
         id=row["id"],
         mode=row["mode"],
@@ -243,14 +251,22 @@ def _point(row: Mapping[str, str]) -> Point:
         system=row["system"],
         isl=int(row["isl"]),
         osl=int(row["osl"]),
-        concurrency=int(clients[1]) if clients else 0,
+        concurrency=concurrency,
         tp=tp,
         dp=dp,
         expert_parallel=expert_parallel,
         ttft=float(row["silicon_ttft_ms"] or "nan") * 1e-3,
         tpot=float(row["silicon_tpot_ms"] or "nan") * 1e-3,
         scripted="auto-gap-analysis" not in row["silicon_data_source"],
+        replicas=share,
     )
+
+
+def groups(row: Mapping[str, str], concurrency: int) -> int:
+    """Parts of the clients of a row of the other sources: one, unless they are so many times ``batch_size``."""
+    batch = _size(row.get("batch_size") or "")
+    alone = "auto-gap-analysis" not in row["silicon_data_source"] or _size(row["attention_dp_size"]) > 1
+    return 1 if alone or not row.get("batch_size") or concurrency % batch else max(concurrency // batch, 1)
 
 
 def parallelism(row: Mapping[str, str]) -> tuple[int, int, bool]:
@@ -276,7 +292,8 @@ def version(row: Mapping[str, str]) -> str:
     if tag := re.search(r":v(\d[\d.]*\d)", row["silicon_data_source"]):
         return tag[1]
     day = re.search(r"measured=(\d{4}-\d{2})", row["silicon_data_source"])
-    return max((name for month, name in RELEASES if day and month <= day[1]), default=RELEASES[0][1], key=_numbers)
+    releases = RELEASES[row["backend"]]
+    return max((name for month, name in releases if day and month <= day[1]), default=releases[0][1], key=_numbers)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

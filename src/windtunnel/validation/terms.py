@@ -25,12 +25,14 @@ class Terms:
     client_path: bool = True
     """A client's clock includes its path; off in an ablation."""
 
-    def run(self, pool: Pool, workload: Workload, client_clock: bool) -> Run:
+    def run(self, pool: Pool, workload: Workload, client_clock: bool, stream_interval: int = 1) -> Run:
         """Simulate on the clock of the engine or of the client, with the usual path where none was calibrated.
 
+        ``stream_interval``: tokens of a streamed event; so many times fewer keep server and client busy.
         Raises InputError for what cannot be simulated, or is beyond the data.
         """
-        seen = (self.overheads.client or ClientPath()) if client_clock and self.client_path else None
+        usual = ClientPath(per_sequence=ClientPath.per_sequence / stream_interval)
+        seen = (self.overheads.client or usual) if client_clock and self.client_path else None
         overheads = replace(self.overheads, client=seen)
         run = simulate(Deployment((pool,)), workload, perf=self.perf, overheads=overheads, causes=self.causes)
         if self.strict:

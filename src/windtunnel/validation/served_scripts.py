@@ -1,0 +1,128 @@
+"""What InferenceX's scripts pass to SGLang and TensorRT-LLM (``benchmarks/`` of its repository), under vLLM's names.
+
+Scripts change while rows are measured: where a row's numbers tell which one served it, SCRIPTS has both.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+Flags = dict[str, Any]
+
+FP8_KV: Flags = {"kv_cache_dtype": "fp8"}
+LONG_PROMPTS = "sglang-0.4.6:max_prefill_tokens=32768,radix_cache=false"
+"""SGLang's scheduler with --max-prefill-tokens 32768 --disable-radix-cache."""
+NO_RADIX = "sglang-0.4.6:radix_cache=false"
+
+
+@dataclass(frozen=True)
+class Script:
+    """One script: which rows it served, and how."""
+
+    backend: str
+    model: str
+    """Part of the model's name."""
+    precision: str
+    """Empty: any."""
+    system: str
+    """Beginning of the system's name."""
+    flags: Flags
+    """``clients`` stands for the row's concurrency, ``prompt`` for one prompt and a token for every client, at least
+    8,192, ``length`` for max_model_len."""
+    polls: tuple[int, int] = (1, 1)
+    """Decode steps between two looks at new requests below 16 clients and from 16 on (SGLang's
+    ``scheduler_recv_interval``)."""
+    version: str = ""
+    """Beginning of the engine's version; empty: any."""
+    gpus: int = 0
+    """Tensor parallel size; 0: any."""
+    rounds: int = 10
+    """Requests for each client."""
+    drafts: int = 0
+    """Tokens of multi-token prediction."""
+    expert_parallel: bool | None = None
+    """Whether the row has it; None: either."""
+    balance: int = 1
+    """``timeout_iters`` of TensorRT-LLM's attention data parallelism: prompts wait until every rank has one, or until
+    so many steps have passed, counted without a pause (``_balance_adp_requests``, pyexecutor/py_executor.py)."""
+    batch_wait: int = 0
+    """``batch_wait_timeout_iters``: steps that a prompt waits for others to share its step (``_waiting_requests``, same
+    file); set for 1,024 tokens in and out on fewer than 8 GPUs."""
+    stream_interval: int = 1
+    """Tokens of a streamed event, after the first."""
+    shown: int = 1
+    """Tokens that the first event needs (SGLang before it sent the first token at once)."""
+
+
+def _sglang(
+    model: str, precision: str, system: str, memory: float, chunk: int, seqs: object, stream_interval: int, **more: Any
+) -> Script:
+    scheduler = LONG_PROMPTS if chunk > 16384 else NO_RADIX
+    kv = {} if precision == "bf16" or (system.startswith("h200") and "Qwen" not in model) else FP8_KV
+    flags: Flags = {"max_num_seqs": seqs, "max_num_batched_tokens": chunk, "gpu_memory_utilization": memory, **kv}
+    flags["scheduler"] = scheduler
+    return Script("sglang", model, precision, system, flags, stream_interval=stream_interval, **more)
+
+
+PREDICTING: Flags = {"version": "0.5.9", "gpus": 4, "expert_parallel": False, "drafts": 3}
+"""Rows of Qwen3.5 that were served with multi-token prediction: half the time per token of their twins."""
+
+SCRIPTS = (
+    _sglang("DeepSeek", "fp8", "b", 0.95, 8192, 32, 30, polls=(10, 10), gpus=4),
+    _sglang("DeepSeek", "fp8", "b", 0.82, 32768, 128, 30, polls=(10, 30)),
+    _sglang("DeepSeek", "fp4", "b", 0.85, 16384, 256, 30, polls=(10, 30), version="0.5.0", shown=30),
+    _sglang("DeepSeek", "fp4", "b", 0.85, 16384, 256, 10, polls=(10, 30)),
+    _sglang("DeepSeek", "fp8", "h200", 0.82, 32768, 256, 10),
+    _sglang("Qwen3.5", "bf16", "b", 0.82, 32768, 128, 30, polls=(10, 30)),
+    _sglang("Qwen3.5", "fp4", "b200", 0.85, 32768, "clients, at least 128", 30, polls=(30, 30)),
+    _sglang("Qwen3.5", "fp4", "b300", 0.8, 32768, 128, 30, polls=(10, 30)),
+    _sglang("Qwen3.5", "fp8", "b", 0.8, 32768, "clients, at least 128", 30, polls=(10, 30), **PREDICTING),
+    _sglang("Qwen3.5", "fp8", "b300", 0.8, 16384, "clients", 50, polls=(10, 10), version="0.5.10"),
+    _sglang("Qwen3.5", "fp8", "b", 0.82, 32768, 128, 30, polls=(10, 30)),
+    _sglang("Qwen3.5", "fp8", "h200", 0.8, 16384, 128, 50),
+    _sglang("GLM-5", "", "b", 0.85, 32768, "clients", 30),
+    Script("sglang", "GLM-5", "", "h200", {"gpu_memory_utilization": 0.85}, rounds=5),
+    Script(
+        *("trtllm", "DeepSeek", "", "h200"),
+        {"max_num_batched_tokens": "prompt", "max_num_seqs": 512, **FP8_KV, "gpu_memory_utilization": 0.75},
+        balance=60,
+        stream_interval=10,
+    ),
+    Script(
+        *("trtllm", "DeepSeek", "", ""),
+        {"max_num_batched_tokens": "prompt", "max_num_seqs": 512, **FP8_KV, "gpu_memory_utilization": 0.8},
+        balance=60,
+        stream_interval=10,
+    ),
+    Script(
+        *("trtllm", "Llama-3.1-70B", "", ""),
+        {"max_num_batched_tokens": "length", "max_num_seqs": 1024, **FP8_KV},
+        batch_wait=20,
+        stream_interval=10,
+    ),
+    Script(
+        *("trtllm", "gpt-oss", "", "b"),
+        {"max_num_batched_tokens": 20000, "max_num_seqs": 512, **FP8_KV, "gpu_memory_utilization": 0.85},
+        balance=50,
+        stream_interval=20,
+    ),
+    Script(
+        *("trtllm", "gpt-oss", "", "h"),
+        {"max_num_batched_tokens": 20000, "max_num_seqs": "clients", "gpu_memory_utilization": 0.85},
+        balance=50,
+        stream_interval=20,
+    ),
+)
+"""The first that fits served a row."""
+NO_SCRIPT = Script("", "", "", "", {})
+
+
+def script(
+    backend: str, model: str, precision: str, system: str, version: str, gpus: int, expert_parallel: bool
+) -> Script:
+    """The script that served a row of InferenceX; one without flags where none is known."""
+    for each in SCRIPTS:
+        named = each.backend == backend and each.model in model and each.precision in ("", precision)
+        built = system.startswith(each.system) and version.startswith(each.version) and each.gpus in (0, gpus)
+        if named and built and each.expert_parallel in (None, expert_parallel):
+            return each
+    return NO_SCRIPT
