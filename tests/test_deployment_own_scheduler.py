@@ -40,6 +40,7 @@ def test_every_engine_names_a_scheduler() -> None:
         **{name: VllmV1 for name in ENGINES if name.startswith("vllm")},
         "sglang-0.5": Sglang,
         "trtllm-1.0": Policy,
+        "trtllm-1.1": Policy,
     }
 
 

@@ -49,7 +49,8 @@ def test_parallelism_of_a_served_point(row: dict[str, str], layout: tuple[int, i
     ],
 )
 def test_version_of_a_served_point(recorded: str, source: str, found: str) -> None:
-    assert served_points.version({"backend_version": recorded, "silicon_data_source": source}) == found
+    row = {"backend": "vllm", "backend_version": recorded, "silicon_data_source": source}
+    assert served_points.version(row) == found
 
 
 def served_point(**values: object) -> served_points.Point:

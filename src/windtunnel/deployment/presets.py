@@ -1,6 +1,6 @@
 """Engines by name and version: the defaults and habits that change between engines and their versions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError, unknown
 
@@ -32,6 +32,8 @@ class EnginePreset:
     """Prompts are cut by default; otherwise one that exceeds ``max_num_batched_tokens`` is refused."""
     graphs_prefill: bool = True
     """Small batches with prefill run from captured graphs too, all but their attention."""
+    launches_early: bool = False
+    """Every kernel's prologue runs while the one before it ends (programmatic dependent launch, from Hopper on)."""
     fuses_all_reduce: bool = True
     """All-reduce, residual and norm are one kernel where the device can (from Hopper on)."""
     pipelines: tuple[bool, ...] = ()
@@ -57,6 +59,17 @@ class EnginePreset:
         return self.scheduler or self.name
 
 
+TENSORRT_LLM = EnginePreset(
+    "trtllm-1.0",
+    async_scheduling=True,
+    scheduler_reserve_full_isl=True,
+    gpu_memory_utilization=0.9,
+    graphs_prefill=False,
+    shares_memory=False,
+    scheduler="trtllm-guaranteed-no-evict",
+    enable_prefix_caching=False,
+    enable_chunked_prefill=False,
+)
 PRESETS: dict[str, EnginePreset] = {
     preset.name: preset
     for preset in (
@@ -78,17 +91,8 @@ PRESETS: dict[str, EnginePreset] = {
         EnginePreset(
             "sglang-0.5", True, True, 0.88, graphs_prefill=False, shares_memory=False, scheduler="sglang-0.4.6"
         ),
-        EnginePreset(
-            "trtllm-1.0",
-            async_scheduling=True,
-            scheduler_reserve_full_isl=True,
-            gpu_memory_utilization=0.9,
-            graphs_prefill=False,
-            shares_memory=False,
-            scheduler="trtllm-guaranteed-no-evict",
-            enable_prefix_caching=False,
-            enable_chunked_prefill=False,
-        ),
+        TENSORRT_LLM,
+        replace(TENSORRT_LLM, name="trtllm-1.1", launches_early=True),
     )
 }
 ALIASES = {"vllm": "vllm-0.32"}

@@ -47,8 +47,8 @@ class EagerCost:
 EAGER = {
     ("sglang", False): EagerCost(0.5e-3, 2.5e-3, 1.8e-3, 4.0e-3, 0.30e-3, 0.70e-3),
     ("sglang", True): EagerCost(0.3e-3, 1.5e-3, 1.2e-3, 4.0e-3, 0.15e-3, 0.45e-3),
-    ("trtllm", False): EagerCost(0.4e-3, 3.2e-3, 1.8e-3, 4.0e-3, 0.25e-3, 0.50e-3),
-    ("trtllm", True): EagerCost(0.2e-3, 1.6e-3, 1.2e-3, 4.0e-3, 0.12e-3, 0.45e-3),
+    ("trtllm", False): EagerCost(0.4e-3, 3.5e-3, 1.8e-3, 4.0e-3, 0.25e-3, 0.80e-3),
+    ("trtllm", True): EagerCost(0.2e-3, 2.0e-3, 1.2e-3, 4.0e-3, 0.12e-3, 0.50e-3),
 }
 """By engine, and whether the device is Blackwell."""
 

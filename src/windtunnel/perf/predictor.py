@@ -107,6 +107,8 @@ def graph_gap(pool: Pool) -> float:
     vLLM's the libraries for data-centre GPUs (FlashInfer, trtllm-gen). On the first half of the served points of vLLM
     that halves the median error of tpot for dense models (Llama-3.1-70B, 8 to 4 %).
     """
+    if preset(pool.engine.preset).launches_early and pool.device.sm_version >= 90:
+        return 0.0
     newest = 120 if pool.engine.backend == "vllm" else 1000
     early = pool.engine.backend in ("vllm", "trtllm") and 90 <= pool.device.sm_version < newest
     return EARLY_GAP if early else GAP

@@ -99,7 +99,7 @@ SPARE_TOKENS = 200
 RELEASES = {
     "vllm": (("2025-07", "0.10.0"), ("2025-12", "0.12.0"), ("2026-02", "0.16.0"), ("2026-04", "0.19.0")),
     "sglang": (("2025-07", "0.5.0"),),
-    "trtllm": (("2025-07", "1.0.0"),),
+    "trtllm": (("2025-07", "1.0.0"), ("2025-10", "1.1.0")),
 }
 """Month from which a version of an engine that a preset stands for was out."""
 
@@ -292,7 +292,7 @@ def version(row: Mapping[str, str]) -> str:
     if tag := re.search(r":v(\d[\d.]*\d)", row["silicon_data_source"]):
         return tag[1]
     day = re.search(r"measured=(\d{4}-\d{2})", row["silicon_data_source"])
-    releases = RELEASES[row["backend"]]
+    releases = RELEASES.get(row["backend"], RELEASES["vllm"])
     return max((name for month, name in releases if day and month <= day[1]), default=releases[0][1], key=_numbers)
 
 
