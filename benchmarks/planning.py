@@ -1,14 +1,15 @@
-"""Planning measured: ``python -m benchmarks.planning exact|speed [--ray] [--requests N]``.
+"""Planning measured: ``python -m benchmarks.planning exact|speed [--ray] [--requests N] [--repeats N]``.
 
 ``exact`` searches five spaces, and each of them again by brute force: the same best, with how many of the simulations?
-``speed`` times the search of one space with one and two workers, on processes and on Ray: simulations per second, CPU
-seconds per simulation, and the wall-clock gain. Prints Markdown tables.
+``speed`` times the search of one space with one and two workers, on processes and on Ray, in turn and on warm workers:
+simulations per second, CPU seconds per simulation, and the wall-clock gain. Prints Markdown tables.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,27 +97,64 @@ def exact(requests: int, team: Team) -> None:
         )
 
 
-def speed(requests: int, teams: Sequence[tuple[str, Callable[[], Team]]]) -> None:
-    """The same search by several teams, on warm workers."""
+@dataclass(frozen=True)
+class Speed:
+    """One search of the space on warm workers."""
+
+    simulations: int
+    wall: float
+    cpu: float
+    """CPU seconds of its simulations, tables read from disk included."""
+
+
+class Lasting(Executor):
+    """An executor that outlives the searches that use it, so that its workers stay warm."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Hand a call on."""
+        return self.executor.submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Stay."""
+
+
+def speed(requests: int, repeats: int, teams: Sequence[tuple[str, Callable[[], Team]]]) -> None:
+    """The same search by several teams in turn, on warm workers; the least of all repeats, since others' work on the
+    machine only adds."""
     case = cases()[0]
-    few = {**case.space.axes, "max_num_seqs": (64, 256), "max_num_batched_tokens": (1024, 4096)}
+    few = {**case.space.axes, "max_num_seqs": (64, 128, 256), "max_num_batched_tokens": (1024, 2048, 4096)}
     asked = case.question(requests)
     enumeration = Space(case.space.model, few).enumerate(with_price=True)
-    print("| executor | workers | simulations | wall s | simulations/s | CPU ms per simulation | speed-up |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    first = 0.0
-    for name, make in teams:
-        team = make()
-        search(enumeration, asked, case.objective, team=team)
+
+    def once(team: Team) -> Speed:
         with Store() as store:
             began = time.perf_counter()
             found = search(enumeration, asked, case.objective, top=len(enumeration.candidates), team=team, store=store)
             wall = time.perf_counter() - began
-            cpu = sum(row["cpu_seconds"] for row in store.trials())
-        first = first or wall
+            return Speed(found.trials, wall, sum(row["cpu_seconds"] for row in store.trials()))
+
+    lasting = []
+    for name, make in teams:
+        team = make()
+        executor = Lasting(team.make())
+        lasting.append((name, Team(lambda executor=executor: executor, team.workers, team.remote)))  # type: ignore[misc]
+        once(lasting[-1][1])
+    measured = [[once(team) for _, team in lasting] for _ in range(repeats)]
+    print(
+        "| executor | workers | simulations | wall s | simulations/s and worker | CPU ms per simulation | growth | speed-up |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    walls = [min(row[place].wall for row in measured) for place in range(len(teams))]
+    costs = [min(row[place].cpu / row[place].simulations for row in measured) for place in range(len(teams))]
+    for place, (name, team) in enumerate(lasting):
+        simulations = measured[0][place].simulations
         print(
-            f"| {name} | {team.workers} | {found.trials} | {wall:.1f} | {found.trials / wall:.0f} "
-            f"| {1e3 * cpu / found.trials:.2f} | {first / wall:.2f} |",
+            f"| {name} | {team.workers} | {simulations} | {walls[place]:.2f} "
+            f"| {simulations / walls[place] / team.workers:.0f} | {1e3 * costs[place]:.2f} "
+            f"| {costs[place] / costs[0] - 1:+.1%} | {walls[0] / walls[place]:.2f} |",
             flush=True,
         )
 
@@ -128,6 +166,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--repeats", type=int, default=5)
     words = parser.parse_args(argv)
     if words.what == "exact":
         exact(words.requests, processes(words.workers) if words.workers > 1 else in_turn())
@@ -140,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
         from windtunnel.plan.ray_team import on_ray
 
         teams.append(("Ray", lambda: on_ray(None, 2)))
-    speed(words.requests, teams)
+    speed(words.requests, words.repeats, teams)
 
 
 if __name__ == "__main__":

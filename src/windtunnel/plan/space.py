@@ -55,7 +55,7 @@ def in_words(settings: Mapping[str, Any]) -> str:
 
 def said(value: Any) -> str:
     """A value of an axis as people read it; None leaves the choice to the engine."""
-    return "default" if value is None else str(value)
+    return {"None": "default", "True": "on", "False": "off"}.get(str(value), str(value))
 
 
 @dataclass(frozen=True, eq=False)
