@@ -143,10 +143,17 @@ def speed(requests: int, repeats: int, teams: Sequence[tuple[str, Callable[[], T
         lasting.append((name, Team(lambda executor=executor: executor, team.workers, team.remote)))  # type: ignore[misc]
         once(lasting[-1][1])
     measured = [[once(team) for _, team in lasting] for _ in range(repeats)]
-    print(
-        "| executor | workers | simulations | wall s | simulations/s and worker | CPU ms per simulation | growth | speed-up |"
+    heads = (
+        "workers",
+        "simulations",
+        "wall s",
+        "simulations/s and worker",
+        "CPU ms per simulation",
+        "growth",
+        "speed-up",
     )
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    print(f"| executor | {' | '.join(heads)} |")
+    print(f"|---|{'---:|' * len(heads)}")
     walls = [min(row[place].wall for row in measured) for place in range(len(teams))]
     costs = [min(row[place].cpu / row[place].simulations for row in measured) for place in range(len(teams))]
     for place, (name, team) in enumerate(lasting):

@@ -111,14 +111,15 @@ def measure(run: Run, question: Question, rate: float, *, stopped: bool = False)
     stretches = [margin.stretch for margin in margins]
     undefined = not measured.any() or any(math.isnan(stretch) for stretch in stretches)
     stretch = INFINITE if undefined else max(stretches, default=0.0)
-    growing = queue_grows(run.requests)
+    growth = queue_growth(run.requests)
+    growing = queue_grows(growth, run.requests)
     used, tokens = usage(steps, window), output_tokens(steps, window)
     return Outcome(
         rate=rate,
         met=stretch <= 1.0 and not growing and not stopped,
         stopped=stopped,
         stretch=stretch,
-        margins=(*margins, *_growth_margin(run.requests, growing)),
+        margins=(*margins, *([Margin("queue growth", growth.slope, GROWTH)] if growth and growing else [])),
         attainment=float(good[measured].mean()) if good is not None and measured.any() else math.nan,
         latencies={name: dict(values.statistics()) for name, values in latencies.items()},
         output_throughput=tokens / window.seconds if window.seconds > 0 else math.nan,
@@ -137,26 +138,18 @@ def _latencies(steps: Steps, window: Window, measured: NDArray[np.bool_]) -> dic
     return {name: token_gaps(steps, window) if name == "itl" else found[name] for name in LATENCIES}
 
 
-def queue_grows(requests: Requests) -> bool:
+def queue_grows(growth: Growth | None, requests: Requests) -> bool:
     """Whether requests come faster than they are served.
 
     The median queueing delay of ten groups of requests in order of arrival rises by more than 0.005 s a second of
     arrivals (demand is more than 0.5 % above what is served), at a Kendall trend of at least 0.6, and in the last
     group is more than a tenth of a request's time in service. Fewer than 50 requests are not judged.
     """
-    growth = queue_growth(requests)
-    return growth is not None and _grows(growth, requests)
-
-
-def _grows(growth: Growth, requests: Requests) -> bool:
+    if growth is None:
+        return False
     service = requests.finish - requests.scheduled
     least = WAIT_SHARE * float(np.nanmedian(service)) if np.isfinite(service).any() else 0.0
     return growth.slope > GROWTH and growth.trend >= TREND and growth.delay > least
-
-
-def _growth_margin(requests: Requests, growing: bool) -> list[Margin]:
-    growth = queue_growth(requests)
-    return [Margin("queue growth", growth.slope, GROWTH)] if growth is not None and growing else []
 
 
 def _margins(
