@@ -85,35 +85,35 @@ def enqueue(state: State, lane: int, r: int) -> None:
 
 
 @kernel
-def decide(state: State, pool: Any, group: Any) -> tuple[bool, bool]:
-    """Look at every lane once, and decide its next round; returns whether there is any, and False."""
-    found = False
+def look(state: State, pool: Any, group: Any, times: int) -> bool:
+    """Look at every lane and decide its next round, if there is any, at most so many times."""
+    settings = state.own.settings[group.pool]
     group.released = 0
+    found = False
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
         lane.released = lane.released_ghosts = 0
         lane.left = NONE
-        found |= schedule_round(state, state.own.settings[group.pool], pool, i, group.now)
-    return found and not state.own.fault[0], False
+        for _ in range(times):
+            mine = schedule_round(state, settings, pool, i, group.now)
+            if mine or lane.queue_head == NONE or state.own.fault[0]:
+                break
+        found |= mine
+    return found and not state.own.fault[0]
 
 
 @kernel
-def look_again(state: State, pool: Any, group: Any) -> bool:
-    """An idle round says nothing about the next one, so whoever still waits is looked at once more."""
-    found = False
-    for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        lane = state.lanes[i]
-        idle = lane.chunks + state.own.ranks[i].decodes == 0
-        if idle and lane.queue_head != NONE and not state.own.fault[0]:
-            found |= schedule_round(state, state.own.settings[group.pool], pool, i, group.now)
-    return found
+def decide(state: State, pool: Any, group: Any) -> tuple[bool, bool]:
+    """Decide the next round; returns whether there is any, and False."""
+    return look(state, pool, group, 1), False
 
 
 @kernel
 def conclude(state: State, pool: Any, group: Any, end: float) -> int:  # noqa: ARG001 - as in every family
     """The round that was decided ends at ``end``: log it, let its results take effect, move the clock."""
+    settings = state.own.settings[group.pool]
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        log_round(state, state.own.settings[group.pool], group, i, group.now)
+        log_round(state, settings, group, i, group.now)
         update(state, i, end)
         group.released += state.lanes[i].released
     group.now = group.end = end
@@ -128,12 +128,11 @@ def pass_over(state: State, pool: Any, group: Any, preempted: bool) -> int:  # n
 
 @kernel
 def step(state: State, pool: Any, group: Any) -> int:
-    """Schedule and run one round; IDLE if there is nothing to do until something arrives, or the engine has died."""
-    if state.own.fault[0]:
-        return IDLE
-    found, _ = decide(state, pool, group)
-    found |= look_again(state, pool, group)
-    if not found or state.own.fault[0]:
+    """Schedule and run one round; IDLE if there is nothing to do until something arrives, or the engine has died.
+
+    An idle round says nothing about the next one, so whoever still waits is looked at once more.
+    """
+    if state.own.fault[0] or not look(state, pool, group, 2):
         return IDLE
     return conclude(state, pool, group, group.now + round_time(state, pool, group))
 

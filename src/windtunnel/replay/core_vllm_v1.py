@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from windtunnel.core.records import DECODING, GONE, LEAVING, NONE, QUEUED
+from windtunnel.core.records import DECODING, GONE, LEAVING, NONE, PREFILLING
 from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.reference.batch import Batch, Scheduled
@@ -143,7 +143,7 @@ class CoreScheduler:
     def _in_step(self, running: list[int]) -> list[int]:
         """Who computes something, in the order of the running list; victims whose tokens stayed where they stood."""
         chunks = self._linked(self.lane["first_chunk"], "next_chunk", self.lane["chunks"])
-        withdrawn = [r for r in chunks if self.columns[r]["state"] == QUEUED]
+        withdrawn = [r for r in chunks if self.columns[r]["state"] != PREFILLING]
         decodes = [r for r in running if self._decodes(r)]
         if not withdrawn:
             return [r for r in running if r in chunks or r in decodes]
@@ -152,7 +152,7 @@ class CoreScheduler:
 
     def _decodes(self, r: int) -> bool:
         row = self.columns[r]
-        return bool(row["state"] == DECODING or (row["state"] == LEAVING and row["counts"]))
+        return bool(row["state"] == DECODING or (row["state"] == LEAVING and row["counts"] and not row["evicted"]))
 
     def _part(self, r: int) -> Scheduled:
         row, request = self.columns[r], self.requests[r]
@@ -160,7 +160,7 @@ class CoreScheduler:
             return Scheduled(request, 1, int(row["offset"] + self.lane["clock"]), True, True)
         tokens, start = int(row["chunk"]), int(row["context"])
         known = int(row["prompt"] + row["generated"])
-        return Scheduled(request, tokens, start, False, row["state"] != QUEUED and start + tokens == known)
+        return Scheduled(request, tokens, start, False, row["state"] == PREFILLING and start + tokens == known)
 
     def _running(self) -> list[int]:
         return self._linked(self.lane["head"])
