@@ -7,12 +7,11 @@ simulations per second, CPU seconds per simulation, and the wall-clock gain. Pri
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.planning_speed import Race, speed
 from windtunnel.deployment import parse_goodput
 from windtunnel.plan.constraints import Constraints
 from windtunnel.plan.executors import Team, in_turn, processes
@@ -20,7 +19,6 @@ from windtunnel.plan.objective import LeastForRate, Objective, RatePerDollar
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
 from windtunnel.plan.space import Space
-from windtunnel.plan.store import Store
 from windtunnel.workload import builtin
 
 REQUESTS = 1000
@@ -97,73 +95,11 @@ def exact(requests: int, team: Team) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Speed:
-    """One search of the space on warm workers."""
-
-    simulations: int
-    wall: float
-    cpu: float
-    """CPU seconds of its simulations, tables read from disk included."""
-
-
-class Lasting(Executor):
-    """An executor that outlives the searches that use it, so that its workers stay warm."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Hand a call on."""
-        return self.executor.submit(fn, *args, **kwargs)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Stay."""
-
-
-def speed(requests: int, repeats: int, teams: Sequence[tuple[str, Callable[[], Team]]]) -> None:
-    """The same search by several teams in turn, on warm workers; the least of all repeats, since others' work on the
-    machine only adds."""
+def race(requests: int) -> Race:
+    """The search whose speed is measured."""
     case = cases()[0]
     few = {**case.space.axes, "max_num_seqs": (64, 128, 256), "max_num_batched_tokens": (1024, 2048, 4096)}
-    asked = case.question(requests)
-    enumeration = Space(case.space.model, few).enumerate(with_price=True)
-
-    def once(team: Team) -> Speed:
-        with Store() as store:
-            began = time.perf_counter()
-            found = search(enumeration, asked, case.objective, top=len(enumeration.candidates), team=team, store=store)
-            wall = time.perf_counter() - began
-            return Speed(found.trials, wall, sum(row["cpu_seconds"] for row in store.trials()))
-
-    lasting = []
-    for name, make in teams:
-        team = make()
-        executor = Lasting(team.make())
-        lasting.append((name, Team(lambda executor=executor: executor, team.workers, team.remote)))  # type: ignore[misc]
-        once(lasting[-1][1])
-    measured = [[once(team) for _, team in lasting] for _ in range(repeats)]
-    heads = (
-        "workers",
-        "simulations",
-        "wall s",
-        "simulations/s and worker",
-        "CPU ms per simulation",
-        "growth",
-        "speed-up",
-    )
-    print(f"| executor | {' | '.join(heads)} |")
-    print(f"|---|{'---:|' * len(heads)}")
-    walls = [min(row[place].wall for row in measured) for place in range(len(teams))]
-    costs = [min(row[place].cpu / row[place].simulations for row in measured) for place in range(len(teams))]
-    for place, (name, team) in enumerate(lasting):
-        simulations = measured[0][place].simulations
-        print(
-            f"| {name} | {team.workers} | {simulations} | {walls[place]:.2f} "
-            f"| {simulations / walls[place] / team.workers:.0f} | {1e3 * costs[place]:.2f} "
-            f"| {costs[place] / costs[0] - 1:+.1%} | {walls[0] / walls[place]:.2f} |",
-            flush=True,
-        )
+    return Race(Space(case.space.model, few).enumerate(with_price=True), case.question(requests), case.objective)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -178,15 +114,12 @@ def main(argv: Sequence[str]) -> None:
     if words.what == "exact":
         exact(words.requests, processes(words.workers) if words.workers > 1 else in_turn())
         return
-    teams: list[tuple[str, Callable[[], Team]]] = [
-        ("processes", lambda: processes(1)),
-        ("processes", lambda: processes(2)),
-    ]
+    teams = [("processes", processes(1)), ("processes", processes(2))]
     if words.ray:
         from windtunnel.plan.ray_team import on_ray
 
-        teams.append(("Ray", lambda: on_ray(None, 2)))
-    speed(words.requests, words.repeats, teams)
+        teams.append(("Ray", on_ray(None, 2)))
+    speed(race(words.requests), words.repeats, teams)
 
 
 if __name__ == "__main__":
