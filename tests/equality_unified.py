@@ -35,6 +35,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "delay_factor": (0.0, 0.0, 0.5, 3.0),
     "prefill_batch": (0, 0, 2),
     "prefill_batch_share": (0.0, 0.0, 0.4),
+    "balance_timeout": (0, 1, 3, 20),
 }
 """What is drawn for each field; all values of a choice, and True and False, for those that are not here."""
 

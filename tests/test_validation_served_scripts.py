@@ -7,6 +7,7 @@ import pytest
 
 from windtunnel.deployment import own_scheduler
 from windtunnel.policy import Sglang, scheduler
+from windtunnel.policy.presets import TRTLLM_GUARANTEED_NO_EVICT
 from windtunnel.validation import served, served_points
 from windtunnel.validation.served_scripts import NO_SCRIPT, SCRIPTS
 
@@ -36,8 +37,11 @@ def test_prompts_wait_for_others_to_share_their_step(tp: int, osl: int, steps: f
 
 
 def test_ranks_wait_for_each_other() -> None:
-    point = row(backend="trtllm", model_path="deepseek-ai/DeepSeek-R1", tp=1, dp=8)
-    assert (point.wait_steps, replace(point, dp=1).wait_steps) == (29.5, 0.0)
+    point = row(backend="trtllm", model_path="deepseek-ai/DeepSeek-R1", version="1.1.0", tp=1, dp=8)
+    waiting = point.pool().engine.scheduler
+    assert waiting is not None
+    assert scheduler(waiting) == replace(TRTLLM_GUARANTEED_NO_EVICT, balance_timeout=60)
+    assert replace(point, tp=8, dp=1).pool().engine.scheduler is None
 
 
 def test_flags_of_the_script_reach_the_engine() -> None:

@@ -138,7 +138,7 @@ def opens(state: State, rules: Any, lane: Any, queue: Any) -> float:
 def is_open(state: State, rules: Any, lane: Any, queue: Any, now: float) -> bool:
     """Whether anybody may be admitted in the step that starts at ``now``; see reference.unified_queue.Door."""
     waiting = lane.waiting - queue.on_host
-    if waiting == 0 or rules.places - lane.running < min(rules.together, waiting):
+    if queue.held or waiting == 0 or rules.places - lane.running < min(rules.together, waiting):
         return False
     if rules.batching != CONTINUOUS and not queue.forming:
         return False

@@ -48,6 +48,7 @@ RULES = np.dtype(
             "batching",
             "interval",
             "together",
+            "balance_timeout",
             *HOOKS,
         )
     ]
@@ -74,7 +75,9 @@ QUEUE = np.dtype(
         ("last_prefill_time", np.float64),
         ("started", np.float64),  # start of the step
         ("decoded_at", np.float64),  # end of the last step with decodes
+        ("unbalanced", np.int64),  # of the first rank: steps in which not all had somebody to admit
         # the step that is being scheduled
+        ("held", np.int64),  # other ranks are not ready to admit
         ("decoding", np.int64),  # decodes take part
         ("evicted", np.int64),
         ("decode_need", np.int64),  # blocks
@@ -137,6 +140,7 @@ def rules_of(policy: Policy, limits: Limits) -> tuple[Any, ...]:
         "batching": get_args(Batching).index(policy.batching),
         "interval": policy.reschedule_interval,
         "together": policy.prefills_together(limits),
+        "balance_timeout": policy.balance_timeout,
         "swap_time": policy.swap_time_per_block,
         "max_queue_delay": policy.max_queue_delay,
     }

@@ -185,7 +185,8 @@ def run_lanes(state: State, pool: Any, group: Any, rules: Any, until: float) -> 
     for i in range(first, last):
         steps = min(steps, steps_possible(state, pool, rules, lanes[i], queues[i]))
         joinable |= may_be_joined(rules, lanes[i], queues[i])
-    if steps <= 1 or steps == NEVER:
+    balanced = rules.balance_timeout > 0 and group.num_lanes > 1
+    if steps <= 1 or steps == NEVER or (balanced and somebody_waits(state, group)):
         return 0
     first_row = state.counters[ROWS]
     for i in range(first, last):
@@ -206,7 +207,29 @@ def run_lanes(state: State, pool: Any, group: Any, rules: Any, until: float) -> 
             decoded(rules, lanes[i], queues[i], done, group.now)
     if done == 0:
         state.counters[ROWS] = first_row
+    elif balanced:
+        count_unbalanced(state, rules, group, done)
     return done
+
+
+@kernel
+def somebody_waits(state: State, group: Any) -> bool:
+    """Whether any rank has a queue."""
+    waits = False
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        waits |= state.lanes[i].queue_head != NONE
+    return waits
+
+
+@kernel
+def count_unbalanced(state: State, rules: Any, group: Any, steps: int) -> None:
+    """So many steps have passed in which nobody waited; see unified_step.balance."""
+    first = group.first_lane
+    decoding = True
+    for i in range(first, first + group.num_lanes):
+        decoding &= state.lanes[i].decodes > 0
+    unbalanced = state.own.queues[first].unbalanced + steps
+    state.own.queues[first].unbalanced = unbalanced % rules.balance_timeout if decoding else 0
 
 
 @kernel

@@ -122,6 +122,22 @@ def finish_prefill(state: State, pool: Any, rules: Any, lane: Any, queue: Any, r
 
 
 @kernel
+def balance(state: State, rules: Any, group: Any) -> None:
+    """Whether the ranks admit in the next step; see reference.balance."""
+    lanes, queues = state.lanes, state.own.queues
+    first, last = group.first_lane, group.first_lane + group.num_lanes
+    together, decoding = True, True
+    for i in range(first, last):
+        together &= lanes[i].waiting > queues[i].on_host
+        decoding &= lanes[i].decodes > 0
+    unbalanced = 0 if together else queues[first].unbalanced + 1
+    due = unbalanced >= rules.balance_timeout or not decoding
+    queues[first].unbalanced = 0 if due else unbalanced
+    for i in range(first, last):
+        queues[i].held = 0 if together or due else 1
+
+
+@kernel
 def begin_boundary(state: State, group: Any) -> None:
     """Nobody has left at this time yet."""
     group.released = 0
@@ -136,6 +152,8 @@ def step(state: State, pool: Any, group: Any) -> int:
     lanes, queues, rules = state.lanes, state.own.queues, state.own.rules[group.pool]
     first, last = group.first_lane, group.first_lane + group.num_lanes
     scheduled, evicted = False, False
+    if rules.balance_timeout > 0 and group.num_lanes > 1:
+        balance(state, rules, group)
     for i in range(first, last):
         schedule(state, pool, rules, lanes[i], queues[i], group.now)
         scheduled |= queues[i].decoding > 0 or lanes[i].chunks > 0

@@ -116,6 +116,9 @@ class Policy:
     no more are admitted in a step (MindSpore's report, checklist 341-356); 0: no such rule."""
     prefill_batch_share: float = 0.0
     """The same as a share of the places, at least 1 (the report's coefficient, 1/64; its code has 1/32)."""
+    balance_timeout: int = 0
+    """Data-parallel ranks in lockstep, while all of them decode, admit when each has somebody waiting, or when so many
+    steps have passed without (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: each as it can."""
     token_budget: Callable[..., int] | None = None
     """Tokens of the next step, at least one for each decode and at most C. See ``windtunnel.core.hooks``."""
 
@@ -203,6 +206,7 @@ _AMOUNTS = (
     "queue_ratio",
     "delay_factor",
     "prefill_batch",
+    "balance_timeout",
 )
 
 

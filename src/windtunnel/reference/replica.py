@@ -4,9 +4,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nextafter
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.reference.balance import Balance, Balanced
 from windtunnel.reference.batch import Batch, StepScheduler
 from windtunnel.reference.request import Request
 
@@ -54,6 +55,9 @@ class Group:
         self.in_flight: deque[InFlight] = deque()
         self.journal: list[Step] = []
         self.ask_again = inf
+        policy = getattr(schedulers[0], "policy", None)
+        timeout = getattr(policy, "balance_timeout", 0) if len(schedulers) > 1 else 0
+        self.balance = Balance(timeout) if timeout else None
 
     def schedule(self, now: float) -> float | None:
         """Start steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
@@ -63,6 +67,8 @@ class Group:
         is: others that decide at the same time do not see it.
         """
         while len(self.in_flight) < self.depth:
+            if self.balance is not None:
+                self.balance.begin_step(cast(Sequence[Balanced], self.schedulers))
             batches = [scheduler.schedule(now) for scheduler in self.schedulers]
             self.ask_again = min(batch.ask_again for batch in batches)
             if not any(batch.scheduled for batch in batches):

@@ -26,6 +26,8 @@ class Scheduler:
         self.free_host_blocks = policy.host_blocks
         self.moved_blocks = 0
         self.started = 0.0
+        self.held = False
+        """Other ranks are not ready to admit."""
         self.num_decodes = 0
         """Decodes at the beginning of the step."""
 
@@ -43,6 +45,16 @@ class Scheduler:
     def num_running(self) -> int:
         """Requests that hold blocks on the device."""
         return len(self.running)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Somebody waits who holds nothing yet."""
+        return len(self.waiting) > 0
+
+    @property
+    def has_decodes(self) -> bool:
+        """Somebody decodes."""
+        return len(self._decodes) > 0
 
     @property
     def _decodes(self) -> list[Request]:
@@ -222,7 +234,7 @@ class Scheduler:
 
     def _admit(self, batch: Batch, now: float, kept_blocks: int) -> None:
         """Admit from the queue while it fits beside ``kept_blocks``, unless somebody was evicted or is on the host."""
-        closed = batch.preempted or self.swapped
+        closed = batch.preempted or self.swapped or self.held
         if closed or not self.door.is_open(now, self.waiting, len(self.running), self.num_decodes):
             return
         aside: list[Request] = []

@@ -146,9 +146,8 @@ class Point:
         server shows its first token."""
         served = self.script
         poll = served.polls[self.concurrency >= 16]
-        balance = served.balance if self.dp > 1 else 1
         short = (self.isl, self.osl) == (1024, 1024) and self.tp < 8
-        return 0.5 * (max(poll, balance) - 1) + served.batch_wait * short + served.shown - 1
+        return 0.5 * (poll - 1) + served.batch_wait * short + served.shown - 1
 
     def pool(self) -> Pool:
         """What is simulated. Raises InputError for what cannot be."""
@@ -203,6 +202,9 @@ class Point:
             "prompt": max(8192, -(-(self.isl + self.concurrency + 64) // 64) * 64),
         }
         chosen = {name: stands_for.get(value, value) for name, value in flags.items()}
+        if self.dp > 1 and self.script.balance:  # steps here yield one token, the engine's the accepted ones
+            steps = round(self.script.balance * self._speculation().get("acceptance_length", 1.0))
+            chosen["scheduler"] = f"trtllm-guaranteed-no-evict:balance_timeout={steps}"
         seqs = chosen.get("max_num_seqs", 0)
         return chosen | ({"max_num_seqs": max(1, seqs // self.dp)} if self.backend != "vllm" and seqs else {})
 

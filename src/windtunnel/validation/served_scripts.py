@@ -41,9 +41,8 @@ class Script:
     """Tokens of multi-token prediction."""
     expert_parallel: bool | None = None
     """Whether the row has it; None: either."""
-    balance: int = 1
-    """``timeout_iters`` of TensorRT-LLM's attention data parallelism: prompts wait until every rank has one, or until
-    so many steps have passed, counted without a pause (``_balance_adp_requests``, pyexecutor/py_executor.py)."""
+    balance: int = 0
+    """``timeout_iters`` of TensorRT-LLM's attention data parallelism, see ``Policy.balance_timeout``."""
     batch_wait: int = 0
     """``batch_wait_timeout_iters``: steps that a prompt waits for others to share its step (``_waiting_requests``, same
     file); set for 1,024 tokens in and out on fewer than 8 GPUs."""

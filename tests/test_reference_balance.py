@@ -1,0 +1,78 @@
+"""Ranks in lockstep that admit together, in the reference and in the core."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from equality_unified import Case, cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_core_unified import RELAXED, check_equal
+
+from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.errors import InputError
+from windtunnel.hardware import device
+from windtunnel.model import load_model
+from windtunnel.policy import Policy
+from windtunnel.reference.balance import Balance
+from windtunnel.simulate import simulate
+from windtunnel.workload import AllAtOnce, Both, Uniform, generate
+
+
+@dataclass
+class Rank:
+    has_prompts: bool
+    has_decodes: bool
+    held: bool = False
+
+
+def held(balance: Balance, *ranks: Rank) -> bool:
+    balance.begin_step(ranks)
+    assert len({rank.held for rank in ranks}) == 1
+    return ranks[0].held
+
+
+def test_prompts_wait_until_every_rank_has_some() -> None:
+    balance = Balance(60)
+    assert held(balance, Rank(True, True), Rank(False, True))
+    assert not held(balance, Rank(True, True), Rank(True, True))
+    assert not held(balance, Rank(True, True), Rank(False, False))
+
+
+def test_the_steps_are_counted_while_nobody_waits() -> None:
+    balance = Balance(5)
+    busy, full = Rank(False, True), Rank(True, True)
+    assert [held(balance, busy, busy) for _ in range(3)] == [True] * 3
+    assert [held(balance, full, busy) for _ in range(7)] == [True, False, True, True, True, True, False]
+
+
+def balanced(case: Case, timeout: int) -> Case:
+    return replace(case, policy=replace(case.policy, balance_timeout=timeout))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=RELAXED)
+@given(cases().filter(lambda case: case.lockstep), st.sampled_from([1, 2, 7, 60]))
+def test_core_equals_reference(case: Case, timeout: int) -> None:
+    check_equal(balanced(case, timeout))
+
+
+def test_a_timeout_is_not_negative() -> None:
+    with pytest.raises(InputError, match="balance_timeout=-1"):
+        Policy(balance_timeout=-1)
+
+
+def steps_with_prompts(timeout: int) -> int:
+    engine = Engine(
+        preset="trtllm-1.1",
+        scheduler=f"trtllm-guaranteed-no-evict:balance_timeout={timeout}",
+        data_parallel_size=2,
+        max_num_seqs=64,
+    )
+    served = Deployment((Pool(load_model("deepseek-ai/DeepSeek-V2-Lite"), device("h100"), engine),))
+    load = generate(AllAtOnce(), Both(Uniform(200, 400), Uniform(100, 300)), 400, max_concurrency=32)
+    rows = simulate(served, load, perf="modelled", cache=False).iterations
+    return len(np.unique(rows.start[rows.chunk_tokens > 0]))
+
+
+def test_prompts_of_ranks_share_steps() -> None:
+    assert 1.5 * steps_with_prompts(40) < steps_with_prompts(0)
