@@ -3,7 +3,6 @@
 import os
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +19,6 @@ PATHS = sorted(RECORDINGS.glob("v0/*.in.json"))
 CASES = int(os.environ.get("WINDTUNNEL_REPLAY_CASES", "1000"))
 FIRST_SEED = int(os.environ.get("WINDTUNNEL_REPLAY_SEED", "1000000"))
 SWAPPING = {"num_gpu_blocks": 5, "num_cpu_blocks": 5, "block_size": 4, "preemption_mode": "swap"}
-IN_PARTS = {"enable_chunked_prefill": True, "enable_prefix_caching": True}
 
 
 @pytest.mark.skipif(not PATHS, reason="the recordings are not here")
@@ -33,27 +31,13 @@ def test_every_recording(path: Path) -> None:
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 100_000))
 def test_random_workloads(seed: int) -> None:
-    check_random(seed)
+    check_equal(replay, random_recording(seed), VERSION)
 
 
 @pytest.mark.long
 def test_random_workloads_at_length() -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + CASES):
-        check_random(seed)
-
-
-def check_random(seed: int) -> None:
-    workload = random_recording(seed)
-    if refused(workload.config):
-        assert "use --with reference" in lines(replay, workload, VERSION, "core")[0]
-    else:
-        check_equal(replay, workload, VERSION, f"seed {seed}")
-
-
-def refused(config: dict[str, Any]) -> bool:
-    """What the core does not simulate."""
-    in_parts = all(config[name] for name in IN_PARTS)
-    return in_parts and config["preemption_mode"] == "swap"
+        check_equal(replay, random_recording(seed), VERSION, f"seed {seed}")
 
 
 def random_recording(seed: int) -> Recording:
@@ -86,9 +70,9 @@ def test_a_budget_below_the_number_of_places_holds() -> None:
     assert max(sum(record["scheduled"].values()) for record in records[1:-1]) == 3
 
 
-def test_what_the_core_does_not_simulate_is_refused_with_a_way_out() -> None:
-    with pytest.raises(InputError, match=r"preemption_mode='swap': .* use --with reference"):
-        replay(recording(SWAPPING | IN_PARTS, (0.0, 8, 4)), VERSION, "core")
+def test_a_prompt_swapped_out_part_way_ends_the_engine_with_prefix_caching() -> None:
+    check_equal(replay, random_recording(76), VERSION)
+    assert "part-way through its prompt" in lines(replay, random_recording(76), VERSION, "core")[-1]
 
 
 def test_other_engines_are_refused() -> None:

@@ -45,7 +45,6 @@ class Case:
 def policies(draw: st.DrawFn, num_blocks: int) -> VllmV0:
     """Any settings, most of them so that something runs short."""
     chunked, swaps, caching = draw(st.booleans()), draw(st.sampled_from([False, False, True])), draw(st.booleans())
-    caching = caching and not (chunked and swaps)
     partial = draw(st.sampled_from([1, 1, 2, 3, 5])) if chunked else 1
     return VllmV0(
         chunked_prefill=chunked,

@@ -15,6 +15,7 @@ from windtunnel.core.vllm_v0_records import (
     LANE_V0,
     NO_END,
     NO_ROOM_ON_HOST,
+    NO_WAY_BACK,
     NO_WAY_TO_DISPLACE,
     NUM_LISTS,
     REQUEST_V0,
@@ -27,7 +28,7 @@ from windtunnel.core.vllm_v0_shelves import block_tables
 from windtunnel.core.vllm_v0_steady import steady_run
 from windtunnel.core.vllm_v0_step import conclude, decide, pass_over, step
 from windtunnel.errors import InputError
-from windtunnel.policy.vllm_v0 import no_end, no_room_on_host, no_way_to_displace, patience
+from windtunnel.policy.vllm_v0 import no_end, no_room_on_host, no_way_back, no_way_to_displace, patience
 
 __all__ = [
     "Arrays",
@@ -47,13 +48,12 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any]) ->
     """The arrays of a run, and the pools' settings; those of ``vllm_v0_cached`` where a pool has a prefix cache.
 
     Raises:
-        InputError: ranks in lockstep, or a way to swap that vLLM 0.8.5 does not survive.
+        InputError: ranks in lockstep, or pools of which only some cache prefixes.
     """
     rules = np.zeros(len(pools), dtype=RULES)
     for i, (limits, policy) in enumerate(zip(fleet.limits, fleet.policies, strict=True)):
         if fleet.lockstep[i]:
             raise InputError("vLLM's v0 scheduler knows no ranks in lockstep: set data_parallel_size=1, or use v1")
-        policy.check_core()
         if policy.prefix_caching != fleet.policies[0].prefix_caching:
             raise InputError("prefix_caching: must be the same for all pools with vLLM's v0 scheduler")
         pools[i]["hash_block_size"] = demand.hash_block_size
@@ -101,6 +101,8 @@ def check(own: Arrays, names: Sequence[str] | None = None) -> None:
         raise no_room_on_host(setting, request)
     if failure["kind"] == NO_WAY_TO_DISPLACE:
         raise no_way_to_displace(request)
+    if failure["kind"] == NO_WAY_BACK:
+        raise no_way_back(request)
     if failure["kind"] == NO_END:
         raise no_end(setting)
 

@@ -8,9 +8,9 @@ from windtunnel.core.kernel import kernel
 from windtunnel.core.lane import blocks_of
 from windtunnel.core.records import NONE, STALLS, State
 from windtunnel.core.vllm_v0_blocks import cached_tokens, wanted
-from windtunnel.core.vllm_v0_lane import admit, ignore, swap_in
+from windtunnel.core.vllm_v0_lane import admit, fail, ignore, swap_in
 from windtunnel.core.vllm_v0_queue import list_last, run_last, unqueue
-from windtunnel.core.vllm_v0_records import BACK_DECODING, BACK_PREFILLING, NEW, has_tables
+from windtunnel.core.vllm_v0_records import BACK_DECODING, BACK_PREFILLING, NEW, NO_WAY_BACK, has_tables
 from windtunnel.core.vllm_v0_tables import DEVICE
 
 Array = Any
@@ -135,7 +135,7 @@ def join_new(state: State, lane: Any, extra: Any, r: int, finishes: bool) -> Non
 
 
 @kernel
-def return_swapped(state: State, pool: Any, rules: Any, lane: Any, extra: Any) -> None:
+def return_swapped(state: State, pool: Any, rules: Any, lane: Any, extra: Any, start: float) -> None:
     """Swap in from the first on the host while blocks, tokens and places last; what returns runs in this step."""
     requests = state.requests
     while extra.swapped_head != NONE:
@@ -146,9 +146,12 @@ def return_swapped(state: State, pool: Any, rules: Any, lane: Any, extra: Any) -
             extra.swapped_head = request.next
             ignore(state, lane, extra, r)
             continue
-        tokens = request.prompt + request.generated - request.context if mine.prefilling else 1
         if lane.free - blocks < pool.watermark_blocks:
             break
+        if has_tables(state) and mine.prefilling and mine.hit < request.context:
+            fail(state, r, NO_WAY_BACK, start, 0)
+            break
+        tokens = request.prompt + request.generated - request.context if mine.prefilling else 1
         if tokens > extra.budget or extra.seqs >= pool.max_num_seqs:
             break
         swap_in(state, pool, lane, extra, r)

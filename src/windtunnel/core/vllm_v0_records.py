@@ -121,7 +121,7 @@ BACK_DECODING, BACK_PREFILLING, SERVED, FINISHING, UNFINISHED, NEW = range(6)
 from the host, decodes, prefills that finish in this step and those that do not, new prefills."""
 NUM_LISTS = 6
 
-NO_ROOM_ON_HOST, NO_WAY_TO_DISPLACE, NO_END = 1, 2, 3
+NO_ROOM_ON_HOST, NO_WAY_TO_DISPLACE, NO_END, NO_WAY_BACK = 1, 2, 3, 4
 """What ends the engine; see ``policy.vllm_v0``."""
 
 FAILURE = np.dtype(

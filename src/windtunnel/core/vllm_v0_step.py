@@ -95,7 +95,7 @@ def schedule(state: State, pool: Any, rules: Any, lane: Any, extra: Any, lists: 
         else:
             serve_default(state, pool, rules, lane, extra, lists, start)
         if extra.lacking == 0:
-            return_swapped(state, pool, rules, lane, extra)
+            return_swapped(state, pool, rules, lane, extra, start)
     queue_evicted(lane, extra, state.requests)
     if rules.chunked_prefill:
         join_lists(state, pool, lane, extra, lists)

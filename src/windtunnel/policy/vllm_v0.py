@@ -88,14 +88,6 @@ class VllmV0:
         transfers = int(blocks_out > 0) + int(blocks_in > 0)
         return self.swap_latency * transfers + self.swap_seconds_per_block * (blocks_out + blocks_in)
 
-    def check_core(self) -> None:
-        """Raise InputError if the compiled core does not simulate the settings."""
-        if self.chunked_prefill and self.prefix_caching and self.swaps:
-            raise InputError(
-                "preemption_mode='swap': with chunked prefill and prefix caching vLLM 0.8.5 does not survive swapping "
-                "a prompt out part-way: preempt by recompute, or disable one"
-            )
-
     def check(self, limits: Limits) -> None:
         """Raise InputError if vLLM 0.8.5 refuses these settings, or ignores one of them."""
         if not self.chunked_prefill:
@@ -134,6 +126,14 @@ def no_way_to_displace(request: str) -> InputError:
     return InputError(
         f"preemption_mode='swap': {request!r} must make way for a better priority, and vLLM 0.8.5 does not "
         "survive swapping it out for that: preempt by recompute"
+    )
+
+
+def no_way_back(request: str) -> InputError:
+    """The same: a prompt on the host of which a part was computed."""
+    return InputError(
+        f"preemption_mode='swap': {request!r} was swapped out part-way through its prompt, which vLLM 0.8.5 does not "
+        "survive with prefix caching: preempt by recompute, or disable prefix caching"
     )
 
 

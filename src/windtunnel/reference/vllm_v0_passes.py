@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from windtunnel.errors import InputError
+from windtunnel.policy.vllm_v0 import no_way_back
 from windtunnel.reference.vllm_v0_budget import Budget, PartialPrefills
 from windtunnel.reference.vllm_v0_request import Batch, Request, Scheduled, Status
 from windtunnel.reference.vllm_v0_settings import Settings
@@ -69,10 +69,7 @@ class Passes:
     def _cached_tokens(self, request: Request) -> int:
         hit = self.tables.hit_tokens(request)
         if request.status is Status.SWAPPED and hit < request.num_computed_tokens and self.tables.caching:
-            raise InputError(
-                f"preemption_mode='swap': {request.id!r} was swapped out part-way through its prompt, which vLLM 0.8.5 "
-                "does not survive with prefix caching: preempt by recompute, or disable prefix caching"
-            )
+            raise no_way_back(request.id)
         return max(hit - request.num_computed_tokens, 0)
 
     def schedule_running(self, batch: Batch, budget: Budget, partial: PartialPrefills | None = None) -> None:

@@ -9,7 +9,6 @@ from windtunnel.core.records import DECODING, GONE, HELD, NONE, PREFILLING, QUEU
 from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.core.vllm_v0 import check
 from windtunnel.core.vllm_v0_records import BACK_DECODING
-from windtunnel.errors import InputError
 from windtunnel.policy import Limits, VllmV0
 from windtunnel.reference.vllm_v0_request import Batch, Request, Scheduled
 from windtunnel.reference.vllm_v0_settings import SAME_NAME, Settings
@@ -26,11 +25,6 @@ class CoreScheduler:
 
     def __init__(self, settings: Settings, requests: Sequence[Request], rows: Sequence[RecordedRequest]) -> None:
         """``requests`` and ``rows`` are the same requests, in order of arrival."""
-        if settings.enable_chunked_prefill and settings.enable_prefix_caching and settings.swaps:
-            raise InputError(
-                "preemption_mode='swap': not in the compiled core with chunked prefill and prefix caching; "
-                "use --with reference"
-            )
         self.requests = requests
         self.number = {request: r for r, request in enumerate(requests)}
         arrival = [request.arrival for request in requests]
