@@ -57,6 +57,8 @@ def test_a_kernel_starts_a_moment_after_the_one_before() -> None:
     apart = with_gaps.times.decode_tokens[8] - without.times.decode_tokens[8]
     assert apart == pytest.approx(launches * EARLY_GAP, rel=1e-6)
     assert predictor(pool(preset="trtllm-1.0")).gap == EARLY_GAP < GAP
+    assert predictor(pool(preset="trtllm-1.1")).gap == 0.0
+    assert predictor(replace(pool(preset="trtllm-1.1"), device=device("a100_sxm"))).gap == GAP
     assert predictor(replace(of, device=device("a100_sxm"))).gap == GAP
     assert predictor(replace(of, device=device("rtx_pro_6000_server"))).gap == GAP
     assert predictor(pool(preset="sglang-0.5")).gap == GAP

@@ -20,6 +20,16 @@ def test_asynchronous_scheduling_hides_most_of_the_host_work() -> None:
     assert (hidden[1:] > long[1:]).all()
 
 
+def test_tokens_that_stay_on_the_device_leave_less() -> None:
+    for backend in ("sglang", "trtllm"):
+        hidden, left = host_cost(True, backend=backend).tables(128)
+        vllm_hidden, vllm_left = host_cost(True).tables(128)
+        assert np.array_equal(hidden, vllm_hidden)
+        assert (left[1:] > 0).all()
+        assert (left[1:] < 0.5 * vllm_left[1:]).all()
+        assert host_cost(False, backend=backend) == host_cost(False)
+
+
 def test_captured_pieces_leave_only_attention_to_the_host() -> None:
     assert dispatch_floor(32, 12, captured=True, compiled=True) == 32 * DISPATCH_ATTENTION
     compiled, eager = (dispatch_floor(32, 12, captured=False, compiled=c) for c in (True, False))

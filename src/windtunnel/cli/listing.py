@@ -67,6 +67,7 @@ def _engines() -> list[Row]:
     return [
         {
             "engine": found.name,
+            "scheduler": found.rules,
             "async scheduling": found.async_scheduling,
             "whole prompt reserved": found.scheduler_reserve_full_isl,
             "memory used": found.gpu_memory_utilization,
