@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replay_engines import RECORDINGS, check_equal
 
 from windtunnel.errors import InputError
-from windtunnel.replay.demand import hash_ids
+from windtunnel.replay.core_requests import hash_ids
 from windtunnel.replay.recording import read_recording
 from windtunnel.replay.vllm_v1 import VERSIONS, replay
 

@@ -10,7 +10,7 @@ from windtunnel.policy import Limits, Sglang
 from windtunnel.policy.sglang import Order
 from windtunnel.reference.sglang import Batch, Scheduled
 from windtunnel.reference.sglang_request import Request, Settings
-from windtunnel.replay.demand import demand
+from windtunnel.replay.core_requests import demand, linked
 from windtunnel.replay.recording import RecordedRequest
 
 
@@ -123,12 +123,7 @@ class CoreScheduler:
         return found
 
     def _queue(self) -> list[int]:
-        found = []
-        r = int(self.lane["queue_head"])
-        while r != NONE:
-            found.append(r)
-            r = int(self.columns[r]["next"])
-        return found
+        return linked(self.columns, self.lane["queue_head"])
 
     def _requests(self, numbers: Any) -> list[Request]:
         return [self.requests[r] for r in numbers]

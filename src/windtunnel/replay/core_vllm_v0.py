@@ -12,7 +12,7 @@ from windtunnel.core.vllm_v0_records import BACK_DECODING
 from windtunnel.policy import Limits, VllmV0
 from windtunnel.reference.vllm_v0_request import Batch, Request, Scheduled
 from windtunnel.reference.vllm_v0_settings import SAME_NAME, Settings
-from windtunnel.replay.demand import demand
+from windtunnel.replay.core_requests import demand, linked
 from windtunnel.replay.recording import RecordedRequest
 
 RUNNING = (PREFILLING, DECODING, HELD)
@@ -59,17 +59,17 @@ class CoreScheduler:
     @property
     def running(self) -> list[Request]:
         """The running list."""
-        return self._requests(self._linked(self.lane["head"]))
+        return self._requests(linked(self.columns, self.lane["head"]))
 
     @property
     def waiting(self) -> list[Request]:
         """The queue."""
-        return self._requests(self._linked(self.lane["queue_head"]))
+        return self._requests(linked(self.columns, self.lane["queue_head"]))
 
     @property
     def swapped(self) -> list[Request]:
         """Those on the host."""
-        return self._requests(self._linked(self.extra["swapped_head"]))
+        return self._requests(linked(self.columns, self.extra["swapped_head"]))
 
     @property
     def has_unfinished(self) -> bool:
@@ -142,29 +142,22 @@ class CoreScheduler:
         return Scheduled(self.requests[r], 1, 0, int(self.columns[r]["offset"] + self.lane["clock"]))
 
     def _chunks(self) -> list[int]:
-        return self._linked(self.lane["first_chunk"], "next_chunk", self.lane["chunks"])
+        return linked(self.columns, self.lane["first_chunk"], "next_chunk", self.lane["chunks"])
 
     def _decodes(self) -> list[int]:
         """In batch order: those that come back from the host decode last, but stand first in the list with chunks."""
-        running = [r for r in self._linked(self.lane["head"]) if self.columns[r]["state"] == DECODING]
+        running = [r for r in linked(self.columns, self.lane["head"]) if self.columns[r]["state"] == DECODING]
         head, tail = self.stepper.state.own.lists[ONLY, BACK_DECODING]
-        back = self._linked(head)[: running.index(tail) - running.index(head) + 1] if head != NONE else []
+        back = linked(self.columns, head)[: running.index(tail) - running.index(head) + 1] if head != NONE else []
         return [r for r in running if r not in back] + back
 
     def _ignored(self, before: Any) -> list[Request]:
         """Those of the queue before those on the host; the core links the latest first."""
-        numbers = self._linked(self.lane["leaving_next"], "next_leaving")[::-1]
+        numbers = linked(self.columns, self.lane["leaving_next"], "next_leaving")[::-1]
         return self._requests(sorted(numbers, key=lambda r: bool(before[r] == SWAPPED)))
 
     def _where(self, flags: Any) -> list[Request]:
         return self._requests(np.nonzero(flags)[0].tolist())
-
-    def _linked(self, first: int, link: str = "next", most: int = WITHOUT_END) -> list[int]:
-        found: list[int] = []
-        while first != NONE and len(found) < most:
-            found.append(int(first))
-            first = self.columns[first][link]
-        return found
 
     def _requests(self, numbers: Iterable[int]) -> list[Request]:
         return [self.requests[r] for r in numbers]

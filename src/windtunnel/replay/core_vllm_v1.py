@@ -9,7 +9,7 @@ from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.reference.batch import Batch, Scheduled
 from windtunnel.reference.request import Request
-from windtunnel.replay.demand import demand
+from windtunnel.replay.core_requests import demand, linked
 from windtunnel.replay.recording import RecordedRequest
 
 
@@ -77,7 +77,7 @@ class CoreScheduler:
     @property
     def waiting(self) -> list[Request]:
         """The queue; a victim whose last token is in flight stands in it, too, where it was put back."""
-        queue = self._heap() if self.by_priority else self._linked(self.lane["queue_head"])
+        queue = self._heap() if self.by_priority else linked(self.columns, self.lane["queue_head"])
         gone = [r for r in self.victims if self.columns[r]["state"] == LEAVING]
         if self.by_priority:
             return self._requests(sorted([*queue, *gone], key=self._order))
@@ -142,7 +142,7 @@ class CoreScheduler:
 
     def _in_step(self, running: list[int]) -> list[int]:
         """Who computes something, in the order of the running list; victims whose tokens stayed where they stood."""
-        chunks = self._linked(self.lane["first_chunk"], "next_chunk", self.lane["chunks"])
+        chunks = linked(self.columns, self.lane["first_chunk"], "next_chunk", self.lane["chunks"])
         withdrawn = [r for r in chunks if self.columns[r]["state"] != PREFILLING]
         decodes = [r for r in running if self._decodes(r)]
         if not withdrawn:
@@ -163,14 +163,7 @@ class CoreScheduler:
         return Scheduled(request, tokens, start, False, row["state"] == PREFILLING and start + tokens == known)
 
     def _running(self) -> list[int]:
-        return self._linked(self.lane["head"])
-
-    def _linked(self, first: int, link: str = "next", most: int = 1 << 60) -> list[int]:
-        found: list[int] = []
-        while first != NONE and len(found) < most:
-            found.append(int(first))
-            first = self.columns[first][link]
-        return found
+        return linked(self.columns, self.lane["head"])
 
     def _heap(self) -> list[int]:
         """All in the queue by priority, in no order."""

@@ -1,11 +1,13 @@
-"""A recording's requests as the compiled core takes them: columns, and contents as hash ids."""
+"""A recording's requests in the compiled core: columns and contents on their way in, linked lists on the way out."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.engine import Demand
+from windtunnel.core.records import NONE
 from windtunnel.replay.recording import RecordedRequest
 
 
@@ -54,3 +56,12 @@ def hash_ids(prompts: Sequence[tuple[int, ...]], block_size: int) -> tuple[NDArr
             values.append(before)
         offsets.append(len(values))
     return np.array(offsets, dtype=np.int64), np.array(values, dtype=np.int64)
+
+
+def linked(requests: Any, first: int, link: str = "next", most: int | None = None) -> list[int]:
+    """The numbers of the core's ``requests`` from ``first`` on, at most so many."""
+    found: list[int] = []
+    while first != NONE and len(found) != most:
+        found.append(int(first))
+        first = requests[first][link]
+    return found
