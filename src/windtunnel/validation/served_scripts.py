@@ -67,7 +67,7 @@ PREDICTING: Flags = {"version": "0.5.9", "gpus": 4, "expert_parallel": False, "d
 
 SCRIPTS = (
     _sglang("DeepSeek", "fp8", "b", 0.95, 8192, 32, 30, polls=(10, 10), gpus=4),
-    _sglang("DeepSeek", "fp8", "b", 0.82, 32768, 128, 30, polls=(10, 30)),
+    _sglang("DeepSeek", "fp8", "b", 0.82, 32768, "clients, at least 128", 30, polls=(10, 30)),
     _sglang("DeepSeek", "fp4", "b", 0.85, 16384, 256, 30, polls=(10, 30), version="0.5.0", shown=30),
     _sglang("DeepSeek", "fp4", "b", 0.85, 16384, 256, 10, polls=(10, 30)),
     _sglang("DeepSeek", "fp8", "h200", 0.82, 32768, 256, 10),
