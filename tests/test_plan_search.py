@@ -105,6 +105,14 @@ def test_bounds_under_other_loads_are_found_beside() -> None:
     assert repr(again.entries) == repr(alone.entries)
 
 
+def test_bounds_with_other_batch_times_are_not_taken_from_these_tables() -> None:
+    other = replace(QUESTION, perf="roofline")
+    with Store() as store:
+        find(OBJECTIVES["rate"], store=store, others=(other, QUESTION))
+        assert store.bounds(other.digest) == {}
+        assert len(store.bounds(QUESTION.digest)) == len(ENUMERATION.candidates)
+
+
 def test_each_kind_of_scheduler_is_rehearsed_once() -> None:
     schedulers = (None, "sarathi", "orca", "vllm-0.8-v0", "vllm-0.32")
     space = small_space(scheduler=schedulers, pipeline_parallel_size=(1, 2), max_num_batched_tokens=(2048,))

@@ -73,7 +73,7 @@ def rate_bound(deployment: Deployment, question: Question, tables: Tables) -> Bo
 
 
 def rate_bounds(deployment: Deployment, questions: Sequence[Question], tables: Tables) -> tuple[Bound, ...]:
-    """The bound under each question; they differ in their load alone, so that the lines under the tables are one."""
+    """The bound under each question; they share their batch times, so that the lines under the tables are one."""
     host = questions[0].overheads.host
     lines = [envelope(host.applied(table.times)) for table in tables]
     return tuple(_bound(deployment, question, lines) for question in questions)

@@ -61,6 +61,10 @@ class Question:
         """The same question about other requests."""
         return replace(self, workload=workload, seed=seed)
 
+    def shares_times(self, other: "Question") -> bool:
+        """Whether batches take as long under the other question: it may have another load and other limits."""
+        return (self.perf, self.overheads.spec()) == (other.perf, other.overheads.spec())
+
     def spec(self) -> dict[str, Any]:
         """The question for JSON."""
         return {

@@ -193,7 +193,7 @@ def ask(
 
 @dataclass(frozen=True)
 class BoundJob:
-    """Candidates whose bounds are wanted, under each of these questions: they differ in their load alone."""
+    """Candidates whose bounds are wanted, under each of these questions, which share their batch times."""
 
     questions: Sequence[Question]
     candidates: Sequence[Candidate]

@@ -90,8 +90,8 @@ def search(
         store: where simulations are kept, and found again.
         team: where they run; by default in this process.
         watch: called now and then with the progress.
-        others: the same question about other loads, asked later with this store: their bounds are found beside, while
-            the tables of a candidate are at hand.
+        others: questions that are asked later with this store: their bounds are found beside, while the tables of a
+            candidate are at hand, where batches take as long.
 
     Raises:
         InputError: the store cannot be used, or the load cannot be scaled.
@@ -100,7 +100,7 @@ def search(
     began = time.perf_counter()
     hunt = _Hunt(enumeration, question, objective, top, store or Store(), team or in_turn(), watch)
     try:
-        hunt.find_bounds(others)
+        hunt.find_bounds([other for other in others if other.shares_times(question) and other is not question])
         hunt.race()
     finally:
         hunt.crew.stop()
