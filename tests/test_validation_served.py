@@ -10,7 +10,7 @@ import pytest
 from windtunnel.cli import main
 from windtunnel.perf.database import find_systems
 from windtunnel.validation import served, served_points
-from windtunnel.validation.markdown import served_text
+from windtunnel.validation.markdown import refusals, served_text
 
 HEADER = ",".join(served_points.COLUMNS)
 LLAMA = "a,silicon_concurrency=4,vllm,0.19.0,meta-llama/Llama-3.1-8B-Instruct,h100_sxm,,agg,128,16,1,1,1,1,20,8"
@@ -68,8 +68,17 @@ def test_errors_of_served_points() -> None:
     assert row["tpot"] == pytest.approx(dict.fromkeys(("median_ape", "mape", "bias"), 0.0), abs=1e-12)
     text = served_text(results)
     assert "| all | 4 | 3 | 20.0 % | 23.3 % | +10.0 % |" in text
-    assert "Not simulated (1): m: because" in text
+    assert "Not simulated (1): because: m 1" in text
     assert served.document(results)["coverage"] == 0.75
+
+
+def test_reasons_that_differ_in_numbers_are_one_line() -> None:
+    reasons = (("m", "size=3: must be 2"), ("n", "size=5: must be 2"), ("n", "not yet"))
+    results = [served.Result(served_point(model_path=model), reason=reason) for model, reason in reasons]
+    assert refusals(results) == [
+        "Not simulated (2): size=3: must be 2 (and the like): m 1, n 1",
+        "Not simulated (1): not yet: n 1",
+    ]
 
 
 def test_groups_tell_apart_what_differs() -> None:

@@ -19,6 +19,9 @@ ENGINES = ("vllm", "sglang", "trtllm")
 NINETIETH = 1.645
 """Standard deviations of a normal law within which 90 % lie, either side."""
 
+UNREPEATED = 0.02
+"""Assumed of a measured point where the database holds no repeats of any in its family."""
+
 RULE = 0.15
 """Assumed of what is derived from a table by rule (chunks with context, decodes beside chunks): no device has data."""
 
@@ -67,7 +70,7 @@ def derive() -> dict[str, tuple[float, ...]]:
         repeated = np.concatenate(noises[family])
         whole = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
         tokens, shapes = (spread(part[1], part[0]) for part in parts)
-        measured = min(float(np.percentile(repeated, 90)) / NINETIETH if len(repeated) else tokens, tokens)
+        measured = min(float(np.percentile(repeated, 90)) / NINETIETH if len(repeated) else UNREPEATED, tokens)
         modelled, rule = max(tokens, shapes), float(np.hypot(tokens, RULE))
         table[family] = (measured, tokens, rule, modelled, max(modelled, spread(whole[2], whole[0])))
     return table | ASSUMED

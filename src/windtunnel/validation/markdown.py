@@ -1,5 +1,7 @@
 """Markdown: comparisons as tables for a page or a terminal."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
@@ -8,7 +10,7 @@ from windtunnel.bands import LEVEL
 from windtunnel.validation.agreement import relative_error
 from windtunnel.validation.comparison import Comparison
 from windtunnel.validation.measurement import METRICS, STATISTICS
-from windtunnel.validation.served import Result, groups, refused, simulated
+from windtunnel.validation.served import Result, groups, simulated
 
 NOTHING = "–"
 
@@ -97,8 +99,23 @@ def served_text(results: Sequence[Result]) -> str:
         parts.append(
             f"of the aggregated ones {covered:,} of {len(aggregated):,} ({per_cent(covered / len(aggregated))})"
         )
-    reasons = [f"Not simulated ({count:,}): {reason}" for reason, count in refused(results).most_common()]
-    return "\n\n".join(["; ".join(parts) + ".", groups_table(groups(results)), *bands_text(results), *reasons]) + "\n"
+    text = ["; ".join(parts) + ".", groups_table(groups(results)), *bands_text(results), *refusals(results)]
+    return "\n\n".join(text) + "\n"
+
+
+def refusals(results: Sequence[Result]) -> list[str]:
+    """How many rows of which models were not simulated, by reason; reasons that differ in numbers only are one."""
+    alike: dict[str, list[Result]] = {}
+    for result in results:
+        if result.reason:
+            alike.setdefault(re.sub(r"\S*\d\S*", "", result.reason), []).append(result)
+    lines = []
+    for members in sorted(alike.values(), key=len, reverse=True):
+        models = Counter(result.point.model_path for result in members).most_common()
+        served = ", ".join(f"{model} {count:,}" for model, count in models)
+        others = " (and the like)" if len({result.reason for result in members}) > 1 else ""
+        lines.append(f"Not simulated ({len(members):,}): {members[0].reason}{others}: {served}")
+    return lines
 
 
 def bands_text(results: Sequence[Result]) -> list[str]:
