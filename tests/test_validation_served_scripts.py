@@ -82,3 +82,11 @@ def test_clients_for_each_batch_are_ranks_or_replicas(values: dict[str, str], tp
     source = "auto-gap-analysis; silicon_concurrency=112"
     found = served_points._point(names | {"silicon_data_source": source, "backend_version": "1.3.0"} | values)
     assert (found.tp, found.dp, found.replicas) == (tp, dp, replicas)
+
+
+def test_generated_deployments_hold_the_longest_prompt() -> None:
+    plain = row(backend="trtllm", version="1.0.0", model_path="Qwen/Qwen3-32B", tp=2, scripted=False, system="h100_sxm")
+    long = replace(plain, isl=15000, osl=500, concurrency=64, replicas=4).pool()
+    assert (long.engine.batched_tokens, long.replicas) == (15104, 4)
+    assert plain.pool().engine.batched_tokens == 8192
+    assert plain.pool().engine.kv_cache_dtype == "fp8"

@@ -87,8 +87,9 @@ COLUMNS = (
 """The columns that are read."""
 
 
-GENERATED: dict[str, dict[str, Any]] = {"fp8": {"kv_cache_dtype": "fp8"}}
-"""What aiconfigurator, whose deployments of TensorRT-LLM the other sources measured, writes for a precision."""
+GENERATED: dict[str, Any] = {"max_num_batched_tokens": "prompt"}
+GENERATED_BY_PRECISION: dict[str, dict[str, Any]] = {"fp8": {"kv_cache_dtype": "fp8"}}
+"""What aiconfigurator writes, whose deployments of TensorRT-LLM the other sources measured."""
 
 LARGEST_WORKER = 16
 """GPUs that share every layer at most in one worker."""
@@ -190,7 +191,7 @@ class Point:
 
     def _flags(self) -> dict[str, Any]:
         if self.backend == "trtllm" and not self.scripted:
-            flags = GENERATED.get(self.precision, {})
+            flags = GENERATED | GENERATED_BY_PRECISION.get(self.precision, {})
         elif self.backend == "vllm":
             flags = FLAGS.get(self.model_path, {}) | FLAGS_BY_SYSTEM.get((self.model_path, self.system), {})
         else:
@@ -199,7 +200,7 @@ class Point:
             "clients": self.concurrency,
             "clients, at least 128": max(128, self.concurrency),
             "length": self.isl + self.osl + SPARE_TOKENS,
-            "prompt": max(8192, -(-(self.isl + self.concurrency + 64) // 64) * 64),
+            "prompt": max(8192, -(-(self.isl + self.concurrency // self.replicas + 64) // 64) * 64),
         }
         chosen = {name: stands_for.get(value, value) for name, value in flags.items()}
         if self.dp > 1 and self.script.balance:  # steps here yield one token, the engine's the accepted ones
