@@ -216,6 +216,17 @@ def test_more_is_reserved_than_there_is_and_the_batch_is_full() -> None:
     assert admitting.consider(ask("b", 2, 14)) is Verdict.NO_MEMORY
 
 
+def test_a_retracted_request_may_ask_for_more_than_there_is_for_ever() -> None:
+    """Its known tokens and all that it declares: 78 + 23 of 100."""
+    requests = [ask("a", [-1], 23), ask("b", [*SHARED[:55], -2], 23)]
+    scheduler = engine(*requests, max_running_requests=2, max_total_tokens=100, chunked_prefill_size=-1)
+    rounds = [one_round(scheduler) for _ in range(60)]
+    assert rounds[-1] is None
+    assert [request.finished for request in requests] == [True, False]
+    assert scheduler.waiting == [requests[1]]
+    assert requests[1].num_tokens + requests[1].max_new_tokens == 101
+
+
 ENGINES = st.fixed_dictionaries(
     {
         "max_running_requests": st.integers(1, 6),
@@ -245,6 +256,11 @@ def test_every_request_ends_and_all_memory_comes_back(
         assert pool.available >= 0 and pool.available + pool.evictable <= pool.max_total_tokens
         if batch is None and all(request.finished for request in requests):
             break
+    left = [request for request in requests if not request.finished]
+    if left:  # retracted with what it had generated, one asks for more than there is, and nobody passes it
+        most = scheduler.pool.max_total_tokens
+        assert any(request.num_tokens + request.max_new_tokens >= most for request in left)
+        return
     assert [request.generated for request in requests] == [output for _, _, output in sizes]
     assert scheduler.pool.available + scheduler.pool.evictable == scheduler.pool.max_total_tokens
     assert scheduler.pool.tree is None or not any(node.locks for node in scheduler.pool.tree.nodes())

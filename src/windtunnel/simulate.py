@@ -94,10 +94,13 @@ def simulate(
         record = run_core(fleet, demand, router, uniforms)
     requests = _requests(workload, record)
     if stuck := int((requests.status == UNFINISHED).sum()):
-        notes.append(
-            f"{stuck} requests never finish: requests of equal priority and arrival preempt each other for ever, as in "
-            "the engine"
+        retracted = any(isinstance(policy, Sglang) for policy in fleet.policies)
+        reason = (
+            "one that was retracted asks for more memory than there is, with what it had generated"
+            if retracted
+            else "requests of equal priority and arrival preempt each other for ever"
         )
+        notes.append(f"{stuck} requests never finish: {reason}, as in the engine")
     return Run(
         requests=at_client(requests, workload, delays, client) if client else requests,
         iterations=_iterations(record),
