@@ -1,7 +1,7 @@
 """The rules of vLLM's v0 scheduler in default mode, one by one, on workloads small enough to follow by hand."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from vllm_v0_bench import Bench, ids, request, tokens
 
@@ -201,6 +201,10 @@ def conserves(scheduler: Scheduler) -> bool:
 def test_blocks_are_conserved_and_everybody_ends(rows: list[tuple[int, int, int]], config: dict[str, object]) -> None:
     requests = [request(i, n, out, shared=min(shared, n)) for i, (n, out, shared) in enumerate(rows)]
     bench = Bench(*requests, **config)
+    limits = bench.scheduler.settings
+    # who holds every block cannot append, gives all back and prefills again: in chunks that never ends, as in vLLM
+    spare = all(-(-(n + out) // limits.block_size) < limits.num_gpu_blocks for n, out, _ in rows)
+    assume(spare or not limits.enable_chunked_prefill)
     for _ in range(3000):
         if not bench.scheduler.has_unfinished:
             break

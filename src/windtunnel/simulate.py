@@ -93,14 +93,7 @@ def simulate(
     else:
         record = run_core(fleet, demand, router, uniforms)
     requests = _requests(workload, record)
-    if stuck := int((requests.status == UNFINISHED).sum()):
-        retracted = any(isinstance(policy, Sglang) for policy in fleet.policies)
-        reason = (
-            "one that was retracted asks for more memory than there is, with what it had generated"
-            if retracted
-            else "requests of equal priority and arrival preempt each other for ever"
-        )
-        notes.append(f"{stuck} requests never finish: {reason}, as in the engine")
+    notes += _unfinished(requests, fleet)
     return Run(
         requests=at_client(requests, workload, delays, client) if client else requests,
         iterations=_iterations(record),
@@ -233,6 +226,17 @@ def _notes(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
             f"preempted requests {'would find anything, which is not simulated' if pipelines else 'find anything'}"
         )
     return found
+
+
+def _unfinished(requests: Requests, fleet: Fleet) -> list[str]:
+    stuck = int((requests.status == UNFINISHED).sum())
+    retracted = any(isinstance(policy, Sglang) for policy in fleet.policies)
+    reason = (
+        "one that was retracted asks for more memory than there is, with what it had generated"
+        if retracted
+        else "requests of equal priority and arrival preempt each other for ever"
+    )
+    return [f"{stuck} requests never finish: {reason}, as in the engine"] if stuck else []
 
 
 def _requests(workload: Workload, record: Record) -> Requests:

@@ -177,11 +177,11 @@ def preempt_newest(pool: Any, lane: Any, requests: Array, heap: Array, phases: A
 
 
 @kernel
-def fits(pool: Any, lane: Any, requests: Array, budget: int) -> bool:
-    """Whether the head of the queue can be admitted with ``budget`` tokens left."""
-    if lane.queue_head == NONE or budget <= 0 or lane.running >= pool.max_num_seqs:
+def fits(pool: Any, lane: Any, request: Any, budget: int) -> bool:
+    """Whether a waiting request can be admitted with ``budget`` tokens left."""
+    if budget <= 0 or lane.running >= pool.max_num_seqs:
         return False
-    known = requests[lane.queue_head].prompt + requests[lane.queue_head].generated
+    known = request.prompt + request.generated
     if not pool.chunked_prefill and known > budget:
         return False
     margin = pool.watermark_blocks if lane.running > 0 else 0
@@ -205,7 +205,7 @@ def add_chunk(lane: Any, requests: Array, r: int, tokens: int) -> None:
 @kernel
 def admit(pool: Any, lane: Any, requests: Array, budget: int, start: float) -> None:
     """Admit from the head of the queue while it fits; the step starts at ``start``."""
-    while fits(pool, lane, requests, budget):
+    while lane.queue_head != NONE and fits(pool, lane, requests[lane.queue_head], budget):
         r = lane.queue_head
         request = requests[r]
         lane.queue_head = request.next
@@ -263,6 +263,26 @@ def finish_decodes(pool: Any, lane: Any, requests: Array, heap: Array, phases: A
 
 
 @kernel
+def add_stall(stalls: Array, counters: Array, request: Any, r: int, end: float) -> None:
+    """A request gets its first token after an eviction."""
+    stall = stalls[counters[STALLS]]
+    stall.request = r
+    stall.last_token = request.last_token
+    stall.resumed_token = end
+    counters[STALLS] += 1
+
+
+@kernel
+def receive_token(stalls: Array, counters: Array, request: Any, r: int, end: float) -> None:
+    """The token that a prefill ends with: the request's first one, or the end of a stall."""
+    request.generated += 1
+    if request.generated == 1:
+        request.first_token = end
+    else:
+        add_stall(stalls, counters, request, r, end)
+
+
+@kernel
 def finish_prefill(
     pool: Any,
     lane: Any,
@@ -276,15 +296,7 @@ def finish_prefill(
 ) -> None:
     """All known tokens of a request are computed: it gets one more at ``end``."""
     request = requests[r]
-    request.generated += 1
-    if request.generated == 1:
-        request.first_token = end
-    else:
-        stall = stalls[counters[STALLS]]
-        stall.request = r
-        stall.last_token = request.last_token
-        stall.resumed_token = end
-        counters[STALLS] += 1
+    receive_token(stalls, counters, request, r, end)
     if request.generated == request.output:
         leave(pool, lane, requests, phases, r, end)
     else:

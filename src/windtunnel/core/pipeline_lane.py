@@ -9,8 +9,18 @@ import numpy as np
 
 from windtunnel.core.heap import push, remove, remove_at
 from windtunnel.core.kernel import kernel
-from windtunnel.core.lane import add_chunk, blocks_of, enqueue_front, join, start_decoding, stop_decoding, unlink
-from windtunnel.core.records import DECODING, GONE, LEAVING, NONE, PREFILLING, QUEUED, STALLS, State
+from windtunnel.core.lane import (
+    add_chunk,
+    blocks_of,
+    enqueue_front,
+    fits,
+    join,
+    receive_token,
+    start_decoding,
+    stop_decoding,
+    unlink,
+)
+from windtunnel.core.records import DECODING, GONE, LEAVING, NONE, PREFILLING, QUEUED, State
 
 Array = Any
 
@@ -102,19 +112,6 @@ def preempt_newest(state: State, pool: Any, lane: Any) -> None:
 
 
 @kernel
-def fits(pool: Any, lane: Any, request: Any, budget: int) -> bool:
-    """Whether a waiting request can be admitted with ``budget`` tokens left."""
-    if budget <= 0 or lane.running >= pool.max_num_seqs:
-        return False
-    known = request.prompt + request.generated
-    if not pool.chunked_prefill and known > budget:
-        return False
-    margin = pool.watermark_blocks if lane.running > 0 else 0
-    wanted = known if pool.reserve_full_prompt else min(known, budget)
-    return blocks_of(wanted, pool.block_size) + margin <= lane.free
-
-
-@kernel
 def take_from_queue(lane: Any, requests: Array, before: int, r: int) -> None:
     """Move a request, which stands behind ``before`` in the queue, to the end of the running list."""
     following = requests[r].next
@@ -201,7 +198,7 @@ def finish_chunks(state: State, pool: Any, lane: Any, i: int, flight: Any, step:
 
     Returns whether any of these tokens will be wanted by a later step.
     """
-    requests, own, counters = state.requests, state.own, state.counters
+    requests, own = state.requests, state.own
     slot = own.slots[i]
     goes_on = False
     r = lane.first_chunk
@@ -214,16 +211,8 @@ def finish_chunks(state: State, pool: Any, lane: Any, i: int, flight: Any, step:
         if request.context < request.prompt + request.generated:
             lane.partial = r
         else:
-            request.generated += 1
             own.slot_of[r] = i
-            if request.generated == 1:
-                request.first_token = end
-            else:
-                stall = state.stalls[counters[STALLS]]
-                stall.request = r
-                stall.last_token = request.last_token
-                stall.resumed_token = end
-                counters[STALLS] += 1
+            receive_token(state.stalls, state.counters, request, r, end)
             goes_on |= request.generated < request.output or request.overruns != 0
             if request.generated == request.output:
                 leave(state, pool, slot, flight, r, end)

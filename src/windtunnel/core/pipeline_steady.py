@@ -6,7 +6,7 @@ import numpy as np
 
 from windtunnel.core.heap import next_finish
 from windtunnel.core.kernel import kernel
-from windtunnel.core.pipeline_lane import fits
+from windtunnel.core.lane import fits
 from windtunnel.core.pipeline_step import nobody_leaves
 from windtunnel.core.records import NONE, ROWS, State
 from windtunnel.core.step import write_row

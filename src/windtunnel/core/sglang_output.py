@@ -4,9 +4,9 @@ from typing import Any
 
 from windtunnel.core.heap import push, remove_at
 from windtunnel.core.kernel import kernel
-from windtunnel.core.lane import blocks_of
+from windtunnel.core.lane import blocks_of, receive_token
 from windtunnel.core.lookup import lockstep_tokens, rank_time, step_time
-from windtunnel.core.records import DECODING, GONE, NONE, STALLS, State
+from windtunnel.core.records import DECODING, GONE, NONE, State
 from windtunnel.core.sglang_memory import give_back, keep
 from windtunnel.core.step import write_row
 
@@ -67,15 +67,7 @@ def round_time(state: State, pool: Any, group: Any) -> float:
 def emit_first(state: State, rank: Any, lane: Any, r: int, end: float) -> bool:
     """A prompt is done: its request gets a token at ``end``, and decodes from now on unless it was the last one."""
     own, request, entry = state.own, state.requests[r], state.own.entries[r]
-    request.generated += 1
-    if request.generated == 1:
-        request.first_token = end
-    else:
-        stall = state.stalls[state.counters[STALLS]]
-        stall.request = r
-        stall.last_token = request.last_token
-        stall.resumed_token = end
-        state.counters[STALLS] += 1
+    receive_token(state.stalls, state.counters, request, r, end)
     request.last_token = end
     if request.generated == request.output:
         give_back(own, rank, r, request.prompt + request.generated)

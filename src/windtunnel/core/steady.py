@@ -35,7 +35,8 @@ def steps_possible(pool: Any, lane: Any, requests: Array, heap: Array, tokens: i
     """
     if lane.leaving != NONE or tokens < 0:
         return 0
-    if tokens == 0 and fits(pool, lane, requests, pool.max_num_batched_tokens - lane.decodes):
+    budget = pool.max_num_batched_tokens - lane.decodes
+    if tokens == 0 and lane.queue_head != NONE and fits(pool, lane, requests[lane.queue_head], budget):
         return 0
     steps = NEVER
     if lane.decodes > 0:

@@ -8,7 +8,7 @@ from windtunnel.core.heap import push, remove
 from windtunnel.core.hooks import call_victim_key
 from windtunnel.core.kernel import called_kernel, kernel
 from windtunnel.core.lane import add_chunk, blocks_of, join, unlink
-from windtunnel.core.records import DECODING, GONE, NONE, PREFILLING, QUEUED, STALLS, State
+from windtunnel.core.records import DECODING, GONE, NONE, PREFILLING, QUEUED, State
 from windtunnel.core.unified_queue import put
 from windtunnel.core.unified_records import (
     LONGEST,
@@ -261,16 +261,6 @@ def bring_back(state: State, pool: Any, rules: Any, lane: Any, queue: Any) -> No
         more[r].has_returned = 1
         more[r].next_returned = queue.returned
         queue.returned = r
-
-
-@kernel
-def add_stall(state: State, r: int, end: float) -> None:
-    """A request gets its first token after an eviction."""
-    stall = state.stalls[state.counters[STALLS]]
-    stall.request = r
-    stall.last_token = state.requests[r].last_token
-    stall.resumed_token = end
-    state.counters[STALLS] += 1
 
 
 @kernel

@@ -4,10 +4,11 @@ from typing import Any
 
 from windtunnel.core.heap import remove_at
 from windtunnel.core.kernel import kernel
+from windtunnel.core.lane import add_stall, receive_token
 from windtunnel.core.lookup import lockstep_tokens, rank_time, step_time
 from windtunnel.core.records import IDLE, NONE, STEPPED, State
 from windtunnel.core.step import write_row
-from windtunnel.core.unified_lane import add_stall, depart, start_decoding, stop_decoding
+from windtunnel.core.unified_lane import depart, start_decoding, stop_decoding
 from windtunnel.core.unified_schedule import schedule
 
 
@@ -70,7 +71,7 @@ def finish_decodes(state: State, pool: Any, rules: Any, lane: Any, queue: Any, e
     lane.kv_tokens += lane.decodes
     r = queue.returned
     while r != NONE:
-        add_stall(state, r, end)
+        add_stall(state.stalls, state.counters, state.requests[r], r, end)
         state.own.more[r].has_returned = 0
         r = state.own.more[r].next_returned
     queue.returned = NONE
@@ -109,11 +110,7 @@ def finish_chunks(state: State, pool: Any, rules: Any, lane: Any, queue: Any, en
 def finish_prefill(state: State, pool: Any, rules: Any, lane: Any, queue: Any, r: int, end: float) -> None:
     """A request has caught up."""
     request = state.requests[r]
-    request.generated += 1
-    if request.generated == 1:
-        request.first_token = end
-    else:
-        add_stall(state, r, end)
+    receive_token(state.stalls, state.counters, request, r, end)
     request.last_token = end
     if request.generated == request.output:
         depart(state, pool, rules, lane, r, end)

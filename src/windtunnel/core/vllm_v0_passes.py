@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.kernel import kernel
-from windtunnel.core.lane import blocks_of
+from windtunnel.core.lane import blocks_of, join
 from windtunnel.core.records import NONE, STALLS, State
 from windtunnel.core.vllm_v0_blocks import cached_tokens, wanted
 from windtunnel.core.vllm_v0_lane import admit, fail, ignore, swap_in
-from windtunnel.core.vllm_v0_queue import list_last, run_last, unqueue
+from windtunnel.core.vllm_v0_queue import list_last, unqueue
 from windtunnel.core.vllm_v0_records import BACK_DECODING, BACK_PREFILLING, NEW, NO_WAY_BACK, has_tables
 from windtunnel.core.vllm_v0_tables import DEVICE
 
@@ -116,7 +116,7 @@ def prefills(state: State, pool: Any, rules: Any, lane: Any, extra: Any, start: 
             extra.long += long
             join_new(state, lane, extra, r, tokens + cached == known)
         else:
-            run_last(lane, requests, r)
+            join(lane, requests, r)
             extra.unsorted_running = 1
         r = following
     if admitted:
@@ -161,5 +161,5 @@ def return_swapped(state: State, pool: Any, rules: Any, lane: Any, extra: Any, s
             lists = state.own.lists[request.lane]
             list_last(lane, requests, lists, BACK_PREFILLING if mine.prefilling else BACK_DECODING, r)
         else:
-            run_last(lane, requests, r)
+            join(lane, requests, r)
             extra.unsorted_running = 1

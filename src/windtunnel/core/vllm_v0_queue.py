@@ -48,19 +48,6 @@ def unqueue(lane: Any, requests: Array, r: int) -> None:
 
 
 @kernel
-def run_last(lane: Any, requests: Array, r: int) -> None:
-    """Put a request at the end of the running list."""
-    requests[r].next = NONE
-    requests[r].previous = lane.tail
-    if lane.tail == NONE:
-        lane.head = r
-    else:
-        requests[lane.tail].next = r
-    lane.tail = r
-    lane.running += 1
-
-
-@kernel
 def clear_lists(lists: Array) -> None:
     """Empty a lane's lists."""
     for k in range(NUM_LISTS):

@@ -6,9 +6,9 @@ import numpy as np
 
 from windtunnel.core.heap import push
 from windtunnel.core.kernel import kernel
-from windtunnel.core.lane import finish_decodes, leave, start_decoding, unlink
+from windtunnel.core.lane import finish_decodes, leave, receive_token, start_decoding, unlink
 from windtunnel.core.lookup import rank_time, step_time
-from windtunnel.core.records import DECODING, GONE, IDLE, IGNORED, LEAVING, NONE, STALLS, STEPPED, State
+from windtunnel.core.records import DECODING, GONE, IDLE, IGNORED, LEAVING, NONE, STEPPED, State
 from windtunnel.core.step import write_row
 from windtunnel.core.vllm_v0_blocks import free
 from windtunnel.core.vllm_v0_cache import mark_computed
@@ -195,15 +195,7 @@ def emit(state: State, pool: Any, lane: Any, r: int, end: float) -> None:
     request, mine = state.requests[r], state.own.requests[r]
     mine.prefilling = 0
     mine.joined = end
-    request.generated += 1
-    if request.generated == 1:
-        request.first_token = end
-    else:
-        stall = state.stalls[state.counters[STALLS]]
-        stall.request = r
-        stall.last_token = request.last_token
-        stall.resumed_token = end
-        state.counters[STALLS] += 1
+    receive_token(state.stalls, state.counters, request, r, end)
     if request.generated == request.output:
         leave(pool, lane, state.requests, state.phases, r, end)
         return
