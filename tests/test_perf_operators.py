@@ -8,7 +8,16 @@ from windtunnel.hardware import device
 from windtunnel.model import load_model, model_names
 from windtunnel.perf.costs import flops
 from windtunnel.perf.fusion import GROUPS, Operator
-from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, LatentAttention, Quantize, SparseAttention
+from windtunnel.perf.kernels import (
+    Attention,
+    BlockSparseAttention,
+    Collective,
+    Experts,
+    Gemm,
+    LatentAttention,
+    Quantize,
+    SparseAttention,
+)
 from windtunnel.perf.operators import operators
 
 ONE, ZERO = np.ones(1), np.zeros(1)
@@ -38,6 +47,10 @@ def linear_flops(of: Pool) -> float:
             total += op.count * tp * 2.0 * kernel.heads * kernel.kv_lora_rank * (kernel.nope + kernel.v_head_dim)
         elif isinstance(op.kernel, SparseAttention) and op.phase == "decode":  # a module; its indexer is not divided
             total += op.count * tp * 2.0 * _weights_divided(op.kernel) + op.count * 2.0 * _weights_repeated(op.kernel)
+        elif isinstance(op.kernel, BlockSparseAttention) and op.phase == "decode":  # its index key is not divided
+            of_head, key = op.kernel.hidden * op.kernel.head_dim, op.kernel.hidden * op.kernel.index_head_dim
+            divided = 2 * (op.kernel.heads + op.kernel.kv_heads) * of_head + op.kernel.index_heads * key
+            total += op.count * 2.0 * (tp * divided + key)
     return total
 
 

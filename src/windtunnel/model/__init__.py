@@ -1,5 +1,6 @@
 """Models: read from a Hugging Face config.json; their parameters, bytes and FLOPs."""
 
+from windtunnel.model.block_sparse import BlockSparseAttention
 from windtunnel.model.catalogue import load_model, model_names
 from windtunnel.model.config import read_config
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
@@ -10,6 +11,7 @@ __all__ = [
     "MLA",
     "MLP",
     "Attention",
+    "BlockSparseAttention",
     "Layer",
     "LinearAttention",
     "MoE",

@@ -1,55 +1,20 @@
 """Read a Hugging Face config.json into a Model."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.model.block_sparse import read_block_sparse
 from windtunnel.model.families import FAMILIES, Family
+from windtunnel.model.keys import Json, Keys
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization
 from windtunnel.model.quantization_config import read_quantization
 from windtunnel.model.refused import refuse_what_is_not_simulated
 from windtunnel.model.spec import Model
 
-Json = Mapping[str, Any]
-
 GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "gelu_pytorch_tanh")
 MOE_SIZE_KEYS = ("intermediate_size", "moe_intermediate_size")
 MOE_COUNT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The keys of one config.json. A missing one is an error that names it."""
-
-    owner: str
-    values: Json
-    defaults: Json = field(default_factory=dict)
-    """What the architecture's own class assumes for an absent key."""
-
-    def get(self, *names: str, default: Any = None) -> Any:
-        """The first of ``names`` that is present and not null."""
-        for source in (self.values, self.defaults):
-            for name in names:
-                if source.get(name) is not None:
-                    return source[name]
-        return default
-
-    def integer(self, *names: str, default: int | None = None) -> int:
-        """An integer ≥ 0 under the first of ``names`` that is present; InputError when absent without a default."""
-        value = self.get(*names, default=default)
-        if value is None:
-            others = f" (or {', '.join(map(repr, names[1:]))})" if len(names) > 1 else ""
-            raise InputError(f"{self.owner}: config.json has no key {names[0]!r}{others}, which its layers need")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
-            raise InputError(f"{self.owner}: {names[0]}={value!r} in config.json: must be an integer ≥ 0")
-        return int(value)
-
-    def flag(self, *names: str, default: bool = False) -> bool:
-        """A boolean under the first of ``names`` that is present."""
-        return bool(self.get(*names, default=default))
 
 
 def read_config(name: str, config: Json, hf_quant_config: Json | None = None) -> Model:
@@ -163,7 +128,9 @@ def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
 def _layer_attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention | MLA | LinearAttention:
     if keys.get("kv_lora_rank"):
         return _mla(keys)
-    return _linear_attention(keys) if _is_linear(keys, index) else _attention(keys, family, hidden, index)
+    if _is_linear(keys, index):
+        return _linear_attention(keys)
+    return read_block_sparse(keys, _attention(keys, family, hidden, index), index)
 
 
 def _is_linear(keys: Keys, index: int) -> bool:
@@ -275,6 +242,7 @@ def _mlp(keys: Keys, family: Family, hidden: int) -> MLP:
     return MLP(
         intermediate_size=keys.integer(
             "intermediate_size_mlp",
+            "dense_intermediate_size",
             "ffn_dim",
             "intermediate_size",
             "n_inner",

@@ -131,6 +131,8 @@ FAMILIES: dict[str, Family] = {
     "OPTForCausalLM": OPT,
     "GptOssForCausalLM": GPT_OSS,
     "MiniMaxM2ForCausalLM": Family(),
+    "MiniMaxM3ForCausalLM": Family(qk_norm=True),
+    "MiniMaxM3SparseForConditionalGeneration": Family(qk_norm=True),
     "Glm4ForCausalLM": Family(out_bias=False, norms=4),
     "Glm4MoeForCausalLM": GLM4,
     "DeepseekV2ForCausalLM": DEEPSEEK,

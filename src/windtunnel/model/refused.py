@@ -7,7 +7,6 @@ from windtunnel.errors import InputError
 
 BY_KEY: dict[str, str] = {
     "index_topk_freq": "sparse attention layers that share an index (index_topk_freq)",
-    "sparse_attention_config": "sparse attention layers (MiniMax sparse attention, MSA)",
     "compress_ratios": "sparse attention layers (DeepSeek-V4 compressed attention)",
     "linear_attn_config": "linear attention layers (Kimi delta attention, KDA)",
     "mamba_num_heads": "state space layers (Mamba-2)",
@@ -26,8 +25,6 @@ BY_KEY: dict[str, str] = {
 
 BY_ARCHITECTURE: dict[str, str] = {
     "DeepseekV4ForCausalLM": "sparse attention layers (DeepSeek-V4 compressed attention)",
-    "MiniMaxM3ForCausalLM": "sparse attention layers (MiniMax sparse attention, MSA)",
-    "MiniMaxM3SparseForConditionalGeneration": "sparse attention layers (MiniMax sparse attention, MSA)",
     "NemotronHForCausalLM": "state space layers (Mamba-2)",
     "Gemma4ForConditionalGeneration": "attention with shared keys and values (Gemma-4)",
     "DeciLMForCausalLM": "layers without attention or with their own widths (block_configs)",

@@ -4,7 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.model.layers import MLA, Layer, LinearAttention, MoE, require_not_negative, require_positive
+from windtunnel.model.block_sparse import BlockSparseAttention
+from windtunnel.model.layers import (
+    MLA,
+    Attention,
+    Layer,
+    LinearAttention,
+    MoE,
+    require_not_negative,
+    require_positive,
+)
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
 
 VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it shards them
@@ -202,7 +211,7 @@ class Model:
         index = sum(
             count * layer.attention.index_bytes_per_token
             for count, layer in self.layers
-            if isinstance(layer.attention, MLA)
+            if isinstance(layer.attention, MLA | BlockSparseAttention)
         )
         return index + size * sum(
             count * layer.attention.kv_elements_per_token(tensor_parallel_size) for count, layer in self.layers
@@ -230,7 +239,11 @@ class Model:
         """FLOPs of attention for one new token that sees ``context`` tokens (itself included), all layers."""
         if context < 0:
             raise InputError(f"context={context}: must be ≥ 0")
-        return sum(
-            count * layer.attention.flops_per_context_token() * min(context, layer.attention.window or context)
-            for count, layer in self.layers
-        )
+        return sum(count * _flops(layer.attention, context) for count, layer in self.layers)
+
+
+def _flops(attention: Attention | MLA | LinearAttention, context: int) -> int:
+    """FLOPs of one layer's attention for one new token."""
+    if isinstance(attention, BlockSparseAttention):
+        return attention.flops(context)
+    return attention.flops_per_context_token() * min(context, attention.window or context)

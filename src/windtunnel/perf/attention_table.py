@@ -13,7 +13,7 @@ from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import STORED_BYTES, bytes_moved, flops, rate
 from windtunnel.perf.curves import Curve, Plane
 from windtunnel.perf.database import Columns, Database, one_per_key
-from windtunnel.perf.kernels import Attention, LatentAttention, SparseAttention
+from windtunnel.perf.kernels import Attention, BlockSparseAttention, LatentAttention, SparseAttention
 from windtunnel.perf.roofline import bound
 
 TABLES = {"decode": "generation_attention_perf", "prefill": "context_attention_perf"}
@@ -30,7 +30,7 @@ QUERY_TILE = 128
 """Rows of queries that one thread block multiplies; the query heads of a group share its rows (FlashAttention 2 and
 3)."""
 
-Attending = Attention | LatentAttention | SparseAttention
+Attending = Attention | LatentAttention | SparseAttention | BlockSparseAttention
 
 Key = tuple[int, int, int, int, str]
 """heads, KV heads, head dimension, window, dtype of the cache."""

@@ -15,6 +15,7 @@ from windtunnel.perf.answer import INTERPOLATED, MEASURED, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.kernels import (
     Attention,
+    BlockSparseAttention,
     Collective,
     Elementwise,
     Experts,
@@ -58,6 +59,8 @@ def error_family(kernel: Kernel) -> str:
             return f"{kind}_{'bfloat16' if dtype == 'float16' else dtype}"
         case Attention(phase=phase) | LatentAttention(phase=phase):
             return f"{'attention' if isinstance(kernel, Attention) else 'latent'}_{phase}"
+        case BlockSparseAttention(phase=phase):
+            return f"block_sparse_{phase}"
         case SparseAttention() | Recurrence():
             return "sparse" if isinstance(kernel, SparseAttention) else "recurrence"
         case Collective(op=op):

@@ -15,7 +15,15 @@ from windtunnel.perf.answer import MODELLED
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.costs import bytes_moved, flops, rate
 from windtunnel.perf.database import measured_systems, open_database
-from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, Kernel, LatentAttention
+from windtunnel.perf.kernels import (
+    Attention,
+    BlockSparseAttention,
+    Collective,
+    Experts,
+    Gemm,
+    Kernel,
+    LatentAttention,
+)
 from windtunnel.perf.measured import Measured
 from windtunnel.perf.roofline import Efficiency, bound, family, link_bandwidth
 
@@ -35,6 +43,8 @@ def shapes() -> Iterator[Kernel]:
         yield Attention(phase, kv_heads * group, kv_heads, 128, 128)
     for phase, heads in product(("decode", "prefill"), (16, 128)):
         yield LatentAttention(phase, heads, 512, 128, 64, 128)
+    for phase, kv_heads in product(("decode", "prefill"), (1, 2, 4)):
+        yield BlockSparseAttention(phase, 6144, 16 * kv_heads, kv_heads, 128, 128, kv_heads, 128, 2048)
     for dtype, tp, ep in product(("bfloat16", "fp8", "nvfp4"), (1, 2, 4), (1, 2, 4)):
         if tp == 1 or ep == 1:
             yield Experts(4096, 1536, 8, 128, tp, ep, dtype=dtype)
@@ -45,7 +55,7 @@ def shapes() -> Iterator[Kernel]:
 
 def points(kernel: Kernel) -> tuple[Floats, Floats]:
     """Where a shape is asked: (tokens, 0), (requests, keys) or (chunk, 0)."""
-    if isinstance(kernel, Attention | LatentAttention) and kernel.phase == "decode":
+    if isinstance(kernel, Attention | LatentAttention | BlockSparseAttention) and kernel.phase == "decode":
         a, b = np.meshgrid([1.0, 4, 16, 64, 256], [128.0, 1024, 4096, 16384])
         return a.ravel(), b.ravel()
     return TOKENS, np.zeros_like(TOKENS)

@@ -5,6 +5,7 @@ import numpy as np
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.kernels import (
     Attention,
+    BlockSparseAttention,
     Collective,
     Elementwise,
     Experts,
@@ -67,6 +68,13 @@ def flops(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR0911 - on
             return (
                 2.0 * _module_weights(kernel) * a + chosen + 2.0 * kernel.index_heads * kernel.index_head_dim * indexed
             )
+        case BlockSparseAttention():
+            decode = kernel.phase == "decode"
+            attended = a * np.minimum(b, kernel.top_k) if decode else pairs(a, b, kernel.top_k)
+            scored = a * b if decode else pairs(a, b, 0)
+            index = 2.0 * kernel.index_heads * kernel.index_head_dim * scored
+            chosen = 2.0 * kernel.heads * (kernel.head_dim + kernel.v_head_dim) * attended
+            return 2.0 * _grouped_weights(kernel) * a + chosen + index
         case Recurrence():  # decay, prediction, update and read of a state of key_dim × value_dim per head
             return 8.0 * kernel.value_heads * kernel.key_dim * kernel.value_dim * a
         case _:
@@ -103,6 +111,13 @@ def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR091
             latent = keys * (kernel.kv_lora_rank + kernel.rope) * STORED_BYTES[kernel.kv_dtype]
             index = (b if kernel.phase == "decode" else (a + b) / np.maximum(a, 1.0)) * kernel.index_head_dim
             return _module_weights(kernel) * STORED_BYTES[kernel.dtype] + a * (latent + index + 4.0 * kernel.hidden)
+        case BlockSparseAttention():
+            decode = kernel.phase == "decode"
+            attended = a * np.minimum(b, kernel.top_k) if decode else np.minimum(a + b, a * kernel.top_k)
+            scored = a * b if decode else a + b
+            keys = attended * _key_bytes(kernel) + scored * kernel.index_head_dim * 2.0
+            weights = _grouped_weights(kernel) * STORED_BYTES[kernel.dtype]
+            return weights + keys + a * (4.0 * kernel.hidden + _query_bytes(kernel))
         case Recurrence():
             channels = 2 * kernel.key_heads * kernel.key_dim + kernel.value_heads * kernel.value_dim
             row = 2.0 * (2.0 * channels + kernel.value_heads * kernel.value_dim)
@@ -152,6 +167,9 @@ def describe(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return f"heads={kernel.heads} latent={kernel.kv_lora_rank}+{kernel.rope} kv={kernel.kv_dtype}"
         case SparseAttention():
             return f"heads={kernel.heads} latent={kernel.kv_lora_rank} top {kernel.top_k} kv={kernel.kv_dtype}"
+        case BlockSparseAttention():
+            sizes = f"heads={kernel.heads}/{kernel.kv_heads}×{kernel.head_dim} index={kernel.index_heads}"
+            return f"{sizes} top {kernel.top_k} kv={kernel.kv_dtype}"
         case Recurrence():
             return f"heads={kernel.key_heads}/{kernel.value_heads}×{kernel.key_dim}×{kernel.value_dim}"
         case Collective(gpus=gpus, row=row):
@@ -162,11 +180,11 @@ def _seen(kernel: Attention, b: Floats) -> Floats:
     return np.minimum(b, kernel.window) if kernel.window else b
 
 
-def _key_bytes(kernel: Attention) -> float:
+def _key_bytes(kernel: Attention | BlockSparseAttention) -> float:
     return kernel.kv_heads * (kernel.head_dim + kernel.v_head_dim) * STORED_BYTES[kernel.kv_dtype]
 
 
-def _query_bytes(kernel: Attention) -> float:
+def _query_bytes(kernel: Attention | BlockSparseAttention) -> float:
     return 2.0 * kernel.heads * (kernel.head_dim + kernel.v_head_dim)
 
 
@@ -185,3 +203,10 @@ def _module_weights(kernel: SparseAttention) -> float:
     absorbed = kernel.kv_lora_rank * kernel.heads * (kernel.nope + kernel.v_head_dim)
     index = kernel.q_lora_rank * kernel.index_heads * kernel.index_head_dim + kernel.hidden * kernel.index_head_dim
     return float(down + up + absorbed + index + kernel.heads * kernel.v_head_dim * kernel.hidden)
+
+
+def _grouped_weights(kernel: BlockSparseAttention) -> float:
+    """Weights of a module's projections: queries, keys, values, index queries, the index key, and out."""
+    queries = kernel.heads * kernel.head_dim + kernel.index_heads * kernel.index_head_dim
+    keys = kernel.kv_heads * (kernel.head_dim + kernel.v_head_dim) + kernel.index_head_dim
+    return float(kernel.hidden * (queries + keys + kernel.heads * kernel.v_head_dim))

@@ -239,4 +239,5 @@ def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
         return (
             f"kernel times of {pool.device.name} are modelled: {predictor.why_not}; roofline as calibrated on {like}",
         )
-    return (*predictor.measured.gemms.notes, *predictor.measured.experts.notes)
+    tables = predictor.measured
+    return (*tables.gemms.notes, *tables.experts.notes, *tables.block_sparse.notes)

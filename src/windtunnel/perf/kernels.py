@@ -99,6 +99,26 @@ class SparseAttention:
 
 
 @dataclass(frozen=True)
+class BlockSparseAttention:
+    """MiniMax sparse attention as a whole module: projections, index, choice of the best blocks of keys, attention to
+    the ``top_k`` tokens in them; ``phase``, ``a`` and ``b`` as for Attention."""
+
+    phase: str
+    hidden: int
+    heads: int
+    """Of one GPU, as KV and index heads."""
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    index_heads: int
+    index_head_dim: int
+    top_k: int
+    kv_dtype: str = "bfloat16"
+    dtype: str = "bfloat16"
+    """Of the projections."""
+
+
+@dataclass(frozen=True)
 class Recurrence:
     """Convolution and gated delta rule of one layer of linear attention on one GPU, without its projections.
 
@@ -143,5 +163,14 @@ class Collective:
 
 
 Kernel = (
-    Gemm | Elementwise | Quantize | Attention | LatentAttention | SparseAttention | Recurrence | Experts | Collective
+    Gemm
+    | Elementwise
+    | Quantize
+    | Attention
+    | LatentAttention
+    | SparseAttention
+    | BlockSparseAttention
+    | Recurrence
+    | Experts
+    | Collective
 )

@@ -6,12 +6,14 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import Answer
 from windtunnel.perf.attention_table import AttentionTable
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.block_sparse_table import BlockSparseTable
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.database import Database
 from windtunnel.perf.expert_table import ExpertTable
 from windtunnel.perf.gemm_table import GemmTable
 from windtunnel.perf.kernels import (
     Attention,
+    BlockSparseAttention,
     Collective,
     Elementwise,
     Experts,
@@ -42,6 +44,7 @@ class Measured:
     links: LinkTable = field(init=False)
     recurrences: RecurrenceTable = field(init=False)
     sparse: SparseTable = field(init=False)
+    block_sparse: BlockSparseTable = field(init=False)
 
     def __post_init__(self) -> None:
         self.gemms = GemmTable(self.database, self.device, self.causes)
@@ -51,6 +54,7 @@ class Measured:
         self.links = LinkTable(self.database, self.device, self.causes)
         self.recurrences = RecurrenceTable(self.database, self.device)
         self.sparse = SparseTable(self.database, self.device)
+        self.block_sparse = BlockSparseTable(self.database, self.device, self.causes)
 
     def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer | None:  # noqa: PLR0911 - one per kind
         """Seconds at each point (a > 0), or None where the database has nothing to say about this kind of kernel."""
@@ -65,6 +69,8 @@ class Measured:
                 return self.latent.times(kernel, a, b)
             case SparseAttention():
                 return self.sparse.times(kernel, a, b)
+            case BlockSparseAttention():
+                return self.block_sparse.times(kernel, a, b)
             case Recurrence():
                 return self.recurrences.times(kernel, a)
             case Experts():

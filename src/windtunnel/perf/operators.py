@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from windtunnel.deployment import Pool
-from windtunnel.model import MLA, MLP, Attention, Layer, LinearAttention, MoE
+from windtunnel.model import MLA, MLP, Attention, BlockSparseAttention, Layer, LinearAttention, MoE
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf import kernels
 from windtunnel.perf.causes import ALL, Causes
@@ -78,6 +78,8 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
         yield from _linear_attention(pool, layer.attention)
     elif isinstance(layer.attention, MLA):
         yield from (_sparse if layer.attention.index_heads else _latent)(pool, layer.attention)
+    elif isinstance(layer.attention, BlockSparseAttention):
+        yield from _block_sparse(pool, layer.attention)
     else:
         yield from _attention(pool, layer.attention)
     yield from _reduce(pool, "attention_all_reduce", hidden)
@@ -137,6 +139,16 @@ def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
             phase, pool.model.hidden_size, mla.num_heads // pool.engine.tensor_parallel_size, *sizes, *index
         )
         kernel = replace(kernel, kv_dtype=_kv_dtype(pool), dtype=dtype)
+        yield Operator(f"{phase}_sparse_attention", "attention", phase, 1, kernel)
+
+
+def _block_sparse(pool: Pool, attention: BlockSparseAttention) -> Iterator[Operator]:
+    """The same for block-sparse attention, with norms, rotary embedding and cache write."""
+    tp, (dtype, _) = pool.engine.tensor_parallel_size, _format(pool, "qkv")
+    heads = (attention.num_heads // tp, attention.kv_heads_per_gpu(tp), attention.head_dim, attention.v_head_dim)
+    index = (attention.index_heads_per_gpu(tp), attention.index_head_dim, attention.attended)
+    for phase in ("decode", "prefill"):
+        kernel = kernels.BlockSparseAttention(phase, pool.model.hidden_size, *heads, *index, _kv_dtype(pool), dtype)
         yield Operator(f"{phase}_sparse_attention", "attention", phase, 1, kernel)
 
 

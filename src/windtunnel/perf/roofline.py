@@ -15,6 +15,7 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.costs import bytes_moved, flops, rate
 from windtunnel.perf.kernels import (
     Attention,
+    BlockSparseAttention,
     Collective,
     Elementwise,
     Experts,
@@ -78,6 +79,8 @@ def family(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return f"attention_{phase}"
         case LatentAttention(phase=phase) | SparseAttention(phase=phase):
             return f"latent_{phase}"
+        case BlockSparseAttention(phase=phase):
+            return f"block_sparse_{phase}"
         case Recurrence():
             return "attention_decode"
         case Collective(op=op):

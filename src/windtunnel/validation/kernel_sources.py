@@ -6,9 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.block_sparse_table import module
 from windtunnel.perf.costs import STORED_BYTES
 from windtunnel.perf.database import Columns
-from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, Kernel, LatentAttention
+from windtunnel.perf.kernels import (
+    Attention,
+    Collective,
+    Experts,
+    Gemm,
+    Kernel,
+    LatentAttention,
+)
 
 MOE_DTYPES = {"w4a16_mxfp4": ("mxfp4", True), "w4a8_mxfp4_mxfp8": ("mxfp4", False), "int4_wo": ("int4", True)}
 """``moe_dtype`` → our weight format, and whether activations stay in 16 bits; where the names differ."""
@@ -65,6 +73,17 @@ def _latent(phase: str) -> Callable[[Row], Kernel | None]:
     return kernel
 
 
+def _block_sparse(phase: str) -> Callable[[Row], Kernel | None]:
+    def kernel(row: Row) -> Kernel:
+        return module(phase, int(row["num_heads"]), str(row["kv_cache_dtype"]), str(row["gemm_type"]))
+
+    return kernel
+
+
+def _chunks(rows: Columns) -> tuple[Floats, Floats]:
+    return rows["isl"].astype(float), rows["step"].astype(float)
+
+
 def _experts(row: Row) -> Kernel | None:
     names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
     sizes = [int(row[name]) for name in names]
@@ -79,6 +98,7 @@ def _experts(row: Row) -> Kernel | None:
 
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
 _EXPERTS = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+_MODULES = (("kv_cache_dtype", "gemm_type"), ("num_heads",))
 _ATTENTION = (("kv_cache_dtype",), _HEADS)
 
 TABLES: tuple[Source, ...] = (
@@ -109,6 +129,14 @@ TABLES: tuple[Source, ...] = (
     Source(
         *(("mla", "context_mla_perf"), ("kv_cache_dtype",), ("num_heads",), "isl", ("batch_size", "step")),
         *(_latent("prefill"), _tokens("isl")),
+    ),
+    Source(
+        *(("msa", "msa_generation_module_perf"), *_MODULES, "step", ("batch_size", "isl")),
+        *(_block_sparse("decode"), _decode),
+    ),
+    Source(
+        *(("msa", "msa_context_module_perf"), *_MODULES, "isl", ("batch_size", "step")),
+        *(_block_sparse("prefill"), _chunks),
     ),
     Source(
         *(("comm", "nccl_perf"), ("op_name", "nccl_dtype"), ("num_gpus",), "message_size", ()),

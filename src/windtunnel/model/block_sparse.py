@@ -1,0 +1,104 @@
+"""Block-sparse attention: a layer's own index decides which blocks of keys a query attends to."""
+
+from dataclasses import dataclass, fields
+
+from windtunnel.errors import InputError
+from windtunnel.model.keys import Keys
+from windtunnel.model.layers import Attention, require_positive
+
+INDEX_BYTES = 2
+"""Of a number in the cache of index keys: 16 bits, whatever the KV cache has (``resolve_indexer_kv_dtype`` in vLLM
+0.32, vllm/models/minimax_m3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSparseAttention(Attention):
+    """MiniMax sparse attention (MSA, arXiv 2606.13392).
+
+    The index queries of a KV head score every cached index key, the best score of a block of keys stands for the block,
+    and the query heads of that KV head attend to its best blocks, their own among them.
+    """
+
+    index_heads: int
+    """Index queries of a token, the same number for each KV head; their key is one for all."""
+    index_head_dim: int
+    block_size: int
+    """Tokens of a block of keys."""
+    top_k_blocks: int
+    """Blocks that a query attends to."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(
+            "sparse attention",
+            sparse_num_index_heads=self.index_heads,
+            sparse_index_dim=self.index_head_dim,
+            sparse_block_size=self.block_size,
+            sparse_topk_blocks=self.top_k_blocks,
+        )
+        if self.index_heads % self.num_kv_heads:
+            raise InputError(
+                f"sparse_num_index_heads={self.index_heads}: must be a multiple of "
+                f"num_key_value_heads={self.num_kv_heads}"
+            )
+
+    @property
+    def attended(self) -> int:
+        """Tokens that a query attends to at most."""
+        return self.block_size * self.top_k_blocks
+
+    @property
+    def index_bytes_per_token(self) -> int:
+        """Cached bytes of a token's index key, on every GPU alike."""
+        return INDEX_BYTES * self.index_head_dim
+
+    def index_heads_per_gpu(self, tensor_parallel_size: int) -> int:
+        """Index queries are divided, and repeated, with the KV heads that they choose for."""
+        return self.index_heads // self.num_kv_heads * self.kv_heads_per_gpu(tensor_parallel_size)
+
+    def flops(self, context: int) -> int:
+        """FLOPs of one query token that sees ``context`` tokens: the index over all, attention to the best blocks."""
+        index = 2 * self.index_heads * self.index_head_dim * context
+        return index + self.flops_per_context_token() * min(context, self.attended)
+
+    def parameters(self, hidden_size: int, tensor_parallel_size: int = 1) -> dict[str, int]:
+        """As for dense attention; ``qkv`` holds the index queries and the index key too, ``norm`` their norms."""
+        parts = super().parameters(hidden_size, tensor_parallel_size)
+        columns = (self.index_heads_per_gpu(tensor_parallel_size) + 1) * self.index_head_dim
+        norm = 2 * self.index_head_dim if self.qk_norm else 0
+        return parts | {"qkv": parts["qkv"] + hidden_size * columns, "norm": parts["norm"] + norm}
+
+
+def read_block_sparse(keys: Keys, dense: Attention, index: int) -> Attention:
+    """Layer ``index`` with the index that ``sparse_attention_config`` gives it; as it is where it gives none.
+
+    Raises InputError for a key that lacks or is impossible, and for an index with values of its own.
+    """
+    config = keys.get("sparse_attention_config")
+    if not config or not config.get("use_sparse_attention", True):
+        return dense
+    sparse = Keys(f"{keys.owner}: sparse_attention_config", config)
+    if not _of_layer(sparse, "sparse_attention_freq", index):
+        return dense
+    if not _of_layer(sparse, "sparse_disable_index_value", index):
+        raise InputError(
+            f"{keys.owner}: sparse_disable_index_value of layer {index} is 0 in config.json: "
+            "an index with values of its own is not simulated; 1 takes keys alone"
+        )
+    return BlockSparseAttention(
+        **{field.name: getattr(dense, field.name) for field in fields(dense)},
+        index_heads=sparse.integer("sparse_num_index_heads"),
+        index_head_dim=sparse.integer("sparse_index_dim"),
+        block_size=sparse.integer("sparse_block_size"),
+        top_k_blocks=sparse.integer("sparse_topk_blocks"),
+    )
+
+
+def _of_layer(sparse: Keys, name: str, index: int) -> bool:
+    """The flag of one layer in a list with one for each."""
+    listed = sparse.get(name)
+    if not isinstance(listed, list):
+        raise InputError(f"{sparse.owner}: {name}={listed!r} in config.json: must be a list with a flag for each layer")
+    if len(listed) <= index:
+        raise InputError(f"{sparse.owner}: {name} in config.json has {len(listed)} flags, but there are more layers")
+    return bool(listed[index])

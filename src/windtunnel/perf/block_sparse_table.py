@@ -1,0 +1,147 @@
+"""Measured block-sparse attention (MiniMax-M3): whole modules over (requests, keys) or (chunk, context).
+
+TensorRT-LLM's tables are not believed: its prompts waited for the host (3 to 500 ms, whatever their length) and its
+decodes copied a pool of index keys in every step. vLLM's stand in for them, as they do for what SGLang's host held up.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from windtunnel.hardware import Device
+from windtunnel.perf.answer import INTERPOLATED, Answer
+from windtunnel.perf.attention_table import extend, plane_of
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.costs import STORED_BYTES
+from windtunnel.perf.curves import Plane
+from windtunnel.perf.database import Columns, Database, one_per_key
+from windtunnel.perf.kernels import BlockSparseAttention
+
+TABLES = {"decode": "msa_generation_module_perf", "prefill": "msa_context_module_perf"}
+
+HIDDEN, HEAD_DIM, INDEX_HEAD_DIM, TOP_K, GROUP = 6144, 128, 128, 2048, 16
+"""Sizes of the modules in the tables: MiniMax-M3 (its config.json). A GPU has a KV head for every 16 query heads, one
+at least, and as many index heads."""
+
+BELIEVED = ("vllm", "sglang")
+"""Engines whose tables are believed, in the order in which they stand in for another's."""
+
+GRAPH_REQUESTS = 256
+"""SGLang's decodes of more requests were launched one by one: 0.4 ms, whatever the context."""
+
+HOST_BOUND = 1.5
+"""Prompts that take less than this many times the shortest module's time may have waited for the host."""
+
+Key = tuple[str, int, str, str]
+"""Engine, local heads, dtype of the cache, dtype of the projections."""
+
+
+@dataclass(eq=False)
+class BlockSparseTable:
+    """The MSA module tables of one database."""
+
+    database: Database
+    device: Device
+    causes: Causes = ALL
+    _columns: dict[tuple[str, str], Columns | None] = field(default_factory=dict)
+    _planes: dict[tuple[str, Key], Plane] = field(default_factory=dict)
+    _borrowed: dict[str, str] = field(default_factory=dict)
+    """What was taken from another engine's table, and whose it is."""
+
+    def times(self, kernel: BlockSparseAttention, a: Floats, b: Floats) -> Answer | None:
+        """Seconds of a module with its projections, or None without a table."""
+        engine = self._engine(kernel.phase)
+        if engine is None:
+            return None
+        found = self._ask(kernel, a, b, engine)
+        if engine == self.database.backend:
+            return self._without_host(kernel, found, a, b) if self.causes.host_bound_tables else found
+        self._borrowed["block-sparse attention"] = engine
+        return replace(found, sources=np.maximum(found.sources, INTERPOLATED).astype(np.int8))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was taken from another engine's tables."""
+        taken = f"of {self.database.backend} is taken from"
+        return tuple(f"{what} {taken} {engine}'s measurements" for what, engine in self._borrowed.items())
+
+    def _ask(self, kernel: BlockSparseAttention, a: Floats, b: Floats, engine: str) -> Answer:
+        key = self._nearest(kernel, engine)
+        measured = module(kernel.phase, *key[1:])
+        plane = self._plane(kernel.phase, key)
+        found = extend(plane, self.device, measured, kernel, (a, b), (a, b))
+        if kernel.phase == "prefill":
+            beyond = (b > plane.columns[-1]) & (a <= plane.rows[-1])
+            found = replace(found, distance=np.where(beyond, np.nan, found.distance))
+        return found if measured == kernel else found.modelled()
+
+    def _without_host(self, kernel: BlockSparseAttention, found: Answer, a: Floats, b: Floats) -> Answer:
+        """Prompts that SGLang's host held up take the time of vLLM's kernels where that is less."""
+        engine = next((name for name in BELIEVED if name != self.database.backend), "")
+        if kernel.phase == "decode" or self.database.backend != "sglang" or self._table("prefill", engine) is None:
+            return found
+        floor = float(self._plane(kernel.phase, self._nearest(kernel, "sglang")).seconds.min())
+        other = self._ask(kernel, a, b, engine)
+        self._borrowed["short prompts' block-sparse attention"] = engine
+        held = (found.seconds < HOST_BOUND * floor) & (other.seconds < found.seconds)
+        sources = np.where(held, np.maximum(other.sources, INTERPOLATED), found.sources).astype(np.int8)
+        distance = np.where(held, other.distance, found.distance)
+        return Answer(np.where(held, other.seconds, found.seconds), sources, distance)
+
+    def _plane(self, phase: str, key: Key) -> Plane:
+        if (phase, key) not in self._planes:
+            rows = self._rows(phase, key)
+            a, b = rows["isl"].astype(float), rows["step"].astype(float)
+            if phase == "decode":  # the token itself is a key too
+                a, b = rows["batch_size"].astype(float), a + b
+            measured = module(phase, *key[1:])
+            self._planes[phase, key] = plane_of(measured, self.device, a, b, rows["latency"] * 1e-3)
+        return self._planes[phase, key]
+
+    def _rows(self, phase: str, key: Key) -> Columns:
+        columns = self._table(phase, key[0])
+        assert columns is not None
+        rows = columns.where(num_heads=key[1], kv_cache_dtype=key[2], gemm_type=key[3])
+        if phase == "prefill":
+            rows = rows.where(batch_size=int(rows["batch_size"].min()))
+        elif key[0] == "sglang":
+            rows = rows.take(rows["batch_size"] <= GRAPH_REQUESTS)
+        keys = [rows["batch_size"], rows["isl"], rows["step"]]
+        return rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
+
+    def _engine(self, phase: str) -> str | None:
+        """The engine whose table answers: its own where it is believed, else another's."""
+        engines = sorted(BELIEVED, key=lambda name: name != self.database.backend)
+        return next((engine for engine in engines if self._table(phase, engine) is not None), None)
+
+    def _table(self, phase: str, engine: str) -> Columns | None:
+        if (phase, engine) not in self._columns:
+            texts = ("kv_cache_dtype", "gemm_type", "kernel_source")
+            other = None if engine == self.database.backend else engine
+            found = self.database.read("msa", TABLES[phase], texts, other)
+            if found is None and other is None:  # newer than the version that was asked for
+                found = self.database.read("msa", TABLES[phase], texts, engine)
+            self._columns[phase, engine] = found
+        return self._columns[phase, engine]
+
+    def _nearest(self, kernel: BlockSparseAttention, engine: str) -> Key:
+        columns = self._table(kernel.phase, engine)
+        assert columns is not None
+        kv_dtype = _choose("fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16", columns, "kv_cache_dtype")
+        columns = columns.where(kv_cache_dtype=kv_dtype)
+        dtype = _choose(kernel.dtype, columns, "gemm_type")
+        heads = np.unique(columns.where(gemm_type=dtype)["num_heads"])
+        return engine, int(heads[int(np.argmin(np.abs(np.log(heads / kernel.heads))))]), kv_dtype, dtype
+
+
+def module(phase: str, heads: int, kv_dtype: str, dtype: str) -> BlockSparseAttention:
+    """What was measured: MiniMax-M3's module with so many query heads."""
+    groups = max(1, heads // GROUP)
+    index = (groups, INDEX_HEAD_DIM, TOP_K)
+    return BlockSparseAttention(phase, HIDDEN, heads, groups, HEAD_DIM, HEAD_DIM, *index, kv_dtype, dtype)
+
+
+def _choose(wanted: str, columns: Columns, name: str) -> str:
+    known = columns.values(name)
+    return next((each for each in (wanted, "fp8_block", "bfloat16") if each in known), known[0])
