@@ -53,7 +53,10 @@ def test_linear_attention_keeps_a_state_and_no_cache() -> None:
 
 def test_states_take_half_of_the_memory_at_most() -> None:
     crowded = budget("vllm-0.32", "Qwen/Qwen3.5-27B", max_num_seqs=1024)
-    assert crowded.state_bytes == crowded.available_bytes // 2
+    state = load_model("Qwen/Qwen3.5-27B").state_bytes()
+    assert crowded.state_bytes == crowded.max_num_seqs * state
+    assert crowded.state_bytes <= crowded.available_bytes // 2 < crowded.state_bytes + state
+    assert budget("vllm-0.32", "Qwen/Qwen3.5-27B", max_num_seqs=64).max_num_seqs == 64
 
 
 def test_the_indexer_has_keys_of_its_own() -> None:

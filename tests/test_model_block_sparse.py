@@ -95,6 +95,7 @@ def test_attention_stops_growing_and_the_index_does_not(context: int) -> None:
     sparse = read().layers[-1][1].attention
     dense = read(use_sparse_attention=False).layers[0][1].attention
     assert isinstance(sparse, BlockSparseAttention)
+    assert isinstance(dense, Attention)
     index = 2 * 2 * 16 * context
     assert sparse.flops(context) - index == dense.flops_per_context_token() * min(context, 4 * 64)
     assert read().attention_flops(context) == dense.flops_per_context_token() * context + 2 * sparse.flops(context)

@@ -29,7 +29,7 @@ def only_layer(model: Model) -> Layer:
 
 
 def windows(model: Model) -> list[int]:
-    return [layer.attention.window for layer in model]
+    return [layer.window for layer in model]
 
 
 def is_moe(model: Model) -> list[bool]:
@@ -84,7 +84,8 @@ def test_impossible_values_are_refused(changes: dict[str, Any], words: str) -> N
     ("changes", "words"),
     [
         ({"index_topk_freq": 4}, "share an index"),
-        ({"architectures": ["NemotronHForCausalLM"]}, "Mamba-2"),
+        ({"architectures": ["Zamba2ForCausalLM"]}, "shared attention"),
+        ({"mamba_num_heads": 8}, "Mamba-2"),
         ({"architectures": ["DeepseekV4ForCausalLM"]}, "compressed attention"),
         ({"attn_type_list": [0, 1, 0, 1]}, "Lightning"),
         ({"block_configs": [{"attention": {"no_op": True}}]}, "block_configs"),

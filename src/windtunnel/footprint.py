@@ -84,9 +84,12 @@ def _attention(model: Model, engine: Engine) -> tuple[tuple[int, float, float], 
     size = kv_bytes(model.resolve_kv_cache_dtype(engine.kv_cache_dtype)) / engine.pipeline_parallel_size
     by_window: dict[int, tuple[float, float]] = {}
     for count, layer in model.layers:
-        flops, stored = by_window.get(layer.attention.window, (0.0, 0.0))
-        by_window[layer.attention.window] = (
-            flops + count * layer.attention.flops_per_context_token(),
-            stored + count * size * layer.attention.kv_elements_per_token(engine.tensor_parallel_size),
+        attention = layer.attention
+        if attention is None:
+            continue
+        flops, stored = by_window.get(attention.window, (0.0, 0.0))
+        by_window[attention.window] = (
+            flops + count * attention.flops_per_context_token(),
+            stored + count * size * attention.kv_elements_per_token(engine.tensor_parallel_size),
         )
     return tuple((window, flops, stored) for window, (flops, stored) in sorted(by_window.items()))

@@ -20,7 +20,8 @@ from windtunnel.deployment import Engine, Pool, preset, resolve_engine
 from windtunnel.deployment.shards import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
-from windtunnel.model import MLA, MLP, Attention, Model, MoE
+from windtunnel.model import MLA, Attention, Model, MoE, StateSpace
+from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.stages import stages
 
@@ -30,6 +31,7 @@ RESERVE = int(0.26 * GIB)  # beyond PyTorch's allocator on one GPU, as reported 
 COLLECTIVES = int(0.35 * GIB)  # buffers of NCCL and of the custom all-reduce when GPUs work together
 GRAPH_BYTES = GIB // 4096  # per layer and captured size: 0.67 GiB for 32 layers and 67 sizes (H100, 0.10.2)
 GB = 1e9
+UNBOUNDED = 2**62  # blocks of a stage whose layers cache nothing
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,10 @@ class KVBudget:
     window_bytes: int
     """Set aside for the windows of ``max_num_seqs`` requests; 0 unless that gives more blocks."""
     state_bytes: int
-    """Set aside for the states of ``max_num_seqs`` requests in layers of linear attention, half of what is available at
-    most (vLLM takes them from the pool of blocks, SGLang from a pool of their own)."""
+    """Set aside for the states of ``max_num_seqs`` requests in layers that keep one (linear attention, state space),
+    half of what is available at most (vLLM takes them from the pool of blocks, SGLang from a pool of their own)."""
+    max_num_seqs: int
+    """Requests that may run at once: the engine's setting, or as many as have their states there."""
     available_bytes: int
     """For the KV cache; negative when not even the weights fit."""
 
@@ -81,11 +85,23 @@ def kv_blocks(pool: Pool) -> KVBudget:
     return budget if override is None else replace(budget, num_blocks=override)
 
 
+def state_notes(pool: Pool, budget: KVBudget) -> list[str]:
+    """What a reader should know about the states that requests keep beside the KV cache."""
+    asked, running = pool.engine.seqs, budget.max_num_seqs
+    if running == asked:
+        return []
+    return [
+        f"{running} requests run at once, not max_num_seqs={asked}: their states of "
+        f"{budget.state_bytes / GB:.1f} GB on each {pool.device.name} take half of the memory beside the weights"
+    ]
+
+
 def _tightest_stage(model: Model, device: Device, engine: Engine) -> tuple[Model, KVBudget]:
     """The stage with the fewest blocks, or the least memory, and its budget."""
     parts = [_drafting(part, engine) for part in stages(model, engine.pipeline_parallel_size)]
     found = [(part, _budget(part, device, engine)) for part in parts]
-    return min(found, key=lambda each: (each[1].num_blocks, each[1].available_bytes))
+    tightest, budget = min(found, key=lambda each: (each[1].num_blocks, each[1].available_bytes))
+    return tightest, replace(budget, max_num_seqs=min(each.max_num_seqs for _, each in found))
 
 
 def _drafting(model: Model, engine: Engine) -> Model:
@@ -104,8 +120,9 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     reserve = RESERVE + (COLLECTIVES if together > 1 else 0)
     available = _available(device, engine, weights, activations, reserve)
     size = engine.tokens_per_block
-    states = min(engine.seqs * model.state_bytes(tp), max(available, 0) // 2)
-    blocks, block_bytes, window_bytes = _pool_of_blocks(model, engine, max(available, 0) - states)
+    state = model.state_bytes(tp)
+    running = min(engine.seqs, max(available, 0) // 2 // state) if state else engine.seqs
+    blocks, block_bytes, window_bytes = _pool_of_blocks(model, engine, max(available, 0) - running * state)
     return KVBudget(
         num_blocks=blocks,
         block_size=size,
@@ -115,7 +132,8 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
         graph_bytes=len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES,
         reserve_bytes=reserve,
         window_bytes=window_bytes,
-        state_bytes=states,
+        state_bytes=running * state,
+        max_num_seqs=running,
         available_bytes=available,
     )
 
@@ -140,33 +158,51 @@ def _absorbed_bytes(model: Model, tp: int) -> int:
 def _activation_bytes(model: Model, engine: Engine) -> int:
     """Peak of the profile run: the widest layer over all tokens, or sampling, whichever is larger."""
     size, tokens = DTYPE_BYTES[model.dtype], engine.batched_tokens
-    widest = max(_layer_elements(model, engine, layer_mlp) for layer_mlp in {layer.mlp for _, layer in model.layers})
+    widest = max(_layer_elements(model, engine, layer) for layer in model.layer_counts)
     kept = 2 * tokens * model.hidden_size * size
     sampling = kept + SAMPLING_BYTES_PER_LOGIT * engine.seqs * model.vocab_size * model.samples
     return max(int(tokens * widest * size), sampling)
 
 
-def _layer_elements(model: Model, engine: Engine, mlp: MLP | MoE) -> float:
-    """Numbers alive per token of this rank in the feed-forward part of a layer."""
-    tp, dp = engine.tensor_parallel_size, engine.data_parallel_size
-    hidden = HIDDEN_STATES * model.hidden_size
+def _layer_elements(model: Model, engine: Engine, layer: Layer) -> float:
+    """Numbers alive per token of this rank in the wider part of a layer."""
+    mixed = _scan_elements(model, engine, layer.attention) if isinstance(layer.attention, StateSpace) else 0.0
+    return HIDDEN_STATES * model.hidden_size + max(mixed, _network_elements(model, engine, layer))
+
+
+def _scan_elements(model: Model, engine: Engine, mixer: StateSpace) -> float:
+    """The projection, the convolution's channels, the scan's result with its gated norm, and the states of all chunks
+    before and after they are passed on, in 32 bits (ssd_combined.py in vllm/model_executor/layers/mamba/ops)."""
+    tp = engine.tensor_parallel_size
+    states = 2 * mixer.inner(tp) * mixer.state_dim * 4 / DTYPE_BYTES[model.dtype] / mixer.chunk_size
+    return mixer.projected(tp) + mixer.channels(tp) + 2 * mixer.inner(tp) + states
+
+
+def _network_elements(model: Model, engine: Engine, layer: Layer) -> float:
+    """The intermediate state of a network; of experts, every token once per chosen one."""
+    tp, dp, mlp = engine.tensor_parallel_size, engine.data_parallel_size, layer.mlp
+    if mlp is None:
+        return 0.0
     if not isinstance(mlp, MoE):
-        return hidden + (3 if mlp.gated else 2) * mlp.intermediate_size / tp
+        return (3 if mlp.gated else 2) * mlp.intermediate_size / tp
     # The fused kernel holds every token once per chosen expert, and sees the tokens of all ranks that share experts.
     width = mlp.intermediate_size / (1 if engine.enable_expert_parallel else tp * dp)
     chosen = mlp.top_k / (tp * dp if engine.enable_expert_parallel else 1)
-    return hidden + dp * chosen * (max(2 * width, model.hidden_size) + width) + 3 * mlp.shared_intermediate_size / tp
+    hidden, up = mlp.latent_size or model.hidden_size, 2 * width if mlp.gated else width
+    return dp * chosen * (max(up, hidden) + width) + 3 * mlp.shared_intermediate_size / tp
 
 
 def _pool_of_blocks(model: Model, engine: Engine, available: int) -> tuple[int, int, int]:
     """(blocks, bytes of a block, bytes set aside for windows) for this much memory."""
     size, tp = engine.tokens_per_block, engine.tensor_parallel_size
     every = size * model.kv_bytes_per_token(engine.kv_cache_dtype, tp)
-    full = [(count, layer) for count, layer in model.layers if not layer.attention.window]
-    uniform = (available // every, every, 0)
+    full = [(count, layer) for count, layer in model.layers if not layer.window]
+    uniform = (available // every if every else UNBOUNDED, every, 0)
     if not full or len(full) == len(model.layers):
         return uniform
     full_bytes = size * replace(model, layers=tuple(full)).kv_bytes_per_token(engine.kv_cache_dtype, tp)
+    if not full_bytes:
+        return uniform
     windows = engine.seqs * _window_bytes(model, engine, with_chunk=False)
     hybrid = (max(available - windows, 0) // full_bytes, full_bytes, windows)
     return hybrid if hybrid[0] > uniform[0] else uniform
@@ -187,7 +223,7 @@ def _window_bytes(model: Model, engine: Engine, with_chunk: bool) -> int:
 
 def _longest_request_bytes(model: Model, engine: Engine) -> int:
     """Bytes of the KV cache for one request of ``max_model_len`` tokens."""
-    full = tuple((count, layer) for count, layer in model.layers if not layer.attention.window)
+    full = tuple((count, layer) for count, layer in model.layers if not layer.window)
     size = engine.tokens_per_block
     length = -(-engine.model_len // size) * size
     dense = replace(model, layers=full).kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel_size)
@@ -205,6 +241,12 @@ def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) ->
         return (
             f"{model.name} needs {used / GB:.1f} GB on each {device.name} (weights {budget.weight_bytes / GB:.1f} GB, "
             f"activations {budget.activation_bytes / GB:.1f} GB), but may use {room}"
+        )
+    if budget.max_num_seqs < 1:
+        state = model.state_bytes(engine.tensor_parallel_size)
+        return (
+            f"{model.name} keeps a state of {state / GB:.2f} GB for a request on each {device.name}, but half of "
+            f"{budget.available_bytes / GB:.2f} GB is left for states"
         )
     if engine.num_gpu_blocks_override is not None:
         asked = engine.num_gpu_blocks_override * budget.block_bytes

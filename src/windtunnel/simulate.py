@@ -16,7 +16,7 @@ from windtunnel.custom import run_custom
 from windtunnel.deployment import Deployment, Pool, own_scheduler, warnings
 from windtunnel.footprint import footprint
 from windtunnel.hardware import GIB
-from windtunnel.memory import KVBudget, kv_blocks
+from windtunnel.memory import KVBudget, kv_blocks, state_notes
 from windtunnel.overheads import ENGINE_CLOCK, Overheads, at_client, at_engine
 from windtunnel.perf.cache import cache_folder
 from windtunnel.perf.causes import ALL, Causes
@@ -84,6 +84,7 @@ def simulate(
     uniforms = np.random.default_rng([seed, crc32(b"router")]).random(len(workload))
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += _notes(demand, cut, fleet)
+    notes += [note for row in zip(deployment.pools, budgets, strict=True) for note in state_notes(*row)]
     fleet = replace(fleet, policies=tuple(settled(policy, demand.hash_ids is not None) for policy in fleet.policies))
     if scheduler:
         record = run_custom(scheduler, fleet, demand, router, uniforms)
@@ -148,7 +149,7 @@ def limits(pool: Pool, budget: KVBudget, settings: Settings) -> Limits:
     engine = pool.engine
     unused = 0 if isinstance(settings, VllmV0) else 1
     return Limits(
-        max_num_seqs=engine.seqs,
+        max_num_seqs=budget.max_num_seqs,
         max_num_batched_tokens=engine.batched_tokens,
         max_model_len=engine.model_len,
         num_blocks=budget.num_blocks - unused,
@@ -301,7 +302,7 @@ def _manifest(
             | {
                 "kv_blocks": limit.num_blocks,
                 "block_size": budget.block_size,
-                "max_num_seqs": pool.engine.seqs,
+                "max_num_seqs": limit.max_num_seqs,
                 "gpus_per_replica": pool.engine.world_size,
                 "lockstep": pool.lockstep,
                 "memory": _memory(budget),
@@ -322,5 +323,5 @@ def _manifest(
 
 
 def _memory(budget: KVBudget) -> dict[str, int]:
-    names = ("weight_bytes", "activation_bytes", "graph_bytes", "reserve_bytes", "window_bytes", "available_bytes")
-    return {name: getattr(budget, name) for name in names}
+    names = ("weight_bytes", "activation_bytes", "graph_bytes", "reserve_bytes", "window_bytes", "state_bytes")
+    return {name: getattr(budget, name) for name in (*names, "available_bytes")}

@@ -5,7 +5,8 @@ from dataclasses import replace
 from windtunnel.deployment.engine import Engine
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model import Attention, Model, MoE
+from windtunnel.model import Attention, Model, MoE, StateSpace
+from windtunnel.model.layers import Layer
 from windtunnel.model.spec import VOCAB_PADDING
 
 FP8_BLOCK = 128
@@ -22,12 +23,11 @@ def require_shardable(engine: Engine, model: Model, device: Device) -> None:
     if engine.enable_expert_parallel and not model.has_moe:
         raise InputError(f"enable_expert_parallel: {model.name} has no experts; leave it out")
     for _, layer in model.layers:
-        _require_heads(layer.attention.num_heads, tp, device.gpus_per_domain, model)
-        if isinstance(layer.attention, Attention):
-            _require_kv_heads(layer.attention.num_kv_heads, tp, model)
+        _require_mixer(layer, tp, device, model)
         mlp = layer.mlp
         if not isinstance(mlp, MoE):
-            _require_width("intermediate_size", mlp.intermediate_size, tp, "mlp", model)
+            if mlp:
+                _require_width("intermediate_size", mlp.intermediate_size, tp, "mlp", model)
             continue
         if not engine.enable_expert_parallel:
             _require_width("moe_intermediate_size", mlp.intermediate_size, ranks, "experts", model)
@@ -54,6 +54,17 @@ def possible_tensor_parallel_sizes(engine: Engine, model: Model, device: Device)
     return found
 
 
+def _require_mixer(layer: Layer, tp: int, device: Device, model: Model) -> None:
+    attention = layer.attention
+    if attention is None:
+        return
+    _require_heads(attention.num_heads, tp, device.gpus_per_domain, model)
+    if isinstance(attention, Attention):
+        _require_or_repeat("KV heads", attention.num_kv_heads, tp, model)
+    elif isinstance(attention, StateSpace):
+        _require_or_repeat("groups of state space heads", attention.num_groups, tp, model)
+
+
 def _require_heads(heads: int, tp: int, most: int, model: Model) -> None:
     if heads % tp:
         sizes = ", ".join(str(size) for size in range(1, most + 1) if heads % size == 0)
@@ -62,10 +73,11 @@ def _require_heads(heads: int, tp: int, most: int, model: Model) -> None:
         )
 
 
-def _require_kv_heads(heads: int, tp: int, model: Model) -> None:
-    if heads % tp and tp % heads:
+def _require_or_repeat(what: str, number: int, tp: int, model: Model) -> None:
+    """What is divided among GPUs, or repeated where there are more of them."""
+    if number % tp and tp % number:
         raise InputError(
-            f"tensor_parallel_size={tp}: must divide, or be a multiple of, the {heads} KV heads of {model.name}"
+            f"tensor_parallel_size={tp}: must divide, or be a multiple of, the {number} {what} of {model.name}"
         )
 
 

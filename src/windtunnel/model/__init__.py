@@ -6,6 +6,7 @@ from windtunnel.model.config import read_config
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import Quantization
 from windtunnel.model.spec import Model
+from windtunnel.model.state_space import StateSpace
 
 __all__ = [
     "MLA",
@@ -17,6 +18,7 @@ __all__ = [
     "MoE",
     "Model",
     "Quantization",
+    "StateSpace",
     "load_model",
     "model_names",
     "read_config",

@@ -5,12 +5,14 @@ from itertools import groupby
 from windtunnel.errors import InputError
 from windtunnel.model.block_sparse import read_block_sparse
 from windtunnel.model.families import FAMILIES, Family
+from windtunnel.model.hybrid import Parts, state_space
 from windtunnel.model.keys import Json, Keys
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
-from windtunnel.model.quantization import DTYPE_BYTES, Quantization
+from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, Quantization
 from windtunnel.model.quantization_config import read_quantization
 from windtunnel.model.refused import refuse_what_is_not_simulated
 from windtunnel.model.spec import Model
+from windtunnel.model.state_space import StateSpace
 
 GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "gelu_pytorch_tanh")
 MOE_SIZE_KEYS = ("intermediate_size", "moe_intermediate_size")
@@ -36,7 +38,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
     if keys.get("num_nextn_predict_layers", "num_mtp_modules", default=0):
         notes.append("multi-token prediction layers are left out, as vLLM does without speculative decoding")
     hidden = keys.integer("hidden_size", "n_embd", "d_model")
-    layers = [_layer(keys, family, hidden, index) for index in range(keys.integer("num_hidden_layers", "n_layer"))]
+    layers = _layers(keys, family, hidden)
     positions = keys.integer("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
     length = _extended(positions, text)
     quantization_config = config.get("quantization_config") or text.get("quantization_config")
@@ -113,11 +115,38 @@ def _quantization(
     name: str, config: Json | None, hf_quant_config: Json | None, layers: list[Layer]
 ) -> Quantization | None:
     """None where no layer has any part that the configuration covers."""
-    found = read_quantization(name, config, hf_quant_config, len(layers))
+    hybrid = any(isinstance(layer.attention, StateSpace) for layer in layers)
+    holders = {part: _holders(part, layers) for part in LINEARS} if hybrid else None
+    found = read_quantization(name, config, hf_quant_config, len(layers), holders)
     return found if found is None or found.parts else None
 
 
+def _holders(part: str, layers: list[Layer]) -> list[int]:
+    """The layers of a hybrid model that hold a part; projections are those of its state space layers."""
+    if part in ("qkv", "out"):
+        return [i for i, layer in enumerate(layers) if isinstance(layer.attention, StateSpace)]
+    kind = MLP if part == "mlp" else MoE
+    return [i for i, layer in enumerate(layers) if isinstance(layer.mlp, kind)]
+
+
 # --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def _layers(keys: Keys, family: Family, hidden: int) -> list[Layer]:
+    if family.layout is None:
+        return [_layer(keys, family, hidden, index) for index in range(keys.integer("num_hidden_layers", "n_layer"))]
+    return [_layer_of(parts, keys, family, hidden, index) for index, parts in enumerate(family.layout(keys))]
+
+
+def _layer_of(parts: Parts, keys: Keys, family: Family, hidden: int, index: int) -> Layer:
+    """A layer of a hybrid model: each part with its norm."""
+    attention = _attention(keys, family, hidden, index) if "attention" in parts else None
+    network = _mlp(keys, family, hidden) if "mlp" in parts else None
+    return Layer(
+        state_space(keys, hidden) if "mamba" in parts else attention,
+        _moe(keys, family) if "moe" in parts else network,
+        norms=len(parts),
+    )
 
 
 def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
@@ -175,7 +204,7 @@ def _attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention
     heads = keys.integer(prefix + heads_key) if prefix else keys.integer(heads_key, "n_head")
     if heads == 0:
         raise InputError(f"{keys.owner}: {heads_key}=0 in config.json: must be ≥ 1")
-    if not keys.get("head_dim") and hidden % heads:
+    if not keys.get("head_dim", "attention_head_dim") and hidden % heads:
         raise InputError(
             f"{keys.owner}: hidden_size={hidden}: must be a multiple of {heads_key}={heads}, or give head_dim"
         )
@@ -183,7 +212,7 @@ def _attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention
     return Attention(
         num_heads=heads,
         num_kv_heads=keys.integer(prefix + "num_key_value_heads", default=heads),
-        head_dim=keys.integer(prefix + "head_dim", default=hidden // heads),
+        head_dim=keys.integer(prefix + "head_dim", "attention_head_dim", default=hidden // heads),
         v_head_dim=keys.integer(prefix + "v_head_dim", default=0),
         window=window,
         qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
@@ -191,6 +220,7 @@ def _attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention
         qk_norm=keys.flag("use_qk_norm", "qk_layernorm", default=family.qk_norm),
         qk_norm_across_heads=keys.get("qk_norm_type") == "per_layer",
         output_gate=keys.flag("attn_output_gate"),
+        rotary=family.rotary and keys.get("position_embedding_type") != "nope",
     )
 
 
@@ -229,23 +259,23 @@ def _moe(keys: Keys, family: Family) -> MoE:
         num_experts=keys.integer(*MOE_COUNT_KEYS),
         top_k=keys.integer("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k"),
         intermediate_size=size,
-        shared_intermediate_size=keys.integer("shared_expert_intermediate_size", default=0)
+        gated=family.gated,
+        shared_intermediate_size=keys.integer(
+            "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", default=0
+        )
         or keys.integer("shared_intermediate_size", default=0)
         or shared,
         bias=family.expert_bias,
         router_bias=keys.flag("use_routing_bias", default=family.router_bias),
         shared_gate=family.shared_gate,
+        latent_size=keys.integer("moe_latent_size", default=0),
     )
 
 
 def _mlp(keys: Keys, family: Family, hidden: int) -> MLP:
     return MLP(
         intermediate_size=keys.integer(
-            "intermediate_size_mlp",
-            "dense_intermediate_size",
-            "ffn_dim",
-            "intermediate_size",
-            "n_inner",
+            *family.mlp_sizes,
             default=4 * hidden if not family.gated else None,
         ),
         gated=family.gated,

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from windtunnel.model.hybrid import Layout, by_attention_indices, by_layer_types, one_part_each
+
 Get = Callable[..., Any]
 
 
@@ -64,6 +66,17 @@ class Family:
     """Whether a layer slides, for configs without ``layer_types``."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """Values that the architecture's configuration class assumes for absent keys."""
+    layout: Layout | None = None
+    """What each layer is made of, where a layer may lack a part or be a state space layer."""
+    rotary: bool = True
+    mlp_sizes: tuple[str, ...] = (
+        "intermediate_size_mlp",
+        "dense_intermediate_size",
+        "ffn_dim",
+        "intermediate_size",
+        "n_inner",
+    )
+    """Keys of the width of a dense network, the first that is present."""
     notes: tuple[str, ...] = ()
 
 
@@ -107,6 +120,25 @@ LLAMA4 = Family(
     slides=all_but_every_fourth,
     notes=("attention in chunks of attention_chunk_size tokens is simulated as a sliding window of that size",),
 )
+MAMBA_2 = MappingProxyType(
+    {
+        "mamba_n_heads": 128,
+        "mamba_d_head": "auto",
+        "mamba_d_state": 256,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_chunk_size": 256,
+    }
+)
+"""What the classes of Granite 4 and Bamba assume."""
+NEMOTRON_H = Family(gated=False, router_bias=True, layout=one_part_each, rotary=False)
+GRANITE_HYBRID = Family(
+    tied=True,
+    layout=by_layer_types,
+    mlp_sizes=("shared_intermediate_size",),
+    defaults={**MAMBA_2, "position_embedding_type": "nope"},
+)
+BAMBA = Family(layout=by_attention_indices, defaults=MAMBA_2)
 MIMO = Family(qkv_bias=True, out_bias=False)
 
 FAMILIES: dict[str, Family] = {
@@ -142,6 +174,9 @@ FAMILIES: dict[str, Family] = {
     "KimiK25ForConditionalGeneration": DEEPSEEK,
     "Llama4ForConditionalGeneration": LLAMA4,
     "Llama4ForCausalLM": LLAMA4,
+    "NemotronHForCausalLM": NEMOTRON_H,
+    "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
+    "BambaForCausalLM": BAMBA,
     "MiMoForCausalLM": MIMO,
     "MiMoV2FlashForCausalLM": Family(),
 }

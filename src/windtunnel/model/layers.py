@@ -3,20 +3,8 @@
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError
-
-
-def require_positive(owner: str, **values: int) -> None:
-    """Raise InputError unless every value is an integer ≥ 1."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{owner}: {name}={value!r}: must be an integer ≥ 1")
-
-
-def require_not_negative(owner: str, **values: int) -> None:
-    """Raise InputError unless every value is an integer ≥ 0."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InputError(f"{owner}: {name}={value!r}: must be an integer ≥ 0")
+from windtunnel.model.sizes import require_not_negative, require_positive
+from windtunnel.model.state_space import StateSpace
 
 
 @dataclass(frozen=True)
@@ -38,6 +26,8 @@ class Attention:
     """They are normalised over all heads at once (MiniMax-M2): tensor-parallel ranks exchange the variances."""
     output_gate: bool = False
     """A gate as wide as the queries, projected with them, multiplies the output (Qwen3-Next, Qwen3.5)."""
+    rotary: bool = True
+    """Queries and keys are rotated by their positions, where the model has no table of them."""
 
     def __post_init__(self) -> None:
         if self.v_head_dim == 0:
@@ -256,6 +246,9 @@ class MoE:
     router_bias: bool = False
     shared_gate: bool = False
     """A learned gate weighs the shared experts (Qwen2-MoE)."""
+    latent_size: int = 0
+    """Routed experts work on a projection of the hidden state that is so wide (Nemotron-3 Super); 0: on the state
+    itself."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -264,7 +257,11 @@ class MoE:
             num_experts_per_tok=self.top_k,
             moe_intermediate_size=self.intermediate_size,
         )
-        require_not_negative("mixture of experts", shared_intermediate_size=self.shared_intermediate_size)
+        require_not_negative(
+            "mixture of experts",
+            shared_intermediate_size=self.shared_intermediate_size,
+            moe_latent_size=self.latent_size,
+        )
         if self.top_k > self.num_experts:
             raise InputError(f"num_experts_per_tok={self.top_k}: must be ≤ num_experts={self.num_experts}")
 
@@ -272,6 +269,14 @@ class MoE:
     def expert(self) -> MLP:
         """One routed expert."""
         return MLP(self.intermediate_size, self.gated, self.bias)
+
+    def expert_parameters(self, hidden_size: int, shards: int = 1) -> int:
+        """Parameters of one routed expert on one of ``shards`` GPUs."""
+        return self.expert.parameters(self.latent_size or hidden_size, shards)
+
+    def router_parameters(self, hidden_size: int) -> int:
+        """Parameters of the router, and of the projections to and from the latent size; on every GPU alike."""
+        return self.num_experts * (hidden_size + self.router_bias) + 2 * hidden_size * self.latent_size
 
     @property
     def shared(self) -> MLP | None:
@@ -281,8 +286,21 @@ class MoE:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: attention and a feed-forward network, with ``norms`` normalisations of the hidden state."""
+    """One decoder layer: attention and a feed-forward network, with ``norms`` normalisations of the hidden state.
 
-    attention: Attention | MLA | LinearAttention
-    mlp: MLP | MoE
+    Layers of hybrid models may lack either part (Nemotron-H).
+    """
+
+    attention: Attention | MLA | LinearAttention | StateSpace | None
+    """What mixes the tokens."""
+    mlp: MLP | MoE | None
     norms: int = 2
+
+    def __post_init__(self) -> None:
+        if self.attention is None and self.mlp is None:
+            raise InputError("a layer without attention and without a network: give it one of both")
+
+    @property
+    def window(self) -> int:
+        """Tokens that a token sees; 0: all of them, or the layer does not mix tokens."""
+        return self.attention.window if self.attention else 0

@@ -1,50 +1,57 @@
 """Read how a checkpoint is quantised: ``quantization_config`` of config.json or NVIDIA's hf_quant_config.json."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.model.quantization import EXPERTS, LINEARS, Quantization
 
 Json = Mapping[str, Any]
+Holders = Mapping[str, Sequence[int]]
+"""Part -> layers that hold it."""
 
 MODULES = {
-    "qkv": "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.q_a_proj",
-    "out": "model.layers.{i}.self_attn.o_proj",
-    "mlp": "model.layers.{i}.mlp.gate_proj model.layers.{i}.mlp.down_proj",
-    "experts": "model.layers.{i}.mlp.experts.0.gate_proj model.layers.{i}.block_sparse_moe.experts.0.w1",
-    "shared_experts": "model.layers.{i}.mlp.shared_experts.gate_proj model.layers.{i}.mlp.shared_expert.gate_proj",
+    "qkv": "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.q_a_proj backbone.layers.{i}.mixer.in_proj "
+    "model.layers.{i}.mamba.in_proj",
+    "out": "model.layers.{i}.self_attn.o_proj backbone.layers.{i}.mixer.out_proj model.layers.{i}.mamba.out_proj",
+    "mlp": "model.layers.{i}.mlp.gate_proj model.layers.{i}.mlp.down_proj backbone.layers.{i}.mixer.up_proj",
+    "experts": "model.layers.{i}.mlp.experts.0.gate_proj model.layers.{i}.block_sparse_moe.experts.0.w1 "
+    "backbone.layers.{i}.mixer.experts.0.up_proj",
+    "shared_experts": "model.layers.{i}.mlp.shared_experts.gate_proj model.layers.{i}.mlp.shared_expert.gate_proj "
+    "backbone.layers.{i}.mixer.shared_experts.up_proj",
 }
 """Names that a part's weights have in checkpoints; a part is left out when any of them is excluded."""
 
 
 def read_quantization(
-    name: str, config: Json | None, hf_quant_config: Json | None, num_layers: int
+    name: str, config: Json | None, hf_quant_config: Json | None, num_layers: int, holders: Holders | None = None
 ) -> Quantization | None:
     """What config.json or hf_quant_config.json says about stored weights; None: they have the model's dtype.
 
-    A part counts as excluded when it is excluded in the middle layer: checkpoints that exclude single layers are taken
-    as their bulk. Raises InputError for a method that is not simulated.
+    A part counts as excluded when it is excluded in the middle layer, or in most of its ``holders`` where they are
+    given: checkpoints that exclude single layers are taken as their bulk. Raises InputError for a method that is not
+    simulated.
     """
+    held = holders or dict.fromkeys(LINEARS, (num_layers // 2,))
     if config:
-        return _from_config(name, config, num_layers)
+        return _from_config(name, config, held)
     if hf_quant_config:
         body = hf_quant_config.get("quantization", {})
         excluded = body.get("exclude_modules") or ()
         kv = body.get("kv_cache_quant_algo")
-        return _modelopt(name, str(body.get("quant_algo")), kv, body.get("group_size"), excluded, num_layers)
+        return _modelopt(name, str(body.get("quant_algo")), kv, body.get("group_size"), excluded, held)
     return None
 
 
-def _from_config(name: str, config: Json, num_layers: int) -> Quantization:
+def _from_config(name: str, config: Json, holders: Holders) -> Quantization:
     method = str(config.get("quant_method", "")).lower()
     excluded = config.get("modules_to_not_convert") or config.get("ignored_layers") or config.get("ignore") or ()
-    parts = _parts(excluded, num_layers)
+    parts = _parts(excluded, holders)
     if config.get("quant_algo"):
         kv = config.get("kv_cache_scheme")
         group = _weights(config).get("group_size")
-        return _modelopt(name, str(config["quant_algo"]), kv, group, excluded, num_layers)
+        return _modelopt(name, str(config["quant_algo"]), kv, group, excluded, holders)
     if method in ("fp8", "fbgemm_fp8"):
         return Quantization("fp8_block" if config.get("weight_block_size") else "fp8", parts)
     if method == "mxfp4":
@@ -92,7 +99,7 @@ def _integer(name: str, bits: int, group: int, parts: frozenset[str]) -> Quantiz
 
 
 def _modelopt(
-    name: str, algorithm: str, kv_cache: Any, group_size: int | None, excluded: Iterable[str], num_layers: int
+    name: str, algorithm: str, kv_cache: Any, group_size: int | None, excluded: Iterable[str], holders: Holders
 ) -> Quantization:
     methods = {
         "FP8": "fp8",
@@ -105,7 +112,7 @@ def _modelopt(
         raise InputError(f"{name}: quant_algo={algorithm!r} is not simulated; simulated: {', '.join(methods)}")
     return Quantization(
         methods[algorithm.upper()],
-        _parts(excluded, num_layers),
+        _parts(excluded, holders),
         group_size=int(group_size or 0),
         kv_cache_dtype="fp8" if kv_cache else None,
         weight_only=algorithm.upper().startswith("W4A16"),
@@ -113,14 +120,16 @@ def _modelopt(
     )
 
 
-def _parts(excluded: Iterable[str], num_layers: int) -> frozenset[str]:
+def _parts(excluded: Iterable[str], holders: Holders) -> frozenset[str]:
     """The parts of a layer that a checkpoint quantises, given the modules that it excludes."""
     patterns = [_pattern(module) for module in excluded]
-    layer = str(num_layers // 2)
+
+    def is_excluded(part: str, layer: int) -> bool:
+        modules = MODULES[part].replace("{i}", str(layer)).split()
+        return any(pattern.match(module) for module in modules for pattern in patterns)
+
     return frozenset(
-        part
-        for part in LINEARS
-        if not any(p.match(module.replace("{i}", layer)) for module in MODULES[part].split() for p in patterns)
+        part for part in LINEARS if 2 * sum(is_excluded(part, layer) for layer in holders[part]) <= len(holders[part])
     )
 
 

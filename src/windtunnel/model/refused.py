@@ -4,16 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.model.families import FAMILIES
 
 BY_KEY: dict[str, str] = {
     "index_topk_freq": "sparse attention layers that share an index (index_topk_freq)",
     "compress_ratios": "sparse attention layers (DeepSeek-V4 compressed attention)",
     "linear_attn_config": "linear attention layers (Kimi delta attention, KDA)",
-    "mamba_num_heads": "state space layers (Mamba-2)",
-    "mamba_d_state": "state space layers (Mamba)",
-    "ssm_state_size": "state space layers (Mamba)",
-    "hybrid_override_pattern": "state space layers (Mamba-2)",
-    "attn_layer_period": "state space layers (Mamba)",
     "block_configs": "layers without attention or with their own widths (block_configs)",
     "attention_k_eq_v": "attention with shared keys and values (attention_k_eq_v)",
     "num_kv_shared_layers": "layers that share another layer's KV cache",
@@ -23,12 +19,27 @@ BY_KEY: dict[str, str] = {
 }
 """Key of config.json -> what it stands for, where its value is not null, zero, false or empty."""
 
+STATE_SPACE: dict[str, str] = {
+    "mamba_num_heads": "state space layers (Mamba-2) of this architecture",
+    "mamba_d_state": "state space layers (Mamba) of this architecture",
+    "ssm_state_size": "state space layers (Mamba) of this architecture",
+    "hybrid_override_pattern": "state space layers (Mamba-2) of this architecture",
+    "attn_layer_period": "state space layers (Mamba) of this architecture",
+}
+"""The same for keys that architectures with a known layout of state space layers may have."""
+
 BY_ARCHITECTURE: dict[str, str] = {
     "DeepseekV4ForCausalLM": "sparse attention layers (DeepSeek-V4 compressed attention)",
-    "NemotronHForCausalLM": "state space layers (Mamba-2)",
     "Gemma4ForConditionalGeneration": "attention with shared keys and values (Gemma-4)",
     "DeciLMForCausalLM": "layers without attention or with their own widths (block_configs)",
     "Step3p7FlashForCausalLM": "Step-3.7 layers",
+    "MambaForCausalLM": "state space layers (Mamba-1)",
+    "Mamba2ForCausalLM": "models of state space layers alone (Mamba-2 without attention)",
+    "FalconMambaForCausalLM": "state space layers (Mamba-1)",
+    "JambaForCausalLM": "state space layers (Mamba-1, Jamba)",
+    "ZambaForCausalLM": "state space layers (Mamba-1) beside shared attention (Zamba)",
+    "Zamba2ForCausalLM": "state space layers beside shared attention (Zamba2)",
+    "FalconH1ForCausalLM": "state space layers in parallel to attention (Falcon-H1)",
 }
 
 LAYER_TYPES = {
@@ -42,10 +53,12 @@ SIMULATED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attenti
 
 def refuse_what_is_not_simulated(name: str, architecture: str, config: Mapping[str, Any]) -> None:
     """Raise InputError when the model has layers of a kind that cannot be simulated yet."""
-    kinds = sorted(set(config.get("layer_types") or ()) - SIMULATED_LAYER_TYPES)
+    laid_out = architecture in FAMILIES and FAMILIES[architecture].layout is not None
+    kinds = [] if laid_out else sorted(set(config.get("layer_types") or ()) - SIMULATED_LAYER_TYPES)
+    keys = BY_KEY if laid_out else BY_KEY | STATE_SPACE
     found = (
         BY_ARCHITECTURE.get(architecture)
-        or next((what for key, what in BY_KEY.items() if config.get(key)), None)
+        or next((what for key, what in keys.items() if config.get(key)), None)
         or next((LAYER_TYPES.get(kind, f"layers of type {kind!r}") for kind in kinds), None)
     )
     if not found and 0 in (config.get("attn_type_list") or ()):

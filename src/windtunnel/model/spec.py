@@ -5,16 +5,10 @@ from dataclasses import dataclass, field, replace
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.model.block_sparse import BlockSparseAttention
-from windtunnel.model.layers import (
-    MLA,
-    Attention,
-    Layer,
-    LinearAttention,
-    MoE,
-    require_not_negative,
-    require_positive,
-)
+from windtunnel.model.layers import MLA, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
+from windtunnel.model.sizes import require_not_negative, require_positive
+from windtunnel.model.state_space import StateSpace
 
 VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it shards them
 
@@ -97,11 +91,6 @@ class Model:
         """Routed experts of a layer, 0 for a dense model."""
         return max((layer.mlp.num_experts for _, layer in self.layers if isinstance(layer.mlp, MoE)), default=0)
 
-    @property
-    def num_heads(self) -> int:
-        """Query heads; the most that any layer has."""
-        return max(layer.attention.num_heads for _, layer in self.layers)
-
     def with_dtype(self, dtype: str) -> "Model":
         """The same model computed in another 16- or 32-bit dtype."""
         return replace(self, dtype=dtype)
@@ -136,7 +125,7 @@ class Model:
     def active_parameters(self) -> int:
         """Parameters that one token passes through: all but the experts that it is not routed to."""
         idle = sum(
-            count * (layer.mlp.num_experts - layer.mlp.top_k) * layer.mlp.expert.parameters(self.hidden_size)
+            count * (layer.mlp.num_experts - layer.mlp.top_k) * layer.mlp.expert_parameters(self.hidden_size)
             for count, layer in self.layers
             if isinstance(layer.mlp, MoE)
         )
@@ -174,16 +163,16 @@ class Model:
 
     def _layer_parameters(self, layer: Layer, tp: int, ranks: int, expert_parallel: bool) -> dict[str, int]:
         hidden = self.hidden_size
-        parts = layer.attention.parameters(hidden, tp)
+        parts = layer.attention.parameters(hidden, tp) if layer.attention else {"norm": 0}
         parts["norm"] += layer.norms * hidden * (2 if self.norm_bias else 1)
         mlp = layer.mlp
         if not isinstance(mlp, MoE):
-            return parts | {"mlp": mlp.parameters(hidden, tp)}
+            return parts | {"mlp": mlp.parameters(hidden, tp) if mlp else 0}
         if expert_parallel:
-            parts["experts"] = -(-mlp.num_experts // ranks) * mlp.expert.parameters(hidden)
+            parts["experts"] = -(-mlp.num_experts // ranks) * mlp.expert_parameters(hidden)
         else:
-            parts["experts"] = mlp.num_experts * mlp.expert.parameters(hidden, ranks)
-        parts["router"] = mlp.num_experts * (hidden + mlp.router_bias)
+            parts["experts"] = mlp.num_experts * mlp.expert_parameters(hidden, ranks)
+        parts["router"] = mlp.router_parameters(hidden)
         if mlp.shared:
             parts["shared_experts"] = mlp.shared.parameters(hidden, tp) + hidden * mlp.shared_gate
         return parts
@@ -214,16 +203,19 @@ class Model:
             if isinstance(layer.attention, MLA | BlockSparseAttention)
         )
         return index + size * sum(
-            count * layer.attention.kv_elements_per_token(tensor_parallel_size) for count, layer in self.layers
+            count * layer.attention.kv_elements_per_token(tensor_parallel_size)
+            for count, layer in self.layers
+            if layer.attention
         )
 
     def state_bytes(self, tensor_parallel_size: int = 1) -> int:
-        """Bytes on one GPU of the fixed state that one request keeps in layers of linear attention, all layers."""
+        """Bytes on one GPU of the fixed state that one request keeps in layers that have one (linear attention, state
+        space), all layers."""
         size = DTYPE_BYTES[self.dtype]
         return sum(
             count * layer.attention.state_bytes(size, tensor_parallel_size)
             for count, layer in self.layers
-            if isinstance(layer.attention, LinearAttention)
+            if isinstance(layer.attention, LinearAttention | StateSpace)
         )
 
     # --- FLOPs ----------------------------------------------------------------------------------------------------
@@ -239,10 +231,10 @@ class Model:
         """FLOPs of attention for one new token that sees ``context`` tokens (itself included), all layers."""
         if context < 0:
             raise InputError(f"context={context}: must be ≥ 0")
-        return sum(count * _flops(layer.attention, context) for count, layer in self.layers)
+        return sum(count * _flops(layer.attention, context) for count, layer in self.layers if layer.attention)
 
 
-def _flops(attention: Attention | MLA | LinearAttention, context: int) -> int:
+def _flops(attention: Attention | MLA | LinearAttention | StateSpace, context: int) -> int:
     """FLOPs of one layer's attention for one new token."""
     if isinstance(attention, BlockSparseAttention):
         return attention.flops(context)

@@ -17,6 +17,7 @@ from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
+    Convolution,
     Elementwise,
     Experts,
     Gemm,
@@ -24,6 +25,7 @@ from windtunnel.perf.kernels import (
     LatentAttention,
     Quantize,
     Recurrence,
+    Scan,
     SparseAttention,
 )
 
@@ -51,7 +53,7 @@ class FamilyErrors:
     """Nothing but the device's specification and the efficiency of a similar one."""
 
 
-def error_family(kernel: Kernel) -> str:
+def error_family(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
     """The name under which a kernel's errors are kept: kind and weight format, or kind and phase."""
     match kernel:
         case Gemm(dtype=dtype) | Experts(dtype=dtype):
@@ -63,6 +65,8 @@ def error_family(kernel: Kernel) -> str:
             return f"block_sparse_{phase}"
         case SparseAttention() | Recurrence():
             return "sparse" if isinstance(kernel, SparseAttention) else "recurrence"
+        case Convolution() | Scan():
+            return "convolution" if isinstance(kernel, Convolution) else "scan"
         case Collective(op=op):
             return "all_reduce" if op == "all_reduce" else "gather"
         case Quantize() | Elementwise():

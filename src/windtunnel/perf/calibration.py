@@ -19,6 +19,7 @@ from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
+    Convolution,
     Experts,
     Gemm,
     Kernel,
@@ -45,6 +46,8 @@ def shapes() -> Iterator[Kernel]:
         yield LatentAttention(phase, heads, 512, 128, 64, 128)
     for phase, kv_heads in product(("decode", "prefill"), (1, 2, 4)):
         yield BlockSparseAttention(phase, 6144, 16 * kv_heads, kv_heads, 128, 128, kv_heads, 128, 2048)
+    for phase, channels in product(("decode", "prefill"), (2048, 6144, 10240)):
+        yield Convolution(phase, channels, 4)
     for dtype, tp, ep in product(("bfloat16", "fp8", "nvfp4"), (1, 2, 4), (1, 2, 4)):
         if tp == 1 or ep == 1:
             yield Experts(4096, 1536, 8, 128, tp, ep, dtype=dtype)

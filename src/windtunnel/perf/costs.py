@@ -7,6 +7,7 @@ from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
+    Convolution,
     Elementwise,
     Experts,
     Gemm,
@@ -14,6 +15,7 @@ from windtunnel.perf.kernels import (
     LatentAttention,
     Quantize,
     Recurrence,
+    Scan,
     SparseAttention,
 )
 
@@ -77,11 +79,15 @@ def flops(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR0911 - on
             return 2.0 * _grouped_weights(kernel) * a + chosen + index
         case Recurrence():  # decay, prediction, update and read of a state of key_dim × value_dim per head
             return 8.0 * kernel.value_heads * kernel.key_dim * kernel.value_dim * a
+        case Convolution(channels=channels, width=width):
+            return 2.0 * channels * width * a
+        case Scan():
+            return scan_flops(kernel) * a
         case _:
             return 0.0 * a
 
 
-def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR0911 - one per kind
+def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR0911, PLR0912 - one per kind
     """Bytes that one GPU reads and writes in memory, or sends over its link for a collective."""
     match kernel:
         case Gemm(n=n, k=k, dtype=dtype):
@@ -123,9 +129,38 @@ def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR091
             row = 2.0 * (2.0 * channels + kernel.value_heads * kernel.value_dim)
             state = kernel.value_heads * kernel.key_dim * kernel.value_dim * kernel.state_bytes_per_element
             return a * row + 2.0 * state * (a if kernel.phase == "decode" else 1.0)
+        case Convolution(channels=channels, width=width):  # tokens in and out; a request's last ones in and out
+            return 4.0 * channels * (a + (width - 1) * (a if kernel.phase == "decode" else 1.0))
+        case Scan():
+            return scan_bytes(kernel, a)
         case Collective(op=op, gpus=gpus, row=row):
             passes = 2.0 if op == "all_reduce" else 1.0  # a ring sends (p−1)/p of the message, twice to reduce
             return passes * (gpus - 1) / gpus * 2.0 * row * a
+
+
+def scan_flops(kernel: Scan) -> float:
+    """FLOPs per token. Decode: decay, input, sum and read of a state of ``head_dim`` × ``state_dim`` per head. Prefill:
+    the same state written and read once per piece by products, and the products of all earlier tokens of the piece
+    (Mamba-2, arXiv 2405.21060, section 6)."""
+    numbers = kernel.heads * kernel.head_dim * kernel.state_dim
+    if kernel.phase == "decode":
+        return 5.0 * numbers
+    within = kernel.piece * (kernel.groups * kernel.state_dim + kernel.heads * kernel.head_dim)
+    return 4.0 * numbers + within
+
+
+def scan_bytes(kernel: Scan, a: Floats) -> Floats:
+    """Bytes of tokens (heads in and out, B, C, a time step for each head) and states. Decode: the state in and out, for
+    every request. Prefill: the tokens once more for the states, and the 32-bit states of all pieces four times, written
+    and read before and after they are passed on (ssd_chunk_state.py, ssd_state_passing.py and ssd_chunk_scan.py in
+    vllm/model_executor/layers/mamba/ops)."""
+    wide, numbers = kernel.heads * kernel.head_dim, kernel.heads * kernel.head_dim * kernel.state_dim
+    shared = 2 * kernel.groups * kernel.state_dim
+    state = 2.0 * numbers * kernel.state_bytes_per_element
+    if kernel.phase == "decode":
+        return a * (2.0 * (2 * wide + shared + kernel.heads) + state)
+    pieces = np.ceil(a / kernel.piece)
+    return a * 2.0 * (3 * wide + 2 * shared + kernel.heads) + pieces * 4.0 * 4.0 * numbers + state
 
 
 def pairs(a: Floats, b: Floats, window: int) -> Floats:
@@ -172,6 +207,10 @@ def describe(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return f"{sizes} top {kernel.top_k} kv={kernel.kv_dtype}"
         case Recurrence():
             return f"heads={kernel.key_heads}/{kernel.value_heads}×{kernel.key_dim}×{kernel.value_dim}"
+        case Convolution(channels=channels, width=width):
+            return f"{channels} channels, {width} tokens"
+        case Scan():
+            return f"heads={kernel.heads}×{kernel.head_dim}×{kernel.state_dim} groups={kernel.groups}"
         case Collective(gpus=gpus, row=row):
             return f"{gpus} GPUs × {row}"
 

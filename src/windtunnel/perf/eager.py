@@ -11,7 +11,7 @@ latent attention on DeepSeek-R1 and V3, sparse on GLM-5, linear on Qwen3.5 with 
 from dataclasses import dataclass
 
 from windtunnel.deployment import Pool
-from windtunnel.model import MLA, LinearAttention, MoE
+from windtunnel.model import MLA, LinearAttention, MoE, StateSpace
 from windtunnel.model.layers import Layer
 
 BLACKWELL = 100
@@ -28,7 +28,7 @@ class EagerCost:
     sparse: float
     """The same beside an indexer, beyond what the kernel database timed with the module."""
     linear: float
-    """Convolution, gates, and the recurrence in parts."""
+    """Convolution, gates, and the recurrence in parts; so too of state space layers, which no served point has."""
     dense: float
     """A dense feed-forward part."""
     experts: float
@@ -36,11 +36,13 @@ class EagerCost:
 
     def of(self, layer: Layer) -> float:
         """Seconds of one layer."""
-        attention = self.attention
+        attention = self.attention if layer.attention else 0.0
         if isinstance(layer.attention, MLA):
             attention = self.sparse if layer.attention.index_heads else self.latent
-        elif isinstance(layer.attention, LinearAttention):
+        elif isinstance(layer.attention, LinearAttention | StateSpace):
             attention = self.linear
+        if layer.mlp is None:
+            return attention
         return attention + (self.experts if isinstance(layer.mlp, MoE) else self.dense)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool, preset, stage_pools
-from windtunnel.model import MLA, LinearAttention, MoE
+from windtunnel.model import MLA, LinearAttention, MoE, StateSpace
 from windtunnel.model.layers import Layer
 from windtunnel.perf.answer import MODELLED, SOURCES, Answer, answer, either
 from windtunnel.perf.axes import Axes, axes
@@ -136,9 +136,11 @@ def answers(operator: Operator, ax: Axes, predictor: Predictor) -> dict[str, Ans
 
 
 def _is_large(layer: Layer) -> bool:
-    """Latent and linear attention; the measured modules of sparse attention hold their launches."""
+    """Latent and linear attention, state space; the measured modules of sparse attention hold their launches."""
     attention = layer.attention
-    return isinstance(attention, LinearAttention) or (isinstance(attention, MLA) and not attention.index_heads)
+    if isinstance(attention, MLA):
+        return not attention.index_heads
+    return isinstance(attention, LinearAttention | StateSpace)
 
 
 def _each(operator: Operator, ax: Axes, each: int, predictor: Predictor, plain: Answer) -> Answer:
@@ -195,7 +197,7 @@ def dispatch(pool: Pool, ax: Axes, gpu: Floats, causes: Causes = ALL) -> Floats:
     that."""
     if not causes.launch_gaps:
         return np.zeros_like(gpu)
-    layers = pool.model.num_layers
+    layers = max(1, sum(count for count, layer in pool.model.layers if layer.attention))
     launched = sum(op.count for op in operators(pool, causes) if op.phase in ("tokens", "all_tokens")) / layers
     compiled = not pool.engine.enforce_eager and preset(pool.engine.preset).graphs_prefill
     modules = sum(count * (isinstance(layer.mlp, MoE) + _is_large(layer)) for count, layer in pool.model.layers)
@@ -240,4 +242,8 @@ def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
             f"kernel times of {pool.device.name} are modelled: {predictor.why_not}; roofline as calibrated on {like}",
         )
     tables = predictor.measured
-    return (*tables.gemms.notes, *tables.experts.notes, *tables.block_sparse.notes)
+    return tuple(
+        note
+        for table in (tables.gemms, tables.experts, tables.block_sparse, tables.convolutions)
+        for note in table.notes
+    )

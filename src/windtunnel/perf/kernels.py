@@ -135,6 +135,33 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
+class Convolution:
+    """Causal convolution in front of a scan, each channel by itself, on one GPU; ``phase``, ``a`` as for Recurrence."""
+
+    phase: str
+    channels: int
+    width: int
+    """Tokens that it sees."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Mamba-2's state space scan of one layer on one GPU, without convolution and projections.
+
+    ``decode``: ``a`` requests with one token each update their states. ``prefill``: one chunk of ``a`` tokens of a
+    request, in pieces of ``piece`` tokens between which the state is passed on; the context does not count.
+    """
+
+    phase: str
+    heads: int
+    head_dim: int
+    state_dim: int
+    groups: int
+    piece: int
+    state_bytes_per_element: int
+
+
+@dataclass(frozen=True)
 class Experts:
     """Routed experts of one layer for ``a`` tokens of all ranks: sizes of the whole layer, shared by tp·ep GPUs."""
 
@@ -171,6 +198,8 @@ Kernel = (
     | SparseAttention
     | BlockSparseAttention
     | Recurrence
+    | Convolution
+    | Scan
     | Experts
     | Collective
 )

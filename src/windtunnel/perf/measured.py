@@ -8,6 +8,7 @@ from windtunnel.perf.attention_table import AttentionTable
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.block_sparse_table import BlockSparseTable
 from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.convolution_table import ConvolutionTable
 from windtunnel.perf.database import Database
 from windtunnel.perf.expert_table import ExpertTable
 from windtunnel.perf.gemm_table import GemmTable
@@ -15,6 +16,7 @@ from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
+    Convolution,
     Elementwise,
     Experts,
     Gemm,
@@ -22,6 +24,7 @@ from windtunnel.perf.kernels import (
     LatentAttention,
     Quantize,
     Recurrence,
+    Scan,
     SparseAttention,
 )
 from windtunnel.perf.latent_table import LatentTable
@@ -43,6 +46,7 @@ class Measured:
     experts: ExpertTable = field(init=False)
     links: LinkTable = field(init=False)
     recurrences: RecurrenceTable = field(init=False)
+    convolutions: ConvolutionTable = field(init=False)
     sparse: SparseTable = field(init=False)
     block_sparse: BlockSparseTable = field(init=False)
 
@@ -53,6 +57,7 @@ class Measured:
         self.experts = ExpertTable(self.database, self.device, self.causes)
         self.links = LinkTable(self.database, self.device, self.causes)
         self.recurrences = RecurrenceTable(self.database, self.device)
+        self.convolutions = ConvolutionTable(self.database, self.device)
         self.sparse = SparseTable(self.database, self.device)
         self.block_sparse = BlockSparseTable(self.database, self.device, self.causes)
 
@@ -73,9 +78,11 @@ class Measured:
                 return self.block_sparse.times(kernel, a, b)
             case Recurrence():
                 return self.recurrences.times(kernel, a)
+            case Convolution():
+                return self.convolutions.times(kernel, a)
             case Experts():
                 return self.experts.times(kernel, a)
             case Collective():
                 return self.links.times(kernel, a)
-            case Elementwise():
+            case Elementwise() | Scan():
                 return None

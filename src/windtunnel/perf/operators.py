@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from windtunnel.deployment import Pool
-from windtunnel.model import MLA, MLP, Attention, BlockSparseAttention, Layer, LinearAttention, MoE
+from windtunnel.model import MLA, MLP, Attention, BlockSparseAttention, Layer, LinearAttention, MoE, StateSpace
+from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf import kernels
 from windtunnel.perf.causes import ALL, Causes
@@ -12,6 +13,7 @@ from windtunnel.perf.costs import RATES, STORED_BYTES
 from windtunnel.perf.fusion import Operator, fused
 from windtunnel.perf.kernels import (
     Collective,
+    Convolution,
     Elementwise,
     Experts,
     Gemm,
@@ -19,6 +21,7 @@ from windtunnel.perf.kernels import (
     LatentAttention,
     Quantize,
     Recurrence,
+    Scan,
     SparseAttention,
 )
 from windtunnel.perf.latent_table import projections
@@ -74,20 +77,27 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
     hidden = pool.model.hidden_size
     for _ in range(layer.norms):  # each adds the residual: two rows read, two written
         yield _other("norm", 8.0 * hidden)
-    if isinstance(layer.attention, LinearAttention):
-        yield from _linear_attention(pool, layer.attention)
-    elif isinstance(layer.attention, MLA):
-        yield from (_sparse if layer.attention.index_heads else _latent)(pool, layer.attention)
-    elif isinstance(layer.attention, BlockSparseAttention):
-        yield from _block_sparse(pool, layer.attention)
-    else:
-        yield from _attention(pool, layer.attention)
-    yield from _reduce(pool, "attention_all_reduce", hidden)
+    if layer.attention:
+        yield from _mixer(pool, layer.attention)
+        yield from _reduce(pool, "attention_all_reduce", hidden)
     if isinstance(layer.mlp, MoE):
         yield from _experts(pool, layer.mlp)
-    else:
+    elif layer.mlp:
         yield from _network(pool, layer.mlp, "mlp", ("gate_up_proj" if layer.mlp.gated else "up_proj", "down_proj"))
         yield from _reduce(pool, "mlp_all_reduce", hidden)
+
+
+def _mixer(pool: Pool, mixer: Attention | MLA | LinearAttention | StateSpace) -> Iterator[Operator]:
+    if isinstance(mixer, LinearAttention):
+        yield from _linear_attention(pool, mixer)
+    elif isinstance(mixer, StateSpace):
+        yield from _state_space(pool, mixer)
+    elif isinstance(mixer, MLA):
+        yield from (_sparse if mixer.index_heads else _latent)(pool, mixer)
+    elif isinstance(mixer, BlockSparseAttention):
+        yield from _block_sparse(pool, mixer)
+    else:
+        yield from _attention(pool, mixer)
 
 
 def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
@@ -102,7 +112,7 @@ def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
         yield _other("qk_norm", 4.0 * (queries + keys), launches=1 if attention.qk_norm_across_heads else 2)
         if attention.qk_norm_across_heads:
             yield from _reduce(pool, "qk_norm_all_reduce", 4)
-    if not pool.model.learned_positions:
+    if attention.rotary and not pool.model.learned_positions:
         yield _other("rotary_embedding", 4.0 * (queries + keys))
     yield _other("kv_cache_write", (keys + values) * (2.0 + STORED_BYTES[kv_dtype]))
     for phase in ("decode", "prefill"):
@@ -127,6 +137,23 @@ def _linear_attention(pool: Pool, linear: LinearAttention) -> Iterator[Operator]
         yield Operator(f"{phase}_recurrence", "attention", phase, 1, Recurrence(phase, *sizes))
     yield _other("gated_norm", 6.0 * values)
     yield from _linear(pool, "o_proj", "out", hidden, values)
+
+
+def _state_space(pool: Pool, mixer: StateSpace) -> Iterator[Operator]:
+    """Projection in, convolution, scan, gated norm, projection out. The norm is over the heads of a group: where groups
+    are repeated, GPUs exchange its sums of squares."""
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    inner, state_bytes = mixer.inner(tp), mixer.state_bytes_per_element or DTYPE_BYTES[pool.model.dtype]
+    sizes = (mixer.num_heads // tp, mixer.head_dim, mixer.state_dim, mixer.groups_per_gpu(tp), mixer.chunk_size)
+    yield from _linear(pool, "in_proj", "qkv", mixer.projected(tp), hidden)
+    for phase in ("decode", "prefill"):
+        convolution = Convolution(phase, mixer.channels(tp), mixer.conv_kernel)
+        yield Operator(f"{phase}_convolution", "attention", phase, 1, convolution)
+        yield Operator(f"{phase}_scan", "attention", phase, 1, Scan(phase, *sizes, state_bytes))
+    yield _other("gated_norm", 6.0 * inner)
+    if tp > mixer.num_groups:
+        yield from _reduce(pool, "gated_norm_all_reduce", 2)  # one 32-bit number
+    yield from _linear(pool, "out_proj", "out", hidden, inner)
 
 
 def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
@@ -173,11 +200,14 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
     engine, hidden = pool.engine, pool.model.hidden_size
     tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size
     phase = "all_tokens" if pool.lockstep else "tokens"
+    width = moe.latent_size or hidden
     yield Operator("router", "gemm", "tokens", 1, Gemm(moe.num_experts, hidden))
     yield _other("expert_choice", 6.0 * moe.num_experts)
+    if moe.latent_size:  # whole on every GPU, before tokens are exchanged
+        yield Operator("latent_down_proj", "gemm", "tokens", 1, Gemm(width, hidden))
     dtype, weight_only = _format(pool, "experts")
     kernel = Experts(
-        hidden,
+        width,
         moe.intermediate_size,
         moe.top_k,
         moe.num_experts,
@@ -188,14 +218,16 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         weight_only=weight_only,
     )
     if pool.lockstep:  # vLLM's default allgather_reducescatter: every rank sees the tokens of all
-        gather = Collective("all_gather", engine.data_parallel_size, hidden)
+        gather = Collective("all_gather", engine.data_parallel_size, width)
         yield Operator("expert_all_gather", "communication", phase, 1, gather)
         choices = Collective("all_gather", engine.data_parallel_size, 4 * moe.top_k)  # 32-bit weights and indices
         yield Operator("choice_all_gather", "communication", phase, 1, choices)
     yield Operator("experts", "experts", phase, 1, kernel)
     if pool.lockstep:
-        scatter = Collective("reduce_scatter", engine.data_parallel_size, hidden)
+        scatter = Collective("reduce_scatter", engine.data_parallel_size, width)
         yield Operator("expert_reduce_scatter", "communication", phase, 1, scatter)
+    if moe.latent_size:
+        yield Operator("latent_up_proj", "gemm", "tokens", 1, Gemm(hidden, width))
     if moe.shared:
         yield from _network(pool, moe.shared, "shared_experts", ("shared_gate_up_proj", "shared_down_proj"))
         yield _other("shared_experts_add", 6.0 * hidden)

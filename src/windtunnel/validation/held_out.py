@@ -119,7 +119,7 @@ class Bench:
         if columns is None or any(name not in columns.texts for name in source.texts):
             return None
         columns = with_window(columns)
-        if source.axis == "isl":  # one chunk at a time is asked
+        if source.axis in ("isl", "seq_len"):  # one chunk at a time is asked
             columns = columns.where(batch_size=int(columns["batch_size"].min()))
         names = (*source.shape, source.axis, *source.others)
         keys = [columns[name] for name in names] + [columns.texts[name][0] for name in source.texts]

@@ -12,6 +12,7 @@ from windtunnel.perf.database import Columns
 from windtunnel.perf.kernels import (
     Attention,
     Collective,
+    Convolution,
     Experts,
     Gemm,
     Kernel,
@@ -96,10 +97,25 @@ def _experts(row: Row) -> Kernel | None:
     return Experts(hidden, inter, top_k, experts, tp, ep, dtype=dtype, weight_only=widened)
 
 
+def _convolution(phase: str, called: str) -> Callable[[Row], Kernel | None]:
+    def kernel(row: Row) -> Kernel | None:
+        if row["phase"] != called:
+            return None
+        wide, shared = int(row["nheads"]) * int(row["head_dim"]), int(row["n_groups"]) * int(row["d_state"])
+        return Convolution(phase, wide + 2 * shared, int(row["d_conv"]))
+
+    return kernel
+
+
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
 _EXPERTS = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 _MODULES = (("kv_cache_dtype", "gemm_type"), ("num_heads",))
 _ATTENTION = (("kv_cache_dtype",), _HEADS)
+_CONVOLUTION = (
+    ("linear_attention", "mamba2_perf"),
+    ("phase",),
+    ("nheads", "head_dim", "n_groups", "d_state", "d_conv"),
+)
 
 TABLES: tuple[Source, ...] = (
     Source(
@@ -137,6 +153,14 @@ TABLES: tuple[Source, ...] = (
     Source(
         *(("msa", "msa_context_module_perf"), *_MODULES, "isl", ("batch_size", "step")),
         *(_block_sparse("prefill"), _chunks),
+    ),
+    Source(
+        *(*_CONVOLUTION, "batch_size", ("seq_len",)),
+        *(_convolution("decode", "generation"), _tokens("batch_size")),
+    ),
+    Source(
+        *(*_CONVOLUTION, "seq_len", ("batch_size",)),
+        *(_convolution("prefill", "context"), _tokens("seq_len")),
     ),
     Source(
         *(("comm", "nccl_perf"), ("op_name", "nccl_dtype"), ("num_gpus",), "message_size", ()),
