@@ -3,6 +3,7 @@
 from windtunnel.model.block_sparse import BlockSparseAttention
 from windtunnel.model.catalogue import load_model, model_names
 from windtunnel.model.config import read_config
+from windtunnel.model.kimi_delta import KimiDeltaAttention
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import Quantization
 from windtunnel.model.spec import Model
@@ -13,6 +14,7 @@ __all__ = [
     "MLP",
     "Attention",
     "BlockSparseAttention",
+    "KimiDeltaAttention",
     "Layer",
     "LinearAttention",
     "MoE",

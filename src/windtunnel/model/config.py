@@ -7,6 +7,7 @@ from windtunnel.model.block_sparse import read_block_sparse
 from windtunnel.model.families import FAMILIES, Family
 from windtunnel.model.hybrid import Parts, state_space
 from windtunnel.model.keys import Json, Keys
+from windtunnel.model.kimi_delta import read_kimi_delta
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, Quantization
 from windtunnel.model.quantization_config import read_quantization
@@ -16,6 +17,7 @@ from windtunnel.model.state_space import StateSpace
 
 GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "gelu_pytorch_tanh")
 MOE_SIZE_KEYS = ("intermediate_size", "moe_intermediate_size")
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "model_max_length")
 MOE_COUNT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -39,7 +41,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
         notes.append("multi-token prediction layers are left out, as vLLM does without speculative decoding")
     hidden = keys.integer("hidden_size", "n_embd", "d_model")
     layers = _layers(keys, family, hidden)
-    positions = keys.integer("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
+    positions = keys.integer(*POSITION_KEYS)
     length = _extended(positions, text)
     quantization_config = config.get("quantization_config") or text.get("quantization_config")
     return Model(
@@ -155,6 +157,9 @@ def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
 
 
 def _layer_attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention | MLA | LinearAttention:
+    kimi_delta = read_kimi_delta(keys, index)
+    if kimi_delta:
+        return kimi_delta
     if keys.get("kv_lora_rank"):
         return _mla(keys)
     if _is_linear(keys, index):
@@ -194,6 +199,7 @@ def _mla(keys: Keys) -> MLA:
         index_heads=keys.integer("index_n_heads", default=0),
         index_head_dim=keys.integer("index_head_dim", default=0),
         index_top_k=keys.integer("index_topk", default=0),
+        output_gate=keys.flag("mla_use_output_gate"),
     )
 
 
@@ -254,7 +260,7 @@ def _is_moe(keys: Keys, index: int) -> bool:
 
 def _moe(keys: Keys, family: Family) -> MoE:
     size = keys.integer("moe_intermediate_size", "intermediate_size")
-    shared = keys.integer("n_shared_experts", default=family.shared_experts) * size
+    shared = keys.integer("n_shared_experts", "num_shared_experts", default=family.shared_experts) * size
     return MoE(
         num_experts=keys.integer(*MOE_COUNT_KEYS),
         top_k=keys.integer("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k"),

@@ -140,6 +140,7 @@ GRANITE_HYBRID = Family(
 )
 BAMBA = Family(layout=by_attention_indices, defaults=MAMBA_2)
 MIMO = Family(qkv_bias=True, out_bias=False)
+KIMI = Family(router_bias=True)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": LLAMA,
@@ -172,6 +173,7 @@ FAMILIES: dict[str, Family] = {
     "DeepseekV32ForCausalLM": DEEPSEEK,
     "GlmMoeDsaForCausalLM": DEEPSEEK,
     "KimiK25ForConditionalGeneration": DEEPSEEK,
+    "KimiLinearForCausalLM": KIMI,
     "Llama4ForConditionalGeneration": LLAMA4,
     "Llama4ForCausalLM": LLAMA4,
     "NemotronHForCausalLM": NEMOTRON_H,

@@ -87,6 +87,8 @@ class MLA:
     index_head_dim: int = 0
     index_top_k: int = 0
     """Tokens that a query attends to."""
+    output_gate: bool = False
+    """A gate as wide as the values of all heads, projected from the hidden state, multiplies the output (Kimi-K3)."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -131,6 +133,7 @@ class MLA:
         down = hidden_size * (self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim)
         return {
             "qkv": down
+            + hidden_size * heads * self.v_head_dim * self.output_gate
             + (self.q_lora_rank or hidden_size) * queries
             + self.up_parameters(tensor_parallel_size)
             + self._index_parameters(hidden_size),

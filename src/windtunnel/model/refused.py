@@ -9,7 +9,6 @@ from windtunnel.model.families import FAMILIES
 BY_KEY: dict[str, str] = {
     "index_topk_freq": "sparse attention layers that share an index (index_topk_freq)",
     "compress_ratios": "sparse attention layers (DeepSeek-V4 compressed attention)",
-    "linear_attn_config": "linear attention layers (Kimi delta attention, KDA)",
     "block_configs": "layers without attention or with their own widths (block_configs)",
     "attention_k_eq_v": "attention with shared keys and values (attention_k_eq_v)",
     "num_kv_shared_layers": "layers that share another layer's KV cache",

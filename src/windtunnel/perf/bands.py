@@ -63,6 +63,8 @@ def error_family(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return f"{'attention' if isinstance(kernel, Attention) else 'latent'}_{phase}"
         case BlockSparseAttention(phase=phase):
             return f"block_sparse_{phase}"
+        case Recurrence(by_channel=True):
+            return "kimi_delta"
         case SparseAttention() | Recurrence():
             return "sparse" if isinstance(kernel, SparseAttention) else "recurrence"
         case Convolution() | Scan():

@@ -24,6 +24,7 @@ from windtunnel.perf.kernels import (
     Gemm,
     Kernel,
     LatentAttention,
+    Recurrence,
 )
 from windtunnel.perf.measured import Measured
 from windtunnel.perf.roofline import Efficiency, bound, family, link_bandwidth
@@ -48,6 +49,8 @@ def shapes() -> Iterator[Kernel]:
         yield BlockSparseAttention(phase, 6144, 16 * kv_heads, kv_heads, 128, 128, kv_heads, 128, 2048)
     for phase, channels in product(("decode", "prefill"), (2048, 6144, 10240)):
         yield Convolution(phase, channels, 4)
+    for phase, heads in product(("decode", "prefill"), (12, 24, 48)):
+        yield Recurrence(phase, heads, heads, 128, 128, 4, by_channel=True)
     for dtype, tp, ep in product(("bfloat16", "fp8", "nvfp4"), (1, 2, 4), (1, 2, 4)):
         if tp == 1 or ep == 1:
             yield Experts(4096, 1536, 8, 128, tp, ep, dtype=dtype)

@@ -126,7 +126,8 @@ def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR091
             return weights + keys + a * (4.0 * kernel.hidden + _query_bytes(kernel))
         case Recurrence():
             channels = 2 * kernel.key_heads * kernel.key_dim + kernel.value_heads * kernel.value_dim
-            row = 2.0 * (2.0 * channels + kernel.value_heads * kernel.value_dim)
+            rates = kernel.key_heads * kernel.key_dim if kernel.by_channel else 0
+            row = 2.0 * (2.0 * channels + kernel.value_heads * kernel.value_dim + rates)
             state = kernel.value_heads * kernel.key_dim * kernel.value_dim * kernel.state_bytes_per_element
             return a * row + 2.0 * state * (a if kernel.phase == "decode" else 1.0)
         case Convolution(channels=channels, width=width):  # tokens in and out; a request's last ones in and out

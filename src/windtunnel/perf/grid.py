@@ -244,6 +244,6 @@ def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
     tables = predictor.measured
     return tuple(
         note
-        for table in (tables.gemms, tables.experts, tables.block_sparse, tables.convolutions)
+        for table in (tables.gemms, tables.experts, tables.block_sparse, tables.convolutions, tables.kimi_delta)
         for note in table.notes
     )

@@ -132,6 +132,8 @@ class Recurrence:
     value_dim: int
     conv_kernel: int
     state_bytes_per_element: int = 4
+    by_channel: bool = False
+    """Every key channel decays at a rate of its own (Kimi delta attention), not every head."""
 
 
 @dataclass(frozen=True)

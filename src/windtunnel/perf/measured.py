@@ -27,6 +27,7 @@ from windtunnel.perf.kernels import (
     Scan,
     SparseAttention,
 )
+from windtunnel.perf.kimi_delta_table import KimiDeltaTable
 from windtunnel.perf.latent_table import LatentTable
 from windtunnel.perf.link_table import LinkTable
 from windtunnel.perf.recurrence_table import RecurrenceTable
@@ -47,6 +48,7 @@ class Measured:
     links: LinkTable = field(init=False)
     recurrences: RecurrenceTable = field(init=False)
     convolutions: ConvolutionTable = field(init=False)
+    kimi_delta: KimiDeltaTable = field(init=False)
     sparse: SparseTable = field(init=False)
     block_sparse: BlockSparseTable = field(init=False)
 
@@ -58,6 +60,7 @@ class Measured:
         self.links = LinkTable(self.database, self.device, self.causes)
         self.recurrences = RecurrenceTable(self.database, self.device)
         self.convolutions = ConvolutionTable(self.database, self.device)
+        self.kimi_delta = KimiDeltaTable(self.database, self.device, self.causes)
         self.sparse = SparseTable(self.database, self.device)
         self.block_sparse = BlockSparseTable(self.database, self.device, self.causes)
 
@@ -77,7 +80,7 @@ class Measured:
             case BlockSparseAttention():
                 return self.block_sparse.times(kernel, a, b)
             case Recurrence():
-                return self.recurrences.times(kernel, a)
+                return (self.kimi_delta if kernel.by_channel else self.recurrences).times(kernel, a)
             case Convolution():
                 return self.convolutions.times(kernel, a)
             case Experts():

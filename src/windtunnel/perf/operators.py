@@ -4,7 +4,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from windtunnel.deployment import Pool
-from windtunnel.model import MLA, MLP, Attention, BlockSparseAttention, Layer, LinearAttention, MoE, StateSpace
+from windtunnel.model import (
+    MLA,
+    MLP,
+    Attention,
+    BlockSparseAttention,
+    KimiDeltaAttention,
+    Layer,
+    LinearAttention,
+    MoE,
+    StateSpace,
+)
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf import kernels
@@ -88,7 +98,9 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
 
 
 def _mixer(pool: Pool, mixer: Attention | MLA | LinearAttention | StateSpace) -> Iterator[Operator]:
-    if isinstance(mixer, LinearAttention):
+    if isinstance(mixer, KimiDeltaAttention):
+        yield from _kimi_delta(pool, mixer)
+    elif isinstance(mixer, LinearAttention):
         yield from _linear_attention(pool, mixer)
     elif isinstance(mixer, StateSpace):
         yield from _state_space(pool, mixer)
@@ -156,6 +168,24 @@ def _state_space(pool: Pool, mixer: StateSpace) -> Iterator[Operator]:
     yield from _linear(pool, "out_proj", "out", hidden, inner)
 
 
+def _kimi_delta(pool: Pool, linear: KimiDeltaAttention) -> Iterator[Operator]:
+    """One projection of queries, keys, values, a number per head and what low-rank gates start from; the ends of those;
+    recurrence; gated norm; output (vllm/models/kimi_k3/nvidia/kda.py)."""
+    tp, hidden, rank = pool.engine.tensor_parallel_size, pool.model.hidden_size, linear.key_head_dim
+    heads = linear.num_value_heads // tp
+    values = heads * linear.value_head_dim
+    gate = values if linear.full_rank_gate else rank
+    yield from _linear(pool, "qkvg_proj", "qkv", linear.channels // tp + gate + rank + heads, hidden)
+    yield from _linear(pool, "decay_proj", "qkv", values, rank)
+    if not linear.full_rank_gate:
+        yield from _linear(pool, "output_gate_proj", "qkv", values, rank)
+    sizes = (heads, heads, rank, linear.value_head_dim, linear.conv_kernel, linear.state_bytes_per_element)
+    for phase in ("decode", "prefill"):
+        yield Operator(f"{phase}_recurrence", "attention", phase, 1, Recurrence(phase, *sizes, by_channel=True))
+    yield _other("gated_norm", 6.0 * values)
+    yield from _linear(pool, "o_proj", "out", hidden, values)
+
+
 def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
     """Sparse attention is measured, and priced, as a module with its projections."""
     dtype, _ = _format(pool, "qkv")
@@ -193,6 +223,10 @@ def _latent(pool: Pool, mla: MLA) -> Iterator[Operator]:
         yield from _linear(pool, name, "qkv", gemm.n, gemm.k)
     for phase, kernel in both.items():
         yield Operator(f"{phase}_latent_attention", "attention", phase, 1, kernel)
+    if mla.output_gate:
+        values = mla.num_heads // tp * mla.v_head_dim
+        yield from _linear(pool, "output_gate_proj", "qkv", values, hidden)
+        yield _other("output_gate", 6.0 * values)
     yield from _linear(pool, "o_proj", "out", out.n, out.k)
 
 

@@ -51,7 +51,8 @@ class RecurrenceTable:
         if phase == "prefill":
             rows = rows.where(batch_size=int(rows["batch_size"].min()))
         x, seconds = _sum_of_kernels(rows, rows[axis])
-        measured = Recurrence(phase, *shape)
+        key_heads, value_heads, key_dim, value_dim, conv_kernel = shape
+        measured = Recurrence(phase, key_heads, value_heads, key_dim, value_dim, conv_kernel)
         return Curve(x, bound(measured, self.device, x, np.zeros_like(x)) / seconds)
 
     def _table(self) -> Columns | None:

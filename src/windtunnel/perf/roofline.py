@@ -97,8 +97,8 @@ def family(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return f"latent_{phase}"
         case BlockSparseAttention(phase=phase):
             return f"block_sparse_{phase}"
-        case Recurrence():
-            return "attention_decode"
+        case Recurrence(phase=phase, by_channel=by_channel):
+            return f"kimi_delta_{phase}" if by_channel else "attention_decode"
         case Convolution(phase=phase) | Scan(phase=phase):
             return f"{'convolution' if isinstance(kernel, Convolution) else 'scan'}_{phase}"
         case Collective(op=op):
