@@ -35,6 +35,13 @@ def test_a_mixture_of_experts() -> None:
     assert found.weight_bytes < found.expert_bytes / 5
 
 
+def test_block_sparse_layers_score_all_tokens_and_attend_to_the_best() -> None:
+    found = footprint(pool("MiniMaxAI/MiniMax-M3", tensor_parallel_size=8))
+    dense, index = 3 * 2 * 64 * 2 * 128, 57 * 2 * 4 * 128
+    kv = 2 * 128 * 2
+    assert found.attention == ((0, dense + index, 3 * kv + 57 * 256), (2048, 57 * 2 * 64 * 2 * 128, 57 * kv))
+
+
 def test_the_manifest_gives_it_back() -> None:
     import json
 

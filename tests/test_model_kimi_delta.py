@@ -91,3 +91,24 @@ def test_a_request_keeps_a_state_in_32_bits_and_a_cache_in_latent_layers_only() 
     kimi = model.layers[0][1].attention
     assert isinstance(kimi, LinearAttention)
     assert kimi.kv_elements_per_token() == kimi.window == kimi.flops_per_context_token() == 0
+
+
+def test_parameters_of_kimi_k3_are_the_published_ones() -> None:
+    """2.8 trillion: experts that work in half the width, attention residuals, gates as wide as the values."""
+    model, hidden, width, latent = load_model("moonshotai/Kimi-K3"), 7168, 96 * 128, 3584
+    kimi = 5 * hidden * width + (hidden + width) * 128 + hidden * 96 + 4 * 3 * width + 128 + 96 + width
+    mla = hidden * (1536 + 576) + 1536 * 96 * 192 + 512 * 96 * 256 + 2 * width * hidden + 1536 + 512
+    experts = 896 * (3 * latent * 3072 + hidden + 1) + 3 * hidden * 6144 + latent * (2 * hidden + 1)
+    rest = 3 * hidden * 33792 + (93 * 2 * 3 + 1) * hidden + 2 * 163840 * hidden
+    assert model.num_parameters == 69 * kimi + 24 * mla + 92 * experts + rest
+    assert model.num_parameters == pytest.approx(2.8e12, rel=0.01)
+    assert model.weight_bytes() == pytest.approx(1.56e12, rel=0.01)  # the experts have 4 bits
+    assert model.state_bytes() == 69 * (96 * 128 * 128 * 4 + 3 * width * 3 * 2)
+    assert model.kv_bytes_per_token("bfloat16") == 24 * 2 * 576
+
+
+def test_layers_mix_the_sums_of_all_earlier_blocks() -> None:
+    blocks = [layer.residual_blocks for layer in load_model("moonshotai/Kimi-K3")]
+    assert blocks[:14] == [0] + [1] * 12 + [2]
+    assert blocks[-1] == 8
+    assert all(layer.residual_blocks is None for layer in read())

@@ -15,7 +15,7 @@ from windtunnel.perf.bands import error_family, family_errors
 from windtunnel.perf.causes import ALL
 from windtunnel.perf.costs import bytes_moved
 from windtunnel.perf.database import Columns, Database, open_database
-from windtunnel.perf.kernels import Gemm, Recurrence
+from windtunnel.perf.kernels import Collective, Elementwise, Gemm, Recurrence
 from windtunnel.perf.kimi_delta_table import AXES, CONVOLUTION, PHASES, KimiDeltaTable
 from windtunnel.perf.measured import Measured
 from windtunnel.perf.operators import operators
@@ -206,3 +206,17 @@ def test_devices_without_a_table_use_the_roofline(name: str) -> None:
     assert np.isinf(found.distance).all()
     assert (np.diff(found.seconds) > 0).all()
     assert (found.error == family_errors("kimi_delta").roofline).all()
+
+
+def test_kimi_k3_completes_both_sums_before_it_normalises_the_experts() -> None:
+    pool = Pool(load_model("moonshotai/Kimi-K3"), device("b300"), Engine(tensor_parallel_size=8))
+    ops = operators(pool)
+    found = {op.name: op for op in ops}
+    assert found["expert_all_reduce"].kernel == Collective("all_reduce", 8, 7168 + 3584)
+    assert found["latent_norm"].kernel == Elementwise(4.0 * 3584)
+    assert found["qkvg_proj"].kernel == Gemm(4 * 1536 + 128 + 12, 7168)
+    assert found["output_gate_proj"].count == 24  # of latent attention; the linear layers' is in their projection
+    assert "norm" not in found
+    mixed = [op for op in ops if op.name == "attention_residual"]
+    assert sum(op.count for op in mixed) == 2 * 93
+    assert {op.kernel for op in mixed} == {Elementwise((8.0 + 2.0 * n) * 7168) for n in range(9)}

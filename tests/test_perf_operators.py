@@ -21,6 +21,7 @@ from windtunnel.perf.kernels import (
 from windtunnel.perf.operators import operators
 
 ONE, ZERO = np.ones(1), np.zeros(1)
+REPEATED = ("router", "qkv_down_proj", "kv_down_proj", "latent_down_proj", "latent_up_proj", "head_projection")
 
 
 def pool(model: str, name: str = "h200", **engine: object) -> Pool:
@@ -38,7 +39,7 @@ def linear_flops(of: Pool) -> float:
     total = 0.0
     for op in operators(of):
         if isinstance(op.kernel, Gemm):
-            shared = 1 if op.name in ("router", "qkv_down_proj", "kv_down_proj", "head_projection") else tp
+            shared = 1 if op.name in REPEATED else tp
             total += op.count * shared * float(flops(op.kernel, ONE, ZERO)[0])
         elif isinstance(op.kernel, Experts):
             total += op.count * op.kernel.tp * op.kernel.ep * float(flops(op.kernel, ONE, ZERO)[0])

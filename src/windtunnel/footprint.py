@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from windtunnel.deployment import Engine, Pool
-from windtunnel.model import Model, MoE
+from windtunnel.model import BlockSparseAttention, Model, MoE
 from windtunnel.model.quantization import kv_bytes
 
 
@@ -83,13 +83,19 @@ def _attention(model: Model, engine: Engine) -> tuple[tuple[int, float, float], 
     """Layers summed by window: (window, FLOPs per query and context token, cache bytes per token on one GPU)."""
     size = kv_bytes(model.resolve_kv_cache_dtype(engine.kv_cache_dtype)) / engine.pipeline_parallel_size
     by_window: dict[int, tuple[float, float]] = {}
+
+    def add(window: int, flops: float, stored: float) -> None:
+        before = by_window.get(window, (0.0, 0.0))
+        by_window[window] = before[0] + flops, before[1] + stored
+
     for count, layer in model.layers:
         attention = layer.attention
         if attention is None:
             continue
-        flops, stored = by_window.get(attention.window, (0.0, 0.0))
-        by_window[attention.window] = (
-            flops + count * attention.flops_per_context_token(),
-            stored + count * size * attention.kv_elements_per_token(engine.tensor_parallel_size),
-        )
+        flops, window = count * attention.flops_per_context_token(), attention.window
+        if isinstance(attention, BlockSparseAttention):  # the index sees all tokens, attention the best blocks
+            window = attention.attended
+            index = count * attention.index_bytes_per_token / engine.pipeline_parallel_size
+            add(0, count * attention.flops(1) - flops, index)
+        add(window, flops, count * size * attention.kv_elements_per_token(engine.tensor_parallel_size))
     return tuple((window, flops, stored) for window, (flops, stored) in sorted(by_window.items()))

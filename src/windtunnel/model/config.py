@@ -153,7 +153,9 @@ def _layer_of(parts: Parts, keys: Keys, family: Family, hidden: int, index: int)
 
 def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
     attention = _layer_attention(keys, family, hidden, index)
-    return Layer(attention, _moe(keys, family) if _is_moe(keys, index) else _mlp(keys, family, hidden), family.norms)
+    mlp = _moe(keys, family) if _is_moe(keys, index) else _mlp(keys, family, hidden)
+    block = keys.integer("attn_res_block_size", default=0)
+    return Layer(attention, mlp, family.norms, -(-index // block) if block else None)
 
 
 def _layer_attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention | MLA | LinearAttention:
@@ -274,7 +276,8 @@ def _moe(keys: Keys, family: Family) -> MoE:
         bias=family.expert_bias,
         router_bias=keys.flag("use_routing_bias", default=family.router_bias),
         shared_gate=family.shared_gate,
-        latent_size=keys.integer("moe_latent_size", default=0),
+        latent_size=keys.integer("moe_latent_size", "routed_expert_hidden_size", default=0),
+        latent_norm=keys.flag("latent_moe_use_norm"),
     )
 
 

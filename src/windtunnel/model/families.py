@@ -174,6 +174,7 @@ FAMILIES: dict[str, Family] = {
     "GlmMoeDsaForCausalLM": DEEPSEEK,
     "KimiK25ForConditionalGeneration": DEEPSEEK,
     "KimiLinearForCausalLM": KIMI,
+    "KimiK3ForConditionalGeneration": KIMI,
     "Llama4ForConditionalGeneration": LLAMA4,
     "Llama4ForCausalLM": LLAMA4,
     "NemotronHForCausalLM": NEMOTRON_H,

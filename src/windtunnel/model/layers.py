@@ -250,8 +250,10 @@ class MoE:
     shared_gate: bool = False
     """A learned gate weighs the shared experts (Qwen2-MoE)."""
     latent_size: int = 0
-    """Routed experts work on a projection of the hidden state that is so wide (Nemotron-3 Super); 0: on the state
-    itself."""
+    """Routed experts work on a projection of the hidden state that is so wide (Nemotron-3 Super, Kimi-K3); 0: on the
+    state itself."""
+    latent_norm: bool = False
+    """What they return is normalised before it is projected back (Kimi-K3)."""
 
     def __post_init__(self) -> None:
         require_positive(
@@ -279,7 +281,8 @@ class MoE:
 
     def router_parameters(self, hidden_size: int) -> int:
         """Parameters of the router, and of the projections to and from the latent size; on every GPU alike."""
-        return self.num_experts * (hidden_size + self.router_bias) + 2 * hidden_size * self.latent_size
+        latent = self.latent_size * (2 * hidden_size + self.latent_norm)
+        return self.num_experts * (hidden_size + self.router_bias) + latent
 
     @property
     def shared(self) -> MLP | None:
@@ -298,6 +301,9 @@ class Layer:
     """What mixes the tokens."""
     mlp: MLP | MoE | None
     norms: int = 2
+    residual_blocks: int | None = None
+    """Sums of earlier layers that every normalisation weighs and adds to the residual (attention residuals, Kimi-K3:
+    vllm/models/kimi_k3/nvidia/ops/attn_res.py); None: there is the residual alone."""
 
     def __post_init__(self) -> None:
         if self.attention is None and self.mlp is None:

@@ -164,7 +164,8 @@ class Model:
     def _layer_parameters(self, layer: Layer, tp: int, ranks: int, expert_parallel: bool) -> dict[str, int]:
         hidden = self.hidden_size
         parts = layer.attention.parameters(hidden, tp) if layer.attention else {"norm": 0}
-        parts["norm"] += layer.norms * hidden * (2 if self.norm_bias else 1)
+        mixing = 0 if layer.residual_blocks is None else 2  # a norm and a score for each mixed sum
+        parts["norm"] += layer.norms * hidden * ((2 if self.norm_bias else 1) + mixing)
         mlp = layer.mlp
         if not isinstance(mlp, MoE):
             return parts | {"mlp": mlp.parameters(hidden, tp) if mlp else 0}

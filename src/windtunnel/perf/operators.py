@@ -86,7 +86,8 @@ def _head(pool: Pool, vocabulary: int) -> Iterator[Operator]:
 def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
     hidden = pool.model.hidden_size
     for _ in range(layer.norms):  # each adds the residual: two rows read, two written
-        yield _other("norm", 8.0 * hidden)
+        blocks = layer.residual_blocks
+        yield _other("norm" if blocks is None else "attention_residual", (8.0 + 2.0 * (blocks or 0)) * hidden)
     if layer.attention:
         yield from _mixer(pool, layer.attention)
         yield from _reduce(pool, "attention_all_reduce", hidden)
@@ -260,13 +261,15 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
     if pool.lockstep:
         scatter = Collective("reduce_scatter", engine.data_parallel_size, width)
         yield Operator("expert_reduce_scatter", "communication", phase, 1, scatter)
+    if moe.latent_norm:
+        yield _other("latent_norm", 4.0 * width)
     if moe.latent_size:
         yield Operator("latent_up_proj", "gemm", "tokens", 1, Gemm(hidden, width))
     if moe.shared:
         yield from _network(pool, moe.shared, "shared_experts", ("shared_gate_up_proj", "shared_down_proj"))
         yield _other("shared_experts_add", 6.0 * hidden)
-    if tp > 1:
-        yield from _reduce(pool, "expert_all_reduce", hidden)
+    if tp > 1:  # shares of a sum cannot be normalised: both sums are completed first (vLLM's LatentMoERunner)
+        yield from _reduce(pool, "expert_all_reduce", hidden + width * moe.latent_norm)
 
 
 def _network(pool: Pool, mlp: MLP, part: str, names: tuple[str, str]) -> Iterator[Operator]:
