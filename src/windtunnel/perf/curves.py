@@ -111,12 +111,14 @@ def _cell(knots: Floats, x: Floats) -> tuple[np.ndarray, Floats]:
     return i, (x - knots[i]) / (knots[i + 1] - knots[i])
 
 
-def blend(axis: Floats, x: float) -> list[tuple[int, float]]:
-    """The two neighbours of x on a log axis with their weights; one with weight 1 on a knot or beyond an end."""
+def blend(axis: Floats, x: float, *, straight: bool = False) -> list[tuple[int, float]]:
+    """The two neighbours of x on a log axis, or a ``straight`` one, with their weights; one with weight 1 on a knot or
+    beyond an end."""
     i = int(np.searchsorted(axis, x))
     if i == len(axis):
         return [(i - 1, 1.0)]
     if axis[i] == x or i == 0:
         return [(i, 1.0)]
-    u = float(np.log(x / axis[i - 1]) / np.log(axis[i] / axis[i - 1]))
+    between = (x, axis[i - 1], axis[i]) if straight else np.log((x, axis[i - 1], axis[i]))
+    u = float((between[0] - between[1]) / (between[2] - between[1]))
     return [(i - 1, 1.0 - u), (i, u)]

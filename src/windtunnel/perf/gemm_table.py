@@ -1,10 +1,9 @@
 """Measured matrix products: any (n, k) and any number of rows from a grid of shapes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
 from windtunnel.perf.answer import Answer
@@ -13,9 +12,9 @@ from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import STORED_BYTES
 from windtunnel.perf.curves import Curve, blend, octaves
 from windtunnel.perf.database import Columns, Database, one_per_key
+from windtunnel.perf.gemm_grid import GemmGrid, gemm_grid
 from windtunnel.perf.kernels import Gemm, Quantize
 from windtunnel.perf.roofline import LAUNCH_GRAPH, bound
-from windtunnel.perf.rows_curve import RowsCurve
 
 LANES = {"bfloat16": "bfloat16", "float16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 """Our weight formats as ``gemm_dtype`` calls them; others take the efficiency of bfloat16 on their own least time."""
@@ -34,82 +33,7 @@ ENGINES = ("vllm", "sglang", "trtllm")
 REPAIRED = 1.3
 """How much faster another engine's kernel must be to stand in for a point."""
 
-FEW_ROWS = 16
-BEYOND_CACHE = 2.5e8
-"""Bytes of weights that no second-level cache holds (126 MB on B200)."""
-
-OUTLIER = 1.5
-"""More rows never need less work: a point this many times slower than one with more rows is dropped. Tiles and waves
-stay below (all but 1.5 % of points); what exceeds it is the first of a series (fp8 with one row on Blackwell: 2.5)."""
-
-
 CASTS = ("scale_matrix_perf", "computescale_perf")
-
-
-@dataclass(frozen=True, eq=False)
-class GemmGrid:
-    """Efficiency over [n, k, rows] of one weight format; NaN where a shape was not measured."""
-
-    n: Floats
-    k: Floats
-    rows: Floats
-    log_efficiency: NDArray[np.float64]
-    dtype: str = "bfloat16"
-
-    def seconds(self, device: Device, n: int, k: int, rows: Floats) -> Floats:
-        """Measured seconds of a shape on the grid, NaN where missing."""
-        i, j = int(np.searchsorted(self.n, n)), int(np.searchsorted(self.k, k))
-        least = bound(Gemm(n, k, self.dtype), device, rows, np.zeros_like(rows))
-        return np.asarray(least / np.exp(self.log_efficiency[i, j, np.searchsorted(self.rows, rows)]))
-
-    def _around(self, i: int, j: int) -> list[tuple[int, int, float]]:
-        """The four neighbours of a shape that was not measured."""
-        places = [(i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)]
-        return [(a, b, 1.0) for a, b in places if 0 <= a < len(self.n) and 0 <= b < len(self.k)] or [(i, j, 1.0)]
-
-    def cold_rate(self, device: Device) -> float:
-        """Bytes/s at best of products whose weights exceed any cache; infinite without such shapes."""
-        n, k = np.meshgrid(self.n, self.k, indexing="ij")
-        weights = n * k * STORED_BYTES[self.dtype]
-        few = self.rows <= FEW_ROWS
-        if not (weights > BEYOND_CACHE).any() or not few.any():
-            return float("inf")
-        row = float(self.rows[few][-1])
-        pairs = [(int(i), int(j)) for i, j in np.argwhere(weights > BEYOND_CACHE)]
-        rates = [
-            weights[i, j] / self.seconds(device, int(self.n[i]), int(self.k[j]), np.array([row]))[0] for i, j in pairs
-        ]
-        best = float(np.nanmax(rates)) if np.isfinite(rates).any() else 0.0
-        return best or float("inf")
-
-    def on(self, grid: "GemmGrid") -> NDArray[np.float64]:
-        """Log efficiencies at the points of another grid, NaN where this one has none."""
-        found = np.full(grid.log_efficiency.shape, np.nan)
-        common = [np.intersect1d(*pair) for pair in ((self.n, grid.n), (self.k, grid.k), (self.rows, grid.rows))]
-        mine = np.ix_(*(np.searchsorted(axis, points) for axis, points in zip(self._axes(), common, strict=True)))
-        theirs = np.ix_(*(np.searchsorted(axis, points) for axis, points in zip(grid._axes(), common, strict=True)))
-        found[theirs] = self.log_efficiency[mine]
-        return found
-
-    def _axes(self) -> tuple[Floats, Floats, Floats]:
-        return self.n, self.k, self.rows
-
-    def curve(self, kernel: Gemm) -> tuple[Curve, bool, bool] | None:
-        """Efficiency over rows; whether (n, k) is on the grid; whether it is inside the hull. None without any data
-        near it."""
-        corners = [(i, j, u * v) for i, u in blend(self.n, kernel.n) for j, v in blend(self.k, kernel.k)]
-        if not any(np.isfinite(self.log_efficiency[i, j]).any() for i, j, _ in corners):
-            corners = self._around(corners[0][0], corners[0][1])
-        stack = np.stack([self.log_efficiency[i, j] for i, j, _ in corners])
-        weights = np.array([w for _, _, w in corners])[:, None] * np.isfinite(stack)
-        total = weights.sum(axis=0)
-        use = total > 0
-        if not use.any():
-            return None
-        log_efficiency = np.where(np.isfinite(stack), stack, 0.0) * weights
-        curve = RowsCurve(self.rows[use], np.exp(log_efficiency.sum(axis=0)[use] / total[use]))
-        inside = self.n[0] <= kernel.n <= self.n[-1] and self.k[0] <= kernel.k <= self.k[-1]
-        return curve, kernel.n in self.n and kernel.k in self.k, inside
 
 
 class GemmTable:
@@ -126,8 +50,7 @@ class GemmTable:
     def times(self, kernel: Gemm, a: Floats) -> Answer | None:
         """Seconds of a matrix product of ``a`` rows, or None without data.
 
-        A shape off the grid takes the efficiency of its neighbours in (log n, log k), since time itself is steeper
-        there; a format that was not measured takes the efficiency of its sibling (modelled).
+        A format that was not measured takes the efficiency of its sibling (modelled).
         """
         lane = LANES.get(kernel.dtype)
         native = not kernel.weight_only or kernel.dtype in ("bfloat16", "float16")
@@ -149,7 +72,7 @@ class GemmTable:
         curve, exact, inside = found
         result = curve.times(a, bound(kernel, self._device, a, np.zeros_like(a)))
         if self._causes.cold_cache and grid is not None:
-            floor = kernel.n * kernel.k * STORED_BYTES[kernel.dtype] / grid.cold_rate(self._device)
+            floor = kernel.n * kernel.k * STORED_BYTES[kernel.dtype] / grid.cold_rate()
             result = replace(result, seconds=np.maximum(result.seconds, floor))
         if exact and lane not in self._borrowed:
             return result
@@ -162,7 +85,7 @@ class GemmTable:
             self._grids[lane] = self._repaired(lane, self._build(lane, None))
             plain = self._grid("bfloat16")
             suspected = self._causes.host_bound_tables and lane != "bfloat16" and plain is not None
-            if suspected and plain is not None and _host_bound(self._grids[lane], plain, self._device):
+            if suspected and plain is not None and _host_bound(self._grids[lane], plain):
                 self._grids[lane] = self._borrow(lane, plain) or self._grids[lane]
         return self._grids[lane]
 
@@ -193,7 +116,7 @@ class GemmTable:
         launches."""
         for backend in ("sglang", "trtllm", "vllm"):
             grid = self._build(lane, backend) if backend != self._database.backend else None
-            if grid is not None and not _host_bound(grid, plain, self._device):
+            if grid is not None and not _host_bound(grid, plain):
                 self._borrowed.add(lane)
                 mine = f"{self._database.backend} {self._database.version} on {self._database.system}"
                 self.notes.append(
@@ -214,16 +137,8 @@ class GemmTable:
             return None
         keys = [part["n"], part["k"], part["m"]]
         chosen = part.take(one_per_key(keys, part["latency"], part.texts["kernel_source"][0]))
-        axes = [np.unique(chosen[name]) for name in ("n", "k", "m")]
-        index = tuple(np.searchsorted(axis, chosen[name]) for axis, name in zip(axes, ("n", "k", "m"), strict=True))
         n, k, m = (chosen[name].astype(float) for name in ("n", "k", "m"))
-        kernel = Gemm(1, 1, lane)
-        least = _bounds(kernel, self._device, n, k, m)
-        cube = np.full([len(axis) for axis in axes], np.nan)
-        cube[index] = chosen["latency"] * 1e-3
-        cube[_outliers(cube)] = np.nan
-        cube[index] = np.log(least / cube[index])
-        return GemmGrid(axes[0].astype(float), axes[1].astype(float), axes[2].astype(float), cube, lane)
+        return gemm_grid(self._device, lane, n, k, m, chosen["latency"] * 1e-3)
 
     def quantize(self, kernel: Quantize, a: Floats) -> Answer | None:
         """Seconds of a dynamic 8-bit quantisation of activations: the static cast plus what finding the scale adds."""
@@ -265,14 +180,7 @@ class GemmTable:
         return curves
 
 
-def _outliers(seconds: Floats) -> NDArray[np.bool_]:
-    """Points of [n, k, rows] that take OUTLIER times as long as some larger number of rows."""
-    later = np.where(np.isfinite(seconds), seconds, np.inf)
-    later = np.minimum.accumulate(later[:, :, ::-1], axis=2)[:, :, ::-1]
-    return np.asarray(np.isfinite(seconds) & (seconds > OUTLIER * later))
-
-
-def _host_bound(grid: GemmGrid | None, plain: GemmGrid, device: Device) -> bool:
+def _host_bound(grid: GemmGrid | None, plain: GemmGrid) -> bool:
     """Whether small products take far longer than in bfloat16, as when the host launches them one by one while the
     clock runs."""
     if grid is None:
@@ -281,18 +189,5 @@ def _host_bound(grid: GemmGrid | None, plain: GemmGrid, device: Device) -> bool:
     rows = rows[rows <= 128]
     shapes = [(n, k) for n in (2048, 4096, 8192) for k in (2048, 4096, 8192)]
     shapes = [(n, k) for n, k in shapes if all(n in g.n and k in g.k for g in (grid, plain))]
-    ratios = [grid.seconds(device, n, k, rows) / plain.seconds(device, n, k, rows) for n, k in shapes]
+    ratios = [grid.seconds(n, k, rows) / plain.seconds(n, k, rows) for n, k in shapes]
     return bool(ratios) and float(np.nanmedian(np.concatenate(ratios))) > HOST_BOUND
-
-
-def _bounds(kernel: Gemm, device: Device, n: Floats, k: Floats, m: Floats) -> Floats:
-    """Least seconds of many shapes, one array operation per distinct (n, k)."""
-    least = np.empty_like(m)
-    shapes, which = np.unique(np.stack([n, k], axis=1), axis=0, return_inverse=True)
-    order = np.argsort(which.ravel(), kind="stable")
-    starts = np.searchsorted(which.ravel()[order], np.arange(len(shapes) + 1))
-    for i, (width, depth) in enumerate(shapes):
-        rows = order[starts[i] : starts[i + 1]]
-        shape = replace(kernel, n=int(width), k=int(depth))
-        least[rows] = bound(shape, device, m[rows], np.zeros(len(rows)))
-    return least

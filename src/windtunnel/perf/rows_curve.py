@@ -1,11 +1,12 @@
-"""Efficiency of matrix products over rows: kernels work in tiles, and odd numbers of rows take slower paths.
+"""Time of matrix products over rows: kernels work in tiles, and odd numbers of rows take slower paths.
 
-Neighbouring row counts therefore do not lie on one smooth line. Several readings of the same points compete: the line
-through all of them, lines over rows rounded up to tiles, and lines through multiples of 16 and through the others
-apart. Each curve weighs them by how well they foretell its own points when every third is left out in turn.
+Neighbouring row counts therefore do not lie on one smooth line. Several readings of the same points compete: lines
+through the efficiency at the row count itself or rounded up to tiles, through all points or through multiples of 16
+and the others apart. Each is weighed by how well it foretells points that are left out, every third in turn: those of
+the curve itself, and those of all shapes of its table, near the row count that is asked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,72 +16,140 @@ from numpy.typing import NDArray
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.curves import Curve
 
-TILES = (1, 16, 32, 64, 128)
 ALIGNED = 16
 FEWEST = 6
 """Fewer points of one alignment say nothing about it."""
-SHARPNESS = 3.0
-"""Readings are weighed by their mean error to minus this power."""
+SHARPNESS = 5.0
+"""Readings are weighed by their error to minus this power."""
+NEARBY = 0.8
+"""Errors count by exp(−|log(rows ÷ rows asked)| ÷ NEARBY)."""
+OTHERWISE_ALIGNED = 0.25
+"""And by this much where one of both is a multiple of ALIGNED and the other is not."""
+LEAST_ERROR = 1e-4
+FOLDS = 3
 
-Reading = Callable[[Floats, Floats, Floats], Floats]
-"""(rows, log efficiency, rows asked) -> log efficiency."""
+Floors = Mapping[int, Floats]
+"""Tile -> [..., P] log of the least possible seconds at P row counts rounded up to it."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Lines through log(seconds ÷ least seconds) over the log of the rows, both at the rows rounded up to tiles."""
+
+    tile: int
+    apart: bool
+    """Multiples of ALIGNED and other row counts have lines of their own."""
+
+    def foretell(self, rows: Floats, logs: Floats, floors: Floors, asked: Floats, asked_floors: Floors) -> Floats:
+        """[..., Q] log seconds at [Q] rows, from [..., P] log seconds at [P] rows."""
+        excess = logs - floors[self.tile]
+        points, wanted = np.log(rounded(rows, self.tile)), np.log(rounded(asked, self.tile))
+        if not self.apart:
+            return line(points, excess, wanted) + asked_floors[self.tile]
+        found = np.empty_like(asked_floors[self.tile])
+        for aligned in (True, False):
+            mine, here = (rows % ALIGNED == 0) == aligned, (asked % ALIGNED == 0) == aligned
+            enough = np.count_nonzero(mine & (rows > ALIGNED)) >= FEWEST
+            use = mine | (rows <= ALIGNED) if enough else np.ones_like(mine)
+            found[..., here] = line(points[use], excess[..., use], wanted[here])
+        return found + asked_floors[self.tile]
+
+
+READINGS = (Reading(1, False), Reading(64, False), Reading(128, False), Reading(1, True), Reading(64, True))
+TILES = tuple(sorted({reading.tile for reading in READINGS}))
 
 
 @dataclass(frozen=True, eq=False)
 class RowsCurve(Curve):
     """A curve over rows of a matrix product; at a measured point the measured time comes back exactly."""
 
+    least: Callable[[Floats], Floats]
+    """[Q] rows -> [Q] least possible seconds."""
+    typical: Floats
+    """[R, P] error of each reading at each knot, over all shapes of the table; NaN where unknown."""
+
     def at(self, x: Floats) -> Floats:
         """Efficiency at ``x``."""
-        values = np.log(self.efficiency)
-        found = sum(
-            weight * reading(self.knots, values, x) for weight, reading in zip(self.weights, READINGS, strict=True)
-        )
+        floors = self._floors(x)
+        parts = [one.foretell(self.knots, self._logs, self._knot_floors, x, floors) for one in READINGS]
+        log_seconds = (self._weights(x) * np.stack(parts)).sum(axis=0)
         near = np.clip(np.searchsorted(self.knots, x), 0, len(self.knots) - 1)
-        return np.asarray(np.where(self.knots[near] == x, self.efficiency[near], np.exp(found)))
+        outside = (x < self.knots[0]) | (x > self.knots[-1])
+        edge = outside | (self.knots[near] == x)
+        return np.asarray(np.where(edge, self.efficiency[near], np.exp(floors[1] - log_seconds)))
+
+    def _floors(self, rows: Floats) -> Floors:
+        return {tile: np.log(self.least(rounded(rows, tile))) for tile in TILES}
 
     @cached_property
-    def weights(self) -> Floats:
-        """One weight for each reading, 1 together."""
-        values, places = np.log(self.efficiency), np.arange(len(self.knots))
-        errors = np.full(len(READINGS), 1e-4)
-        for start in range(3):
-            out = (places % 3 == start) & (places > 0) & (places < len(places) - 1)
-            if not out.any():
-                continue
-            for i, reading in enumerate(READINGS):
-                missed = reading(self.knots[~out], values[~out], self.knots[out]) - values[out]
-                errors[i] += float(np.abs(missed).mean())
-        weights = errors**-SHARPNESS
-        return np.asarray(weights / weights.sum())
+    def _knot_floors(self) -> Floors:
+        return self._floors(self.knots)
+
+    @cached_property
+    def _logs(self) -> Floats:
+        return np.asarray(self._knot_floors[1] - np.log(self.efficiency))
+
+    def _weights(self, x: Floats) -> Floats:
+        """[R, Q] weights of the readings, 1 together."""
+        aligned, errors = x % ALIGNED == 0, np.empty((len(READINGS), len(x)))
+        for of_aligned, smooth in self._smooth_errors.items():
+            here = aligned == of_aligned
+            for i, values in enumerate(smooth):
+                errors[i, here] = np.interp(np.log(x[here]), np.log(self.knots), values)
+        weights = (errors + LEAST_ERROR) ** -SHARPNESS
+        return np.asarray(weights / weights.sum(axis=0))
+
+    @cached_property
+    def _smooth_errors(self) -> dict[bool, Floats]:
+        """Alignment of the rows asked -> [R, P] expected errors near each knot: the geometric mean of the curve's own
+        and of the whole table's."""
+        own = errors_of_readings(self.knots, self._logs, self._knot_floors)
+        return {
+            aligned: np.sqrt(_nearby(own, self.knots, aligned) * _nearby(self.typical, self.knots, aligned))
+            for aligned in (True, False)
+        }
 
 
-def _tiled(tile: int) -> Reading:
-    def reading(rows: Floats, values: Floats, asked: Floats) -> Floats:
-        return _line(_rounded(rows, tile), values, _rounded(asked, tile))
-
-    return reading
-
-
-def _by_alignment(rows: Floats, values: Floats, asked: Floats) -> Floats:
-    found = np.empty_like(asked)
-    for aligned in (True, False):
-        mine, wanted = (rows % ALIGNED == 0) == aligned, (asked % ALIGNED == 0) == aligned
-        enough = np.count_nonzero(mine & (rows > ALIGNED)) >= FEWEST
-        use = mine | (rows <= ALIGNED) if enough else np.ones_like(mine)
-        found[wanted] = _line(rows[use], values[use], asked[wanted])
-    return found
-
-
-def _line(rows: Floats, values: Floats, asked: Floats) -> Floats:
-    """Linear in the logarithm; points with equal rows are averaged."""
-    points, which = np.unique(rows, return_inverse=True)
-    mean = np.bincount(which, values) / np.bincount(which)
-    return np.asarray(np.interp(np.log(asked), np.log(points), mean))
+def errors_of_readings(rows: Floats, logs: Floats, floors: Floors) -> Floats:
+    """[R, ..., P] |error| of the log seconds of each reading at points foretold from the others, every third left out
+    in turn; NaN at both ends."""
+    places = np.arange(len(rows))
+    errors = np.full((len(READINGS), *logs.shape), np.nan)
+    for start in range(FOLDS):
+        out = (places % FOLDS == start) & (places > 0) & (places < len(places) - 1)
+        if not out.any():
+            continue
+        kept_floors = {tile: floor[..., ~out] for tile, floor in floors.items()}
+        out_floors = {tile: floor[..., out] for tile, floor in floors.items()}
+        for i, reading in enumerate(READINGS):
+            found = reading.foretell(rows[~out], logs[..., ~out], kept_floors, rows[out], out_floors)
+            errors[i][..., out] = np.abs(found - logs[..., out])
+    return errors
 
 
-def _rounded(rows: Floats, tile: int) -> NDArray[np.float64]:
-    return np.asarray(np.where(rows <= tile, rows, np.ceil(rows / tile) * tile))
+def _nearby(errors: Floats, rows: Floats, aligned: bool) -> Floats:
+    """[R, P] means of [R, P] errors around each of P rows; equal ones where nothing is known."""
+    weights = np.exp(-np.abs(np.log(rows[:, None] / rows[None, :])) / NEARBY)
+    weights = weights * np.where((rows % ALIGNED == 0) == aligned, 1.0, OTHERWISE_ALIGNED)
+    known = np.isfinite(errors)
+    total = known.astype(float) @ weights.T
+    mean = (np.where(known, errors, 0.0) @ weights.T) / np.where(total > 0, total, 1.0)
+    return np.asarray(np.where(total > 0, mean, LEAST_ERROR))
 
 
-READINGS: tuple[Reading, ...] = (*(_tiled(tile) for tile in TILES), _by_alignment)
+def line(points: Floats, values: Floats, asked: Floats) -> Floats:
+    """[..., Q] linear interpolation of [..., P] values, which are averaged where points are equal; the ends hold
+    beyond them."""
+    knots, which = np.unique(points, return_inverse=True)
+    share = (which[:, None] == np.arange(len(knots))) / np.bincount(which)
+    mean = values @ share
+    i = np.clip(np.searchsorted(knots, asked, side="right") - 1, 0, max(len(knots) - 2, 0))
+    j = np.minimum(i + 1, len(knots) - 1)
+    width = np.where(knots[j] > knots[i], knots[j] - knots[i], 1.0)
+    u = np.clip((asked - knots[i]) / width, 0.0, 1.0)
+    return np.asarray(mean[..., i] * (1.0 - u) + mean[..., j] * u)
+
+
+def rounded(rows: Floats, tile: int) -> NDArray[np.float64]:
+    """Rows rounded up to whole tiles."""
+    return np.asarray(np.ceil(rows / tile) * tile)
