@@ -10,9 +10,11 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import INTERPOLATED, MODELLED, Answer, Sources
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.competing_curve import CompetingCurve, beyond_launch, by_logs, by_squares, straight
 from windtunnel.perf.costs import STORED_BYTES, bytes_moved, flops, rate
 from windtunnel.perf.curves import Curve, Plane
 from windtunnel.perf.database import Columns, Database, one_per_key
+from windtunnel.perf.decode_plane import DecodePlane
 from windtunnel.perf.kernels import Attention, BlockSparseAttention, LatentAttention, SparseAttention
 from windtunnel.perf.roofline import bound
 
@@ -164,7 +166,12 @@ class AttentionTable:
         rows = self._rows("prefill", key)
         rows = rows.take(np.argsort(rows["isl"], kind="stable"))
         length = rows["isl"].astype(float)
-        return Curve(length, bound(other, self.device, length, np.zeros_like(length)) / (rows["latency"] * 1e-3))
+
+        def least(tokens: Floats) -> Floats:
+            return bound(other, self.device, tokens, np.zeros_like(tokens))
+
+        readings = (by_logs, straight, by_squares, beyond_launch)
+        return CompetingCurve(length, least(length) / (rows["latency"] * 1e-3), least, readings)
 
     def _rows(self, phase: str, key: Key) -> Columns:
         columns = self._table(phase)
@@ -252,7 +259,8 @@ def plane_of(kernel: Attending, device: Device, batch: Floats, keys: Floats, sec
             near = index[np.clip(np.searchsorted(index, np.arange(len(columns)), side="right") - 1, 0, None)]
             log_efficiency[i] = log_efficiency[i, near]
     full = bound(kernel, device, a, b) / np.exp(log_efficiency)
-    return Plane(rows, columns, np.where(known, grid, full), known.astype(float))
+    plane = DecodePlane if kernel.phase == "decode" and min(len(rows), len(columns)) > 1 else Plane
+    return plane(rows, columns, np.where(known, grid, full), known.astype(float))
 
 
 def extend(

@@ -1,7 +1,6 @@
 """Interpolation between measured points: curves over one axis, tables over two, with the source of every value."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -38,36 +37,6 @@ class Curve:
         i = np.clip(np.searchsorted(self.knots, x), 0, len(self.knots) - 1)
         inside = (x >= self.knots[0]) & (x <= self.knots[-1])
         return np.where(self.knots[i] == x, MEASURED, np.where(inside, INTERPOLATED, MODELLED)).astype(np.int8)
-
-
-@dataclass(frozen=True, eq=False)
-class TokensCurve(Curve):
-    """A curve that also reads its points as times: between two of them, the time is a straight line in log-log where
-    weights are already loaded, and efficiency is where they are still being added. Each curve weighs both readings by
-    how well they foretell its own points when every second is left out in turn."""
-
-    seconds: Floats
-
-    def times(self, x: Floats, bound: Floats) -> Answer:
-        """Seconds at ``x``, where the least possible times are ``bound``."""
-        by_efficiency = np.log(bound / self.at(x))
-        by_time = np.interp(np.log(x), np.log(self.knots), np.log(self.seconds))
-        inside = (x >= self.knots[0]) & (x <= self.knots[-1])
-        mixed = self.weight * by_time + (1.0 - self.weight) * by_efficiency
-        return Answer(np.exp(np.where(inside, mixed, by_efficiency)), self.sources(x), octaves(self.knots, x))
-
-    @cached_property
-    def weight(self) -> float:
-        """Of the reading as times, 0 to 1."""
-        places, x = np.arange(len(self.knots)), np.log(self.knots)
-        missed = np.full(2, 1e-4)
-        for start in range(2):
-            out = (places % 2 == start) & (places > 0) & (places < len(places) - 1)
-            for i, values in enumerate((np.log(self.seconds), np.log(self.efficiency))):
-                if out.any():
-                    missed[i] += float(np.abs(np.interp(x[out], x[~out], values[~out]) - values[out]).mean())
-        weights = missed**-2.0
-        return float(weights[0] / weights.sum())
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
-from windtunnel.perf.curves import Curve, TokensCurve
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.competing_curve import CompetingCurve, by_logs, by_touched, straight
+from windtunnel.perf.curves import Curve
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Experts
 from windtunnel.perf.roofline import bound
@@ -14,6 +16,10 @@ from windtunnel.perf.roofline import bound
 SIZES = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 
 NEIGHBOURS = 3
+DISTANCE = (0.7, 3.0, 0.25, 2.0, 2.0, 0.15, 0.01)
+"""What an octave counts in: local slice, hidden size, local experts, experts, choices of a token, ep, tp. Of five tried
+on shapes left out of the tables of H100 (vLLM) and B200 (SGLang), the best in most formats and never far from it."""
+LEAST_DISTANCE = 0.1
 
 OUTLIER = 1.15
 """More tokens never need less work: a point this many times slower than one with more tokens is dropped (balanced
@@ -31,7 +37,7 @@ class ExpertRows:
     backend: str | None
     """Another engine than the database's own."""
     fastest: bool
-    """Of several kernels for one shape take the fastest, not the one with most rows."""
+    """Of several kernels for one shape take the fastest, not the one with most rows, and no outliers."""
     _columns: Columns | None = None
     _read: bool = False
     _parts: dict[tuple[str, str], tuple[Columns, NDArray[np.int64]] | None] = field(default_factory=dict)
@@ -51,31 +57,35 @@ class ExpertRows:
             rows = rows.take(codes == _fastest(rows, codes))
             codes = rows.texts["kernel_source"][0]
         rows = rows.take(one_per_key([rows["num_tokens"]], rows["latency"], codes))
-        least_later = np.minimum.accumulate(rows["latency"][::-1])[::-1]
-        rows = rows.take(rows["latency"] <= OUTLIER * least_later)
+        if self.fastest:
+            least_later = np.minimum.accumulate(rows["latency"][::-1])[::-1]
+            rows = rows.take(rows["latency"] <= OUTLIER * least_later)
         x = rows["num_tokens"].astype(float)
-        seconds = rows["latency"] * 1e-3
-        return TokensCurve(x, bound(kernel, self.device, x, np.zeros_like(x)) / seconds, seconds)
 
-    def nearest(self, kernel: Experts, lane: str, distribution: str) -> list[Shape]:
-        """The measured shapes closest in log distance of: local slice, hidden size, local experts, experts, choices,
-        tp, ep; NEIGHBOURS at most."""
+        def least(tokens: Floats) -> Floats:
+            return bound(kernel, self.device, tokens, np.zeros_like(tokens))
+
+        readings = (by_logs, straight, by_touched(kernel.num_experts / kernel.top_k))
+        return CompetingCurve(x, least(x) / (rows["latency"] * 1e-3), least, readings)
+
+    def nearest(self, kernel: Experts, lane: str, distribution: str) -> list[tuple[Shape, float]]:
+        """The NEIGHBOURS measured shapes most like a layer, with their weights, 1 together: DISTANCE weighs the octaves
+        between their sizes, and a shape counts by its distance to minus the second power."""
         part = self._part(lane, distribution)
         if part is None:
             return []
         shapes = np.unique(part[1], axis=0)
-        hidden, inter, top_k, num_experts, tp, ep = shapes.T.astype(float)
-        distance = (
-            np.abs(np.log2(inter / tp * kernel.tp / kernel.inter))
-            + np.abs(np.log2(hidden / kernel.hidden))
-            + 0.5 * np.abs(np.log2(num_experts / ep * kernel.ep / kernel.num_experts))
-            + 0.5 * np.abs(np.log2(num_experts / kernel.num_experts))
-            + 0.5 * np.abs(np.log2(top_k / kernel.top_k))
-            + 0.5 * np.abs(np.log2(ep / kernel.ep))
-            + 0.01 * np.abs(np.log2(tp / kernel.tp))
-        )
+        wanted = np.array((kernel.hidden, kernel.inter, kernel.top_k, kernel.num_experts, kernel.tp, kernel.ep))
+        distance = np.abs(_octaves(shapes.astype(float)) - _octaves(wanted.astype(float))) @ np.array(DISTANCE)
         chosen = np.argsort(distance, kind="stable")[:NEIGHBOURS]
-        return [tuple(int(value) for value in shapes[i]) for i in chosen]  # type: ignore[misc]
+        weights = (distance[chosen] + LEAST_DISTANCE) ** -2
+        found = zip(shapes[chosen].tolist(), (weights / weights.sum()).tolist(), strict=True)
+        return [(tuple(shape), weight) for shape, weight in found]
+
+    def launch(self, lane: str, distribution: str) -> float:
+        """Seconds that a layer takes however little it has to do: the least of the table."""
+        part = self._part(lane, distribution)
+        return 0.0 if part is None else float(part[0]["latency"].min()) * 1e-3
 
     def _part(self, lane: str, distribution: str) -> tuple[Columns, NDArray[np.int64]] | None:
         """Rows of a format and a distribution with their sizes."""
@@ -93,6 +103,12 @@ class ExpertRows:
             texts = ("moe_dtype", "distribution", "kernel_source")
             self._columns, self._read = self.database.read("moe", "moe_perf", texts, self.backend), True
         return self._columns
+
+
+def _octaves(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[..., 7] log2 of what DISTANCE weighs, from [..., 6] SIZES."""
+    hidden, inter, top_k, num_experts, tp, ep = np.moveaxis(sizes, -1, 0)
+    return np.asarray(np.log2(np.stack([inter / tp, hidden, num_experts / ep, num_experts, top_k, ep, tp], axis=-1)))
 
 
 def _fastest(rows: Columns, codes: NDArray[np.int64]) -> int:

@@ -141,26 +141,34 @@ class ExpertTable:
         return routing(kernel.num_experts) if self.causes.expert_imbalance else "balanced"
 
     def _from_nearest(self, kernel: Experts, lane: str, a: Floats) -> Answer | None:
-        """The efficiency of the nearest shapes (their median) at equal tokens per expert."""
-        shapes: list[Shape] = []
+        """The times of the nearest shapes at equal tokens per expert: what exceeds the launch grows with the least
+        times."""
+        shapes: list[tuple[Shape, float]] = []
+        launch = 0.0
         for engine in self._engines():
-            shapes = shapes or self._of(engine).nearest(kernel, lane, self._distribution(kernel))
+            if not shapes:
+                shapes = self._of(engine).nearest(kernel, lane, self._distribution(kernel))
+                launch = self._of(engine).launch(lane, self._distribution(kernel))
         if not shapes:
             return None
-        slower = [self._inefficiency(kernel, shaped(kernel, shape), lane, a) for shape in shapes]
-        self._note(f"experts {_text(kernel)}: efficiency of {', '.join('×'.join(map(str, shape)) for shape in shapes)}")
-        seconds = bound(kernel, self.device, a, np.zeros_like(a)) * np.median(slower, axis=0)
-        return Answer(seconds, np.full(a.shape, 2, dtype=np.int8), np.full(a.shape, OTHER_SHAPE))
+        named = ", ".join("×".join(map(str, shape)) for shape, _ in shapes)
+        self._note(f"experts {_text(kernel)}: from those of {named}")
+        logs = [
+            weight * np.log(self._as_if(kernel, shaped(kernel, shape), lane, a, launch)) for shape, weight in shapes
+        ]
+        return Answer(np.exp(sum(logs)), np.full(a.shape, 2, dtype=np.int8), np.full(a.shape, OTHER_SHAPE))
 
-    def _inefficiency(self, kernel: Experts, other: Experts, lane: str, a: Floats) -> Floats:
-        """Measured over least time of another shape, where its experts get as many tokens."""
+    def _as_if(self, kernel: Experts, other: Experts, lane: str, a: Floats, launch: float) -> Floats:
+        """Seconds as another shape would have them, where its experts get as many tokens."""
         best = self._best(other, lane)
         assert best is not None
         load = kernel.top_k / kernel.num_experts / (other.top_k / other.num_experts)
         x = np.clip(a * load, best[0].knots[0], best[0].knots[-1])
         found = self._from_lane(other, lane, x)
         assert found is not None
-        return np.asarray(found.seconds / bound(other, self.device, x, np.zeros_like(x)))
+        least, zero = np.minimum(launch, found.seconds), np.zeros_like(x)
+        ratio = bound(kernel, self.device, a, zero) / bound(other, self.device, x, zero)
+        return np.asarray(least + (found.seconds - least) * ratio)
 
     def _suspect(self, kernel: Experts, curve: Curve) -> bool:
         if not self.causes.host_bound_tables:

@@ -1,0 +1,107 @@
+"""Times between measured points of one axis, by several readings of the same points that compete.
+
+Time grows with a power of the work, or by equal steps, or with what exceeds a launch; which of them holds differs from
+kernel to kernel, and along one curve. Each curve weighs its readings by how well they foretell its own points, every
+second left out in turn, near the place that is asked.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.curves import Curve
+
+SHARPNESS = 4.0
+"""Readings are weighed by their error to minus this power."""
+NEARBY = 0.8
+"""Errors count by exp(−|log(point ÷ place asked)| ÷ NEARBY)."""
+LEAST_ERROR = 1e-3
+FOLDS = 2
+ONE_MORE_TOKEN = 0.05
+"""How much of an octave of touched experts an octave of tokens counts where no expert is added."""
+SHORTEST = 0.95
+"""A launch as a share of the shortest measured time."""
+
+Reading = Callable[[Floats, Floats, Floats], Floats]
+"""([P] points, [P] seconds there, [Q] places asked within them) -> [Q] log seconds."""
+
+
+@dataclass(frozen=True, eq=False)
+class CompetingCurve(Curve):
+    """A curve whose time between points is read in several ways; beyond its ends the efficiency of the last point
+    holds."""
+
+    least: Callable[[Floats], Floats]
+    """[Q] places -> [Q] least possible seconds, which the efficiency is a share of."""
+    readings: tuple[Reading, ...]
+
+    def at(self, x: Floats) -> Floats:
+        """Efficiency at ``x``."""
+        within = np.clip(x, self.knots[0], self.knots[-1])
+        parts = np.stack([reading(self.knots, self._seconds, within) for reading in self.readings])
+        log_seconds = (self._weights(within) * parts).sum(axis=0)
+        near = np.clip(np.searchsorted(self.knots, x), 0, len(self.knots) - 1)
+        edge = (within != x) | (self.knots[near] == x)
+        return np.asarray(np.where(edge, self.efficiency[near], self.least(within) / np.exp(log_seconds)))
+
+    @cached_property
+    def _seconds(self) -> Floats:
+        return np.asarray(self.least(self.knots) / self.efficiency)
+
+    def _weights(self, x: Floats) -> Floats:
+        """[R, Q] weights of the readings, 1 together."""
+        errors = np.stack([np.interp(np.log(x), np.log(self.knots), values) for values in self._expected])
+        weights = (errors + LEAST_ERROR) ** -SHARPNESS
+        return np.asarray(weights / weights.sum(axis=0))
+
+    @cached_property
+    def _expected(self) -> Floats:
+        """[R, P] mean |error| of the log seconds of each reading near each point; equal ones where none is known."""
+        errors = np.full((len(self.readings), len(self.knots)), np.nan)
+        places = np.arange(len(self.knots))
+        for start in range(FOLDS):
+            out = (places % FOLDS == start) & (places > 0) & (places < len(places) - 1)
+            for i, reading in enumerate(self.readings):
+                found = reading(self.knots[~out], self._seconds[~out], self.knots[out])
+                errors[i, out] = np.abs(found - np.log(self._seconds[out]))
+        known = np.isfinite(errors).all(axis=0)
+        if not known.any():
+            return np.zeros_like(errors)
+        near = np.exp(-np.abs(np.log(self.knots[:, None] / self.knots[known])) / NEARBY)
+        return np.asarray(errors[:, known] @ (near / near.sum(axis=1, keepdims=True)).T)
+
+
+def by_logs(points: Floats, seconds: Floats, x: Floats) -> Floats:
+    """A power of the axis between two points."""
+    return np.interp(np.log(x), np.log(points), np.log(seconds))
+
+
+def straight(points: Floats, seconds: Floats, x: Floats) -> Floats:
+    """Equal steps between two points."""
+    return np.asarray(np.log(np.interp(x, points, seconds)))
+
+
+def by_squares(points: Floats, seconds: Floats, x: Floats) -> Floats:
+    """Equal steps of the square: every token of a prompt attends to all before it."""
+    return np.asarray(np.log(np.interp(x * x, points * points, seconds)))
+
+
+def beyond_launch(points: Floats, seconds: Floats, x: Floats) -> Floats:
+    """A power of the axis for what exceeds the launch."""
+    launch = SHORTEST * float(seconds.min())
+    return np.asarray(np.log(launch + np.exp(np.interp(np.log(x), np.log(points), np.log(seconds - launch)))))
+
+
+def by_touched(touching_all: float) -> Reading:
+    """A power of the number of experts that evenly chosen tokens touch, all of them from ``touching_all`` tokens on."""
+
+    def touched(tokens: Floats) -> Floats:
+        return np.asarray(np.log(np.minimum(tokens, touching_all)) + ONE_MORE_TOKEN * np.log(tokens))
+
+    def reading(points: Floats, seconds: Floats, x: Floats) -> Floats:
+        return np.interp(touched(x), touched(points), np.log(seconds))
+
+    return reading
