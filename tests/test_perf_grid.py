@@ -68,7 +68,8 @@ def test_more_work_takes_longer(built: tuple[Pool, Tabulated]) -> None:
     _, tables = built
     times = tables.times
     assert (np.diff(times.decode_attention, axis=1) >= -1e-12).all()
-    assert (np.diff(times.prefill_attention[1:], axis=1) >= -1e-12).all()
+    prefills = times.prefill_attention[1:]  # the rate rises with the length, by a step where a window fills
+    assert (np.diff(prefills, axis=1) >= -0.005 * prefills[:, :-1]).all()
     assert (np.diff(times.sequences[1:]) > 0).all()
     at = np.unique(times.padded)
     assert (np.diff(times.decode_tokens[at]) > -1e-12).mean() > 0.95  # leaving the graphs may cost a step

@@ -10,7 +10,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import INTERPOLATED, MODELLED, Answer, Sources
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
-from windtunnel.perf.competing_curve import CompetingCurve, beyond_launch, by_logs, by_squares, straight
+from windtunnel.perf.competing_curve import CompetingCurve, beyond_launch
 from windtunnel.perf.costs import STORED_BYTES, bytes_moved, flops, rate
 from windtunnel.perf.curves import Curve, Plane
 from windtunnel.perf.database import Columns, Database, one_per_key
@@ -135,32 +135,27 @@ class AttentionTable:
         if key not in self._curves:
             self._curves[key] = self._curve(other, key)
         curve = self._curves[key]
-        fresh = self._scaled(kernel, other, curve, a, bound(kernel, self.device, a, np.zeros_like(a)))
+        fresh = self._scaled(other, curve, a, bound(kernel, self.device, a, np.zeros_like(a)))
         group = kernel.heads / kernel.kv_heads
         used = a * group / (np.ceil(a * group / QUERY_TILE) * QUERY_TILE)
         compute = flops(kernel, a, b) / self.device.peak_flops(rate(kernel)) / used
         memory = bytes_moved(kernel, a, b) / self.device.memory_bandwidth
         seen = np.minimum(b, kernel.window) if kernel.window else b
         whole = np.maximum(a + seen, QUERY_TILE)  # shorter prompts measure the launch, not the rate
-        chunked = self._scaled(kernel, other, curve, whole, np.maximum(compute, memory))
+        chunked = self._scaled(other, curve, whole, np.maximum(compute, memory))
         seconds = np.where(b > 0, np.maximum(fresh.seconds, chunked.seconds), fresh.seconds)
         sources = np.where(b > 0, MODELLED, fresh.sources).astype(np.int8)
         return Answer(seconds, sources, np.where(b > 0, chunked.by_rule(), fresh.distance))
 
-    def _scaled(self, kernel: Attention, other: Attention, curve: Curve, length: Floats, least: Floats) -> Answer:
-        """Least times over the efficiency of a whole prompt. Of another shape, what exceeds its launch (the shortest
-        prompt) grows with the least times, the launch does not."""
-        found = curve.times(length, least)
-        if other == kernel:
-            return found
-        zero = np.zeros_like(length)
-        theirs = bound(other, self.device, length, zero)
-        ratio = bound(kernel, self.device, length, zero) / theirs
-        seconds = theirs / curve.at(length)
+    def _scaled(self, other: Attention, curve: Curve, length: Floats, least: Floats) -> Answer:
+        """A whole prompt's time as work of ``least`` seconds at best would have it: what exceeds the launch (the
+        shortest prompt) grows with the least times, the launch does not."""
+        theirs = bound(other, self.device, length, np.zeros_like(length))
+        found = curve.times(length, theirs)
         first = curve.knots[:1]
-        launch = np.minimum(float(bound(other, self.device, first, np.zeros(1))[0] / curve.efficiency[0]), seconds)
-        scaled = (launch + (seconds - launch) * ratio) / (seconds * ratio)
-        return replace(found, seconds=found.seconds * scaled)
+        launch = bound(other, self.device, first, np.zeros(1)) / curve.efficiency[:1]
+        launch = np.minimum(launch, found.seconds)
+        return replace(found, seconds=launch + (found.seconds - launch) * least / theirs)
 
     def _curve(self, other: Attention, key: Key) -> Curve:
         rows = self._rows("prefill", key)
@@ -170,8 +165,7 @@ class AttentionTable:
         def least(tokens: Floats) -> Floats:
             return bound(other, self.device, tokens, np.zeros_like(tokens))
 
-        readings = (by_logs, straight, by_squares, beyond_launch)
-        return CompetingCurve(length, least(length) / (rows["latency"] * 1e-3), least, readings)
+        return CompetingCurve(length, least(length) / (rows["latency"] * 1e-3), least, (beyond_launch,))
 
     def _rows(self, phase: str, key: Key) -> Columns:
         columns = self._table(phase)

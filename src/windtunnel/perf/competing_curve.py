@@ -84,11 +84,6 @@ def straight(points: Floats, seconds: Floats, x: Floats) -> Floats:
     return np.asarray(np.log(np.interp(x, points, seconds)))
 
 
-def by_squares(points: Floats, seconds: Floats, x: Floats) -> Floats:
-    """Equal steps of the square: every token of a prompt attends to all before it."""
-    return np.asarray(np.log(np.interp(x * x, points * points, seconds)))
-
-
 def beyond_launch(points: Floats, seconds: Floats, x: Floats) -> Floats:
     """A power of the axis for what exceeds the launch."""
     launch = SHORTEST * float(seconds.min())

@@ -3,17 +3,21 @@
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
 from windtunnel.perf.answer import MODELLED, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
-from windtunnel.perf.curves import Curve
+from windtunnel.perf.curves import Curve, blend
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Collective
 from windtunnel.perf.roofline import bound
 
 ENGINES = ("vllm", "sglang", "trtllm")
+
+COUNTS = (2, 4, 8)
+"""GPUs that collectives were measured with."""
 
 
 @dataclass(eq=False)
@@ -26,21 +30,39 @@ class LinkTable:
     _curves: dict[tuple[str, int, bool], Curve | None] = field(default_factory=dict)
 
     def times(self, kernel: Collective, a: Floats) -> Answer | None:
-        """Seconds of ``a`` rows; a number of GPUs that was not measured takes the efficiency of the nearest
-        (modelled)."""
+        """Seconds of ``a`` rows. Between measured numbers of GPUs, the time of one message is a power of the number;
+        beyond them the efficiency of the nearest holds (both modelled)."""
         if kernel.gpus > self.device.gpus_per_node:
             return None
-        for gpus in sorted((2, 4, 8), key=lambda gpus: abs(float(np.log2(gpus / kernel.gpus)))):
-            curve = self._curve(kernel.op, gpus, kernel.graph)
-            if curve is None:
-                continue
-            elements = a * kernel.row
-            small = elements < curve.knots[0]  # the least message is all latency
-            least = bound(kernel, self.device, np.where(small, curve.knots[0] / kernel.row, a), np.zeros_like(a))
-            found = curve.times(np.maximum(elements, curve.knots[0]), least)
-            found = replace(found, sources=np.where(small, MODELLED, found.sources).astype(np.int8))
-            return found if gpus == kernel.gpus else found.modelled()
-        return None
+        known = self._counts(kernel)
+        if not len(known):
+            return None
+        near = [(int(known[i]), weight) for i, weight in blend(known.astype(float), kernel.gpus)]
+        if len(near) == 1:
+            found = self._of_count(kernel, near[0][0], kernel, a)
+            return found if near[0][0] == kernel.gpus else found.modelled()
+        parts = [(self._of_count(kernel, gpus, replace(kernel, gpus=gpus), a), weight) for gpus, weight in near]
+        logs = sum(weight * np.log(part.seconds) for part, weight in parts)
+        return replace(parts[0][0], seconds=np.exp(logs)).modelled()
+
+    def _counts(self, kernel: Collective) -> NDArray[np.int64]:
+        """Numbers of GPUs that a curve is known for: of the engine's own all-reduce where it has one for an even number
+        (vLLM 0.24, custom_all_reduce.py: 2, 4, 6 and 8 GPUs)."""
+        if kernel.op == "all_reduce" and kernel.gpus % 2 == 0:
+            own = [gpus for gpus in COUNTS if self._custom(gpus, kernel.graph, None) is not None]
+            if own:
+                return np.array(own)
+        return np.array([gpus for gpus in COUNTS if self._curve(kernel.op, gpus, kernel.graph) is not None])
+
+    def _of_count(self, kernel: Collective, gpus: int, priced: Collective, a: Floats) -> Answer:
+        """Seconds of a collective at the efficiency that ``gpus`` attain with its messages."""
+        curve = self._curve(kernel.op, gpus, kernel.graph)
+        assert curve is not None
+        elements = a * kernel.row
+        small = elements < curve.knots[0]  # the least message is all latency
+        least = bound(priced, self.device, np.where(small, curve.knots[0] / kernel.row, a), np.zeros_like(a))
+        found = curve.times(np.maximum(elements, curve.knots[0]), least)
+        return replace(found, sources=np.where(small, MODELLED, found.sources).astype(np.int8))
 
     def _curve(self, op: str, gpus: int, graph: bool) -> Curve | None:
         key = (op, gpus, graph)
