@@ -17,6 +17,7 @@ from windtunnel.model.quantization_config import read_quantization
         ("mxfp4", 0, 0.5 + 1 / 32),
         ("int4", 0, 0.5 + 2 / 128),
         ("int4", 32, 0.5 + 2 / 32),
+        ("mxfp8", 0, 1 + 1 / 32),
         ("int8", 0, 1.0),
     ],
 )
@@ -32,6 +33,7 @@ def test_methods_of_a_config() -> None:
     assert read_quantization("test", None, None, 32) is None
     assert read({"quant_method": "fp8", "weight_block_size": [128, 128]}) == Quantization("fp8_block")
     assert read({"quant_method": "fp8"}) == Quantization("fp8")
+    assert read({"quant_method": "mxfp8"}) == Quantization("mxfp8")
     assert read({"quant_method": "mxfp4"}) == Quantization("mxfp4", EXPERTS, weight_only=True)
     assert read({"quant_method": "awq", "bits": 4, "group_size": 64}) == Quantization(
         "int4", group_size=64, weight_only=True

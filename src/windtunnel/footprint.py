@@ -72,7 +72,8 @@ def _peak_flops(pool: Pool) -> float:
     """Peak of the dtype in which most products are computed: the weights' own, unless only storage is quantised."""
     model = pool.model
     part = "experts" if model.has_moe else "mlp"
-    if model.quantization is None or model.quantization.weight_only:
+    stored = model.quantization.of(part) if model.quantization else None
+    if stored is None or stored.weight_only:
         return pool.device.peak_flops(model.dtype)
     dtypes = {"fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int4": model.dtype}
     method = model.weight_dtype(part)

@@ -89,7 +89,7 @@ class Pool:
             "role": self.role,
             "model": self.model.name,
             "architecture": self.model.architecture,
-            "quantization": quantization.method if quantization else None,
+            "quantization": quantization.methods if quantization else None,
             "device": self.device.name,
             "replicas": self.replicas,
             "gpus": self.gpus,

@@ -21,6 +21,7 @@ SAME_METHOD = {
     "fp8": {"fp8", "fp8_block"},
     "modelopt": {"fp8"},
     "modelopt_fp4": {"nvfp4"},
+    "modelopt_mixed": {"fp8", "fp8_block", "mxfp8", "nvfp4"},
     "mxfp4": {"mxfp4"},
     "awq": {"int4"},
     "awq_marlin": {"int4"},
@@ -30,7 +31,7 @@ SAME_METHOD = {
 }
 """vLLM's name in ``quantization`` -> methods of a checkpoint that it stands for."""
 
-NATIVE_SINCE = {"fp8": 89, "fp8_block": 89, "nvfp4": 100}
+NATIVE_SINCE = {"fp8": 89, "fp8_block": 89, "mxfp8": 100, "nvfp4": 100}
 """Compute capability × 10 from which products are computed in the method's own type; older devices unpack weights."""
 
 
@@ -84,9 +85,9 @@ def effective_model(model: Model, device: Device, engine: Engine) -> Model:
     if engine.dtype != "auto":
         model = model.with_dtype(ENGINE_DTYPES[engine.dtype])
     stored, asked = model.quantization, engine.quantization
-    if asked and stored and stored.method not in SAME_METHOD.get(asked, {asked}):
+    if asked and stored and not {each.method for each in stored.formats} <= SAME_METHOD.get(asked, {asked}):
         raise InputError(
-            f"quantization={asked!r}: {model.name} is stored as {stored.method}; leave it out or load the 16-bit model"
+            f"quantization={asked!r}: {model.name} is stored as {stored.methods}; leave it out or load the 16-bit model"
         )
     if asked and not stored:
         if asked != "fp8":
@@ -94,12 +95,16 @@ def effective_model(model: Model, device: Device, engine: Engine) -> Model:
                 f"quantization={asked!r}: {model.name} is a 16-bit checkpoint; only 'fp8' is made on loading"
             )
         stored = Quantization("fp8")
-    native = stored is None or device.sm_version >= NATIVE_SINCE.get(stored.method, 0) or device.sm_version == 0
-    if stored is not None and not native:
+    return model.with_quantization(stored and _computed(stored, device, engine))
+
+
+def _computed(stored: Quantization, device: Device, engine: Engine) -> Quantization:
+    """With what the device and the engine make of the activations of each format."""
+    if device.sm_version and device.sm_version < NATIVE_SINCE.get(stored.method, 0):
         stored = replace(stored, weight_only=True)
-    if stored is not None and _casts_activations(stored, device, engine):
+    if _casts_activations(stored, device, engine):
         stored = replace(stored, weight_only=False)
-    return model.with_quantization(stored)
+    return replace(stored, beside=stored.beside and _computed(stored.beside, device, engine))
 
 
 def _casts_activations(stored: Quantization, device: Device, engine: Engine) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.model.modelopt import mixed, uniform
 from windtunnel.model.quantization import EXPERTS, LINEARS, Quantization
 
 Json = Mapping[str, Any]
@@ -38,22 +39,28 @@ def read_quantization(
         return _from_config(name, config, held)
     if hf_quant_config:
         body = hf_quant_config.get("quantization", {})
+        if body.get("quantized_layers"):
+            return mixed(name, body)
         excluded = body.get("exclude_modules") or ()
         kv = body.get("kv_cache_quant_algo")
-        return _modelopt(name, str(body.get("quant_algo")), kv, body.get("group_size"), excluded, held)
+        return uniform(name, str(body.get("quant_algo")), kv, body.get("group_size"), _parts(excluded, held))
     return None
 
 
-def _from_config(name: str, config: Json, holders: Holders) -> Quantization:
+def _from_config(name: str, config: Json, holders: Holders) -> Quantization:  # noqa: PLR0911 - one per method
     method = str(config.get("quant_method", "")).lower()
     excluded = config.get("modules_to_not_convert") or config.get("ignored_layers") or config.get("ignore") or ()
     parts = _parts(excluded, holders)
+    if config.get("quantized_layers"):
+        return mixed(name, config)
     if config.get("quant_algo"):
         kv = config.get("kv_cache_scheme")
         group = _weights(config).get("group_size")
-        return _modelopt(name, str(config["quant_algo"]), kv, group, excluded, holders)
+        return uniform(name, str(config["quant_algo"]), kv, group, parts)
     if method in ("fp8", "fbgemm_fp8"):
         return Quantization("fp8_block" if config.get("weight_block_size") else "fp8", parts)
+    if method == "mxfp8":  # MiniMax's own checkpoints (vllm/model_executor/layers/quantization/__init__.py)
+        return Quantization("mxfp8", parts)
     if method == "mxfp4":
         return Quantization("mxfp4", EXPERTS, weight_only=True)
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
@@ -63,7 +70,7 @@ def _from_config(name: str, config: Json, holders: Holders) -> Quantization:
         return _compressed(name, config, parts)
     raise InputError(
         f"{name}: quant_method={method!r} is not simulated; "
-        "simulated: fp8, mxfp4, awq, gptq, compressed-tensors, modelopt"
+        "simulated: fp8, mxfp4, mxfp8, awq, gptq, compressed-tensors, modelopt"
     )
 
 
@@ -96,28 +103,6 @@ def _integer(name: str, bits: int, group: int, parts: frozenset[str]) -> Quantiz
     if bits not in (4, 8):
         raise InputError(f"{name}: {bits}-bit integer weights are not simulated; simulated: 4 and 8 bits")
     return Quantization(f"int{bits}", parts, group_size=max(group, 0), weight_only=True)
-
-
-def _modelopt(
-    name: str, algorithm: str, kv_cache: Any, group_size: int | None, excluded: Iterable[str], holders: Holders
-) -> Quantization:
-    methods = {
-        "FP8": "fp8",
-        "FP8_PB_WO": "fp8_block",
-        "FP8_PB_REAL": "fp8_block",
-        "NVFP4": "nvfp4",
-        "W4A16_NVFP4": "nvfp4",
-    }
-    if algorithm.upper() not in methods:
-        raise InputError(f"{name}: quant_algo={algorithm!r} is not simulated; simulated: {', '.join(methods)}")
-    return Quantization(
-        methods[algorithm.upper()],
-        _parts(excluded, holders),
-        group_size=int(group_size or 0),
-        kv_cache_dtype="fp8" if kv_cache else None,
-        weight_only=algorithm.upper().startswith("W4A16"),
-        static_activations=algorithm.upper() == "FP8",
-    )
 
 
 def _parts(excluded: Iterable[str], holders: Holders) -> frozenset[str]:

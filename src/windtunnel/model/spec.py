@@ -101,14 +101,13 @@ class Model:
 
     def weight_dtype(self, part: str) -> str:
         """How the weights of a part (see ``quantization.PARTS``) are stored: a quantisation method or the dtype."""
-        quantized = self.quantization is not None and part in self.quantization.parts
-        return self.quantization.method if self.quantization and quantized else self.dtype
+        stored = self.quantization.of(part) if self.quantization else None
+        return stored.method if stored else self.dtype
 
     def bytes_per_weight(self, part: str) -> float:
         """Bytes of one weight of a part, scales included."""
-        if self.quantization is not None and part in self.quantization.parts:
-            return self.quantization.bytes_per_weight
-        return DTYPE_BYTES[self.dtype]
+        stored = self.quantization.of(part) if self.quantization else None
+        return stored.bytes_per_weight if stored else DTYPE_BYTES[self.dtype]
 
     # --- parameters -----------------------------------------------------------------------------------------------
 

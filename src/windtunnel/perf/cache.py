@@ -57,14 +57,7 @@ def cache_key(pool: Pool, source: str, database: Database | None, causes: Causes
         "model": [str(run) for run in model.layers],
         "sizes": [model.hidden_size, model.vocab_size, model.embedding_size, model.learned_positions, model.dtype],
         "stage": [model.embeds, model.samples],
-        "quantization": str(quantization)
-        and [
-            quantization.method,
-            sorted(quantization.parts),
-            quantization.weight_only,
-            quantization.kv_cache_dtype,
-            quantization.static_activations,
-        ]
+        "quantization": [{**vars(each), "parts": sorted(each.parts)} for each in quantization.formats]
         if quantization
         else None,
         "device": {**vars(pool.device), "flops": dict(pool.device.flops)},

@@ -30,11 +30,12 @@ STORED_BYTES = {
     "int8": 1.0,
     "nvfp4": 0.5625,
     "mxfp4": 0.53125,
+    "mxfp8": 1.03125,
     "int4": 0.515625,
 }
-"""Bytes of one stored number, scales of 16 (nvfp4), 32 (mxfp4) and 128 (int4) numbers included."""
+"""Bytes of one stored number, scales of 16 (nvfp4), 32 (mxfp4, mxfp8) and 128 (int4) numbers included."""
 
-RATES = {"fp8": "fp8", "fp8_block": "fp8", "mxfp4": "fp8", "int8": "int8", "nvfp4": "fp4"}
+RATES = {"fp8": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "mxfp4": "fp8", "int8": "int8", "nvfp4": "fp4"}
 """The tensor-core rate of a weight format whose activations have few bits too (8 for mxfp4); other weights multiply in
 16 bits."""
 

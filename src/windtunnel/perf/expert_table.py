@@ -21,6 +21,7 @@ LANES = {
     "float16": ("bfloat16",),
     "fp8": ("fp8", "fp8_block"),
     "fp8_block": ("fp8_block", "fp8"),
+    "mxfp8": ("fp8_block", "fp8"),
     "nvfp4": ("nvfp4",),
     "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
     "int4": ("int4_wo",),

@@ -63,6 +63,7 @@ def _fuses_casts(pool: Pool) -> tuple[bool, bool]:
     own.
     """
     quantization, backend = pool.model.quantization, pool.engine.backend
+    quantization = quantization and (quantization.of("qkv") or quantization)
     if quantization is None or quantization.method != "fp8":
         return False, False
     if quantization.static_activations:

@@ -16,10 +16,17 @@ from windtunnel.perf.gemm_grid import GemmGrid, gemm_grid
 from windtunnel.perf.kernels import Gemm, Quantize
 from windtunnel.perf.roofline import LAUNCH_GRAPH, bound
 
-LANES = {"bfloat16": "bfloat16", "float16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
+LANES = {
+    "bfloat16": "bfloat16",
+    "float16": "bfloat16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}
 """Our weight formats as ``gemm_dtype`` calls them; others take the efficiency of bfloat16 on their own least time."""
 
-SIBLINGS = {"fp8_block": "fp8", "fp8": "fp8_block"}
+SIBLINGS = {"fp8_block": "fp8", "fp8": "fp8_block", "mxfp8": "fp8"}
 """The format whose efficiency stands in first where one was not measured."""
 
 

@@ -202,7 +202,8 @@ def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
 
 def _block_sparse(pool: Pool, attention: BlockSparseAttention) -> Iterator[Operator]:
     """The same for block-sparse attention, with norms, rotary embedding and cache write."""
-    tp, (dtype, _) = pool.engine.tensor_parallel_size, _format(pool, "qkv")
+    tp, (stored, widened) = pool.engine.tensor_parallel_size, _format(pool, "qkv")
+    dtype = "bfloat16" if widened else stored
     heads = (attention.num_heads // tp, attention.kv_heads_per_gpu(tp), attention.head_dim, attention.v_head_dim)
     index = (attention.index_heads_per_gpu(tp), attention.index_head_dim, attention.attended)
     for phase in ("decode", "prefill"):
@@ -301,11 +302,12 @@ def _format(pool: Pool, part: str) -> tuple[str, bool]:
     They are where the checkpoint says so, and where the device has no arithmetic in their format (fp8 on A100, nvfp4 on
     Hopper).
     """
-    dtype, quantization = pool.model.weight_dtype(part), pool.model.quantization
+    dtype = pool.model.weight_dtype(part)
+    stored = pool.model.quantization.of(part) if pool.model.quantization else None
     if dtype in ("bfloat16", "float16", "float32"):
         return "bfloat16", False
     native = RATES.get(dtype) in pool.device.flops
-    return dtype, not native or (quantization is not None and quantization.weight_only)
+    return dtype, not native or (stored is not None and stored.weight_only)
 
 
 def _kv_dtype(pool: Pool) -> str:
