@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from windtunnel.hardware import device
-from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm
+from windtunnel.perf.kernels import Attention, Collective, Exchange, Experts, Gemm
 from windtunnel.perf.roofline import bound
 
 H100 = device("h100_sxm")
@@ -108,4 +108,44 @@ def full_database(systems: Path, system: str = "h100_sxm", version: str = "0.24.
     write_table(systems, f"{system}/moe/vllm/{version}/moe_perf", expert_rows(Experts(2048, 768, 8, 128)))
     write_table(systems, f"{system}/comm/vllm/{version}/custom_allreduce_perf", collective_rows("all_reduce"))
     write_table(systems, f"{system}/comm/nccl/2.29.2/nccl_perf", collective_rows("all_gather"))
+    return systems
+
+
+def exchange_rows(
+    micros: Callable[[Exchange, float], float], mode: str, nodes: tuple[int, ...] = (1,)
+) -> dict[str, Any]:
+    """DeepEP's own benchmark on nodes of 8 GPUs: hidden size 2048, 128 experts, 8 choices."""
+    points = list(product(nodes, (1, 8, 64, 256, 1024, 8192)))
+    columns: dict[str, Any] = {
+        "node_num": [node for node, _ in points],
+        "num_token": [tokens for _, tokens in points],
+        "hidden_size": 2048,
+        "num_topk": 8,
+        "num_experts": 128,
+    }
+    for phase, dtype in (("dispatch", "fp8"), ("combine", "bfloat16")):
+        took = [micros(exchange(phase, mode, 8 * node, dtype=dtype), tokens) for node, tokens in points]
+        if mode == "low_latency":
+            columns[f"{phase}_avg_t_us"] = took
+        else:
+            columns |= {f"{phase}_sms": 20, f"{phase}_transmit_us": took, f"{phase}_notify_us": [1.0] * len(took)}
+    return columns
+
+
+def exchange(phase: str, mode: str, ranks: int, **changes: Any) -> Exchange:
+    """One of the measured exchanges, or a change of it."""
+    sizes = {"hidden": 2048, "top_k": 8, "num_experts": 128, "domain": 8}
+    return Exchange(phase, mode, ranks=ranks, **{**sizes, **changes})
+
+
+def with_exchanges(systems: Path, factor: float = 1.0, latency_us: float = 20.0) -> Path:
+    """The tables of ``full_database``, and exchanges that take a latency and ``factor`` times their least time."""
+
+    def micros(kernel: Exchange, tokens: float) -> float:
+        least = float(bound(kernel, H100, np.array([float(tokens)]), np.zeros(1))[0])
+        return factor * (least * 1e6 + latency_us)
+
+    full_database(systems)
+    for mode, name in (("low_latency", "wideep_deepep_ll_perf"), ("high_throughput", "wideep_deepep_normal_perf")):
+        write_table(systems, f"h100_sxm/comm/sglang/0.5.12/{name}", exchange_rows(micros, mode))
     return systems

@@ -23,6 +23,10 @@ VLLM = {
     "tensor-parallel-size": INTEGER,
     "pipeline-parallel-size": INTEGER,
     "data-parallel-size": INTEGER,
+    "all2all-backend": "deepep_low_latency|deepep_high_throughput",
+    "dbo-decode-token-threshold": INTEGER,
+    "dbo-prefill-token-threshold": INTEGER,
+    "enable-dbo": EITHER,
     "max-model-len": INTEGER,
     "max-num-seqs": INTEGER,
     "max-num-batched-tokens": INTEGER,
@@ -49,6 +53,9 @@ SGLANG = {
     "tp-size": INTEGER,
     "dp-size": INTEGER,
     "ep-size": INTEGER,
+    "moe-a2a-backend": "deepep",
+    "deepep-mode": "normal|low_latency|auto",
+    "enable-two-batch-overlap": SWITCH,
     "context-length": INTEGER,
     "max-running-requests": INTEGER,
     "chunked-prefill-size": INTEGER,
@@ -132,6 +139,10 @@ settings = st.fixed_dictionaries(
         "pipeline_parallel_size": st.sampled_from([1, 2]),
         "data_parallel_size": st.sampled_from([1, 2]),
         "enable_expert_parallel": st.booleans(),
+        "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput", "deepep_auto"]),
+        "enable_dbo": st.booleans(),
+        "dbo_decode_token_threshold": st.just(64),
+        "dbo_prefill_token_threshold": st.just(1024),
         "max_num_seqs": st.sampled_from([8, 256]),
         "max_num_batched_tokens": st.sampled_from([512, 8192]),
         "gpu_memory_utilization": st.just(0.8),
@@ -212,6 +223,20 @@ def test_sglang_counts_what_its_ranks_share_together() -> None:
     assert "--enable-dp-attention" in shared and "--enable-dp-attention" not in apart
     whole = flags_of(serve_line(entry(preset="sglang-0.5", enable_chunked_prefill=False)))
     assert whole["--chunked-prefill-size"] == "-1"
+
+
+def test_two_micro_batches_by_the_names_of_each_engine() -> None:
+    engine: dict[str, Any] = {"data_parallel_size": 8, "enable_expert_parallel": True, "enable_dbo": True}
+    line = flags_of(serve_line(entry(all2all_backend="deepep_low_latency", dbo_decode_token_threshold=64, **engine)))
+    assert line["--all2all-backend"] == "deepep_low_latency"
+    assert line["--dbo-decode-token-threshold"] == "64"
+    assert "--enable-dbo" in line and "--dbo-prefill-token-threshold" not in line
+    for backend, mode in (("low_latency", "low_latency"), ("high_throughput", "normal"), ("auto", "auto")):
+        line = flags_of(serve_line(entry(preset="sglang-0.5", all2all_backend=f"deepep_{backend}", **engine)))
+        assert (line["--moe-a2a-backend"], line["--deepep-mode"]) == ("deepep", mode)
+        assert "--enable-two-batch-overlap" in line
+    plain = serve_line(entry(data_parallel_size=2, enable_expert_parallel=True))
+    assert "all2all" not in plain and "dbo" not in plain
 
 
 def test_trtllm_has_a_file_beside_its_flags() -> None:

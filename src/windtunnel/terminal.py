@@ -253,7 +253,9 @@ def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
 def show_operators(pool: "Pool", batch: str, explanation: "Explanation") -> None:
     """The operators of a batch, in the order in which they run, and the time of the step."""
     numbers = ("×", "µs", "%", "GFLOP", "MB", "% of peak", "% of GB/s")
-    columns = ("operator", "shape", "at", *numbers, "bound by", "source", "octaves", "error")
+    beside = explanation.hidden_seconds > 0
+    last = ("bound by", "source", "octaves", "error", *(("µs hidden",) if beside else ()))
+    columns = ("operator", "shape", "at", *numbers, *last)
     rows = [
         (
             row.name,
@@ -270,9 +272,12 @@ def show_operators(pool: "Pool", batch: str, explanation: "Explanation") -> None
             row.source,
             number(row.distance, 2),
             f"±{share(row.error)}",
+            *((number(1e6 * row.hidden),) if beside else ()),
         )
         for row in explanation.rows
     ]
     total, gpu = number(1e3 * explanation.total_seconds, 4), number(1e3 * explanation.gpu_seconds, 4)
     title = f"{batch} on {pool.model.name}, {pool.device.name}, TP {pool.engine.tensor_parallel_size}"
-    show(title, table(columns, rows, left=3), f"step {total} ms, of which {gpu} ms on the GPU")
+    hidden = f"; {number(1e3 * explanation.hidden_seconds, 4)} ms of one micro-batch run beside the other"
+    text = f"step {total} ms, of which {gpu} ms on the GPU{hidden if beside else ''}"
+    show(title, table(columns, rows, left=3), text)

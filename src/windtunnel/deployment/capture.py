@@ -1,6 +1,7 @@
 """Which batch sizes an engine captures as CUDA graphs; a batch is padded to the next captured size."""
 
 from windtunnel.deployment.engine import Engine
+from windtunnel.deployment.exchange import HIGH_THROUGHPUT
 from windtunnel.deployment.presets import preset
 from windtunnel.hardware import Device
 
@@ -14,7 +15,7 @@ def capture_sizes(engine: Engine, device: Device) -> tuple[int, ...]:
     vLLM 0.32: up to min(2·max_num_seqs, 512 or 1024 on data-centre Blackwell, max_num_batched_tokens): 1, 2, 4, then by
     8 below 256 and by 16 from there, and max_num_seqs itself.
     """
-    if engine.enforce_eager:
+    if engine.enforce_eager or engine.all2all_backend == HIGH_THROUGHPUT:
         return ()
     chosen = preset(engine.preset)
     if engine.cudagraph_capture_sizes is not None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any
 
+from windtunnel.deployment.exchange import BACKENDS, GATHERED
 from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError, unknown
 
@@ -25,6 +26,16 @@ class Engine:
     """Ranks with their own requests and KV cache; with mixture of experts they step together."""
     enable_expert_parallel: bool = False
     """Whole experts per GPU instead of slices of every expert."""
+    all2all_backend: str = GATHERED
+    """How ranks that share experts exchange tokens: ``allgather_reducescatter``, ``deepep_low_latency``,
+    ``deepep_high_throughput``, or ``deepep_auto`` (SGLang: the first of the two for decodes, the other for prompts)."""
+    enable_dbo: bool = False
+    """Two micro-batches in turn, so that one computes while the other's tokens are exchanged (SGLang's
+    ``enable_two_batch_overlap``)."""
+    dbo_decode_token_threshold: int | None = None
+    """Least tokens of a batch of decodes that is split; None: the engine's, 32 in vLLM."""
+    dbo_prefill_token_threshold: int | None = None
+    """Least tokens of a batch with prompts that is split; None: the engine's, 512 in vLLM."""
     max_model_len: int | None = None
     """Longest prompt plus output, tokens."""
     max_num_seqs: int | None = None
@@ -80,6 +91,10 @@ class Engine:
             self._require_integer(name, 1, optional=True)
         self._require_integer("num_gpu_blocks_override", 2, optional=True)
         self._require_integer("long_prefill_token_threshold", 0)
+        for name in ("dbo_decode_token_threshold", "dbo_prefill_token_threshold"):
+            self._require_integer(name, 0, optional=True)
+        if self.all2all_backend not in BACKENDS:
+            raise unknown("all2all_backend", self.all2all_backend, BACKENDS)
         utilization = self.gpu_memory_utilization
         if utilization is not None and not (isfinite(utilization) and 0 < utilization <= 1):
             raise InputError(f"gpu_memory_utilization={utilization}: must be > 0 and ≤ 1")

@@ -69,6 +69,11 @@ class Pool:
                 f"{chosen.name} decides on a step while the one before it runs; here it decides when that one has "
                 "ended, and only its host work runs beside the GPU"
             )
+        if self.engine.enable_dbo and self.engine.backend == "vllm":
+            found.append(
+                f"{chosen.name} splits a step into two micro-batches only when every rank's batch is large enough and "
+                "more than half as long as the longest; here the longest decides for all"
+            )
         if self.has_windows:
             found.append(
                 f"{self.model.name} mixes sliding windows and full attention: its KV cache is simulated as one pool of "

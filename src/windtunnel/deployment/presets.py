@@ -36,6 +36,8 @@ class EnginePreset:
     """Every kernel's prologue runs while the one before it ends (programmatic dependent launch, from Hopper on)."""
     fuses_all_reduce: bool = True
     """All-reduce, residual and norm are one kernel where the device can (from Hopper on)."""
+    deepep: bool = True
+    """DeepEP's exchange can be chosen by a flag, and two micro-batches hide it (vLLM from 0.11.1 on, SGLang)."""
     pipelines: tuple[bool, ...] = ()
     """Values of ``async_scheduling`` with which a pipeline of stages is simulated."""
     shares_memory: bool = True
@@ -65,6 +67,7 @@ TENSORRT_LLM = EnginePreset(
     scheduler_reserve_full_isl=True,
     gpu_memory_utilization=0.9,
     graphs_prefill=False,
+    deepep=False,
     shares_memory=False,
     scheduler="trtllm-guaranteed-no-evict",
     enable_prefix_caching=False,
@@ -87,7 +90,7 @@ PRESETS: dict[str, EnginePreset] = {
         EnginePreset("vllm-0.19", True, True, 0.9, pipelines=(False,), scheduler="vllm-0.20"),
         EnginePreset("vllm-0.16", True, False, 0.9, pipelines=(False,)),
         EnginePreset("vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False),
-        EnginePreset("vllm-0.10", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False),
+        EnginePreset("vllm-0.10", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False, deepep=False),
         EnginePreset(
             "sglang-0.5", True, True, 0.88, graphs_prefill=False, shares_memory=False, scheduler="sglang-0.4.6"
         ),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from windtunnel.deployment.capture import capture_sizes
 from windtunnel.deployment.engine import ENGINE_DTYPES, Engine
+from windtunnel.deployment.exchange_rules import require_exchange
 from windtunnel.deployment.own_scheduler import (
     named_settings,
     require_own_settings,
@@ -45,6 +46,7 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     require_own_settings(engine)
     effective_model(model, device, engine)
     require_shardable(engine, model, device)
+    require_exchange(engine, chosen, model)
     length = _model_len(engine, model)
     chunked = chosen.enable_chunked_prefill if engine.enable_chunked_prefill is None else engine.enable_chunked_prefill
     named = named_settings(engine.scheduler)

@@ -48,6 +48,10 @@ class Answer:
         distance = np.where(np.isnan(self.distance), self.distance, self.distance + OTHER_SHAPE)
         return replace(self, sources=np.full_like(self.sources, MODELLED), distance=distance)
 
+    def where(self, these: NDArray[np.bool_]) -> "Answer":
+        """The points of a mask."""
+        return Answer(*(getattr(self, entry.name)[these] for entry in fields(Answer)))
+
     def part(self, source: int) -> Floats:
         """The seconds that come from one source, zero elsewhere."""
         return np.where(self.sources == source, self.seconds, 0.0)

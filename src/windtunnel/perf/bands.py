@@ -19,6 +19,7 @@ from windtunnel.perf.kernels import (
     Collective,
     Convolution,
     Elementwise,
+    Exchange,
     Experts,
     Gemm,
     Kernel,
@@ -71,6 +72,8 @@ def error_family(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return "convolution" if isinstance(kernel, Convolution) else "scan"
         case Collective(op=op):
             return "all_reduce" if op == "all_reduce" else "gather"
+        case Exchange():
+            return "exchange"
         case Quantize() | Elementwise():
             return "elementwise"
 

@@ -32,6 +32,8 @@ class Causes:
     """A call of FlashAttention 2 ends with the block of its longest request; off: work is shared evenly."""
     rank_synchronisation: bool = True
     """Data-parallel ranks agree on every step and exchange routing beside tokens; off: only the tokens."""
+    micro_batch_overlap: bool = True
+    """With ``enable_dbo`` one half of a step computes while the other's tokens are exchanged; off: it is not split."""
     graph_gaps: bool = True
     """A kernel starts a moment after the one before it has ended, in a replayed graph too; off: at once."""
     launch_gaps: bool = True

@@ -3,12 +3,14 @@
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.exchange import link_bytes, network_bytes
 from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
     Convolution,
     Elementwise,
+    Exchange,
     Experts,
     Gemm,
     Kernel,
@@ -138,6 +140,8 @@ def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR091
         case Collective(op=op, gpus=gpus, row=row):
             passes = 2.0 if op == "all_reduce" else 1.0  # a ring sends (p−1)/p of the message, twice to reduce
             return passes * (gpus - 1) / gpus * 2.0 * row * a
+        case Exchange():  # over the link, or the network where it has to be crossed
+            return network_bytes(kernel, a) if kernel.crosses else link_bytes(kernel, a)
 
 
 def scan_flops(kernel: Scan) -> float:
@@ -185,7 +189,7 @@ def experts_touched(kernel: Experts, a: Floats) -> Floats:
     return kernel.num_experts / kernel.ep * (1.0 - (1.0 - kernel.top_k / kernel.num_experts) ** a)
 
 
-def describe(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
+def describe(kernel: Kernel) -> str:  # noqa: PLR0911, PLR0912 - one per kind
     """The fixed part of a kernel's shape, for people."""
     match kernel:
         case Gemm(n=n, k=k, dtype=dtype):
@@ -215,6 +219,8 @@ def describe(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return f"heads={kernel.heads}×{kernel.head_dim}×{kernel.state_dim} groups={kernel.groups}"
         case Collective(gpus=gpus, row=row):
             return f"{gpus} GPUs × {row}"
+        case Exchange():
+            return f"{kernel.ranks} GPUs × {kernel.hidden} top {kernel.top_k} {kernel.dtype} {kernel.mode}"
 
 
 def _seen(kernel: Attention, b: Floats) -> Floats:

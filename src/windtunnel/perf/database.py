@@ -7,7 +7,7 @@ importing it loads compiled code that is not needed to read Parquet files.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
@@ -102,10 +102,7 @@ class Database:
 
     def path(self, family: str, table: str, backend: str | None = None) -> Path | None:
         """The file that answers for a table, or None."""
-        folder = self.systems / "data" / self.system / family / (backend or self.backend)
-        files = sorted(folder.glob(f"*/{table}.parquet"), key=lambda file: version_key(file.parent.name))
-        if backend is None:
-            files = [file for file in files if version_key(file.parent.name) <= version_key(self.version)]
+        files = self._files(family, table, backend)
         if not files:
             return None
         self.opened[table if backend is None else f"{table} ({backend})"] = str(files[-1].relative_to(self.systems))
@@ -118,6 +115,22 @@ class Database:
             return None
         state = path.stat()
         return _read_once(path, texts, (state.st_mtime_ns, state.st_size))
+
+    def versions(
+        self, family: str, table: str, texts: tuple[str, ...], backend: str | None = None
+    ) -> Iterator[Columns]:
+        """The table of every version that may answer, newest first: later versions may hold fewer shapes."""
+        for path in reversed(self._files(family, table, backend)):
+            self.opened[f"{table} ({path.parent.parent.name} {path.parent.name})"] = str(path.relative_to(self.systems))
+            state = path.stat()
+            yield _read_once(path, texts, (state.st_mtime_ns, state.st_size))
+
+    def _files(self, family: str, table: str, backend: str | None) -> list[Path]:
+        folder = self.systems / "data" / self.system / family / (backend or self.backend)
+        files = sorted(folder.glob(f"*/{table}.parquet"), key=lambda file: version_key(file.parent.name))
+        if backend is None:
+            files = [file for file in files if version_key(file.parent.name) <= version_key(self.version)]
+        return files
 
     @cached_property
     def stamp(self) -> str:

@@ -1,11 +1,14 @@
 """Explain: where the time of one batch goes, operator by operator, from the very knots that the tables hold."""
 
 from dataclasses import dataclass, replace
+from functools import cache as remember
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from windtunnel.deployment import Pool
+from windtunnel.deployment.exchange import GATHERED
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.perf.answer import MODELLED, NEVER_MEASURED, SOURCES, Answer
@@ -14,10 +17,21 @@ from windtunnel.perf.bands import HOST, family_errors
 from windtunnel.perf.batch import Batch
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.costs import bytes_moved, describe, flops, rate
+from windtunnel.perf.exchange import resolved
 from windtunnel.perf.fusion import Operator
-from windtunnel.perf.grid import beside_prefill, decode_answer, dispatch, prefill_answer, prefill_base, token_answer
+from windtunnel.perf.grid import (
+    all_tokens_answer,
+    answers,
+    beside_prefill,
+    decode_answer,
+    dispatch,
+    prefill_answer,
+    prefill_base,
+    token_answer,
+)
 from windtunnel.perf.host import NO_HOST, host_cost
-from windtunnel.perf.kernels import Collective
+from windtunnel.perf.kernels import Collective, Exchange, Kernel
+from windtunnel.perf.micro_batches import Overlap, overlap
 from windtunnel.perf.operators import operators
 from windtunnel.perf.predictor import Predictor, predictor
 from windtunnel.perf.roofline import bound, link_bandwidth
@@ -54,6 +68,8 @@ class Row:
     """Octaves to the nearest data, infinite without any, NaN where no device has any; see ``answer.Answer``."""
     error: float
     """Relative error of the seconds, as the standard deviation of their log."""
+    hidden: float = 0.0
+    """Seconds beside the other micro-batch, which the step does not take."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,11 @@ class Explanation:
     def error(self) -> float:
         """Relative error of the step, as if all operators erred the same way."""
         return sum(row.seconds * row.error for row in self.rows) / self.total_seconds
+
+    @property
+    def hidden_seconds(self) -> float:
+        """What two micro-batches do at the same time."""
+        return sum(row.hidden for row in self.rows)
 
 
 class _Mark(NamedTuple):
@@ -91,11 +112,13 @@ def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
         )
     ax, times = axes(pool), predictor(pool, source)
     _check(pool, batch, ax)
-    ops = operators(pool)
-    parts = [(op, *_seconds(op, batch, ax, times)) for op in ops]
-    parts = [(op, seconds, found) for op, seconds, found in parts if seconds > 0]
-    rows = [_row(pool.device, op, seconds, found, batch, ax) for op, seconds, found in parts]
-    waits = 0.0 if times.perfect else _waits(pool, batch, ax, sum(s for op, s, _ in parts if op.phase == "tokens"))
+    halves = overlap(pool, ax, remember(partial(answers, ax=ax, predictor=times)))
+    parts = [(op, _spent(op, batch, ax, times, halves)) for op in operators(pool)]
+    parts = [(op, spent) for op, spent in parts if spent.seconds + spent.hidden > 0]
+    rows = [_row(pool.device, op, spent, batch, ax) for op, spent in parts]
+    phases = ("tokens",) if pool.engine.all2all_backend == GATHERED else ("tokens", "all_tokens")
+    launched = sum(spent.seconds for op, spent in parts if op.phase in phases)
+    waits = 0.0 if times.perfect else _waits(pool, batch, ax, launched, halves)
     if waits:
         rows.append(_host("launch_wait", "layers that the host launches", waits))
     gpu = sum(row.seconds for row in rows)
@@ -125,36 +148,62 @@ def _check(pool: Pool, batch: Batch, ax: Axes) -> None:
             raise InputError(f"batch {batch} needs {what} ≥ {value}: the engine has {limit}; give a larger {what}")
 
 
-def _seconds(op: Operator, batch: Batch, ax: Axes, times: Predictor) -> tuple[float, _Mark]:
-    """All launches of an operator in the batch, interpolated as BatchTimes does, and how certain their time is."""
+class _Spent(NamedTuple):
+    """What all launches of an operator take, and how certain that is."""
+
+    seconds: float
+    hidden: float
+    """Seconds beside the other micro-batch."""
+    mark: _Mark
+
+
+def _spent(op: Operator, batch: Batch, ax: Axes, times: Predictor, halves: Overlap | None) -> _Spent:
+    """All launches of an operator in the batch, interpolated as BatchTimes does."""
+    one = np.ones(1)
     match op.phase:
         case "tokens":
             graph = ax.mixed_graph_tokens if batch.chunks else ax.graph_tokens
-            found = token_answer(op, np.array([batch.tokens]), ax.padded[[batch.tokens]], graph, times)
+            chosen = replace(op, kernel=resolved(op.kernel, bool(batch.chunks)))
+            found = token_answer(chosen, np.array([batch.tokens]), ax.padded[[batch.tokens]], graph, times)
+            table = "mixed_tokens" if batch.chunks else "decode_tokens"
+            return _weighed(op, found, one, halves, (table, (slice(batch.tokens, batch.tokens + 1),)))
         case "all_tokens":
-            total = np.array([_all_tokens(batch, ax)])
-            found = token_answer(op, total, total, ax.ranks * ax.graph_tokens, times)
+            total = _all_tokens(batch, ax)
+            spent = _weighed(op, all_tokens_answer(op, np.array([total]), ax, times), one)
+            more = halves.added[op]["mixed_tokens" if batch.chunks else "decode_tokens"] if halves else None
+            extra = op.count * float(more.seconds[batch.tokens]) if more else 0.0
+            return spent._replace(seconds=spent.seconds + extra)
         case "sequences":
-            found = times.times(op.kernel, np.array([float(batch.sequences)]), np.zeros(1))
+            return _weighed(op, times.times(op.kernel, np.array([float(batch.sequences)]), np.zeros(1)), one)
         case "decode" if batch.decodes:
             j = _cell(ax.context_knots, batch.kv_tokens // batch.decodes)
             knots = ax.context_knots[j : j + 2]
             beside = replace(op, kernel=beside_prefill(op.kernel)) if ax.one_call and batch.chunks else op
             found = decode_answer(beside, np.full(2, batch.decodes), knots, times)
             v = (batch.kv_tokens / batch.decodes - knots[0]) / (knots[1] - knots[0])
-            seconds = found.seconds[0] + (found.seconds[1] - found.seconds[0]) * v
-            return op.count * float(seconds), _worst(found, np.array([1.0 - v, v]))
+            table = "mixed_attention" if batch.chunks else "decode_attention"
+            return _weighed(op, found, np.array([1.0 - v, v]), halves, (table, (batch.decodes, slice(j, j + 2))))
         case "prefill" if batch.chunks:
-            base = prefill_base(op, times)
-            chunks = [_chunk(op, tokens, context, ax, times) for tokens, context in batch.chunks]
-            seconds = float(base.seconds[0]) + sum(part for part, _ in chunks)
-            return op.count * seconds, max((mark for _, mark in chunks), key=lambda mark: (mark.error, mark.source))
+            base = op.count * float(prefill_base(op, times).seconds[0])
+            chunks = [_chunk(op, tokens, context, ax, times, halves) for tokens, context in batch.chunks]
+            mark = max((chunk.mark for chunk in chunks), key=lambda mark: (mark.error, mark.source))
+            return _Spent(base + sum(chunk.seconds for chunk in chunks), sum(chunk.hidden for chunk in chunks), mark)
         case _:
-            return 0.0, _Mark(MODELLED, NEVER_MEASURED, 0.0)
-    return op.count * float(found.seconds[0]), _worst(found, np.ones(1))
+            return _Spent(0.0, 0.0, _Mark(MODELLED, NEVER_MEASURED, 0.0))
 
 
-def _chunk(op: Operator, tokens: int, context: int, ax: Axes, times: Predictor) -> tuple[float, _Mark]:
+def _weighed(
+    op: Operator, found: Answer, weights: Floats, halves: Overlap | None = None, at: tuple[str, Any] = ("", ())
+) -> _Spent:
+    """The weighted sum of answers that stand at a place ``at`` of a table, as two micro-batches leave them."""
+    seconds, (table, index) = op.count * found.seconds * weights, at
+    if halves is None or (op, table) not in halves.factors:
+        return _Spent(float(seconds.sum()), 0.0, _worst(found, weights))
+    factors, hidden = halves.factors[op, table][index], halves.hidden[op, table][index]
+    return _Spent(float((seconds * factors).sum()), float((seconds * hidden).sum()), _worst(found, weights))
+
+
+def _chunk(op: Operator, tokens: int, context: int, ax: Axes, times: Predictor, halves: Overlap | None) -> _Spent:
     """One chunk, bilinear between the four knots around it."""
     i, j = _cell(ax.chunk_knots, tokens), _cell(ax.context_knots, context)
     sizes, contexts = ax.chunk_knots[i : i + 2], ax.context_knots[j : j + 2]
@@ -162,9 +211,8 @@ def _chunk(op: Operator, tokens: int, context: int, ax: Axes, times: Predictor) 
     found = prefill_answer(op, a, b, times)
     u = (tokens - sizes[0]) / (sizes[1] - sizes[0])
     v = (context - contexts[0]) / (contexts[1] - contexts[0])
-    across = found.seconds[:, 0] + (found.seconds[:, 1] - found.seconds[:, 0]) * v
     weights = np.outer([1.0 - u, u], [1.0 - v, v])
-    return float(across[0] + (across[1] - across[0]) * u), _worst(found, weights)
+    return _weighed(op, found, weights, halves, ("prefill_attention", (slice(i, i + 2), slice(j, j + 2))))
 
 
 def _worst(found: Answer, weights: Floats) -> _Mark:
@@ -183,11 +231,12 @@ def _all_tokens(batch: Batch, ax: Axes) -> int:
     return ax.ranks * (int(ax.padded[tokens]) if tokens <= ax.graph_tokens else tokens)
 
 
-def _waits(pool: Pool, batch: Batch, ax: Axes, token_seconds: float) -> float:
+def _waits(pool: Pool, batch: Batch, ax: Axes, token_seconds: float, halves: Overlap | None) -> float:
     if not batch.chunks and batch.tokens <= ax.graph_tokens:
         return 0.0
     gpu = np.full(len(ax.padded), token_seconds)
-    return float(dispatch(pool, ax, gpu)[batch.tokens])
+    twice = None if halves is None else halves.prompts_split if batch.chunks else halves.decodes_split
+    return float(dispatch(pool, ax, gpu, twice=twice)[batch.tokens])
 
 
 def _points(op: Operator, batch: Batch, ax: Axes) -> tuple[list[tuple[float, float]], str]:
@@ -210,26 +259,26 @@ def _points(op: Operator, batch: Batch, ax: Axes) -> tuple[list[tuple[float, flo
             return [(float(n), float(c)) for n, c in batch.chunks], text
 
 
-def _row(device: Device, op: Operator, seconds: float, mark: _Mark, batch: Batch, ax: Axes) -> Row:
+def _row(device: Device, op: Operator, spent: _Spent, batch: Batch, ax: Axes) -> Row:
     points, text = _points(op, batch, ax)
     a, b = np.array(points, dtype=float).T
-    link = isinstance(op.kernel, Collective)
-    work = op.count * float(flops(op.kernel, a, b).sum())
-    moved = op.count * float(bytes_moved(op.kernel, a, b).sum())
-    least = op.count * float(bound(op.kernel, device, a, b).sum())
-    bandwidth = link_bandwidth(device, op.kernel.gpus) if isinstance(op.kernel, Collective) else device.memory_bandwidth
-    compute_share = work / seconds / device.peak_flops(rate(op.kernel))
-    bandwidth_share = moved / seconds / bandwidth
+    kernel, mark, busy = resolved(op.kernel, bool(batch.chunks)), spent.mark, spent.seconds + spent.hidden
+    link = isinstance(kernel, Collective | Exchange)
+    work = op.count * float(flops(kernel, a, b).sum())
+    moved = op.count * float(bytes_moved(kernel, a, b).sum())
+    least = op.count * float(bound(kernel, device, a, b).sum())
+    compute_share = work / busy / device.peak_flops(rate(kernel))
+    bandwidth_share = moved / busy / _bandwidth(device, kernel)
     limit = "compute" if compute_share > bandwidth_share else "memory"
-    if least < LATENCY_BOUND * seconds and not link:
+    if least < LATENCY_BOUND * busy and not link:
         limit = "latency"
     return Row(
         name=op.name,
         group=op.group,
-        shape=describe(op.kernel),
+        shape=describe(kernel),
         at=text,
         count=op.count,
-        seconds=seconds,
+        seconds=spent.seconds,
         share=0.0,
         flops=work,
         bytes=moved,
@@ -239,7 +288,15 @@ def _row(device: Device, op: Operator, seconds: float, mark: _Mark, batch: Batch
         source=SOURCES[mark.source],
         distance=mark.distance,
         error=mark.error,
+        hidden=spent.hidden,
     )
+
+
+def _bandwidth(device: Device, kernel: Kernel) -> float:
+    """Bytes/s of what the kernel moves its bytes over."""
+    if isinstance(kernel, Exchange):
+        return device.network_bandwidth if kernel.crosses else device.link_bandwidth
+    return link_bandwidth(device, kernel.gpus) if isinstance(kernel, Collective) else device.memory_bandwidth
 
 
 def _host(name: str, text: str, seconds: float) -> Row:

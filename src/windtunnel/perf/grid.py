@@ -1,6 +1,8 @@
 """Grid: every operator of a pool asked at the knots of its tables, and the answers added up."""
 
 from dataclasses import replace
+from functools import cache as remember
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool, preset, stage_pools
+from windtunnel.deployment.exchange import GATHERED
 from windtunnel.model import MLA, LinearAttention, MoE, StateSpace
 from windtunnel.model.layers import Layer
 from windtunnel.perf.answer import MODELLED, SOURCES, Answer, answer, either
@@ -17,9 +20,11 @@ from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.cache import cache_key, load, store
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.eager import eager_floor
+from windtunnel.perf.exchange import resolved
 from windtunnel.perf.fusion import GROUPS, Operator
 from windtunnel.perf.host import NO_HOST, dispatch_floor, host_cost
 from windtunnel.perf.kernels import Attention, Kernel
+from windtunnel.perf.micro_batches import overlap
 from windtunnel.perf.operators import operators
 from windtunnel.perf.predictor import Predictor, eager, predictor, wanted_version
 from windtunnel.perf.sends import sends
@@ -59,9 +64,12 @@ def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
     by_group = {group: Sums(ax) for group in GROUPS}
     doubts = {name: Sums(ax) for name in DOUBTS}
     provenance = []
+    ask = remember(partial(answers, ax=ax, predictor=source))
+    halves = overlap(pool, ax, ask, causes)
     for operator in operators(pool, causes):
         kinds: set[int] = set()
-        for part, found in answers(operator, ax, source).items():
+        whole = ask(operator, 1)
+        for part, found in (halves.of(operator, whole) if halves else whole).items():
             for code, name in enumerate(SOURCES):
                 if (found.sources == code).any():
                     by_source[name].add(part, operator.count * found.part(code))
@@ -76,13 +84,16 @@ def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
             by_group[operator.group].base += operator.count * float(base.seconds[0])
             doubts["error"].base += operator.count * float(base.seconds[0] * base.error[0])
         provenance.append(_row(operator, kinds))
-    launch = dispatch(pool, ax, total(by_source).tables["mixed_tokens"], causes) * (not source.perfect)
+    busy = _busy(pool, ax, total(by_source).tables)
+    twice = (halves.prompts_split, halves.decodes_split) if halves else (None, None)
+    launch = dispatch(pool, ax, busy["mixed_tokens"], causes, twice[0]) * (not source.perfect)
     unsure = family_errors(HOST).modelled
     by_source["modelled"].add("mixed_tokens", launch)
     by_group["other"].add("mixed_tokens", launch)
     doubts["error"].add("mixed_tokens", unsure * launch)
     if ax.graph_tokens < ax.max_num_batched_tokens:
-        eager_decode = np.where(np.arange(len(ax.padded)) > ax.graph_tokens, launch, 0.0)
+        alone = dispatch(pool, ax, busy["decode_tokens"], causes, twice[1]) * (not source.perfect)
+        eager_decode = np.where(np.arange(len(ax.padded)) > ax.graph_tokens, alone, 0.0)
         by_source["modelled"].add("decode_tokens", eager_decode)
         by_group["other"].add("decode_tokens", eager_decode)
         doubts["error"].add("decode_tokens", unsure * eager_decode)
@@ -104,35 +115,47 @@ def build(pool: Pool, source: Predictor, causes: Causes = ALL) -> Tabulated:
     )
 
 
-def answers(operator: Operator, ax: Axes, predictor: Predictor) -> dict[str, Answer]:
-    """Seconds of one launch of an operator, by table."""
+def answers(operator: Operator, parts: int, ax: Axes, predictor: Predictor) -> dict[str, Answer]:
+    """Seconds of one launch of an operator, by table; for one of ``parts`` equal micro-batches, which do not cut the
+    chunks of prompts."""
     match operator.phase:
         case "tokens":
             tokens = np.arange(len(ax.padded))
-            plain = token_answer(operator, tokens, ax.padded, ax.graph_tokens, predictor)
-            found = per_token(lambda each: _each(operator, ax, each, predictor, plain), ax, ax.draft_share)
-            if ax.mixed_graph_tokens == ax.graph_tokens:
+            decodes, prompts = (replace(operator, kernel=resolved(operator.kernel, mixed)) for mixed in (False, True))
+            plain = token_answer(decodes, tokens, ax.padded, ax.graph_tokens, predictor, parts)
+            found = per_token(lambda each: _each(decodes, ax, each, parts, predictor, plain), ax, ax.draft_share)
+            if ax.mixed_graph_tokens == ax.graph_tokens and prompts == decodes:
                 return {"decode_tokens": found, "mixed_tokens": plain}
-            eagerly = token_answer(operator, tokens, tokens, 0, predictor)
+            eagerly = token_answer(prompts, tokens, tokens, 0, predictor, parts)
             return {"decode_tokens": found, "mixed_tokens": eagerly}
         case "all_tokens":
             tokens = np.arange(ax.ranks * ax.max_num_batched_tokens + 1)
-            plain = token_answer(operator, tokens, tokens, ax.ranks * ax.graph_tokens, predictor)
+            plain = all_tokens_answer(operator, tokens, ax, predictor, parts)
             small = tokens <= ax.ranks * ax.graph_tokens  # larger batches are taken for prefills
-            found = per_token(lambda each: _each_of_all(operator, each, predictor, plain), ax, ax.draft_share)
+            alone = replace(operator, kernel=resolved(operator.kernel, False))
+            found = per_token(lambda each: _each_of_all(alone, each, parts, predictor, plain), ax, ax.draft_share)
             return {"expert_tokens": replace(plain, seconds=np.where(small, found.seconds, plain.seconds))}
         case "sequences":
             n = np.arange(ax.max_num_seqs + 1, dtype=float)
             return {"sequences": per_token(lambda each: predictor.times(operator.kernel, each * n, 0.0 * n), ax, 1.0)}
         case "decode":
             a, b = np.meshgrid(np.arange(ax.max_num_seqs + 1), ax.context_knots, indexing="ij")
-            found = per_request(decode_answer(operator, a, b, predictor), ax)
+            found = per_request(decode_answer(operator, a, b, predictor, parts), ax)
             beside = replace(operator, kernel=beside_prefill(operator.kernel)) if ax.one_call else operator
-            mixed = found if beside == operator else per_request(decode_answer(beside, a, b, predictor), ax)
+            mixed = found if beside == operator else per_request(decode_answer(beside, a, b, predictor, parts), ax)
             return {"decode_attention": found, "mixed_attention": mixed}
         case _:
             a, b = np.meshgrid(ax.chunk_knots, ax.context_knots, indexing="ij")
             return {"prefill_attention": prefill_answer(operator, a, b, predictor)}
+
+
+def _busy(pool: Pool, ax: Axes, tables: dict[str, Floats]) -> dict[str, Floats]:
+    """GPU seconds beside which the host launches, by tokens: those of experts count where they are a rank's own."""
+    if pool.engine.all2all_backend == GATHERED:
+        return tables
+    tokens = np.arange(len(ax.padded))
+    experts = tables["expert_tokens"][ax.ranks * np.where(tokens <= ax.graph_tokens, ax.padded, tokens)]
+    return {name: tables[name] + experts for name in ("decode_tokens", "mixed_tokens")}
 
 
 def _is_large(layer: Layer) -> bool:
@@ -143,24 +166,27 @@ def _is_large(layer: Layer) -> bool:
     return isinstance(attention, LinearAttention | StateSpace)
 
 
-def _each(operator: Operator, ax: Axes, each: int, predictor: Predictor, plain: Answer) -> Answer:
+def _each(operator: Operator, ax: Axes, each: int, parts: int, predictor: Predictor, plain: Answer) -> Answer:
     """A token-level operator where every request brings ``each`` tokens."""
     if each == 1:
         return plain
-    return predictor.times(operator.kernel, each * ax.padded.astype(float), np.zeros(len(ax.padded)))
+    return predictor.times(operator.kernel, each * np.ceil(ax.padded / parts), np.zeros(len(ax.padded)))
 
 
-def _each_of_all(operator: Operator, each: int, predictor: Predictor, plain: Answer) -> Answer:
+def _each_of_all(operator: Operator, each: int, parts: int, predictor: Predictor, plain: Answer) -> Answer:
     if each == 1:
         return plain
-    tokens = each * np.arange(len(plain.seconds), dtype=float)
+    tokens = each * np.ceil(np.arange(len(plain.seconds)) / parts)
     return predictor.times(operator.kernel, tokens, np.zeros_like(tokens))
 
 
-def token_answer(operator: Operator, tokens: Integers, padded: Integers, graph: int, predictor: Predictor) -> Answer:
-    """A token-level operator: from a graph at the padded size up to ``graph`` tokens, launched one by one above."""
+def token_answer(
+    operator: Operator, tokens: Integers, padded: Integers, graph: int, predictor: Predictor, parts: int = 1
+) -> Answer:
+    """A token-level operator: from a graph at the padded size up to ``graph`` tokens, launched one by one above; for
+    one of ``parts`` micro-batches."""
     captured = tokens <= graph
-    a = np.where(captured, padded, tokens).astype(float)
+    a = np.ceil(np.where(captured, padded, tokens) / parts)
     zero = np.zeros_like(a)
     other = eager(operator.kernel)
     if other == operator.kernel:
@@ -170,9 +196,21 @@ def token_answer(operator: Operator, tokens: Integers, padded: Integers, graph: 
     return either(captured, one, two)
 
 
-def decode_answer(operator: Operator, a: NDArray[Any], b: NDArray[Any], predictor: Predictor) -> Answer:
-    """Decode attention of ``a`` requests with ``b`` tokens in the cache each: the token of this step is a key too."""
-    return predictor.times(operator.kernel, a.astype(float), b.astype(float) + 1.0)
+def all_tokens_answer(operator: Operator, tokens: Integers, ax: Axes, predictor: Predictor, parts: int = 1) -> Answer:
+    """An operator for the tokens of all ranks; as many as decodes can bring are taken for decodes."""
+    decodes, prompts = (replace(operator, kernel=resolved(operator.kernel, mixed)) for mixed in (False, True))
+    found = token_answer(decodes, tokens, tokens, ax.ranks * ax.graph_tokens, predictor, parts)
+    if prompts == decodes:
+        return found
+    few = tokens <= ax.ranks * ax.max_num_seqs
+    more = token_answer(prompts, tokens[~few], tokens[~few], 0, predictor, parts)
+    return either(few, found.where(few), more)
+
+
+def decode_answer(operator: Operator, a: NDArray[Any], b: NDArray[Any], predictor: Predictor, parts: int = 1) -> Answer:
+    """Decode attention of ``a`` requests with ``b`` tokens in the cache each: the token of this step is a key too; for
+    one of ``parts`` micro-batches."""
+    return predictor.times(operator.kernel, np.ceil(a / parts), b.astype(float) + 1.0)
 
 
 def beside_prefill(kernel: Kernel) -> Kernel:
@@ -192,9 +230,9 @@ def prefill_base(operator: Operator, predictor: Predictor) -> Answer:
     return predictor.times(operator.kernel, np.ones(1), np.zeros(1))
 
 
-def dispatch(pool: Pool, ax: Axes, gpu: Floats, causes: Causes = ALL) -> Floats:
+def dispatch(pool: Pool, ax: Axes, gpu: Floats, causes: Causes = ALL, twice: NDArray[np.bool_] | None = None) -> Floats:
     """Seconds that the GPU waits for the host to launch what no graph holds, by tokens, where its work is shorter than
-    that."""
+    that; ``twice``: batches of two micro-batches."""
     if not causes.launch_gaps:
         return np.zeros_like(gpu)
     layers = max(1, sum(count for count, layer in pool.model.layers if layer.attention))
@@ -206,7 +244,7 @@ def dispatch(pool: Pool, ax: Axes, gpu: Floats, causes: Causes = ALL) -> Floats:
         floors[1] = eager_floor(pool)
     tokens = np.arange(len(ax.padded))
     floor = np.where(tokens <= ax.mixed_graph_tokens, floors[0], floors[1])
-    waits = np.maximum(floor - gpu, 0.0)
+    waits = np.maximum((floor if twice is None else floor * (1 + twice)) - gpu, 0.0)
     waits[0] = 0.0
     return answer(waits, MODELLED).seconds
 

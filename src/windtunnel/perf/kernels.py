@@ -176,6 +176,9 @@ class Experts:
     gated: bool = True
     dtype: str = "bfloat16"
     weight_only: bool = False
+    layout: str = ""
+    """How DeepEP hands tokens over: ``masked`` (low latency, room for every expert), ``contiguous`` (high throughput),
+    or ``auto``: the first for batches of decodes. Empty: every rank sees the tokens of all."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,32 @@ class Collective:
     """Launched from a captured graph."""
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """DeepEP's exchange of the ``a`` tokens of a data-parallel rank: to the ranks of their experts, or back."""
+
+    phase: str
+    """``dispatch`` or ``combine``."""
+    mode: str
+    """``low_latency`` or ``high_throughput``; ``auto``: the first for batches of decodes, the other with prompts."""
+    hidden: int
+    top_k: int
+    num_experts: int
+    ranks: int
+    """GPUs that the experts are spread over."""
+    domain: int
+    """GPUs that the link joins; the network joins the others."""
+    tp: int = 1
+    """GPUs that share the tokens of a rank."""
+    dtype: str = "bfloat16"
+    """What a token is sent in: ``fp8`` with a scale for every 128 numbers, or ``bfloat16``."""
+
+    @property
+    def crosses(self) -> bool:
+        """Some ranks are only reached over the network."""
+        return self.ranks > self.domain
+
+
 Kernel = (
     Gemm
     | Elementwise
@@ -204,4 +233,5 @@ Kernel = (
     | Scan
     | Experts
     | Collective
+    | Exchange
 )

@@ -1,6 +1,6 @@
 """Measured kernels: one question in front of the tables of the kernel database."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from windtunnel.hardware import Device
 from windtunnel.perf.answer import Answer
@@ -10,6 +10,7 @@ from windtunnel.perf.block_sparse_table import BlockSparseTable
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.convolution_table import ConvolutionTable
 from windtunnel.perf.database import Database
+from windtunnel.perf.exchange_table import ExchangeTable
 from windtunnel.perf.expert_table import ExpertTable
 from windtunnel.perf.gemm_table import GemmTable
 from windtunnel.perf.kernels import (
@@ -18,6 +19,7 @@ from windtunnel.perf.kernels import (
     Collective,
     Convolution,
     Elementwise,
+    Exchange,
     Experts,
     Gemm,
     Kernel,
@@ -32,6 +34,7 @@ from windtunnel.perf.latent_table import LatentTable
 from windtunnel.perf.link_table import LinkTable
 from windtunnel.perf.recurrence_table import RecurrenceTable
 from windtunnel.perf.sparse_table import SparseTable
+from windtunnel.perf.wide_expert_table import WideExpertTable
 
 
 @dataclass(eq=False)
@@ -45,7 +48,9 @@ class Measured:
     attention: AttentionTable = field(init=False)
     latent: LatentTable = field(init=False)
     experts: ExpertTable = field(init=False)
+    wide_experts: WideExpertTable = field(init=False)
     links: LinkTable = field(init=False)
+    exchanges: ExchangeTable = field(init=False)
     recurrences: RecurrenceTable = field(init=False)
     convolutions: ConvolutionTable = field(init=False)
     kimi_delta: KimiDeltaTable = field(init=False)
@@ -57,14 +62,16 @@ class Measured:
         self.attention = AttentionTable(self.database, self.device, self.causes)
         self.latent = LatentTable(self.database, self.device, self.gemms, self.causes)
         self.experts = ExpertTable(self.database, self.device, self.causes)
+        self.wide_experts = WideExpertTable(self.database, self.device, self.causes)
         self.links = LinkTable(self.database, self.device, self.causes)
+        self.exchanges = ExchangeTable(self.database, self.device, self.causes)
         self.recurrences = RecurrenceTable(self.database, self.device)
         self.convolutions = ConvolutionTable(self.database, self.device)
         self.kimi_delta = KimiDeltaTable(self.database, self.device, self.causes)
         self.sparse = SparseTable(self.database, self.device)
         self.block_sparse = BlockSparseTable(self.database, self.device, self.causes)
 
-    def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer | None:  # noqa: PLR0911 - one per kind
+    def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer | None:  # noqa: PLR0911, PLR0912 - one per kind
         """Seconds at each point (a > 0), or None where the database has nothing to say about this kind of kernel."""
         match kernel:
             case Gemm():
@@ -83,9 +90,14 @@ class Measured:
                 return (self.kimi_delta if kernel.by_channel else self.recurrences).times(kernel, a)
             case Convolution():
                 return self.convolutions.times(kernel, a)
-            case Experts():
+            case Experts(layout=""):
                 return self.experts.times(kernel, a)
+            case Experts():
+                found = self.wide_experts.times(kernel, a)
+                return self.experts.times(replace(kernel, layout=""), a) if found is None else found
             case Collective():
                 return self.links.times(kernel, a)
+            case Exchange():
+                return self.exchanges.times(kernel, a)
             case Elementwise() | Scan():
                 return None

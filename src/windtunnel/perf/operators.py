@@ -1,6 +1,6 @@
 """Operators: what one GPU computes in a step, from a model and how it is sharded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from windtunnel.deployment import Pool
@@ -20,6 +20,7 @@ from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf import kernels
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import RATES, STORED_BYTES
+from windtunnel.perf.expert_exchange import LAYOUTS, there_and_back
 from windtunnel.perf.fusion import Operator, fused
 from windtunnel.perf.kernels import (
     Collective,
@@ -45,8 +46,19 @@ SAMPLER_LAUNCHES = 10
 
 def operators(pool: Pool, causes: Causes = ALL) -> tuple[Operator, ...]:
     """Every operator of a step of one rank, equal ones of all layers together, in the order of their first use."""
+    return _together(fused(pool, causes, _step(pool)))
+
+
+def expert_layer_operators(pool: Pool, causes: Causes = ALL) -> tuple[Operator, ...]:
+    """The same of those layers alone that have experts."""
+    layers = ((count, layer) for count, layer in pool.model.layers if isinstance(layer.mlp, MoE))
+    of_each = (replace(op, count=op.count * count) for count, layer in layers for op in _layer(pool, layer))
+    return _together(fused(pool, causes, of_each))
+
+
+def _together(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     found: dict[tuple[str, str, str, Kernel], int] = {}
-    for operator in fused(pool, causes, _step(pool)):
+    for operator in operators:
         key = (operator.name, operator.group, operator.phase, operator.kernel)
         found[key] = found.get(key, 0) + operator.count
     return tuple(Operator(name, group, phase, count, kernel) for (name, group, phase, kernel), count in found.items())
@@ -252,16 +264,10 @@ def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
         gated=moe.gated,
         dtype=dtype,
         weight_only=weight_only,
+        layout=LAYOUTS[engine.all2all_backend],
     )
-    if pool.lockstep:  # vLLM's default allgather_reducescatter: every rank sees the tokens of all
-        gather = Collective("all_gather", engine.data_parallel_size, width)
-        yield Operator("expert_all_gather", "communication", phase, 1, gather)
-        choices = Collective("all_gather", engine.data_parallel_size, 4 * moe.top_k)  # 32-bit weights and indices
-        yield Operator("choice_all_gather", "communication", phase, 1, choices)
-    yield Operator("experts", "experts", phase, 1, kernel)
-    if pool.lockstep:
-        scatter = Collective("reduce_scatter", engine.data_parallel_size, width)
-        yield Operator("expert_reduce_scatter", "communication", phase, 1, scatter)
+    there, back = there_and_back(pool, moe, kernel) if pool.lockstep else ((), ())
+    yield from (*there, Operator("experts", "experts", phase, 1, kernel), *back)
     if moe.latent_norm:
         yield _other("latent_norm", 4.0 * width)
     if moe.latent_size:

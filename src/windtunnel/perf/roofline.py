@@ -13,12 +13,14 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import MODELLED, Answer, answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.costs import bytes_moved, flops, rate
+from windtunnel.perf.exchange import link_bytes, network_bytes
 from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
     Convolution,
     Elementwise,
+    Exchange,
     Experts,
     Gemm,
     Kernel,
@@ -71,7 +73,11 @@ rule's chunks, which take 19 to 23 µs for a single token."""
 
 
 def bound(kernel: Kernel, device: Device, a: Floats, b: Floats) -> Floats:
-    """Least seconds: the larger of FLOPs at peak rate and bytes at full bandwidth (of the link, for a collective)."""
+    """Least seconds: the larger of FLOPs at peak rate and bytes at full bandwidth: of the link for a collective, and of
+    the link or the network, whichever takes longer, for an exchange."""
+    if isinstance(kernel, Exchange):
+        link, network = link_bytes(kernel, a), network_bytes(kernel, a)
+        return np.maximum(link / device.link_bandwidth, network / device.network_bandwidth)
     if isinstance(kernel, Collective):
         return bytes_moved(kernel, a, b) / link_bandwidth(device, kernel.gpus)
     return np.maximum(
@@ -103,6 +109,8 @@ def family(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return f"{'convolution' if isinstance(kernel, Convolution) else 'scan'}_{phase}"
         case Collective(op=op):
             return "all_reduce" if op == "all_reduce" else "gather"
+        case Exchange():
+            return "gather"
         case Quantize() | Elementwise():
             return "elementwise"
 
@@ -128,8 +136,9 @@ class Roofline:
 
     def _attained(self, kernel: Kernel, a: Floats, b: Floats) -> Floats:
         eff = self.efficiencies[family(kernel)]
-        if isinstance(kernel, Collective):
-            across = COLLECTIVE_LATENCY if kernel.gpus > self.device.gpus_per_node else 0.0
+        if isinstance(kernel, Collective | Exchange):
+            crosses = kernel.gpus > self.device.gpus_per_node if isinstance(kernel, Collective) else kernel.crosses
+            across = COLLECTIVE_LATENCY if crosses else 0.0
             return bound(kernel, self.device, a, b) / eff.memory + eff.latency + across
         compute = flops(kernel, a, b) / (self.device.peak_flops(rate(kernel)) * eff.compute)
         memory = bytes_moved(kernel, a, b) / (self.device.memory_bandwidth * eff.memory)

@@ -5,12 +5,16 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from windtunnel.deployment.exchange import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 
 VALUES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
+    "all2all_backend",
+    "dbo_decode_token_threshold",
+    "dbo_prefill_token_threshold",
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -24,10 +28,18 @@ VALUES = (
     "watermark",
     "scheduling_policy",
 )
-SWITCHES = ("enable_expert_parallel", "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
+SWITCHES = (
+    "enable_expert_parallel",
+    "enable_dbo",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "async_scheduling",
+)
 SILENT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
+    "all2all_backend": (GATHERED,),
+    "enable_dbo": (False,),
     "dtype": ("auto",),
     "kv_cache_dtype": ("auto",),
     "enable_expert_parallel": (False,),
@@ -37,6 +49,8 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "scheduling_policy": ("fcfs",),
 }
 """Values that are vLLM's own defaults on every device and need no flag."""
+DEEPEP_MODES = {LOW_LATENCY: "low_latency", HIGH_THROUGHPUT: "normal", AUTO: "auto"}
+"""Backends of the exchange, as SGLang's ``--deepep-mode`` calls them."""
 FP8 = {"fp8": "fp8_e4m3"}
 """vLLM's short name of a cache's type, as SGLang calls it."""
 OPTIONS_FILE = "trtllm.yaml"
@@ -91,11 +105,14 @@ def _sglang(model: str, engine: Mapping[str, Any], shared: bool) -> str:
     gpus = together * (engine.get("tensor_parallel_size") or 1)
     blocks, drafts = engine.get("num_gpu_blocks_override"), engine.get("num_speculative_tokens")
     cache = engine.get("kv_cache_dtype", "auto")
+    deepep = DEEPEP_MODES.get(engine.get("all2all_backend", GATHERED))
     chunk = _times(engine.get("max_num_batched_tokens"), together)
     values = {
         "tp-size": gpus,
         "dp-size": ranks if ranks > 1 else None,
         "ep-size": gpus if engine.get("enable_expert_parallel") else None,
+        "moe-a2a-backend": "deepep" if deepep else None,
+        "deepep-mode": deepep,
         "context-length": engine.get("max_model_len"),
         "max-running-requests": _times(engine.get("max_num_seqs"), together),
         "chunked-prefill-size": -1 if engine.get("enable_chunked_prefill") is False else chunk,
@@ -112,6 +129,7 @@ def _sglang(model: str, engine: Mapping[str, Any], shared: bool) -> str:
     }
     switches = {
         "enable-dp-attention": together > 1,
+        "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
         "disable-radix-cache": engine.get("enable_prefix_caching") is False,
         "disable-overlap-schedule": engine.get("async_scheduling") is False,
         "disable-cuda-graph": bool(engine.get("enforce_eager")),

@@ -1,0 +1,78 @@
+"""Measured experts behind DeepEP's exchange: DeepGEMM's grouped products over whole experts, spread over many GPUs."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from windtunnel.hardware import Device
+from windtunnel.perf.answer import INTERPOLATED, Answer
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.competing_curve import CompetingCurve, by_logs, by_touched, straight
+from windtunnel.perf.database import Database
+from windtunnel.perf.expert_table import routing
+from windtunnel.perf.kernels import Experts
+from windtunnel.perf.roofline import bound
+
+TABLES = {"masked": "wideep_generation_moe_perf", "contiguous": "wideep_context_moe_perf"}
+SIZES = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size")
+
+
+@dataclass(eq=False)
+class WideExpertTable:
+    """The tables of one device; SGLang measured them, vLLM calls the same kernels (its DeepGEMM experts)."""
+
+    database: Database
+    device: Device
+    causes: Causes = ALL
+    _curves: dict[Experts, dict[int, CompetingCurve]] = field(default_factory=dict)
+
+    def times(self, kernel: Experts, a: Floats) -> Answer | None:
+        """Seconds for ``a`` tokens of all ranks, or None where nobody measured experts of this shape so.
+
+        A number of GPUs that was not measured takes the efficiency of the nearest, at equal tokens for each GPU.
+        """
+        curves = self._of(kernel)
+        if not curves:
+            return None
+        gpus = min(curves, key=lambda gpus: (abs(np.log2(gpus / kernel.ep)), gpus))
+        like, curve = replace(kernel, ep=gpus), curves[gpus]
+        x = np.maximum(a * gpus / kernel.ep, curve.knots[0])
+        found = curve.times(x, bound(like, self.device, x, np.zeros_like(x)))
+        if gpus != kernel.ep:
+            ratio = bound(kernel, self.device, x * kernel.ep / gpus, np.zeros_like(x))
+            least = bound(like, self.device, x, np.zeros_like(x))
+            return replace(found, seconds=found.seconds * ratio / least).modelled()
+        own = self.database.backend == "sglang"
+        return found if own else replace(found, sources=np.maximum(found.sources, INTERPOLATED))
+
+    def _of(self, kernel: Experts) -> dict[int, CompetingCurve]:
+        """GPUs → curve over the tokens of all of them; the newest version that has a number of GPUs answers."""
+        shape = replace(kernel, ep=1)
+        if shape not in self._curves:
+            self._curves[shape] = self._read(kernel)
+        return self._curves[shape]
+
+    def _read(self, kernel: Experts) -> dict[int, CompetingCurve]:
+        found: dict[int, CompetingCurve] = {}
+        sizes = (kernel.hidden, kernel.inter, kernel.top_k, kernel.num_experts, kernel.tp)
+        wanted = dict(zip(SIZES, sizes, strict=True))
+        spread = routing(kernel.num_experts) if self.causes.expert_imbalance else "uniform"
+        backend = None if self.database.backend == "sglang" else "sglang"
+        for table in self.database.versions("moe", TABLES[kernel.layout], ("moe_dtype", "distribution"), backend):
+            rows = table.where(moe_dtype=kernel.dtype, distribution=spread, **wanted)
+            for gpus in np.unique(rows["moe_ep_size"]).tolist():
+                part = rows.where(moe_ep_size=gpus)
+                tokens, which = np.unique(part["num_tokens"], return_inverse=True)
+                seconds = np.full(len(tokens), np.inf)
+                np.minimum.at(seconds, which, part["latency"] * 1e-3)
+                x = tokens.astype(float)
+                found.setdefault(gpus, self._curve(replace(kernel, ep=gpus), x, seconds))
+        return found
+
+    def _curve(self, kernel: Experts, tokens: Floats, seconds: Floats) -> CompetingCurve:
+        def least(x: Floats) -> Floats:
+            return bound(kernel, self.device, x, np.zeros_like(x))
+
+        readings = (by_logs, straight, by_touched(kernel.num_experts / kernel.top_k))
+        return CompetingCurve(tokens, least(tokens) / seconds, least, readings)
