@@ -18,6 +18,8 @@ MODEL = "deepseek-ai/DeepSeek-V3"
 EVEN = ALL.without("expert_imbalance")
 """Experts as a perfect load balancer leaves them."""
 PROMPT = 4096
+Batch = tuple[int, int, list[tuple[int, int]]]
+"""Decodes, tokens that they have in the cache, and chunks, as ``BatchTimes.lockstep`` takes them."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,14 @@ class Bench:
         """Requests of each rank, seconds of a step whole, and of one in two halves."""
         whole, split = (self.tables(enable_dbo) for enable_dbo in (False, True))
         for n in requests:
-            batch = [(n, n * context, [])] * self.ranks
+            batch: list[Batch] = [(n, n * context, [])] * self.ranks
             yield n, whole.lockstep(batch), split.lockstep(batch)
 
     def prompts(self, tokens: tuple[int, ...]) -> Iterator[tuple[int, float, float]]:
         """Tokens of each rank's prompts, and the same seconds."""
         whole, split = (self.tables(enable_dbo) for enable_dbo in (False, True))
         for n in tokens:
-            batch: list[tuple[int, int, list[tuple[int, int]]]] = [(0, 0, [(PROMPT, 0)] * (n // PROMPT))] * self.ranks
+            batch: list[Batch] = [(0, 0, [(PROMPT, 0)] * (n // PROMPT))] * self.ranks
             yield n, whole.lockstep(batch), split.lockstep(batch)
 
 
