@@ -163,6 +163,16 @@ def test_the_rule_foretells_the_contexts_that_sglang_measured(name: str) -> None
     assert spread < family_errors("block_sparse_prefill").rule
 
 
+def test_a_point_slower_than_one_with_more_context_is_dropped(tmp_path: Path) -> None:
+    table = rows("generation")
+    spoilt = [n == 16 and step == 127 for n, step in zip(table["batch_size"], table["step"], strict=True)]
+    table["latency"] = [ms * (50.0 if bad else 1.0) for ms, bad in zip(table["latency"], spoilt, strict=True)]
+    write_table(tmp_path, "h100_sxm/msa/vllm/0.24.0/msa_generation_module_perf", table)
+    found = ask(opened(tmp_path), DECODE, [16, 16], [128, 1024])
+    assert found.sources.tolist() == [MODELLED, MEASURED]
+    np.testing.assert_allclose(found.seconds, seconds(DECODE, [16, 16], [128, 1024]), rtol=0.03)
+
+
 def test_without_a_table_there_is_no_answer(tmp_path: Path) -> None:
     assert opened(full_database(tmp_path)).times(DECODE, np.ones(1), np.ones(1)) is None
 

@@ -33,6 +33,10 @@ GRAPH_REQUESTS = 256
 HOST_BOUND = 1.5
 """Prompts that take less than this many times the shortest module's time may have waited for the host."""
 
+OUTLIER = 1.25
+"""More context never needs less work: a point this many times slower than one with more of it is dropped. 3 in 1,000
+are; the noise of the shortest modules stays below."""
+
 Key = tuple[str, int, str, str]
 """Engine, local heads, dtype of the cache, dtype of the projections."""
 
@@ -108,7 +112,8 @@ class BlockSparseTable:
         elif key[0] == "sglang":
             rows = rows.take(rows["batch_size"] <= GRAPH_REQUESTS)
         keys = [rows["batch_size"], rows["isl"], rows["step"]]
-        return rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
+        rows = rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
+        return _without_outliers(rows, "batch_size" if phase == "decode" else "isl")
 
     def _engine(self, phase: str) -> str | None:
         """The engine whose table answers: its own where it is believed, else another's."""
@@ -140,6 +145,17 @@ def module(phase: str, heads: int, kv_dtype: str, dtype: str) -> BlockSparseAtte
     groups = max(1, heads // GROUP)
     index = (groups, INDEX_HEAD_DIM, TOP_K)
     return BlockSparseAttention(phase, HIDDEN, heads, groups, HEAD_DIM, HEAD_DIM, *index, kv_dtype, dtype)
+
+
+def _without_outliers(rows: Columns, group: str) -> Columns:
+    """The rows that are plausible beside those of as many requests, or as long a chunk, with more context."""
+    keep = np.ones(len(rows), dtype=bool)
+    for value in np.unique(rows[group]):
+        members = np.flatnonzero(rows[group] == value)
+        order = members[np.argsort(rows["step"][members], kind="stable")]
+        seconds = rows["latency"][order]
+        keep[order] = seconds <= OUTLIER * np.minimum.accumulate(seconds[::-1])[::-1]
+    return rows.take(keep)
 
 
 def _choose(wanted: str, columns: Columns, name: str) -> str:

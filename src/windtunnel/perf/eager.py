@@ -23,6 +23,7 @@ class EagerCost:
     """Seconds of one core for the modules of a layer."""
 
     attention: float
+    """Plain; block-sparse too, whose modules hold the launches that the kernel database timed."""
     latent: float
     """Projections down and up, and absorbed products."""
     sparse: float
