@@ -28,6 +28,15 @@ class Operator:
     kernel: Kernel
 
 
+def together(operators: Iterable[Operator]) -> tuple[Operator, ...]:
+    """Equal operators as one, in the order of their first use."""
+    found: dict[tuple[str, str, str, Kernel], int] = {}
+    for operator in operators:
+        key = (operator.name, operator.group, operator.phase, operator.kernel)
+        found[key] = found.get(key, 0) + operator.count
+    return tuple(Operator(name, group, phase, count, kernel) for (name, group, phase, kernel), count in found.items())
+
+
 def fused(pool: Pool, causes: Causes, operators: Iterable[Operator]) -> Iterator[Operator]:
     """The operators without the launches that this engine saves on this device."""
     reduces = causes.fused_all_reduce and _fuses_all_reduce(pool)

@@ -1,6 +1,6 @@
 """Operators: what one GPU computes in a step, from a model and how it is sharded."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from windtunnel.deployment import Pool
@@ -21,14 +21,13 @@ from windtunnel.perf import kernels
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import RATES, STORED_BYTES
 from windtunnel.perf.expert_exchange import LAYOUTS, there_and_back
-from windtunnel.perf.fusion import Operator, fused
+from windtunnel.perf.fusion import Operator, fused, together
 from windtunnel.perf.kernels import (
     Collective,
     Convolution,
     Elementwise,
     Experts,
     Gemm,
-    Kernel,
     LatentAttention,
     Quantize,
     Recurrence,
@@ -46,22 +45,14 @@ SAMPLER_LAUNCHES = 10
 
 def operators(pool: Pool, causes: Causes = ALL) -> tuple[Operator, ...]:
     """Every operator of a step of one rank, equal ones of all layers together, in the order of their first use."""
-    return _together(fused(pool, causes, _step(pool)))
+    return together(fused(pool, causes, _step(pool)))
 
 
 def expert_layer_operators(pool: Pool, causes: Causes = ALL) -> tuple[Operator, ...]:
     """The same of those layers alone that have experts."""
     layers = ((count, layer) for count, layer in pool.model.layers if isinstance(layer.mlp, MoE))
     of_each = (replace(op, count=op.count * count) for count, layer in layers for op in _layer(pool, layer))
-    return _together(fused(pool, causes, of_each))
-
-
-def _together(operators: Iterable[Operator]) -> tuple[Operator, ...]:
-    found: dict[tuple[str, str, str, Kernel], int] = {}
-    for operator in operators:
-        key = (operator.name, operator.group, operator.phase, operator.kernel)
-        found[key] = found.get(key, 0) + operator.count
-    return tuple(Operator(name, group, phase, count, kernel) for (name, group, phase, kernel), count in found.items())
+    return together(fused(pool, causes, of_each))
 
 
 def _step(pool: Pool) -> Iterator[Operator]:
