@@ -53,10 +53,9 @@ class KVBudget:
     window_bytes: int
     """Set aside for the windows of ``max_num_seqs`` requests; 0 unless that gives more blocks."""
     state_bytes: int
-    """Set aside for the states of ``max_num_seqs`` requests in layers that keep one (linear attention, state space),
-    half of what is available at most (vLLM takes them from the pool of blocks, SGLang from a pool of their own)."""
+    """Set aside for the states of ``max_num_seqs`` requests in layers that keep one (linear attention, state space)."""
     max_num_seqs: int
-    """Requests that may run at once: the engine's setting, or as many as have their states there."""
+    """Requests that may run at once: the engine's setting, or as many as have room for their states."""
     available_bytes: int
     """For the KV cache; negative when not even the weights fit."""
 
@@ -91,8 +90,8 @@ def state_notes(pool: Pool, budget: KVBudget) -> list[str]:
     if running == asked:
         return []
     return [
-        f"{running} requests run at once, not max_num_seqs={asked}: their states of "
-        f"{budget.state_bytes / GB:.1f} GB on each {pool.device.name} take half of the memory beside the weights"
+        f"{running} requests run at once, not max_num_seqs={asked}: their states take {budget.state_bytes / GB:.1f} of "
+        f"the {budget.available_bytes / GB:.1f} GB that are left on each {pool.device.name}"
     ]
 
 
@@ -105,11 +104,11 @@ def _tightest_stage(model: Model, device: Device, engine: Engine) -> tuple[Model
 
 
 def _drafting(model: Model, engine: Engine) -> Model:
-    """The last stage with the draft layer that multi-token prediction adds: one more of the model's last, which shares
+    """The last stage with the draft layer that multi-token prediction adds (``Model.draft_layers``), which shares
     embedding and head (DeepSeek-V3, arXiv 2412.19437, section 2.2; its projection of two hidden states is left out)."""
     if not (engine.num_speculative_tokens and model.samples):
         return model
-    return replace(model, layers=(*model.layers, (1, model.layers[-1][1])))
+    return replace(model, layers=(*model.layers, *((1, layer) for layer in model.draft_layers)))
 
 
 def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
@@ -120,8 +119,7 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     reserve = RESERVE + (COLLECTIVES if together > 1 else 0)
     available = _available(device, engine, weights, activations, reserve)
     size = engine.tokens_per_block
-    state = model.state_bytes(tp)
-    running = min(engine.seqs, max(available, 0) // 2 // state) if state else engine.seqs
+    state, running = model.state_bytes(tp), _requests_with_state(model, engine, max(available, 0))
     blocks, block_bytes, window_bytes = _pool_of_blocks(model, engine, max(available, 0) - running * state)
     return KVBudget(
         num_blocks=blocks,
@@ -136,6 +134,19 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
         max_num_seqs=running,
         available_bytes=available,
     )
+
+
+def _requests_with_state(model: Model, engine: Engine, available: int) -> int:
+    """Requests whose states are set aside: those of the engine, in half of the memory at most (SGLang's
+    mamba_full_memory_ratio of 0.9 is 0.47 of it). Where states and blocks come from one pool (vLLM), as many as leave
+    room for their longest contexts, if those are more."""
+    state = model.state_bytes(engine.tensor_parallel_size)
+    if not state:
+        return engine.seqs
+    fitting = available // 2 // state
+    if engine.backend == "vllm":
+        fitting = max(fitting, available // (state + _longest_request_bytes(model, engine)))
+    return min(engine.seqs, fitting)
 
 
 def _available(device: Device, engine: Engine, weights: int, activations: int, reserve: int) -> int:
@@ -245,8 +256,8 @@ def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) ->
     if budget.max_num_seqs < 1:
         state = model.state_bytes(engine.tensor_parallel_size)
         return (
-            f"{model.name} keeps a state of {state / GB:.2f} GB for a request on each {device.name}, but half of "
-            f"{budget.available_bytes / GB:.2f} GB is left for states"
+            f"{model.name} keeps a state of {state / GB:.2f} GB for each request on a {device.name}, which the "
+            f"{budget.available_bytes / GB:.2f} GB left of {room} do not hold beside the KV cache"
         )
     if engine.num_gpu_blocks_override is not None:
         asked = engine.num_gpu_blocks_override * budget.block_bytes

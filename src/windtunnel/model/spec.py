@@ -77,6 +77,17 @@ class Model:
         return counts
 
     @property
+    def draft_layers(self) -> tuple[Layer, ...]:
+        """What multi-token prediction drafts with: one more of the last layer; where a layer has one part only, the
+        last attention and the last network (``mtp_hybrid_override_pattern`` of Nemotron-3)."""
+        layers = [layer for _, layer in reversed(self.layers)]
+        if layers[0].attention and layers[0].mlp:
+            return (layers[0],)
+        attention = next((layer for layer in layers if isinstance(layer.attention, Attention)), None)
+        network = next((layer for layer in layers if layer.mlp), None)
+        return tuple(dict.fromkeys(layer for layer in (attention, network) if layer))
+
+    @property
     def has_moe(self) -> bool:
         """Whether any layer routes tokens to experts."""
         return any(isinstance(layer.mlp, MoE) for _, layer in self.layers)

@@ -64,7 +64,7 @@ def axes(pool: Pool, causes: Causes = ALL) -> Axes:
         ranks=engine.data_parallel_size if pool.lockstep else 1,
         drafts=engine.num_speculative_tokens,
         accepted=engine.acceptance_length or 1.0,
-        draft_share=1.0 / pool.model.num_layers,
+        draft_share=len(pool.model.draft_layers) / pool.model.num_layers,
     )
 
 
