@@ -16,13 +16,13 @@ from windtunnel.model import load_model
 from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer
 from windtunnel.perf.bands import error_family, family_errors
 from windtunnel.perf.costs import bytes_moved, describe, flops
-from windtunnel.perf.database import Database
+from windtunnel.perf.database import Database, find_systems, open_database
 from windtunnel.perf.fusion import Operator
 from windtunnel.perf.kernels import Collective, Convolution, Experts, Gemm, Scan
 from windtunnel.perf.measured import Measured
 from windtunnel.perf.operators import operators
 from windtunnel.perf.predictor import Predictor
-from windtunnel.perf.roofline import roofline
+from windtunnel.perf.roofline import bound, roofline
 
 REQUESTS = (1, 4, 16, 64, 256)
 NANO = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
@@ -131,6 +131,22 @@ def test_engines_without_the_table_take_their_own_convolution_or_borrow(tmp_path
     assert own.convolutions.notes == []
     nobody = measured(tmp_path / "elsewhere", "vllm")
     assert nobody.times(Convolution("prefill", 6144, 4), np.ones(1), np.zeros(1)) is None
+
+
+@pytest.mark.skipif(find_systems() is None, reason="the kernel database is not here")
+@pytest.mark.parametrize(("heads", "state", "held"), [(64, 128, 4), (128, 128, 4), (256, 256, 2)])
+def test_the_database_times_convolutions_and_no_scans(heads: int, state: int, held: int) -> None:
+    database = open_database("h100_sxm", "trtllm", "1.3.0rc20")
+    assert database is not None
+    a, zero = np.array([1024.0]), np.zeros(1)
+    convolution, scan = (
+        Convolution("decode", heads * 64 + 16 * state, 4),
+        Scan("decode", heads, 64, state, 8, 128, held),
+    )
+    seconds = ask(Measured(database, H100), convolution, a)
+    assert seconds.sources[0] == MEASURED
+    assert 1.0 < seconds.seconds[0] / bound(convolution, H100, a, zero)[0] < 2.0
+    assert 25.0 < bound(scan, H100, a, zero)[0] / seconds.seconds[0] < 35.0
 
 
 # --- scans ------------------------------------------------------------------------------------------------------------
