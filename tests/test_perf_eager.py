@@ -26,6 +26,15 @@ def test_the_floor_is_the_sum_of_the_layers(preset: str) -> None:
     assert eager_floor(latent) == pytest.approx(27 * cost.latent + cost.dense + 26 * cost.experts)
 
 
+@pytest.mark.parametrize("preset", ["sglang-0.5", "trtllm-1.1"])
+def test_a_layer_of_one_part_costs_that_part(preset: str) -> None:
+    cost = EAGER[preset.partition("-")[0], False]
+    hybrid = pool("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", preset)
+    assert eager_floor(hybrid) == pytest.approx(23 * cost.state_space + 6 * cost.attention + 23 * cost.experts)
+    dense = pool("nvidia/NVIDIA-Nemotron-Nano-9B-v2", preset)
+    assert eager_floor(dense) == pytest.approx(27 * cost.state_space + 4 * cost.attention + 25 * cost.dense)
+
+
 def test_newer_hosts_are_faster() -> None:
     older, newer, newest = (eager_floor(pool("Qwen/Qwen3-8B", "sglang-0.5", on)) for on in ("h200", "b200", "b300"))
     assert older > newer

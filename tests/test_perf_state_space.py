@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_tables import H100, TOKENS, write_table
+from kernel_tables import H100, TOKENS, expert_rows, took, write_table
 
 from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
@@ -200,6 +200,22 @@ def test_scans_are_modelled_everywhere_with_an_error_of_their_own(tmp_path: Path
     assert error_family(kernel) == "scan"
     assert error_family(Convolution("decode", 6144, 4)) == "convolution"
     assert family_errors("convolution") != family_errors("other")
+
+
+def test_experts_without_a_gate_take_their_own_measurements_or_the_efficiency_of_gated_ones(tmp_path: Path) -> None:
+    gated, plain = Experts(4096, 1536, 8, 128), Experts(2688, 1856, 6, 128, gated=False)
+    for kernel in (gated, plain):
+        write_table(tmp_path / repr(kernel), "h100_sxm/moe/vllm/9.0/moe_perf", expert_rows(kernel))
+    tokens = np.array(TOKENS, dtype=float)
+    own = measured(tmp_path / repr(plain), "vllm").times(plain, tokens, np.zeros_like(tokens))
+    other = measured(tmp_path / repr(gated), "vllm").times(plain, tokens, np.zeros_like(tokens))
+    assert own is not None
+    assert other is not None
+    np.testing.assert_allclose(own.seconds, [took(plain, n) * 1e-3 for n in TOKENS], rtol=1e-9)
+    assert (own.sources == MEASURED).all()
+    assert (other.sources == MODELLED).all()
+    many = tokens >= 64  # a gated layer of these sizes takes half as long again
+    np.testing.assert_allclose(other.seconds[many], own.seconds[many], rtol=0.07)
 
 
 # --- operators --------------------------------------------------------------------------------------------------------
