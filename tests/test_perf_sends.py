@@ -11,7 +11,7 @@ from windtunnel.model import load_model
 from windtunnel.perf.axes import axes
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.predictor import predictor
-from windtunnel.perf.sends import across_nodes, sends
+from windtunnel.perf.sends import across_nodes, activations, sends
 from windtunnel.perf.stage_times import StageTimes
 
 SMALL: dict[str, Any] = {"max_model_len": 3000, "max_num_seqs": 40, "max_num_batched_tokens": 700}
@@ -114,3 +114,13 @@ def test_pools_of_stages_keep_the_engine() -> None:
     assert [part.model.num_layers for part in parts] == [15, 15, 16, 15]
     assert all(part.engine == served.engine for part in parts)
     assert served.model.num_layers == 61
+
+
+def test_attention_residuals_travel_with_the_hidden_state() -> None:
+    kimi = Pool(
+        load_model("moonshotai/Kimi-K3"), device("h200"), Engine(tensor_parallel_size=8, pipeline_parallel_size=3)
+    )
+    assert activations(kimi) == [1 + 3, 1 + 6]  # stages of 31 layers: the sums of 12 layers each, begun ones included
+    assert activations(pool(pipeline_parallel_size=3)) == [2, 2]
+    first, second = sends(kimi, axes(kimi), predictor(kimi, "modelled"))[:, 4096]
+    assert second > first

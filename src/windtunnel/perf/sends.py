@@ -3,6 +3,7 @@
 import numpy as np
 
 from windtunnel.deployment import Pool
+from windtunnel.model.stages import stages
 from windtunnel.perf.axes import Axes
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.kernels import Collective
@@ -23,25 +24,33 @@ def sends(pool: Pool, ax: Axes, predictor: Predictor) -> Floats:
     tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
     attained = predictor.roofline.efficiencies["gather"]
     tokens = ax.padded.astype(float)
-    moved = ACTIVATIONS * 2.0 * hidden / tp * tokens
-    gather = np.zeros_like(tokens)
-    if tp > 1:
-        kernel = Collective("all_gather", tp, ACTIVATIONS * hidden)
-        gather = predictor.times(kernel, tokens, np.zeros_like(tokens)).seconds
-    rows = []
-    for across in across_nodes(pool):
+    found = []
+    for rows, across in zip(activations(pool), across_nodes(pool), strict=True):
+        moved = rows * 2.0 * hidden / tp * tokens
+        gather = np.zeros_like(tokens)
+        if tp > 1:
+            kernel = Collective("all_gather", tp, rows * hidden)
+            gather = predictor.times(kernel, tokens, np.zeros_like(tokens)).seconds
         bandwidth = pool.device.network_bandwidth if across else pool.device.link_bandwidth
         latency = attained.latency + (COLLECTIVE_LATENCY if across else 0.0)
-        rows.append(np.where(tokens > 0, moved / (bandwidth * attained.memory) + latency + gather, 0.0))
-    return np.array(rows)
+        found.append(np.where(tokens > 0, moved / (bandwidth * attained.memory) + latency + gather, 0.0))
+    return np.array(found)
+
+
+def activations(pool: Pool) -> list[int]:
+    """Rows per token that each stage but the last sends; with attention residuals the hidden state and the sum of every
+    block before the next stage (vllm/models/kimi_k3/nvidia/model.py)."""
+    firsts = [stage.layers[0][1] for stage in stages(pool.model, pool.engine.pipeline_parallel_size)[1:]]
+    blocks = [layer.residual_blocks for layer in firsts]
+    return [ACTIVATIONS if each is None else 1 + each for each in blocks]
 
 
 def across_nodes(pool: Pool) -> list[bool]:
     """For each stage but the last: whether any rank has to cross nodes to reach the next one."""
     engine, domain = pool.engine, pool.device.gpus_per_domain
-    tp, stages = engine.tensor_parallel_size, engine.pipeline_parallel_size
+    tp, count = engine.tensor_parallel_size, engine.pipeline_parallel_size
     found = []
-    for stage in range(stages - 1):
-        firsts = [(rank * stages + stage) * tp for rank in range(engine.data_parallel_size)]
+    for stage in range(count - 1):
+        firsts = [(rank * count + stage) * tp for rank in range(engine.data_parallel_size)]
         found.append(any(first // domain != (first + 2 * tp - 1) // domain for first in firsts))
     return found
