@@ -68,6 +68,14 @@ def test_the_simulation_runs_as_many_and_says_so() -> None:
     assert done.manifest["pools"][0]["memory"]["state_bytes"] == most * NEMOTRON.state_bytes()
 
 
+def test_prompts_that_begin_alike_find_states_that_engines_may_not_have() -> None:
+    pool = served(tensor_parallel_size=8)
+    (note,) = state_notes(pool, kv_blocks(pool), alike=True)
+    assert "cached prefix" in note
+    off = served(tensor_parallel_size=8, enable_prefix_caching=False)
+    assert state_notes(off, kv_blocks(off), alike=True) == []
+
+
 def test_a_draft_layer_is_attention_and_network_where_layers_have_one_part() -> None:
     kinds = [(layer.attention is not None, layer.mlp is not None) for layer in NANO.draft_layers]
     assert kinds == [(True, False), (False, True)]

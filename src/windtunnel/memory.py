@@ -84,14 +84,20 @@ def kv_blocks(pool: Pool) -> KVBudget:
     return budget if override is None else replace(budget, num_blocks=override)
 
 
-def state_notes(pool: Pool, budget: KVBudget) -> list[str]:
-    """What a reader should know about the states that requests keep beside the KV cache."""
-    asked, running = pool.engine.seqs, budget.max_num_seqs
+def state_notes(pool: Pool, budget: KVBudget, alike: bool = False) -> list[str]:
+    """What a reader should know about states beside the KV cache; ``alike``: prompts of the workload begin so."""
+    found, asked, running = [], pool.engine.seqs, budget.max_num_seqs
+    if alike and pool.engine.enable_prefix_caching and pool.model.state_bytes():
+        found.append(
+            f"{pool.model.name} keeps states: a cached prefix is taken up after any block here, by engines only where "
+            "they kept the state"
+        )
     if running == asked:
-        return []
+        return found
     return [
+        *found,
         f"{running} requests run at once, not max_num_seqs={asked}: their states take {budget.state_bytes / GB:.1f} of "
-        f"the {budget.available_bytes / GB:.1f} GB that are left on each {pool.device.name}"
+        f"the {budget.available_bytes / GB:.1f} GB that are left on each {pool.device.name}",
     ]
 
 

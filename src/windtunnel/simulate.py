@@ -84,7 +84,8 @@ def simulate(
     uniforms = np.random.default_rng([seed, crc32(b"router")]).random(len(workload))
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += _notes(demand, cut, fleet)
-    notes += [note for row in zip(deployment.pools, budgets, strict=True) for note in state_notes(*row)]
+    alike = demand.hash_ids is not None
+    notes += [note for row in zip(deployment.pools, budgets, strict=True) for note in state_notes(*row, alike)]
     fleet = replace(fleet, policies=tuple(settled(policy, demand.hash_ids is not None) for policy in fleet.policies))
     if scheduler:
         record = run_custom(scheduler, fleet, demand, router, uniforms)

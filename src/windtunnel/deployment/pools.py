@@ -79,11 +79,6 @@ class Pool:
                 f"{self.model.name} mixes sliding windows and full attention: its KV cache is simulated as one pool of "
                 "equal blocks, which is a lower bound of the engine's capacity"
             )
-        if self.engine.enable_prefix_caching and self.model.state_bytes():
-            found.append(
-                f"{self.model.name} keeps states: a cached prefix is taken up after any block here, by engines only "
-                "where they kept the state"
-            )
         return found + [f"{self.model.name}: {note}" for note in self.model.notes]
 
     def spec(self) -> dict[str, Any]:

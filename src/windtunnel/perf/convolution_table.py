@@ -72,7 +72,7 @@ class ConvolutionTable:
                 found = self.database.read("linear_attention", table, ("kernel_source", "phase"), backend)
                 if found is not None:
                     self._columns = _convolutions(found)
-                    if backend not in (None, self.database.backend):
+                    if backend is not None:
                         self.notes.append(f"convolutions of state space layers: {backend}'s, as measured")
                     break
             self._read = True
