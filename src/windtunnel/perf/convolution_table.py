@@ -1,17 +1,15 @@
-"""Measured causal convolutions: curves over requests (decode) or tokens (prefill) for several numbers of channels."""
+"""Measured causal convolutions: rates over requests (decode) or tokens (prefill) for several numbers of channels."""
 
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.hardware import Device
 from windtunnel.perf.answer import INTERPOLATED, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.curves import Curve, blend, octaves
 from windtunnel.perf.database import Columns, Database
 from windtunnel.perf.kernels import Convolution
-from windtunnel.perf.roofline import bound
 
 MAMBA, GATED_DELTA = "mamba2_perf", "gdn_perf"
 PLACES = ((MAMBA, None), (GATED_DELTA, None), (MAMBA, "trtllm"))
@@ -26,8 +24,8 @@ class ConvolutionTable:
     """The convolutions of one database."""
 
     database: Database
-    device: Device
     notes: list[str] = field(default_factory=list)
+    """Whose table answers where it is another engine's, for the provenance."""
     _curves: dict[str, tuple[Floats, list[Curve]]] = field(default_factory=dict)
     _columns: Columns | None = None
     _read: bool = False
@@ -35,8 +33,8 @@ class ConvolutionTable:
     def times(self, kernel: Convolution, a: Floats) -> Answer | None:
         """Seconds for ``a`` requests or tokens, or None without a table.
 
-        Between two numbers of channels the efficiency is interpolated in log-log; beyond them, and for another width
-        than the measured one, that of the nearest holds (modelled).
+        The rate, in numbers per second, is interpolated in log-log: over rows, and between two numbers of channels.
+        Beyond either, and for another width than the measured one, that of the nearest holds (modelled).
         """
         table = self._table()
         if table is None:
@@ -44,27 +42,9 @@ class ConvolutionTable:
         width = int(table["d_conv"][np.argmin(np.abs(table["d_conv"] - kernel.width))])
         key = f"{kernel.phase}{width}"
         if key not in self._curves:
-            self._curves[key] = self._measured(kernel.phase, width, table.where(d_conv=width))
-        channels, curves = self._curves[key]
-        least = bound(kernel, self.device, a, np.zeros_like(a))
-        found = _between(channels, curves, kernel.channels, a, least)
+            self._curves[key] = _rates(kernel.phase, table.where(d_conv=width))
+        found = _between(*self._curves[key], kernel.channels, a)
         return found if width == kernel.width else found.modelled()
-
-    def _measured(self, phase: str, width: int, rows: Columns) -> tuple[Floats, list[Curve]]:
-        """Numbers of channels, ascending, with the curve of each."""
-        rows = rows.where(phase=PHASES[phase])
-        if phase == "prefill":
-            rows = rows.where(batch_size=int(rows["batch_size"].min()))
-        channels = _channels(rows)
-        kinds = np.unique(channels)
-        return kinds.astype(float), [self._curve(phase, int(n), width, rows.take(channels == n)) for n in kinds]
-
-    def _curve(self, phase: str, channels: int, width: int, rows: Columns) -> Curve:
-        axis = rows[AXES[phase]]
-        x = np.unique(axis)
-        seconds = np.array([np.median(rows["latency"][axis == each]) for each in x]) * 1e-3
-        least = bound(Convolution(phase, channels, width), self.device, x.astype(float), np.zeros(len(x)))
-        return Curve(x.astype(float), least / seconds)
 
     def _table(self) -> Columns | None:
         if not self._read:
@@ -94,13 +74,29 @@ def _channels(rows: Columns) -> NDArray[np.int64]:
     return np.asarray(wide + 2 * shared, dtype=np.int64)
 
 
-def _between(channels: Floats, curves: list[Curve], wanted: int, a: Floats, least: Floats) -> Answer:
-    """An answer from the curves of the neighbouring numbers of channels."""
+def _rates(phase: str, rows: Columns) -> tuple[Floats, list[Curve]]:
+    """Numbers of channels, ascending, with the rates of each."""
+    rows = rows.where(phase=PHASES[phase])
+    if phase == "prefill":
+        rows = rows.where(batch_size=int(rows["batch_size"].min()))
+    channels = _channels(rows)
+    kinds = np.unique(channels)
+    return kinds.astype(float), [_rate(int(n), rows.take(channels == n), AXES[phase]) for n in kinds]
+
+
+def _rate(channels: int, rows: Columns, axis: str) -> Curve:
+    x = np.unique(rows[axis])
+    seconds = np.array([np.median(rows["latency"][rows[axis] == each]) for each in x]) * 1e-3
+    return Curve(x.astype(float), channels * x / seconds)
+
+
+def _between(channels: Floats, curves: list[Curve], wanted: int, a: Floats) -> Answer:
+    """An answer from the rates of the neighbouring numbers of channels."""
     parts = blend(channels, float(wanted))
     logs = np.asarray(sum(weight * np.log(curves[i].at(a)) for i, weight in parts))
     nearest = curves[max(parts, key=lambda part: part[1])[0]]
     away = float(octaves(channels, np.array([wanted]))[0])
-    found = Answer(least / np.exp(logs), nearest.sources(a), np.hypot(octaves(nearest.knots, a), away))
+    found = Answer(wanted * a / np.exp(logs), nearest.sources(a), np.hypot(octaves(nearest.knots, a), away))
     if wanted in channels:
         return found
     if not channels[0] < wanted < channels[-1]:

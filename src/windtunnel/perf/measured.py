@@ -66,7 +66,7 @@ class Measured:
         self.links = LinkTable(self.database, self.device, self.causes)
         self.exchanges = ExchangeTable(self.database, self.device, self.causes)
         self.recurrences = RecurrenceTable(self.database, self.device)
-        self.convolutions = ConvolutionTable(self.database, self.device)
+        self.convolutions = ConvolutionTable(self.database)
         self.kimi_delta = KimiDeltaTable(self.database, self.device, self.causes)
         self.sparse = SparseTable(self.database, self.device)
         self.block_sparse = BlockSparseTable(self.database, self.device, self.causes)
