@@ -20,12 +20,14 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import Causes
 from windtunnel.perf.costs import bytes_moved, flops
 from windtunnel.perf.database import Columns, Database, one_per_key, open_database
-from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, Kernel, LatentAttention
+from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, Kernel, LatentAttention, SparseAttention
 from windtunnel.perf.measured import Measured
 from windtunnel.perf.roofline import family, roofline
+from windtunnel.validation.kernel_noise import between_engines, repeats
 from windtunnel.validation.kernel_sources import Row, Source
 from windtunnel.validation.plain_models import MILLISECONDS, AcrossGrid, along_axis, nothing, regression
 
+ENGINES = ("vllm", "sglang", "trtllm")
 SPLITS = ("tokens", "shapes")
 THIRD, SECOND = 3, 2
 MOST_SHAPES = 80
@@ -97,7 +99,13 @@ class HeldOut:
     regression: Floats
     """Least squares of seconds on FLOPs and bytes."""
     noise: Floats
-    """|log| of repeated measurements of one point over their median."""
+    """|log| between measurements of one kernel at one point: repeats, or those of several engines."""
+
+    @property
+    def compared(self) -> Mask:
+        """Points that plain interpolation answers too; all where it answers none."""
+        answered = np.isfinite(self.interpolated)
+        return answered if answered.any() else np.ones_like(answered)
 
 
 @dataclass(eq=False)
@@ -133,22 +141,33 @@ class Bench:
             raise InputError(f"{self.system}: the kernel database has no {self.backend} there")
         return found
 
-    def _noise(self, source: Source) -> Floats:
-        columns = self.database().read(*source.table, (*source.texts, "kernel_source"), source.backend)
-        return np.zeros(0) if columns is None else noise(with_window(columns), source)
+    def _noise(self, source: Source, text: str) -> Floats:
+        """Of the kernels with a value of the source's first text."""
+        own = self._with(source, text, source.backend)
+        if own is None:
+            return np.zeros(0)
+        engines = [name for name in ENGINES if name != self.backend] if text in source.library else []
+        others = [self._with(source, text, name) for name in engines]
+        found = between_engines(own, [other for other in others if other is not None], source)
+        return np.concatenate([repeats(own, source), found])
+
+    def _with(self, source: Source, text: str, backend: str | None) -> Columns | None:
+        columns = self.database().read(*source.table, (*source.texts, "kernel_source"), backend)
+        if columns is None or text not in columns.values(source.texts[0]):
+            return None
+        return with_window(columns).where(**{source.texts[0]: text})
 
     def held_out(self, source: Source, split: str) -> Iterator[HeldOut]:
         """Every family of a table under a split."""
-        rows = self.rows(source)
-        if rows is None:
+        rows, whole = self.rows(source), self.database()
+        if rows is None or (source.unless and whole.path(*source.unless) is not None):
             return
-        whole = self.database()
         truth = Measured(whole, self.device, PLAIN) if source.table[0] == "mla" else None
-        repeated = self._noise(source)
         lacking = Without(whole.systems, whole.system, whole.backend, whole.version, whole.rule, {}, source, split)
         measured, bound_by = Measured(lacking, self.device, PLAIN), roofline(self.device)
         found: dict[str, list[tuple[Floats, ...]]] = {}
         kernels: dict[str, Kernel] = {}
+        texts: dict[str, set[str]] = {}
         out = taken_out(rows, source, split)
         across = AcrossGrid(source, rows, out) if source.grid and split == "shapes" else nothing
         for shape, members in _shapes(rows, source, out):
@@ -161,15 +180,17 @@ class Bench:
             if answer is None:
                 continue
             seconds = part["latency"] * MILLISECONDS
-            if truth is not None:  # the tables add what surrounds the kernel in the database
-                known = truth.times(kernel, a, b)
-                seconds = known.seconds if known else seconds
             plain = along_axis(source, part, kept) if split == "tokens" else across(shape, part)
+            if truth is not None:  # the tables add what surrounds the kernel in the database, or take it off
+                known = truth.times(kernel, a, b)
+                assert known is not None
+                plain, seconds = plain + known.seconds - seconds, known.seconds
             model = bound_by.times(kernel, a, b).seconds
             costs = flops(kernel, a, b), bytes_moved(kernel, a, b)
             entry = (seconds, answer.seconds, answer.sources.astype(float), plain, model, *costs)
             found.setdefault(_name(kernel), []).append(entry)
             kernels[_name(kernel)] = kernel
+            texts.setdefault(_name(kernel), set()).add(str(shape[source.texts[0]]))
         for name, parts in found.items():
             columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
             seconds, predicted, sources, between, model, work, moved = columns
@@ -185,7 +206,7 @@ class Bench:
                 interpolated=between,
                 roofline=model,
                 regression=regression(seconds, work, moved),
-                noise=repeated,
+                noise=np.concatenate([self._noise(source, text) for text in sorted(texts[name])]),
             )
 
 
@@ -194,6 +215,8 @@ def _name(kernel: Kernel) -> str:
         return kernel.op
     if isinstance(kernel, Attention | LatentAttention):
         return f"{family(kernel)}_{kernel.kv_dtype}"
+    if isinstance(kernel, SparseAttention):
+        return f"sparse_{kernel.phase}_{kernel.kv_dtype}"
     return f"{family(kernel).split('_')[0]}_{kernel.dtype}" if isinstance(kernel, Gemm | Experts) else family(kernel)
 
 
@@ -215,24 +238,10 @@ def _shapes(rows: Columns, source: Source, out: Mask) -> Iterator[tuple[Row, Mas
             yield row, which == place
 
 
-def noise(rows: Columns, source: Source) -> Floats:
-    """|log| of repeated measurements of one shape and point by one kernel over their median."""
-    names = (*source.shape, source.axis, *source.others)
-    texts = [rows.texts[name][0] for name in (*source.texts, "kernel_source") if name in rows.texts]
-    keys = np.stack([*(rows[name] for name in names), *texts], axis=1)
-    _, which, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    repeated = np.flatnonzero(counts[which.ravel()] > 1)
-    if not len(repeated):
-        return np.zeros(0)
-    group, logs = which.ravel()[repeated], np.log(np.maximum(rows["latency"][repeated], 1e-9))
-    order = np.argsort(group, kind="stable")
-    parts = np.split(logs[order], np.flatnonzero(np.diff(group[order])) + 1)
-    return np.concatenate([np.abs(part - np.median(part)) for part in parts])
-
-
 def errors(found: HeldOut, predicted: Floats) -> dict[str, float]:
-    """Median and 95th percentile of |predicted / measured − 1|; NaN where nothing was predicted."""
-    size = np.abs(predicted / found.measured - 1.0)
+    """Median and 95th percentile of |predicted / measured − 1| over the points that are compared; NaN where nothing was
+    predicted."""
+    size = np.abs(predicted / found.measured - 1.0)[found.compared]
     size = size[np.isfinite(size)]
     if not len(size):
         return {"median": float("nan"), "p95": float("nan")}

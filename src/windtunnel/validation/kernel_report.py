@@ -30,7 +30,8 @@ def row(found: HeldOut) -> dict[str, Any]:
         "backend": found.backend,
         "family": found.family,
         "split": found.split,
-        "points": len(found.measured),
+        "points": int(found.compared.sum()),
+        "left_out": len(found.measured),
         **of_models,
         "noise": {
             "median": float(np.median(noise)) if len(noise) else None,
@@ -56,6 +57,6 @@ def table(found: Sequence[HeldOut]) -> str:
     for one in found:
         entry = row(one)
         cells = [f"{per_cent(entry[name]['median'])} / {per_cent(entry[name]['p95'])}" for name in columns]
-        what = f"{one.system}, {one.backend} | {one.family} | {one.split} | {len(one.measured):,}"
+        what = f"{one.system}, {one.backend} | {one.family} | {one.split} | {entry['points']:,}"
         lines.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

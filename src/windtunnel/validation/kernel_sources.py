@@ -17,7 +17,9 @@ from windtunnel.perf.kernels import (
     Gemm,
     Kernel,
     LatentAttention,
+    SparseAttention,
 )
+from windtunnel.perf.sparse_table import ARCHITECTURES
 
 MOE_DTYPES = {"w4a16_mxfp4": ("mxfp4", True), "w4a8_mxfp4_mxfp8": ("mxfp4", False), "int4_wo": ("int4", True)}
 """``moe_dtype`` → our weight format, and whether activations stay in 16 bits; where the names differ."""
@@ -45,6 +47,10 @@ class Source:
     backend: str | None = None
     grid: bool = False
     """Shapes form a grid over the columns of ``shape``."""
+    unless: tuple[str, str] | None = None
+    """Family and table that answer in its place where an engine has them."""
+    library: tuple[str, ...] = ()
+    """Values of the first text whose kernels every engine takes from one library: other engines' tables repeat them."""
 
 
 def _tokens(name: str) -> Callable[[Columns], tuple[Floats, Floats]]:
@@ -70,6 +76,25 @@ def _attention(phase: str) -> Callable[[Row], Kernel | None]:
 def _latent(phase: str) -> Callable[[Row], Kernel | None]:
     def kernel(row: Row) -> Kernel:
         return LatentAttention(phase, int(row["num_heads"]), 512, 128, 64, 128, str(row["kv_cache_dtype"]))
+
+    return kernel
+
+
+def _latent_module(phase: str) -> Callable[[Row], Kernel | None]:
+    def kernel(row: Row) -> Kernel:
+        dtypes = str(row["kv_cache_dtype"]), str(row["gemm_type"])
+        return LatentAttention(phase, int(row["num_heads"]), 512, 128, 64, 128, *dtypes)
+
+    return kernel
+
+
+def _sparse(phase: str) -> Callable[[Row], Kernel | None]:
+    def kernel(row: Row) -> Kernel | None:
+        if row["architecture"] not in ARCHITECTURES or row["op_name"] != WHOLE[phase]:
+            return None
+        hidden, rank, nope, value, index_heads = ARCHITECTURES[str(row["architecture"])]
+        sizes = (hidden, int(row["num_heads"]), rank, 512, nope, 64, value, index_heads, 128, 2048)
+        return SparseAttention(phase, *sizes, str(row["kv_cache_dtype"]), str(row["gemm_type"]))
 
     return kernel
 
@@ -110,6 +135,9 @@ def _convolution(phase: str, called: str) -> Callable[[Row], Kernel | None]:
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
 _EXPERTS = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 _MODULES = (("kv_cache_dtype", "gemm_type"), ("num_heads",))
+_SPARSE = (("op_name", "architecture", "kv_cache_dtype", "gemm_type"), ("num_heads",))
+WHOLE = {"decode": "dsa_generation_module", "prefill": "dsa_context_module"}
+"""``op_name`` of modules with their indexer."""
 _ATTENTION = (("kv_cache_dtype",), _HEADS)
 _CONVOLUTION = (
     ("linear_attention", "mamba2_perf"),
@@ -125,10 +153,12 @@ TABLES: tuple[Source, ...] = (
         ),
         _tokens("m"),
         grid=True,
+        library=("bfloat16",),
     ),
     Source(
         *(("moe", "moe_perf"), ("moe_dtype", "distribution"), _EXPERTS, "num_tokens", ()),
         *(_experts, _tokens("num_tokens")),
+        library=("int4_wo",),
     ),
     Source(
         *(("attention", "generation_attention_perf"), *_ATTENTION, "step", ("batch_size", "isl")),
@@ -145,6 +175,24 @@ TABLES: tuple[Source, ...] = (
     Source(
         *(("mla", "context_mla_perf"), ("kv_cache_dtype",), ("num_heads",), "isl", ("batch_size", "step")),
         *(_latent("prefill"), _tokens("isl")),
+    ),
+    Source(
+        *(("mla", "mla_generation_module_perf"), *_MODULES, "step", ("batch_size", "isl")),
+        *(_latent_module("decode"), _decode),
+        unless=("mla", "generation_mla_perf"),
+    ),
+    Source(
+        *(("mla", "mla_context_module_perf"), *_MODULES, "isl", ("batch_size", "step")),
+        *(_latent_module("prefill"), _tokens("isl")),
+        unless=("mla", "context_mla_perf"),
+    ),
+    Source(
+        *(("sparse_attention", "dsa_generation_module_perf"), *_SPARSE, "step", ("batch_size", "isl")),
+        *(_sparse("decode"), _decode),
+    ),
+    Source(
+        *(("sparse_attention", "dsa_context_module_perf"), *_SPARSE, "isl", ("batch_size", "step")),
+        *(_sparse("prefill"), _chunks),
     ),
     Source(
         *(("msa", "msa_generation_module_perf"), *_MODULES, "step", ("batch_size", "isl")),
