@@ -1,5 +1,6 @@
 """Answers: seconds, and for each of them where it comes from, how far from the data, and how wrong it may be."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -76,6 +77,17 @@ def either(first: NDArray[np.bool_], one: Answer, two: Answer) -> Answer:
         return both
 
     return Answer(*(joined(getattr(one, entry.name), getattr(two, entry.name)) for entry in fields(Answer)))
+
+
+def blended(parts: Sequence[tuple[Answer, float]], away: float) -> Answer:
+    """The answer between measured shapes, from theirs with weights that sum to 1: a power of what tells them apart, and
+    ``away`` octaves further from the data than the nearest of them."""
+    nearest, weight = max(parts, key=lambda part: part[1])
+    if weight == 1.0:
+        return nearest
+    seconds = np.exp(sum(weight * np.log(found.seconds) for found, weight in parts))
+    sources = np.maximum(nearest.sources, INTERPOLATED).astype(np.int8)
+    return Answer(np.asarray(seconds), sources, np.hypot(nearest.distance, away))
 
 
 def answer(seconds: Floats, source: int | Sources) -> Answer:

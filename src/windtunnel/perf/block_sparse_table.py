@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, Answer
+from windtunnel.perf.answer import INTERPOLATED, Answer, blended
 from windtunnel.perf.attention_table import extend, plane_of
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import STORED_BYTES
-from windtunnel.perf.curves import Plane
+from windtunnel.perf.curves import Plane, blend, octaves
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import BlockSparseAttention
 
@@ -71,7 +71,19 @@ class BlockSparseTable:
         return tuple(f"{what} {taken} {engine}'s measurements" for what, engine in self._borrowed.items())
 
     def _ask(self, kernel: BlockSparseAttention, a: Floats, b: Floats, engine: str) -> Answer:
-        key = self._nearest(kernel, engine)
+        """Between measured numbers of heads a power of the number; beyond them the nearest, scaled by least times."""
+        rows, (kv_dtype, dtype) = self._part(kernel, engine)
+        known = np.unique(rows["num_heads"]).astype(float)
+        near = [(int(known[i]), weight) for i, weight in blend(known, kernel.heads)]
+        if len(near) == 1:
+            return self._of_heads(kernel, (engine, near[0][0], kv_dtype, dtype), a, b)
+        parts = [
+            (self._of_heads(_with_heads(kernel, heads), (engine, heads, kv_dtype, dtype), a, b), weight)
+            for heads, weight in near
+        ]
+        return blended(parts, float(octaves(known, np.array([float(kernel.heads)]))[0]))
+
+    def _of_heads(self, kernel: BlockSparseAttention, key: Key, a: Floats, b: Floats) -> Answer:
         measured = module(kernel.phase, *key[1:])
         plane = self._plane(kernel.phase, key)
         found = extend(plane, self.device, measured, kernel, (a, b), (a, b))
@@ -131,13 +143,24 @@ class BlockSparseTable:
         return self._columns[phase, engine]
 
     def _nearest(self, kernel: BlockSparseAttention, engine: str) -> Key:
+        rows, dtypes = self._part(kernel, engine)
+        heads = np.unique(rows["num_heads"])
+        return engine, int(heads[int(np.argmin(np.abs(np.log(heads / kernel.heads))))]), *dtypes
+
+    def _part(self, kernel: BlockSparseAttention, engine: str) -> tuple[Columns, tuple[str, str]]:
+        """Rows of the nearest formats, and these: of the cache, and of the projections."""
         columns = self._table(kernel.phase, engine)
         assert columns is not None
         kv_dtype = _choose("fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16", columns, "kv_cache_dtype")
         columns = columns.where(kv_cache_dtype=kv_dtype)
         dtype = _choose(kernel.dtype, columns, "gemm_type")
-        heads = np.unique(columns.where(gemm_type=dtype)["num_heads"])
-        return engine, int(heads[int(np.argmin(np.abs(np.log(heads / kernel.heads))))]), kv_dtype, dtype
+        return columns.where(gemm_type=dtype), (kv_dtype, dtype)
+
+
+def _with_heads(kernel: BlockSparseAttention, heads: int) -> BlockSparseAttention:
+    """With another number of query heads, and as many to a group."""
+    groups = (max(1, round(each * heads / kernel.heads)) for each in (kernel.kv_heads, kernel.index_heads))
+    return replace(kernel, heads=heads, kv_heads=next(groups), index_heads=next(groups))
 
 
 def module(phase: str, heads: int, kv_dtype: str, dtype: str) -> BlockSparseAttention:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import MODELLED, Answer
+from windtunnel.perf.answer import MODELLED, Answer, blended
 from windtunnel.perf.attention_table import extend, plane_of
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import STORED_BYTES
-from windtunnel.perf.curves import Curve, Plane
+from windtunnel.perf.curves import Curve, Plane, blend, octaves
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.gemm_table import GemmTable
 from windtunnel.perf.kernels import Gemm, LatentAttention
@@ -87,7 +87,21 @@ class LatentTable:
         return replace(found, seconds=seconds, sources=np.maximum(found.sources, 1))
 
     def _ask(self, kernel: LatentAttention, a: Floats, b: Floats, backend: str | None, pieces: bool) -> Answer:
-        key = self._nearest(kernel, backend, pieces)
+        """Between measured numbers of heads a power of the number; beyond them the nearest, scaled by least times."""
+        columns, key = self._part(kernel, backend, pieces)
+        known = np.unique(columns["num_heads"]).astype(float)
+        near = [(int(known[i]), weight) for i, weight in blend(known, kernel.heads)]
+        if len(near) == 1:
+            return self._of_heads(kernel, a, b, (near[0][0], *key), backend, pieces)
+        parts = [
+            (self._of_heads(replace(kernel, heads=heads), a, b, (heads, *key), backend, pieces), weight)
+            for heads, weight in near
+        ]
+        return blended(parts, float(octaves(known, np.array([float(kernel.heads)]))[0]))
+
+    def _of_heads(
+        self, kernel: LatentAttention, a: Floats, b: Floats, key: Key, backend: str | None, pieces: bool
+    ) -> Answer:
         measured = LatentAttention(kernel.phase, key[0], LATENT_RANK, NOPE, ROPE, V_HEAD_DIM, key[1], kernel.dtype)
         if kernel.phase == "decode":
             if (key, backend) not in self._planes:
@@ -176,20 +190,19 @@ class LatentTable:
             self._columns[table, backend] = self.database.read("mla", table, texts, backend)
         return self._columns[table, backend]
 
-    def _nearest(self, kernel: LatentAttention, backend: str | None, pieces: bool) -> Key:
+    def _part(self, kernel: LatentAttention, backend: str | None, pieces: bool) -> tuple[Columns, tuple[str, str]]:
+        """Rows of the nearest formats, and these: of the cache, and of the projections where modules were measured."""
         columns = self._table((KERNELS if pieces else MODULES)[kernel.phase], backend)
         assert columns is not None
         kv_dtype = "fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16"
         kv_dtypes = columns.values("kv_cache_dtype")
         kv_dtype = kv_dtype if kv_dtype in kv_dtypes else kv_dtypes[0]
-        part, dtype = columns.where(kv_cache_dtype=kv_dtype), ""
-        if not pieces:
-            gemm_types = columns.values("gemm_type")
-            dtype = next((name for name in (kernel.dtype, "bfloat16") if name in gemm_types), gemm_types[0])
-            part = part.where(gemm_type=dtype)
-        heads = np.unique(part["num_heads"])
-        nearest = heads[int(np.argmin(np.abs(np.log(heads / kernel.heads))))]
-        return int(nearest), kv_dtype, dtype
+        part = columns.where(kv_cache_dtype=kv_dtype)
+        if pieces:
+            return part, (kv_dtype, "")
+        gemm_types = columns.values("gemm_type")
+        dtype = next((name for name in (kernel.dtype, "bfloat16") if name in gemm_types), gemm_types[0])
+        return part.where(gemm_type=dtype), (kv_dtype, dtype)
 
 
 def projections(kernel: LatentAttention, hidden: int, q_lora_rank: int, dtype: str, out_dtype: str = "") -> list[Gemm]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, Answer
+from windtunnel.perf.answer import INTERPOLATED, Answer, blended
 from windtunnel.perf.attention_table import extend, plane_of
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.costs import STORED_BYTES
-from windtunnel.perf.curves import Plane
+from windtunnel.perf.curves import Plane, blend, octaves
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import SparseAttention
 
@@ -40,10 +40,23 @@ class SparseTable:
     _planes: dict[tuple[str, Key], Plane] = field(default_factory=dict)
 
     def times(self, kernel: SparseAttention, a: Floats, b: Floats) -> Answer | None:
-        """Seconds of a module with its projections, or None without a table."""
+        """Seconds of a module with its projections, or None without a table. Between two measured numbers of heads a
+        power of the number; beyond them the nearest, scaled by least times."""
         if self._table(kernel.phase) is None:
             return None
-        key = self._nearest(kernel)
+        rows, (architecture, kv_dtype, dtype) = self._part(kernel)
+        known = np.unique(rows["num_heads"]).astype(float)
+        parts = [
+            (replace(kernel, heads=int(known[i])) if weight < 1.0 else kernel, int(known[i]), weight)
+            for i, weight in blend(known, kernel.heads)
+        ]
+        answers = [
+            (self._of(each, (architecture, heads, kv_dtype, dtype), a, b), weight) for each, heads, weight in parts
+        ]
+        return blended(answers, float(octaves(known, np.array([float(kernel.heads)]))[0]))
+
+    def _of(self, kernel: SparseAttention, key: Key, a: Floats, b: Floats) -> Answer:
+        """As the module with a measured number of heads."""
         measured = _kernel(kernel, key)
         if (kernel.phase, key) not in self._planes:
             self._planes[kernel.phase, key] = self._plane(measured, key)
@@ -83,7 +96,8 @@ class SparseTable:
             self._columns[phase] = None if found is None else found.where(op_name=whole)
         return self._columns[phase]
 
-    def _nearest(self, kernel: SparseAttention) -> Key:
+    def _part(self, kernel: SparseAttention) -> tuple[Columns, tuple[str, str, str]]:
+        """Rows of the nearest architecture and formats, and these: of the cache, and of the projections."""
         columns = self._table(kernel.phase)
         assert columns is not None
         known = [name for name in ARCHITECTURES if name in columns.values("architecture")]
@@ -92,8 +106,7 @@ class SparseTable:
         kv_dtype = _choose("fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16", part.values("kv_cache_dtype"))
         part = part.where(kv_cache_dtype=kv_dtype)
         dtype = _choose(kernel.dtype, part.values("gemm_type"))
-        heads = np.unique(part.where(gemm_type=dtype)["num_heads"])
-        return architecture, int(heads[int(np.argmin(np.abs(np.log(heads / kernel.heads))))]), kv_dtype, dtype
+        return part.where(gemm_type=dtype), (architecture, kv_dtype, dtype)
 
 
 def _kernel(kernel: SparseAttention, key: Key) -> SparseAttention:
