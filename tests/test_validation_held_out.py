@@ -1,6 +1,7 @@
 """Held-out kernels: what is taken out, and that it is predicted from the rest."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import kernel_tables
@@ -12,8 +13,9 @@ from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer, ans
 from windtunnel.perf.bands import error_family, family_errors, relative_error
 from windtunnel.perf.database import Columns
 from windtunnel.perf.kernels import Attention, Elementwise, Experts, Gemm
-from windtunnel.validation.held_out import Bench, errors, noise, taken_out
+from windtunnel.validation.held_out import Bench, errors, taken_out
 from windtunnel.validation.kernel_errors import NINETIETH, spread
+from windtunnel.validation.kernel_noise import between_engines, repeats
 from windtunnel.validation.kernel_sources import TABLES
 
 GEMM = next(source for source in TABLES if source.table[0] == "gemm")
@@ -51,7 +53,29 @@ def test_noise_is_the_spread_of_repeats() -> None:
         | {"latency": np.array([1.0, 1.1, 1.21, 5.0])},
         {"gemm_dtype": (np.zeros(4, dtype=np.int64), ("bfloat16",))},
     )
-    assert sorted(noise(rows, GEMM)) == pytest.approx([0.0, np.log(1.1), np.log(1.1)])
+    assert sorted(repeats(rows, GEMM)) == pytest.approx([0.0, np.log(1.1), np.log(1.1)])
+
+
+def test_engines_that_call_one_library_repeat_each_other() -> None:
+    axes = {"n": np.array([1, 1, 2]), "k": np.array([1, 1, 1]), "m": np.array([1, 2, 1])}
+    kinds = {"gemm_dtype": (np.zeros(3, dtype=np.int64), ("bfloat16",))}
+    one = Columns(axes | {"latency": np.array([1.0, 2.0, 3.0])}, kinds)
+    two = Columns(axes | {"latency": np.array([1.5, 3.3, 4.5])}, kinds)
+    # everything takes 1.5 times as long, one point a tenth more
+    assert sorted(between_engines(one, [two], GEMM)) == pytest.approx([0.0, 0.0, np.log(1.1)], abs=1e-12)
+    assert len(between_engines(one, [], GEMM)) == 0
+
+
+def test_models_are_compared_where_all_of_them_answer(bench: Bench) -> None:
+    decode = next(source for source in TABLES if source.table[1] == "generation_attention_perf")
+    (found,) = bench.held_out(decode, "tokens")
+    assert found.compared.all()
+    few = replace(found, interpolated=np.where(found.measured < 1e-5, found.interpolated, np.nan))
+    assert 0 < few.compared.sum() < len(few.measured)
+    far = np.where(few.compared, few.measured, 9.0 * few.measured)
+    assert errors(few, far) == {"median": 0.0, "p95": 0.0}
+    (shapes,) = bench.held_out(decode, "shapes")
+    assert shapes.compared.all()
 
 
 def test_the_report_is_a_table_or_json(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

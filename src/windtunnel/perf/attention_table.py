@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, MODELLED, Answer, Sources
+from windtunnel.perf.answer import INTERPOLATED, MODELLED, Answer, Sources, blended
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.competing_curve import CompetingCurve, beyond_launch
@@ -32,6 +32,9 @@ QUERY_TILE = 128
 """Rows of queries that one thread block multiplies; the query heads of a group share its rows (FlashAttention 2 and
 3)."""
 
+NEIGHBOURS = 2
+LEAST_DISTANCE = 0.1
+
 Attending = Attention | LatentAttention | SparseAttention | BlockSparseAttention
 
 Key = tuple[int, int, int, int, str]
@@ -55,9 +58,13 @@ class AttentionTable:
         """Seconds at (a, b) as the kernel's phase means them, or None without a table."""
         if kernel.tiled:
             return self._tiled(kernel, a, b)
-        key = self._nearest(kernel)
-        if key is None:
-            return None
+        alike = [(self._of_shape(kernel, key, a, b), weight) for key, weight in self._alike(kernel)]
+        if len(alike) < 2:
+            return alike[0][0] if alike else None
+        return blended(alike, 0.0)
+
+    def _of_shape(self, kernel: Attention, key: Key, a: Floats, b: Floats) -> Answer:
+        """As a measured shape has it."""
         heads, kv_heads, head_dim, window, kv_dtype = key
         other = replace(
             kernel,
@@ -186,34 +193,33 @@ class AttentionTable:
             self._columns[phase] = columns
         return self._columns[phase]
 
-    def _nearest(self, kernel: Attention) -> Key | None:
-        """The measured shape that is most like the kernel: same cache dtype, head size, window, in this order, then for
-        decodes the size of a group of heads, for prompts the number of heads."""
+    def _alike(self, kernel: Attention) -> list[tuple[Key, float]]:
+        """The measured shapes that are most like the kernel, with weights: those of the same cache dtype, head size and
+        window, in this order, or else of the nearest; of them the shape itself, or NEIGHBOURS by their numbers of heads
+        and KV heads, which count by the octaves between them to minus the second power."""
         columns = self._table(kernel.phase)
         if columns is None:
-            return None
+            return []
         codes, names = columns.texts["kv_cache_dtype"]
         if kernel.phase not in self._shapes:
             self._shapes[kernel.phase] = _different([*(columns[name] for name in KEYS), codes])
         shapes = self._shapes[kernel.phase]
         stored = "fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16"
-        heads, kv_heads, head_dim, window, code = shapes.T.astype(float)
-        groups = np.abs(np.log2(heads / kv_heads * kernel.kv_heads / kernel.heads))
-        if kernel.phase == "decode":
-            heads_apart = (
-                1e2 * groups + 1e1 * (kv_heads > kernel.kv_heads) + np.abs(np.log2(kv_heads / kernel.kv_heads))
-            )
-        else:
-            heads_apart = 1e1 * np.abs(np.log2(heads / kernel.heads)) + groups
+        _, _, head_dim, window, code = shapes.T.astype(float)
         penalty = (
             1e6 * (np.array(names)[code.astype(int)] != stored)
             + 1e4 * np.abs(np.log2(head_dim / kernel.head_dim))
             + 1e3 * (window != kernel.window)
             + 1e3 * ((window != kernel.window) & (window != 0))
-            + heads_apart
         )
-        best = shapes[int(np.argmin(penalty))]
-        return int(best[0]), int(best[1]), int(best[2]), int(best[3]), names[int(best[4])]
+        shapes = shapes[penalty == penalty.min()]
+        octaves = np.abs(np.log2(shapes[:, :2] / np.array([kernel.heads, kernel.kv_heads]))).sum(axis=1)
+        best = np.argsort(octaves, kind="stable")[: 1 if octaves.min() == 0 else NEIGHBOURS]
+        weights = (octaves[best] + LEAST_DISTANCE) ** -2
+        return [
+            ((int(shape[0]), int(shape[1]), int(shape[2]), int(shape[3]), names[int(shape[4])]), float(weight))
+            for shape, weight in zip(shapes[best], weights / weights.sum(), strict=True)
+        ]
 
 
 def _different(columns: list[NDArray[np.int64]]) -> NDArray[np.int64]:
