@@ -9,6 +9,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import MODELLED, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.competing_curve import CompetingCurve, beyond_launch, by_logs, straight
 from windtunnel.perf.curves import Curve, blend
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Collective
@@ -78,7 +79,7 @@ class LinkTable:
         others = [self._build("all_reduce", gpus, self._custom(gpus, graph, name)) for name in ENGINES]
         for other in others:
             if other is not None:
-                own = Curve(own.knots, np.maximum(own.efficiency, other.at(own.knots)))
+                own = self._read("all_reduce", gpus, own.knots, np.maximum(own.efficiency, other.at(own.knots)))
         return own
 
     def _custom(self, gpus: int, graph: bool, engine: str | None) -> Columns | None:
@@ -101,5 +102,11 @@ class LinkTable:
             return None
         rows = rows.take(one_per_key([rows["message_size"]], rows["latency"], rows.texts["kernel_source"][0]))
         elements = rows["message_size"].astype(float)
-        least = bound(replace(Collective(op, gpus, 1)), self.device, elements, np.zeros_like(elements))
-        return Curve(elements, least / (rows["latency"] * 1e-3))
+        least = bound(Collective(op, gpus, 1), self.device, elements, np.zeros_like(elements))
+        return self._read(op, gpus, elements, least / (rows["latency"] * 1e-3))
+
+    def _read(self, op: str, gpus: int, elements: Floats, efficiency: Floats) -> Curve:
+        def least(asked: Floats) -> Floats:
+            return bound(Collective(op, gpus, 1), self.device, asked, np.zeros_like(asked))
+
+        return CompetingCurve(elements, efficiency, least, (by_logs, straight, beyond_launch))
