@@ -104,7 +104,7 @@ def test_a_model_without_a_key(capsys: Capture, tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture(capsys: Capture, tmp_path: Path) -> None:
-    config = {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
+    config = {"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "config.json has no key" in complaint(capsys, "run", str(tmp_path))
 

@@ -202,6 +202,9 @@ def test_heads_are_divided_and_groups_repeated(tp: int, groups: int) -> None:
 PUBLISHED = {
     "nvidia/Nemotron-H-56B-Base-8K": (56.3, 56.3),
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (31.6, 3.6),
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2": (8.89, 8.89),
+    "ibm-granite/granite-4.0-h-small": (32.2, 8.8),
+    "ibm-ai-platform/Bamba-9B": (9.78, 9.78),
 }
 SHIPPED = {
     "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8": (120.6, 12.7),
