@@ -92,13 +92,17 @@ def _benchmarked(database: Database, device: Device, kernel: Exchange) -> Iterat
     """Rows of DeepEP's benchmark: whole nodes, an average time, or transmission and notification of other nodes."""
     backend = None if database.backend == "sglang" else "sglang"
     for rows in database.versions("comm", BENCHMARK[kernel.mode], (), backend):
-        if kernel.mode == "low_latency":
-            micros = rows[f"{kernel.phase}_avg_t_us"]
-        else:
-            rows = rows.where(**{f"{kernel.phase}_sms": SMS})  # noqa: PLW2901
-            micros = rows[f"{kernel.phase}_transmit_us"] + rows[f"{kernel.phase}_notify_us"]
+        micros = exchange_micros(rows, kernel.mode, kernel.phase)
         ranks = rows["node_num"] * device.gpus_per_node
         yield from _grouped(rows, ranks, ("hidden_size", "num_topk", "num_experts"), "num_token", micros)
+
+
+def exchange_micros(rows: Columns, mode: str, phase: str) -> Floats:
+    """Microseconds of the rows of DeepEP's benchmark; NaN with other multiprocessors than SMS."""
+    if mode == "low_latency":
+        return rows[f"{phase}_avg_t_us"]
+    took = rows[f"{phase}_transmit_us"] + rows[f"{phase}_notify_us"]
+    return np.where(rows[f"{phase}_sms"] == SMS, took, np.nan)
 
 
 def _called(database: Database, device: Device, kernel: Exchange) -> Iterator[tuple[Shape, Floats, Floats]]:  # noqa: ARG001

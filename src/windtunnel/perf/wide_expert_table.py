@@ -9,6 +9,7 @@ from windtunnel.perf.answer import INTERPOLATED, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.competing_curve import CompetingCurve, by_logs, by_touched, straight
+from windtunnel.perf.curves import blend
 from windtunnel.perf.database import Database
 from windtunnel.perf.expert_table import routing
 from windtunnel.perf.kernels import Experts
@@ -30,21 +31,35 @@ class WideExpertTable:
     def times(self, kernel: Experts, a: Floats) -> Answer | None:
         """Seconds for ``a`` tokens of all ranks, or None where nobody measured experts of this shape so.
 
-        A number of GPUs that was not measured takes the efficiency of the nearest, at equal tokens for each GPU.
+        Between measured numbers of GPUs the time of equal tokens for each GPU is a power of the number; beyond them the
+        efficiency of the last one holds.
         """
         curves = self._of(kernel)
         if not curves:
             return None
-        gpus = min(curves, key=lambda gpus: (abs(np.log2(gpus / kernel.ep)), gpus))
-        like, curve = replace(kernel, ep=gpus), curves[gpus]
+        gpus = sorted(curves)
+        parts = [
+            (weight, self._at(kernel, gpus[i], curves[gpus[i]], a))
+            for i, weight in blend(np.array(gpus, dtype=float), float(kernel.ep))
+        ]
+        _, found = max(parts, key=lambda part: part[0])
+        if kernel.ep in curves:
+            own = self.database.backend == "sglang"
+            return found if own else replace(found, sources=np.maximum(found.sources, INTERPOLATED))
+        log_seconds = sum(weight * np.log(part.seconds) for weight, part in parts)
+        return replace(found, seconds=np.exp(log_seconds)).modelled()
+
+    def _at(self, kernel: Experts, gpus: int, curve: CompetingCurve, a: Floats) -> Answer:
+        """Experts on a measured number of GPUs that have as many tokens each; fewer or more of them are slower or faster
+        beyond the measured numbers only."""
         x = np.maximum(a * gpus / kernel.ep, curve.knots[0])
-        found = curve.times(x, bound(like, self.device, x, np.zeros_like(x)))
-        if gpus != kernel.ep:
-            ratio = bound(kernel, self.device, x * kernel.ep / gpus, np.zeros_like(x))
-            least = bound(like, self.device, x, np.zeros_like(x))
-            return replace(found, seconds=found.seconds * ratio / least).modelled()
-        own = self.database.backend == "sglang"
-        return found if own else replace(found, sources=np.maximum(found.sources, INTERPOLATED))
+        found = curve.times(x, curve.least(x))
+        ends = kernel.ep < min(self._of(kernel)) or kernel.ep > max(self._of(kernel))
+        if not ends:
+            return found
+        zero = np.zeros_like(x)
+        least = bound(kernel, self.device, x * kernel.ep / gpus, zero)
+        return replace(found, seconds=found.seconds * least / curve.least(x))
 
     def _of(self, kernel: Experts) -> dict[int, CompetingCurve]:
         """GPUs → curve over the tokens of all of them; the newest version that has a number of GPUs answers."""

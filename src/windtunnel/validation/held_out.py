@@ -20,7 +20,16 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import Causes
 from windtunnel.perf.costs import bytes_moved, flops
 from windtunnel.perf.database import Columns, Database, one_per_key, open_database
-from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, Kernel, LatentAttention, SparseAttention
+from windtunnel.perf.kernels import (
+    Attention,
+    Collective,
+    Exchange,
+    Experts,
+    Gemm,
+    Kernel,
+    LatentAttention,
+    SparseAttention,
+)
 from windtunnel.perf.measured import Measured
 from windtunnel.perf.roofline import family, roofline
 from windtunnel.validation.kernel_noise import between_engines, repeats
@@ -55,6 +64,18 @@ class Without(Database):
         if found is None or (family, table) != source.table or backend != source.backend:
             return found
         return found.take(~taken_out(with_window(found), source, self.split))
+
+    def versions(
+        self, family: str, table: str, texts: tuple[str, ...], backend: str | None = None
+    ) -> Iterator[Columns]:
+        """As the whole database; of the table that a split takes from the newest version alone, less those rows."""
+        assert self.source is not None
+        for found in super().versions(family, table, texts, backend):
+            if (family, table) != self.source.table or backend != self.source.backend:
+                yield found
+                continue
+            yield found.take(~taken_out(found, self.source, self.split))
+            return
 
 
 def with_window(columns: Columns) -> Columns:
@@ -124,6 +145,7 @@ class Bench:
         """One row for every shape and point of a table, or None without that table."""
         database = self.database()
         columns = database.read(*source.table, (*source.texts, "kernel_source"), source.backend)
+        columns = None if columns is None else source.times(columns)
         if columns is None or any(name not in columns.texts for name in source.texts):
             return None
         columns = with_window(columns)
@@ -153,6 +175,7 @@ class Bench:
 
     def _with(self, source: Source, text: str, backend: str | None) -> Columns | None:
         columns = self.database().read(*source.table, (*source.texts, "kernel_source"), backend)
+        columns = None if columns is None else source.times(columns)
         if columns is None or text not in columns.values(source.texts[0]):
             return None
         return with_window(columns).where(**{source.texts[0]: text})
@@ -169,9 +192,10 @@ class Bench:
         kernels: dict[str, Kernel] = {}
         texts: dict[str, set[str]] = {}
         out = taken_out(rows, source, split)
+        nodes = {"gpus_per_node": self.device.gpus_per_node, "gpus_per_domain": self.device.gpus_per_domain}
         across = AcrossGrid(source, rows, out) if source.grid and split == "shapes" else nothing
         for shape, members in _shapes(rows, source, out):
-            kernel = source.kernel(shape)
+            kernel = source.kernel({**shape, **nodes})
             if kernel is None:
                 continue
             part, kept = rows.take(members & out), rows.take(members & ~out)
@@ -213,6 +237,8 @@ class Bench:
 def _name(kernel: Kernel) -> str:
     if isinstance(kernel, Collective):
         return kernel.op
+    if isinstance(kernel, Exchange):
+        return f"{kernel.phase}_{kernel.mode}"
     if isinstance(kernel, Attention | LatentAttention):
         return f"{family(kernel)}_{kernel.kv_dtype}"
     if isinstance(kernel, SparseAttention):

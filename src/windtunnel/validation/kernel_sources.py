@@ -9,10 +9,12 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.block_sparse_table import module
 from windtunnel.perf.costs import STORED_BYTES
 from windtunnel.perf.database import Columns
+from windtunnel.perf.exchange_table import exchange_micros
 from windtunnel.perf.kernels import (
     Attention,
     Collective,
     Convolution,
+    Exchange,
     Experts,
     Gemm,
     Kernel,
@@ -24,7 +26,14 @@ from windtunnel.perf.sparse_table import ARCHITECTURES
 MOE_DTYPES = {"w4a16_mxfp4": ("mxfp4", True), "w4a8_mxfp4_mxfp8": ("mxfp4", False), "int4_wo": ("int4", True)}
 """``moe_dtype`` → our weight format, and whether activations stay in 16 bits; where the names differ."""
 
+SENT = {"dispatch": "fp8", "combine": "bfloat16"}
+"""What tokens are sent in by the tables of DeepEP."""
+MODES = {"deepep_ll": "low_latency", "deepep_ht": "high_throughput"}
+"""``comm_backend`` → our name of DeepEP's kernels."""
+MICROSECONDS_PER_MS = 1e-3
+
 Row = Mapping[str, int | str]
+"""Columns of a shape, and of the device ``gpus_per_node`` and ``gpus_per_domain``."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,8 @@ class Source:
     """The kernel of a shape; None for one that no table answers for."""
     point: Callable[[Columns], tuple[Floats, Floats]]
     backend: str | None = None
+    times: Callable[[Columns], Columns] = lambda columns: columns
+    """The table with a row for every time, in ms, in the column ``latency``."""
     grid: bool = False
     """Shapes form a grid over the columns of ``shape``."""
     unless: tuple[str, str] | None = None
@@ -132,12 +143,60 @@ def _convolution(phase: str, called: str) -> Callable[[Row], Kernel | None]:
     return kernel
 
 
+def _wide_experts(layout: str) -> Callable[[Row], Kernel | None]:
+    def kernel(row: Row) -> Kernel | None:
+        sizes = [int(row[name]) for name in _EXPERTS]
+        dtype = str(row["moe_dtype"])
+        return Experts(*sizes, dtype=dtype, layout=layout) if row["distribution"] == "uniform" else None
+
+    return kernel
+
+
+def _benchmarked(mode: str) -> Callable[[Row], Kernel]:
+    """Whole nodes exchange."""
+
+    def kernel(row: Row) -> Kernel:
+        phase, ranks = str(row["phase"]), int(row["node_num"]) * int(row["gpus_per_node"])
+        sizes = (int(row["hidden_size"]), int(row["num_topk"]), int(row["num_experts"]), ranks)
+        return Exchange(phase, mode, *sizes, int(row["gpus_per_domain"]), dtype=SENT[phase])
+
+    return kernel
+
+
+def _called(row: Row) -> Kernel | None:
+    mode, phase = MODES.get(str(row["comm_backend"])), str(row["phase"])
+    sizes = [int(row[name]) for name in ("hidden_size", "topk", "num_experts", "ep_size", "gpus_per_domain")]
+    return Exchange(phase, mode, *sizes, dtype=SENT[phase]) if mode else None
+
+
+def _both_ways(mode: str) -> Callable[[Columns], Columns]:
+    """A row for a dispatch, and one for its combine."""
+
+    def times(rows: Columns) -> Columns:
+        parts = [
+            {**rows.numbers, "latency": MICROSECONDS_PER_MS * exchange_micros(rows, mode, phase)} for phase in SENT
+        ]
+        numbers = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        phases = np.repeat(np.arange(len(SENT), dtype=np.int64), len(rows))
+        texts = {name: (np.tile(codes, len(SENT)), names) for name, (codes, names) in rows.texts.items()}
+        both = Columns(numbers, texts | {"phase": (phases, tuple(SENT))})
+        return both.take(np.isfinite(numbers["latency"]))
+
+    return times
+
+
+def _milliseconds(rows: Columns) -> Columns:
+    return Columns({**rows.numbers, "latency": rows["latency"] * MICROSECONDS_PER_MS}, rows.texts)
+
+
 _HEADS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
 _EXPERTS = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 _MODULES = (("kv_cache_dtype", "gemm_type"), ("num_heads",))
 _SPARSE = (("op_name", "architecture", "kv_cache_dtype", "gemm_type"), ("num_heads",))
 WHOLE = {"decode": "dsa_generation_module", "prefill": "dsa_context_module"}
 """``op_name`` of modules with their indexer."""
+_NODES = ("node_num", "hidden_size", "num_topk", "num_experts")
+_RANKS = ("ep_size", "hidden_size", "topk", "num_experts")
 _ATTENTION = (("kv_cache_dtype",), _HEADS)
 _CONVOLUTION = (
     ("linear_attention", "mamba2_perf"),
@@ -209,6 +268,26 @@ TABLES: tuple[Source, ...] = (
     Source(
         *(*_CONVOLUTION, "seq_len", ("batch_size",)),
         *(_convolution("prefill", "context"), _tokens("seq_len")),
+    ),
+    *(
+        Source(
+            *(("moe", f"wideep_{name}_moe_perf"), ("moe_dtype", "distribution"), _EXPERTS, "num_tokens", ()),
+            *(_wide_experts(layout), _tokens("num_tokens")),
+        )
+        for name, layout in (("context", "contiguous"), ("generation", "masked"))
+    ),
+    *(
+        Source(
+            *(("comm", f"wideep_deepep_{name}_perf"), ("phase",), _NODES, "num_token", ()),
+            *(_benchmarked(mode), _tokens("num_token")),
+            times=_both_ways(mode),
+        )
+        for name, mode in (("ll", "low_latency"), ("normal", "high_throughput"))
+    ),
+    Source(
+        *(("comm", "moe_a2a_perf"), ("comm_backend", "phase"), _RANKS, "num_tokens", ()),
+        *(_called, _tokens("num_tokens")),
+        times=_milliseconds,
     ),
     Source(
         *(("comm", "nccl_perf"), ("op_name", "nccl_dtype"), ("num_gpus",), "message_size", ()),
