@@ -239,6 +239,20 @@ def test_never_longer_than_one_half_after_the_other(
     assert sum(row.hidden for row in rows) <= min(computed, exchanged) * (1 + 1e-9)
 
 
+def test_both_halves_are_shown() -> None:
+    def at(batch: str) -> dict[str, str]:
+        return {row.name: row.at for row in explain(pool(**SPLIT), parse_batch(batch)).rows}
+
+    rows = at("decode=50@1000")
+    assert rows["o_proj"] == "2 × 28 tokens (6 padding)"
+    assert rows["experts"] == "2 × 224 tokens of 8 ranks"
+    assert rows["decode_attention"] == "2 × 25 × 1001 keys"
+    assert rows["embedding"] == "56 tokens (6 padding)"
+    assert at("decode=8@1000")["o_proj"] == "8 tokens"
+    assert at("prefill=600")["o_proj"] == "2 × 300 tokens"
+    assert at("decode=4@100,prefill=600")["decode_attention"] == "4 × 101 keys"
+
+
 def test_shares_by_source_and_by_group_add_up() -> None:
     found = tabulate(pool(**SPLIT | HIGH))
     for split in (found.sources, found.groups):

@@ -121,3 +121,67 @@ def test_distances_are_zero_at_data_and_never_measured_by_rule() -> None:
     other = answer(np.ones(2), INTERPOLATED).modelled()
     assert other.extrapolated.all()
     assert other.distance.tolist() == [1.0, 1.0]
+
+
+EXCHANGES = {
+    source.table[1]: source for source in TABLES if source.table[0] == "comm" and source.axis != "message_size"
+}
+
+
+def test_exchanges_are_left_out_in_both_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_tables.with_exchanges(tmp_path)
+    kernel_tables.write_table(tmp_path, "h100_sxm/gemm/sglang/0.5.12/gemm_perf", kernel_tables.gemm_rows())
+    monkeypatch.setenv("WINDTUNNEL_KERNELS", str(tmp_path))
+    for table, mode in (("ll", "low_latency"), ("normal", "high_throughput")):
+        found = list(Bench("h100_sxm", "sglang").held_out(EXCHANGES[f"wideep_deepep_{table}_perf"], "tokens"))
+        assert [entry.family for entry in found] == [f"dispatch_{mode}", f"combine_{mode}"]
+        for entry in found:
+            assert entry.errors_of == "exchange"
+            assert (entry.sources == INTERPOLATED).all()
+            assert 20e-6 < entry.measured[0] < 1e-3
+            assert errors(entry, entry.predicted)["p95"] < 0.2
+            assert np.isfinite(entry.interpolated).all()
+
+
+def test_an_engines_own_exchanges_are_in_microseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"ep_size": 8, "hidden_size": [2048] * 6 + [4096] * 6, "topk": 8, "num_experts": 128}
+    tokens = [1, 8, 64, 128, 256, 512]
+    rows = {"comm_backend": "deepep_ll", "phase": "combine", "num_tokens": 2 * tokens}
+    kernel_tables.write_table(
+        kernel_tables.full_database(tmp_path),
+        "h100_sxm/comm/vllm/0.24.0/moe_a2a_perf",
+        rows | sizes | {"latency": [40.0 + n for n in tokens] + [40.0 + 2 * n for n in tokens]},
+    )
+    monkeypatch.setenv("WINDTUNNEL_KERNELS", str(tmp_path))
+    bench, source = Bench("h100_sxm", "vllm"), EXCHANGES["moe_a2a_perf"]
+    (found,) = bench.held_out(source, "tokens")
+    np.testing.assert_allclose(found.measured, [104e-6, 168e-6])
+    (found,) = bench.held_out(source, "shapes")
+    np.testing.assert_allclose(found.measured, [1e-6 * (40.0 + 2 * n) for n in tokens])
+    np.testing.assert_allclose(found.predicted[:-1], found.measured[:-1], rtol=0.1)
+    assert (found.sources == MODELLED).all()
+
+
+def test_wide_experts_lie_between_the_measured_numbers_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [(ep, n) for ep in (8, 16, 32) for n in (1, 16, 256)]
+    rows = {
+        "moe_dtype": "bfloat16",
+        "distribution": "uniform",
+        "num_tokens": [ep * n for ep, n in points],
+        "hidden_size": 2048,
+        "inter_size": 768,
+        "topk": 8,
+        "num_experts": 128,
+        "moe_tp_size": 1,
+        "moe_ep_size": [ep for ep, _ in points],
+        "latency": [0.1 * n**0.5 + 8 / ep for ep, n in points],
+    }
+    kernel_tables.full_database(tmp_path)
+    kernel_tables.write_table(tmp_path, "h100_sxm/gemm/sglang/0.5.12/gemm_perf", kernel_tables.gemm_rows())
+    kernel_tables.write_table(tmp_path, "h100_sxm/moe/sglang/0.5.10/wideep_context_moe_perf", rows)
+    monkeypatch.setenv("WINDTUNNEL_KERNELS", str(tmp_path))
+    source = next(source for source in TABLES if source.table[1] == "wideep_context_moe_perf")
+    (found,) = Bench("h100_sxm", "sglang").held_out(source, "shapes")
+    assert len(found.measured) == 3
+    assert (found.sources == MODELLED).all()
+    assert errors(found, found.predicted)["p95"] < 0.15

@@ -10,6 +10,7 @@ from windtunnel.perf.answer import INTERPOLATED, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.competing_curve import CompetingCurve, beyond_launch, by_logs, straight
+from windtunnel.perf.costs import describe
 from windtunnel.perf.database import Columns, Database
 from windtunnel.perf.kernels import Exchange
 from windtunnel.perf.roofline import bound
@@ -35,6 +36,8 @@ class ExchangeTable:
     database: Database
     device: Device
     causes: Causes = ALL
+    notes: list[str] = field(default_factory=list)
+    """What was taken from another shape, for the provenance."""
     _found: dict[tuple[str, str, str], dict[Shape, tuple[Floats, Floats]]] = field(default_factory=dict)
 
     def times(self, kernel: Exchange, a: Floats) -> Answer | None:
@@ -52,6 +55,7 @@ class ExchangeTable:
             like = like if kernel.phase == "dispatch" else replace(like, dtype="bfloat16")
             found = self._from(like, shapes[shape], kernel, a)
             if _distance(kernel, shape, self.device) > 0 or replace(kernel, tp=1) != like:
+                self._note(f"{kernel.phase} {describe(kernel)}: as {describe(like)} for as many bytes")
                 return found.modelled()
             if engine == self.database.backend:
                 return found
@@ -75,6 +79,10 @@ class ExchangeTable:
         as_many = float((bound(kernel, self.device, one, one) / least(one))[0])
         x = np.maximum(a * as_many, tokens[0])  # the least message is all latency
         return curve.times(x, least(x))
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _shapes(self, engine: str, kernel: Exchange) -> dict[Shape, tuple[Floats, Floats]]:
         """Shape → tokens of a rank, ascending, and seconds; the newest version that holds a shape answers."""

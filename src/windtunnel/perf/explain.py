@@ -71,6 +71,11 @@ class Row:
     hidden: float = 0.0
     """Seconds beside the other micro-batch, which the step does not take."""
 
+    @property
+    def busy(self) -> float:
+        """Seconds of the kernels, hidden or not."""
+        return self.seconds + self.hidden
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -115,7 +120,9 @@ def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
     halves = overlap(pool, ax, remember(partial(answers, ax=ax, predictor=times)))
     parts = [(op, _spent(op, batch, ax, times, halves)) for op in operators(pool)]
     parts = [(op, spent) for op, spent in parts if spent.seconds + spent.hidden > 0]
-    rows = [_row(pool.device, op, spent, batch, ax) for op, spent in parts]
+    rows = [
+        _row(pool.device, op, spent, batch, *_points(op, batch, ax, _runs(op, batch, halves))) for op, spent in parts
+    ]
     phases = ("tokens",) if pool.engine.all2all_backend == GATHERED else ("tokens", "all_tokens")
     launched = sum(spent.seconds for op, spent in parts if op.phase in phases)
     waits = 0.0 if times.perfect else _waits(pool, batch, ax, launched, halves)
@@ -239,28 +246,40 @@ def _waits(pool: Pool, batch: Batch, ax: Axes, token_seconds: float, halves: Ove
     return float(dispatch(pool, ax, gpu, twice=twice)[batch.tokens])
 
 
-def _points(op: Operator, batch: Batch, ax: Axes) -> tuple[list[tuple[float, float]], str]:
+def _runs(op: Operator, batch: Batch, halves: Overlap | None) -> int:
+    """How often an operator runs in each of its layers: once for each micro-batch; chunks of prompts are not told
+    apart."""
+    if halves is None or not halves.shares[op] or op.phase == "prefill" or (op.phase == "decode" and batch.chunks):
+        return 1
+    return 2 if (halves.prompts_split if batch.chunks else halves.decodes_split)[batch.tokens] else 1
+
+
+def _points(op: Operator, batch: Batch, ax: Axes, runs: int) -> tuple[list[tuple[float, float]], str]:
     """The points (a, b) of an operator in the batch, and the same in words."""
+    twice = "2 × " if runs == 2 else ""
     match op.phase:
         case "tokens":
             tokens = int(ax.padded[batch.tokens])
             padding = f" ({tokens - batch.tokens} padding)" if tokens > batch.tokens else ""
-            return [(tokens, 0.0)], f"{tokens} tokens{padding}"
+            each = -(-tokens // runs)
+            return [(each, 0.0)] * runs, f"{twice}{each} tokens{padding}"
         case "all_tokens":
-            tokens = _all_tokens(batch, ax)
-            return [(tokens, 0.0)], f"{tokens} tokens of {ax.ranks} ranks"
+            each = -(-_all_tokens(batch, ax) // runs)
+            return [(each, 0.0)] * runs, f"{twice}{each} tokens of {ax.ranks} ranks"
         case "sequences":
             return [(batch.sequences, 0.0)], f"{batch.sequences} requests"
         case "decode":
             mean = batch.kv_tokens / batch.decodes + 1.0
-            return [(batch.decodes, mean)], f"{batch.decodes} × {mean:.0f} keys"
+            each = -(-batch.decodes // runs)
+            return [(each, mean)] * runs, f"{twice}{each} × {mean:.0f} keys"
         case _:
             text = ", ".join(f"{n} at {c}" for n, c in batch.chunks[:3]) + (" …" if len(batch.chunks) > 3 else "")
             return [(float(n), float(c)) for n, c in batch.chunks], text
 
 
-def _row(device: Device, op: Operator, spent: _Spent, batch: Batch, ax: Axes) -> Row:
-    points, text = _points(op, batch, ax)
+def _row(
+    device: Device, op: Operator, spent: _Spent, batch: Batch, points: list[tuple[float, float]], text: str
+) -> Row:
     a, b = np.array(points, dtype=float).T
     kernel, mark, busy = resolved(op.kernel, bool(batch.chunks)), spent.mark, spent.seconds + spent.hidden
     link = isinstance(kernel, Collective | Exchange)

@@ -280,8 +280,5 @@ def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
             f"kernel times of {pool.device.name} are modelled: {predictor.why_not}; roofline as calibrated on {like}",
         )
     tables = predictor.measured
-    return tuple(
-        note
-        for table in (tables.gemms, tables.experts, tables.block_sparse, tables.convolutions, tables.kimi_delta)
-        for note in table.notes
-    )
+    layers = (tables.gemms, tables.experts, tables.block_sparse, tables.convolutions, tables.kimi_delta)
+    return tuple(note for table in (*layers, tables.wide_experts, tables.exchanges) for note in table.notes)

@@ -71,6 +71,8 @@ class Overlap:
     """Seconds beside the other half, over those of a whole step."""
     added: Mapping[Operator, Mapping[str, Answer]]
     """What halves take beyond a table that is not split, by the table of tokens that holds it."""
+    shares: Mapping[Operator, float]
+    """Share of an operator's launches that is in layers which are split."""
     decodes_split: NDArray[np.bool_]
     """[T + 1] whether a batch of decodes is split."""
     prompts_split: NDArray[np.bool_]
@@ -125,7 +127,7 @@ class Halves:
         self._decode_attention(splits[0])
         for table in ("mixed_attention", "prefill_attention"):
             self._attention_with_prompts(table, splits[1])
-        return Overlap(self.factors, self.hidden, added, *splits)
+        return Overlap(self.factors, self.hidden, added, self.shares, *splits)
 
     def _of(self, phase: str) -> list[Operator]:
         return [op for op in self.operators if op.phase == phase]

@@ -9,6 +9,7 @@ from windtunnel.perf.answer import INTERPOLATED, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.competing_curve import CompetingCurve, by_logs, by_touched, straight
+from windtunnel.perf.costs import describe
 from windtunnel.perf.curves import blend
 from windtunnel.perf.database import Database
 from windtunnel.perf.expert_table import routing
@@ -26,6 +27,8 @@ class WideExpertTable:
     database: Database
     device: Device
     causes: Causes = ALL
+    notes: list[str] = field(default_factory=list)
+    """What was not measured, for the provenance."""
     _curves: dict[Experts, dict[int, CompetingCurve]] = field(default_factory=dict)
 
     def times(self, kernel: Experts, a: Floats) -> Answer | None:
@@ -36,7 +39,12 @@ class WideExpertTable:
         """
         curves = self._of(kernel)
         if not curves:
+            self._note(f"experts {describe(kernel)}: nobody measured them behind DeepEP, so priced as without it")
             return None
+        if kernel.ep not in curves:
+            self._note(
+                f"experts {describe(kernel)}: measured behind DeepEP on {', '.join(map(str, sorted(curves)))} GPUs"
+            )
         gpus = sorted(curves)
         parts = [
             (weight, self._at(kernel, gpus[i], curves[gpus[i]], a))
@@ -50,8 +58,8 @@ class WideExpertTable:
         return replace(found, seconds=np.exp(log_seconds)).modelled()
 
     def _at(self, kernel: Experts, gpus: int, curve: CompetingCurve, a: Floats) -> Answer:
-        """Experts on a measured number of GPUs that have as many tokens each; fewer or more of them are slower or faster
-        beyond the measured numbers only."""
+        """Experts on a measured number of GPUs with as many tokens each; the efficiency of that number where ``kernel``
+        has more or fewer GPUs than any that was measured."""
         x = np.maximum(a * gpus / kernel.ep, curve.knots[0])
         found = curve.times(x, curve.least(x))
         ends = kernel.ep < min(self._of(kernel)) or kernel.ep > max(self._of(kernel))
@@ -60,6 +68,10 @@ class WideExpertTable:
         zero = np.zeros_like(x)
         least = bound(kernel, self.device, x * kernel.ep / gpus, zero)
         return replace(found, seconds=found.seconds * least / curve.least(x))
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _of(self, kernel: Experts) -> dict[int, CompetingCurve]:
         """GPUs → curve over the tokens of all of them; the newest version that has a number of GPUs answers."""

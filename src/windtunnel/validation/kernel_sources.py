@@ -145,9 +145,11 @@ def _convolution(phase: str, called: str) -> Callable[[Row], Kernel | None]:
 
 def _wide_experts(layout: str) -> Callable[[Row], Kernel | None]:
     def kernel(row: Row) -> Kernel | None:
-        sizes = [int(row[name]) for name in _EXPERTS]
+        hidden, inter, top_k, experts, tp, ep = (int(row[name]) for name in _EXPERTS)
         dtype = str(row["moe_dtype"])
-        return Experts(*sizes, dtype=dtype, layout=layout) if row["distribution"] == "uniform" else None
+        if row["distribution"] != "uniform":
+            return None
+        return Experts(hidden, inter, top_k, experts, tp, ep, dtype=dtype, layout=layout)
 
     return kernel
 
@@ -165,8 +167,10 @@ def _benchmarked(mode: str) -> Callable[[Row], Kernel]:
 
 def _called(row: Row) -> Kernel | None:
     mode, phase = MODES.get(str(row["comm_backend"])), str(row["phase"])
-    sizes = [int(row[name]) for name in ("hidden_size", "topk", "num_experts", "ep_size", "gpus_per_domain")]
-    return Exchange(phase, mode, *sizes, dtype=SENT[phase]) if mode else None
+    hidden, top_k, experts, ranks = (int(row[name]) for name in ("hidden_size", "topk", "num_experts", "ep_size"))
+    if mode is None:
+        return None
+    return Exchange(phase, mode, hidden, top_k, experts, ranks, int(row["gpus_per_domain"]), dtype=SENT[phase])
 
 
 def _both_ways(mode: str) -> Callable[[Columns], Columns]:
