@@ -174,7 +174,8 @@ def test_every_flag_is_a_documented_one(engine: dict[str, Any], model: str) -> N
         assert backend == "trtllm"
         return
     file, command = line.rsplit("\n", 1) if "\n" in line else ("", line)
-    assert command.startswith(STARTS[backend])
+    buffers = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK="
+    assert re.sub(f"^{buffers}[0-9]+ ", "", command).startswith(STARTS[backend])
     check(command, backend)
     if backend == "trtllm":
         check_file(file)
@@ -235,6 +236,9 @@ def test_two_micro_batches_by_the_names_of_each_engine() -> None:
         line = flags_of(serve_line(entry(preset="sglang-0.5", all2all_backend=f"deepep_{backend}", **engine)))
         assert (line["--moe-a2a-backend"], line["--deepep-mode"]) == ("deepep", mode)
         assert "--enable-two-batch-overlap" in line
+    for requests, begins in ((64, "python -m"), (256, "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK=256 python -m")):
+        sglang = {"preset": "sglang-0.5", "all2all_backend": "deepep_auto", "max_num_seqs": requests, **engine}
+        assert serve_line(entry(**sglang)).startswith(begins)
     plain = serve_line(entry(data_parallel_size=2, enable_expert_parallel=True))
     assert "all2all" not in plain and "dbo" not in plain
 

@@ -1,5 +1,6 @@
 """Interpolation between measured points: curves over one axis, tables over two, with the source of every value."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,14 @@ class Curve:
         i = np.clip(np.searchsorted(self.knots, x), 0, len(self.knots) - 1)
         inside = (x >= self.knots[0]) & (x <= self.knots[-1])
         return np.where(self.knots[i] == x, MEASURED, np.where(inside, INTERPOLATED, MODELLED)).astype(np.int8)
+
+
+def held_below(curve: Curve, x: Floats, least: Callable[[Floats], Floats]) -> Answer:
+    """Seconds at ``x``, below the first point those of the first point (modelled): what is small is all latency."""
+    at = np.maximum(x, curve.knots[0])
+    found, below = curve.times(at, least(at)), x < curve.knots[0]
+    sources = np.where(below, MODELLED, found.sources).astype(np.int8)
+    return Answer(found.seconds, sources, np.where(below, octaves(curve.knots, x), found.distance))
 
 
 @dataclass(frozen=True, eq=False)

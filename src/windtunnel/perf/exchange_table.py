@@ -11,6 +11,7 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.competing_curve import CompetingCurve, beyond_launch, by_logs, straight
 from windtunnel.perf.costs import describe
+from windtunnel.perf.curves import held_below
 from windtunnel.perf.database import Columns, Database
 from windtunnel.perf.kernels import Exchange
 from windtunnel.perf.roofline import bound
@@ -77,8 +78,7 @@ class ExchangeTable:
         curve = CompetingCurve(tokens, least(tokens) / seconds, least, READINGS)
         one = np.ones(1)
         as_many = float((bound(kernel, self.device, one, one) / least(one))[0])
-        x = np.maximum(a * as_many, tokens[0])  # the least message is all latency
-        return curve.times(x, least(x))
+        return held_below(curve, a * as_many, least)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -10,7 +10,7 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.competing_curve import CompetingCurve, by_logs, by_touched, straight
 from windtunnel.perf.costs import describe
-from windtunnel.perf.curves import blend
+from windtunnel.perf.curves import blend, held_below
 from windtunnel.perf.database import Database
 from windtunnel.perf.expert_table import routing
 from windtunnel.perf.kernels import Experts
@@ -60,8 +60,8 @@ class WideExpertTable:
     def _at(self, kernel: Experts, gpus: int, curve: CompetingCurve, a: Floats) -> Answer:
         """Experts on a measured number of GPUs with as many tokens each; the efficiency of that number where ``kernel``
         has more or fewer GPUs than any that was measured."""
-        x = np.maximum(a * gpus / kernel.ep, curve.knots[0])
-        found = curve.times(x, curve.least(x))
+        x = a * gpus / kernel.ep
+        found = held_below(curve, x, curve.least)
         ends = kernel.ep < min(self._of(kernel)) or kernel.ep > max(self._of(kernel))
         if not ends:
             return found

@@ -51,6 +51,8 @@ SILENT: dict[str, tuple[Any, ...]] = {
 """Values that are vLLM's own defaults on every device and need no flag."""
 DEEPEP_MODES = {LOW_LATENCY: "low_latency", HIGH_THROUGHPUT: "normal", AUTO: "auto"}
 """Backends of the exchange, as SGLang's ``--deepep-mode`` calls them."""
+SGLANG_DISPATCHED, SGLANG_MOST_DISPATCHED = 128, 1024
+"""Tokens of a rank that low-latency kernels of SGLang take by default, and at most."""
 FP8 = {"fp8": "fp8_e4m3"}
 """vLLM's short name of a cache's type, as SGLang calls it."""
 OPTIONS_FILE = "trtllm.yaml"
@@ -134,7 +136,16 @@ def _sglang(model: str, engine: Mapping[str, Any], shared: bool) -> str:
         "disable-overlap-schedule": engine.get("async_scheduling") is False,
         "disable-cuda-graph": bool(engine.get("enforce_eager")),
     }
-    return _command(["python", "-m", "sglang.launch_server", "--model-path", model], values, switches)
+    start = ["python", "-m", "sglang.launch_server", "--model-path", model]
+    return _command([*_buffers(engine, deepep), *start], values, switches)
+
+
+def _buffers(engine: Mapping[str, Any], deepep: str | None) -> list[str]:
+    """DeepEP's low-latency buffers, where a rank may decode more than the 128 tokens that SGLang makes them for."""
+    tokens = (engine.get("max_num_seqs") or 0) * ((engine.get("num_speculative_tokens") or 0) + 1)
+    if deepep in (None, "normal") or tokens <= SGLANG_DISPATCHED:
+        return []
+    return [f"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={min(tokens, SGLANG_MOST_DISPATCHED)}"]
 
 
 def _trtllm(model: str, engine: Mapping[str, Any], shared: bool) -> str:
