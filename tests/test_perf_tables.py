@@ -70,7 +70,8 @@ def test_a_measured_product_comes_back_exactly(measured: Measured) -> None:
 def test_between_rows_a_product_is_near_what_the_gpu_takes(measured: Measured, m: int) -> None:
     kernel = Gemm(4096, 1024)
     found = ask(measured, kernel, [m])
-    assert found.seconds[0] == pytest.approx(took(kernel, m) * 1e-3, rel=0.05)
+    tiled = -(-m // 128) * 128  # row counts that are multiples of every tile do not say how large tiles are
+    assert took(kernel, m) * 0.98e-3 <= found.seconds[0] <= took(kernel, tiled) * 1.03e-3
     assert found.sources[0] == (MEASURED if m in TOKENS else INTERPOLATED)
 
 

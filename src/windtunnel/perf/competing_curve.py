@@ -13,12 +13,8 @@ import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.curves import Curve
+from windtunnel.perf.readings import left_out, nearby, shares
 
-SHARPNESS = 4.0
-"""Readings are weighed by their error to minus this power."""
-NEARBY = 0.8
-"""Errors count by exp(−|log(point ÷ place asked)| ÷ NEARBY)."""
-LEAST_ERROR = 1e-3
 FOLDS = 2
 ONE_MORE_TOKEN = 0.05
 """How much of an octave of touched experts an octave of tokens counts where no expert is added."""
@@ -53,25 +49,17 @@ class CompetingCurve(Curve):
 
     def _weights(self, x: Floats) -> Floats:
         """[R, Q] weights of the readings, 1 together."""
-        errors = np.stack([np.interp(np.log(x), np.log(self.knots), values) for values in self._expected])
-        weights = (errors + LEAST_ERROR) ** -SHARPNESS
-        return np.asarray(weights / weights.sum(axis=0))
+        return shares(np.stack([np.interp(np.log(x), np.log(self.knots), values) for values in self._expected]))
 
     @cached_property
     def _expected(self) -> Floats:
-        """[R, P] mean |error| of the log seconds of each reading near each point; equal ones where none is known."""
+        """[R, P] mean |error| of the log seconds of each reading near each point."""
         errors = np.full((len(self.readings), len(self.knots)), np.nan)
-        places = np.arange(len(self.knots))
-        for start in range(FOLDS):
-            out = (places % FOLDS == start) & (places > 0) & (places < len(places) - 1)
+        for out in left_out(len(self.knots), FOLDS):
             for i, reading in enumerate(self.readings):
                 found = reading(self.knots[~out], self._seconds[~out], self.knots[out])
                 errors[i, out] = np.abs(found - np.log(self._seconds[out]))
-        known = np.isfinite(errors).all(axis=0)
-        if not known.any():
-            return np.zeros_like(errors)
-        near = np.exp(-np.abs(np.log(self.knots[:, None] / self.knots[known])) / NEARBY)
-        return np.asarray(errors[:, known] @ (near / near.sum(axis=1, keepdims=True)).T)
+        return nearby(errors, self.knots, self.knots)
 
 
 def by_logs(points: Floats, seconds: Floats, x: Floats) -> Floats:

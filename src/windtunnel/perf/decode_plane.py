@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from windtunnel.perf.answer import Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.curves import Plane
+from windtunnel.perf.readings import left_out, nearby, shares
 
-SHARPNESS = 4.0
-"""Readings are weighed by their error to minus this power."""
-NEARBY = 0.7
-"""Errors count by exp(−|log(cached tokens ÷ tokens asked)| ÷ NEARBY)."""
-LEAST_ERROR = 1e-3
+FOLDS = 2
 PER_OCTAVE = 4
 """Points at which the weights are computed; linear between them."""
 
@@ -74,21 +71,13 @@ class DecodePlane(Plane):
             np.log(self.rows[-1] * self.columns[-1]),
             2 + PER_OCTAVE * int(np.ceil(octaves)),
         )
-        if not len(tokens):
-            return x, np.full(len(x), 0.5)
-        near = np.exp(-np.abs(x[:, None] - np.log(tokens)) / NEARBY)
-        expected = (near @ errors / near.sum(axis=1, keepdims=True) + LEAST_ERROR) ** -SHARPNESS
-        return x, expected[:, 1] / expected.sum(axis=1)
+        return x, shares(nearby(errors, tokens, np.exp(x)))[1]
 
     def _errors(self) -> tuple[Floats, Floats]:
-        """[E] cached tokens and [E, 2] |error| of the log seconds of both readings at cells that are foretold from the
+        """[E] cached tokens and [2, E] |error| of the log seconds of both readings at cells that are foretold from the
         other columns, where both answer."""
-        tokens, errors = [np.zeros(0)], [np.zeros((0, 2))]
-        places = np.arange(len(self.columns))
-        for start in range(2):
-            out = (places % 2 == start) & (places > 0) & (places < len(places) - 1)
-            if not out.any():
-                continue
+        tokens, errors = [np.zeros(0)], [np.zeros((2, 0))]
+        for out in left_out(len(self.columns), FOLDS):
             rest = DecodePlane(self.rows, self.columns[~out], self.seconds[:, ~out], self.known[:, ~out])
             a, b = (axis.ravel() for axis in np.meshgrid(self.rows, self.columns[out], indexing="ij"))
             equal, answers = rest._along_equal_tokens(a, b)
@@ -96,5 +85,5 @@ class DecodePlane(Plane):
             truth = self.seconds[:, out].ravel()[use]
             bilinear = Plane.times(rest, a[use], b[use]).seconds
             tokens.append(a[use] * b[use])
-            errors.append(np.abs(np.log(np.stack([bilinear, equal[use]], axis=1) / truth[:, None])))
-        return np.concatenate(tokens), np.concatenate(errors)
+            errors.append(np.abs(np.log(np.stack([bilinear, equal[use]]) / truth)))
+        return np.concatenate(tokens), np.concatenate(errors, axis=1)

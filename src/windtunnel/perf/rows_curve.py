@@ -15,17 +15,13 @@ from numpy.typing import NDArray
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.curves import Curve
+from windtunnel.perf.readings import left_out, nearby, shares
 
 ALIGNED = 16
 FEWEST = 6
 """Fewer points of one alignment say nothing about it."""
-SHARPNESS = 5.0
-"""Readings are weighed by their error to minus this power."""
-NEARBY = 0.8
-"""Errors count by exp(−|log(rows ÷ rows asked)| ÷ NEARBY)."""
 OTHERWISE_ALIGNED = 0.25
-"""And by this much where one of both is a multiple of ALIGNED and the other is not."""
-LEAST_ERROR = 1e-4
+"""How much an error counts for row counts that are a multiple of ALIGNED where its own is not, or the other way."""
 FOLDS = 3
 
 Floors = Mapping[int, Floats]
@@ -96,45 +92,32 @@ class RowsCurve(Curve):
             here = aligned == of_aligned
             for i, values in enumerate(smooth):
                 errors[i, here] = np.interp(np.log(x[here]), np.log(self.knots), values)
-        weights = (errors + LEAST_ERROR) ** -SHARPNESS
-        return np.asarray(weights / weights.sum(axis=0))
+        return shares(errors)
 
     @cached_property
     def _smooth_errors(self) -> dict[bool, Floats]:
         """Alignment of the rows asked -> [R, P] expected errors near each knot: the geometric mean of the curve's own
         and of the whole table's."""
         own = errors_of_readings(self.knots, self._logs, self._knot_floors)
-        return {
-            aligned: np.sqrt(_nearby(own, self.knots, aligned) * _nearby(self.typical, self.knots, aligned))
-            for aligned in (True, False)
-        }
+        found = {}
+        for aligned in (True, False):
+            counted = np.where((self.knots % ALIGNED == 0) == aligned, 1.0, OTHERWISE_ALIGNED)
+            near = [nearby(errors, self.knots, self.knots, counted) for errors in (own, self.typical)]
+            found[aligned] = np.sqrt(near[0] * near[1])
+        return found
 
 
 def errors_of_readings(rows: Floats, logs: Floats, floors: Floors) -> Floats:
     """[R, ..., P] |error| of the log seconds of each reading at points foretold from the others, every third left out
     in turn; NaN at both ends."""
-    places = np.arange(len(rows))
     errors = np.full((len(READINGS), *logs.shape), np.nan)
-    for start in range(FOLDS):
-        out = (places % FOLDS == start) & (places > 0) & (places < len(places) - 1)
-        if not out.any():
-            continue
+    for out in left_out(len(rows), FOLDS):
         kept_floors = {tile: floor[..., ~out] for tile, floor in floors.items()}
         out_floors = {tile: floor[..., out] for tile, floor in floors.items()}
         for i, reading in enumerate(READINGS):
             found = reading.foretell(rows[~out], logs[..., ~out], kept_floors, rows[out], out_floors)
             errors[i][..., out] = np.abs(found - logs[..., out])
     return errors
-
-
-def _nearby(errors: Floats, rows: Floats, aligned: bool) -> Floats:
-    """[R, P] means of [R, P] errors around each of P rows; equal ones where nothing is known."""
-    weights = np.exp(-np.abs(np.log(rows[:, None] / rows[None, :])) / NEARBY)
-    weights = weights * np.where((rows % ALIGNED == 0) == aligned, 1.0, OTHERWISE_ALIGNED)
-    known = np.isfinite(errors)
-    total = known.astype(float) @ weights.T
-    mean = (np.where(known, errors, 0.0) @ weights.T) / np.where(total > 0, total, 1.0)
-    return np.asarray(np.where(total > 0, mean, LEAST_ERROR))
 
 
 def line(points: Floats, values: Floats, asked: Floats) -> Floats:
