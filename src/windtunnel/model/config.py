@@ -12,6 +12,7 @@ from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention,
 from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, Quantization
 from windtunnel.model.quantization_config import read_quantization
 from windtunnel.model.refused import refuse_what_is_not_simulated
+from windtunnel.model.shared_index import chooses_tokens
 from windtunnel.model.spec import Model
 from windtunnel.model.state_space import StateSpace
 
@@ -163,7 +164,7 @@ def _layer_attention(keys: Keys, family: Family, hidden: int, index: int) -> Att
     if kimi_delta:
         return kimi_delta
     if keys.get("kv_lora_rank"):
-        return _mla(keys)
+        return _mla(keys, index)
     if _is_linear(keys, index):
         return _linear_attention(keys)
     return read_block_sparse(keys, _attention(keys, family, hidden, index), index)
@@ -190,7 +191,9 @@ def _linear_attention(keys: Keys) -> LinearAttention:
     )
 
 
-def _mla(keys: Keys) -> MLA:
+def _mla(keys: Keys, index: int) -> MLA:
+    top_k = keys.integer("index_topk", default=0)
+    chooses = top_k > 0 and chooses_tokens(keys, index)
     return MLA(
         num_heads=keys.integer("num_attention_heads"),
         q_lora_rank=keys.integer("q_lora_rank", default=0),
@@ -198,9 +201,9 @@ def _mla(keys: Keys) -> MLA:
         qk_nope_head_dim=keys.integer("qk_nope_head_dim"),
         qk_rope_head_dim=keys.integer("qk_rope_head_dim"),
         v_head_dim=keys.integer("v_head_dim"),
-        index_heads=keys.integer("index_n_heads", default=0),
-        index_head_dim=keys.integer("index_head_dim", default=0),
-        index_top_k=keys.integer("index_topk", default=0),
+        index_heads=keys.integer("index_n_heads") if chooses else 0,
+        index_head_dim=keys.integer("index_head_dim") if chooses else 0,
+        index_top_k=top_k,
         output_gate=keys.flag("mla_use_output_gate"),
     )
 

@@ -83,10 +83,11 @@ class MLA:
     qk_rope_head_dim: int
     v_head_dim: int
     index_heads: int = 0
-    """Heads of the indexer that chooses which tokens are attended to (DeepSeek sparse attention); 0: all tokens are."""
+    """Heads of the indexer that chooses which tokens are attended to (DeepSeek sparse attention); 0: the layer has
+    none."""
     index_head_dim: int = 0
     index_top_k: int = 0
-    """Tokens that a query attends to."""
+    """Tokens that a query attends to; 0: all. Without an indexer those that an earlier layer's has chosen (GLM-5.2)."""
     output_gate: bool = False
     """A gate as wide as the values of all heads, projected from the hidden state, multiplies the output (Kimi-K3)."""
 
@@ -100,6 +101,7 @@ class MLA:
             v_head_dim=self.v_head_dim,
         )
         require_not_negative("multi-head latent attention", q_lora_rank=self.q_lora_rank)
+        require_not_negative("sparse attention", index_n_heads=self.index_heads, index_topk=self.index_top_k)
         if self.index_heads:
             require_positive("sparse attention", index_head_dim=self.index_head_dim, index_topk=self.index_top_k)
 

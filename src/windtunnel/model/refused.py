@@ -7,7 +7,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.families import FAMILIES
 
 BY_KEY: dict[str, str] = {
-    "index_topk_freq": "sparse attention layers that share an index (index_topk_freq)",
+    "index_kpool": "sparse attention over pooled keys (index_kpool)",
     "compress_ratios": "sparse attention layers (DeepSeek-V4 compressed attention)",
     "block_configs": "layers without attention or with their own widths (block_configs)",
     "attention_k_eq_v": "attention with shared keys and values (attention_k_eq_v)",
@@ -47,13 +47,15 @@ LAYER_TYPES = {
     "recurrent": "recurrent layers",
     "conv": "convolution layers",
 }
+LATENT_SPARSE = "deepseek_sparse_attention"
 SIMULATED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention", "linear_attention"}
 
 
 def refuse_what_is_not_simulated(name: str, architecture: str, config: Mapping[str, Any]) -> None:
     """Raise InputError when the model has layers of a kind that cannot be simulated yet."""
     laid_out = architecture in FAMILIES and FAMILIES[architecture].layout is not None
-    kinds = [] if laid_out else sorted(set(config.get("layer_types") or ()) - SIMULATED_LAYER_TYPES)
+    simulated = SIMULATED_LAYER_TYPES | ({LATENT_SPARSE} if config.get("kv_lora_rank") else set())
+    kinds = [] if laid_out else sorted(set(config.get("layer_types") or ()) - simulated)
     keys = BY_KEY if laid_out else BY_KEY | STATE_SPACE
     found = (
         BY_ARCHITECTURE.get(architecture)
@@ -64,5 +66,7 @@ def refuse_what_is_not_simulated(name: str, architecture: str, config: Mapping[s
         found = "linear attention layers (Lightning attention)"
     if not found and config.get("is_encoder_decoder"):
         found = "encoder-decoder models"
+    if not found and (config.get("index_topk_freq") or 1) != 1 and not config.get("kv_lora_rank"):
+        found = "attention layers that share an index (index_topk_freq) but are not latent"
     if found:
         raise InputError(f"{name}: {found} are not simulated yet; see `windtunnel list models` for models that are")

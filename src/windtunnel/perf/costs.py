@@ -207,7 +207,8 @@ def describe(kernel: Kernel) -> str:  # noqa: PLR0911, PLR0912 - one per kind
         case LatentAttention():
             return f"heads={kernel.heads} latent={kernel.kv_lora_rank}+{kernel.rope} kv={kernel.kv_dtype}"
         case SparseAttention():
-            return f"heads={kernel.heads} latent={kernel.kv_lora_rank} top {kernel.top_k} kv={kernel.kv_dtype}"
+            index = "" if kernel.index_heads else " no indexer"
+            return f"heads={kernel.heads} latent={kernel.kv_lora_rank} top {kernel.top_k}{index} kv={kernel.kv_dtype}"
         case BlockSparseAttention():
             sizes = f"heads={kernel.heads}/{kernel.kv_heads}×{kernel.head_dim} index={kernel.index_heads}"
             return f"{sizes} top {kernel.top_k} kv={kernel.kv_dtype}"

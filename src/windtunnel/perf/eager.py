@@ -43,7 +43,7 @@ class EagerCost:
         """Seconds of one layer."""
         attention = self.attention if layer.attention else 0.0
         if isinstance(layer.attention, MLA):
-            attention = self.sparse if layer.attention.index_heads else self.latent
+            attention = self.sparse if layer.attention.index_top_k else self.latent
         elif isinstance(layer.attention, LinearAttention):
             attention = self.linear
         elif isinstance(layer.attention, StateSpace):

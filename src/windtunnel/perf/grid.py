@@ -162,7 +162,7 @@ def _is_large(layer: Layer) -> bool:
     """Latent and linear attention, state space; the measured modules of sparse attention hold their launches."""
     attention = layer.attention
     if isinstance(attention, MLA):
-        return not attention.index_heads
+        return not attention.index_top_k
     return isinstance(attention, LinearAttention | StateSpace)
 
 

@@ -79,7 +79,8 @@ class LatentAttention:
 @dataclass(frozen=True)
 class SparseAttention:
     """DeepSeek sparse attention as a whole module: projections, indexer, choice of ``top_k`` tokens, latent attention
-    over them; ``phase``, ``a`` and ``b`` as for Attention."""
+    over them; ``phase``, ``a`` and ``b`` as for Attention. Without heads of an indexer (GLM-5.2) the choice is an
+    earlier layer's."""
 
     phase: str
     hidden: int

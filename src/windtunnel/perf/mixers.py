@@ -23,7 +23,7 @@ def mixer_operators(pool: Pool, mixer: Attention | MLA | LinearAttention | State
     elif isinstance(mixer, StateSpace):
         yield from _state_space(pool, mixer)
     elif isinstance(mixer, MLA):
-        yield from (_sparse if mixer.index_heads else _latent)(pool, mixer)
+        yield from (_sparse if mixer.index_top_k else _latent)(pool, mixer)
     elif isinstance(mixer, BlockSparseAttention):
         yield from _block_sparse(pool, mixer)
     else:
@@ -105,7 +105,7 @@ def _kimi_delta(pool: Pool, linear: KimiDeltaAttention) -> Iterator[Operator]:
 
 
 def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
-    """Sparse attention is measured, and priced, as a module with its projections."""
+    """Sparse attention is measured, and priced, as a module with its projections, and its indexer if it has one."""
     dtype, _ = weight_format(pool, "qkv")
     sizes = (mla.q_lora_rank, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
     index = (mla.index_heads, mla.index_head_dim, mla.index_top_k)
@@ -114,7 +114,8 @@ def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
             phase, pool.model.hidden_size, mla.num_heads // pool.engine.tensor_parallel_size, *sizes, *index
         )
         kernel = replace(kernel, kv_dtype=cache_dtype(pool), dtype=dtype)
-        yield Operator(f"{phase}_sparse_attention", "attention", phase, 1, kernel)
+        shared = "" if mla.index_heads else "_shared_index"
+        yield Operator(f"{phase}_sparse_attention{shared}", "attention", phase, 1, kernel)
 
 
 def _block_sparse(pool: Pool, attention: BlockSparseAttention) -> Iterator[Operator]:

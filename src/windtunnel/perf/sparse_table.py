@@ -1,5 +1,10 @@
-"""Measured sparse attention (DeepSeek-V3.2, GLM-5): whole modules over (requests, keys) or (chunk, context)."""
+"""Measured sparse attention (DeepSeek-V3.2, GLM-5): whole modules over (requests, keys) or (chunk, context).
 
+Modules that take an earlier layer's choice of tokens (GLM-5.2) were measured in SGLang alone. Those of other engines
+are their whole modules less the indexer, which takes its share of the time of the faster of both modules (modelled).
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,9 +17,14 @@ from windtunnel.perf.costs import STORED_BYTES
 from windtunnel.perf.curves import Plane, blend, octaves
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import SparseAttention
+from windtunnel.perf.roofline import bound
 
 TABLES = {"decode": "dsa_generation_module_perf", "prefill": "dsa_context_module_perf"}
+MODULES = {"decode": "dsa_generation_module", "prefill": "dsa_context_module"}
+WITHOUT_INDEXER = "_skip_indexer"
+TEXTS = ("op_name", "architecture", "kv_cache_dtype", "gemm_type", "kernel_source")
 ENGINES = ("sglang", "vllm", "trtllm")
+INDEX_HEAD_DIM = 128
 
 ARCHITECTURES = {
     "GlmMoeDsaForCausalLM": (6144, 2048, 192, 256, 32),
@@ -26,8 +36,11 @@ ARCHITECTURES = {
 GROUP = 64
 """Contexts in the prefill tables are rounded to this many tokens: they differ by a token or two between chunks."""
 
-Key = tuple[str, int, str, str]
-"""Architecture, local heads, dtype of the cache, dtype of the projections."""
+GRAPH_REQUESTS = 256
+"""SGLang's decodes of more requests were launched one by one: they do not tell the indexer's share."""
+
+Key = tuple[str, str, bool, str, int, str, str]
+"""Engine, phase, whether with an indexer, architecture, local heads, dtype of the cache, dtype of the projections."""
 
 
 @dataclass(eq=False)
@@ -36,31 +49,64 @@ class SparseTable:
 
     database: Database
     device: Device
-    _columns: dict[str, Columns | None] = field(default_factory=dict)
-    _planes: dict[tuple[str, Key], Plane] = field(default_factory=dict)
+    _columns: dict[tuple[str, str, bool], Columns | None] = field(default_factory=dict)
+    _planes: dict[Key, Plane] = field(default_factory=dict)
 
     def times(self, kernel: SparseAttention, a: Floats, b: Floats) -> Answer | None:
-        """Seconds of a module with its projections, or None without a table. Between two measured numbers of heads a
-        power of the number; beyond them the nearest, scaled by least times."""
-        if self._table(kernel.phase) is None:
+        """Seconds of a module with its projections, or None without a table."""
+        engine = self._engine(kernel.phase, indexes=True)
+        if engine is None:
             return None
-        rows, (architecture, kv_dtype, dtype) = self._part(kernel)
+        if kernel.index_heads:
+            return self._of_engine(engine, kernel, a, b)
+        whole = replace(kernel, index_heads=_index_heads(kernel), index_head_dim=INDEX_HEAD_DIM)
+        if self._table(engine, kernel.phase, indexes=False) is not None:
+            return self._least(engine, kernel, whole, a, b)
+        return self._without_indexer(engine, kernel, whole, a, b)
+
+    def _least(self, engine: str, kernel: SparseAttention, whole: SparseAttention, a: Floats, b: Floats) -> Answer:
+        """As measured, but no longer than the module with its indexer: what is longer waited for its host (chunks on
+        H200)."""
+        found, longest = self._of_engine(engine, kernel, a, b), self._of_engine(engine, whole, a, b)
+        held = longest.seconds < found.seconds
+        sources = np.where(held, np.maximum(longest.sources, INTERPOLATED), found.sources).astype(np.int8)
+        distance = np.where(held, longest.distance, found.distance)
+        return Answer(np.where(held, longest.seconds, found.seconds), sources, distance)
+
+    def _without_indexer(
+        self, engine: str, kernel: SparseAttention, whole: SparseAttention, a: Floats, b: Floats
+    ) -> Answer:
+        """As the engine's whole module, less the indexer's share in an engine that measured both; without any such
+        engine scaled by least times."""
+        found = self._of_engine(engine, whole, a, b).modelled()
+        other = self._engine(kernel.phase, indexes=False)
+        if other is None:
+            least = bound(kernel, self.device, a, b) / bound(whole, self.device, a, b)
+            return replace(found, seconds=found.seconds * least)
+        graphed = np.minimum(a, GRAPH_REQUESTS) if kernel.phase == "decode" else a
+        with_it = self._of_engine(other, whole, graphed, b).seconds
+        share = 1.0 - self._least(other, kernel, whole, graphed, b).seconds / with_it
+        return replace(found, seconds=found.seconds - share * np.minimum(found.seconds, with_it))
+
+    def _of_engine(self, engine: str, kernel: SparseAttention, a: Floats, b: Floats) -> Answer:
+        """As an engine measured it. Between two measured numbers of heads a power of the number; beyond them the
+        nearest, scaled by least times."""
+        rows, (architecture, kv_dtype, dtype) = self._part(engine, kernel)
+        of = (engine, kernel.phase, kernel.index_heads > 0, architecture)
         known = np.unique(rows["num_heads"]).astype(float)
         parts = [
             (replace(kernel, heads=int(known[i])) if weight < 1.0 else kernel, int(known[i]), weight)
             for i, weight in blend(known, kernel.heads)
         ]
-        answers = [
-            (self._of(each, (architecture, heads, kv_dtype, dtype), a, b), weight) for each, heads, weight in parts
-        ]
+        answers = [(self._of(each, (*of, heads, kv_dtype, dtype), a, b), weight) for each, heads, weight in parts]
         return blended(answers, float(octaves(known, np.array([float(kernel.heads)]))[0]))
 
     def _of(self, kernel: SparseAttention, key: Key, a: Floats, b: Floats) -> Answer:
         """As the module with a measured number of heads."""
         measured = _kernel(kernel, key)
-        if (kernel.phase, key) not in self._planes:
-            self._planes[kernel.phase, key] = self._plane(measured, key)
-        plane = self._planes[kernel.phase, key]
+        if key not in self._planes:
+            self._planes[key] = self._plane(measured, key)
+        plane = self._planes[key]
         found = extend(plane, self.device, measured, kernel, (a, b), (a, b))
         chunked = (b > 0) & (kernel.phase == "prefill")
         sources = np.where(chunked, np.maximum(found.sources, INTERPOLATED), found.sources)
@@ -68,7 +114,7 @@ class SparseTable:
         return found if measured == kernel else found.modelled()
 
     def _plane(self, measured: SparseAttention, key: Key) -> Plane:
-        rows = self._rows(measured.phase, key)
+        rows = self._rows(key)
         if measured.phase == "decode":
             a, b = rows["batch_size"].astype(float), (rows["isl"] + rows["step"]).astype(float)
         else:
@@ -76,32 +122,36 @@ class SparseTable:
             a, b = rows["isl"].astype(float), rows["step"].astype(float)
         return plane_of(measured, self.device, a, b, rows["latency"] * 1e-3)
 
-    def _rows(self, phase: str, key: Key) -> Columns:
-        columns = self._table(phase)
+    def _rows(self, key: Key) -> Columns:
+        engine, phase, indexes, architecture, heads, kv_dtype, dtype = key
+        columns = self._table(engine, phase, indexes)
         assert columns is not None
-        rows = columns.where(architecture=key[0], num_heads=key[1], kv_cache_dtype=key[2], gemm_type=key[3])
+        rows = columns.where(architecture=architecture, num_heads=heads, kv_cache_dtype=kv_dtype, gemm_type=dtype)
         if phase == "prefill":
             rows = rows.where(batch_size=int(rows["batch_size"].min()))
         keys = [rows["batch_size"], rows["isl"], rows["step"]]
         return rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
 
-    def _table(self, phase: str) -> Columns | None:
-        if phase not in self._columns:
-            texts = ("op_name", "architecture", "kv_cache_dtype", "gemm_type", "kernel_source")
-            found = self.database.read("sparse_attention", TABLES[phase], texts)
-            for engine in ENGINES:
-                if found is None:
-                    found = self.database.read("sparse_attention", TABLES[phase], texts, engine)
-            whole = f"dsa_{'generation' if phase == 'decode' else 'context'}_module"
-            self._columns[phase] = None if found is None else found.where(op_name=whole)
-        return self._columns[phase]
+    def _engine(self, phase: str, indexes: bool) -> str | None:
+        """The first engine with a table: the deployment's own, or another."""
+        engines = (self.database.backend, *ENGINES)
+        return next((engine for engine in engines if self._table(engine, phase, indexes) is not None), None)
 
-    def _part(self, kernel: SparseAttention) -> tuple[Columns, tuple[str, str, str]]:
+    def _table(self, engine: str, phase: str, indexes: bool) -> Columns | None:
+        """An engine's modules with an indexer, or without one; None where it has no row of them."""
+        if (engine, phase, indexes) not in self._columns:
+            backend = None if engine == self.database.backend else engine
+            found = self.database.read("sparse_attention", TABLES[phase], TEXTS, backend)
+            rows = found.where(op_name=MODULES[phase] + ("" if indexes else WITHOUT_INDEXER)) if found else None
+            self._columns[engine, phase, indexes] = rows or None
+        return self._columns[engine, phase, indexes]
+
+    def _part(self, engine: str, kernel: SparseAttention) -> tuple[Columns, tuple[str, str, str]]:
         """Rows of the nearest architecture and formats, and these: of the cache, and of the projections."""
-        columns = self._table(kernel.phase)
+        columns = self._table(engine, kernel.phase, kernel.index_heads > 0)
         assert columns is not None
         known = [name for name in ARCHITECTURES if name in columns.values("architecture")]
-        architecture = min(known, key=lambda name: abs(ARCHITECTURES[name][0] - kernel.hidden))
+        architecture = _nearest(known, kernel)
         part = columns.where(architecture=architecture)
         kv_dtype = _choose("fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16", part.values("kv_cache_dtype"))
         part = part.where(kv_cache_dtype=kv_dtype)
@@ -110,9 +160,29 @@ class SparseTable:
 
 
 def _kernel(kernel: SparseAttention, key: Key) -> SparseAttention:
-    hidden, rank, nope, value, index_heads = ARCHITECTURES[key[0]]
-    sizes = {"hidden": hidden, "q_lora_rank": rank, "nope": nope, "v_head_dim": value, "index_heads": index_heads}
-    return replace(kernel, heads=key[1], kv_dtype=key[2], dtype=key[3], **sizes)  # type: ignore[arg-type]
+    _, _, indexes, architecture, heads, kv_dtype, dtype = key
+    hidden, rank, nope, value, index_heads = ARCHITECTURES[architecture]
+    return replace(
+        kernel,
+        heads=heads,
+        kv_dtype=kv_dtype,
+        dtype=dtype,
+        hidden=hidden,
+        q_lora_rank=rank,
+        nope=nope,
+        v_head_dim=value,
+        index_heads=index_heads if indexes else 0,
+    )
+
+
+def _nearest(known: Sequence[str], kernel: SparseAttention) -> str:
+    """The architecture whose hidden size is nearest."""
+    return min(known, key=lambda name: abs(ARCHITECTURES[name][0] - kernel.hidden))
+
+
+def _index_heads(kernel: SparseAttention) -> int:
+    """Heads of the indexer that the kernel's architecture has in other layers."""
+    return ARCHITECTURES[_nearest(tuple(ARCHITECTURES), kernel)][4]
 
 
 def _choose(wanted: str, known: tuple[str, ...]) -> str:
