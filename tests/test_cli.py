@@ -9,6 +9,7 @@ import pytest
 
 from windtunnel.cli import DONE, INTERRUPTED, WRONG, main
 from windtunnel.cli.run import MISSED
+from windtunnel.report.words import span
 
 QUICK = ("run", "Qwen/Qwen3-8B", "--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
 KEYS = (
@@ -17,7 +18,7 @@ KEYS = (
 )
 
 SIMULATED_AGAIN = ("bands", "roofline")
-"""Keys that need more simulations, which a stored run does not hold."""
+"""Keys that need more simulations."""
 
 Capture = pytest.CaptureFixture[str]
 
@@ -112,9 +113,17 @@ def test_a_run_can_be_kept_and_shown_again(capsys: Capture, tmp_path: Path) -> N
         "stalls.parquet",
         "times.npz",
     ]
-    assert document(capsys, "report", str(folder)) == {k: v for k, v in first.items() if k not in SIMULATED_AGAIN}
+    assert document(capsys, "report", str(folder)) == first
+    assert not set(SIMULATED_AGAIN) & set(document(capsys, "report", str(folder), "--exclude-warmup"))
     assert document(capsys, *QUICK, "--output", str(folder)) == first
     assert [path.name for path in folder.parent.iterdir()] == ["kept"]
+
+
+def test_the_page_says_how_sure_it_is(capsys: Capture, tmp_path: Path) -> None:
+    low, high = document(capsys, *QUICK, "--html", str(tmp_path / "a.html"))["bands"]["ttft"]["p99"]  # type: ignore[index]
+    assert f"({span(low, high)})</td>" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert main([*QUICK, "--no-bands", "--html", str(tmp_path / "b.html")]) == DONE
+    assert "(low-high)" not in (tmp_path / "b.html").read_text(encoding="utf-8")
 
 
 def test_files_that_are_asked_for(capsys: Capture, tmp_path: Path) -> None:

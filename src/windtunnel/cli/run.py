@@ -1,6 +1,7 @@
 """run and report: simulate, and show what a simulation recorded."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,6 +80,8 @@ def run(
                 with progress("simulating both ends of the error band"):
                     around = bands_of(first, results[0], deployment, workload, tables, overheads, exclude_warmup)
                     perfect = with_perfect_kernels(deployment, workload, seed)
+                known = {"bands": around, "roofline": perfect, "bands_without_warmup": exclude_warmup}
+                first = replace(first, manifest=first.manifest | known)
     if output is not None:
         first.save(output)
     outputs.write(first, slo)
@@ -110,8 +113,11 @@ def report(
 
     outputs.check()
     stored, slo = Run.load(directory), goals.limits()
+    if stored.manifest.get("bands_without_warmup") != exclude_warmup:  # they are those of another part of the run
+        stored = replace(stored, manifest=stored.manifest | {"bands": None, "roofline": None})
     outputs.write(stored, slo)
-    return _finish([summary(stored, slo, exclude_warmup=exclude_warmup)], stored, goals, as_json)
+    found = summary(stored, slo, exclude_warmup=exclude_warmup)
+    return _finish([found], stored, goals, as_json, stored.manifest.get("bands"), stored.manifest.get("roofline"))
 
 
 def _finish(

@@ -11,7 +11,7 @@ from windtunnel.metrics import LATENCIES, PERCENTILES, Steps, Summary
 from windtunnel.report.figures import BINS, figures
 from windtunnel.report.page import page, plot, warnings
 from windtunnel.report.serve_line import serve_line
-from windtunnel.report.words import card, flatten, money, number, percent, plain, seconds, table
+from windtunnel.report.words import card, flatten, money, number, percent, plain, seconds, span, table
 
 MAX_REPLICAS = 64
 """Replicas that the table lists."""
@@ -29,9 +29,9 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
     version, seed = str(manifest.get("windtunnel", "")), str(manifest.get("seed", "–"))
     sections = (
         _header(title, manifest, summary),
-        _answer(summary, slo),
+        _answer(summary, slo, manifest.get("bands") or {}),
         "<h2>Latency</h2>",
-        _latencies(summary),
+        _latencies(summary, manifest.get("bands") or {}),
         '<div class="pair" style="margin-top:12px">',
         plot("requests-cdf", "Per request", "cdf"),
         plot("tokens-cdf", "Per token", "cdf"),
@@ -85,12 +85,12 @@ def _verdict(summary: Summary) -> str:
     return ""
 
 
-def _answer(summary: Summary, slo: SLO | None) -> str:
+def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
     used, million = summary.usage, summary.per_million_output_tokens
     cards = []
     for name, label in (("ttft", "First token"), ("tpot", "Per output token"), ("e2el", "End to end")):
         middle, tail = summary.latencies[name].percentiles((50, 99)).tolist()
-        cards.append(card(f"{label}, median", seconds(middle), f"99 %: {seconds(tail)}"))
+        cards.append(card(f"{label}, median", seconds(middle), f"99 %: {seconds(tail)}{_band(bands, name, 'p99')}"))
     rate = f"{number(summary.request_throughput)} requests/s"
     cards.append(card("Output tokens per second", number(summary.output_throughput), rate))
     if slo is not None and slo.limits:
@@ -117,14 +117,22 @@ def _answer(summary: Summary, slo: SLO | None) -> str:
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
-def _latencies(summary: Summary) -> str:
+def _latencies(summary: Summary, bands: Mapping[str, Any]) -> str:
     columns = ["", "mean", *(f"p{percent_:g}" for percent_ in PERCENTILES), "max", "values"]
     rows = []
     for name in (*LATENCIES, "prefill", "normalised"):
         values = summary.latencies[name]
-        statistics = [*values.statistics().values(), values.max]
-        rows.append([name, *(seconds(value) for value in statistics), f"{values.count:,}"])
-    return f'<div class="panel">{table(columns, rows)}</div>'
+        shown = [seconds(value) + _band(bands, name, key) for key, value in values.statistics().items()]
+        rows.append([name, *shown, seconds(values.max), f"{values.count:,}"])
+    meaning = f"(low-high): where {bands['level']:.0%} of measured servers would be." if "level" in bands else ""
+    note = f'<p class="caption">{escape(meaning)}</p>' if meaning else ""
+    return f'<div class="panel">{table(columns, rows)}{note}</div>'
+
+
+def _band(bands: Mapping[str, Any], name: str, statistic: str) -> str:
+    """The band around a statistic in brackets, where it is known."""
+    ends = bands.get(name, {}).get(statistic)
+    return f" ({span(*ends)})" if ends and None not in ends else ""
 
 
 def _replicas(summary: Summary) -> str:

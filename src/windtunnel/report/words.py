@@ -30,6 +30,14 @@ def seconds(value: float) -> str:
     return f"{number(value / 3600)} h"
 
 
+def span(low: float, high: float) -> str:
+    """Two durations with two digits each, in the unit that suits the longer one."""
+    for limit, factor, unit in ((1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 60, "min")):
+        if high < limit:
+            return f"{number(low * factor, 2)}-{number(high * factor, 2)} {unit}"
+    return f"{number(low / 3600, 2)}-{number(high / 3600, 2)} h"
+
+
 def percent(value: float) -> str:
     """A share as per cent."""
     return f"{number(value * 100)} %" if math.isfinite(value) else "–"
