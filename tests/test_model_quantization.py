@@ -1,3 +1,4 @@
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -68,6 +69,9 @@ def test_compressed_tensors() -> None:
         (["model.layers.16.self_attn.q_a_proj"], {"qkv"}),
         (["language_model.model.layers.16.mlp.shared_experts*"], {"shared_experts"}),
         (["re:.*mlp\\.(gate|up|down)_proj.*"], {"mlp"}),
+        (["model.language_model.layers.16.linear_attn*"], {"qkv", "out"}),
+        (["model.layers.16.linear_attn.in_proj_qkvz"], {"qkv"}),
+        (["model.layers.16.linear_attn.in_proj_a", "model.layers.16.linear_attn.conv1d"], set()),
         (["model.layers.16"], {"qkv", "out", "mlp", "experts", "shared_experts"}),
         (["model.layers.16.mlp.gate"], set()),  # the router, not gate_proj
     ],
@@ -86,6 +90,14 @@ def test_nvidia_checkpoints_fix_the_kv_cache() -> None:
     assert model.resolve_kv_cache_dtype() == "fp8"
     assert model.resolve_kv_cache_dtype("bfloat16") == "bfloat16"
     assert 2 * model.kv_bytes_per_token() == load_model("Llama-3.1-8B").kv_bytes_per_token()
+
+
+@pytest.mark.parametrize("name", ["nvidia/Qwen3.5-397B-A17B-NVFP4", "nvidia/Qwen3.5-122B-A10B-NVFP4"])
+@pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="the kernel database is not installed")
+def test_linear_attention_that_a_checkpoint_excludes_keeps_its_dtype(name: str) -> None:
+    quantization = load_model(name).quantization
+    assert quantization is not None
+    assert quantization.parts == {"experts", "mlp"}
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def mixed(name: str, body: Mapping[str, Any]) -> Quantization:
         first = next(iter(body["quantized_layers"]))
         raise InputError(f"{name}: quantized_layers: {first!r} is not a name of weights that is known")
     found, kv_cache = None, body.get("kv_cache_quant_algo") or body.get("kv_cache_scheme")
-    for algorithm, group in sorted(set(chosen.values()), key=lambda each: each == chosen.get("experts")):
+    for algorithm, group in sorted(set(chosen.values()), key=lambda each: (each == chosen.get("experts"), each)):
         parts = frozenset(part for part, each in chosen.items() if each == (algorithm, group))
         here = uniform(name, algorithm, kv_cache, group, parts)
         found = replace(here, beside=found)

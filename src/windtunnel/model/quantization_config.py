@@ -14,8 +14,9 @@ Holders = Mapping[str, Sequence[int]]
 
 MODULES = {
     "qkv": "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.q_a_proj backbone.layers.{i}.mixer.in_proj "
-    "model.layers.{i}.mamba.in_proj",
-    "out": "model.layers.{i}.self_attn.o_proj backbone.layers.{i}.mixer.out_proj model.layers.{i}.mamba.out_proj",
+    "model.layers.{i}.mamba.in_proj model.layers.{i}.linear_attn.in_proj_qkv model.layers.{i}.linear_attn.in_proj_qkvz",
+    "out": "model.layers.{i}.self_attn.o_proj backbone.layers.{i}.mixer.out_proj model.layers.{i}.mamba.out_proj "
+    "model.layers.{i}.linear_attn.out_proj",
     "mlp": "model.layers.{i}.mlp.gate_proj model.layers.{i}.mlp.down_proj backbone.layers.{i}.mixer.up_proj",
     "experts": "model.layers.{i}.mlp.experts.0.gate_proj model.layers.{i}.block_sparse_moe.experts.0.w1 "
     "backbone.layers.{i}.mixer.experts.0.up_proj",
