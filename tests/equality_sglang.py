@@ -50,6 +50,7 @@ def sglang_cases(draw: st.DrawFn) -> SglangCase:
         schedule_conservativeness=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
         enable_mixed_chunk=draw(st.booleans()),
         ignore_eos=draw(st.booleans()),
+        disable_overlap_schedule=draw(st.booleans()),
     )
     blocks, block_size = draw(st.integers(8, 120)), draw(st.sampled_from([1, 4]))
     limits = Limits(seqs, longest, longest, blocks, block_size)
@@ -136,10 +137,11 @@ def by_reference(case: SglangCase) -> tuple[list[Request], list[Replica]]:
         tokens = tuple(one * size + k for one in ids for k in range(size))
         requests.append(Request(i, float(a), int(p), int(o), int(d), bool(d < 1), tokens=tokens))
     time = table_time(case.times)
+    depth = 2 if case.policy.async_scheduling else 1
 
     def replica() -> Replica:
         ranks = [SglangRank(case.limits, case.policy) for _ in range(case.lanes)]
-        return Replica([Group(ranks, time)] if case.lockstep else [Group([rank], time) for rank in ranks])
+        return Replica([Group(ranks, time, depth)] if case.lockstep else [Group([rank], time, depth) for rank in ranks])
 
     replicas = [replica() for _ in range(case.replicas)]
     uniforms = np.linspace(0, 0.99, len(requests)).tolist()

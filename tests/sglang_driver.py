@@ -9,12 +9,13 @@ replaced by objects that do nothing.
 import importlib
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 REAL = {
     "sglang.global_config",
@@ -115,7 +116,8 @@ def build(config: dict[str, Any]) -> Any:
     s.waiting_queue, s.grammar_queue, s.lora_paths = [], [], None
     s.running_batch = batches.ScheduleBatch(reqs=[], batch_is_full=False)
     s.last_batch = s.chunked_req = None
-    s.enable_hierarchical_cache = s.enable_overlap = s.enable_metrics = False
+    s.enable_hierarchical_cache = s.enable_metrics = False
+    s.enable_overlap = not config.get("disable_overlap_schedule", True)
     s.pp_size = s.page_size = s.attn_tp_rank = s.decode_mem_cache_buf_multiplier = 1  # of all ranks, the first one logs
     s.forward_ct_decode = s.num_generated_tokens = 0
     s.is_generation, s.disaggregation_mode = True, None
@@ -159,8 +161,8 @@ def record(s: Any, batch: Any, queued: list[str]) -> dict[str, Any]:
     new = batch.reqs[: len(batch.reqs) - len(batch.decoding_reqs or ())] if mode != "decode" else []
     start = {r.rid: len(r.prefix_indices) for r in new}
     tokens = {r.rid: r.extend_input_len for r in new}
-    for r in batch.reqs[len(new) :]:
-        start[r.rid] = len(r.origin_input_ids) + len(r.output_ids) - 1
+    for r, length in zip(batch.reqs[len(new) :], batch.seq_lens.tolist()[len(new) :], strict=True):
+        start[r.rid] = length - 1
         tokens[r.rid] = 1
     return {
         "mode": mode,
@@ -177,40 +179,67 @@ def record(s: Any, batch: Any, queued: list[str]) -> dict[str, Any]:
     }
 
 
+class Flying(NamedTuple):
+    """A batch whose outcome the scheduler does not know yet."""
+
+    batch: Any
+    tokens: Any
+    step: dict[str, Any]
+
+
+def launch(s: Any, batch: Any, step: dict[str, Any], start: int, fresh: int) -> Flying:
+    """The batch runs, as the recorder's default batch times say; its tokens are numbers from ``fresh`` on."""
+    decodes = len(batch.reqs) if step["mode"] == "decode" else len(batch.decoding_reqs or ())
+    prompts = sum(step["scheduled"].values()) - decodes
+    step["t_start"] = start
+    step["t_end"] = start + 100_000 + 1000 * prompts + 1000 * decodes + sum(step["start_pos"].values())
+    batch.output_ids = importlib.import_module("torch").arange(fresh, fresh + len(batch.reqs))
+    return Flying(batch.copy() if s.enable_overlap else batch, batch.output_ids, step)
+
+
+def land(s: Any, flying: Flying) -> dict[str, Any]:
+    """The outcome is processed: the finished step."""
+    batch, tokens, step = flying
+    before = [len(r.output_ids) for r in batch.reqs]
+    feed: Callable[..., None] = (
+        s.process_batch_result_decode if step["mode"] == "decode" else s.process_batch_result_prefill
+    )
+    outputs = {"logits_output": None, "next_token_ids": tokens, "can_run_cuda_graph": False}
+    resolved = (SimpleNamespace(next_token_logprobs=None), tokens.tolist(), False)
+    s.tp_worker = SimpleNamespace(resolve_last_batch_result=lambda _: resolved)
+    feed(batch, SimpleNamespace(**outputs, extend_input_len_per_req=None, extend_logprob_start_len_per_req=None))
+    emitted = [r for r, n in zip(batch.reqs, before, strict=True) if len(r.output_ids) > n]
+    step["emitted"] = [r.rid for r in emitted]
+    step["finished"] = [r.rid for r in emitted if r.finished()]
+    return step
+
+
 def run(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every step of one workload; arrivals in ticks, batch times as the recorder's defaults."""
+    """Every step of one workload; arrivals in ticks, batch times as the recorder's defaults.
+
+    As ``event_loop_normal`` does, or ``event_loop_overlap``, which processes a batch when the next one is launched.
+    """
     s = build(document["config"])
-    torch = importlib.import_module("torch")
     coming = [(row["arrival"], request(row, document["config"])) for row in document["requests"]]
     everybody, now, idle, fresh = [req for _, req in coming], 0, 0, FIRST_TOKEN
-    while not all(req.finished() for req in everybody) and idle < IDLE_LIMIT:
+    flying = deque[Flying]()
+    while (flying or not all(req.finished() for req in everybody)) and idle < IDLE_LIMIT:
         while coming and coming[0][0] <= now:
             s.waiting_queue.append(coming.pop(0)[1])
         queued = [r.rid for r in s.waiting_queue]
         batch = s.get_next_batch_to_run()
-        s.last_batch = batch
-        if batch is None:
+        if batch is not None:
+            start = flying[-1].step["t_end"] if flying else now
+            flying.append(launch(s, batch, record(s, batch, queued), start, fresh))
+            fresh += len(batch.reqs)
+            idle = 0
+        if s.last_batch is not None if s.enable_overlap else batch is not None:
+            now = flying[0].step["t_end"]
+            yield land(s, flying.popleft())
+        elif batch is None:
             s.new_token_ratio = s.init_new_token_ratio
             now, idle = (max(now, coming[0][0]), 0) if coming else (now, idle + 1)
-            continue
-        step, idle = record(s, batch, queued), 0
-        decodes = len(batch.reqs) if step["mode"] == "decode" else len(batch.decoding_reqs or ())
-        prompts = sum(step["scheduled"].values()) - decodes
-        before = [len(r.output_ids) for r in batch.reqs]
-        batch.output_ids = torch.arange(fresh, fresh + len(batch.reqs))
-        fresh += len(batch.reqs)
-        feed: Callable[..., None] = (
-            s.process_batch_result_decode if step["mode"] == "decode" else s.process_batch_result_prefill
-        )
-        step["t_start"] = now
-        now += 100_000 + 1000 * prompts + 1000 * decodes + sum(step["start_pos"].values())
-        step["t_end"] = now
-        outputs = {"logits_output": None, "next_token_ids": batch.output_ids, "can_run_cuda_graph": False}
-        feed(batch, SimpleNamespace(**outputs, extend_input_len_per_req=None, extend_logprob_start_len_per_req=None))
-        emitted = [r for r, n in zip(batch.reqs, before, strict=True) if len(r.output_ids) > n]
-        step["emitted"] = [r.rid for r in emitted]
-        step["finished"] = [r.rid for r in emitted if r.finished()]
-        yield step
+        s.last_batch = batch
 
 
 def main() -> None:

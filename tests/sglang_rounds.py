@@ -1,5 +1,6 @@
 """Small SGLang engines, run round by round."""
 
+from collections import deque
 from itertools import count
 
 from windtunnel.reference.sglang import Batch, Scheduler
@@ -32,9 +33,29 @@ def one_round(scheduler: Scheduler) -> Batch | None:
 
 def rounds(scheduler: Scheduler, number: int) -> list[str]:
     """Mode and tokens of each round, like ``extend a3 b4``."""
-
-    def words(batch: Batch | None) -> str:
-        parts = [f"{part.request.id}{part.tokens}" for part in batch.scheduled] if batch else []
-        return " ".join([batch.mode if batch else "idle", *parts])
-
     return [words(one_round(scheduler)) for _ in range(number)]
+
+
+def words(batch: Batch | None) -> str:
+    """One of them."""
+    parts = [f"{part.request.id}{part.tokens}" for part in batch.scheduled] if batch else []
+    return " ".join([batch.mode if batch else "idle", *parts])
+
+
+class Overlapped:
+    """The same with the overlap schedule: a round's outcome is told when the one after it is decided."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.flying: deque[Batch] = deque()
+
+    def one_round(self) -> Batch | None:
+        batch = self.scheduler.schedule()
+        if batch is not None:
+            self.flying.append(batch)
+        if len(self.flying) == 2 or (batch is None and self.flying):
+            self.scheduler.update(self.flying.popleft())
+        return batch
+
+    def rounds(self, number: int) -> list[str]:
+        return [words(self.one_round()) for _ in range(number)]

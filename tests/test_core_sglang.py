@@ -25,6 +25,9 @@ def check_equal(case: SglangCase) -> None:
     stalls = sorted((*stall, request.id) for request in requests for stall in request.stalls)
     assert sorted(record.stalls.tolist()) == stalls
     check_log(case, record, replicas)
+    if all(request.finished or request.refused for request in requests):
+        rows, asked = record.rows, sum(request.generated - 1 for request in requests if not request.refused)
+        assert (rows["steps"] * (rows["decodes"] - rows["discarded"])).sum() == asked - len(stalls)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=RELAXED)

@@ -110,10 +110,22 @@ def test_ranks_run_in_lockstep(preset: str) -> None:
 def test_work_ahead_of_the_gpu_stays_with_another_scheduler_of_the_engine() -> None:
     assert engine(preset="trtllm-1.0", scheduler="trtllm-max-utilization").async_scheduling
     assert not engine(preset="trtllm-1.0", scheduler="vllm-0.12").async_scheduling
-    assert not engine(preset="sglang-0.5", async_scheduling=False).async_scheduling
     late = "decides on a step while the one before it runs"
-    assert any(late in text for text in served(preset="sglang-0.5").pools[0].warnings())
-    assert not any(late in text for text in served(preset="sglang-0.5", async_scheduling=False).pools[0].warnings())
+    assert any(late in text for text in served(preset="trtllm-1.0").pools[0].warnings())
+    assert not any(late in text for text in served(preset="trtllm-1.0", async_scheduling=False).pools[0].warnings())
+
+
+def test_sglangs_overlap_schedule_is_its_schedulers_setting() -> None:
+    assert own_scheduler(engine(preset="sglang-0.5", async_scheduling=False)) == Sglang(disable_overlap_schedule=True)
+    assert not served(preset="sglang-0.5").pools[0].warnings()
+    off = "sglang-0.4.6:disable_overlap_schedule=true"
+    assert engine(preset="sglang-0.5", scheduler="sglang-0.4.6").async_scheduling
+    assert not engine(preset="sglang-0.5", scheduler=off).async_scheduling
+    with pytest.raises(InputError, match="async_scheduling=True: is a setting of the engine's own scheduler"):
+        engine(preset="sglang-0.5", scheduler=off, async_scheduling=True)
+    for overlap in (True, False):  # alone, a request decodes once more than it needs
+        steps = run(served(preset="sglang-0.5", async_scheduling=overlap), load(requests=1)).iterations
+        assert (steps.steps.sum(), steps.discarded.sum()) == (60 + overlap, overlap)
 
 
 def test_names_are_looked_up_before_anything_is_simulated() -> None:

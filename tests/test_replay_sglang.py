@@ -132,6 +132,7 @@ def workload(draw: random.Random) -> Record:
         "schedule_conservativeness": draw.choice([0, 0.05, 0.1, 0.3, 0.5, 1.0, 1.3, 2.0]),
         "enable_mixed_chunk": draw.random() < 0.4,
         "ignore_eos": draw.random() < 0.35,
+        "disable_overlap_schedule": draw.random() < 0.5,
     }
     if draw.random() < 0.15:
         config["declared_max_new_tokens"] = draw.choice([1, 5, most, 2 * most, 5000])

@@ -62,3 +62,12 @@ def remove(heap: Array, lane: Any, finish_clock: int, request: int) -> None:
 def next_finish(heap: Array, lane: Any) -> int:
     """The clock at which the next decode finishes; a huge number when nothing decodes."""
     return heap[lane.heap] >> 32 if lane.heap_size > 0 else 1 << 60
+
+
+@kernel
+def ends_alone(heap: Array, lane: Any) -> bool:
+    """Whether no other decode finishes at the same clock as the next one; there is one."""
+    alone = True
+    for i in range(1, min(lane.heap_size, 3)):
+        alone &= heap[lane.heap + i] >> 32 != heap[lane.heap] >> 32
+    return alone

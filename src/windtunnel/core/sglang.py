@@ -1,4 +1,4 @@
-"""SGLang's scheduler in the compiled core (0.4.6.post5, overlap off)."""
+"""SGLang's scheduler in the compiled core (0.4.6.post5)."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ from windtunnel.core.records import IDLE, NONE, ROWS, STEPPED, State
 from windtunnel.core.sglang_memory import NO_SPACE_FOR_ONE, make_room
 from windtunnel.core.sglang_order import MAX_MATCHED_QUEUE
 from windtunnel.core.sglang_output import log_round, round_time, update, used_blocks
+from windtunnel.core.sglang_overlap import launch_group
 from windtunnel.core.sglang_records import Arrays
 from windtunnel.core.sglang_round import schedule_round
 from windtunnel.core.sglang_tree import with_room
@@ -88,6 +89,7 @@ def enqueue(state: State, lane: int, r: int) -> None:
 def look(state: State, pool: Any, group: Any, times: int) -> bool:
     """Look at every lane and decide its next round, if there is any, at most so many times."""
     settings = state.own.settings[group.pool]
+    start = max(group.now, group.end)
     group.released = 0
     found = False
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
@@ -95,7 +97,7 @@ def look(state: State, pool: Any, group: Any, times: int) -> bool:
         lane.released = lane.released_ghosts = 0
         lane.left = NONE
         for _ in range(times):
-            mine = schedule_round(state, settings, pool, i, group.now)
+            mine = schedule_round(state, settings, pool, i, start)
             if mine or lane.queue_head == NONE or state.own.fault[0]:
                 break
         found |= mine
@@ -109,32 +111,61 @@ def decide(state: State, pool: Any, group: Any) -> tuple[bool, bool]:
 
 
 @kernel
-def conclude(state: State, pool: Any, group: Any, end: float) -> int:  # noqa: ARG001 - as in every family
-    """The round that was decided ends at ``end``: log it, let its results take effect, move the clock."""
+def log_group(state: State, group: Any) -> None:
+    """Record the round that was decided."""
     settings = state.own.settings[group.pool]
+    start = max(group.now, group.end)
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        log_round(state, settings, group, i, group.now)
+        log_round(state, settings, group, i, start)
+
+
+@kernel
+def take_effect(state: State, pool: Any, group: Any, end: float) -> None:
+    """The round that was decided ends at ``end``: its results take effect, or with the overlap schedule those of the
+    round in flight, and the clock moves."""
+    if pool.async_scheduling:
+        launch_group(state, group, end)
+        return
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
         update(state, i, end)
         group.released += state.lanes[i].released
     group.now = group.end = end
+
+
+@kernel
+def conclude(state: State, pool: Any, group: Any, end: float) -> int:
+    """The round that was decided ends at ``end``: log it, let results take effect, move the clock."""
+    log_group(state, group)
+    take_effect(state, pool, group, end)
     return STEPPED
 
 
 @kernel
-def pass_over(state: State, pool: Any, group: Any, preempted: bool) -> int:  # noqa: ARG001
-    """Nothing is scheduled."""
-    return IDLE
+def pass_over(state: State, pool: Any, group: Any, preempted: bool) -> int:  # noqa: ARG001 - as in every family
+    """Nothing is scheduled: the round in flight ends, if there is one."""
+    if group.end <= group.now or state.own.fault[0]:
+        return IDLE
+    take_effect(state, pool, group, group.end)
+    return STEPPED
 
 
 @kernel
 def step(state: State, pool: Any, group: Any) -> int:
     """Schedule and run one round; IDLE if there is nothing to do until something arrives, or the engine has died.
 
-    An idle round says nothing about the next one, so whoever still waits is looked at once more.
+    An idle round says nothing about the next one, so whoever still waits is looked at once more, unless a round in
+    flight ends first.
     """
-    if state.own.fault[0] or not look(state, pool, group, 2):
+    if state.own.fault[0]:
         return IDLE
-    return conclude(state, pool, group, group.now + round_time(state, pool, group))
+    end = group.end
+    if look(state, pool, group, 1 if end > group.now else 2):
+        end = max(group.now, end) + round_time(state, pool, group)
+        log_group(state, group)
+    elif end <= group.now or state.own.fault[0]:
+        return IDLE
+    take_effect(state, pool, group, end)
+    return STEPPED
 
 
 @kernel
@@ -142,22 +173,27 @@ def steady_run(state: State, pool: Any, group: Any, until: float) -> int:
     """Decode rounds of a single lane in which nobody ends, is retracted or can be admitted."""
     i = group.first_lane
     lane, rank, settings = state.lanes[i], state.own.ranks[i], state.own.settings[group.pool]
+    ahead = pool.async_scheduling
     busy = rank.batch > 0 or rank.chunked != NONE or rank.ended > 0 or rank.running == 0
+    if ahead:
+        busy |= rank.flying_prompts > 0 or rank.flying_decodes == 0 or rank.late > 0
     if group.num_lanes > 1 or busy or (lane.queue_head != NONE and not rank.full):
         return 0
-    steps = next_finish(state.heap, lane) - lane.clock - 1
+    steps = next_finish(state.heap, lane) - lane.clock - (2 if ahead else 1)
     limit = np.inf if rank.full else until
-    row = write_row(state, group, lane, group.now, 0)
+    first_row = state.counters[ROWS]
+    row = write_row(state, group, lane, max(group.now, group.end), 0)
     row.decodes = lane.decodes
     row.kv_tokens = lane.kv_tokens
     row.waiting = lane.waiting
     state.phases[lane.phase] = rank.running
     first, done = 0, 0
-    while done < steps and group.now < limit and make_room(state.own, rank, rank.running):
+    while done < steps and group.now < limit and lasts(state.own, rank, 2 if ahead else 1):
         lane.free = rank.available
         rank.available -= rank.running
         first = used_blocks(settings, rank) if done == 0 else first
-        done += run_decodes(state, pool, group, lane, row, steps - done, limit, 0)
+        spare = max(rank.running - rank.evictable, 0) if ahead else 0
+        done += run_decodes(state, pool, group, lane, row, steps - done, limit, spare)
         rank.available = lane.free
     if done == 0:
         state.counters[ROWS] -= 1
@@ -170,7 +206,14 @@ def steady_run(state: State, pool: Any, group: Any, until: float) -> int:
         rank.ratio = max(rank.ratio - settings.decay, settings.min_ratio)
     lane.released = group.released = 0
     rank.last_decode = group.now
+    rank.flying_row = first_row
     return done
+
+
+@kernel
+def lasts(own: Arrays, rank: Any, rounds: int) -> bool:
+    """Whether memory is enough for so many decode rounds, if need be after evicting for the first of them."""
+    return make_room(own, rank, rank.running) and rank.available + rank.evictable >= rounds * rank.running
 
 
 @kernel
@@ -179,11 +222,15 @@ def update_bound(state: State, pool: Any, group: Any) -> None:
     group.bound = np.inf
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane, rank = state.lanes[i], state.own.ranks[i]
-        if lane.outstanding == 0 and rank.ended == 0 and rank.batch == 0:
+        settled = rank.idle or not pool.async_scheduling  # the ratio starts anew when nothing is in flight
+        if lane.outstanding == 0 and rank.ended == 0 and rank.batch == 0 and settled:
             continue
-        blocked = lane.queue_head == NONE or rank.full
-        if rank.batch > 0 or rank.chunked != NONE or not blocked or lane.decodes == 0:
+        blocked = lane.queue_head == NONE or (rank.full and rank.ended == 0)
+        prefills = rank.batch > 0 or rank.chunked != NONE or rank.flying_prompts > 0
+        if prefills or not blocked or lane.decodes == 0:
             group.bound = group.now
             return
         shortest = state.floats[pool.shortest_step + lane.decodes]
         group.bound = min(group.bound, group.now + float(next_finish(state.heap, lane) - lane.clock - 1) * shortest)
+    if group.bound == np.inf and group.end > group.now:
+        group.bound = group.end  # a round of those alone that had ended is in flight

@@ -69,10 +69,10 @@ def give_back(own: Arrays, rank: Any, r: int, known: int) -> None:
 
 
 @kernel
-def take_back(own: Arrays, rank: Any, r: int, known: int, wanted: int) -> None:
-    """Take the memory of a running request; evict from the tree what is then still short of ``wanted``."""
+def take_back(own: Arrays, rank: Any, r: int, held: int, wanted: int) -> None:
+    """Take the ``held`` tokens of a running request; evict from the tree what is then still short of ``wanted``."""
     entry = own.entries[r]
-    rank.available += known - 1
+    rank.available += held
     if own.tree.sizes[0] > 1:
         rank.available -= entry.prefix
         unlock(own.tree, rank, entry.node)

@@ -6,7 +6,7 @@ from windtunnel.core.heap import push, remove_at
 from windtunnel.core.kernel import kernel
 from windtunnel.core.lane import blocks_of, receive_token
 from windtunnel.core.lookup import lockstep_tokens, rank_time, step_time
-from windtunnel.core.records import DECODING, GONE, NONE, State
+from windtunnel.core.records import DECODING, GONE, NONE, ROWS, State
 from windtunnel.core.sglang_memory import give_back, keep
 from windtunnel.core.step import write_row
 
@@ -31,6 +31,7 @@ def used_blocks(settings: Any, rank: Any) -> int:
 def log_round(state: State, settings: Any, group: Any, i: int, start: float) -> None:
     """Record lane ``i``'s round: one row, and one more for each further chunk."""
     lane, rank, requests = state.lanes[i], state.own.ranks[i], state.requests
+    rank.row = state.counters[ROWS]
     r = lane.first_chunk
     for k in range(max(lane.chunks, 1)):
         row = write_row(state, group, lane, start, 1 if k == 0 else 0)
@@ -76,8 +77,6 @@ def emit_first(state: State, rank: Any, lane: Any, r: int, end: float) -> bool:
     request.state = DECODING
     request.context = entry.filled
     request.offset = request.context - lane.clock
-    lane.decodes += 1
-    lane.kv_tokens += request.context
     push(state.heap, lane, lane.clock + request.output - request.generated, r)
     return False
 
@@ -93,8 +92,9 @@ def end_request(lane: Any, requests: Array, r: int, end: float) -> None:
 
 
 @kernel
-def emit_decodes(state: State, rank: Any, lane: Any, end: float) -> None:
-    """Those whose last token this was leave, in the order of the running batch."""
+def emit_decodes(state: State, rank: Any, lane: Any, end: float, batch: Array, size: int) -> int:
+    """Those whose last token this was leave, in the order of the batch: ``size`` entries from the lane's seats on.
+    Returns how many."""
     own, requests = state.own, state.requests
     ending, last = 0, NONE
     while lane.heap_size > 0 and state.heap[lane.heap] >> 32 <= lane.clock:
@@ -104,14 +104,14 @@ def emit_decodes(state: State, rank: Any, lane: Any, end: float) -> None:
         requests[last].generated = requests[last].output
         end_request(lane, requests, last, end)
         ending += 1
-    rank.ended += ending
     if ending == 1:
         give_back(own, rank, last, requests[last].prompt + requests[last].output)
     elif ending > 1:
-        for i in range(rank.seats, rank.seats + rank.running):
-            r = own.running[i]
+        for i in range(rank.seats, rank.seats + size):
+            r = batch[i]
             if requests[r].state == GONE and requests[r].finish == end:
                 give_back(own, rank, r, requests[r].prompt + requests[r].output)
+    return ending
 
 
 @kernel
@@ -124,9 +124,14 @@ def update(state: State, i: int, end: float) -> None:
         rank.last_decode = end
     for k in range(rank.seats, rank.seats + lane.chunks):
         r = own.batch[k]
-        if r != rank.chunked and emit_first(state, rank, lane, r, end):
+        if r == rank.chunked:
+            continue
+        if emit_first(state, rank, lane, r, end):
             end_request(lane, state.requests, r, end)
+        else:
+            lane.decodes += 1
+            lane.kv_tokens += state.requests[r].context
     if rank.decodes > 0:
-        emit_decodes(state, rank, lane, end)
+        rank.ended += emit_decodes(state, rank, lane, end, own.running, rank.running)
     lane.outstanding -= lane.released
     lane.running = lane.outstanding - lane.waiting

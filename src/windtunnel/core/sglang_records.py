@@ -42,6 +42,15 @@ RANK = np.dtype(
         ("chunked", np.int64),
         ("mixed", np.int64),  # the last prefill round held the running requests too
         ("decodes", np.int64),  # decodes in the round that is being scheduled
+        ("row", np.int64),  # its first row in the log
+        # the round in flight, with the overlap schedule
+        ("flying", np.int64),  # whether there is one
+        ("flying_prompts", np.int64),  # entries of ``flying_prompts``
+        ("flying_decodes", np.int64),
+        ("flying_ends", np.int64),  # entries of ``flying_ends``
+        ("flying_row", np.int64),  # its first row in the log
+        ("idle", np.int64),  # the latest decision found nothing, and nothing was in flight
+        ("late", np.int64),  # decodes in it of requests that had ended before
         # the round that is being filled
         ("reserved", np.float64),
         ("computed", np.int64),
@@ -117,6 +126,10 @@ class Arrays(NamedTuple):
     """Per lane ``max_num_seqs`` requests that decode, in order."""
     batch: Any
     """Per lane ``max_num_seqs`` requests of the last prefill round, in order."""
+    flying_prompts: Any
+    """Per lane ``max_num_seqs`` requests whose prompt the round in flight completes, in order."""
+    flying_ends: Any
+    """Per lane ``max_num_seqs`` requests whose last decode is in the round in flight, in order."""
     scratch: Any
     """[4, longest list] room for sorting."""
     tree: Any
@@ -130,11 +143,13 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any]) ->
     for entry, limits, policy in zip(settings, fleet.limits, fleet.policies, strict=True):
         policy.check(limits)
         _set(entry, limits, policy)
+    pools["async_scheduling"] = [policy.async_scheduling for policy in fleet.policies]
     pool_of_lane = np.repeat(np.arange(len(pools)), np.multiply(fleet.replicas, fleet.lanes))
     seats = pools["max_num_seqs"][pool_of_lane]
     ranks = np.zeros(len(lanes), dtype=RANK)
     ranks["seats"] = np.cumsum(seats) - seats
     ranks["chunked"] = NONE
+    ranks["idle"] = 1
     ranks["ratio"] = settings["init_ratio"][pool_of_lane]
     ranks["available"] = settings["total_tokens"][pool_of_lane]
     n = len(demand.arrival)
@@ -151,6 +166,8 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any]) ->
         entries=attributes(entries),
         running=np.zeros(int(seats.sum()), dtype=np.int64),
         batch=np.zeros(int(seats.sum()), dtype=np.int64),
+        flying_prompts=np.zeros(int(seats.sum()), dtype=np.int64),
+        flying_ends=np.zeros(int(seats.sum()), dtype=np.int64),
         scratch=np.zeros((4, longest), dtype=np.int64),
         tree=Tree(
             nodes=attributes(np.zeros(0, dtype=NODE)),

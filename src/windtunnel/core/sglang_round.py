@@ -7,7 +7,7 @@ import numpy as np
 from windtunnel.core.heap import remove
 from windtunnel.core.kernel import called_kernel, kernel
 from windtunnel.core.lane import enqueue_last
-from windtunnel.core.records import DECODING, NONE, PREFILLING, QUEUED, State
+from windtunnel.core.records import DECODING, GONE, NONE, PREFILLING, QUEUED, State
 from windtunnel.core.sglang_admission import admit_round, generated_of
 from windtunnel.core.sglang_memory import NO_SPACE_FOR_ONE, allocate, keep, make_room, take_back
 from windtunnel.core.sglang_output import stop
@@ -27,7 +27,7 @@ def drop_ended(own: Arrays, rank: Any, requests: Array) -> None:
     kept = rank.seats
     for i in range(rank.seats, rank.seats + rank.running):
         r = own.running[i]
-        if requests[r].state == DECODING:
+        if requests[r].state != GONE:
             own.running[kept] = r
             kept += 1
     rank.running = kept - rank.seats
@@ -35,15 +35,20 @@ def drop_ended(own: Arrays, rank: Any, requests: Array) -> None:
 
 
 @kernel
-def join_prefilled(own: Arrays, rank: Any, requests: Array) -> None:
-    """The last round's prefilled requests decode from now on, before those that decoded beside them."""
+def join_prefilled(own: Arrays, rank: Any, lane: Any, requests: Array) -> None:
+    """The last round's prefilled requests decode from now on, before those that decoded beside them. Where that round
+    is still in flight, they count as decodes before their first token is known."""
     if rank.batch == 0:
         return
     joining = 0
     for i in range(rank.seats, rank.seats + rank.batch):
-        if requests[own.batch[i]].state == DECODING:
-            own.scratch[0, joining] = own.batch[i]
+        r = own.batch[i]
+        if r != rank.chunked and requests[r].state != GONE:
+            own.scratch[0, joining] = r
             joining += 1
+            if rank.flying:
+                lane.decodes += 1
+                lane.kv_tokens += own.entries[r].filled
     shrunk = joining < rank.batch
     if rank.mixed:
         shrunk |= rank.ended > 0
@@ -136,11 +141,21 @@ def order_by_generated(own: Arrays, rank: Any, lane: Any, requests: Array) -> No
 def send_back(state: State, rank: Any, lane: Any, r: int, wanted: int) -> None:
     """Retract one request; evict until ``wanted`` tokens are free."""
     request = state.requests[r]
-    stop(lane, request)
-    request.generated = request.context - request.prompt + 1
-    remove(state.heap, lane, lane.clock + request.output - request.generated, r)
-    take_back(state.own, rank, r, request.prompt + request.generated, wanted)
-    request.last_token = max(request.last_token, rank.last_decode)
+    if request.state == DECODING:
+        stop(lane, request)
+        request.generated = request.context - request.prompt + 1
+        remove(state.heap, lane, lane.clock + request.output - request.generated, r)
+        request.last_token = max(request.last_token, rank.last_decode)
+        held = request.context
+        if rank.flying_decodes > 0:  # its token in flight is lost
+            held += 1
+            lane.kv_tokens -= 1
+            state.rows[rank.flying_row].discarded += 1
+    else:  # its first token is in flight
+        held = state.own.entries[r].filled
+        lane.decodes -= 1
+        lane.kv_tokens -= held
+    take_back(state.own, rank, r, held, wanted)
     request.preemptions += 1
     request.state = QUEUED
     enqueue_last(lane, state.requests, r)
@@ -171,14 +186,15 @@ def schedule_round(state: State, settings: Any, pool: Any, i: int, now: float) -
     own, lane, rank = state.own, state.lanes[i], state.own.ranks[i]
     if rank.chunked != NONE:
         keep(own, rank, rank.chunked)
-    join_prefilled(own, rank, state.requests)
+    join_prefilled(own, rank, lane, state.requests)
     lane.chunks = 0
     lane.chunk_tokens = 0
     rank.decodes = 0
     found = prefill(own, settings, pool, rank, lane, state.requests, now)
     if not found and not own.fault[0]:
         found = decode(state, settings, rank, lane)
-    if not found:
+    rank.idle = not found and not rank.flying
+    if rank.idle:
         rank.ratio = settings.init_ratio
     lane.running = lane.outstanding - lane.waiting
     return found

@@ -42,7 +42,12 @@ def own_scheduler(engine: Any) -> Settings:
     rules = PRESETS[preset(engine.preset).rules]
     chunked = engine.enable_chunked_prefill is not False
     if isinstance(rules, Sglang):
-        return replace(rules, chunked_prefill=chunked, radix_cache=bool(engine.enable_prefix_caching))
+        return replace(
+            rules,
+            chunked_prefill=chunked,
+            radix_cache=bool(engine.enable_prefix_caching),
+            disable_overlap_schedule=engine.async_scheduling is False,
+        )
     if isinstance(rules, Policy):
         return replace(rules, chunked_prefill=chunked, refuse_long_prompts=not chunked)
     by_priority = engine.scheduling_policy == "priority"
@@ -76,7 +81,7 @@ def require_own_settings(engine: Any) -> None:
 def decides_late(engine: Any) -> bool:
     """Whether the engine's scheduler, where it runs beside the GPU, is simulated as if it knew each step's outcome."""
     rules = PRESETS[preset(engine.preset).rules] if engine.scheduler is None else named_settings(engine.scheduler)
-    return bool(engine.async_scheduling) and isinstance(rules, Policy | Sglang)
+    return bool(engine.async_scheduling) and isinstance(rules, Policy)
 
 
 def named_settings(text: str | None) -> Settings | None:
@@ -97,7 +102,7 @@ def is_asynchronous(settings: Settings | None) -> bool:
 def with_named_scheduler(resolved: Any, engine: Any) -> Any:
     """The resolved engine without the settings of a scheduler that it does not use.
 
-    Whether SGLang or TensorRT-LLM work ahead of the GPU is no matter of their schedulers' other settings: it stays.
+    Whether TensorRT-LLM works ahead of the GPU is no matter of its scheduler's other settings: it stays.
 
     Raises:
         InputError: one of them is set.
@@ -108,7 +113,7 @@ def with_named_scheduler(resolved: Any, engine: Any) -> Any:
         if getattr(engine, name) != defaults[name]:
             raise _misplaced(name, getattr(engine, name), engine.scheduler)
     named = named_settings(engine.scheduler)
-    if type(named) in NOT_READ_BY and type(named) is type(PRESETS[preset(engine.preset).rules]):
+    if isinstance(named, Policy) and isinstance(PRESETS[preset(engine.preset).rules], Policy):
         return replace(resolved, **{name: defaults[name] for name in owned})
     asynchronous = is_asynchronous(named)
     if engine.async_scheduling not in (None, asynchronous):

@@ -20,7 +20,7 @@ class Sglang:
 
     A round prefills waiting requests as long as the memory that they and the running ones are expected to need is
     free; what running ones still need is guessed by a ratio, which falls while decoding goes well and jumps when
-    memory ran out and somebody had to be retracted. Page size 1, overlap schedule off.
+    memory ran out and somebody had to be retracted. Page size 1.
     """
 
     chunked_prefill: bool = True
@@ -38,6 +38,9 @@ class Sglang:
     ignore_eos: bool = False
     """Every request declares its true length: without radix cache, admission follows the memory to each one's end."""
 
+    disable_overlap_schedule: bool = False
+    """Decide a round when the one before it has ended, and not while that one runs."""
+
     def __post_init__(self) -> None:
         if self.max_prefill_tokens < 1:
             raise InputError(f"max_prefill_tokens={self.max_prefill_tokens}: must be ≥ 1")
@@ -45,6 +48,12 @@ class Sglang:
             raise InputError(f"schedule_conservativeness={self.schedule_conservativeness}: must be ≥ 0")
         if self.schedule_policy not in get_args(Order):
             raise unknown("schedule_policy", self.schedule_policy, get_args(Order))
+
+    @property
+    def async_scheduling(self) -> bool:
+        """A round is decided while the one before it runs: whoever arrives meanwhile is seen a round later, and whoever
+        ends takes part in one more."""
+        return not self.disable_overlap_schedule
 
     @property
     def init_new_token_ratio(self) -> float:

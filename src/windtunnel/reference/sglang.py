@@ -1,6 +1,8 @@
-"""The scheduler of SGLang 0.4.6.post5, round by round (managers/scheduler.py, schedule_batch.py), overlap off.
+"""The scheduler of SGLang 0.4.6.post5, round by round (managers/scheduler.py, schedule_batch.py).
 
-A round prefills waiting requests alone, or decodes all running ones; with mixed chunk both share the batch.
+A round prefills waiting requests alone, or decodes all running ones; with mixed chunk both share the batch. With the
+overlap schedule the caller asks for the next round before the outcome of the one before is known (event_loop_overlap,
+scheduler_output_processor_mixin.py): nobody's end is foreseen, not even that by length.
 """
 
 from dataclasses import dataclass
@@ -57,6 +59,8 @@ class Scheduler:
         self.chunked: Request | None = None
         self.last_prefill: Batch | None = None
         self.new_token_ratio = settings.ratios.init_new_token_ratio
+        self.in_flight = 0
+        """Rounds whose outcome is not known."""
         self.fresh = count(FIRST_GENERATED)
 
     def add(self, request: Request) -> None:
@@ -75,7 +79,11 @@ class Scheduler:
         batch = self.last_prefill = self._prefill()
         if batch is None:
             batch = self._decode()
-        if batch is None:
+        if batch is not None:
+            self.in_flight += 1
+            for part in batch.scheduled:
+                part.request.in_flight += part.request is not batch.chunked
+        elif not self.in_flight:
             self.new_token_ratio = self.settings.ratios.init_new_token_ratio
         return batch
 
@@ -103,8 +111,6 @@ class Scheduler:
             return None
         taken = set(admitted)
         self.waiting = [request for request in self.waiting if request not in taken]
-        if self.chunked:
-            self.chunked.chunked = True
         self.pool.allocate(sum(request.extend for request in admitted))
         scheduled = [Scheduled(request, request.extend, request.prefix, False) for request in admitted]
         batch = Batch("extend", scheduled, [], self.chunked)
@@ -181,12 +187,21 @@ class Scheduler:
         return retracted
 
     def update(self, batch: Batch, time: float = 0.0) -> tuple[list[Request], list[Request]]:  # noqa: ARG002 - not asked
-        """The batch has run: a token for every request whose prompt is done. Returns (emitted, finished), in order."""
+        """The oldest batch in flight has run: a token for every request whose prompt is done. Returns (emitted,
+        finished), in order.
+
+        With the overlap schedule a request may have ended in the batch before: its token is one too many, and gives its
+        place back. One that was retracted meanwhile has lost its place, and its token with it.
+        """
+        self.in_flight -= 1
         emitted: list[Request] = []
         finished: list[Request] = []
         for request, _, _, decodes in batch.scheduled:
-            if request.chunked:
-                request.chunked = False
+            if request is batch.chunked or request.retracted:
+                continue
+            request.in_flight -= 1
+            if request.finished:
+                self.pool.available += 1
                 continue
             request.tokens.append(next(self.fresh))
             emitted.append(request)
@@ -200,4 +215,4 @@ class Scheduler:
 
 
 def _decodes(running: list[Request]) -> list[Scheduled]:
-    return [Scheduled(request, 1, request.num_tokens - 1, True) for request in running]
+    return [Scheduled(request, 1, request.held, True) for request in running]

@@ -123,6 +123,7 @@ class Admission:
 
     def _admit(self, request: Request, tokens: int, reserve: int) -> None:
         request.fill = request.prefix + tokens
+        request.retracted = False
         self.admitted.append(request)
         self.reserved += tokens + reserve
         self.computed += tokens

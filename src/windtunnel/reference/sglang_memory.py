@@ -81,9 +81,10 @@ class TokenPool:
 
     def retract(self, request: Request, wanted: int) -> None:
         """Take the memory of a running request; evict from the tree what is then still short of ``wanted``."""
-        self.available += request.num_tokens - 1
+        self.available += request.held
         if self.tree:
             self.available -= request.prefix
             self.unlock(request)
             self.available += self.tree.evict(max(wanted - self.available, 0))
         request.prefix, request.node = 0, None
+        request.in_flight, request.retracted = 0, True

@@ -1,5 +1,7 @@
 """SGLang's scheduler as one rank of the event loop."""
 
+from collections import deque
+
 from windtunnel.policy import Limits, Sglang
 from windtunnel.reference import sglang
 from windtunnel.reference.batch import Batch, Scheduled
@@ -19,6 +21,8 @@ class SglangRank:
         self.block_size = limits.block_size
         self.outstanding = 0
         self.requests: dict[str, Request] = {}
+        self.rounds: deque[tuple[Batch, sglang.Batch]] = deque()
+        """The rounds in flight."""
 
     @property
     def num_waiting(self) -> int:
@@ -45,9 +49,10 @@ class SglangRank:
         self.scheduler.waiting.append(Sequence(str(request.id), tokens, request.output_tokens, request.max_tokens))
 
     def schedule(self, now: float) -> Batch:  # noqa: ARG002 - the rules do not look at the time
-        """The next round. An idle one says nothing about the next, so whoever still waits is looked at once more."""
+        """The next round. An idle one says nothing about the next, so whoever still waits is looked at once more,
+        unless a round in flight ends first."""
         found = self.scheduler.schedule()
-        if found is None and self.scheduler.waiting:
+        if found is None and self.scheduler.waiting and not self.rounds:
             found = self.scheduler.schedule()
         batch = Batch()
         for sequence in found.retracted if found else ():
@@ -59,17 +64,19 @@ class SglangRank:
             if not part.decodes and not part.request.generated and not request.num_computed_tokens:
                 request.cached_tokens = part.start
             request.num_computed_tokens = part.start + part.tokens
-            request.resumed = not part.decodes and request.preemptions > 0
-            emits = not part.request.chunked
+            request.resumed |= not part.decodes and request.preemptions > 0
+            emits = found is not None and part.request is not found.chunked
             batch.scheduled.append(Scheduled(request, part.tokens, part.start, part.decodes, emits))
-        self.round = found
+        if found:
+            self.rounds.append((batch, found))
         return batch
 
-    def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:  # noqa: ARG002 - kept whole
+    def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
         """The round has run."""
-        if self.round is None:
+        if not self.rounds or self.rounds[0][0] is not batch:
             return [], []
-        emitted, finished = ([self.requests[each.id] for each in part] for part in self.scheduler.update(self.round))
+        _, done = self.rounds.popleft()
+        emitted, finished = ([self.requests[each.id] for each in part] for part in self.scheduler.update(done))
         for request in emitted:
             request.receive_token(time)
         self.outstanding -= len(finished)

@@ -14,7 +14,7 @@ ORDERS = get_args(Order)
 
 @dataclass(frozen=True)
 class Settings:
-    """Server arguments that the scheduler reads, in SGLang's words; page size 1, overlap off.
+    """Server arguments that the scheduler reads, in SGLang's words; page size 1.
 
     Raises:
         InputError: a value that the engine can't run with.
@@ -32,6 +32,8 @@ class Settings:
     schedule_conservativeness: float = 1.0
     enable_mixed_chunk: bool = False
     ignore_eos: bool = False
+    disable_overlap_schedule: bool = True
+    """A round is decided when the one before it has ended; otherwise while that one runs."""
 
     def __post_init__(self) -> None:
         for name in ("max_running_requests", "max_total_tokens", "max_prefill_tokens"):
@@ -61,6 +63,7 @@ class Settings:
             schedule_conservativeness=policy.schedule_conservativeness,
             enable_mixed_chunk=policy.enable_mixed_chunk,
             ignore_eos=policy.ignore_eos,
+            disable_overlap_schedule=policy.disable_overlap_schedule,
         )
 
     @property
@@ -98,8 +101,11 @@ class Request:
     """Tokens in memory after that."""
     node: Node | None = None
     """Where ``prefix`` ends in the tree; locked from admission to the end."""
-    chunked: bool = False
-    """The batch under way leaves its prompt unfinished."""
+    in_flight: int = 0
+    """Tokens being sampled, whose value is not known: two of them with the overlap schedule, while its next round is
+    decided."""
+    retracted: bool = False
+    """Sent back to the queue, and not admitted since."""
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -114,6 +120,11 @@ class Request:
     def generated(self) -> int:
         """Generated tokens."""
         return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def held(self) -> int:
+        """Places in memory while it decodes: the token sampled last has none yet."""
+        return self.num_tokens + self.in_flight - 1
 
     @property
     def extend(self) -> int:

@@ -1,9 +1,10 @@
 """SGLang's scheduler of the compiled core, round by round: what it decides is read from its arrays."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple, cast
 
-from windtunnel.core.records import GONE, NONE
+from windtunnel.core.records import GONE, NONE, PREFILLING, QUEUED
 from windtunnel.core.sglang import check
 from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.policy import Limits, Sglang
@@ -37,6 +38,9 @@ class CoreScheduler:
             [request.max_new_tokens for request in requests],
         )
         self.stepper = Stepper(_limits(settings), _policy(settings), columns)
+        self.overlaps = not settings.disable_overlap_schedule
+        self.decided = False
+        """A batch was decided, and has not been launched."""
         if settings.chunk_tokens is not None:  # which may be less than max_running_requests here
             self.stepper.state.own.settings["chunk_tokens"] = settings.chunk_tokens
 
@@ -87,9 +91,12 @@ class CoreScheduler:
 
     def schedule(self) -> Batch | None:
         """Decide the next round; None if it is idle. Raises InputError where the engine would die."""
+        if self.decided:  # nothing was in flight before it
+            self._launch()
         before = set(self._queue())
         found, _ = self.stepper.decide(self.stepper.now)
         check(self.stepper.state.own)
+        self.decided = found
         if not found:
             return None
         prompts = self._seats("batch", int(self.lane["chunks"]))
@@ -103,19 +110,42 @@ class CoreScheduler:
         )
 
     def update(self, batch: Batch, end: float) -> tuple[list[Request], list[Request]]:
-        """The batch has run at ``end``: a token for every request whose prompt is done. Returns (emitted, finished)."""
-        emitted = [part.request for part in batch.scheduled if part.request is not batch.chunked]
-        self.stepper.conclude(end)
+        """The oldest batch has run at ``end``: a token for every request whose prompt is done, unless it had ended
+        before or was retracted meanwhile. Returns (emitted, finished)."""
+        parts = [part.request for part in batch.scheduled if part.request is not batch.chunked]
+        emitted = [request for request in parts if self._row(request)["state"] not in (GONE, QUEUED)]
+        if not self.overlaps:
+            self.stepper.conclude(end)
+            self.decided = False
+        else:
+            self.stepper.state.groups[ONLY]["end"] = end
+            if self.decided:
+                self._launch()
+            else:
+                self.stepper.pass_over(False)
         for request in emitted:
-            request.finished = bool(self.columns[self.number[request]]["state"] == GONE)
+            request.finished = bool(self._row(request)["state"] == GONE)
         return emitted, [request for request in emitted if request.finished]
+
+    def _launch(self) -> None:
+        """What was decided is in flight; when it ends is told by ``update``."""
+        self.stepper.conclude(inf)
+        self.decided = False
+
+    def _row(self, request: Request) -> Any:
+        return self.columns[self.number[request]]
 
     def _chunk(self, r: int) -> Scheduled:
         row = self.columns[r]
         return Scheduled(self.requests[r], int(row["chunk"]), int(row["context"]), False)
 
     def _decode(self, r: int) -> Scheduled:
-        return Scheduled(self.requests[r], 1, int(self.columns[r]["offset"] + self.lane["clock"]), True)
+        """A part of a decode; what is in flight counts as in memory."""
+        row = self.columns[r]
+        if row["state"] == PREFILLING:
+            return Scheduled(self.requests[r], 1, int(self.stepper.state.own.entries[r]["filled"]), True)
+        ahead = int(self.rank["flying_decodes"] > 0)
+        return Scheduled(self.requests[r], 1, int(row["offset"] + self.lane["clock"]) + ahead, True)
 
     def _seats(self, name: str, count: int) -> list[int]:
         first = int(self.rank["seats"])
@@ -144,4 +174,5 @@ def _policy(settings: Settings) -> Sglang:
         schedule_conservativeness=settings.schedule_conservativeness,
         enable_mixed_chunk=settings.enable_mixed_chunk,
         ignore_eos=settings.ignore_eos,
+        disable_overlap_schedule=settings.disable_overlap_schedule,
     )

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.reference import sglang
@@ -40,7 +40,8 @@ def replay(recording: Recording, version: str, engine: str = "reference") -> Ite
     settings = _settings(recording.config)
     yield {"type": "header", "sglang": VERSIONS[version], "config": recording.config, "batch_time": times}
     ticks = {key: _ticks(value) for key, value in times.items()}
-    yield from _Loop(_scheduler(engine, settings, requests), requests, ticks).run()
+    depth = 1 if settings.disable_overlap_schedule else 2
+    yield from _Loop(_scheduler(engine, settings, requests), requests, ticks, depth).run()
 
 
 def _scheduler(engine: str, settings: Settings, requests: list["_Replayed"]) -> "Scheduler":
@@ -95,7 +96,7 @@ class Scheduler(Protocol):
         """Decide the next round; None if it is idle."""
 
     def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
-        """The batch has run at ``time``: (requests that got a token, those that ended), in batch order."""
+        """The oldest batch has run at ``time``: (requests that got a token, those that ended), in batch order."""
 
 
 def _settings(config: dict[str, Any]) -> Settings:
@@ -165,32 +166,52 @@ class _Replayed:
         }
 
 
+class _Flying(NamedTuple):
+    """A batch on its way."""
+
+    batch: Batch
+    end: Fraction
+    """In ticks."""
+    record: dict[str, Any]
+
+
 @dataclass
 class _Loop:
-    """The recorder's loop: arrivals join, the scheduler decides, time goes on, the outputs are fed back."""
+    """The recorder's loop: arrivals join, the scheduler decides, time goes on, the outputs are fed back.
+
+    With the overlap schedule the next decision comes before: two batches are in flight.
+    """
 
     scheduler: Scheduler
     requests: list[_Replayed]
     times: dict[str, Fraction]
+    depth: int = 1
+    """Batches in flight at most."""
     now: Fraction = Fraction(0)
     steps: int = 0
     coming: deque[_Replayed] = field(init=False)
     by_id: dict[str, _Replayed] = field(init=False)
+    flying: deque[_Flying] = field(init=False)
 
     def __post_init__(self) -> None:
         self.coming = deque(self.requests)
         self.by_id = {entry.request.id: entry for entry in self.requests}
+        self.flying = deque()
 
     def run(self) -> Iterator[dict[str, Any]]:
         """Step records and the summary."""
         idle = 0
         arrived: list[str] = []
-        while not all(entry.request.finished for entry in self.requests):
+        while self.flying or not all(entry.request.finished for entry in self.requests):
             arrived += self._arrivals()
             batch = self.scheduler.schedule()
             if batch is not None:
-                yield self._step(batch, arrived)
+                self._launch(batch, arrived)
                 idle, arrived = 0, []
+            if len(self.flying) == self.depth or (batch is None and self.flying):
+                yield self._land()
+            elif batch is not None:
+                continue
             elif self.coming:  # even if requests wait
                 self.now = max(self.now, Fraction(self.coming[0].row.arrival))
             elif (idle := idle + 1) > 1:  # nothing has changed since the idle round before
@@ -207,25 +228,29 @@ class _Loop:
             arrived.append(request.id)
         return arrived
 
-    def _step(self, batch: Batch, arrived: list[str]) -> dict[str, Any]:
-        start = self.now
-        decision = self._decision(batch)
-        self.now += self._duration(batch)
-        emitted, finished = self.scheduler.update(batch, float(self.now))
-        self._note(batch, emitted)
+    def _launch(self, batch: Batch, arrived: list[str]) -> None:
+        """The batch starts when the one before it has ended; its record lacks the outcome."""
+        start = self.flying[-1].end if self.flying else self.now
+        end = start + self._duration(batch)
         record = {
             "type": "step",
             "step": self.steps,
             "mode": batch.mode,
             "t_start": _seconds(start),
-            "t_end": _seconds(self.now),
+            "t_end": _seconds(end),
             "arrived": arrived,
-            **decision,
-            "emitted": [request.id for request in emitted],
-            "finished": [request.id for request in finished],
+            **self._decision(batch),
         }
         self.steps += 1
-        return record
+        self.flying.append(_Flying(batch, end, record))
+
+    def _land(self) -> dict[str, Any]:
+        """The oldest batch has run: its record."""
+        batch, self.now, record = self.flying.popleft()
+        emitted, finished = self.scheduler.update(batch, float(self.now))
+        self._note(batch, emitted)
+        emitted_ids, finished_ids = ([request.id for request in part] for part in (emitted, finished))
+        return record | {"emitted": emitted_ids, "finished": finished_ids}
 
     def _decision(self, batch: Batch) -> dict[str, Any]:
         scheduler = self.scheduler
