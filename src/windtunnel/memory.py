@@ -196,8 +196,12 @@ def _scan_elements(model: Model, engine: Engine, mixer: StateSpace) -> float:
 
 
 def _network_elements(model: Model, engine: Engine, layer: Layer) -> float:
-    """The intermediate state of a network; of experts, every token once per chosen one."""
+    """The intermediate state of a network; of experts, every token once per chosen one. Of a network before experts its
+    sum is kept."""
     tp, dp, mlp = engine.tensor_parallel_size, engine.data_parallel_size, layer.mlp
+    if layer.beside:
+        parts = (replace(layer, mlp=layer.beside, beside=None), replace(layer, beside=None))
+        return model.hidden_size + max(_network_elements(model, engine, part) for part in parts)
     if mlp is None:
         return 0.0
     if not isinstance(mlp, MoE):

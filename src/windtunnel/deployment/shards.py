@@ -5,7 +5,7 @@ from dataclasses import replace
 from windtunnel.deployment.engine import Engine
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model import Attention, Model, MoE, StateSpace
+from windtunnel.model import MLP, Attention, Model, MoE, StateSpace
 from windtunnel.model.layers import Layer
 from windtunnel.model.spec import VOCAB_PADDING
 
@@ -24,10 +24,10 @@ def require_shardable(engine: Engine, model: Model, device: Device) -> None:
         raise InputError(f"enable_expert_parallel: {model.name} has no experts; leave it out")
     for _, layer in model.layers:
         _require_mixer(layer, tp, device, model)
-        mlp = layer.mlp
+        mlp, dense = layer.mlp, layer.beside or layer.mlp
+        if isinstance(dense, MLP):
+            _require_width("intermediate_size", dense.intermediate_size, tp, "mlp", model)
         if not isinstance(mlp, MoE):
-            if mlp:
-                _require_width("intermediate_size", mlp.intermediate_size, tp, "mlp", model)
             continue
         if not engine.enable_expert_parallel:
             _require_width("moe_intermediate_size", mlp.intermediate_size, ranks, "experts", model)

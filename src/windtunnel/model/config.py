@@ -5,12 +5,13 @@ from itertools import groupby
 from windtunnel.errors import InputError
 from windtunnel.model.block_sparse import read_block_sparse
 from windtunnel.model.families import FAMILIES, Family
+from windtunnel.model.gemma4 import BESIDE, EXPERT_MODULES, has_experts_beside, read_global
 from windtunnel.model.hybrid import Parts, state_space
 from windtunnel.model.keys import Json, Keys
 from windtunnel.model.kimi_delta import read_kimi_delta
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, Quantization
-from windtunnel.model.quantization_config import read_quantization
+from windtunnel.model.quantization_config import MODULES, read_quantization
 from windtunnel.model.refused import refuse_what_is_not_simulated
 from windtunnel.model.shared_index import chooses_tokens
 from windtunnel.model.spec import Model
@@ -19,6 +20,7 @@ from windtunnel.model.state_space import StateSpace
 GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "gelu_pytorch_tanh")
 MOE_SIZE_KEYS = ("intermediate_size", "moe_intermediate_size")
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "model_max_length")
+TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "top_k_experts")
 MOE_COUNT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -120,7 +122,8 @@ def _quantization(
     """None where no layer has any part that the configuration covers."""
     hybrid = any(isinstance(layer.attention, StateSpace) for layer in layers)
     holders = {part: _holders(part, layers) for part in LINEARS} if hybrid else None
-    found = read_quantization(name, config, hf_quant_config, len(layers), holders)
+    modules = MODULES | {"experts": EXPERT_MODULES} if any(layer.beside for layer in layers) else MODULES
+    found = read_quantization(name, config, hf_quant_config, len(layers), holders, modules)
     return found if found is None or found.parts else None
 
 
@@ -156,6 +159,8 @@ def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
     attention = _layer_attention(keys, family, hidden, index)
     mlp = _moe(keys, family) if _is_moe(keys, index) else _mlp(keys, family, hidden)
     block = keys.integer("attn_res_block_size", default=0)
+    if has_experts_beside(keys) and isinstance(mlp, MoE):
+        return Layer(attention, mlp, family.norms + BESIDE, beside=_mlp(keys, family, hidden))
     return Layer(attention, mlp, family.norms, -(-index // block) if block else None)
 
 
@@ -167,7 +172,7 @@ def _layer_attention(keys: Keys, family: Family, hidden: int, index: int) -> Att
         return _mla(keys, index)
     if _is_linear(keys, index):
         return _linear_attention(keys)
-    return read_block_sparse(keys, _attention(keys, family, hidden, index), index)
+    return read_block_sparse(keys, read_global(keys, _attention(keys, family, hidden, index)), index)
 
 
 def _is_linear(keys: Keys, index: int) -> bool:
@@ -251,7 +256,7 @@ def _window(keys: Keys, family: Family, index: int) -> int:
 
 
 def _is_moe(keys: Keys, index: int) -> bool:
-    if not any(keys.get(name) for name in MOE_COUNT_KEYS):
+    if not any(keys.get(name) for name in MOE_COUNT_KEYS) or has_experts_beside(keys) is False:
         return False
     dense_first = keys.integer("first_k_dense_replace", default=0)
     frequency = keys.get("moe_layer_freq")
@@ -264,11 +269,11 @@ def _is_moe(keys: Keys, index: int) -> bool:
 
 
 def _moe(keys: Keys, family: Family) -> MoE:
-    size = keys.integer("moe_intermediate_size", "intermediate_size")
+    size = keys.integer("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
     shared = keys.integer("n_shared_experts", "num_shared_experts", default=family.shared_experts) * size
     return MoE(
         num_experts=keys.integer(*MOE_COUNT_KEYS),
-        top_k=keys.integer("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k"),
+        top_k=keys.integer(*TOP_K_KEYS),
         intermediate_size=size,
         gated=family.gated,
         shared_intermediate_size=keys.integer(

@@ -102,6 +102,7 @@ GEMMA3 = Family(
         "sliding_window": 4096,
     },
 )
+GEMMA4 = Family(tied=True, norms=4, qk_norm=True, router_bias=True, slides=all_but_every_nth)
 PHI = Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norms=1, norm_bias=True, lm_head_bias=True)
 OPT = Family(
     gated=False,
@@ -161,6 +162,8 @@ FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": GEMMA3,
+    "Gemma4ForCausalLM": GEMMA4,
+    "Gemma4ForConditionalGeneration": GEMMA4,
     "OPTForCausalLM": OPT,
     "GptOssForCausalLM": GPT_OSS,
     "MiniMaxM2ForCausalLM": Family(),

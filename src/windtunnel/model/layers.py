@@ -306,6 +306,8 @@ class Layer:
     residual_blocks: int | None = None
     """Sums of earlier layers that every normalisation weighs and adds to the residual (attention residuals, Kimi-K3:
     vllm/models/kimi_k3/nvidia/ops/attn_res.py); None: there is the residual alone."""
+    beside: MLP | None = None
+    """A dense network that runs before the experts on the same tokens (Gemma-4); both sums are added."""
 
     def __post_init__(self) -> None:
         if self.attention is None and self.mlp is None:

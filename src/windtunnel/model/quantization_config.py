@@ -12,6 +12,7 @@ Json = Mapping[str, Any]
 Holders = Mapping[str, Sequence[int]]
 """Part -> layers that hold it."""
 
+Modules = Mapping[str, str]
 MODULES = {
     "qkv": "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.q_a_proj backbone.layers.{i}.mixer.in_proj "
     "model.layers.{i}.mamba.in_proj model.layers.{i}.linear_attn.in_proj_qkv model.layers.{i}.linear_attn.in_proj_qkvz",
@@ -27,31 +28,36 @@ MODULES = {
 
 
 def read_quantization(
-    name: str, config: Json | None, hf_quant_config: Json | None, num_layers: int, holders: Holders | None = None
+    name: str,
+    config: Json | None,
+    hf_quant_config: Json | None,
+    num_layers: int,
+    holders: Holders | None = None,
+    modules: Modules = MODULES,
 ) -> Quantization | None:
     """What config.json or hf_quant_config.json says about stored weights; None: they have the model's dtype.
 
-    A part counts as excluded when it is excluded in the middle layer, or in most of its ``holders`` where they are
-    given: checkpoints that exclude single layers are taken as their bulk. Raises InputError for a method that is not
-    simulated.
+    A part, whose names ``modules`` has, counts as excluded when it is excluded in the middle layer, or in most of its
+    ``holders`` where they are given: checkpoints that exclude single layers are taken as their bulk. Raises InputError
+    for a method that is not simulated.
     """
     held = holders or dict.fromkeys(LINEARS, (num_layers // 2,))
     if config:
-        return _from_config(name, config, held)
+        return _from_config(name, config, held, modules)
     if hf_quant_config:
         body = hf_quant_config.get("quantization", {})
         if body.get("quantized_layers"):
             return mixed(name, body)
         excluded = body.get("exclude_modules") or ()
         kv = body.get("kv_cache_quant_algo")
-        return uniform(name, str(body.get("quant_algo")), kv, body.get("group_size"), _parts(excluded, held))
+        return uniform(name, str(body.get("quant_algo")), kv, body.get("group_size"), _parts(excluded, held, modules))
     return None
 
 
-def _from_config(name: str, config: Json, holders: Holders) -> Quantization:  # noqa: PLR0911 - one per method
+def _from_config(name: str, config: Json, holders: Holders, modules: Modules) -> Quantization:  # noqa: PLR0911 - one per method
     method = str(config.get("quant_method", "")).lower()
     excluded = config.get("modules_to_not_convert") or config.get("ignored_layers") or config.get("ignore") or ()
-    parts = _parts(excluded, holders)
+    parts = _parts(excluded, holders, modules)
     if config.get("quantized_layers"):
         return mixed(name, config)
     if config.get("quant_algo"):
@@ -106,13 +112,13 @@ def _integer(name: str, bits: int, group: int, parts: frozenset[str]) -> Quantiz
     return Quantization(f"int{bits}", parts, group_size=max(group, 0), weight_only=True)
 
 
-def _parts(excluded: Iterable[str], holders: Holders) -> frozenset[str]:
+def _parts(excluded: Iterable[str], holders: Holders, modules: Modules) -> frozenset[str]:
     """The parts of a layer that a checkpoint quantises, given the modules that it excludes."""
     patterns = [_pattern(module) for module in excluded]
 
     def is_excluded(part: str, layer: int) -> bool:
-        modules = MODULES[part].replace("{i}", str(layer)).split()
-        return any(pattern.match(module) for module in modules for pattern in patterns)
+        names = modules[part].replace("{i}", str(layer)).split()
+        return any(pattern.match(name) for name in names for pattern in patterns)
 
     return frozenset(
         part for part in LINEARS if 2 * sum(is_excluded(part, layer) for layer in holders[part]) <= len(holders[part])

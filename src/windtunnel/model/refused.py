@@ -10,7 +10,6 @@ BY_KEY: dict[str, str] = {
     "index_kpool": "sparse attention over pooled keys (index_kpool)",
     "compress_ratios": "sparse attention layers (DeepSeek-V4 compressed attention)",
     "block_configs": "layers without attention or with their own widths (block_configs)",
-    "attention_k_eq_v": "attention with shared keys and values (attention_k_eq_v)",
     "num_kv_shared_layers": "layers that share another layer's KV cache",
     "hidden_size_per_layer_input": "per-layer embeddings",
     "cross_attention_layers": "cross attention layers",
@@ -29,7 +28,6 @@ STATE_SPACE: dict[str, str] = {
 
 BY_ARCHITECTURE: dict[str, str] = {
     "DeepseekV4ForCausalLM": "sparse attention layers (DeepSeek-V4 compressed attention)",
-    "Gemma4ForConditionalGeneration": "attention with shared keys and values (Gemma-4)",
     "DeciLMForCausalLM": "layers without attention or with their own widths (block_configs)",
     "Step3p7FlashForCausalLM": "Step-3.7 layers",
     "MambaForCausalLM": "state space layers (Mamba-1)",

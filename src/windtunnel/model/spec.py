@@ -184,6 +184,8 @@ class Model:
         else:
             parts["experts"] = mlp.num_experts * mlp.expert_parameters(hidden, ranks)
         parts["router"] = mlp.router_parameters(hidden)
+        if layer.beside:
+            parts["mlp"] = layer.beside.parameters(hidden, tp)
         if mlp.shared:
             parts["shared_experts"] = mlp.shared.parameters(hidden, tp) + hidden * mlp.shared_gate
         return parts

@@ -50,7 +50,8 @@ class EagerCost:
             attention = self.state_space
         if layer.mlp is None:
             return attention
-        return attention + (self.experts if isinstance(layer.mlp, MoE) else self.dense)
+        beside = self.dense if layer.beside else 0.0
+        return attention + beside + (self.experts if isinstance(layer.mlp, MoE) else self.dense)
 
 
 EAGER = {

@@ -71,11 +71,14 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
     if layer.attention:
         yield from mixer_operators(pool, layer.attention)
         yield from all_reduce(pool, "attention_all_reduce", hidden)
+    dense = layer.beside or layer.mlp
+    if isinstance(dense, MLP):
+        yield from _network(pool, dense, "mlp", ("gate_up_proj" if dense.gated else "up_proj", "down_proj"))
+        yield from all_reduce(pool, "mlp_all_reduce", hidden)
     if isinstance(layer.mlp, MoE):
         yield from _experts(pool, layer.mlp)
-    elif layer.mlp:
-        yield from _network(pool, layer.mlp, "mlp", ("gate_up_proj" if layer.mlp.gated else "up_proj", "down_proj"))
-        yield from all_reduce(pool, "mlp_all_reduce", hidden)
+    if layer.beside:
+        yield moving("networks_add", 6.0 * hidden)
 
 
 def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
