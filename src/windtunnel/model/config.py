@@ -141,7 +141,8 @@ def _holders(part: str, layers: list[Layer]) -> list[int]:
 def _layers(keys: Keys, family: Family, hidden: int) -> list[Layer]:
     if family.layout is None:
         return [_layer(keys, family, hidden, index) for index in range(keys.integer("num_hidden_layers", "n_layer"))]
-    return [_layer_of(parts, keys, family, hidden, index) for index, parts in enumerate(family.layout(keys))]
+    layout = enumerate(family.layout(keys))  # a layer without parts does nothing
+    return [_layer_of(parts, family.of_layer(keys, index), family, hidden, index) for index, parts in layout if parts]
 
 
 def _layer_of(parts: Parts, keys: Keys, family: Family, hidden: int, index: int) -> Layer:

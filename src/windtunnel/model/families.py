@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from windtunnel.model.block_configs import by_blocks, of_block
 from windtunnel.model.hybrid import Layout, by_attention_indices, by_layer_types, one_part_each
+from windtunnel.model.keys import Keys
 
 Get = Callable[..., Any]
 
@@ -41,6 +43,11 @@ def all_but_every_fourth(get: Get, index: int) -> bool:
     return bool(listed[index]) if listed else (index + 1) % 4 != 0
 
 
+def as_they_are(keys: Keys, index: int) -> Keys:  # noqa: ARG001 - one of the rules for the keys of a layer
+    """The keys hold for every layer."""
+    return keys
+
+
 @dataclass(frozen=True)
 class Family:
     """Traits of an architecture. None: the config says (``attention_bias``, ``mlp_bias``)."""
@@ -68,6 +75,8 @@ class Family:
     """Values that the architecture's configuration class assumes for absent keys."""
     layout: Layout | None = None
     """What each layer is made of, where a layer may lack a part or be a state space layer."""
+    of_layer: Callable[[Keys, int], Keys] = as_they_are
+    """The keys as they hold for one layer of a layout."""
     rotary: bool = True
     mlp_sizes: tuple[str, ...] = (
         "intermediate_size_mlp",
@@ -140,6 +149,7 @@ GRANITE_HYBRID = Family(
     defaults={**MAMBA_2, "position_embedding_type": "nope"},
 )
 BAMBA = Family(layout=by_attention_indices, defaults=MAMBA_2)
+NEMOTRON_NAS = Family(layout=by_blocks, of_layer=of_block)
 MIMO = Family(qkv_bias=True, out_bias=False)
 KIMI = Family(router_bias=True)
 
@@ -183,6 +193,7 @@ FAMILIES: dict[str, Family] = {
     "NemotronHForCausalLM": NEMOTRON_H,
     "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
     "BambaForCausalLM": BAMBA,
+    "DeciLMForCausalLM": NEMOTRON_NAS,
     "MiMoForCausalLM": MIMO,
     "MiMoV2FlashForCausalLM": Family(),
 }

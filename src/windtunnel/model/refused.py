@@ -17,6 +17,9 @@ BY_KEY: dict[str, str] = {
 }
 """Key of config.json -> what it stands for, where its value is not null, zero, false or empty."""
 
+READ = {"DeciLMForCausalLM": "block_configs"}
+"""Architecture -> the key of these that it is simulated with."""
+
 STATE_SPACE: dict[str, str] = {
     "mamba_num_heads": "state space layers (Mamba-2) of this architecture",
     "mamba_d_state": "state space layers (Mamba) of this architecture",
@@ -28,7 +31,6 @@ STATE_SPACE: dict[str, str] = {
 
 BY_ARCHITECTURE: dict[str, str] = {
     "DeepseekV4ForCausalLM": "sparse attention layers (DeepSeek-V4 compressed attention)",
-    "DeciLMForCausalLM": "layers without attention or with their own widths (block_configs)",
     "Step3p7FlashForCausalLM": "Step-3.7 layers",
     "MambaForCausalLM": "state space layers (Mamba-1)",
     "Mamba2ForCausalLM": "models of state space layers alone (Mamba-2 without attention)",
@@ -57,7 +59,7 @@ def refuse_what_is_not_simulated(name: str, architecture: str, config: Mapping[s
     keys = BY_KEY if laid_out else BY_KEY | STATE_SPACE
     found = (
         BY_ARCHITECTURE.get(architecture)
-        or next((what for key, what in keys.items() if config.get(key)), None)
+        or next((what for key, what in keys.items() if config.get(key) and READ.get(architecture) != key), None)
         or next((LAYER_TYPES.get(kind, f"layers of type {kind!r}") for kind in kinds), None)
     )
     if not found and 0 in (config.get("attn_type_list") or ()):
