@@ -63,6 +63,7 @@ SHIPPED = {
     "DeepSeek-V3.2": (671.9, 38.4),
     "MiniMax-M2.5": (228.7, 11.0),
     "MiMo-7B-Base": (7.62, 7.62),
+    "MiMo-V2-Flash": (309.0, 15.4),
     "Llama-4-Scout-17B-16E-Instruct": (107.8, 17.2),
     "Llama-4-Maverick-17B-128E-Instruct": (400.7, 17.2),
 }

@@ -38,6 +38,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
     if family is None:
         _require_unambiguous(keys, architecture)
     family = family or Family()
+    keys = family.renamed(keys)
     if text.get("vision_config") or config.get("vision_config") or "text_config" in config:
         notes.append("only the text part of this model is simulated, without its vision or audio encoder")
     if keys.get("num_nextn_predict_layers", "num_mtp_modules", default=0):
@@ -237,6 +238,7 @@ def _attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention
         qk_norm=keys.flag("use_qk_norm", "qk_layernorm", default=family.qk_norm),
         qk_norm_across_heads=keys.get("qk_norm_type") == "per_layer",
         output_gate=keys.flag("attn_output_gate"),
+        head_gate=keys.flag("use_head_wise_attn_gate"),
         rotary=family.rotary and keys.get("position_embedding_type") != "nope",
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from windtunnel.model.block_configs import by_blocks, of_block
 from windtunnel.model.hybrid import Layout, by_attention_indices, by_layer_types, one_part_each
 from windtunnel.model.keys import Keys
+from windtunnel.model.step import as_others_call_it
 
 Get = Callable[..., Any]
 
@@ -43,8 +44,13 @@ def all_but_every_fourth(get: Get, index: int) -> bool:
     return bool(listed[index]) if listed else (index + 1) % 4 != 0
 
 
-def as_they_are(keys: Keys, index: int) -> Keys:  # noqa: ARG001 - one of the rules for the keys of a layer
+def same_in_every_layer(keys: Keys, index: int) -> Keys:  # noqa: ARG001 - one of the rules for the keys of a layer
     """The keys hold for every layer."""
+    return keys
+
+
+def as_they_are(keys: Keys) -> Keys:
+    """The keys are called as in other models."""
     return keys
 
 
@@ -75,7 +81,9 @@ class Family:
     """Values that the architecture's configuration class assumes for absent keys."""
     layout: Layout | None = None
     """What each layer is made of, where a layer may lack a part or be a state space layer."""
-    of_layer: Callable[[Keys, int], Keys] = as_they_are
+    renamed: Callable[[Keys], Keys] = as_they_are
+    """The keys as other models call them."""
+    of_layer: Callable[[Keys, int], Keys] = same_in_every_layer
     """The keys as they hold for one layer of a layout."""
     rotary: bool = True
     mlp_sizes: tuple[str, ...] = (
@@ -150,6 +158,7 @@ GRANITE_HYBRID = Family(
 )
 BAMBA = Family(layout=by_attention_indices, defaults=MAMBA_2)
 NEMOTRON_NAS = Family(layout=by_blocks, of_layer=of_block)
+STEP = Family(qk_norm=True, router_bias=True, renamed=as_others_call_it)
 MIMO = Family(qkv_bias=True, out_bias=False)
 KIMI = Family(router_bias=True)
 
@@ -194,6 +203,10 @@ FAMILIES: dict[str, Family] = {
     "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
     "BambaForCausalLM": BAMBA,
     "DeciLMForCausalLM": NEMOTRON_NAS,
+    "Step3p5ForCausalLM": STEP,
+    "Step3p5FlashForCausalLM": STEP,
+    "Step3p7FlashForCausalLM": STEP,
+    "Step3p7ForConditionalGeneration": STEP,
     "MiMoForCausalLM": MIMO,
     "MiMoV2FlashForCausalLM": Family(),
 }

@@ -26,6 +26,8 @@ class Attention:
     """They are normalised over all heads at once (MiniMax-M2): tensor-parallel ranks exchange the variances."""
     output_gate: bool = False
     """A gate as wide as the queries, projected with them, multiplies the output (Qwen3-Next, Qwen3.5)."""
+    head_gate: bool = False
+    """A number for each head, projected from the hidden state, multiplies its output (Step-3.5, Step-3.7)."""
     rotary: bool = True
     """Queries and keys are rotated by their positions, where the model has no table of them."""
 
@@ -65,7 +67,7 @@ class Attention:
         if self.qk_norm:
             norm = (heads + kv_heads if self.qk_norm_across_heads else 2) * self.head_dim
         return {
-            "qkv": hidden_size * columns + columns * self.qkv_bias,
+            "qkv": hidden_size * (columns + heads * self.head_gate) + columns * self.qkv_bias,
             "out": heads * self.v_head_dim * hidden_size + hidden_size * self.out_bias,
             "norm": norm,
         }

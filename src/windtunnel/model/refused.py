@@ -31,7 +31,6 @@ STATE_SPACE: dict[str, str] = {
 
 BY_ARCHITECTURE: dict[str, str] = {
     "DeepseekV4ForCausalLM": "sparse attention layers (DeepSeek-V4 compressed attention)",
-    "Step3p7FlashForCausalLM": "Step-3.7 layers",
     "MambaForCausalLM": "state space layers (Mamba-1)",
     "Mamba2ForCausalLM": "models of state space layers alone (Mamba-2 without attention)",
     "FalconMambaForCausalLM": "state space layers (Mamba-1)",

@@ -52,6 +52,9 @@ def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
         yield Operator(f"{phase}_attention", "attention", phase, 1, kernel)
     if gate:
         yield moving("output_gate", 6.0 * gate)
+    if attention.head_gate:
+        yield Operator("head_gate_proj", "gemm", "tokens", 1, Gemm(heads, hidden))
+        yield moving("output_gate", 4.0 * heads * attention.v_head_dim)
     yield from projection(pool, "o_proj", "out", hidden, heads * attention.v_head_dim)
 
 
