@@ -86,7 +86,6 @@ def test_impossible_values_are_refused(changes: dict[str, Any], words: str) -> N
         ({"index_topk_freq": 4}, "share an index"),
         ({"architectures": ["Zamba2ForCausalLM"]}, "shared attention"),
         ({"mamba_num_heads": 8}, "Mamba-2"),
-        ({"architectures": ["DeepseekV4ForCausalLM"]}, "compressed attention"),
         ({"attn_type_list": [0, 1, 0, 1]}, "Lightning"),
         ({"block_configs": [{"attention": {"no_op": True}}]}, "block_configs"),
         ({"layer_types": ["quantum", "full_attention"] * 2}, "'quantum'"),

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.perf.costs import bytes_moved, describe, experts_touched, flops, pairs, rate
+from windtunnel.perf.costs import bytes_moved, describe, experts_touched, flops, rate
 from windtunnel.perf.kernels import (
     Attention,
     Collective,
@@ -14,6 +14,7 @@ from windtunnel.perf.kernels import (
     LatentAttention,
     Quantize,
 )
+from windtunnel.perf.pairs import pairs
 
 ONE, ZERO = np.ones(1), np.zeros(1)
 KERNELS: list[Kernel] = [

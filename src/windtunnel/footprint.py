@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from windtunnel.deployment import Engine, Pool
-from windtunnel.model import BlockSparseAttention, Model, MoE
+from windtunnel.model import BlockSparseAttention, CompressedAttention, Model, MoE
 from windtunnel.model.quantization import kv_bytes
 
 
@@ -92,6 +92,11 @@ def _attention(model: Model, engine: Engine) -> tuple[tuple[int, float, float], 
     for count, layer in model.layers:
         attention = layer.attention
         if attention is None:
+            continue
+        if isinstance(attention, CompressedAttention):
+            dtype = model.resolve_kv_cache_dtype(engine.kv_cache_dtype)
+            for seen, each, stored in attention.reads(dtype):
+                add(seen, count * each, count * stored / engine.pipeline_parallel_size)
             continue
         flops, window = count * attention.flops_per_context_token(), attention.window
         if isinstance(attention, BlockSparseAttention):  # the index sees all tokens, attention the best blocks

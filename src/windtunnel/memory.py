@@ -27,6 +27,7 @@ from windtunnel.model.stages import stages
 
 SAMPLING_BYTES_PER_LOGIT = 46
 HIDDEN_STATES = 4
+STREAM_STATES = 2  # the streams of hyper-connections, before and after they are mixed
 RESERVE = int(0.26 * GIB)  # beyond PyTorch's allocator on one GPU, as reported for the A100 run above
 COLLECTIVES = int(0.35 * GIB)  # buffers of NCCL and of the custom all-reduce when GPUs work together
 GRAPH_BYTES = GIB // 4096  # per layer and captured size: 0.67 GiB for 32 layers and 67 sizes (H100, 0.10.2)
@@ -125,7 +126,8 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     reserve = RESERVE + (COLLECTIVES if together > 1 else 0)
     available = _available(device, engine, weights, activations, reserve)
     size = engine.tokens_per_block
-    state, running = model.state_bytes(tp), _requests_with_state(model, engine, max(available, 0))
+    state = model.state_bytes(tp, engine.kv_cache_dtype)
+    running = _requests_with_state(model, engine, max(available, 0))
     blocks, block_bytes, window_bytes = _pool_of_blocks(model, engine, max(available, 0) - running * state)
     return KVBudget(
         num_blocks=blocks,
@@ -146,7 +148,7 @@ def _requests_with_state(model: Model, engine: Engine, available: int) -> int:
     """Requests whose states are set aside: those of the engine, in half of the memory at most (SGLang's
     mamba_full_memory_ratio of 0.9 is 0.47 of it). Where states and blocks come from one pool (vLLM), as many as leave
     room for their longest contexts, if those are more."""
-    state = model.state_bytes(engine.tensor_parallel_size)
+    state = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
     if not state:
         return engine.seqs
     fitting = available // 2 // state
@@ -184,7 +186,8 @@ def _activation_bytes(model: Model, engine: Engine) -> int:
 def _layer_elements(model: Model, engine: Engine, layer: Layer) -> float:
     """Numbers alive per token of this rank in the wider part of a layer."""
     mixed = _scan_elements(model, engine, layer.attention) if isinstance(layer.attention, StateSpace) else 0.0
-    return HIDDEN_STATES * model.hidden_size + max(mixed, _network_elements(model, engine, layer))
+    streams = STREAM_STATES * layer.streams * model.hidden_size
+    return HIDDEN_STATES * model.hidden_size + streams + max(mixed, _network_elements(model, engine, layer))
 
 
 def _scan_elements(model: Model, engine: Engine, mixer: StateSpace) -> float:
@@ -264,7 +267,7 @@ def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) ->
             f"activations {budget.activation_bytes / GB:.1f} GB), but may use {room}"
         )
     if budget.max_num_seqs < 1:
-        state = model.state_bytes(engine.tensor_parallel_size)
+        state = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
         return (
             f"{model.name} keeps a state of {state / GB:.2f} GB for each request on a {device.name}, which the "
             f"{budget.available_bytes / GB:.2f} GB left of {room} do not hold beside the KV cache"

@@ -32,8 +32,11 @@ SAME_METHOD = {
 }
 """vLLM's name in ``quantization`` -> methods of a checkpoint that it stands for."""
 
-NATIVE_SINCE = {"fp8": 89, "fp8_block": 89, "mxfp8": 100, "nvfp4": 100}
+NATIVE_SINCE = {"fp8": 89, "fp8_block": 89, "mxfp8": 100, "nvfp4": 100, "mxfp4": 100}
 """Compute capability × 10 from which products are computed in the method's own type; older devices unpack weights."""
+
+COMPRESSED_BLOCK = 256
+"""Tokens of a block where entries of the cache stand for several (vLLM and SGLang alike)."""
 
 
 def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
@@ -133,7 +136,10 @@ def _require_pipeline(engine: Engine, model: Model) -> None:
 
 
 def _block_size(model: Model, device: Device, backend: str) -> int:
-    """16, but the latent-attention kernels of Hopper and later read blocks of 64 (FlashMLA); 32 in TensorRT-LLM."""
+    """16, but the latent-attention kernels of Hopper and later read blocks of 64 (FlashMLA); 32 in TensorRT-LLM.
+    DeepSeek-V4's blocks hold two entries of the most compressed layers (vLLM's announcement of the model)."""
+    if model.compresses:
+        return COMPRESSED_BLOCK
     if backend == "trtllm":
         return 32
     return 64 if model.has_mla and device.sm_version >= 90 else 16

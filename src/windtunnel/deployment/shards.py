@@ -5,7 +5,7 @@ from dataclasses import replace
 from windtunnel.deployment.engine import Engine
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model import MLP, Attention, Model, MoE, StateSpace
+from windtunnel.model import MLP, Attention, CompressedAttention, Model, MoE, StateSpace
 from windtunnel.model.layers import Layer
 from windtunnel.model.spec import VOCAB_PADDING
 
@@ -61,6 +61,10 @@ def _require_mixer(layer: Layer, tp: int, device: Device, model: Model) -> None:
     _require_heads(attention.num_heads, tp, device.gpus_per_domain, model)
     if isinstance(attention, Attention):
         _require_or_repeat("KV heads", attention.num_kv_heads, tp, model)
+    elif isinstance(attention, CompressedAttention) and attention.o_groups % tp:
+        raise InputError(
+            f"tensor_parallel_size={tp}: must divide the {attention.o_groups} groups of output heads of {model.name}"
+        )
     elif isinstance(attention, StateSpace):
         _require_or_repeat("groups of state space heads", attention.num_groups, tp, model)
 

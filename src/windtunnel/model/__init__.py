@@ -2,6 +2,7 @@
 
 from windtunnel.model.block_sparse import BlockSparseAttention
 from windtunnel.model.catalogue import load_model, model_names
+from windtunnel.model.compressed import CompressedAttention
 from windtunnel.model.config import read_config
 from windtunnel.model.kimi_delta import KimiDeltaAttention
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
@@ -14,6 +15,7 @@ __all__ = [
     "MLP",
     "Attention",
     "BlockSparseAttention",
+    "CompressedAttention",
     "KimiDeltaAttention",
     "Layer",
     "LinearAttention",

@@ -4,6 +4,7 @@ from itertools import groupby
 
 from windtunnel.errors import InputError
 from windtunnel.model.block_sparse import read_block_sparse
+from windtunnel.model.compressed import CompressedAttention, read_compressed, stored_experts
 from windtunnel.model.families import FAMILIES, Family
 from windtunnel.model.gemma4 import BESIDE, EXPERT_MODULES, has_experts_beside, read_global
 from windtunnel.model.hybrid import Parts, state_space
@@ -59,7 +60,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
             config.get("tie_word_embeddings", keys.flag("tie_word_embeddings", default=family.tied))
         ),
         dtype=_dtype(name, config, text),
-        quantization=_quantization(name, quantization_config, hf_quant_config, layers),
+        quantization=_quantization(name, quantization_config, hf_quant_config, layers, text.get("expert_dtype")),
         learned_positions=positions + family.extra_positions if family.learned_positions else 0,
         embedding_size=keys.integer("word_embed_proj_dim", default=hidden),
         lm_head_bias=family.lm_head_bias,
@@ -118,9 +119,11 @@ def _dtype(name: str, config: Json, text: Json) -> str:
 
 
 def _quantization(
-    name: str, config: Json | None, hf_quant_config: Json | None, layers: list[Layer]
+    name: str, config: Json | None, hf_quant_config: Json | None, layers: list[Layer], expert_dtype: str | None
 ) -> Quantization | None:
     """None where no layer has any part that the configuration covers."""
+    if isinstance(layers[0].attention, CompressedAttention) and config and config.get("weight_block_size"):
+        return stored_experts(name, config, expert_dtype)
     hybrid = any(isinstance(layer.attention, StateSpace) for layer in layers)
     holders = {part: _holders(part, layers) for part in LINEARS} if hybrid else None
     modules = MODULES | {"experts": EXPERT_MODULES} if any(layer.beside for layer in layers) else MODULES
@@ -163,13 +166,16 @@ def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
     block = keys.integer("attn_res_block_size", default=0)
     if has_experts_beside(keys) and isinstance(mlp, MoE):
         return Layer(attention, mlp, family.norms + BESIDE, beside=_mlp(keys, family, hidden))
-    return Layer(attention, mlp, family.norms, -(-index // block) if block else None)
+    streams = keys.integer("hc_mult", default=0)
+    return Layer(attention, mlp, family.norms, -(-index // block) if block else None, streams)
 
 
-def _layer_attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention | MLA | LinearAttention:
-    kimi_delta = read_kimi_delta(keys, index)
-    if kimi_delta:
-        return kimi_delta
+def _layer_attention(
+    keys: Keys, family: Family, hidden: int, index: int
+) -> Attention | MLA | LinearAttention | CompressedAttention:
+    found = read_kimi_delta(keys, index) or read_compressed(keys, index)
+    if found:
+        return found
     if keys.get("kv_lora_rank"):
         return _mla(keys, index)
     if _is_linear(keys, index):

@@ -103,6 +103,9 @@ QWEN3 = Family(qk_norm=True, slides=switched)
 QWEN3_5 = Family(qk_norm=True, qkv_bias=False, out_bias=False, shared_gate=True)
 QWEN2_MOE = Family(qkv_bias=True, out_bias=False, shared_gate=True, slides=switched)
 DEEPSEEK = Family()
+DEEPSEEK_V4 = Family(
+    notes=("the first layers choose experts by a table of tokens (num_hash_layers), which is simulated as a router",),
+)
 GEMMA = Family(tied=True, qkv_bias=False, out_bias=False)
 GEMMA2 = Family(tied=True, norms=4, slides=even_layers, defaults={"head_dim": 256, "vocab_size": 256000})
 GEMMA3 = Family(
@@ -193,6 +196,7 @@ FAMILIES: dict[str, Family] = {
     "DeepseekV2ForCausalLM": DEEPSEEK,
     "DeepseekV3ForCausalLM": DEEPSEEK,
     "DeepseekV32ForCausalLM": DEEPSEEK,
+    "DeepseekV4ForCausalLM": DEEPSEEK_V4,
     "GlmMoeDsaForCausalLM": DEEPSEEK,
     "KimiK25ForConditionalGeneration": DEEPSEEK,
     "KimiLinearForCausalLM": KIMI,

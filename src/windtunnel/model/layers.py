@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError
+from windtunnel.model.compressed import CompressedAttention
 from windtunnel.model.sizes import require_not_negative, require_positive
 from windtunnel.model.state_space import StateSpace
 
@@ -301,19 +302,29 @@ class Layer:
     Layers of hybrid models may lack either part (Nemotron-H).
     """
 
-    attention: Attention | MLA | LinearAttention | StateSpace | None
+    attention: Attention | MLA | LinearAttention | StateSpace | CompressedAttention | None
     """What mixes the tokens."""
     mlp: MLP | MoE | None
     norms: int = 2
     residual_blocks: int | None = None
     """Sums of earlier layers that every normalisation weighs and adds to the residual (attention residuals, Kimi-K3:
     vllm/models/kimi_k3/nvidia/ops/attn_res.py); None: there is the residual alone."""
+    streams: int = 0
+    """Residuals beside each other that attention and network each read and write as mixtures (manifold-constrained
+    hyper-connections, arXiv 2512.24880: ``hc_mult`` of DeepSeek-V4); 0: a single residual."""
     beside: MLP | None = None
     """A dense network that runs before the experts on the same tokens (Gemma-4); both sums are added."""
 
     def __post_init__(self) -> None:
         if self.attention is None and self.mlp is None:
             raise InputError("a layer without attention and without a network: give it one of both")
+        require_not_negative("hyper-connections", hc_mult=self.streams)
+
+    def mixing_parameters(self, hidden_size: int) -> int:
+        """Parameters of the hyper-connections around attention and network: what to read from each stream, what to
+        write to it, and how the streams mix, with a bias for each and three scales (vllm/models/deepseek_v4)."""
+        mixtures = (2 + self.streams) * self.streams
+        return 2 * (mixtures * (self.streams * hidden_size + 1) + 3) if self.streams else 0
 
     @property
     def window(self) -> int:

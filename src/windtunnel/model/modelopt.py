@@ -24,7 +24,7 @@ NAMES = {
     "qkv": r"self_attn\.q(_a)?_proj|linear_attn\.in_proj_qkv|mixer\.in_proj",
     "out": r"self_attn\.o_proj|linear_attn\.out_proj|mixer\.out_proj",
     "mlp": r"mlp\.gate_proj|mixer\.up_proj",
-    "experts": r"(mlp|block_sparse_moe|mixer)\.experts(\.\d+\.(w1|gate_proj|up_proj))?",
+    "experts": r"(mlp|ffn|block_sparse_moe|mixer)\.experts(\.\d+\.(w1|gate_proj|up_proj))?",
     "shared_experts": r"(mlp|block_sparse_moe|mixer)\.shared_experts?\.(gate|up)_proj",
     "lm_head": "lm_head",
 }

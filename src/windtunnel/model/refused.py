@@ -8,7 +8,6 @@ from windtunnel.model.families import FAMILIES
 
 BY_KEY: dict[str, str] = {
     "index_kpool": "sparse attention over pooled keys (index_kpool)",
-    "compress_ratios": "sparse attention layers (DeepSeek-V4 compressed attention)",
     "block_configs": "layers without attention or with their own widths (block_configs)",
     "num_kv_shared_layers": "layers that share another layer's KV cache",
     "hidden_size_per_layer_input": "per-layer embeddings",
@@ -30,7 +29,6 @@ STATE_SPACE: dict[str, str] = {
 """The same for keys that architectures with a known layout of state space layers may have."""
 
 BY_ARCHITECTURE: dict[str, str] = {
-    "DeepseekV4ForCausalLM": "sparse attention layers (DeepSeek-V4 compressed attention)",
     "MambaForCausalLM": "state space layers (Mamba-1)",
     "Mamba2ForCausalLM": "models of state space layers alone (Mamba-2 without attention)",
     "FalconMambaForCausalLM": "state space layers (Mamba-1)",

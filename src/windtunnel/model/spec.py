@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.model.block_sparse import BlockSparseAttention
+from windtunnel.model.compressed import STRETCH, CompressedAttention
 from windtunnel.model.layers import MLA, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
 from windtunnel.model.sizes import require_not_negative, require_positive
@@ -98,6 +99,16 @@ class Model:
         return any(isinstance(layer.attention, MLA) for _, layer in self.layers)
 
     @property
+    def streams(self) -> int:
+        """Residuals beside each other (hyper-connections), 0 where there is one."""
+        return max(layer.streams for _, layer in self.layers)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether cache entries stand for several tokens."""
+        return any(isinstance(layer.attention, CompressedAttention) for _, layer in self.layers)
+
+    @property
     def num_experts(self) -> int:
         """Routed experts of a layer, 0 for a dense model."""
         return max((layer.mlp.num_experts for _, layer in self.layers if isinstance(layer.mlp, MoE)), default=0)
@@ -123,7 +134,8 @@ class Model:
     # --- parameters -----------------------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, int]:
-        """Parameters by component: embedding, qkv, out, mlp, experts, shared_experts, router, norm, lm_head."""
+        """Parameters by component: embedding, qkv, out, compressor, mlp, experts, shared_experts, router, norm,
+        lm_head."""
         return {part: count for part, count in self.gpu_parameters().items() if count}
 
     @property
@@ -152,7 +164,8 @@ class Model:
         """
         tp, ranks = tensor_parallel_size, tensor_parallel_size * data_parallel_size
         total = dict.fromkeys(
-            ("embedding", "qkv", "out", "mlp", "experts", "shared_experts", "router", "norm", "lm_head"), 0
+            ("embedding", "qkv", "out", "compressor", "mlp", "experts", "shared_experts", "router", "norm", "lm_head"),
+            0,
         )
         for count, layer in self.layers:
             for part, number in self._layer_parameters(layer, tp, ranks, enable_expert_parallel).items():
@@ -176,6 +189,7 @@ class Model:
         parts = layer.attention.parameters(hidden, tp) if layer.attention else {"norm": 0}
         mixing = 0 if layer.residual_blocks is None else 2  # a norm and a score for each mixed sum
         parts["norm"] += layer.norms * hidden * ((2 if self.norm_bias else 1) + mixing)
+        parts["norm"] += layer.mixing_parameters(hidden)
         mlp = layer.mlp
         if not isinstance(mlp, MoE):
             return parts | {"mlp": mlp.parameters(hidden, tp) if mlp else 0}
@@ -208,24 +222,41 @@ class Model:
         return fixed or self.dtype
 
     def kv_bytes_per_token(self, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1) -> int:
-        """Bytes that one token takes in the KV cache of one GPU, all layers. A latent (MLA) cache is not divided."""
-        size = kv_bytes(self.resolve_kv_cache_dtype(kv_cache_dtype))
+        """Bytes that one token takes in the KV cache of one GPU, all layers. A latent (MLA) cache is not divided, nor
+        is a compressed one, whose bytes are the mean over a stretch of tokens."""
+        dtype = self.resolve_kv_cache_dtype(kv_cache_dtype)
+        size = kv_bytes(dtype)
+        compressed = sum(
+            count * layer.attention.stretch_bytes(dtype)
+            for count, layer in self.layers
+            if isinstance(layer.attention, CompressedAttention)
+        )
         index = sum(
             count * layer.attention.index_bytes_per_token
             for count, layer in self.layers
             if isinstance(layer.attention, MLA | BlockSparseAttention)
         )
-        return index + size * sum(
-            count * layer.attention.kv_elements_per_token(tensor_parallel_size)
-            for count, layer in self.layers
-            if layer.attention
+        return (
+            -(-compressed // STRETCH)
+            + index
+            + size
+            * sum(
+                count * layer.attention.kv_elements_per_token(tensor_parallel_size)
+                for count, layer in self.layers
+                if layer.attention
+            )
         )
 
-    def state_bytes(self, tensor_parallel_size: int = 1) -> int:
+    def state_bytes(self, tensor_parallel_size: int = 1, kv_cache_dtype: str = "auto") -> int:
         """Bytes on one GPU of the fixed state that one request keeps in layers that have one (linear attention, state
-        space), all layers."""
-        size = DTYPE_BYTES[self.dtype]
-        return sum(
+        space, the window of compressed attention), all layers."""
+        size, dtype = DTYPE_BYTES[self.dtype], self.resolve_kv_cache_dtype(kv_cache_dtype)
+        windows = sum(
+            count * layer.attention.state_bytes(dtype)
+            for count, layer in self.layers
+            if isinstance(layer.attention, CompressedAttention)
+        )
+        return windows + sum(
             count * layer.attention.state_bytes(size, tensor_parallel_size)
             for count, layer in self.layers
             if isinstance(layer.attention, LinearAttention | StateSpace)
@@ -247,8 +278,8 @@ class Model:
         return sum(count * _flops(layer.attention, context) for count, layer in self.layers if layer.attention)
 
 
-def _flops(attention: Attention | MLA | LinearAttention | StateSpace, context: int) -> int:
+def _flops(attention: Attention | MLA | LinearAttention | StateSpace | CompressedAttention, context: int) -> int:
     """FLOPs of one layer's attention for one new token."""
-    if isinstance(attention, BlockSparseAttention):
+    if isinstance(attention, BlockSparseAttention | CompressedAttention):
         return attention.flops(context)
     return attention.flops_per_context_token() * min(context, attention.window or context)

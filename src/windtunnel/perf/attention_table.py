@@ -15,7 +15,13 @@ from windtunnel.perf.costs import STORED_BYTES, bytes_moved, flops, rate
 from windtunnel.perf.curves import Curve, Plane
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.decode_plane import DecodePlane
-from windtunnel.perf.kernels import Attention, BlockSparseAttention, LatentAttention, SparseAttention
+from windtunnel.perf.kernels import (
+    Attention,
+    BlockSparseAttention,
+    CompressedAttention,
+    LatentAttention,
+    SparseAttention,
+)
 from windtunnel.perf.roofline import bound
 
 TABLES = {"decode": "generation_attention_perf", "prefill": "context_attention_perf"}
@@ -35,7 +41,7 @@ QUERY_TILE = 128
 NEIGHBOURS = 2
 LEAST_DISTANCE = 0.1
 
-Attending = Attention | LatentAttention | SparseAttention | BlockSparseAttention
+Attending = Attention | LatentAttention | SparseAttention | BlockSparseAttention | CompressedAttention
 
 Key = tuple[int, int, int, int, str]
 """heads, KV heads, head dimension, window, dtype of the cache."""

@@ -17,11 +17,13 @@ from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
+    CompressedAttention,
     Convolution,
     Elementwise,
     Exchange,
     Experts,
     Gemm,
+    HyperConnection,
     Kernel,
     LatentAttention,
     Quantize,
@@ -64,6 +66,8 @@ def error_family(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return f"{'attention' if isinstance(kernel, Attention) else 'latent'}_{phase}"
         case BlockSparseAttention(phase=phase):
             return f"block_sparse_{phase}"
+        case CompressedAttention() | HyperConnection():
+            return "compressed" if isinstance(kernel, CompressedAttention) else "hyper_connection"
         case Recurrence(by_channel=True):
             return "kimi_delta"
         case SparseAttention() | Recurrence():

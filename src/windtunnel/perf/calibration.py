@@ -19,9 +19,11 @@ from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
+    CompressedAttention,
     Convolution,
     Experts,
     Gemm,
+    HyperConnection,
     Kernel,
     LatentAttention,
     Recurrence,
@@ -47,6 +49,12 @@ def shapes() -> Iterator[Kernel]:
         yield LatentAttention(phase, heads, 512, 128, 64, 128)
     for phase, kv_heads in product(("decode", "prefill"), (1, 2, 4)):
         yield BlockSparseAttention(phase, 6144, 16 * kv_heads, kv_heads, 128, 128, kv_heads, 128, 2048)
+    for phase, ratio, heads in product(("decode", "prefill"), (4, 128), (16, 64)):
+        yield CompressedAttention(
+            phase, 4096, heads, heads // 8, 512, 64, 1024, 1024, 128, ratio, 64, 128, 512, dtype="fp8_block"
+        )
+    for side, hidden in product(("pre", "post"), (4096, 7168)):
+        yield HyperConnection(side, hidden, 4)
     for phase, channels in product(("decode", "prefill"), (2048, 6144, 10240)):
         yield Convolution(phase, channels, 4)
     for phase, heads in product(("decode", "prefill"), (12, 24, 48)):
@@ -61,7 +69,8 @@ def shapes() -> Iterator[Kernel]:
 
 def points(kernel: Kernel) -> tuple[Floats, Floats]:
     """Where a shape is asked: (tokens, 0), (requests, keys) or (chunk, 0)."""
-    if isinstance(kernel, Attention | LatentAttention | BlockSparseAttention) and kernel.phase == "decode":
+    attending = Attention | LatentAttention | BlockSparseAttention | CompressedAttention
+    if isinstance(kernel, attending) and kernel.phase == "decode":
         a, b = np.meshgrid([1.0, 4, 16, 64, 256], [128.0, 1024, 4096, 16384])
         return a.ravel(), b.ravel()
     return TOKENS, np.zeros_like(TOKENS)

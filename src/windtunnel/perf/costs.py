@@ -3,16 +3,19 @@
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.compressed_costs import mixing_bytes, mixing_flops, module_bytes, module_flops
 from windtunnel.perf.exchange import link_bytes, network_bytes
 from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
+    CompressedAttention,
     Convolution,
     Elementwise,
     Exchange,
     Experts,
     Gemm,
+    HyperConnection,
     Kernel,
     LatentAttention,
     Quantize,
@@ -20,6 +23,7 @@ from windtunnel.perf.kernels import (
     Scan,
     SparseAttention,
 )
+from windtunnel.perf.pairs import pairs
 
 STORED_BYTES = {
     "float32": 4.0,
@@ -49,7 +53,7 @@ def rate(kernel: Kernel) -> str:
     return "bfloat16"
 
 
-def flops(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR0911 - one per kind
+def flops(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR0911, PLR0912 - one per kind
     """Floating-point operations on one GPU; kernels that only move data count none."""
     match kernel:
         case Gemm(n=n, k=k):
@@ -80,6 +84,10 @@ def flops(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR0911 - on
             index = 2.0 * kernel.index_heads * kernel.index_head_dim * scored
             chosen = 2.0 * kernel.heads * (kernel.head_dim + kernel.v_head_dim) * attended
             return 2.0 * _grouped_weights(kernel) * a + chosen + index
+        case CompressedAttention():
+            return module_flops(kernel, a, b)
+        case HyperConnection():
+            return mixing_flops(kernel, a)
         case Recurrence():  # decay, prediction, update and read of a state of key_dim × value_dim per head
             return 8.0 * kernel.value_heads * kernel.key_dim * kernel.value_dim * a
         case Convolution(channels=channels, width=width):
@@ -127,6 +135,10 @@ def bytes_moved(kernel: Kernel, a: Floats, b: Floats) -> Floats:  # noqa: PLR091
             keys = attended * _key_bytes(kernel) + scored * kernel.index_head_dim * 2.0
             weights = _grouped_weights(kernel) * STORED_BYTES[kernel.dtype]
             return weights + keys + a * (4.0 * kernel.hidden + _query_bytes(kernel))
+        case CompressedAttention(dtype=dtype):
+            return module_bytes(kernel, a, b, STORED_BYTES[dtype])
+        case HyperConnection():
+            return mixing_bytes(kernel, a)
         case Recurrence():
             channels = 2 * kernel.key_heads * kernel.key_dim + kernel.value_heads * kernel.value_dim
             rates = kernel.key_heads * kernel.key_dim if kernel.by_channel else 0
@@ -169,16 +181,6 @@ def scan_bytes(kernel: Scan, a: Floats) -> Floats:
     return a * 2.0 * (3 * wide + 2 * shared + kernel.heads) + pieces * 4.0 * 4.0 * numbers + state
 
 
-def pairs(a: Floats, b: Floats, window: int) -> Floats:
-    """Query-key pairs of a causal chunk of ``a`` queries at context ``b``: Σ min(b + i, window), i = 1..a."""
-    full = a * b + 0.5 * a * (a + 1.0)
-    if not window:
-        return full
-    last = np.maximum(a + b - window, 0.0)  # keys hidden from the last query
-    before = np.maximum(b - window, 0.0)  # and from the query before the first
-    return full - 0.5 * (last * (last + 1.0) - before * (before + 1.0))
-
-
 def expert_weights(kernel: Experts) -> float:
     """Weights of one GPU's slice of one expert."""
     return (3.0 if kernel.gated else 2.0) * kernel.hidden * kernel.inter / kernel.tp
@@ -212,6 +214,11 @@ def describe(kernel: Kernel) -> str:  # noqa: PLR0911, PLR0912 - one per kind
         case BlockSparseAttention():
             sizes = f"heads={kernel.heads}/{kernel.kv_heads}×{kernel.head_dim} index={kernel.index_heads}"
             return f"{sizes} top {kernel.top_k} kv={kernel.kv_dtype}"
+        case CompressedAttention():
+            kind = f"1/{kernel.ratio}" if kernel.ratio else "window"
+            return f"heads={kernel.heads}×{kernel.head_dim} {kind} kv={kernel.kv_dtype}"
+        case HyperConnection():
+            return f"{kernel.streams} × {kernel.hidden}"
         case Recurrence():
             return f"heads={kernel.key_heads}/{kernel.value_heads}×{kernel.key_dim}×{kernel.value_dim}"
         case Convolution(channels=channels, width=width):

@@ -13,7 +13,7 @@ four H200, 13 to 15 for Nano on B200 (SGLang with 256 clients, the speed benchma
 from dataclasses import dataclass
 
 from windtunnel.deployment import Pool
-from windtunnel.model import MLA, LinearAttention, MoE, StateSpace
+from windtunnel.model import MLA, CompressedAttention, LinearAttention, MoE, StateSpace
 from windtunnel.model.layers import Layer
 
 BLACKWELL = 100
@@ -29,7 +29,8 @@ class EagerCost:
     latent: float
     """Projections down and up, and absorbed products."""
     sparse: float
-    """The same beside an indexer, beyond what the kernel database timed with the module."""
+    """The same beside an indexer, beyond what the kernel database timed with the module; compressed attention too, of
+    which no served point is known."""
     linear: float
     """Convolution, gates, and the recurrence in parts."""
     state_space: float
@@ -44,6 +45,8 @@ class EagerCost:
         attention = self.attention if layer.attention else 0.0
         if isinstance(layer.attention, MLA):
             attention = self.sparse if layer.attention.index_top_k else self.latent
+        elif isinstance(layer.attention, CompressedAttention):
+            attention = self.sparse
         elif isinstance(layer.attention, LinearAttention):
             attention = self.linear
         elif isinstance(layer.attention, StateSpace):

@@ -120,6 +120,42 @@ class BlockSparseAttention:
 
 
 @dataclass(frozen=True)
+class CompressedAttention:
+    """DeepSeek-V4's compressed attention as a whole module: projections, compressors, indexer where the ratio is 4,
+    attention to window and compressed entries; ``phase``, ``a`` and ``b`` as for Attention."""
+
+    phase: str
+    hidden: int
+    heads: int
+    """Of one GPU, as the groups of output heads."""
+    groups: int
+    head_dim: int
+    rope: int
+    q_lora_rank: int
+    o_lora_rank: int
+    window: int
+    ratio: int
+    """Tokens of a compressed entry; 0: there is the window alone."""
+    index_heads: int
+    index_head_dim: int
+    top_k: int
+    """Compressed entries that the indexer chooses."""
+    kv_dtype: str = "fp8"
+    dtype: str = "bfloat16"
+    """Of the projections."""
+
+
+@dataclass(frozen=True)
+class HyperConnection:
+    """One side of a hyper-connection for ``a`` tokens: mixtures read from ``streams`` residuals, or written to them."""
+
+    side: str
+    """``pre``: what attention or network reads, and how to write; ``post``: what they return, and the streams mixed."""
+    hidden: int
+    streams: int
+
+
+@dataclass(frozen=True)
 class Recurrence:
     """Convolution and gated delta rule of one layer of linear attention on one GPU, without its projections.
 
@@ -229,6 +265,8 @@ Kernel = (
     | LatentAttention
     | SparseAttention
     | BlockSparseAttention
+    | CompressedAttention
+    | HyperConnection
     | Recurrence
     | Convolution
     | Scan

@@ -8,20 +8,24 @@ from windtunnel.perf.attention_table import AttentionTable
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.block_sparse_table import BlockSparseTable
 from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.compressed_table import CompressedTable
 from windtunnel.perf.convolution_table import ConvolutionTable
 from windtunnel.perf.database import Database
 from windtunnel.perf.exchange_table import ExchangeTable
 from windtunnel.perf.expert_table import ExpertTable
 from windtunnel.perf.gemm_table import GemmTable
+from windtunnel.perf.hyper_connection_table import HyperConnectionTable
 from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
+    CompressedAttention,
     Convolution,
     Elementwise,
     Exchange,
     Experts,
     Gemm,
+    HyperConnection,
     Kernel,
     LatentAttention,
     Quantize,
@@ -56,6 +60,8 @@ class Measured:
     kimi_delta: KimiDeltaTable = field(init=False)
     sparse: SparseTable = field(init=False)
     block_sparse: BlockSparseTable = field(init=False)
+    compressed: CompressedTable = field(init=False)
+    hyper_connections: HyperConnectionTable = field(init=False)
 
     def __post_init__(self) -> None:
         self.gemms = GemmTable(self.database, self.device, self.causes)
@@ -70,6 +76,8 @@ class Measured:
         self.kimi_delta = KimiDeltaTable(self.database, self.device, self.causes)
         self.sparse = SparseTable(self.database, self.device)
         self.block_sparse = BlockSparseTable(self.database, self.device, self.causes)
+        self.compressed = CompressedTable(self.database, self.device)
+        self.hyper_connections = HyperConnectionTable(self.database, self.device)
 
     def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer | None:  # noqa: PLR0911, PLR0912 - one per kind
         """Seconds at each point (a > 0), or None where the database has nothing to say about this kind of kernel."""
@@ -86,6 +94,10 @@ class Measured:
                 return self.sparse.times(kernel, a, b)
             case BlockSparseAttention():
                 return self.block_sparse.times(kernel, a, b)
+            case CompressedAttention():
+                return self.compressed.times(kernel, a, b)
+            case HyperConnection():
+                return self.hyper_connections.times(kernel, a)
             case Recurrence():
                 return (self.kimi_delta if kernel.by_channel else self.recurrences).times(kernel, a)
             case Convolution():

@@ -4,7 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from windtunnel.deployment import Pool
-from windtunnel.model import MLA, Attention, BlockSparseAttention, KimiDeltaAttention, LinearAttention, StateSpace
+from windtunnel.model import (
+    MLA,
+    Attention,
+    BlockSparseAttention,
+    CompressedAttention,
+    KimiDeltaAttention,
+    LinearAttention,
+    StateSpace,
+)
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.perf import kernels
 from windtunnel.perf.common_operators import all_reduce, cache_dtype, moving, projection, weight_format
@@ -14,7 +22,9 @@ from windtunnel.perf.kernels import Convolution, Gemm, LatentAttention, Recurren
 from windtunnel.perf.latent_table import projections
 
 
-def mixer_operators(pool: Pool, mixer: Attention | MLA | LinearAttention | StateSpace) -> Iterator[Operator]:
+def mixer_operators(
+    pool: Pool, mixer: Attention | MLA | LinearAttention | StateSpace | CompressedAttention
+) -> Iterator[Operator]:
     """The operators of one layer's mixer, without norm and all-reduce."""
     if isinstance(mixer, KimiDeltaAttention):
         yield from _kimi_delta(pool, mixer)
@@ -24,6 +34,8 @@ def mixer_operators(pool: Pool, mixer: Attention | MLA | LinearAttention | State
         yield from _state_space(pool, mixer)
     elif isinstance(mixer, MLA):
         yield from (_sparse if mixer.index_top_k else _latent)(pool, mixer)
+    elif isinstance(mixer, CompressedAttention):
+        yield from _compressed(pool, mixer)
     elif isinstance(mixer, BlockSparseAttention):
         yield from _block_sparse(pool, mixer)
     else:
@@ -130,6 +142,19 @@ def _block_sparse(pool: Pool, attention: BlockSparseAttention) -> Iterator[Opera
     for phase in ("decode", "prefill"):
         kernel = kernels.BlockSparseAttention(phase, pool.model.hidden_size, *heads, *index, cache_dtype(pool), dtype)
         yield Operator(f"{phase}_sparse_attention", "attention", phase, 1, kernel)
+
+
+def _compressed(pool: Pool, attention: CompressedAttention) -> Iterator[Operator]:
+    """The same for compressed attention."""
+    tp, (stored, widened) = pool.engine.tensor_parallel_size, weight_format(pool, "qkv")
+    heads = (attention.num_heads // tp, attention.o_groups // tp, attention.head_dim, attention.rope_dim)
+    ranks = (attention.q_lora_rank, attention.o_lora_rank, attention.local_window, attention.ratio)
+    index = (attention.index_heads, attention.index_head_dim, attention.index_top_k)
+    formats = (cache_dtype(pool), "bfloat16" if widened else stored)
+    kind = {0: "window", 4: "csa", 128: "hca"}[attention.ratio]
+    for phase in ("decode", "prefill"):
+        kernel = kernels.CompressedAttention(phase, pool.model.hidden_size, *heads, *ranks, *index, *formats)
+        yield Operator(f"{phase}_{kind}_attention", "attention", phase, 1, kernel)
 
 
 def _latent(pool: Pool, mla: MLA) -> Iterator[Operator]:

@@ -10,7 +10,7 @@ from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.common_operators import all_reduce, moving, product, projection, weight_format
 from windtunnel.perf.expert_exchange import LAYOUTS, there_and_back
 from windtunnel.perf.fusion import Operator, fused, together
-from windtunnel.perf.kernels import Collective, Elementwise, Experts, Gemm
+from windtunnel.perf.kernels import Collective, Elementwise, Experts, Gemm, HyperConnection
 from windtunnel.perf.mixers import mixer_operators
 
 SAMPLER_BYTES = 34.0
@@ -35,16 +35,21 @@ def expert_layer_operators(pool: Pool, causes: Causes = ALL) -> tuple[Operator, 
 def _step(pool: Pool) -> Iterator[Operator]:
     model, tp = pool.model, pool.engine.tensor_parallel_size
     hidden, width = model.hidden_size, model.embedding_size
+    streams = model.streams
     vocabulary = model.vocab_size if tp == 1 else -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // tp
     if model.embeds:
         yield moving("embedding", 4.0 * width)
         yield from all_reduce(pool, "embedding_all_reduce", width)
         if width != hidden:
             yield Operator("embedding_projection", "gemm", "tokens", 1, Gemm(hidden, width))
+        if streams:  # each begins as the embedding
+            yield moving("streams_begin", 2.0 * (1 + streams) * hidden)
     for count, layer in model.layers:
         for operator in _layer(pool, layer):
             yield replace(operator, count=operator.count * count)
     if model.samples:
+        if streams:  # mixed into one
+            yield moving("streams_end", 2.0 * (streams + 1) * hidden)
         yield from _head(pool, vocabulary)
 
 
@@ -65,7 +70,9 @@ def _head(pool: Pool, vocabulary: int) -> Iterator[Operator]:
 
 def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
     hidden = pool.model.hidden_size
-    for _ in range(layer.norms):  # each adds the residual: two rows read, two written
+    if layer.streams:
+        yield from _hyper_connections(layer, hidden)
+    for _ in range(0 if layer.streams else layer.norms):  # each adds the residual: two rows read, two written
         blocks = layer.residual_blocks
         yield moving("norm" if blocks is None else "attention_residual", (8.0 + 2.0 * (blocks or 0)) * hidden)
     if layer.attention:
@@ -79,6 +86,14 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
         yield from _experts(pool, layer.mlp)
     if layer.beside:
         yield moving("networks_add", 6.0 * hidden)
+
+
+def _hyper_connections(layer: Layer, hidden: int) -> Iterator[Operator]:
+    """Before and after attention and network, and the norms of what they read (one row read, one written)."""
+    for side in ("pre", "post"):
+        kernel = HyperConnection(side, hidden, layer.streams)
+        yield Operator(f"hyper_connection_{side}", "other", "tokens", 2, kernel)
+    yield replace(moving("norm", 4.0 * hidden), count=layer.norms)
 
 
 def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:

@@ -18,11 +18,13 @@ from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
+    CompressedAttention,
     Convolution,
     Elementwise,
     Exchange,
     Experts,
     Gemm,
+    HyperConnection,
     Kernel,
     LatentAttention,
     Quantize,
@@ -103,6 +105,10 @@ def family(kernel: Kernel) -> str:  # noqa: PLR0911 - one per kind
             return f"latent_{phase}"
         case BlockSparseAttention(phase=phase):
             return f"block_sparse_{phase}"
+        case CompressedAttention(phase=phase):
+            return f"compressed_{phase}"
+        case HyperConnection():
+            return "hyper_connection"
         case Recurrence(phase=phase, by_channel=by_channel):
             return f"kimi_delta_{phase}" if by_channel else "attention_decode"
         case Convolution(phase=phase) | Scan(phase=phase):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from windtunnel.deployment import Pool
+from windtunnel.model.layers import Layer
 from windtunnel.model.stages import stages
 from windtunnel.perf.axes import Axes
 from windtunnel.perf.batch_times import Floats
@@ -38,11 +39,17 @@ def sends(pool: Pool, ax: Axes, predictor: Predictor) -> Floats:
 
 
 def activations(pool: Pool) -> list[int]:
-    """Rows per token that each stage but the last sends; with attention residuals the hidden state and the sum of every
-    block before the next stage (vllm/models/kimi_k3/nvidia/model.py)."""
+    """Rows per token that each stage but the last sends: with attention residuals the hidden state and the sum of every
+    block before the next stage (vllm/models/kimi_k3/nvidia/model.py), with hyper-connections every stream."""
     firsts = [stage.layers[0][1] for stage in stages(pool.model, pool.engine.pipeline_parallel_size)[1:]]
-    blocks = [layer.residual_blocks for layer in firsts]
-    return [ACTIVATIONS if each is None else 1 + each for each in blocks]
+    return [_rows(layer) for layer in firsts]
+
+
+def _rows(layer: Layer) -> int:
+    """Rows per token that a layer takes."""
+    if layer.streams:
+        return layer.streams
+    return ACTIVATIONS if layer.residual_blocks is None else 1 + layer.residual_blocks
 
 
 def across_nodes(pool: Pool) -> list[bool]:

@@ -1,0 +1,149 @@
+"""Measured compressed attention (DeepSeek-V4): whole modules over (requests, keys) or (chunk, context)."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.hardware import Device
+from windtunnel.perf.answer import INTERPOLATED, Answer, blended
+from windtunnel.perf.attention_table import extend, plane_of
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.curves import Plane, blend, octaves
+from windtunnel.perf.database import Columns, Database, one_per_key
+from windtunnel.perf.kernels import CompressedAttention
+from windtunnel.perf.roofline import bound
+
+TABLES = {
+    (phase, ratio): f"dsv4_{kind}_{'generation' if phase == 'decode' else 'context'}_module_perf"
+    for phase in ("decode", "prefill")
+    for ratio, kind in ((4, "csa"), (128, "hca"))
+}
+"""Phase and compression ratio -> table."""
+
+WINDOW_ALONE = 128
+"""No table has layers with a window alone: they take the ratio whose modules have no indexer either, with contexts no
+longer than the window."""
+
+ENGINES = ("vllm", "sglang", "trtllm")
+
+MODELS = {64: (4096, 1024, 512), 128: (7168, 1536, 1024)}
+"""Heads of the whole model in the tables -> hidden size, query rank, entries chosen by the indexer (config.json of
+DeepSeek-V4-Flash and -Pro)."""
+
+HEADS_OF_GROUP = 8
+
+Key = tuple[int, int, int, str]
+"""Ratio in the tables, heads of the whole model, local heads, dtype of the projections."""
+
+
+@dataclass(eq=False)
+class CompressedTable:
+    """The compressed-attention module tables of one database."""
+
+    database: Database
+    device: Device
+    _columns: dict[str, tuple[Columns, str] | None] = field(default_factory=dict)
+    _planes: dict[tuple[str, Key], tuple[Plane, NDArray[np.bool_]]] = field(default_factory=dict)
+    _borrowed: str = ""
+
+    def times(self, kernel: CompressedAttention, a: Floats, b: Floats) -> Answer | None:
+        """Seconds of a module with its projections, or None without a table. Between two measured numbers of heads a
+        power of the number; beyond them the nearest, scaled by least times, as are other sizes (modelled)."""
+        ratio = kernel.ratio or WINDOW_ALONE
+        found = self._table(TABLES[kernel.phase, ratio])
+        if found is None:
+            return None
+        rows, whole, dtype = _part(kernel, found[0])
+        known = np.unique(rows["num_heads"]).astype(float)
+        parts = []
+        for i, weight in blend(known, kernel.heads):
+            heads = int(known[i])
+            each = kernel if weight == 1.0 else replace(kernel, heads=heads, groups=heads // HEADS_OF_GROUP)
+            parts.append((self._of_heads(each, (ratio, whole, heads, dtype), rows, a, b), weight))
+        answer = blended(parts, float(octaves(known, np.array([float(kernel.heads)]))[0]))
+        if found[1] == self.database.backend:
+            return answer
+        self._borrowed = found[1]
+        return replace(answer, sources=np.maximum(answer.sources, INTERPOLATED).astype(np.int8))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was taken from another engine's tables."""
+        if not self._borrowed:
+            return ()
+        return (f"compressed attention of {self.database.backend} is taken from {self._borrowed}'s measurements",)
+
+    def _of_heads(self, kernel: CompressedAttention, key: Key, rows: Columns, a: Floats, b: Floats) -> Answer:
+        """As the module with a measured number of heads."""
+        measured = module(kernel.phase, *key)
+        if (kernel.phase, key) not in self._planes:
+            self._planes[kernel.phase, key] = self._plane(measured, rows.where(num_heads=key[2]))
+        plane, truly = self._planes[kernel.phase, key]
+        context = b if kernel.ratio else np.minimum(b, kernel.window)
+        found = extend(plane, self.device, measured, kernel, (a, b), (a, context))
+        i = np.clip(np.searchsorted(plane.rows, a), 0, len(plane.rows) - 1)
+        j = np.clip(np.searchsorted(plane.columns, context), 0, len(plane.columns) - 1)
+        sources = np.where(truly[i, j], found.sources, np.maximum(found.sources, INTERPOLATED)).astype(np.int8)
+        found = replace(found, sources=sources)
+        return found if measured == kernel else found.modelled()
+
+    def _plane(self, measured: CompressedAttention, rows: Columns) -> tuple[Plane, NDArray[np.bool_]]:
+        """The plane, and which of its cells were measured."""
+        if measured.phase == "prefill":
+            rows = rows.where(batch_size=int(rows["batch_size"].min()))
+        keys = [rows["batch_size"], rows["isl"], rows["step"]]
+        rows = rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
+        if measured.phase == "decode":  # the token itself is a key too
+            a, b = rows["batch_size"].astype(float), (rows["isl"] + rows["step"]).astype(float)
+        else:
+            a, b = rows["isl"].astype(float), rows["step"].astype(float)
+        plane = plane_of(measured, self.device, a, b, rows["latency"] * 1e-3)
+        truly = plane.known > 0
+        return (plane if measured.phase == "decode" else bridged(plane, measured, self.device)), truly
+
+    def _table(self, name: str) -> tuple[Columns, str] | None:
+        """A table and whose it is: its own of this version or another, else another engine's."""
+        if name not in self._columns:
+            texts, own = ("gemm_type", "kernel_source"), self.database.backend
+            found, engine = self.database.read("sparse_attention", name, texts), own
+            for other in (own, *ENGINES):
+                if found is None:
+                    found, engine = self.database.read("sparse_attention", name, texts, other), other
+            self._columns[name] = None if found is None else (found, engine)
+        return self._columns[name]
+
+
+def module(phase: str, ratio: int, whole: int, heads: int, dtype: str) -> CompressedAttention:
+    """What was measured: the module of the model with ``whole`` heads, of which a GPU has ``heads``."""
+    hidden, rank, top_k = MODELS[whole]
+    groups = heads // HEADS_OF_GROUP
+    return CompressedAttention(
+        phase, hidden, heads, groups, 512, 64, rank, 1024, 128, ratio, 64, 128, top_k, "fp8", dtype
+    )
+
+
+def bridged(plane: Plane, kernel: CompressedAttention, device: Device) -> Plane:
+    """The plane whose rows are interpolated between measured contexts: engines measured few, and one that with its
+    chunk makes a long prompt whole. Efficiencies in log, over the log of the context."""
+    a, b = np.broadcast_arrays(plane.rows[:, None], plane.columns[None, :])
+    least, seconds, known = bound(kernel, device, a, b), plane.seconds.copy(), plane.known.copy()
+    x = np.log1p(plane.columns)
+    for i in range(len(plane.rows)):
+        at = np.flatnonzero(plane.known[i])
+        inside = slice(at[0], at[-1] + 1)
+        logs = np.interp(x[inside], x[at], np.log(plane.seconds[i, at] / least[i, at]))
+        seconds[i, inside] = np.where(known[i, inside] > 0, seconds[i, inside], np.exp(logs) * least[i, inside])
+        known[i, inside] = 1.0
+    return Plane(plane.rows, plane.columns, seconds, known)
+
+
+def _part(kernel: CompressedAttention, columns: Columns) -> tuple[Columns, int, str]:
+    """Rows of the nearest model and format of projections, its heads, and the format."""
+    totals = columns["num_heads"] * columns["tp_size"]
+    known = [whole for whole in MODELS if (totals == whole).any()]
+    whole = min(known, key=lambda each: abs(np.log(MODELS[each][0] / kernel.hidden)))
+    columns = columns.take(totals == whole)
+    formats = columns.values("gemm_type")
+    dtype = next((name for name in (kernel.dtype, "fp8_block") if name in formats), formats[0])
+    return columns.where(gemm_type=dtype), whole, dtype

@@ -1,0 +1,83 @@
+"""Measured hyper-connections (DeepSeek-V4): a curve over tokens for each side and hidden size."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from windtunnel.hardware import Device
+from windtunnel.perf.answer import INTERPOLATED, Answer
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.curves import Curve, held_below
+from windtunnel.perf.database import Columns, Database
+from windtunnel.perf.kernels import HyperConnection
+from windtunnel.perf.roofline import bound
+
+ENGINES = ("vllm", "sglang", "trtllm")
+"""vLLM and SGLang have the same TileLang kernels: where one lacks the table, or few tokens, the other answers."""
+
+Points = dict[int, float]
+"""Tokens -> seconds of one hyper-connection."""
+
+
+@dataclass(eq=False)
+class HyperConnectionTable:
+    """The table of manifold-constrained hyper-connections of one database."""
+
+    database: Database
+    device: Device
+    _columns: dict[str, Columns | None] = field(default_factory=dict)
+    _curves: dict[HyperConnection, tuple[Curve, Points]] = field(default_factory=dict)
+
+    def times(self, kernel: HyperConnection, a: Floats) -> Answer | None:
+        """Seconds for ``a`` tokens, or None without a table; other sizes take the efficiency of the nearest."""
+        if self._table(self.database.backend) is None and not self._others():
+            return None
+        measured = self._nearest(kernel)
+        if measured not in self._curves:
+            self._curves[measured] = self._curve(measured)
+        curve, own = self._curves[measured]
+        found = held_below(curve, a, lambda x: bound(kernel, self.device, x, np.zeros_like(x)))
+        if measured != kernel:
+            return found.modelled()
+        borrowed = ~np.isin(a, np.array(list(own), dtype=float))
+        sources = np.where(borrowed, np.maximum(found.sources, INTERPOLATED), found.sources).astype(np.int8)
+        return replace(found, sources=sources)
+
+    def _nearest(self, kernel: HyperConnection) -> HyperConnection:
+        """What was measured that is most alike."""
+        tables = [self._table(engine) for engine in (self.database.backend, *self._others())]
+        sizes = {(int(h), int(s)) for t in tables if t for h, s in zip(t["hidden_size"], t["hc_mult"], strict=True)}
+        hidden, streams = min(sizes, key=lambda each: (abs(np.log(each[0] / kernel.hidden)), each))
+        return replace(kernel, hidden=hidden, streams=streams)
+
+    def _curve(self, kernel: HyperConnection) -> tuple[Curve, Points]:
+        """Over the engine's own points, and another's of fewer tokens than it measured."""
+        own = self._points(kernel, self.database.backend)
+        points = own
+        for engine in self._others():
+            points = {x: t for x, t in self._points(kernel, engine).items() if not points or x < min(points)} | points
+        x = np.array(sorted(points), dtype=float)
+        seconds = np.array([points[int(each)] for each in x])
+        return Curve(x, bound(kernel, self.device, x, np.zeros_like(x)) / seconds), own
+
+    def _points(self, kernel: HyperConnection, engine: str) -> Points:
+        """Medians of one of the ``num_sites`` that a row adds up: around attention, and around the network."""
+        table = self._table(engine)
+        if table is None:
+            return {}
+        rows = table.where(op_name=kernel.side, hidden_size=kernel.hidden, hc_mult=kernel.streams)
+        tokens, each = rows["num_tokens"], rows["latency"] * 1e-3 / rows["num_sites"]
+        return {int(x): float(np.median(each[tokens == x])) for x in np.unique(tokens)}
+
+    def _others(self) -> list[str]:
+        return [each for each in ENGINES if each != self.database.backend and self._table(each) is not None]
+
+    def _table(self, engine: str) -> Columns | None:
+        if engine not in self._columns:
+            texts, found = ("op_name", "kernel_source"), None
+            if engine == self.database.backend:
+                found = self.database.read("mhc", "mhc_module_perf", texts)
+            if found is None:  # the version that has it stands for older ones
+                found = self.database.read("mhc", "mhc_module_perf", texts, engine)
+            self._columns[engine] = found
+        return self._columns[engine]
