@@ -12,6 +12,7 @@ from windtunnel.perf.kernels import (
     Attention,
     BlockSparseAttention,
     Collective,
+    CompressedAttention,
     Experts,
     Gemm,
     LatentAttention,
@@ -52,7 +53,23 @@ def linear_flops(of: Pool) -> float:
             of_head, key = op.kernel.hidden * op.kernel.head_dim, op.kernel.hidden * op.kernel.index_head_dim
             divided = 2 * (op.kernel.heads + op.kernel.kv_heads) * of_head + op.kernel.index_heads * key
             total += op.count * 2.0 * (tp * divided + key)
+        elif isinstance(op.kernel, CompressedAttention) and op.phase == "decode":
+            total += op.count * 2.0 * (tp * _compressed_divided(op.kernel) + _compressed_repeated(op.kernel))
     return total
+
+
+def _compressed_divided(kernel: CompressedAttention) -> int:
+    return kernel.o_lora_rank * kernel.groups * kernel.hidden + kernel.heads * kernel.head_dim * (
+        kernel.q_lora_rank + kernel.o_lora_rank
+    )
+
+
+def _compressed_repeated(kernel: CompressedAttention) -> int:
+    """Down projections, compressors, indexer."""
+    sums, sparse = {0: 0, 4: 2, 128: 1}[kernel.ratio], kernel.ratio == 4
+    widths = kernel.q_lora_rank + kernel.head_dim + 2 * sums * (kernel.head_dim + kernel.index_head_dim * sparse)
+    index = kernel.index_heads * (kernel.q_lora_rank * kernel.index_head_dim + kernel.hidden)
+    return kernel.hidden * widths + index * sparse
 
 
 def _weights_divided(kernel: SparseAttention) -> float:

@@ -168,7 +168,9 @@ def read_compressed(keys: Keys, index: int) -> CompressedAttention | None:
     if not isinstance(ratios, list) or len(ratios) <= index:
         raise InputError(f"{keys.owner}: compress_ratios in config.json must be a list with a number for each layer")
     if ratios[index] not in RATIOS:
-        raise InputError(f"{keys.owner}: compress_ratios of layer {index} is {ratios[index]!r}: must be one of {RATIOS}")
+        raise InputError(
+            f"{keys.owner}: compress_ratios of layer {index} is {ratios[index]!r}: must be one of {RATIOS}"
+        )
     return CompressedAttention(
         num_heads=keys.integer("num_attention_heads"),
         head_dim=keys.integer("head_dim"),
