@@ -157,6 +157,13 @@ class CompressedAttention:
         }
 
 
+def mixing_parameters(streams: int, hidden_size: int) -> int:
+    """Parameters of the hyper-connections around attention and network: what to read from each stream, what to write to
+    it, and how the streams mix, with a bias for each and three scales (vllm/models/deepseek_v4)."""
+    mixtures = (2 + streams) * streams
+    return 2 * (mixtures * (streams * hidden_size + 1) + 3) if streams else 0
+
+
 def read_compressed(keys: Keys, index: int) -> CompressedAttention | None:
     """Layer ``index`` as ``compress_ratios`` has it; None where config.json has no such list.
 

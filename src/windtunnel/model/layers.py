@@ -320,12 +320,6 @@ class Layer:
             raise InputError("a layer without attention and without a network: give it one of both")
         require_not_negative("hyper-connections", hc_mult=self.streams)
 
-    def mixing_parameters(self, hidden_size: int) -> int:
-        """Parameters of the hyper-connections around attention and network: what to read from each stream, what to
-        write to it, and how the streams mix, with a bias for each and three scales (vllm/models/deepseek_v4)."""
-        mixtures = (2 + self.streams) * self.streams
-        return 2 * (mixtures * (self.streams * hidden_size + 1) + 3) if self.streams else 0
-
     @property
     def window(self) -> int:
         """Tokens that a token sees; 0: all of them, or the layer does not mix tokens."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.model.block_sparse import BlockSparseAttention
-from windtunnel.model.compressed import STRETCH, CompressedAttention
+from windtunnel.model.compressed import STRETCH, CompressedAttention, mixing_parameters
 from windtunnel.model.layers import MLA, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
 from windtunnel.model.sizes import require_not_negative, require_positive
@@ -189,7 +189,7 @@ class Model:
         parts = layer.attention.parameters(hidden, tp) if layer.attention else {"norm": 0}
         mixing = 0 if layer.residual_blocks is None else 2  # a norm and a score for each mixed sum
         parts["norm"] += layer.norms * hidden * ((2 if self.norm_bias else 1) + mixing)
-        parts["norm"] += layer.mixing_parameters(hidden)
+        parts["norm"] += mixing_parameters(layer.streams, hidden)
         mlp = layer.mlp
         if not isinstance(mlp, MoE):
             return parts | {"mlp": mlp.parameters(hidden, tp) if mlp else 0}
