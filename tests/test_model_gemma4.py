@@ -9,9 +9,11 @@ import pytest
 from windtunnel.deployment import Engine, Pool
 from windtunnel.deployment.shards import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
+from windtunnel.footprint import footprint
 from windtunnel.hardware import device
 from windtunnel.memory import kv_blocks
 from windtunnel.model import MLP, Model, MoE, load_model, read_config
+from windtunnel.model.stages import stages
 from windtunnel.perf.eager import eager_floor
 from windtunnel.perf.operators import operators
 
@@ -95,13 +97,82 @@ def test_without_experts_a_layer_has_its_dense_network_alone() -> None:
         ({"num_global_key_value_heads": 3}, "must be a multiple of num_key_value_heads=3"),
         ({"global_head_dim": -32}, "global_head_dim=-32"),
         ({"top_k_experts": 17}, "num_experts_per_tok=17: must be ≤ num_experts=16"),
-        ({"num_kv_shared_layers": 1}, "share another layer's KV cache are not simulated yet"),
-        ({"hidden_size_per_layer_input": 8}, "per-layer embeddings are not simulated yet"),
+        (
+            {"num_kv_shared_layers": 1, "enable_moe_block": False},
+            "shares the cache of an earlier 'full_attention' layer",
+        ),
+        (
+            {"num_kv_shared_layers": 3, "enable_moe_block": False},
+            "num_kv_shared_layers=3 in config.json: must be < num_hidden_layers=3",
+        ),
+        ({"hidden_size_per_layer_input": 8}, "must be dense"),
     ],
 )
 def test_impossible_values_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         read(**changes)
+
+
+SMALL = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "enable_moe_block": False,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+}
+
+
+def test_the_last_layers_of_small_models_share_caches_and_are_twice_as_wide() -> None:
+    model = read(**SMALL)
+    shared = [getattr(layer.attention, "shares_cache", None) for layer in model]
+    assert shared == [False, False, True, True]
+    assert [layer.mlp for layer in model] == [MLP(96), MLP(96), MLP(192), MLP(192)]
+    assert model.kv_bytes_per_token() == 2 * 2 * 4 * (16 + 32)
+    alone = read(**SMALL | {"num_hidden_layers": 2, "num_kv_shared_layers": 0})
+    assert model.attention_flops(64) == 2 * alone.attention_flops(64)
+    bytes_read = sum(stored for _, _, stored in footprint(pool(model)).attention)
+    assert bytes_read == 2 * model.kv_bytes_per_token()
+
+
+def test_tokens_of_small_models_have_an_embedding_for_each_layer() -> None:
+    with_table, without = read(**SMALL), read(**SMALL | {"hidden_size_per_layer_input": 0})
+    each = 2 * 64 * 8 + 64  # there, back, and a norm
+    assert with_table.num_parameters - without.num_parameters == 1024 * 32 + 64 * 32 + 4 * each
+    counts = {op.name: op.count for op in operators(pool(with_table, tensor_parallel_size=2))}
+    assert counts["layer_embeddings_proj"] == counts["layer_embeddings_all_gather"] == 1
+    assert counts["layer_input_gate"] == counts["layer_input_proj"] == 4
+    tables = footprint(pool(with_table)).weight_bytes - footprint(pool(without)).weight_bytes
+    assert tables == 2 * (64 * 32 + 4 * each)  # the table is not read whole
+    assert kv_blocks(pool(with_table)).activation_bytes > kv_blocks(pool(without)).activation_bytes
+
+
+def test_keys_of_another_layer_are_not_written_again() -> None:
+    found = [op for op in operators(pool(read(**SMALL))) if op.name in ("kv_cache_write", "decode_attention")]
+    written = sum(op.count for op in found if op.name == "kv_cache_write")
+    assert (written, sum(op.count for op in found) - written) == (2, 4)
+
+
+def test_caches_are_not_shared_across_stages() -> None:
+    with pytest.raises(InputError, match="pipeline_parallel_size=2: layers of test share caches across stages"):
+        stages(read(**SMALL), 2)
+
+
+def test_a_table_of_other_tokens_is_refused() -> None:
+    with pytest.raises(InputError, match=r"vocab_size_per_layer_input=512 in config.json: must be vocab_size=1024"):
+        read(**SMALL, vocab_size_per_layer_input=512)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "effective"), [("gemma-4-E2B-it", 5.1e9, 2.3e9), ("gemma-4-E4B-it", 8.0e9, 4.5e9)]
+)
+def test_small_models_have_the_published_parameters(name: str, total: float, effective: float) -> None:
+    """Published with encoders of 0.15e9 (vision) and 0.3e9 (audio); effective: without the table of all layers. vLLM
+    holds keys and values that shared layers do not use, 3 % of E4B's."""
+    model = load_model(name)
+    assert model.num_parameters == pytest.approx(total - 0.45e9, rel=0.02)
+    assert model.num_parameters - model.vocab_size * model.layer_inputs == pytest.approx(effective, rel=0.045)
 
 
 @pytest.mark.parametrize(

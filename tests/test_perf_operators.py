@@ -22,7 +22,16 @@ from windtunnel.perf.kernels import (
 from windtunnel.perf.operators import operators
 
 ONE, ZERO = np.ones(1), np.zeros(1)
-REPEATED = ("router", "qkv_down_proj", "kv_down_proj", "latent_down_proj", "latent_up_proj", "head_projection")
+REPEATED = (
+    "router",
+    "qkv_down_proj",
+    "kv_down_proj",
+    "latent_down_proj",
+    "latent_up_proj",
+    "head_projection",
+    "layer_input_gate",
+    "layer_input_proj",
+)
 
 
 def pool(model: str, name: str = "h200", **engine: object) -> Pool:

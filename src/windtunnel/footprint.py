@@ -1,10 +1,13 @@
 """Footprint: what a pool's tokens, steps and hours cost in FLOPs, bytes, watts and dollars."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windtunnel.deployment import Engine, Pool
-from windtunnel.model import BlockSparseAttention, CompressedAttention, Model, MoE
+from windtunnel.model import Attention, BlockSparseAttention, CompressedAttention, Model, MoE
 from windtunnel.model.quantization import kv_bytes
+
+NOT_READ = ("embedding", "layer_embeddings", "lm_head", "experts")
+"""Parts of the weights of which a step reads some rows only, or that are counted apart."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def footprint(pool: Pool) -> Footprint:
         linear_flops_per_token=model.linear_flops_per_token(lm_head=False),
         head_flops=model.linear_flops_per_token() - model.linear_flops_per_token(lm_head=False),
         attention=_attention(model, engine),
-        weight_bytes=(sum(sizes.values()) - sizes["embedding"] - sizes["lm_head"] - sizes["experts"] + head) / stages,
+        weight_bytes=(sum(sizes.values()) - sum(sizes[part] for part in NOT_READ) + head) / stages,
         expert_bytes=sizes["experts"] / stages,
         expert_share=max(chances, default=0.0),
         ranks=dp,
@@ -103,5 +106,6 @@ def _attention(model: Model, engine: Engine) -> tuple[tuple[int, float, float], 
             window = attention.attended
             index = count * attention.index_bytes_per_token / engine.pipeline_parallel_size
             add(0, count * attention.flops(1) - flops, index)
-        add(window, flops, count * size * attention.kv_elements_per_token(engine.tensor_parallel_size))
+        read = replace(attention, shares_cache=False) if isinstance(attention, Attention) else attention
+        add(window, flops, count * size * read.kv_elements_per_token(engine.tensor_parallel_size))
     return tuple((window, flops, stored) for window, (flops, stored) in sorted(by_window.items()))

@@ -178,9 +178,9 @@ def _activation_bytes(model: Model, engine: Engine) -> int:
     """Peak of the profile run: the widest layer over all tokens, or sampling, whichever is larger."""
     size, tokens = DTYPE_BYTES[model.dtype], engine.batched_tokens
     widest = max(_layer_elements(model, engine, layer) for layer in model.layer_counts)
-    kept = 2 * tokens * model.hidden_size * size
+    kept = tokens * (2 * model.hidden_size + model.layer_inputs) * size
     sampling = kept + SAMPLING_BYTES_PER_LOGIT * engine.seqs * model.vocab_size * model.samples
-    return max(int(tokens * widest * size), sampling)
+    return max(int(tokens * (widest + model.layer_inputs) * size), sampling)
 
 
 def _layer_elements(model: Model, engine: Engine, layer: Layer) -> float:

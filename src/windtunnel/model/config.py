@@ -6,7 +6,7 @@ from windtunnel.errors import InputError
 from windtunnel.model.block_sparse import read_block_sparse
 from windtunnel.model.compressed import CompressedAttention, read_compressed, stored_experts
 from windtunnel.model.families import FAMILIES, Family
-from windtunnel.model.gemma4 import BESIDE, EXPERT_MODULES, has_experts_beside, read_global
+from windtunnel.model.gemma4 import BESIDE, EXPERT_MODULES, has_experts_beside, layer_inputs, read_global, with_input
 from windtunnel.model.hybrid import Parts, state_space
 from windtunnel.model.keys import Json, Keys
 from windtunnel.model.kimi_delta import read_kimi_delta
@@ -63,6 +63,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
         quantization=_quantization(name, quantization_config, hf_quant_config, layers, text.get("expert_dtype")),
         learned_positions=positions + family.extra_positions if family.learned_positions else 0,
         embedding_size=keys.integer("word_embed_proj_dim", default=hidden),
+        layer_inputs=layer_inputs(keys),
         lm_head_bias=family.lm_head_bias,
         norm_bias=family.norm_bias,
         notes=tuple(notes),
@@ -165,9 +166,11 @@ def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
     mlp = _moe(keys, family) if _is_moe(keys, index) else _mlp(keys, family, hidden)
     block = keys.integer("attn_res_block_size", default=0)
     if has_experts_beside(keys) and isinstance(mlp, MoE):
-        return Layer(attention, mlp, family.norms + BESIDE, beside=_mlp(keys, family, hidden))
-    streams = keys.integer("hc_mult", default=0)
-    return Layer(attention, mlp, family.norms, -(-index // block) if block else None, streams)
+        layer = Layer(attention, mlp, family.norms + BESIDE, beside=_mlp(keys, family, hidden))
+    else:
+        streams = keys.integer("hc_mult", default=0)
+        layer = Layer(attention, mlp, family.norms, -(-index // block) if block else None, streams)
+    return with_input(keys, layer, index)
 
 
 def _layer_attention(

@@ -1,10 +1,11 @@
-"""Gemma-4: layers that see everything have heads of their own size; experts stand beside a dense network."""
+"""Gemma-4: layers that see everything have heads of their own size; experts stand beside a dense network; in the small
+models later layers share caches, and tokens have an embedding for each layer."""
 
 from dataclasses import replace
 
 from windtunnel.errors import InputError
 from windtunnel.model.keys import Keys
-from windtunnel.model.layers import Attention
+from windtunnel.model.layers import MLP, Attention, Layer
 
 BESIDE = 4
 """Norms that experts beside a dense network add: before the router, before the experts, after either
@@ -41,3 +42,51 @@ def has_experts_beside(keys: Keys) -> bool | None:
     if asked and not keys.get("num_experts"):
         raise InputError(f"{keys.owner}: enable_moe_block=true in config.json: must be false, or give num_experts ≥ 1")
     return bool(asked)
+
+
+def with_input(keys: Keys, layer: Layer, index: int) -> Layer:
+    """The layer as ``hidden_size_per_layer_input``, ``num_kv_shared_layers`` and ``use_double_wide_mlp`` change it: the
+    last layers take the cache of the last one of their kind before them, and may have networks of twice the width.
+
+    Raises InputError where no layer of a kind is left to share with, and for experts beside.
+    """
+    width, shared = keys.integer("hidden_size_per_layer_input", default=0), _shares(keys, index)
+    if not width and not shared:
+        return layer
+    attention, mlp = layer.attention, layer.mlp
+    if not isinstance(attention, Attention) or not isinstance(mlp, MLP):
+        raise InputError(f"{keys.owner}: layer {index} with an input of its own or a shared cache must be dense")
+    if shared and keys.flag("use_double_wide_mlp"):
+        mlp = replace(mlp, intermediate_size=2 * mlp.intermediate_size)
+    return replace(layer, attention=replace(attention, shares_cache=shared), mlp=mlp, input_size=width)
+
+
+def _shares(keys: Keys, index: int) -> bool:
+    last = keys.integer("num_kv_shared_layers", default=0)
+    if not last:
+        return False
+    layers = keys.integer("num_hidden_layers")
+    if last >= layers:
+        raise InputError(
+            f"{keys.owner}: num_kv_shared_layers={last} in config.json: must be < num_hidden_layers={layers}"
+        )
+    kinds = keys.get("layer_types", default=[""] * layers)
+    if index < layers - last:
+        return False
+    if kinds[index] not in kinds[: layers - last]:
+        raise InputError(
+            f"{keys.owner}: layer {index} shares the cache of an earlier {kinds[index]!r} layer, but the first "
+            f"{layers - last} layers in config.json have none: num_kv_shared_layers={last} must be less"
+        )
+    return True
+
+
+def layer_inputs(keys: Keys) -> int:
+    """Columns of the table of all layers' embeddings. Raises InputError for a table of other tokens."""
+    width = keys.integer("hidden_size_per_layer_input", default=0)
+    rows, vocabulary = keys.integer("vocab_size_per_layer_input", default=0), keys.integer("vocab_size")
+    if width and rows not in (0, vocabulary):
+        raise InputError(
+            f"{keys.owner}: vocab_size_per_layer_input={rows} in config.json: must be vocab_size={vocabulary}"
+        )
+    return width * keys.integer("num_hidden_layers", "n_layer", default=0)

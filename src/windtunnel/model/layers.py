@@ -29,6 +29,8 @@ class Attention:
     """A gate as wide as the queries, projected with them, multiplies the output (Qwen3-Next, Qwen3.5)."""
     head_gate: bool = False
     """A number for each head, projected from the hidden state, multiplies its output (Step-3.5, Step-3.7)."""
+    shares_cache: bool = False
+    """It attends to keys and values of an earlier layer and caches none (Gemma-4's small models)."""
     rotary: bool = True
     """Queries and keys are rotated by their positions, where the model has no table of them."""
 
@@ -54,7 +56,8 @@ class Attention:
 
     def kv_elements_per_token(self, tensor_parallel_size: int = 1) -> int:
         """Cached numbers per token on one GPU: a key and a value for each of its KV heads."""
-        return self.kv_heads_per_gpu(tensor_parallel_size) * (self.head_dim + self.v_head_dim)
+        heads = 0 if self.shares_cache else self.kv_heads_per_gpu(tensor_parallel_size)
+        return heads * (self.head_dim + self.v_head_dim)
 
     def flops_per_context_token(self) -> int:
         """FLOPs of one query token per token of context, all heads: 2·head_dim for QKᵀ, 2·v_head_dim for PV."""
@@ -86,8 +89,7 @@ class MLA:
     qk_rope_head_dim: int
     v_head_dim: int
     index_heads: int = 0
-    """Heads of the indexer that chooses which tokens are attended to (DeepSeek sparse attention); 0: the layer has
-    none."""
+    """Heads of the indexer that chooses which tokens are attended to (DeepSeek sparse attention); 0: there is none."""
     index_head_dim: int = 0
     index_top_k: int = 0
     """Tokens that a query attends to; 0: all. Without an indexer those that an earlier layer's has chosen (GLM-5.2)."""
@@ -314,6 +316,8 @@ class Layer:
     hyper-connections, arXiv 2512.24880: ``hc_mult`` of DeepSeek-V4); 0: a single residual."""
     beside: MLP | None = None
     """A dense network that runs before the experts on the same tokens (Gemma-4); both sums are added."""
+    input_size: int = 0
+    """Width of the tokens' own embedding for this layer, which gates a projection (Gemma-4's small models); 0: none."""
 
     def __post_init__(self) -> None:
         if self.attention is None and self.mlp is None:

@@ -16,8 +16,13 @@ BY_KEY: dict[str, str] = {
 }
 """Key of config.json -> what it stands for, where its value is not null, zero, false or empty."""
 
-READ = {"DeciLMForCausalLM": "block_configs"}
-"""Architecture -> the key of these that it is simulated with."""
+SMALL_GEMMA4 = frozenset({"num_kv_shared_layers", "hidden_size_per_layer_input"})
+READ: dict[str, frozenset[str]] = {
+    "DeciLMForCausalLM": frozenset({"block_configs"}),
+    "Gemma4ForCausalLM": SMALL_GEMMA4,
+    "Gemma4ForConditionalGeneration": SMALL_GEMMA4,
+}
+"""Architecture -> the keys of these that it is simulated with."""
 
 STATE_SPACE: dict[str, str] = {
     "mamba_num_heads": "state space layers (Mamba-2) of this architecture",
@@ -54,9 +59,10 @@ def refuse_what_is_not_simulated(name: str, architecture: str, config: Mapping[s
     simulated = SIMULATED_LAYER_TYPES | ({LATENT_SPARSE} if config.get("kv_lora_rank") else set())
     kinds = [] if laid_out else sorted(set(config.get("layer_types") or ()) - simulated)
     keys = BY_KEY if laid_out else BY_KEY | STATE_SPACE
+    read = READ.get(architecture, frozenset())
     found = (
         BY_ARCHITECTURE.get(architecture)
-        or next((what for key, what in keys.items() if config.get(key) and READ.get(architecture) != key), None)
+        or next((what for key, what in keys.items() if config.get(key) and key not in read), None)
         or next((LAYER_TYPES.get(kind, f"layers of type {kind!r}") for kind in kinds), None)
     )
     if not found and 0 in (config.get("attn_type_list") or ()):

@@ -6,11 +6,24 @@ from dataclasses import dataclass, field, replace
 from windtunnel.errors import InputError, unknown
 from windtunnel.model.block_sparse import BlockSparseAttention
 from windtunnel.model.compressed import STRETCH, CompressedAttention, mixing_parameters
-from windtunnel.model.layers import MLA, Attention, Layer, LinearAttention, MoE
+from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
 from windtunnel.model.sizes import require_not_negative, require_positive
 from windtunnel.model.state_space import StateSpace
 
+COMPONENTS = (
+    "embedding",
+    "layer_embeddings",
+    "qkv",
+    "out",
+    "compressor",
+    "mlp",
+    "experts",
+    "shared_experts",
+    "router",
+    "norm",
+    "lm_head",
+)
 VOCAB_PADDING = 64  # vLLM pads vocabularies to a multiple of this before it shards them
 
 
@@ -34,6 +47,8 @@ class Model:
     """Rows of a learned position table (OPT); 0: rotary positions."""
     embedding_size: int = 0
     """Width of the embedding where it is not ``hidden_size`` (a projection follows); 0 means ``hidden_size``."""
+    layer_inputs: int = 0
+    """Columns of the table that holds the tokens' embeddings for all layers (``Layer.input_size``)."""
     lm_head_bias: bool = False
     norm_bias: bool = False
     """Layer norms with weight and bias instead of RMS norms."""
@@ -54,7 +69,7 @@ class Model:
             max_position_embeddings=self.max_position_embeddings,
             num_hidden_layers=sum(count for count, _ in self.layers),
         )
-        require_not_negative(self.name, learned_positions=self.learned_positions)
+        require_not_negative(self.name, learned_positions=self.learned_positions, layer_inputs=self.layer_inputs)
         if self.dtype not in DTYPE_BYTES:
             raise unknown("dtype", self.dtype, DTYPE_BYTES)
 
@@ -134,8 +149,7 @@ class Model:
     # --- parameters -----------------------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, int]:
-        """Parameters by component: embedding, qkv, out, compressor, mlp, experts, shared_experts, router, norm,
-        lm_head."""
+        """Parameters by component, of COMPONENTS; those that the model has."""
         return {part: count for part, count in self.gpu_parameters().items() if count}
 
     @property
@@ -163,16 +177,16 @@ class Model:
         parallelism, else slices of every expert. Router and norms are on every GPU.
         """
         tp, ranks = tensor_parallel_size, tensor_parallel_size * data_parallel_size
-        total = dict.fromkeys(
-            ("embedding", "qkv", "out", "compressor", "mlp", "experts", "shared_experts", "router", "norm", "lm_head"),
-            0,
-        )
+        total = dict.fromkeys(COMPONENTS, 0)
         for count, layer in self.layers:
             for part, number in self._layer_parameters(layer, tp, ranks, enable_expert_parallel).items():
                 total[part] += count * number
         vocabulary = self.vocab_size if tp == 1 else -(-self.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // tp
         projections = 0 if self.embedding_size == self.hidden_size else 2 * self.embedding_size * self.hidden_size
         total["embedding"] = vocabulary * self.embedding_size + self.learned_positions * self.hidden_size + projections
+        if self.embeds:
+            total["layer_embeddings"] = vocabulary * self.layer_inputs
+            total["mlp"] += self.hidden_size * self.layer_inputs // tp
         if not self.tie_word_embeddings:
             total["lm_head"] = vocabulary * self.embedding_size
         total["lm_head"] += vocabulary * self.lm_head_bias
@@ -190,16 +204,18 @@ class Model:
         mixing = 0 if layer.residual_blocks is None else 2  # a norm and a score for each mixed sum
         parts["norm"] += layer.norms * hidden * ((2 if self.norm_bias else 1) + mixing)
         parts["norm"] += mixing_parameters(layer.streams, hidden)
-        mlp = layer.mlp
+        parts["mlp"] = 2 * hidden * layer.input_size  # to its width and back, on every GPU alike
+        parts["norm"] += hidden * (layer.input_size > 0)
+        mlp, dense = layer.mlp, layer.beside or layer.mlp
+        if isinstance(dense, MLP):
+            parts["mlp"] += dense.parameters(hidden, tp)
         if not isinstance(mlp, MoE):
-            return parts | {"mlp": mlp.parameters(hidden, tp) if mlp else 0}
+            return parts
         if expert_parallel:
             parts["experts"] = -(-mlp.num_experts // ranks) * mlp.expert_parameters(hidden)
         else:
             parts["experts"] = mlp.num_experts * mlp.expert_parameters(hidden, ranks)
         parts["router"] = mlp.router_parameters(hidden)
-        if layer.beside:
-            parts["mlp"] = layer.beside.parameters(hidden, tp)
         if mlp.shared:
             parts["shared_experts"] = mlp.shared.parameters(hidden, tp) + hidden * mlp.shared_gate
         return parts
@@ -268,7 +284,7 @@ class Model:
         """FLOPs of all products with weights for one token of the whole model: 2 per active weight, look-ups none."""
         parts = self.parameters()
         head = self.vocab_size * self.embedding_size if lm_head else 0
-        looked_up = parts["embedding"] + parts["norm"] + parts.get("lm_head", 0)
+        looked_up = sum(parts.get(part, 0) for part in ("embedding", "layer_embeddings", "norm", "lm_head"))
         return 2 * (self.active_parameters - looked_up + head)
 
     def attention_flops(self, context: int) -> int:

@@ -20,9 +20,17 @@ def layers_of_stages(num_layers: int, stages: int) -> tuple[int, ...]:
 
 
 def stages(model: Model, count: int) -> tuple[Model, ...]:
-    """The model in ``count`` parts: the first embeds tokens, the last has final norm, output head and sampling."""
+    """The model in ``count`` parts: the first embeds tokens, the last has final norm, output head and sampling.
+
+    Raises InputError if there are fewer layers than stages, or if layers attend to the cache of an earlier one.
+    """
     if count == 1:
         return (model,)
+    if any(getattr(layer.attention, "shares_cache", False) for _, layer in model.layers):
+        raise InputError(
+            f"pipeline_parallel_size={count}: layers of {model.name} share caches across stages; use 1, or tensor "
+            "parallelism"
+        )
     runs, found = list(model.layers), []
     for stage, wanted in enumerate(layers_of_stages(model.num_layers, count)):
         mine: list[tuple[int, Layer]] = []

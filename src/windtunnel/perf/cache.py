@@ -56,6 +56,7 @@ def cache_key(pool: Pool, source: str, database: Database | None, causes: Causes
     made_of = {
         "model": [str(run) for run in model.layers],
         "sizes": [model.hidden_size, model.vocab_size, model.embedding_size, model.learned_positions, model.dtype],
+        "layer_inputs": model.layer_inputs,
         "stage": [model.embeds, model.samples],
         "quantization": [{**vars(each), "parts": sorted(each.parts)} for each in quantization.formats]
         if quantization

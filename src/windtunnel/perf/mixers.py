@@ -50,13 +50,16 @@ def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
     kv_dtype = cache_dtype(pool)
     gate = queries if attention.output_gate else 0
     yield from projection(pool, "qkv_proj", "qkv", queries + gate + keys + values, hidden)
+    own = 0 if attention.shares_cache else keys  # keys of another layer are neither normed, rotated nor written
     if attention.qk_norm:
-        yield moving("qk_norm", 4.0 * (queries + keys), launches=1 if attention.qk_norm_across_heads else 2)
+        separate = 1 if attention.qk_norm_across_heads or attention.shares_cache else 2
+        yield moving("qk_norm", 4.0 * (queries + own), launches=separate)
         if attention.qk_norm_across_heads:
             yield from all_reduce(pool, "qk_norm_all_reduce", 4)
     if attention.rotary and not pool.model.learned_positions:
-        yield moving("rotary_embedding", 4.0 * (queries + keys))
-    yield moving("kv_cache_write", (keys + values) * (2.0 + STORED_BYTES[kv_dtype]))
+        yield moving("rotary_embedding", 4.0 * (queries + own))
+    if not attention.shares_cache:
+        yield moving("kv_cache_write", (keys + values) * (2.0 + STORED_BYTES[kv_dtype]))
     for phase in ("decode", "prefill"):
         kernel = kernels.Attention(
             phase, heads, kv_heads, attention.head_dim, attention.v_head_dim, attention.window, kv_dtype

@@ -44,6 +44,8 @@ def _step(pool: Pool) -> Iterator[Operator]:
             yield Operator("embedding_projection", "gemm", "tokens", 1, Gemm(hidden, width))
         if streams:  # each begins as the embedding
             yield moving("streams_begin", 2.0 * (1 + streams) * hidden)
+        if model.layer_inputs:
+            yield from _layer_inputs(pool)
     for count, layer in model.layers:
         for operator in _layer(pool, layer):
             yield replace(operator, count=operator.count * count)
@@ -51,6 +53,19 @@ def _step(pool: Pool) -> Iterator[Operator]:
         if streams:  # mixed into one
             yield moving("streams_end", 2.0 * (streams + 1) * hidden)
         yield from _head(pool, vocabulary)
+
+
+def _layer_inputs(pool: Pool) -> Iterator[Operator]:
+    """The tokens' embeddings for all layers: looked up, added to the normalised projection of the hidden state
+    (Gemma4SelfDecoderLayers in vllm/model_executor/models/gemma4.py)."""
+    tp, width = pool.engine.tensor_parallel_size, pool.model.layer_inputs
+    yield moving("layer_embeddings", 4.0 * width)
+    yield from all_reduce(pool, "layer_embeddings_all_reduce", width)
+    yield from projection(pool, "layer_embeddings_proj", "mlp", width // tp, pool.model.hidden_size)
+    if tp > 1:
+        gather = Collective("all_gather", tp, width)
+        yield Operator("layer_embeddings_all_gather", "communication", "tokens", 1, gather)
+    yield moving("layer_embeddings_add", 10.0 * width, launches=2)
 
 
 def _head(pool: Pool, vocabulary: int) -> Iterator[Operator]:
@@ -86,6 +101,11 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
         yield from _experts(pool, layer.mlp)
     if layer.beside:
         yield moving("networks_add", 6.0 * hidden)
+    if layer.input_size:
+        yield from projection(pool, "layer_input_gate", "mlp", layer.input_size, hidden)
+        yield moving("layer_input", 6.0 * layer.input_size)
+        yield from projection(pool, "layer_input_proj", "mlp", hidden, layer.input_size)
+        yield moving("layer_input_add", 10.0 * hidden, launches=2)
 
 
 def _hyper_connections(layer: Layer, hidden: int) -> Iterator[Operator]:
