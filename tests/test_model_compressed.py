@@ -1,3 +1,4 @@
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -7,7 +8,7 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.footprint import footprint
 from windtunnel.hardware import device
-from windtunnel.memory import kv_blocks
+from windtunnel.memory import _longest_request_bytes, kv_blocks
 from windtunnel.model import CompressedAttention, Model, load_model, read_config
 from windtunnel.model.compressed import RATIOS, STRETCH
 
@@ -95,11 +96,18 @@ def test_bytes_of_the_cache_and_of_the_state_by_hand() -> None:
     entry = 64 + 2 * 64 + 1 + 1
     model = read()
     assert model.resolve_kv_cache_dtype() == "fp8"
-    assert model.kv_bytes_per_token() == -(-(STRETCH // 4 * (entry + 132) + entry) // STRETCH)
+    pages = [64 * entry, 64 * 132, 2 * entry]
+    assert model.kv_bytes_per_token() == -(-sum(-(-page // 576) * 576 for page in pages) // STRETCH)
     states = 2 * 8 * 2 * (128 + 128) * 4 + 2 * 128 * 128 * 4
     assert model.state_bytes() == 3 * 16 * entry + states
     assert model.state_bytes(kv_cache_dtype="bfloat16") == 3 * 16 * 256 + states
     assert read(compress_ratios=[0, 0, 0]).kv_bytes_per_token() == 0
+
+
+def test_a_draft_layer_has_a_window_alone() -> None:
+    model = read()
+    (draft,) = model.draft_layers
+    assert draft == replace(model.layers[-1][1], attention=next(iter(model)).attention)
 
 
 def test_flops_see_the_window_the_chosen_entries_and_the_whole_index() -> None:
@@ -125,7 +133,8 @@ def test_a_footprint_reads_what_a_query_sees() -> None:
         flops = sum(each * min(context, window or context) for window, each, _ in attention)
         assert flops == pytest.approx(load_model(FLASH).attention_flops(context), rel=1e-12)
     stored = {window: each for window, _, each in attention}
-    assert stored[0] + stored[2048] == pytest.approx(load_model(FLASH).kv_bytes_per_token(), rel=1e-3)
+    assert stored[0] + stored[2048] == pytest.approx(21 * (584 + 132) / 4 + 20 * 584 / 128)
+    assert stored[128] == 43 * 584
 
 
 @real
@@ -158,7 +167,7 @@ def test_the_cache_is_as_large_as_vllm_announced() -> None:
     """9.62 GiB for 1,048,576 tokens in 16 bits, with 256 bytes an index key where the engine keeps 132."""
     tokens, model = 2**20, load_model(PRO)
     window = 61 * 128 * 1024
-    wider = 30 * tokens / 4 * (256 - 132)
+    wider = 30 * tokens / 4 * (256 - 132)  # of an entry of the index
     found = tokens * model.kv_bytes_per_token("bfloat16") + window + wider
     assert found / GIB == pytest.approx(9.62, abs=0.01)
 
@@ -183,12 +192,38 @@ def test_checkpoints_store_experts_in_their_own_format(name: str, experts: str, 
 @real
 def test_memory_sets_windows_aside_and_divides_output_groups() -> None:
     model = load_model(FLASH)
-    budget = kv_blocks(Pool(model, device("b200_sxm"), Engine(tensor_parallel_size=4, max_num_seqs=64)))
+    engine = Engine(tensor_parallel_size=4, max_num_seqs=64, max_num_batched_tokens=8192)
+    budget = kv_blocks(Pool(model, device("b200_sxm"), engine))
     assert budget.block_size == 256
     assert budget.block_bytes == 256 * model.kv_bytes_per_token()
-    assert budget.state_bytes == 64 * model.state_bytes()
+    assert budget.state_bytes == 64 * (3 + 3 + 17) * budget.block_bytes
+    assert budget.window_bytes == (131 + 2051 + 1041) * budget.block_bytes
+    sglang = kv_blocks(Pool(model, device("b200_sxm"), replace(engine, preset="sglang-0.5")))
+    assert (sglang.state_bytes, sglang.window_bytes) == (64 * model.state_bytes(), 0)
     with pytest.raises(InputError, match="tensor_parallel_size=16: must divide the 8 groups of output heads"):
         Pool(model, device("gb200"), Engine(tensor_parallel_size=16))
+
+
+@real
+def test_blocks_are_as_large_and_hold_as_many_requests_as_vllm_reported() -> None:
+    """Pages of 1,002,240 bytes (issue 54703); a pool of 7.01 GiB holds 1,009,661 tokens where requests have 912,128 and
+    steps 8,192 (vLLM 0.26.0, two H20: issue 51041)."""
+    model = load_model(FLASH)
+    assert 256 * model.kv_bytes_per_token() == 1_002_240
+    engine = Engine(tensor_parallel_size=2, max_model_len=912_128, max_num_batched_tokens=8192)
+    one = _longest_request_bytes(model, Pool(model, device("b200_sxm"), engine).engine)
+    assert 7.01 * GIB / one == pytest.approx(1_009_661 / 912_128, rel=1e-3)
+
+
+@real
+@pytest.mark.parametrize(("sharded", "reported"), [({"tensor_parallel_size": 8}, 20.43), ({}, 156.9 / 8)])
+def test_a_gpu_holds_about_as_many_longest_requests_as_vllm_reported(sharded: dict[str, int], reported: float) -> None:
+    """Requests of 1,048,576 tokens on eight B200, TP 8 and DP 8, as vLLM 0.25.0 logged them (issue 51454)."""
+    asked = {"gpu_memory_utilization": 0.95, "max_num_seqs": 256, "max_num_batched_tokens": 8192}
+    divided = sharded or {"data_parallel_size": 8, "enable_expert_parallel": True}
+    pool = Pool(load_model(FLASH), device("b200_sxm"), Engine(**asked, **divided))  # type: ignore[arg-type]
+    found = kv_blocks(pool).available_bytes / _longest_request_bytes(pool.model, pool.engine)
+    assert found == pytest.approx(reported, rel=0.035)
 
 
 def test_engines_have_kernels_for_these_ratios() -> None:

@@ -20,7 +20,8 @@ from windtunnel.deployment import Engine, Pool, preset, resolve_engine
 from windtunnel.deployment.shards import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
-from windtunnel.model import MLA, Attention, Model, MoE, StateSpace
+from windtunnel.model import MLA, Attention, CompressedAttention, Model, MoE, StateSpace
+from windtunnel.model.compressed import held_blocks
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.stages import stages
@@ -52,7 +53,8 @@ class KVBudget:
     reserve_bytes: int
     """CUDA context growth and communication buffers."""
     window_bytes: int
-    """Set aside for the windows of ``max_num_seqs`` requests; 0 unless that gives more blocks."""
+    """Set aside for the windows of ``max_num_seqs`` requests; 0 unless that gives more blocks. Of compressed attention
+    in vLLM: for what windows and compressors hold of a step's tokens."""
     state_bytes: int
     """Set aside for the states of ``max_num_seqs`` requests in layers that keep one (linear attention, state space)."""
     max_num_seqs: int
@@ -126,7 +128,7 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     reserve = RESERVE + (COLLECTIVES if together > 1 else 0)
     available = _available(device, engine, weights, activations, reserve)
     size = engine.tokens_per_block
-    state = model.state_bytes(tp, engine.kv_cache_dtype)
+    state = _state_bytes(model, engine)
     running = _requests_with_state(model, engine, max(available, 0))
     blocks, block_bytes, window_bytes = _pool_of_blocks(model, engine, max(available, 0) - running * state)
     return KVBudget(
@@ -148,13 +150,28 @@ def _requests_with_state(model: Model, engine: Engine, available: int) -> int:
     """Requests whose states are set aside: those of the engine, in half of the memory at most (SGLang's
     mamba_full_memory_ratio of 0.9 is 0.47 of it). Where states and blocks come from one pool (vLLM), as many as leave
     room for their longest contexts, if those are more."""
-    state = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
+    state = _state_bytes(model, engine)
     if not state:
         return engine.seqs
     fitting = available // 2 // state
     if engine.backend == "vllm":
         fitting = max(fitting, available // (state + _longest_request_bytes(model, engine)))
     return min(engine.seqs, fitting)
+
+
+def _state_bytes(model: Model, engine: Engine) -> int:
+    """Bytes of the state of one request that decodes; vLLM keeps that of compressed attention in whole blocks."""
+    return _held_bytes(model, engine, 1) or model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
+
+
+def _held_bytes(model: Model, engine: Engine, tokens: int) -> int:
+    """Bytes of the blocks that hold windows and compressors of compressed attention while so many tokens are computed;
+    0 in engines that keep no blocks for them."""
+    layers = [layer.attention for _, layer in model.layers if isinstance(layer.attention, CompressedAttention)]
+    if not layers or engine.backend != "vllm":
+        return 0
+    every = model.kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel_size)
+    return engine.tokens_per_block * every * held_blocks(layers, min(tokens, engine.model_len))
 
 
 def _available(device: Device, engine: Engine, weights: int, activations: int, reserve: int) -> int:
@@ -221,7 +238,8 @@ def _pool_of_blocks(model: Model, engine: Engine, available: int) -> tuple[int, 
     size, tp = engine.tokens_per_block, engine.tensor_parallel_size
     every = size * model.kv_bytes_per_token(engine.kv_cache_dtype, tp)
     full = [(count, layer) for count, layer in model.layers if not layer.window]
-    uniform = (available // every if every else UNBOUNDED, every, 0)
+    step = _held_bytes(model, engine, engine.batched_tokens)
+    uniform = (max(available - step, 0) // every if every else UNBOUNDED, every, step)
     if not full or len(full) == len(model.layers):
         return uniform
     full_bytes = size * replace(model, layers=tuple(full)).kv_bytes_per_token(engine.kv_cache_dtype, tp)
@@ -251,9 +269,8 @@ def _longest_request_bytes(model: Model, engine: Engine) -> int:
     size = engine.tokens_per_block
     length = -(-engine.model_len // size) * size
     dense = replace(model, layers=full).kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel_size)
-    return (
-        length * dense + _window_bytes(model, engine, with_chunk=True) if full else _window_bytes(model, engine, True)
-    )
+    kept = _window_bytes(model, engine, with_chunk=True) + _held_bytes(model, engine, engine.batched_tokens)
+    return length * dense + kept if full else kept
 
 
 def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) -> str:
@@ -267,7 +284,7 @@ def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) ->
             f"activations {budget.activation_bytes / GB:.1f} GB), but may use {room}"
         )
     if budget.max_num_seqs < 1:
-        state = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
+        state = _state_bytes(model, engine)
         return (
             f"{model.name} keeps a state of {state / GB:.2f} GB for each request on a {device.name}, which the "
             f"{budget.available_bytes / GB:.2f} GB left of {room} do not hold beside the KV cache"

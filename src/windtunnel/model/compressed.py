@@ -1,6 +1,6 @@
 """Compressed attention: keys of several tokens in one cache entry, beside a window of single tokens (DeepSeek-V4)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
@@ -16,8 +16,15 @@ RATIOS = (0, 4, 128)
 SPARSE_RATIO = 4
 """The ratio whose entries an indexer chooses from, and whose entries overlap: each sums up twice as many tokens."""
 
-STRETCH = max(RATIOS)
-"""Tokens after which every layer has written whole entries."""
+STRETCH = 256
+"""Tokens of a block of the cache: two entries of the most compressed layers."""
+
+ALIGNED = 576
+"""Bytes that a layer's part of a block of 8-bit entries is a multiple of (FlashMLA)."""
+
+WINDOW_PAGE, COMPRESSOR_PAGES = 64, {4: 4, 128: 8}
+"""Tokens in a block where it holds windows, and by ratio where it holds what compressors have not yet summed up
+(``CompressorStateCache`` in vllm/models/deepseek_v4/compressor.py)."""
 
 SCALED, STATE_BYTES, INDEX_SCALE_BYTES = 64, 4, 4
 """8-bit entries have a one-byte scale for every 64 numbers that are not rotated, and one byte of padding; compressors
@@ -95,10 +102,13 @@ class CompressedAttention:
         return self.index_head_dim + INDEX_SCALE_BYTES if self.is_sparse else 0
 
     def stretch_bytes(self, kv_cache_dtype: str) -> int:
-        """Bytes that ``STRETCH`` tokens add to the cache, on every GPU alike."""
+        """Bytes that ``STRETCH`` tokens add to the cache, on every GPU alike: 37,440 + 8,640 with an index and 1,728
+        without, in 8 bits, for DeepSeek-V4."""
         if not self.ratio:
             return 0
-        return STRETCH // self.ratio * (self.entry_bytes(kv_cache_dtype) + self.index_entry_bytes)
+        multiple = ALIGNED if kv_bytes(kv_cache_dtype) == 1 else 1
+        parts = (self.entry_bytes(kv_cache_dtype), self.index_entry_bytes)
+        return sum(-(-(STRETCH // self.ratio * each) // multiple) * multiple for each in parts)
 
     def state_bytes(self, kv_cache_dtype: str) -> int:
         """Bytes of one request's state, on every GPU alike: the window, and what compressors have not yet summed up, a
@@ -155,6 +165,14 @@ class CompressedAttention:
             "compressor": (2 * hidden_size + self.ratio) * compressed + head_weights,
             "norm": self.q_lora_rank + self.head_dim + norms + heads,
         }
+
+
+def held_blocks(layers: Sequence[CompressedAttention], tokens: int) -> int:
+    """Blocks of vLLM's cache that windows and compressors of a request hold while ``tokens`` of it are computed; all
+    layers of a kind share them (the issues 51041 and 54703 of vLLM report pools and pages)."""
+    spans = {(layer.local_window, WINDOW_PAGE) for layer in layers}
+    spans |= {(layer._summed, COMPRESSOR_PAGES[layer.ratio]) for layer in layers if layer.ratio}
+    return sum(-(-(span - 1 + tokens) // page) + 1 for span, page in spans)
 
 
 def mixing_parameters(streams: int, hidden_size: int) -> int:

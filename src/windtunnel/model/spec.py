@@ -95,8 +95,11 @@ class Model:
     @property
     def draft_layers(self) -> tuple[Layer, ...]:
         """What multi-token prediction drafts with: one more of the last layer; where a layer has one part only, the
-        last attention and the last network (``mtp_hybrid_override_pattern`` of Nemotron-3)."""
+        last attention and the last network (``mtp_hybrid_override_pattern`` of Nemotron-3). Compressed attention has a
+        window alone there (vllm/models/deepseek_v4/attention.py)."""
         layers = [layer for _, layer in reversed(self.layers)]
+        if isinstance(layers[0].attention, CompressedAttention):
+            return (replace(layers[0], attention=replace(layers[0].attention, ratio=0)),)
         if layers[0].attention and layers[0].mlp:
             return (layers[0],)
         attention = next((layer for layer in layers if isinstance(layer.attention, Attention)), None)
