@@ -223,7 +223,7 @@ def test_a_gpu_holds_about_as_many_longest_requests_as_vllm_reported(sharded: di
     divided = sharded or {"data_parallel_size": 8, "enable_expert_parallel": True}
     pool = Pool(load_model(FLASH), device("b200_sxm"), Engine(**asked, **divided))  # type: ignore[arg-type]
     found = kv_blocks(pool).available_bytes / _longest_request_bytes(pool.model, pool.engine)
-    assert found == pytest.approx(reported, rel=0.035)
+    assert found == pytest.approx(reported, rel=0.065)
 
 
 def test_engines_have_kernels_for_these_ratios() -> None:
