@@ -147,9 +147,12 @@ def test_another_engines_indexer_takes_its_share_of_the_faster_module(tmp_path: 
     alone = ask(opened(tmp_path, "sglang", "0.5.14"), SPARSE, [4, 64], 1024).seconds
     own_place = "h100_sxm/sparse_attention/vllm/0.24.0/dsa_generation_module_perf"
     write_table(tmp_path, own_place, sparse_rows("generation", own))
-    shared = ask(opened(tmp_path), SHARED_INDEX, [4, 64], 1024)
+    here = opened(tmp_path)
+    shared = ask(here, SHARED_INDEX, [4, 64], 1024)
     np.testing.assert_allclose(shared.seconds, (own - saved) * alone, rtol=1e-9)
     assert (shared.sources == MODELLED).all()
+    priced = "vllm's modules with an indexer, less the share that it takes in sglang's"
+    assert here.sparse.notes == [f"sparse attention that shares an index: {priced}"]
 
 
 def test_without_any_module_that_shares_an_index_least_times_tell_the_share(tmp_path: Path) -> None:

@@ -280,6 +280,6 @@ def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
             f"kernel times of {pool.device.name} are modelled: {predictor.why_not}; roofline as calibrated on {like}",
         )
     tables = predictor.measured
-    mixers = (tables.block_sparse, tables.compressed, tables.convolutions, tables.kimi_delta)
+    mixers = (tables.sparse, tables.block_sparse, tables.compressed, tables.convolutions, tables.kimi_delta)
     rest = (tables.gemms, tables.experts, *mixers, tables.wide_experts, tables.exchanges)
     return tuple(note for table in rest for note in table.notes)

@@ -51,6 +51,8 @@ class SparseTable:
     device: Device
     _columns: dict[tuple[str, str, bool], Columns | None] = field(default_factory=dict)
     _planes: dict[Key, Plane] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """How modules were priced that the engine's own tables lack."""
 
     def times(self, kernel: SparseAttention, a: Floats, b: Floats) -> Answer | None:
         """Seconds of a module with its projections, or None without a table."""
@@ -80,13 +82,17 @@ class SparseTable:
         engine scaled by least times."""
         found = self._of_engine(engine, whole, a, b).modelled()
         other = self._engine(kernel.phase, indexes=False)
+        share = f"the share that it takes in {other}'s" if other else "its share of their least times"
+        note = f"sparse attention that shares an index: {engine}'s modules with an indexer, less {share}"
+        if note not in self.notes:
+            self.notes.append(note)
         if other is None:
             least = bound(kernel, self.device, a, b) / bound(whole, self.device, a, b)
             return replace(found, seconds=found.seconds * least)
         graphed = np.minimum(a, GRAPH_REQUESTS) if kernel.phase == "decode" else a
         with_it = self._of_engine(other, whole, graphed, b).seconds
-        share = 1.0 - self._least(other, kernel, whole, graphed, b).seconds / with_it
-        return replace(found, seconds=found.seconds - share * np.minimum(found.seconds, with_it))
+        indexer = 1.0 - self._least(other, kernel, whole, graphed, b).seconds / with_it
+        return replace(found, seconds=found.seconds - indexer * np.minimum(found.seconds, with_it))
 
     def _of_engine(self, engine: str, kernel: SparseAttention, a: Floats, b: Floats) -> Answer:
         """As an engine measured it. Between two measured numbers of heads a power of the number; beyond them the
