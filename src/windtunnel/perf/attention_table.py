@@ -22,7 +22,7 @@ from windtunnel.perf.kernels import (
     LatentAttention,
     SparseAttention,
 )
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.roofline import bound, least_seconds
 
 TABLES = {"decode": "generation_attention_perf", "prefill": "context_attention_perf"}
 KEYS = ("num_heads", "num_key_value_heads", "head_dim", "window_size")
@@ -173,11 +173,7 @@ class AttentionTable:
     def _curve(self, other: Attention, key: Key) -> Curve:
         rows = self._rows("prefill", key)
         rows = rows.take(np.argsort(rows["isl"], kind="stable"))
-        length = rows["isl"].astype(float)
-
-        def least(tokens: Floats) -> Floats:
-            return bound(other, self.device, tokens, np.zeros_like(tokens))
-
+        length, least = rows["isl"].astype(float), least_seconds(other, self.device)
         return CompetingCurve(length, least(length) / (rows["latency"] * 1e-3), least, (beyond_launch,))
 
     def _rows(self, phase: str, key: Key) -> Columns:

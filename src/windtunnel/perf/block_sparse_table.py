@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, Answer, blended
+from windtunnel.perf.answer import INTERPOLATED, Answer
 from windtunnel.perf.attention_table import extend, plane_of
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import STORED_BYTES
-from windtunnel.perf.curves import Plane, blend, octaves
+from windtunnel.perf.curves import Plane, between
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import BlockSparseAttention
 
@@ -73,15 +73,11 @@ class BlockSparseTable:
     def _ask(self, kernel: BlockSparseAttention, a: Floats, b: Floats, engine: str) -> Answer:
         """Between measured numbers of heads a power of the number; beyond them the nearest, scaled by least times."""
         rows, (kv_dtype, dtype) = self._part(kernel, engine)
-        known = np.unique(rows["num_heads"]).astype(float)
-        near = [(int(known[i]), weight) for i, weight in blend(known, kernel.heads)]
-        if len(near) == 1:
-            return self._of_heads(kernel, (engine, near[0][0], kv_dtype, dtype), a, b)
-        parts = [
-            (self._of_heads(_with_heads(kernel, heads), (engine, heads, kv_dtype, dtype), a, b), weight)
-            for heads, weight in near
-        ]
-        return blended(parts, float(octaves(known, np.array([float(kernel.heads)]))[0]))
+
+        def of(heads: int, priced: int) -> Answer:
+            return self._of_heads(_with_heads(kernel, priced), (engine, heads, kv_dtype, dtype), a, b)
+
+        return between(np.unique(rows["num_heads"]), kernel.heads, of)
 
     def _of_heads(self, kernel: BlockSparseAttention, key: Key, a: Floats, b: Floats) -> Answer:
         measured = module(kernel.phase, *key[1:])

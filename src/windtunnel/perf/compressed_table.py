@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, Answer, blended
+from windtunnel.perf.answer import INTERPOLATED, Answer
 from windtunnel.perf.attention_table import extend, plane_of
 from windtunnel.perf.batch_times import Floats
-from windtunnel.perf.curves import Plane, blend, octaves
+from windtunnel.perf.curves import Plane, between
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import CompressedAttention
 from windtunnel.perf.roofline import bound
@@ -55,13 +55,13 @@ class CompressedTable:
         if found is None:
             return None
         rows, whole, dtype = _part(kernel, found[0])
-        known = np.unique(rows["num_heads"]).astype(float)
-        parts = []
-        for i, weight in blend(known, kernel.heads):
-            heads = int(known[i])
-            each = kernel if weight == 1.0 else replace(kernel, heads=heads, groups=heads // HEADS_OF_GROUP)
-            parts.append((self._of_heads(each, (ratio, whole, heads, dtype), rows, a, b), weight))
-        answer = blended(parts, float(octaves(known, np.array([float(kernel.heads)]))[0]))
+
+        def of(heads: int, priced: int) -> Answer:
+            groups = kernel.groups if priced == kernel.heads else priced // HEADS_OF_GROUP
+            each = replace(kernel, heads=priced, groups=groups)
+            return self._of_heads(each, (ratio, whole, heads, dtype), rows, a, b)
+
+        answer = between(np.unique(rows["num_heads"]), kernel.heads, of)
         if found[1] == self.database.backend:
             return answer
         self._borrowed = found[1]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer, Sources
+from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer, Sources, blended
 from windtunnel.perf.batch_times import Floats
 
 UNKNOWN_CELL = 1.0
@@ -97,6 +97,15 @@ def blend(axis: Floats, x: float, *, straight: bool = False) -> list[tuple[int, 
         return [(i - 1, 1.0)]
     if axis[i] == x or i == 0:
         return [(i, 1.0)]
-    between = (x, axis[i - 1], axis[i]) if straight else np.log((x, axis[i - 1], axis[i]))
-    u = float((between[0] - between[1]) / (between[2] - between[1]))
+    at, low, high = (x, axis[i - 1], axis[i]) if straight else np.log((x, axis[i - 1], axis[i]))
+    u = float((at - low) / (high - low))
     return [(i - 1, 1.0 - u), (i, u)]
+
+
+def between(known: Floats, wanted: int, of: Callable[[int, int], Answer]) -> Answer:
+    """A kernel with ``wanted`` of what was measured in ``known`` numbers (heads): between two of them a power of the
+    number. ``of(number, priced)`` has the time with ``priced`` as the module with ``number`` has it: equal between two,
+    and on or beyond the ends the nearest number for the wanted one."""
+    near = [(int(known[i]), weight) for i, weight in blend(known.astype(float), wanted)]
+    parts = [(of(number, wanted if weight == 1.0 else number), weight) for number, weight in near]
+    return blended(parts, float(octaves(known, np.array([float(wanted)]))[0]))

@@ -14,7 +14,7 @@ from windtunnel.perf.costs import describe
 from windtunnel.perf.curves import held_below
 from windtunnel.perf.database import Columns, Database
 from windtunnel.perf.kernels import Exchange
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.roofline import bound, least_seconds
 
 MICROSECOND = 1e-6
 
@@ -70,11 +70,7 @@ class ExchangeTable:
         return tuple(dict.fromkeys(("sglang", own) if self.causes.kernel_choice else (own, "sglang")))
 
     def _from(self, like: Exchange, points: tuple[Floats, Floats], kernel: Exchange, a: Floats) -> Answer:
-        tokens, seconds = points
-
-        def least(x: Floats) -> Floats:
-            return bound(like, self.device, x, np.zeros_like(x))
-
+        (tokens, seconds), least = points, least_seconds(like, self.device)
         curve = CompetingCurve(tokens, least(tokens) / seconds, least, READINGS)
         one = np.ones(1)
         as_many = float((bound(kernel, self.device, one, one) / least(one))[0])

@@ -11,7 +11,7 @@ from windtunnel.perf.competing_curve import CompetingCurve, by_logs, by_touched,
 from windtunnel.perf.curves import Curve
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Experts
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.roofline import least_seconds
 
 SIZES = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 
@@ -60,13 +60,7 @@ class ExpertRows:
         if self.fastest:
             least_later = np.minimum.accumulate(rows["latency"][::-1])[::-1]
             rows = rows.take(rows["latency"] <= OUTLIER * least_later)
-        x = rows["num_tokens"].astype(float)
-
-        def least(tokens: Floats) -> Floats:
-            return bound(kernel, self.device, tokens, np.zeros_like(tokens))
-
-        readings = (by_logs, straight, by_touched(kernel.num_experts / kernel.top_k))
-        return CompetingCurve(x, least(x) / (rows["latency"] * 1e-3), least, readings)
+        return experts_curve(kernel, self.device, rows["num_tokens"].astype(float), rows["latency"] * 1e-3)
 
     def nearest(self, kernel: Experts, lane: str, distribution: str) -> list[tuple[Shape, float]]:
         """The NEIGHBOURS measured shapes most like a layer, with their weights, 1 together: DISTANCE weighs the octaves
@@ -103,6 +97,13 @@ class ExpertRows:
             texts = ("moe_dtype", "distribution", "kernel_source")
             self._columns, self._read = self.database.read("moe", "moe_perf", texts, self.backend), True
         return self._columns
+
+
+def experts_curve(kernel: Experts, device: Device, tokens: Floats, seconds: Floats) -> CompetingCurve:
+    """A layer's times over tokens, read as they grow with tokens, with experts that are touched, or in steps."""
+    least = least_seconds(kernel, device)
+    readings = (by_logs, straight, by_touched(kernel.num_experts / kernel.top_k))
+    return CompetingCurve(tokens, least(tokens) / seconds, least, readings)
 
 
 def _octaves(sizes: NDArray[np.float64]) -> NDArray[np.float64]:

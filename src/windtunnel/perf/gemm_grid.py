@@ -12,7 +12,7 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.costs import STORED_BYTES
 from windtunnel.perf.curves import blend
 from windtunnel.perf.kernels import Gemm
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.roofline import least_seconds
 from windtunnel.perf.rows_curve import TILES, RowsCurve, errors_of_readings, line, rounded
 
 FEW_ROWS = 16
@@ -65,10 +65,7 @@ class GemmGrid:
         log_efficiency = np.divide(log_efficiency, total, out=np.full_like(total, np.nan), where=total > 0)
         exact = kernel.n in self.n and kernel.k in self.k
         inside = self.n[0] <= kernel.n <= self.n[-1] and self.k[0] <= kernel.k <= self.k[-1]
-
-        def least(rows: Floats) -> Floats:
-            return bound(kernel, self.device, rows, np.zeros_like(rows))
-
+        least = least_seconds(kernel, self.device)
         if inside and not exact:
             straight = np.log(least(self.rows) / self._between(kernel))
             log_efficiency = np.where(np.isfinite(straight), straight, log_efficiency)
@@ -121,7 +118,7 @@ class GemmGrid:
         return line(rows[known], log_efficiency[known], rows)
 
     def _least(self, n: int, k: int, rows: Floats) -> Floats:
-        return bound(Gemm(n, k, self.dtype), self.device, rows, np.zeros_like(rows))
+        return least_seconds(Gemm(n, k, self.dtype), self.device)(rows)
 
     def cold_rate(self) -> float:
         """Bytes/s at best of products whose weights exceed any cache; infinite without such shapes."""
@@ -176,5 +173,5 @@ def _bounds(kernel: Gemm, device: Device, n: Floats, k: Floats, m: Floats) -> Fl
     for i, (width, depth) in enumerate(shapes):
         rows = order[starts[i] : starts[i + 1]]
         shape = replace(kernel, n=int(width), k=int(depth))
-        least[rows] = bound(shape, device, m[rows], np.zeros(len(rows)))
+        least[rows] = least_seconds(shape, device)(m[rows])
     return least

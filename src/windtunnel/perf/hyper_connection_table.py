@@ -10,7 +10,7 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.curves import Curve, held_below
 from windtunnel.perf.database import Columns, Database
 from windtunnel.perf.kernels import HyperConnection
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.roofline import least_seconds
 
 ENGINES = ("vllm", "sglang", "trtllm")
 """vLLM and SGLang have the same TileLang kernels: where one lacks the table, or few tokens, the other answers."""
@@ -36,7 +36,7 @@ class HyperConnectionTable:
         if measured not in self._curves:
             self._curves[measured] = self._curve(measured)
         curve, own = self._curves[measured]
-        found = held_below(curve, a, lambda x: bound(kernel, self.device, x, np.zeros_like(x)))
+        found = held_below(curve, a, least_seconds(kernel, self.device))
         if measured != kernel:
             return found.modelled()
         borrowed = ~np.isin(a, np.array(list(own), dtype=float))
@@ -58,7 +58,7 @@ class HyperConnectionTable:
             points = {x: t for x, t in self._points(kernel, engine).items() if not points or x < min(points)} | points
         x = np.array(sorted(points), dtype=float)
         seconds = np.array([points[int(each)] for each in x])
-        return Curve(x, bound(kernel, self.device, x, np.zeros_like(x)) / seconds), own
+        return Curve(x, least_seconds(kernel, self.device)(x) / seconds), own
 
     def _points(self, kernel: HyperConnection, engine: str) -> Points:
         """Medians of one of the ``num_sites`` that a row adds up: around attention, and around the network."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import MODELLED, Answer, blended
+from windtunnel.perf.answer import MODELLED, Answer
 from windtunnel.perf.attention_table import extend, plane_of
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import STORED_BYTES
-from windtunnel.perf.curves import Curve, Plane, blend, octaves
+from windtunnel.perf.curves import Curve, Plane, between
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.gemm_table import GemmTable
 from windtunnel.perf.kernels import Gemm, LatentAttention
@@ -89,15 +89,11 @@ class LatentTable:
     def _ask(self, kernel: LatentAttention, a: Floats, b: Floats, backend: str | None, pieces: bool) -> Answer:
         """Between measured numbers of heads a power of the number; beyond them the nearest, scaled by least times."""
         columns, key = self._part(kernel, backend, pieces)
-        known = np.unique(columns["num_heads"]).astype(float)
-        near = [(int(known[i]), weight) for i, weight in blend(known, kernel.heads)]
-        if len(near) == 1:
-            return self._of_heads(kernel, a, b, (near[0][0], *key), backend, pieces)
-        parts = [
-            (self._of_heads(replace(kernel, heads=heads), a, b, (heads, *key), backend, pieces), weight)
-            for heads, weight in near
-        ]
-        return blended(parts, float(octaves(known, np.array([float(kernel.heads)]))[0]))
+
+        def of(heads: int, priced: int) -> Answer:
+            return self._of_heads(replace(kernel, heads=priced), a, b, (heads, *key), backend, pieces)
+
+        return between(np.unique(columns["num_heads"]), kernel.heads, of)
 
     def _of_heads(
         self, kernel: LatentAttention, a: Floats, b: Floats, key: Key, backend: str | None, pieces: bool

@@ -13,7 +13,7 @@ from windtunnel.perf.competing_curve import CompetingCurve, beyond_launch, by_lo
 from windtunnel.perf.curves import Curve, blend
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import Collective
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.roofline import bound, least_seconds
 
 ENGINES = ("vllm", "sglang", "trtllm")
 
@@ -102,11 +102,9 @@ class LinkTable:
             return None
         rows = rows.take(one_per_key([rows["message_size"]], rows["latency"], rows.texts["kernel_source"][0]))
         elements = rows["message_size"].astype(float)
-        least = bound(Collective(op, gpus, 1), self.device, elements, np.zeros_like(elements))
-        return self._read(op, gpus, elements, least / (rows["latency"] * 1e-3))
+        least = least_seconds(Collective(op, gpus, 1), self.device)
+        return self._read(op, gpus, elements, least(elements) / (rows["latency"] * 1e-3))
 
     def _read(self, op: str, gpus: int, elements: Floats, efficiency: Floats) -> Curve:
-        def least(asked: Floats) -> Floats:
-            return bound(Collective(op, gpus, 1), self.device, asked, np.zeros_like(asked))
-
+        least = least_seconds(Collective(op, gpus, 1), self.device)
         return CompetingCurve(elements, efficiency, least, (by_logs, straight, beyond_launch))

@@ -1,7 +1,7 @@
 """The roofline: what the hardware allows, and what kernels of a similar device attain of it."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -85,6 +85,15 @@ def bound(kernel: Kernel, device: Device, a: Floats, b: Floats) -> Floats:
     return np.maximum(
         flops(kernel, a, b) / device.peak_flops(rate(kernel)), bytes_moved(kernel, a, b) / device.memory_bandwidth
     )
+
+
+def least_seconds(kernel: Kernel, device: Device) -> Callable[[Floats], Floats]:
+    """``bound`` over ``a`` alone, with no context."""
+
+    def least(a: Floats) -> Floats:
+        return bound(kernel, device, a, np.zeros_like(a))
+
+    return least
 
 
 def link_bandwidth(device: Device, gpus: int) -> float:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, Answer, blended
+from windtunnel.perf.answer import INTERPOLATED, Answer
 from windtunnel.perf.attention_table import extend, plane_of
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.costs import STORED_BYTES
-from windtunnel.perf.curves import Plane, blend, octaves
+from windtunnel.perf.curves import Plane, between
 from windtunnel.perf.database import Columns, Database, one_per_key
 from windtunnel.perf.kernels import SparseAttention
 from windtunnel.perf.roofline import bound
@@ -98,14 +98,12 @@ class SparseTable:
         """As an engine measured it. Between two measured numbers of heads a power of the number; beyond them the
         nearest, scaled by least times."""
         rows, (architecture, kv_dtype, dtype) = self._part(engine, kernel)
-        of = (engine, kernel.phase, kernel.index_heads > 0, architecture)
-        known = np.unique(rows["num_heads"]).astype(float)
-        parts = [
-            (replace(kernel, heads=int(known[i])) if weight < 1.0 else kernel, int(known[i]), weight)
-            for i, weight in blend(known, kernel.heads)
-        ]
-        answers = [(self._of(each, (*of, heads, kv_dtype, dtype), a, b), weight) for each, heads, weight in parts]
-        return blended(answers, float(octaves(known, np.array([float(kernel.heads)]))[0]))
+        table = (engine, kernel.phase, kernel.index_heads > 0, architecture)
+
+        def of(heads: int, priced: int) -> Answer:
+            return self._of(replace(kernel, heads=priced), (*table, heads, kv_dtype, dtype), a, b)
+
+        return between(np.unique(rows["num_heads"]), kernel.heads, of)
 
     def _of(self, kernel: SparseAttention, key: Key, a: Floats, b: Floats) -> Answer:
         """As the module with a measured number of heads."""

@@ -8,10 +8,11 @@ from windtunnel.hardware import Device
 from windtunnel.perf.answer import INTERPOLATED, Answer
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
-from windtunnel.perf.competing_curve import CompetingCurve, by_logs, by_touched, straight
+from windtunnel.perf.competing_curve import CompetingCurve
 from windtunnel.perf.costs import describe
 from windtunnel.perf.curves import blend, held_below
 from windtunnel.perf.database import Database
+from windtunnel.perf.expert_rows import experts_curve
 from windtunnel.perf.expert_table import routing
 from windtunnel.perf.kernels import Experts
 from windtunnel.perf.roofline import bound
@@ -94,12 +95,5 @@ class WideExpertTable:
                 seconds = np.full(len(tokens), np.inf)
                 np.minimum.at(seconds, which, part["latency"] * 1e-3)
                 x = tokens.astype(float)
-                found.setdefault(gpus, self._curve(replace(kernel, ep=gpus), x, seconds))
+                found.setdefault(gpus, experts_curve(replace(kernel, ep=gpus), self.device, x, seconds))
         return found
-
-    def _curve(self, kernel: Experts, tokens: Floats, seconds: Floats) -> CompetingCurve:
-        def least(x: Floats) -> Floats:
-            return bound(kernel, self.device, x, np.zeros_like(x))
-
-        readings = (by_logs, straight, by_touched(kernel.num_experts / kernel.top_k))
-        return CompetingCurve(tokens, least(tokens) / seconds, least, readings)

@@ -12,10 +12,9 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import load_devices
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.database import measured_systems
-from windtunnel.validation.held_out import SPLITS, Bench, HeldOut
+from windtunnel.validation.held_out import ENGINES, SPLITS, Bench, HeldOut
 from windtunnel.validation.kernel_sources import TABLES
 
-ENGINES = ("vllm", "sglang", "trtllm")
 NINETIETH = 1.645
 """Standard deviations of a normal law within which 90 % lie, either side."""
 
