@@ -94,3 +94,9 @@ def answer(seconds: Floats, source: int | Sources) -> Answer:
     """An answer whose source is one for all points, or an array."""
     sources = np.broadcast_to(np.asarray(source, dtype=np.int8), seconds.shape).copy()
     return Answer(seconds, sources)
+
+
+def note_once(notes: list[str], text: str) -> None:
+    """Say where times come from, once."""
+    if text not in notes:
+        notes.append(text)

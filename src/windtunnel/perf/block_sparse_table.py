@@ -131,11 +131,7 @@ class BlockSparseTable:
     def _table(self, phase: str, engine: str) -> Columns | None:
         if (phase, engine) not in self._columns:
             texts = ("kv_cache_dtype", "gemm_type", "kernel_source")
-            other = None if engine == self.database.backend else engine
-            found = self.database.read("msa", TABLES[phase], texts, other)
-            if found is None and other is None:  # newer than the version that was asked for
-                found = self.database.read("msa", TABLES[phase], texts, engine)
-            self._columns[phase, engine] = found
+            self._columns[phase, engine] = self.database.read_of(engine, "msa", TABLES[phase], texts)
         return self._columns[phase, engine]
 
     def _nearest(self, kernel: BlockSparseAttention, engine: str) -> Key:

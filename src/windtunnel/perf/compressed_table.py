@@ -106,11 +106,8 @@ class CompressedTable:
         """A table and whose it is: its own of this version or another, else another engine's."""
         if name not in self._columns:
             texts, own = ("gemm_type", "kernel_source"), self.database.backend
-            found, engine = self.database.read("sparse_attention", name, texts), own
-            for other in (own, *ENGINES):
-                if found is None:
-                    found, engine = self.database.read("sparse_attention", name, texts, other), other
-            self._columns[name] = None if found is None else (found, engine)
+            read = ((self.database.read_of(each, "sparse_attention", name, texts), each) for each in (own, *ENGINES))
+            self._columns[name] = next(((found, each) for found, each in read if found is not None), None)
         return self._columns[name]
 
 

@@ -116,6 +116,11 @@ class Database:
         state = path.stat()
         return _read_once(path, texts, (state.st_mtime_ns, state.st_size))
 
+    def read_of(self, engine: str, family: str, table: str, texts: tuple[str, ...]) -> Columns | None:
+        """An engine's table on this device. The first version that has it stands for older ones of this engine, too."""
+        own = self.read(family, table, texts) if engine == self.backend else None
+        return own if own is not None else self.read(family, table, texts, engine)
+
     def versions(
         self, family: str, table: str, texts: tuple[str, ...], backend: str | None = None
     ) -> Iterator[Columns]:

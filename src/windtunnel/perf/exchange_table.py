@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, Answer
+from windtunnel.perf.answer import INTERPOLATED, Answer, note_once
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.competing_curve import CompetingCurve, beyond_launch, by_logs, straight
@@ -56,7 +56,7 @@ class ExchangeTable:
             like = like if kernel.phase == "dispatch" else replace(like, dtype="bfloat16")
             found = self._from(like, shapes[shape], kernel, a)
             if _distance(kernel, shape, self.device) > 0 or replace(kernel, tp=1) != like:
-                self._note(f"{kernel.phase} {describe(kernel)}: as {describe(like)} for as many bytes")
+                note_once(self.notes, f"{kernel.phase} {describe(kernel)}: as {describe(like)} for as many bytes")
                 return found.modelled()
             if engine == self.database.backend:
                 return found
@@ -75,10 +75,6 @@ class ExchangeTable:
         one = np.ones(1)
         as_many = float((bound(kernel, self.device, one, one) / least(one))[0])
         return held_below(curve, a * as_many, least)
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
 
     def _shapes(self, engine: str, kernel: Exchange) -> dict[Shape, tuple[Floats, Floats]]:
         """Shape → tokens of a rank, ascending, and seconds; the newest version that holds a shape answers."""

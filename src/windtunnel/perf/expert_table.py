@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, OTHER_SHAPE, Answer
+from windtunnel.perf.answer import INTERPOLATED, OTHER_SHAPE, Answer, note_once
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.costs import experts_touched
@@ -102,7 +102,9 @@ class ExpertTable:
             return self._typical(kernel, lane, a, found)
         if engine == self.database.backend:
             return found
-        self._note(f"{lane} experts {_text(kernel)}: kernels as measured by {engine} on {self.database.system}")
+        note_once(
+            self.notes, f"{lane} experts {_text(kernel)}: kernels as measured by {engine} on {self.database.system}"
+        )
         return replace(found, sources=np.maximum(found.sources, INTERPOLATED))
 
     def _touching(self, kernel: Experts, lane: str, engine: str, a: Floats, found: Answer) -> Answer:
@@ -158,7 +160,7 @@ class ExpertTable:
         if not shapes:
             return None
         named = ", ".join("×".join(map(str, shape)) for shape, _ in shapes)
-        self._note(f"experts {_text(kernel)}: from those of {named}")
+        note_once(self.notes, f"experts {_text(kernel)}: from those of {named}")
         logs = [
             weight * np.log(self._as_if(kernel, shaped(kernel, shape), lane, a, launch)) for shape, weight in shapes
         ]
@@ -186,7 +188,9 @@ class ExpertTable:
         sibling = self._from_lane(plainly(kernel), "bfloat16", a)
         if sibling is None:
             return found
-        self._note(f"{lane} experts {_text(kernel)} measured slower than bfloat16: replaced by {TYPICAL}× bfloat16")
+        note_once(
+            self.notes, f"{lane} experts {_text(kernel)} measured slower than bfloat16: replaced by {TYPICAL}× bfloat16"
+        )
         return replace(sibling.modelled(), seconds=TYPICAL * sibling.seconds)
 
     def _ratio(self, one: Curve, other: Curve, first: Experts | None = None, second: Experts | None = None) -> float:
@@ -200,10 +204,6 @@ class ExpertTable:
         else:
             ratio = least
         return float(np.median(ratio * other.at(x) / one.at(x)))
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
 
 
 def plainly(kernel: Experts) -> Experts:

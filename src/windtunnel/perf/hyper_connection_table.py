@@ -74,10 +74,6 @@ class HyperConnectionTable:
 
     def _table(self, engine: str) -> Columns | None:
         if engine not in self._columns:
-            texts, found = ("op_name", "kernel_source"), None
-            if engine == self.database.backend:
-                found = self.database.read("mhc", "mhc_module_perf", texts)
-            if found is None:  # the version that has it stands for older ones
-                found = self.database.read("mhc", "mhc_module_perf", texts, engine)
-            self._columns[engine] = found
+            texts = ("op_name", "kernel_source")
+            self._columns[engine] = self.database.read_of(engine, "mhc", "mhc_module_perf", texts)
         return self._columns[engine]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, Answer
+from windtunnel.perf.answer import INTERPOLATED, Answer, note_once
 from windtunnel.perf.attention_table import BEYOND_CACHE
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
@@ -74,7 +74,9 @@ class KimiDeltaTable:
         if engine is None:
             return None
         if engine != self.database.backend:
-            self._note(f"Kimi delta attention of {self.database.backend} is taken from {engine}'s measurements")
+            note_once(
+                self.notes, f"Kimi delta attention of {self.database.backend} is taken from {engine}'s measurements"
+            )
         known = np.unique(self._rows(engine).where(phase=PHASES[kernel.phase])["num_v_heads"]).astype(float)
         parts = [(int(known[i]), weight) for i, weight in blend(known, float(kernel.value_heads))]
         answers = [self._of_heads(kernel, a, heads, engine) for heads, _ in parts]
@@ -144,7 +146,9 @@ class KimiDeltaTable:
                 continue
             other = self._kernels("prefill", heads, name).get(CONVOLUTION)
             if other and min(own.values()) > HOST_BOUND * min(other.values()):
-                self._note(f"convolutions of Kimi delta attention of {engine} are taken from {name}'s measurements")
+                note_once(
+                    self.notes, f"convolutions of Kimi delta attention of {engine} are taken from {name}'s measurements"
+                )
                 return other
         return None
 
@@ -166,17 +170,8 @@ class KimiDeltaTable:
 
     def _table(self, engine: str) -> Columns | None:
         if engine not in self._columns:
-            texts, found = ("kernel_source", "phase"), None
-            if engine == self.database.backend:
-                found = self.database.read("kda", "kda_perf", texts)
-            if found is None:  # the first version that has it stands for older ones
-                found = self.database.read("kda", "kda_perf", texts, engine)
-            self._columns[engine] = found
+            self._columns[engine] = self.database.read_of(engine, "kda", "kda_perf", ("kernel_source", "phase"))
         return self._columns[engine]
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
 
 
 def _measured(phase: str, heads: int) -> Recurrence:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, Answer
+from windtunnel.perf.answer import INTERPOLATED, Answer, note_once
 from windtunnel.perf.attention_table import extend, plane_of
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.costs import STORED_BYTES
@@ -83,9 +83,9 @@ class SparseTable:
         found = self._of_engine(engine, whole, a, b).modelled()
         other = self._engine(kernel.phase, indexes=False)
         share = f"the share that it takes in {other}'s" if other else "its share of their least times"
-        note = f"sparse attention that shares an index: {engine}'s modules with an indexer, less {share}"
-        if note not in self.notes:
-            self.notes.append(note)
+        note_once(
+            self.notes, f"sparse attention that shares an index: {engine}'s modules with an indexer, less {share}"
+        )
         if other is None:
             least = bound(kernel, self.device, a, b) / bound(whole, self.device, a, b)
             return replace(found, seconds=found.seconds * least)

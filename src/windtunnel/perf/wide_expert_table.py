@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import INTERPOLATED, Answer
+from windtunnel.perf.answer import INTERPOLATED, Answer, note_once
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.competing_curve import CompetingCurve
@@ -40,11 +40,14 @@ class WideExpertTable:
         """
         curves = self._of(kernel)
         if not curves:
-            self._note(f"experts {describe(kernel)}: nobody measured them behind DeepEP, so priced as without it")
+            note_once(
+                self.notes, f"experts {describe(kernel)}: nobody measured them behind DeepEP, so priced as without it"
+            )
             return None
         if kernel.ep not in curves:
-            self._note(
-                f"experts {describe(kernel)}: measured behind DeepEP on {', '.join(map(str, sorted(curves)))} GPUs"
+            note_once(
+                self.notes,
+                f"experts {describe(kernel)}: measured behind DeepEP on {', '.join(map(str, sorted(curves)))} GPUs",
             )
         gpus = sorted(curves)
         parts = [
@@ -69,10 +72,6 @@ class WideExpertTable:
         zero = np.zeros_like(x)
         least = bound(kernel, self.device, x * kernel.ep / gpus, zero)
         return replace(found, seconds=found.seconds * least / curve.least(x))
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
 
     def _of(self, kernel: Experts) -> dict[int, CompetingCurve]:
         """GPUs → curve over the tokens of all of them; the newest version that has a number of GPUs answers."""
