@@ -105,6 +105,13 @@ def test_a_damaged_file_is_said_in_one_line(run: Run, tmp_path: Path, name: str)
     assert "\n" not in str(caught.value)
 
 
+def test_half_a_manifest_is_not_a_run(run: Run, tmp_path: Path) -> None:
+    run.save(tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text('{"schema_version": 1}')
+    with pytest.raises(InputError, match=r"lists no replicas.*simulate it again"):
+        Run.load(tmp_path / "run")
+
+
 def test_stages_are_saved_and_loaded(run: Run, tmp_path: Path) -> None:
     times = flat_times()
     sends = np.full((1, times.max_num_batched_tokens + 1), 0.05)

@@ -171,7 +171,7 @@ class Run:
         """Read a run that ``save`` wrote.
 
         Raises:
-            InputError: not a run, or written by a newer version.
+            InputError: not a run, not a whole one, or written by a newer version.
         """
         directory = Path(directory)
         if not _is_run(directory):
@@ -183,6 +183,8 @@ class Run:
             if manifest.get("schema_version") != SCHEMA_VERSION:
                 found = manifest.get("schema_version")
                 raise InputError(f"{str(directory)!r}: schema_version {found}: this version reads {SCHEMA_VERSION}")
+            if not isinstance(manifest.get("replicas"), list):
+                raise InputError(f"{str(directory)!r}: unreadable run (run.json lists no replicas): simulate it again")
             with np.load(directory / "times.npz", allow_pickle=False) as arrays:
                 times, sources, groups, doubts = _unflatten(dict(arrays))
             return cls(
