@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.advance import FULL
-from windtunnel.core.family import family_of, module_of
+from windtunnel.core.dispatch import scheduler_of
 from windtunnel.core.hooks import address, raise_failures
-from windtunnel.core.loop import closed_loop, open_loop
+from windtunnel.core.loops import FULL, closed_loop, open_loop
 from windtunnel.core.records import (
     CANDIDATE,
     CHOSEN,
     GATE_HEAD,
     GATE_TAIL,
     GROUP,
+    JUMPS,
     LANE,
     NONE,
+    NUM_COUNTERS,
     REFUSED,
     RELEASE,
     RELEASES,
@@ -29,9 +30,12 @@ from windtunnel.core.records import (
     ROWS,
     STALL,
     STALLS,
+    Fields,
     State,
     attributes,
+    records,
 )
+from windtunnel.core.seats import NEVER, tables
 from windtunnel.core.tables import flatten
 from windtunnel.errors import InputError
 from windtunnel.perf.stage_times import StageTimes, Times, whole
@@ -101,19 +105,20 @@ class Record:
     rank_of_lane: Integers
 
 
-def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats) -> Record:
-    """Simulate; ``uniforms`` [n] are the random router's numbers."""
+def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> Record:
+    """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once."""
+    scheduler = scheduler_of(fleet.policies)
     state = new_state(fleet, demand, uniforms)
-    module = module_of(state.own)
+    state.counters[JUMPS] = jumps
     if demand.closed:
         while closed_loop(state, router, demand.max_concurrency) == FULL:
-            state = with_room(state, module)
+            state = with_room(state, scheduler)
     else:
         while open_loop(state, router) == FULL:
-            state = with_room(state, module)
+            state = with_room(state, scheduler)
     raise_failures((*fleet.policies, fleet))
-    if hasattr(module, "check"):
-        module.check(state.own)
+    if hasattr(scheduler, "check"):
+        scheduler.check(state)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
     return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"])
@@ -133,17 +138,20 @@ def _require_stages(fleet: Fleet) -> None:
 def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
     """Everything that a simulation reads and writes, before anything has happened."""
     _require_stages(fleet)
-    pools, floats, integers = flatten(tuple(whole(table) for table in fleet.times))
+    scheduler = scheduler_of(fleet.policies)
+    pools, floats, integers = flatten(tuple(whole(table) for table in fleet.times), scheduler.POOL_FIELDS)
     for pool, limits in zip(pools, fleet.limits, strict=True):
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
             pool[name] = getattr(limits, name)
-    groups, lanes, replicas = _layout(fleet)
+    groups, lanes, replicas = _layout(fleet, scheduler.LANE_FIELDS)
+    requests = _requests(demand, scheduler.REQUEST_FIELDS)
     n = len(demand.arrival)
     margin = int(max(g["num_lanes"] * (pools[g["pool"]]["max_num_seqs"] + 2) for g in groups)) + 1
-    counters = np.zeros(11, dtype=np.int64)
+    counters = np.zeros(NUM_COUNTERS, dtype=np.int64)
     counters[ROUTE_HOOK] = address("route_score", fleet)
     counters[[CHOSEN, GATE_HEAD, GATE_TAIL, CANDIDATE]] = NONE
-    releases = np.zeros(n if demand.closed else 0, dtype=RELEASE)
+    counters[JUMPS] = 1
+    releases = records(n if demand.closed else 0, RELEASE)
     if demand.closed:
         first = np.ones(n, dtype=bool)
         first[demand.follow[demand.follow != NONE]] = False
@@ -152,18 +160,23 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
         releases["time"][: len(order)] = demand.arrival[order]
         releases["request"][: len(order)] = order
         counters[RELEASES] = len(order)
+    seats = tables(
+        len(lanes),
+        max(limits.max_num_seqs for limits in fleet.limits),
+        max(limits.block_size for limits in fleet.limits),
+    )
     return State(
-        pools=pools,
+        own=scheduler.arrays(fleet, demand, pools, lanes, requests),
+        pools=attributes(pools),
         groups=attributes(groups),
         lanes=attributes(lanes),
         replicas=replicas,
-        requests=attributes(_requests(demand)),
-        heap=np.zeros(int(sum(pools[groups["pool"][g]]["max_num_seqs"] for g in lanes["group"])), dtype=np.int64),
-        phases=np.zeros(int(sum(pools[groups["pool"][g]]["block_size"] for g in lanes["group"])), dtype=np.int64),
+        requests=attributes(requests),
+        seats=seats,
         floats=floats,
         integers=integers,
-        rows=attributes(np.empty(3 * n + margin, dtype=ROW)),
-        stalls=attributes(np.empty(n // 8 + margin, dtype=STALL)),
+        rows=attributes(np.empty(3 * n + margin, dtype=records(0, ROW).dtype)),
+        stalls=attributes(np.empty(n // 8 + margin, dtype=records(0, STALL).dtype)),
         counters=counters,
         clocks=np.full(1, -1.0),
         uniforms=np.ascontiguousarray(uniforms, dtype=np.float64),
@@ -172,41 +185,38 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
         turnaround=np.zeros(n) if demand.turnaround is None else np.ascontiguousarray(demand.turnaround),
         releases=attributes(releases),
         gate=np.full(n if demand.closed else 0, NONE, dtype=np.int64),
-        own=family_of(fleet.policies).arrays(fleet, demand, pools, lanes),
     )
 
 
-def _layout(fleet: Fleet) -> tuple[NDArray[Any], NDArray[Any], Integers]:
+def _layout(fleet: Fleet, fields: Fields) -> tuple[NDArray[Any], NDArray[Any], Integers]:
     """Groups, lanes, and the first lane of each replica. Ranks in lockstep share a group, others have their own."""
     group_rows: list[tuple[int, int, int, int]] = []
-    lane_rows: list[tuple[int, int, int, int, int]] = []
+    lane_rows: list[tuple[int, int, int]] = []
     first_lanes = [0]
-    heap = phase = 0
     for pool, count in enumerate(fleet.replicas):
-        limits, ranks = fleet.limits[pool], fleet.lanes[pool]
+        ranks = fleet.lanes[pool]
         for _ in range(count):
             replica = len(first_lanes) - 1
             for rank in range(ranks):
                 if rank == 0 or not fleet.lockstep[pool]:
                     group_rows.append((pool, replica, len(lane_rows), ranks if fleet.lockstep[pool] else 1))
-                lane_rows.append((len(group_rows) - 1, rank, heap, phase, limits.num_blocks))
-                heap += limits.max_num_seqs
-                phase += limits.block_size
+                lane_rows.append((len(group_rows) - 1, rank, fleet.limits[pool].num_blocks))
             first_lanes.append(len(lane_rows))
-    groups = np.zeros(len(group_rows), dtype=GROUP)
+    groups = records(len(group_rows), GROUP)
     for i, name in enumerate(("pool", "replica", "first_lane", "num_lanes")):
         groups[name] = [row[i] for row in group_rows]
     groups["bound"] = np.inf
-    lanes = np.zeros(len(lane_rows), dtype=LANE)
-    for i, name in enumerate(("group", "rank", "heap", "phase", "free")):
+    lanes = records(len(lane_rows), LANE, fields)
+    for i, name in enumerate(("group", "rank", "free")):
         lanes[name] = [row[i] for row in lane_rows]
-    for name in ("head", "tail", "partial", "queue_head", "queue_tail", "leaving", "leaving_next", "left"):
+    for name in ("head", "tail", "ghost", "left"):
         lanes[name] = NONE
+    lanes["next_end"] = NEVER
     return groups, lanes, np.array(first_lanes, dtype=np.int64)
 
 
-def _requests(demand: Demand) -> NDArray[Any]:
-    requests = np.zeros(len(demand.arrival), dtype=REQUEST)
+def _requests(demand: Demand, fields: Fields) -> NDArray[Any]:
+    requests = records(len(demand.arrival), REQUEST, fields)
     requests["arrival"] = demand.arrival
     for name in ("scheduled", "first_token", "finish", "last_token"):
         requests[name] = np.nan
@@ -214,7 +224,7 @@ def _requests(demand: Demand) -> NDArray[Any]:
     requests["output"] = demand.output_tokens
     requests["overruns"] = demand.overruns
     requests["state"] = np.where(demand.refused, REFUSED, 0)
-    for name in ("next", "previous", "next_leaving", "lane"):
+    for name in ("next", "previous", "lane"):
         requests[name] = NONE
     return requests
 

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from windtunnel.core.kernel import kernel
-from windtunnel.core.lookup import decode_time, lockstep_tokens, prefill_time, step_time
+from windtunnel.core.compiled import entry, part
+from windtunnel.core.batch_time import decode_time, lockstep_tokens, prefill_time, step_time
 
 Array = Any
 
 REPLICA, STEPS, DECODES, KV_TOKENS, CHUNK_TOKENS, CHUNK_CONTEXT = range(6)
 
 
-@kernel
+@part
 def row_time(pool: Any, floats: Array, integers: Array, columns: Array, row: int, last: int, j: int) -> float:
     """GPU seconds of step ``j`` of the lane whose chunks stand in rows ``row`` to ``last`` − 1; see BatchTimes.rank."""
     decodes = columns[DECODES, row]
@@ -32,7 +32,7 @@ def row_time(pool: Any, floats: Array, integers: Array, columns: Array, row: int
     return time + floats[pool.sequences + decodes + last - row]
 
 
-@kernel
+@part
 def next_row(columns: Array, row: int) -> int:
     """The first row after ``row`` and the further chunks of its step."""
     row += 1
@@ -41,7 +41,7 @@ def next_row(columns: Array, row: int) -> int:
     return row
 
 
-@kernel
+@entry
 def rebuild(
     pools: Array,
     floats: Array,

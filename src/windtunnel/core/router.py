@@ -1,27 +1,23 @@
 """Which lane gets a request, decided on the state that is visible when it arrives."""
 
-from typing import Any
-
 import numpy as np
 
 from windtunnel.core.hooks import call_route_score
-from windtunnel.core.kernel import kernel
-from windtunnel.core.records import ROUTE_HOOK, ROUTED, State
-
-Array = Any
+from windtunnel.core.compiled import part
+from windtunnel.core.records import ROUTE_HOOK, ROUTED, Array, Group, Lane, State
 
 ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP, ROUTE_SCORE = range(5)
 
 
-@kernel
-def unseen(group: Any, lane: Any, time: float) -> int:
+@part
+def unseen(group: Group, lane: Lane, time: float) -> int:
     """Requests that leave at the group's boundary, when that lies after ``time``: still there for whoever looks
     then."""
     return lane.released if group.now > time else 0
 
 
-@kernel
-def look(state: State, time: float) -> None:
+@part
+def poll_balancer(state: State, time: float) -> None:
     """vLLM's coordinator publishes each rank's queue and running list as they are at ``time``.
 
     A request that was evicted while its last token was in flight waits until the token arrives.
@@ -35,7 +31,7 @@ def look(state: State, time: float) -> None:
             lane.seen_running += lane.released - lane.released_ghosts
 
 
-@kernel
+@part
 def outstanding(groups: Array, lanes: Array, replicas: Array, j: int, time: float) -> int:
     """Requests that replica ``j`` has queued and running, as they are at ``time``."""
     count = 0
@@ -44,7 +40,7 @@ def outstanding(groups: Array, lanes: Array, replicas: Array, j: int, time: floa
     return count
 
 
-@kernel
+@part
 def least_outstanding(groups: Array, lanes: Array, replicas: Array, time: float) -> int:
     """The replica with the fewest requests queued and running; the first of equals."""
     best, fewest = 0, 1 << 60
@@ -55,7 +51,7 @@ def least_outstanding(groups: Array, lanes: Array, replicas: Array, time: float)
     return best
 
 
-@kernel
+@part
 def lowest_route_score(state: State, r: int, time: float) -> int:
     """The replica that the user's function gives the lowest score; the first of equals."""
     best, lowest = 0, np.inf
@@ -67,7 +63,7 @@ def lowest_route_score(state: State, r: int, time: float) -> int:
     return best
 
 
-@kernel
+@part
 def lowest_score(lanes: Array, replicas: Array) -> int:
     """The replica with the lowest 4 · waiting + running as last seen; the first of equals."""
     best, lowest = 0, 1 << 60
@@ -80,7 +76,7 @@ def lowest_score(lanes: Array, replicas: Array) -> int:
     return best
 
 
-@kernel
+@part
 def choose_lane(lanes: Array, first: int, last: int) -> int:
     """vLLM's balancer inside a replica: the rank with the lowest 4 · waiting + running as last seen."""
     best, lowest = first, 1 << 60
@@ -91,7 +87,7 @@ def choose_lane(lanes: Array, first: int, last: int) -> int:
     return best
 
 
-@kernel
+@part
 def choose(state: State, router: int, r: int, time: float) -> int:
     """The lane for request ``r``, which arrives at ``time``."""
     lanes, replicas = state.lanes, state.replicas

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.records import POOL, attributes
+from windtunnel.core.records import POOL, Fields, attributes, records
 from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes
 
 FLOATS = (
@@ -21,9 +21,11 @@ FLOATS = (
 )
 
 
-def flatten(times: tuple[BatchTimes, ...]) -> tuple[Any, NDArray[np.float64], NDArray[np.int64]]:
-    """(records of POOL with table offsets, floats, integers); limits and policy are left at zero."""
-    pools = np.zeros(len(times), dtype=POOL)
+def flatten(
+    times: tuple[BatchTimes, ...], fields: Fields | None = None
+) -> tuple[Any, NDArray[np.float64], NDArray[np.int64]]:
+    """(records of POOL with table offsets and further ``fields``, floats, integers); all else is left at zero."""
+    pools = records(len(times), POOL, fields or [])
     floats: list[NDArray[np.float64]] = []
     integers: list[NDArray[np.int64]] = []
     for pool, table in zip(pools, times, strict=True):
@@ -44,7 +46,7 @@ def flatten(times: tuple[BatchTimes, ...]) -> tuple[Any, NDArray[np.float64], ND
         pool["num_contexts"] = len(table.context_knots)
         pool["graph_tokens"] = table.graph_tokens
         pool["prefill_base"] = table.prefill_base
-    return attributes(pools), np.concatenate(floats), np.concatenate(integers)
+    return pools, np.concatenate(floats), np.concatenate(integers)
 
 
 def shortest_step(table: BatchTimes) -> NDArray[np.float64]:

@@ -1,0 +1,93 @@
+"""How long a batch takes, looked up in the flat tables: the operations of BatchTimes in their order, hence its bits."""
+
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.records import Array, Group, Lane, Pool, State
+from windtunnel.core.seats import CONTEXT, TOKENS
+from windtunnel.perf.batch_times import CONTEXT_STEP
+
+
+@part
+def decode_time(pool: Pool, floats: Array, integers: Array, table: int, decodes: int, kv_tokens: int) -> float:
+    """Decode attention by one of its two tables; see BatchTimes.decode."""
+    if decodes == 0:
+        return 0.0
+    j = integers[pool.context_index + (kv_tokens // decodes) // CONTEXT_STEP]
+    knot = integers[pool.context_knots + j]
+    at = table + decodes * pool.num_contexts + j
+    low = floats[at]
+    slope = (floats[at + 1] - low) / float(decodes * (integers[pool.context_knots + j + 1] - knot))
+    return low + slope * float(kv_tokens - decodes * knot)
+
+
+@part
+def prefill_time(pool: Pool, floats: Array, integers: Array, tokens: int, context: int) -> float:
+    """Prefill attention of one chunk; see BatchTimes.prefill."""
+    i = integers[pool.chunk_index + tokens]
+    j = integers[pool.context_index + context // CONTEXT_STEP]
+    size = integers[pool.chunk_knots + i]
+    knot = integers[pool.context_knots + j]
+    u = float(tokens - size) / float(integers[pool.chunk_knots + i + 1] - size)
+    v = float(context - knot) / float(integers[pool.context_knots + j + 1] - knot)
+    at = pool.prefill_attention + i * pool.num_contexts + j
+    low = floats[at] + (floats[at + 1] - floats[at]) * v
+    at += pool.num_contexts
+    high = floats[at] + (floats[at + 1] - floats[at]) * v
+    return low + (high - low) * u
+
+
+@part
+def rank_time(pool: Pool, floats: Array, integers: Array, lane: Lane, seats: Array) -> float:
+    """GPU seconds of the batch that the lane has just scheduled; see BatchTimes.rank. An idle lane runs a dummy
+    token."""
+    decodes, kv_tokens = lane.step_decodes, lane.step_kv
+    if lane.chunks == 0:
+        tokens = max(decodes, 1)
+        time = floats[pool.decode_tokens + tokens]
+        time = time + decode_time(pool, floats, integers, pool.decode_attention, tokens, kv_tokens)
+        return time + floats[pool.sequences + tokens]
+    time = floats[pool.mixed_tokens + decodes + lane.chunk_tokens]
+    time = time + decode_time(pool, floats, integers, pool.mixed_attention, decodes, kv_tokens)
+    for k in range(lane.chunks):
+        time = time + prefill_time(pool, floats, integers, seats[TOKENS, k], seats[CONTEXT, k])
+    time = time + pool.prefill_base
+    return time + floats[pool.sequences + decodes + lane.chunks]
+
+
+@part
+def step_time(pool: Pool, floats: Array, gpu: float, sequences: int) -> float:
+    """Seconds of a whole step; see BatchTimes.step."""
+    return max(gpu, floats[pool.host_overlapped + sequences]) + floats[pool.host_serial + sequences]
+
+
+@part
+def lockstep_tokens(pool: Pool, integers: Array, largest: int, total: int, num_lanes: int) -> int:
+    """Tokens that the experts see; see BatchTimes.lockstep."""
+    if largest <= pool.graph_tokens:
+        return num_lanes * integers[pool.padded + largest]
+    return total
+
+
+@part
+def group_time(state: State, pool: Pool, group: Group) -> float:
+    """Seconds of the step that the group's lanes have scheduled; see BatchTimes.batch and BatchTimes.lockstep."""
+    first = group.first_lane
+    if group.num_lanes > 1:
+        return lockstep_time(pool, group, state.lanes, state.seats, state.floats, state.integers)
+    lane = state.lanes[first]
+    gpu = rank_time(pool, state.floats, state.integers, lane, state.seats[first])
+    return step_time(pool, state.floats, gpu, lane.step_decodes + lane.chunks)
+
+
+@compiled
+def lockstep_time(pool: Pool, group: Group, lanes: Array, seats: Array, floats: Array, integers: Array) -> float:
+    """Seconds of a step of lanes that wait for each other; see BatchTimes.lockstep."""
+    gpu, largest, total, sequences = 0.0, 0, 0, 1
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = lanes[i]
+        gpu = max(gpu, rank_time(pool, floats, integers, lane, seats[i]))
+        tokens = max(lane.step_decodes + lane.chunk_tokens, 1)
+        largest = max(largest, tokens)
+        total += tokens
+        sequences = max(sequences, lane.step_decodes + lane.chunks)
+    experts = lockstep_tokens(pool, integers, largest, total, group.num_lanes)
+    return step_time(pool, floats, gpu + floats[pool.expert_tokens + experts], sequences)

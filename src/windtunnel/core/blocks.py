@@ -1,0 +1,400 @@
+"""KV blocks of a lane: counted, or with a cache of prefixes that finds blocks by what they hold.
+
+The cache is vLLM's (vllm/v1/core/block_pool.py, kv_cache_manager.py): free blocks stand in a queue and keep what they
+hold until they are handed out. A block that a search can find is an *item* with a key; all others are alike, and stand
+in the queue as runs. A block that only its own request could find gets a key when that request is preempted. Blocks
+that were handed out since are taken from the queue's front the next time that its order matters (``settle``).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, attributes, records
+
+NO_KEY = -(1 << 62)
+"""The key of a run of blocks that no search can find."""
+
+CACHE_OF_LANE: Fields = [
+    (name, np.int64)
+    for name in (
+        "front",  # of the free queue
+        "back",
+        "queued",  # blocks in the queue; those beyond lane.free are handed out, but not taken from it yet
+        "spare",  # the first unused item
+        "slots",  # first entry of the lane's index
+        "mask",  # its size − 1
+        "version",  # rises when a search may find something else
+    )
+]
+
+HOLDING: Fields = [
+    ("table", np.int64),  # first entry of its blocks that others can find, or that it found
+    ("ids", np.int64),  # first entry of its contents
+    ("version", np.int64),  # of the lane's cache when it was last searched for
+    ("shared", np.int32),  # full blocks at its beginning that another request may have, too
+    ("kept", np.int32),  # blocks in its table
+    ("found", np.int32),  # by the latest search
+    ("idle", np.int32),  # those of them that no request held
+]
+"""What a request has in the cache."""
+
+ITEM: Fields = [
+    ("key", np.int64),
+    ("count", np.int32),  # blocks of a run; 1 for a block with a key
+    ("references", np.int32),
+    ("next", np.int32),  # in the free queue, or among the spare items
+    ("previous", np.int32),
+    ("next_same", np.int32),  # ring of equal keys; the index knows the oldest
+    ("previous_same", np.int32),
+]
+
+
+class Cache(NamedTuple):
+    """The prefix cache of all lanes; None in its place where prefixes are not cached."""
+
+    holdings: Array
+    items: Array
+    slots: Array
+    """Open-addressed index from keys to items, one part for each lane."""
+    tables: Array
+    ids: Array
+    """Contents of the prompts, numbered densely."""
+
+
+def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
+    """The cache of lanes whose blocks are all free and alike; sets their fields."""
+    blocks = [int(count) for count in lanes["free"]]
+    sizes = [1 << int(count * 2).bit_length() for count in blocks]
+    items = records(sum(blocks) + len(blocks), ITEM)
+    items["next"] = np.arange(1, len(items) + 1)
+    first = 0
+    for lane, count, size, slots in zip(lanes, blocks, sizes, np.cumsum([0, *sizes[:-1]]), strict=True):
+        lane["front"] = lane["back"] = first
+        lane["queued"], lane["spare"], lane["slots"], lane["mask"] = count, first + 1, slots, size - 1
+        run, last = items[first], items[first + count]
+        run["key"], run["count"], run["next"], run["previous"], last["next"] = NO_KEY, count, NONE, NONE, NONE
+        first += count + 1
+    holdings, tables, ids = _holdings(demand, block_size)
+    return Cache(attributes(holdings), attributes(items), np.full(sum(sizes), NONE, dtype=np.int32), tables, ids)
+
+
+def _holdings(demand: Any, block_size: int) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int64]]:
+    """Holdings, tables and contents of all requests."""
+    rows = records(len(demand.arrival), HOLDING)
+    rows["version"] = -1
+    blocks = (demand.prompt_tokens + demand.output_tokens) // block_size + 1
+    rows["table"] = np.cumsum(blocks) - blocks
+    ids = np.zeros(0, dtype=np.int64)
+    if demand.hash_ids is not None:
+        offsets, values = demand.hash_ids
+        rows["ids"] = offsets[:-1]
+        ids = np.unique(values, return_inverse=True)[1].astype(np.int64)
+        common = _leading(np.bincount(ids)[ids] > 1, offsets) if len(ids) else np.zeros(len(rows), dtype=np.int64)
+        rows["shared"] = np.minimum(common * demand.hash_block_size, demand.prompt_tokens) // block_size
+    return rows, np.empty(int(blocks.sum()), dtype=np.int32), ids
+
+
+def _leading(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[n] how many flags of each row are set before the first that is not."""
+    unset = np.append(np.nonzero(~flags)[0], len(flags))
+    first = unset[np.searchsorted(unset, offsets[:-1])]
+    return np.minimum(first, offsets[1:]) - offsets[:-1]
+
+
+@part
+def blocks_of(pool: Pool, tokens: int) -> int:
+    """KV blocks that hold ``tokens``."""
+    return (tokens + pool.block_size - 1) // pool.block_size
+
+
+# Which block has a key: open addressing; equal keys form a ring, the oldest first.
+
+
+@part
+def home(lane: Lane, key: int) -> int:
+    """Where a key would like to stand in the index."""
+    return (((key ^ (key >> 31)) & 0x7FFFFFFF) * 0x9E3779B1 >> 16) & lane.mask
+
+
+@compiled
+def slot_of(items: Array, slots: Array, lane: Lane, key: int) -> int:
+    """Where a key stands in the lane's index, or could stand."""
+    at = home(lane, key)
+    while True:
+        x = slots[lane.slots + at]
+        if x == NONE or items[x].key == key:
+            return at
+        at = (at + 1) & lane.mask
+
+
+@compiled
+def remember(items: Array, slots: Array, lane: Lane, x: int) -> None:
+    """Let an item be found by its key."""
+    at = lane.slots + slot_of(items, slots, lane, items[x].key)
+    first = slots[at]
+    if first == NONE:
+        slots[at] = x
+        items[x].next_same = items[x].previous_same = x
+    else:
+        last = items[first].previous_same
+        items[x].next_same, items[x].previous_same = first, last
+        items[last].next_same = x
+        items[first].previous_same = x
+    lane.version += 1
+
+
+@compiled
+def forget(items: Array, slots: Array, lane: Lane, x: int) -> None:
+    """An item can be found no longer."""
+    lane.version += 1
+    at = slot_of(items, slots, lane, items[x].key)
+    after, before = items[x].next_same, items[x].previous_same
+    if after != x:
+        items[before].next_same = after
+        items[after].previous_same = before
+        if slots[lane.slots + at] == x:
+            slots[lane.slots + at] = after
+        return
+    gap = at
+    while True:  # those behind it that would not be found any more move up
+        at = (at + 1) & lane.mask
+        x = slots[lane.slots + at]
+        if x == NONE:
+            break
+        if ((at - home(lane, items[x].key)) & lane.mask) >= ((at - gap) & lane.mask):
+            slots[lane.slots + gap] = x
+            gap = at
+    slots[lane.slots + gap] = NONE
+
+
+# The queue of free blocks.
+
+
+@part
+def new_item(items: Array, lane: Lane, key: int, count: int) -> int:
+    """Take an unused item."""
+    x = lane.spare
+    item = items[x]
+    lane.spare = item.next
+    item.key, item.count, item.references = key, count, 0
+    return x
+
+
+@compiled
+def push(items: Array, lane: Lane, x: int, front: bool) -> None:
+    """Put an item at one end of the queue."""
+    end = lane.front if front else lane.back
+    if front:
+        items[x].previous, items[x].next = NONE, end
+    else:
+        items[x].next, items[x].previous = NONE, end
+    if front or end == NONE:
+        lane.front = x
+    if not front or end == NONE:
+        lane.back = x
+    if end != NONE and front:
+        items[end].previous = x
+    if end != NONE and not front:
+        items[end].next = x
+    lane.queued += items[x].count
+
+
+@compiled
+def unlink(items: Array, lane: Lane, x: int) -> None:
+    """Take an item out of the queue."""
+    before, after = items[x].previous, items[x].next
+    if before == NONE:
+        lane.front = after
+    else:
+        items[before].next = after
+    if after == NONE:
+        lane.back = before
+    else:
+        items[after].previous = before
+    lane.queued -= items[x].count
+
+
+@part
+def push_run(items: Array, lane: Lane, count: int, front: bool) -> None:
+    """Put blocks that no search can find at one end of the queue."""
+    if count == 0:
+        return
+    end = lane.front if front else lane.back
+    if end != NONE and items[end].key == NO_KEY:
+        items[end].count += count
+        lane.queued += count
+    else:
+        push(items, lane, new_item(items, lane, NO_KEY, count), front)
+
+
+@compiled
+def settle(items: Array, slots: Array, lane: Lane) -> None:
+    """Take the blocks that were handed out since from the front of the queue; those with keys lose them."""
+    while lane.queued > lane.free:
+        x = lane.front
+        item = items[x]
+        taken = min(item.count, lane.queued - lane.free)
+        if taken < item.count:
+            item.count -= taken
+            lane.queued -= taken
+            return
+        unlink(items, lane, x)
+        if item.key != NO_KEY:
+            forget(items, slots, lane, x)
+        item.next = lane.spare
+        lane.spare = x
+
+
+# What a scheduler asks.
+
+
+@part
+def key_of(pool: Pool, holding: Any, ids: Array, r: int, block: int) -> int:
+    """Equal keys are equal tokens up to the end of the block; what no other request can have is numbered by its
+    own."""
+    if block >= holding.shared:
+        return -1 - ((int(r) << 24) | block)
+    last = (block + 1) * pool.block_size - 1
+    place = last // pool.hash_block_size
+    return ids[holding.ids + place] * pool.hash_block_size + last - place * pool.hash_block_size
+
+
+@part
+def most_hits(pool: Pool, request: Request, cache: Cache, r: int) -> int:
+    """Blocks that a search for a waiting request can find at most: the last known token is always computed."""
+    blocks = (request.prompt + request.generated - 1) // pool.block_size
+    return blocks if request.preemptions > 0 else min(blocks, cache.holdings[r].shared)
+
+
+@part
+def find(pool: Pool, lane: Lane, request: Request, cache: Cache, r: int) -> tuple[int, int]:
+    """(Blocks of a waiting request's beginning that are cached, those of them that no request holds).
+
+    They stand in its table. A search is repeated only when it could find something else.
+    """
+    longest = most_hits(pool, request, cache, r)
+    if longest == 0:
+        return 0, 0
+    holding = cache.holdings[r]
+    settle(cache.items, cache.slots, lane)
+    if holding.version != lane.version:
+        holding.version = lane.version
+        search(pool, lane, holding, cache.items, cache.slots, cache.tables, cache.ids, r, longest)
+    return holding.found, holding.idle
+
+
+@compiled
+def search(
+    pool: Pool, lane: Lane, holding: Any, items: Array, slots: Array, tables: Array, ids: Array, r: int, longest: int
+) -> None:
+    """Look for the first ``longest`` blocks of a request, up to the first that is not cached."""
+    found, idle = 0, 0
+    while found < longest:
+        x = slots[lane.slots + slot_of(items, slots, lane, key_of(pool, holding, ids, r, found))]
+        if x == NONE:
+            break
+        tables[holding.table + found] = x
+        found += 1
+        if items[x].references == 0:
+            idle += 1
+    holding.found, holding.idle = found, idle
+
+
+@part
+def take(lane: Lane, cache: Cache, r: int) -> int:
+    """Give a request the blocks that the latest search has found; returns how many."""
+    holding = cache.holdings[r]
+    if holding.found > 0:
+        take_found(lane, holding, cache.items, cache.tables)
+    return holding.found
+
+
+@compiled
+def take_found(lane: Lane, holding: Any, items: Array, tables: Array) -> None:
+    """The blocks that a search has found are held by one request more."""
+    for k in range(holding.found):
+        x = tables[holding.table + k]
+        if items[x].references == 0:
+            unlink(items, lane, x)
+        items[x].references += 1
+    holding.kept = holding.found
+    lane.free -= holding.idle
+    lane.version += 1
+
+
+@part
+def offer(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int) -> None:
+    """The first ``tokens`` of a request are computed: others can find the full blocks among them."""
+    if cache is not None:
+        holding = cache.holdings[r]
+        full = min(tokens // pool.block_size, holding.shared)
+        if full > holding.kept:
+            add_keys(pool, lane, holding, cache.items, cache.slots, cache.tables, cache.ids, r, full)
+
+
+@compiled
+def add_keys(
+    pool: Pool, lane: Lane, holding: Any, items: Array, slots: Array, tables: Array, ids: Array, r: int, full: int
+) -> None:
+    """Let the first ``full`` blocks of a request be found."""
+    settle(items, slots, lane)
+    for k in range(holding.kept, full):
+        x = new_item(items, lane, key_of(pool, holding, ids, r, k), 1)
+        items[x].references = 1
+        tables[holding.table + k] = x
+        remember(items, slots, lane, x)
+    holding.kept = full
+
+
+@part
+def give_back(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int, offered: int, returns: bool) -> None:
+    """Take back all blocks of a request that holds ``tokens``, the last one first.
+
+    The full blocks of the ``offered`` tokens keep their keys; ``returns``: the request will look for its own, too.
+    """
+    if cache is None:
+        lane.free += blocks_of(pool, tokens)
+    else:
+        holding = cache.holdings[r]
+        put_back(
+            pool, lane, holding, cache.items, cache.slots, cache.tables, cache.ids, r, tokens, offered, returns
+        )
+
+
+@compiled
+def put_back(
+    pool: Pool,
+    lane: Lane,
+    holding: Any,
+    items: Array,
+    slots: Array,
+    tables: Array,
+    ids: Array,
+    r: int,
+    tokens: int,
+    offered: int,
+    returns: bool,
+) -> None:
+    """The blocks of a request join the queue; see ``give_back``."""
+    count, full = blocks_of(pool, tokens), offered // pool.block_size
+    settle(items, slots, lane)
+    push_run(items, lane, count - full, pool.plain_blocks_first != 0)
+    if returns:
+        for k in range(full - 1, holding.kept - 1, -1):
+            x = new_item(items, lane, key_of(pool, holding, ids, r, k), 1)
+            remember(items, slots, lane, x)
+            push(items, lane, x, False)
+    else:
+        push_run(items, lane, full - holding.kept, False)
+    if holding.kept > 0:
+        for k in range(holding.kept - 1, -1, -1):
+            x = tables[holding.table + k]
+            items[x].references -= 1
+            if items[x].references == 0:
+                push(items, lane, x, False)
+        holding.kept = 0
+        lane.version += 1
+    lane.free = lane.queued

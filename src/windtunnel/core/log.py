@@ -1,0 +1,44 @@
+"""The log: a row for each run of equal steps of a lane, and a stall for each token that a preemption held back."""
+
+from windtunnel.core.compiled import part
+from windtunnel.core.records import ROWS, STALLS, Array, Group, Lane, Pool, State
+from windtunnel.core.seats import CONTEXT, TOKENS
+
+
+@part
+def log_has_room(state: State, pool: Pool, group: Group) -> bool:
+    """Whether the log can take one more step: at most a row per lane and chunk, a stall per chunk."""
+    wanted = group.num_lanes * (pool.max_num_seqs + 2)
+    rows, stalls, counters = state.rows, state.stalls, state.counters
+    return len(rows) - counters[ROWS] > wanted and len(stalls) - counters[STALLS] > wanted
+
+
+@part
+def write_step(
+    state: State, pool: Pool, group: Group, lane: Lane, seats: Array, start: float, discarded: int, transfer: float
+) -> None:
+    """Record the lane's scheduled step: one row, and one more for each further chunk.
+
+    ``discarded``: its decodes whose token is dropped; ``transfer``: seconds that it takes beyond its batch.
+    """
+    counters = state.counters
+    for k in range(max(lane.chunks, 1)):
+        row = state.rows[counters[ROWS]]
+        counters[ROWS] += 1
+        row.start, row.replica, row.lane = start, group.replica, lane.rank
+        row.steps, row.decodes, row.kv_tokens, row.discarded, row.transfer = 0, 0, 0, 0, 0.0
+        if k == 0:
+            row.steps, row.decodes, row.kv_tokens = 1, lane.step_decodes, lane.step_kv
+            row.discarded, row.transfer = discarded, transfer
+        row.used_blocks, row.waiting = pool.num_blocks - lane.free, lane.waiting + lane.ghosts
+        row.chunk_tokens, row.chunk_context = 0, 0
+        if lane.chunks > 0:
+            row.chunk_tokens, row.chunk_context = seats[TOKENS, k], seats[CONTEXT, k]
+
+
+@part
+def write_stall(state: State, r: int, last_token: float, resumed_token: float) -> None:
+    """A request gets its first token after it was held back."""
+    stall = state.stalls[state.counters[STALLS]]
+    state.counters[STALLS] += 1
+    stall.request, stall.last_token, stall.resumed_token = r, last_token, resumed_token

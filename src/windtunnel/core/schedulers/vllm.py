@@ -1,0 +1,712 @@
+"""vLLM's v1 scheduler, 0.10 to 0.32 (vllm/v1/core/sched/scheduler.py, async_scheduler.py): ``policy.VllmV1``.
+
+A step visits the running requests in the order of their admission, then the queue. Most steps serve all running
+requests at once, because their tokens and blocks suffice (``schedule_together``); otherwise seats are visited one by
+one, as the engine does (``schedule_in_turn``). Where prefixes are not cached ``cache`` is None, and what asks for it
+vanishes when it is compiled.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core import step as steps
+from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, find, give_back, most_hits, offer, prefix_cache, take
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.jump import FOREVER, equal_steps
+from windtunnel.core.log import write_stall
+from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
+from windtunnel.core.records import IDLE, NONE, QUEUED, Array, Fields, Group, Lane, Pool, Request, State
+from windtunnel.core.seats import (
+    CONTEXT,
+    EMPTY,
+    ENDS,
+    LEAVING,
+    NEVER,
+    NOW,
+    PHASES,
+    SEQUENCE,
+    SOONEST,
+    TOKENS,
+    WHO,
+    add_chunk,
+    blocks_due,
+    context_of,
+    count,
+    ends_at,
+    look_again,
+    sit,
+    skip_decodes,
+    soonest_of,
+    stand_up,
+    start_leaving,
+)
+from windtunnel.core.step import depart
+from windtunnel.errors import InputError
+
+UNLIMITED = 1 << 40
+NO_ROOM = -1
+"""In place of the budget that is left: blocks or tokens do not suffice for all running requests."""
+PASSED_OVER = -1
+"""In place of the tokens of a waiting request: it does not fit the budget, but the next one may."""
+
+SETTINGS = (
+    "chunked_prefill",
+    "reserve_full_prompt",
+    "async_scheduling",
+    "stop_at_last_token",
+    "skip_unfit_prompts",
+    "long_prefill_token_threshold",
+    "adaptive_threshold",
+    "threshold_when_alone",
+    "plain_blocks_first",
+    "return_victim_tokens",
+    "track_place",
+)
+"""Fields of VllmV1 that a pool has, too."""
+
+POOL_FIELDS: Fields = [
+    (name, np.int64)
+    for name in (*SETTINGS[:2], *SETTINGS[3:], "watermark_blocks", "by_priority", "evict_worst", "hash_block_size")
+]
+
+LANE_FIELDS: Fields = [
+    ("held", np.int64),  # the clock after the latest step that held decodes back
+    ("spared", np.int64),  # leaving requests whose discarded token this step does not compute, held back as they are
+    ("silent", np.int64),  # decisions since the last token
+    *CACHE_OF_LANE,
+]
+
+REQUEST_FIELDS: Fields = [
+    ("key", np.float64),  # its priority
+    ("held_clock", np.int32),  # the lane's clock after a step that held it back
+    ("certain", np.int32),  # tokens that could be offered when it was last looked at
+]
+
+
+class Own(NamedTuple):
+    """What only this scheduler reads and writes."""
+
+    cache: Any
+    """core.blocks.Cache, or None where no pool caches prefixes."""
+
+
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+    """Write the settings into the pools, and make the arrays of a run.
+
+    Raises:
+        InputError: the policy cannot run within the limits, or pools that cache prefixes have unlike blocks.
+    """
+    for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
+        policy.check(limits)
+        pool["max_num_seqs"] = policy.max_num_active_seqs or limits.max_num_seqs
+        pool["watermark_blocks"] = policy.watermark_blocks(limits)
+        pool["by_priority"] = policy.admission_order == "priority"
+        pool["evict_worst"] = policy.victim == "lowest_priority"
+        pool["hash_block_size"] = demand.hash_block_size
+        for name in SETTINGS:
+            pool[name] = getattr(policy, name)
+    lanes["held"] = -1
+    requests["held_clock"] = -1
+    if demand.priority is not None:
+        requests["key"] = demand.priority
+    if not any(policy.prefix_caching for policy in fleet.policies):
+        return Own(None)
+    sizes = {limits.block_size for limits in fleet.limits}
+    if len(sizes) > 1:
+        raise InputError(f"block_size={sorted(sizes)}: must be the same in all pools that cache prefixes")
+    return Own(prefix_cache(demand, fleet.limits[0].block_size, lanes))
+
+
+# The queue.
+
+
+@part
+def put(pool: Pool, lane: Lane, requests: Array, r: int, front: bool) -> None:
+    """Put a request into the queue; one that comes back goes to the front, unless the queue has an order."""
+    if pool.by_priority:
+        put_by_key(lane, requests, r)
+    elif front:
+        put_first(lane, requests, r)
+    else:
+        put_last(lane, requests, r)
+
+
+@part
+def pop(pool: Pool, lane: Lane, requests: Array) -> int:
+    """Take the head out of the queue."""
+    return pop_by_key(lane, requests) if pool.by_priority else pop_first(lane, requests)
+
+
+@part
+def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Put an arriving request into the queue."""
+    put(pool, lane, state.requests, r, False)
+
+
+# Seats.
+
+
+@part
+def overruns(pool: Pool, request: Request) -> bool:
+    """Whether an asynchronous scheduler schedules it once more when its last token is in flight already."""
+    if not pool.async_scheduling:
+        return False
+    if pool.stop_at_last_token:
+        return request.overruns != 0
+    return request.prompt + request.output < pool.max_model_len
+
+
+@part
+def decodes(pool: Pool, lane: Lane, request: Request, ends: int) -> bool:
+    """Whether a seat is among the decodes."""
+    if overruns(pool, request):
+        return ends < EMPTY
+    return lane.clock < ends < EMPTY
+
+
+# The running pass.
+
+
+@part
+def most_tokens(pool: Pool, lane: Lane) -> int:
+    """Tokens that one request may compute in this step."""
+    eligible = lane.running + lane.waiting
+    most = pool.long_prefill_token_threshold
+    if most == 0 or (eligible <= 1 and not pool.threshold_when_alone):
+        return UNLIMITED
+    share = pool.max_num_batched_tokens // max(eligible, 1)
+    return max(most, share) if pool.adaptive_threshold else most
+
+
+@part
+def compute_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, i: int) -> None:
+    """Put the prefill of seat ``i`` into the step; others can find what it computes from now on."""
+    r = seats[WHO, i]
+    request = requests[r]
+    add_chunk(lane, seats, seats[NOW, i], request.context, request.sequence)
+    offer(pool, lane, cache, r, request.context + seats[NOW, i])
+
+
+@part
+def schedule_together(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, most: int
+) -> tuple[int, bool]:
+    """Schedule all running requests at once: (the budget that is left, or NO_ROOM, whether any was preempted).
+
+    Where blocks lack, the newest go until they suffice, which equals the engine's loop in list order: shorter lists
+    need less and free more. The oldest are served before a victim's blocks come back, because with a prefix cache it
+    matters which blocks they get.
+    """
+    preempted, given = False, 0
+    while True:
+        decodes_need = blocks_due(pool, lane, seats) - given
+        need = decodes_need
+        budget = pool.max_num_batched_tokens - lane.decodes
+        for i in range(lane.first, lane.top):
+            if seats[ENDS, i] != NEVER:
+                continue
+            request = requests[seats[WHO, i]]
+            tokens = min(request.prompt + request.generated - request.context, most)
+            if tokens > budget:
+                if i != lane.top - 1:
+                    return NO_ROOM, False
+                tokens = budget
+            seats[NOW, i] = tokens
+            need += blocks_of(pool, request.context + tokens) - blocks_of(pool, request.context)
+            budget -= tokens
+        if need <= lane.free:
+            break
+        if pool.evict_worst or most != UNLIMITED:
+            return NO_ROOM, False
+        served = min(decodes_need, lane.free)
+        lane.free -= served
+        given += served
+        evict(pool, lane, requests, seats, cache, lane.top - 1, 0)
+        preempted = True
+    lane.free -= need
+    for i in range(lane.first, lane.top):
+        if seats[ENDS, i] == NEVER and seats[NOW, i] > 0:
+            compute_chunk(pool, lane, requests, seats, cache, i)
+    lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
+    return budget, preempted
+
+
+@part
+def victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
+    """The seat that has to go: the newest, or the worst (priority, arrival), the first of equals."""
+    if not pool.evict_worst:
+        return lane.top - 1
+    worst = 0
+    while seats[ENDS, worst] == EMPTY:
+        worst += 1
+    for i in range(worst + 1, lane.top):
+        if seats[ENDS, i] == EMPTY:
+            continue
+        a, b = requests[seats[WHO, i]], requests[seats[WHO, worst]]
+        if a.key > b.key or (a.key == b.key and a.arrival > b.arrival):
+            worst = i
+    return worst
+
+
+@compiled
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, i: int, now: int) -> int:
+    """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
+    budget."""
+    r = seats[WHO, i]
+    request = requests[r]
+    request.preemptions += 1
+    ends = seats[ENDS, i]
+    prefills, leaves = ends == NEVER, ends <= lane.clock
+    context = request.context if prefills else request.prompt + request.output - 1
+    if decodes(pool, lane, request, ends):
+        context = context_of(lane, request, ends)
+        count(pool, lane, seats, context, -1)
+    if not prefills and not leaves:
+        request.generated = context - request.prompt + 1
+        if request.held_clock != lane.clock:
+            request.last_token = lane.end
+    offered = context + now
+    if pool.async_scheduling and not prefills:  # a decode's token is known one step after it was computed
+        offered = max(offered - 1, request.certain)
+    give_back(pool, lane, cache, r, context + now, offered, not leaves)
+    request.context, request.held_clock, request.certain = 0, -1, 0
+    if now > 0:
+        withdraw(pool, lane, seats, request, now, prefills)
+    stand_up(lane, seats, i)
+    if leaves:
+        request.next = lane.ghost
+        lane.ghost = r
+        lane.ghosts += 1
+    else:
+        request.state = QUEUED
+        put(pool, lane, requests, r, True)
+    return now if pool.return_victim_tokens else 0
+
+
+@part
+def withdraw(pool: Pool, lane: Lane, seats: Array, request: Request, now: int, prefills: bool) -> None:
+    """Take a victim's tokens out of the step, or leave them there as a chunk of a request that is gone (vLLM ≤ 0.10,
+    a flaw: they count as computed, too)."""
+    k = 0
+    while k < lane.chunks and seats[SEQUENCE, k] < request.sequence:
+        k += 1
+    if pool.return_victim_tokens:
+        if prefills:
+            lane.chunks -= 1
+            lane.chunk_tokens -= now
+            for row in range(TOKENS, SEQUENCE + 1):
+                for j in range(k, lane.chunks):
+                    seats[row, j] = seats[row, j + 1]
+        return
+    request.context = now
+    if not prefills:
+        for row in range(TOKENS, SEQUENCE + 1):
+            for j in range(lane.chunks, k, -1):
+                seats[row, j] = seats[row, j - 1]
+        lane.chunks += 1
+        lane.chunk_tokens += now
+        seats[TOKENS, k], seats[SEQUENCE, k] = now, request.sequence
+    seats[CONTEXT, k] = 0
+
+
+@part
+def wanted_tokens(pool: Pool, lane: Lane, request: Request, ends: int) -> int:
+    """Tokens that a running request has to compute."""
+    if ends == NEVER:
+        return request.prompt + request.generated - request.context
+    return 1 if decodes(pool, lane, request, ends) else 0
+
+
+@compiled
+def schedule_in_turn(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, most: int
+) -> tuple[int, bool]:
+    """Visit the seats as the engine does: (the budget that is left, whether any request was preempted)."""
+    budget, preempted, i, skipped = pool.max_num_batched_tokens, False, 0, 0
+    for k in range(lane.top):
+        seats[NOW, k] = 0
+    while i < lane.top and budget > 0:
+        ends = seats[ENDS, i]
+        if ends == EMPTY or skipped > 0:
+            skipped -= 0 if ends == EMPTY else 1
+            i += 1
+            continue
+        request = requests[seats[WHO, i]]
+        tokens = min(wanted_tokens(pool, lane, request, ends), most, budget)
+        context = request.context if ends == NEVER else context_of(lane, request, ends)
+        missing = blocks_of(pool, context + tokens) - blocks_of(pool, context) if tokens > 0 else 0
+        gone = False
+        while missing > lane.free and not gone:
+            preempted = True
+            found = victim(pool, lane, requests, seats)
+            returned = evict(pool, lane, requests, seats, cache, found, seats[NOW, found])
+            gone = found == i
+            if not gone:
+                budget += returned
+                if found < i and returned == 0 and not pool.track_place:
+                    skipped += 1
+        if gone:
+            break
+        if tokens > 0:
+            lane.free -= missing
+            seats[NOW, i] = tokens
+            budget -= tokens
+            if ends == NEVER:
+                compute_chunk(pool, lane, requests, seats, cache, i)
+        i += 1
+    hold_back(pool, lane, requests, seats)
+    return budget, preempted
+
+
+@compiled
+def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
+    """Decodes that this step did not reach keep their context while the clock goes on; a leaving one is done."""
+    lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
+    for i in range(lane.top):
+        ends = seats[ENDS, i]
+        if ends >= EMPTY or not decodes(pool, lane, requests[seats[WHO, i]], ends):
+            continue
+        request = requests[seats[WHO, i]]
+        context = context_of(lane, request, ends)
+        if seats[NOW, i] > 0:
+            if request.held_clock == lane.clock:
+                request.certain = context + 1
+            continue
+        lane.step_decodes -= 1
+        lane.step_kv -= context
+        count(pool, lane, seats, context, -1)
+        if ends <= lane.clock:
+            request.held_clock = lane.clock + 1
+            lane.spared += 1
+            continue
+        lane.kv_tokens += context - 1  # the clock adds one to each decode
+        lane.decodes += 1
+        seats[PHASES, (lane.clock + 1 - context) % pool.block_size] += 1
+        if request.held_clock != lane.clock:
+            request.last_token = lane.end
+        seats[ENDS, i] += 1
+        request.held_clock = lane.held = lane.clock + 1
+        request.certain = context
+
+
+@compiled
+def forget_held(lane: Lane, requests: Array, seats: Array) -> None:
+    """Those that the step before held back have nothing in flight: they offer this step's token at once."""
+    for i in range(lane.top):
+        if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].held_clock == lane.clock:
+            request = requests[seats[WHO, i]]
+            request.certain = context_of(lane, request, seats[ENDS, i]) + 1
+
+
+# The waiting pass.
+
+
+@part
+def head_tokens(pool: Pool, lane: Lane, requests: Array, cache: Any, budget: int, most: int) -> int:
+    """Tokens that the head of the queue would compute: 0 if it cannot be admitted, PASSED_OVER if the next may be."""
+    r = lane.head
+    if r == NONE or budget <= 0 or lane.running >= pool.max_num_seqs:
+        return 0
+    request = requests[r]
+    known = request.prompt + request.generated
+    room = lane.free - (pool.watermark_blocks if lane.running > 0 else 0)
+    found, idle = 0, 0
+    if cache is not None and request.context == 0:
+        passes = pool.skip_unfit_prompts and not pool.chunked_prefill
+        if pool.reserve_full_prompt and not passes and blocks_of(pool, known) - most_hits(pool, request, cache, r) > room:
+            return 0
+        found, idle = find(pool, lane, request, cache, r)
+    tokens = min(known - request.context - found * pool.block_size, most)
+    if tokens > budget and not pool.chunked_prefill:
+        return PASSED_OVER if pool.skip_unfit_prompts else 0
+    tokens = min(tokens, budget)
+    wanted = known if pool.reserve_full_prompt else request.context + found * pool.block_size + tokens
+    return tokens if blocks_of(pool, wanted) - found + idle <= room else 0
+
+
+@part
+def admit_head(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, r: int, tokens: int, start: float
+) -> None:
+    """Give a request, just popped, a seat and its blocks, and its first ``tokens`` a place in the step."""
+    request = requests[r]
+    found = 0
+    if cache is not None and request.context == 0:
+        found = take(lane, cache, r)
+        request.context = found * pool.block_size
+        if request.preemptions == 0:
+            request.cached_tokens = request.context
+    lane.free -= blocks_of(pool, request.context + tokens) - found
+    if np.isnan(request.scheduled):
+        request.scheduled = start
+    request.sequence = lane.sequence
+    lane.sequence += 1
+    i = sit(lane, seats, r)
+    seats[NOW, i] = tokens
+    compute_chunk(pool, lane, requests, seats, cache, i)
+
+
+@part
+def admit(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, budget: int, most: int, start: float
+) -> None:
+    """Admit from the head of the queue while it fits; those passed over go back to the front, the last one first."""
+    first, last = NONE, NONE
+    while True:
+        tokens = head_tokens(pool, lane, requests, cache, budget, most)
+        if tokens == 0:
+            break
+        r = pop(pool, lane, requests)
+        if tokens == PASSED_OVER:
+            requests[r].next = NONE
+            if first == NONE:
+                first = r
+            else:
+                requests[last].next = r
+            last = r
+            continue
+        admit_head(pool, lane, requests, seats, cache, r, tokens, start)
+        budget -= tokens
+    while first != NONE:
+        following = requests[first].next
+        put(pool, lane, requests, first, True)
+        first = following
+
+
+# A step.
+
+
+@part
+def schedule(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, start: float) -> bool:
+    """Decide the lane's next step, which starts at ``start``; returns whether any request was preempted."""
+    lane.chunks, lane.chunk_tokens, lane.spared = 0, 0, 0
+    most = most_tokens(pool, lane)
+    budget, preempted = schedule_together(pool, lane, requests, seats, cache, most)
+    if budget == NO_ROOM:
+        budget, preempted = schedule_in_turn(pool, lane, requests, seats, cache, most)
+    elif lane.held == lane.clock:
+        forget_held(lane, requests, seats)
+    if preempted or lane.held > lane.clock:
+        look_again(lane, seats)
+    if not preempted and lane.head != NONE:
+        admit(pool, lane, requests, seats, cache, budget, most, start)
+    lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
+    return preempted
+
+
+@part
+def end_decodes(pool: Pool, lane: Lane, requests: Array, seats: Array, end: float) -> None:
+    """The last tokens of some decodes are scheduled and arrive at ``end``; until then they keep blocks and seats."""
+    lane.next_end = NEVER
+    for block in range((lane.top + 31) // 32):
+        if seats[SOONEST, block] <= lane.clock:
+            for i in range(block * 32, block * 32 + 32):
+                if seats[ENDS, i] == lane.clock:
+                    request = requests[seats[WHO, i]]
+                    request.finish = end
+                    start_leaving(lane, seats, i)
+                    if not overruns(pool, request):
+                        count(pool, lane, seats, request.prompt + request.output - 1, -1)
+            seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
+        lane.next_end = min(lane.next_end, seats[SOONEST, block])
+
+
+@part
+def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, end: float) -> None:
+    """Advance the prefills; a finished one yields a token at ``end``."""
+    for i in range(lane.first, lane.top):
+        if seats[ENDS, i] != NEVER:
+            continue
+        r = seats[WHO, i]
+        request = state.requests[r]
+        request.context += seats[NOW, i]
+        if request.context < request.prompt + request.generated:
+            continue
+        lane.silent = 0
+        request.certain = request.context
+        request.generated += 1
+        if request.generated == 1:
+            request.first_token = end
+        else:
+            write_stall(state, r, request.last_token, end)
+        left = request.output - request.generated
+        seats[ENDS, i] = lane.clock + left
+        if left > 0:
+            ends_at(lane, seats, i, lane.clock + left)
+        else:
+            request.finish = end
+            start_leaving(lane, seats, i)
+        if left > 0 or overruns(pool, request):
+            count(pool, lane, seats, request.context, 1)
+    skip_decodes(lane, seats)
+
+
+@part
+def finish(state: State, pool: Pool, i: int, end: float) -> None:
+    """The results of the lane's step take effect."""
+    lane, seats = state.lanes[i], state.seats[i]
+    if lane.step_decodes > 0:
+        lane.silent = 0
+    if lane.clock >= lane.next_end:
+        end_decodes(pool, lane, state.requests, seats, end)
+    if lane.chunks > 0:
+        end_chunks(state, pool, lane, seats, end)
+
+
+@part
+def release(state: State, pool: Pool, i: int) -> None:
+    """The last tokens in flight have arrived: free seats and blocks."""
+    lane, requests, seats, cache = state.lanes[i], state.requests, state.seats[i], state.own.cache
+    for k in range(lane.leaving):
+        seat = seats[LEAVING, k]
+        r = seats[WHO, seat]
+        request = requests[r]
+        context = request.prompt + request.output - 1
+        if overruns(pool, request) and request.held_clock != lane.clock:
+            context += 1
+            count(pool, lane, seats, context, -1)
+        give_back(pool, lane, cache, r, context, request.prompt + request.output - 1, False)
+        stand_up(lane, seats, seat)
+        depart(lane, requests, r)
+    lane.leaving = 0
+    lane.released_ghosts = lane.ghosts
+    while lane.ghosts > 0:
+        r = lane.ghost
+        lane.ghost = requests[r].next
+        lane.ghosts -= 1
+        depart(lane, requests, r)
+
+
+@part
+def discarded(state: State, pool: Pool, i: int) -> int:
+    """Decodes of this step whose token is dropped, because the request has ended."""
+    lane, seats = state.lanes[i], state.seats[i]
+    dropped = 0
+    for k in range(lane.leaving):
+        dropped += 1 if overruns(pool, state.requests[seats[WHO, seats[LEAVING, k]]]) else 0
+    return dropped - lane.spared
+
+
+@part
+def is_stuck(state: State, pool: Pool, group: Group) -> bool:
+    """Whether no lane goes on: requests of equal priority and arrival may preempt each other for ever."""
+    stuck = False
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        if lane.running + lane.waiting > 0:
+            if lane.silent <= 4 * pool.max_model_len + 1000:
+                return False
+            stuck = True
+    return stuck
+
+
+@part
+def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
+    """Decide the next step of every lane: (whether anything is scheduled, whether any request was preempted)."""
+    start = max(group.now, group.end)
+    scheduled, preempted = False, False
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        preempted |= schedule(pool, lane, state.requests, state.seats[i], state.own.cache, start)
+        scheduled |= lane.step_decodes + lane.chunks > 0
+    return scheduled, preempted
+
+
+@part
+def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
+    """The step that was decided ends at ``end``; IDLE if the scheduler is stuck."""
+    done = steps.conclude(state, pool, group, end, discarded, finish, release)
+    return IDLE if is_stuck(state, pool, group) else done
+
+
+@part
+def skip(state: State, pool: Pool, i: int, arrives: bool) -> None:
+    """An empty decision: the clock goes on, since those that it held back are counted on from it."""
+    lane = state.lanes[i]
+    lane.clock += 1
+    lane.kv_tokens += lane.decodes
+    if arrives:
+        release(state, pool, i)
+    look_again(lane, state.seats[i])
+
+
+@part
+def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
+    """Nothing is scheduled: the output of the step in flight arrives, if there is one."""
+    return steps.pass_over(state, pool, group, preempted and not is_stuck(state, pool, group), skip)
+
+
+@part
+def step(state: State, pool: Pool, group: Group) -> int:
+    """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
+    return steps.step(state, pool, group, decide, conclude, pass_over)
+
+
+# Many steps at once.
+
+
+@part
+def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
+    """What the next steps of lane ``i`` have in common; see ``core.jump``.
+
+    A prompt that is part-way takes what the decodes leave of the budget. A head of the queue that cannot be admitted
+    stays so: free blocks only get fewer, and so do the blocks that it finds.
+    """
+    lane, requests, seats = state.lanes[i], state.requests, state.seats[i]
+    if lane.leaving > 0 or lane.ghosts > 0 or lane.held == lane.clock:
+        return 0, 0, False
+    possible = lane.next_end - lane.clock - 1 if lane.decodes > 0 else FOREVER
+    budget = pool.max_num_batched_tokens - lane.decodes
+    tokens = 0
+    if lane.first < lane.top:
+        request = requests[seats[WHO, lane.first]]
+        left = request.prompt + request.generated - request.context
+        if lane.first != lane.top - 1 or pool.long_prefill_token_threshold > 0 or left <= budget or budget <= 0:
+            return 0, 0, False
+        tokens = budget
+        possible = min(possible, (left - 1) // tokens - 1)
+    elif possible > 0 and lane.head != NONE:
+        if pool.skip_unfit_prompts and not pool.chunked_prefill:
+            return 0, 0, False
+        if head_tokens(pool, lane, requests, state.own.cache, budget, most_tokens(pool, lane)) > 0:
+            return 0, 0, False
+    overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
+    joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.max_num_seqs
+    return possible, tokens, joins
+
+
+@part
+def jumped(state: State, pool: Pool, i: int, tokens: int) -> None:
+    """Others can find what the part-way prompt has computed."""
+    lane = state.lanes[i]
+    if tokens > 0:
+        r = state.seats[i, WHO, lane.first]
+        offer(pool, lane, state.own.cache, r, state.requests[r].context)
+
+
+@part
+def jump(state: State, pool: Pool, group: Group, until: float) -> int:
+    """Make as many equal steps as possible; see ``core.jump``."""
+    return equal_steps(state, pool, group, until, steady, jumped)
+
+
+@part
+def update_bound(state: State, pool: Pool, group: Group) -> None:
+    """No request leaves the group before ``bound``.
+
+    A lane that only decodes cannot finish any request before the clock of its next end. One step of slack covers
+    rounding.
+    """
+    group.bound = np.inf
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        if lane.head != NONE or lane.first < lane.top or lane.leaving + lane.ghosts > 0:
+            group.bound = group.now
+            return
+        if lane.decodes > 0:
+            shortest = state.floats[pool.shortest_step + lane.decodes]
+            group.bound = min(group.bound, group.now + float(lane.next_end - lane.clock - 1) * shortest)
+    if group.bound == np.inf and group.end > group.now:
+        group.bound = group.end  # a step that computes only discarded tokens is in flight
