@@ -25,7 +25,7 @@ TOKENS_OF_NODE = 64
 NODE: Fields = [
     ("used", np.int64),  # when it was last on the path of a look-up or an insertion, by the lane's clock of uses
     ("born", np.int64),  # when its first tokens were entered below its parent
-    ("key", np.int64),  # ``used`` when it joined the heap of leaves; NONE: it is not in it
+    ("key", np.int64),  # ``used`` when it joined the list of leaves; NONE: it is not in it
     ("first", np.int64),  # its first token
     *(
         (name, np.int32)
@@ -38,8 +38,7 @@ NODE: Fields = [
             "locks",
             "weight",  # waiting requests that are found here or below
             "next",  # in its slot of the index, or among the free nodes
-            "left",  # in the heap of leaves
-            "right",
+            "later",  # among the leaves that may be evicted
         )
     ),
 ]
@@ -49,7 +48,8 @@ TREE_OF_LANE: Fields = [
     for name in (
         "evictable",  # tokens in the tree that no request holds
         "root",
-        "leaves",  # the top of a heap of leaves that may be evicted
+        "oldest",  # of the leaves that may be evicted
+        "newest",
         "uses",  # clock of uses
     )
 ]
@@ -77,7 +77,7 @@ class Tree(NamedTuple):
 def radix_tree(demand: Any, lanes: NDArray[Any]) -> Tree:
     """Empty trees for lanes whose ``free`` memory is set."""
     n, count = len(demand.arrival), len(lanes)
-    lanes["root"], lanes["leaves"] = np.arange(count), NONE
+    lanes["root"], lanes["oldest"] = np.arange(count), NONE
     nodes = records(2 * count + int(lanes["free"].sum()) // TOKENS_OF_NODE + 64, NODE)
     nodes["next"] = np.arange(1, len(nodes) + 1)
     nodes["parent"][:count] = NONE
@@ -139,13 +139,13 @@ def slot_of(tree: Tree, parent: int, first: int) -> int:
 @part
 def child_of(tree: Tree, parent: int, first: int) -> int:
     """The child that begins with a token, NONE if there is none."""
-    node = tree.slots[slot_of(tree, parent, first)]
+    node = int(tree.slots[slot_of(tree, parent, first)])
     while node != NONE and (tree.nodes[node].parent != parent or tree.nodes[node].first != first):
-        node = tree.nodes[node].next
+        node = int(tree.nodes[node].next)
     return node
 
 
-@compiled
+@part
 def enter(tree: Tree, node: int, parent: int, first: int) -> None:
     """Let a node be found as its parent's child."""
     record, slot = tree.nodes[node], slot_of(tree, parent, first)
@@ -154,7 +154,7 @@ def enter(tree: Tree, node: int, parent: int, first: int) -> None:
     tree.slots[slot] = node
 
 
-@compiled
+@part
 def strike(tree: Tree, node: int) -> None:
     """Undo ``enter``."""
     record = tree.nodes[node]
@@ -171,7 +171,7 @@ def strike(tree: Tree, node: int) -> None:
 # Paths.
 
 
-@compiled
+@part
 def new_node(tree: Tree, lane: Lane, parent: int, request: int, start: int, length: int) -> int:
     """A node that is used now, as a child of its parent."""
     node = tree.room[FREE]
@@ -192,15 +192,15 @@ def split(tree: Tree, lane: Lane, lower: int, length: int) -> int:
     """Cut a node in two; the upper part is new and newly used, in the old one's place among the children."""
     record = tree.nodes[lower]
     strike(tree, lower)
-    upper = new_node(tree, lane, record.parent, record.request, record.start, length)
+    upper = new_node(tree, lane, int(record.parent), int(record.request), int(record.start), length)
     tree.nodes[upper].born, tree.nodes[upper].locks, tree.nodes[upper].children = record.born, record.locks, 1
     record.start += length
     record.length -= length
-    enter(tree, lower, upper, token(tree, record.request, record.start))
+    enter(tree, lower, upper, token(tree, int(record.request), int(record.start)))
     return upper
 
 
-@compiled
+@part
 def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int) -> tuple[int, int]:
     """Follow the request's first ``tokens`` below a node at depth ``matched``, renewing what is passed.
 
@@ -213,7 +213,7 @@ def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int
         record = tree.nodes[child]
         lane.uses += 1
         record.used = lane.uses
-        length = common(tree, record.request, r, matched, min(matched + record.length, tokens))
+        length = common(tree, int(record.request), r, matched, min(matched + record.length, tokens))
         matched += length
         if length < record.length:
             return matched, split(tree, lane, child, length)
@@ -221,7 +221,7 @@ def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int
     return matched, node
 
 
-@compiled
+@part
 def insert(tree: Tree, lane: Lane, r: int, node: int, start: int, tokens: int) -> int:
     """Put the request's tokens from ``start`` on, at ``node``, into the tree; returns where they end.
 
@@ -247,7 +247,7 @@ def renew(tree: Tree, lane: Lane, node: int) -> None:
         node = tree.nodes[node].parent
 
 
-@compiled
+@part
 def lock(tree: Tree, lane: Lane, node: int, above: int) -> None:
     """Keep the path from ``above`` to a node from eviction."""
     while node != above:
@@ -256,10 +256,10 @@ def lock(tree: Tree, lane: Lane, node: int, above: int) -> None:
             lane.evictable -= record.length
             lane.free -= record.length
         record.locks += 1
-        node = record.parent
+        node = int(record.parent)
 
 
-@compiled
+@part
 def unlock(tree: Tree, lane: Lane, node: int) -> None:
     """Take one lock from the path to a node."""
     lowest = node
@@ -269,45 +269,35 @@ def unlock(tree: Tree, lane: Lane, node: int) -> None:
         if record.locks == 0:
             lane.evictable += record.length
             lane.free += record.length
-        node = record.parent
+        node = int(record.parent)
     offer(tree, lane, lowest)
 
 
-# Leaves that may be evicted: a skew heap by the time of their last use when they joined it. One that has been used
-# since, is locked or has children by now is found out when it comes to the top.
+# Leaves that may be evicted, in the order of their last use when they joined the list. One that has been used since, is
+# locked or has children by now is found out when its turn comes.
 
 
-@compiled
-def merged(nodes: Array, a: int, b: int) -> int:
-    """The heap of two heaps."""
-    if a == NONE:
-        return b
-    if b == NONE:
-        return a
-    root, other = (a, b) if nodes[a].key < nodes[b].key else (b, a)
-    at = root
-    while True:
-        right = nodes[at].right
-        nodes[at].right = nodes[at].left
-        if right == NONE:
-            nodes[at].left = other
-            return root
-        best = right
-        if nodes[other].key < nodes[right].key:
-            best, other = other, right
-        nodes[at].left = best
-        at = best
-
-
-@compiled
+@part
 def offer(tree: Tree, lane: Lane, node: int) -> None:
-    """A leaf that is not locked may be evicted from now on."""
-    record = tree.nodes[node]
+    """A leaf that is not locked may be evicted from now on. Most were used just now, or are the oldest."""
+    nodes, record = tree.nodes, tree.nodes[node]
     if record.locks > 0 or record.children > 0 or record.key != NONE or node == lane.root:
         return
-    record.key = record.used
-    record.left = record.right = NONE
-    lane.leaves = merged(tree.nodes, lane.leaves, node)
+    record.key, record.later = record.used, NONE
+    if lane.oldest == NONE:
+        lane.oldest = lane.newest = node
+    elif record.key > nodes[lane.newest].key:
+        nodes[lane.newest].later = node
+        lane.newest = node
+    elif record.key < nodes[lane.oldest].key:
+        record.later = lane.oldest
+        lane.oldest = node
+    else:
+        before = lane.oldest
+        while nodes[nodes[before].later].key < record.key:
+            before = nodes[before].later
+        record.later = nodes[before].later
+        nodes[before].later = node
 
 
 @compiled
@@ -315,12 +305,11 @@ def evict(tree: Tree, lane: Lane, tokens: int) -> None:
     """Remove leaves, longest unused first, until at least ``tokens`` are gone. A parent left without children is a leaf
     from then on."""
     evicted = 0
-    while evicted < tokens and lane.leaves != NONE:
-        node = lane.leaves
+    while evicted < tokens and lane.oldest != NONE:
+        node = lane.oldest
         record = tree.nodes[node]
-        lane.leaves = merged(tree.nodes, record.left, record.right)
-        joined = record.key
-        record.key = NONE
+        lane.oldest = record.later
+        joined, record.key = record.key, NONE
         if record.locks > 0 or record.children > 0 or record.used > joined:
             offer(tree, lane, node)
             continue
@@ -330,5 +319,5 @@ def evict(tree: Tree, lane: Lane, tokens: int) -> None:
         tree.room[FREE] = node
         tree.room[LEFT] += 1
         tree.nodes[record.parent].children -= 1
-        offer(tree, lane, record.parent)
+        offer(tree, lane, int(record.parent))
     lane.evictable -= evicted

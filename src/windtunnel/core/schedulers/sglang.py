@@ -186,8 +186,8 @@ def with_more_room(own: Own) -> Own:
 
 
 def check(state: State) -> None:
-    """Give the memory in the log in the blocks of the deployment; raise InputError if the engine died on the way."""
-    fault, pool_of_replica = state.own.fault, np.zeros(len(state.replicas) - 1, dtype=np.int64)
+    """Raise InputError if the engine died on the way."""
+    fault = state.own.fault
     if fault[0] == NO_SPACE_FOR_ONE:
         raise InputError(f"max_total_tokens={fault[1]}: no space left for only one request: SGLang stops, give more")
     if fault[0]:
@@ -196,9 +196,6 @@ def check(state: State) -> None:
             f"max_total_tokens={totals}: SGLang runs out of memory ({fault[1]} tokens wanted, "
             f"{fault[2]} free) and stops: give it more, or a larger schedule_conservativeness"
         )
-    pool_of_replica[state.groups["replica"]] = state.groups["pool"]
-    rows = state.rows[: state.counters[ROWS]]
-    rows["used_blocks"] = -(-rows["used_blocks"] // state.pools["reported_block"][pool_of_replica[rows["replica"]]])
 
 
 @part
@@ -332,9 +329,9 @@ def look_up(tree: Tree, lane: Lane, request: Request, r: int) -> None:
 def keep(tree: Any, pool: Pool, lane: Lane, request: Request, r: int) -> None:
     """What was computed of its prompt is in memory from now on, and in the tree for others to find."""
     if tree is not None and pool.radix_cache:
-        node = insert(tree, lane, r, request.node, request.context, request.filled)
+        node = insert(tree, lane, r, int(request.node), int(request.context), int(request.filled))
         renew(tree, lane, node)
-        lock(tree, lane, node, request.node)
+        lock(tree, lane, node, int(request.node))
         request.node = node
     request.context = request.filled
 
@@ -344,9 +341,10 @@ def give_back(tree: Any, pool: Pool, lane: Lane, request: Request, r: int) -> No
     """A request has finished; its last token never had a place."""
     tokens = request.prompt + request.output - 1
     if tree is not None and pool.radix_cache:
-        renew(tree, lane, request.node)
-        offer(tree, lane, insert(tree, lane, r, request.node, request.context, tokens))
-        unlock(tree, lane, request.node)
+        node = int(request.node)
+        renew(tree, lane, node)
+        offer(tree, lane, insert(tree, lane, r, node, int(request.context), tokens))
+        unlock(tree, lane, node)
     else:
         lane.free += tokens
 
@@ -357,7 +355,7 @@ def take_back(tree: Any, pool: Pool, lane: Lane, request: Request, held: int, wa
     lane.free += held
     if tree is not None and pool.radix_cache:
         lane.free -= request.context
-        unlock(tree, lane, request.node)
+        unlock(tree, lane, int(request.node))
         evict(tree, lane, wanted - (lane.free - lane.evictable))
     request.context, request.node = 0, NONE
 
@@ -383,7 +381,7 @@ def sort_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Arra
         while at > 0:
             other = scratch[QUEUE, at - 1]
             if tree is not None and pool.order == DFS_WEIGHT:
-                sooner = is_visited_before(tree, requests[r].node, requests[other].node)
+                sooner = is_visited_before(tree, int(requests[r].node), int(requests[other].node))
             else:
                 sooner = key < scratch[KEYS, at - 1]
             if not sooner:
@@ -549,14 +547,14 @@ def judge(
         return STOP
     verdict = CONTINUE
     if tree is not None and pool.radix_cache:
-        lock(tree, lane, request.node, lane.root)  # what it hits is no longer evictable
+        lock(tree, lane, int(request.node), lane.root)  # what it hits is no longer evictable
     if wanted > unreserved(lane):
         verdict = NO_MEMORY
     elif lane.computed >= pool.chunk_limit:
         verdict = STOP
     if tree is not None and pool.radix_cache:
         if verdict != CONTINUE:
-            unlock(tree, lane, request.node)
+            unlock(tree, lane, int(request.node))
     return verdict
 
 
@@ -681,7 +679,7 @@ def send_back(
     tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, i: int
 ) -> None:
     """Retract the request of the last seat; evict until each of the ``i`` others can go on for a while."""
-    r = seats[WHO, i]
+    r = int(seats[WHO, i])
     request = requests[r]
     if seats[ENDS, i] == NEVER:  # its first token is in flight
         held = request.filled
@@ -790,7 +788,7 @@ def land(tree: Any, state: State, pool: Pool, i: int, end: float) -> None:
         lane.clock += 1
         lane.last_decode = end
     for k in range(lane.flying_prompts):
-        r = flying[PROMPTS, k]
+        r = int(flying[PROMPTS, k])
         request = requests[r]
         if request.state == QUEUED:  # it was retracted
             continue
@@ -805,7 +803,7 @@ def land(tree: Any, state: State, pool: Pool, i: int, end: float) -> None:
     if lane.flying_prompts > 0:
         sit_down(lane, requests, seats)
     for k in range(lane.flying_ends):
-        r = flying[ENDING, k]
+        r = int(flying[ENDING, k])
         if requests[r].state != QUEUED:
             lane.kv_tokens -= requests[r].prompt + requests[r].output - 1 + late
             end_request(tree, pool, lane, requests, r, end)
@@ -851,6 +849,14 @@ def land_group(state: State, pool: Pool, group: Group, end: float) -> None:
 
 
 @part
+def report_blocks(state: State, pool: Pool, first: int, last: int) -> None:
+    """The log counts memory in blocks, where the rules count tokens."""
+    if pool.reported_block > 1:
+        for k in range(first, last):
+            state.rows[k].used_blocks = -(-state.rows[k].used_blocks // pool.reported_block)
+
+
+@part
 def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
     """The round that was decided ends at ``end``: log it, let its results take effect, or with the overlap schedule
     those of the round in flight, and move the clock."""
@@ -858,6 +864,7 @@ def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         state.lanes[i].row = state.counters[ROWS]
         write_step(state, pool, group, state.lanes[i], state.seats[i], start, 0, 0.0)
+        report_blocks(state, pool, state.lanes[i].row, state.counters[ROWS])
     if pool.async_scheduling and group.end > group.now:
         land_group(state, pool, group, group.end)
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
@@ -927,6 +934,7 @@ def jumped(state: State, pool: Pool, i: int, tokens: int) -> None:  # noqa: ARG0
         lane.ratio = max(lane.ratio - pool.decay, pool.min_ratio)
     lane.last_decode = group.now
     lane.flying_row = state.counters[ROWS] - group.num_lanes + i - group.first_lane
+    report_blocks(state, pool, lane.flying_row, lane.flying_row + 1)
 
 
 @part
