@@ -898,6 +898,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     """Decode rounds in which no request ends, is retracted or can be admitted; see ``core.jump``."""
     lane, ahead = state.lanes[i], 1 if pool.async_scheduling else 0
     busy = lane.batch > 0 or lane.chunked != NONE or lane.ended > 0 or lane.top == 0
+    busy |= state.groups[lane.group].num_lanes > 1
     if ahead:
         busy |= lane.flying_prompts > 0 or lane.flying_decodes == 0 or lane.late > 0
     if busy or (lane.head != NONE and not lane.full):
@@ -933,7 +934,7 @@ def jumped(state: State, pool: Pool, i: int, tokens: int) -> None:  # noqa: ARG0
             break
         lane.ratio = max(lane.ratio - pool.decay, pool.min_ratio)
     lane.last_decode = group.now
-    lane.flying_row = state.counters[ROWS] - group.num_lanes + i - group.first_lane
+    lane.flying_row = state.counters[ROWS] - 1
     report_blocks(state, pool, lane.flying_row, lane.flying_row + 1)
 
 
