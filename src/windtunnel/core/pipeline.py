@@ -99,7 +99,7 @@ def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
     for policy, times, replicas, ranks in rows:
         count_of = policy.pipeline_parallel_size
         for lane in lanes[i : i + replicas * ranks]:
-            lane["clock"], lane["depth"] = 1, policy.max_concurrent_batches
+            lane["depth"] = policy.max_concurrent_batches
             lane["first_slot"], lane["first_flight"], lane["first_line"], lane["first_stage"] = slot, flight, line, stage
             lane["sends"], lane["sends_row"] = sends, times.sends.shape[1]
             slot, flight, line = slot + count_of, flight + policy.max_concurrent_batches, line + count_of**2
