@@ -14,7 +14,7 @@ from windtunnel.plan.envelope import envelope
 from windtunnel.plan.outcome import at_share, measure, needed
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import tables_of, whole_run
-from windtunnel.simulate import simulate
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Both, Fixed, Gamma, generate, head, with_concurrency
 
 SETTINGS = {"device": "h100", "max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 512}

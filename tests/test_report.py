@@ -16,7 +16,7 @@ from windtunnel.metrics import summary, token_gaps_by_request, unroll
 from windtunnel.report import WRITERS, perfetto, prometheus, vllm_bench, write_perfetto
 from windtunnel.report.downsample import cdf, histogram
 from windtunnel.report.write import write_whole
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 SETUP = [
     "date",

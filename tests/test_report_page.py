@@ -15,7 +15,7 @@ from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import PercentileLimit
 from windtunnel.metrics import summary, unroll
 from windtunnel.report import html_report
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

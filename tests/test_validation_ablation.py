@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from windtunnel.cli import main
-from windtunnel.overheads import ClientPath
 from windtunnel.perf.causes import ALL, Causes
+from windtunnel.simulate.overheads import ClientPath
 from windtunnel.validation.ablation import CLIENT_PATHS, NOTHING, variants
 from windtunnel.validation.terms import PLAIN
 from windtunnel.workload.columns import Workload

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from windtunnel.bands import LEVEL, served_errors
+from windtunnel.simulate.error_band import LEVEL, served_errors
 from windtunnel.validation.served import Result
 from windtunnel.validation.served_errors import (
     Sample,

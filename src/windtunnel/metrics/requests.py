@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.run import FINISHED, REJECTED, Requests
+from windtunnel.simulate.run import FINISHED, REJECTED, Requests
 
 Floats = NDArray[np.float64]
 

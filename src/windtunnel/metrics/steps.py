@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.sums import sums
 from windtunnel.metrics.window import Window
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -18,7 +18,7 @@ from windtunnel.metrics.shares import SOURCES, time_share
 from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.usage import Usage, usage
 from windtunnel.metrics.window import Window, measured_window
-from windtunnel.run import ABORTED, FINISHED, REJECTED, Requests, Run
+from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Requests, Run
 
 SCHEMA_VERSION = 1
 NAN = float("nan")

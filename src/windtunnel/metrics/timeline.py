@@ -9,7 +9,7 @@ from windtunnel.metrics.presence import presence
 from windtunnel.metrics.steps import Steps
 from windtunnel.metrics.sums import sums
 from windtunnel.metrics.window import span
-from windtunnel.run import FINISHED, REJECTED
+from windtunnel.simulate.run import FINISHED, REJECTED
 
 Floats = NDArray[np.float64]
 

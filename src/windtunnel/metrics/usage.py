@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.footprint import Footprint
+from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.presence import presence
 from windtunnel.metrics.steps import Steps
 from windtunnel.metrics.sums import sums

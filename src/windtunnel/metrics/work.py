@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.footprint import Footprint
+from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.steps import Steps
 from windtunnel.metrics.sums import sums
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.model.block_sparse import BlockSparseAttention
-from windtunnel.model.compressed import STRETCH, CompressedAttention, mixing_parameters
+from windtunnel.model.families.block_sparse import BlockSparseAttention
+from windtunnel.model.families.compressed import STRETCH, CompressedAttention, mixing_parameters
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
 from windtunnel.model.sizes import require_not_negative, require_positive

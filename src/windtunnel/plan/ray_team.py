@@ -7,7 +7,6 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-import windtunnel
 from windtunnel.errors import InputError
 from windtunnel.plan.executors import Team, WorkerLost
 
@@ -30,7 +29,7 @@ def on_ray(address: str | None = None, workers: int | None = None, ship: bool | 
     except ImportError as error:
         raise InputError("executor 'ray': Ray is not installed: pip install 'windtunnel[ray]'") from error
     if not ray.is_initialized():
-        package = Path(windtunnel.__file__).parent
+        package = Path(__file__).parents[1]
         sent = address is not None if ship is None else ship
         environment = {"py_modules": [str(package)]} if sent else {"env_vars": {"PYTHONPATH": _path(package.parent)}}
         try:

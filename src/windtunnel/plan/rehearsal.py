@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from windtunnel.deployment import Pool
-from windtunnel.deployment.own_scheduler import named_settings, own_scheduler
+from windtunnel.deployment.engine_scheduler import engine_scheduler, named_settings
 from windtunnel.errors import InputError
 from windtunnel.plan.question import Question
 from windtunnel.plan.space import Candidate
-from windtunnel.simulate import simulate
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import head
 
 REQUESTS = 8
@@ -35,7 +35,7 @@ def rehearsals(question: Question, candidates: Iterable[Candidate]) -> list[Rehe
 
 def _kind(pool: Pool) -> str:
     """What decides which kernels run: the type of the scheduler's settings, and which parts of its rules it uses."""
-    settings = named_settings(pool.engine.scheduler) if pool.engine.scheduler else own_scheduler(pool.engine)
+    settings = named_settings(pool.engine.scheduler) if pool.engine.scheduler else engine_scheduler(pool.engine)
     parts = (
         "pipeline_parallel_size",
         "prefix_caching",

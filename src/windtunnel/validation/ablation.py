@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
-from windtunnel.overheads import ClientPath, Floats
 from windtunnel.perf.causes import Causes
+from windtunnel.simulate.overheads import ClientPath, Floats
 from windtunnel.validation.agreement import relative_error, summarise
 from windtunnel.validation.comparison import compare
 from windtunnel.validation.markdown import per_cent

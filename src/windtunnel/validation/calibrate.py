@@ -8,11 +8,11 @@ import numpy as np
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.errors import InputError
-from windtunnel.overheads import ClientPath, HostOverhead, Overheads
 from windtunnel.perf.cache import cache_folder
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.tables import Tabulated
-from windtunnel.simulate import simulate
+from windtunnel.simulate.overheads import ClientPath, HostOverhead, Overheads
+from windtunnel.simulate.simulate import simulate
 from windtunnel.validation.agreement import relative_error
 from windtunnel.validation.comparison import simulated_requests
 from windtunnel.validation.measurement import METRICS, Floats, Measurement, Requests, Side

@@ -8,8 +8,8 @@ import numpy as np
 
 from windtunnel.deployment import Pool
 from windtunnel.metrics import clean, delay_growth, overloaded, request_metrics, time_share, unroll
-from windtunnel.run import Requests as RunRequests
-from windtunnel.run import Run
+from windtunnel.simulate.run import Requests as RunRequests
+from windtunnel.simulate.run import Run
 from windtunnel.validation.agreement import ks_distance, paired_error, relative_error
 from windtunnel.validation.measurement import METRICS, STATISTICS, Measurement, Requests, Side
 from windtunnel.validation.occupancy import curve

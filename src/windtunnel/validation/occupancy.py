@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.run import Requests as RunRequests
+from windtunnel.simulate.run import Requests as RunRequests
 from windtunnel.validation.measurement import Floats, Measurement, Requests
 
 POINTS = 60

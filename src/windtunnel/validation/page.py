@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from windtunnel.errors import InputError
-from windtunnel.report.write import write_whole
 
 BLOCK = re.compile(r"<!-- windtunnel (.*?) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -38,7 +37,7 @@ def main(paths: list[str], run: Command) -> int:
     """Write the tables of pages anew; returns 2 after a wrong input, which is one line on standard error."""
     try:
         for path in map(Path, paths):
-            write_whole(path, [rendered(path.read_text(encoding="utf-8"), run)])
+            path.write_text(rendered(path.read_text(encoding="utf-8"), run), encoding="utf-8")
     except (InputError, OSError) as wrong:
         sys.stderr.write(f"{wrong}\n")
         return 2

@@ -13,8 +13,8 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.bands import LEVEL, ServedErrors
 from windtunnel.errors import InputError
+from windtunnel.simulate.error_band import LEVEL, ServedErrors
 from windtunnel.validation.served import Result, replay
 from windtunnel.validation.served_points import Point, read_points
 

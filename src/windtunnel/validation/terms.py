@@ -3,11 +3,12 @@
 from dataclasses import dataclass, replace
 
 from windtunnel.deployment import Deployment, Pool
-from windtunnel.overheads import ENGINE_CLOCK, ClientPath, Overheads
+from windtunnel.metrics import uncertainty, unroll
 from windtunnel.perf.causes import ALL, Causes
-from windtunnel.run import Run
-from windtunnel.simulate import simulate
-from windtunnel.strict import refuse_extrapolation
+from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads
+from windtunnel.simulate.refuse_extrapolation import refuse_extrapolation
+from windtunnel.simulate.run import Run
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload.columns import Workload
 
 
@@ -36,7 +37,7 @@ class Terms:
         overheads = replace(self.overheads, client=seen)
         run = simulate(Deployment((pool,)), workload, perf=self.perf, overheads=overheads, causes=self.causes)
         if self.strict:
-            refuse_extrapolation(run)
+            refuse_extrapolation(run, uncertainty(unroll(run)).beyond)
         return run
 
 
