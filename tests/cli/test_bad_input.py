@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_simulation(
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o500)
     folder = Path("/proc") if os.access(locked, os.W_OK) else locked  # root may write everywhere but there
-    monkeypatch.setattr(sys.modules["windtunnel.simulate"], "run_core", refuse)
+    monkeypatch.setattr(sys.modules["windtunnel.simulate.simulate"], "run_core", refuse)
     assert "cannot be written" in complaint(capsys, *RUN, *LOAD, flag, str(folder / "result"))
 
 

@@ -227,7 +227,7 @@ def test_an_interruption_is_exit_130(capsys: Capture, monkeypatch: pytest.Monkey
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["windtunnel.simulate"], "run_core", interrupt)
+    monkeypatch.setattr(sys.modules["windtunnel.simulate.simulate"], "run_core", interrupt)
     assert main(list(QUICK)) == INTERRUPTED
     assert capsys.readouterr().err == "windtunnel: interrupted\n"
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.cli.terminal import cell, number, share, show, show_rows, table
+from windtunnel.cli.terminal import cell, number, remarks, share, show, show_rows, table
+from windtunnel.simulate.notes import QUIET
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,9 @@ def test_a_table_is_wider_than_a_narrow_terminal(
 def test_brackets_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     show_rows([{"name": "[bold]x[/]", "value": 1}])
     assert "[bold]x[/]" in capsys.readouterr().out
+
+
+def test_what_is_as_expected_is_said_in_passing() -> None:
+    warning, note = remarks(["unusual", f"baseline: {QUIET[0]}"])
+    assert (warning.plain, warning.style) == ("warning: unusual", "")
+    assert (note.plain, note.style) == (f"note: baseline: {QUIET[0]}", "dim")

@@ -11,7 +11,6 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.policy import PRESETS, Policy, Sglang, VllmV1
-from windtunnel.scenario.compare import require_names
 from windtunnel.simulate.run import FINISHED, REJECTED, Run
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import AllAtOnce, Both, Uniform, Workload, generate
@@ -127,11 +126,3 @@ def test_sglangs_overlap_schedule_is_its_schedulers_setting() -> None:
     for overlap in (True, False):  # alone, a request decodes once more than it needs
         steps = run(served(preset="sglang-0.5", async_scheduling=overlap), load(requests=1)).iterations
         assert (steps.steps.sum(), steps.discarded.sum()) == (60 + overlap, overlap)
-
-
-def test_names_are_looked_up_before_anything_is_simulated() -> None:
-    require_names(served(scheduler="sarathi"))
-    with pytest.raises(InputError, match="unknown scheduler 'sarahti': did you mean 'sarathi'"):
-        require_names(served(scheduler="sarahti"))
-    with pytest.raises(InputError, match="unknown router"):
-        require_names(Deployment(served().pools, router="best"))

@@ -10,7 +10,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.metrics import comparison_json, spread, summary, summary_json
 from windtunnel.scenario import Goals, Scenario, Server, vary
-from windtunnel.scenario.compare import compare
+from windtunnel.scenario.compare import compare, require_names
 from windtunnel.scenario.load_flags import Load
 from windtunnel.simulate.simulate import simulate
 
@@ -118,3 +118,11 @@ def test_mistakes_are_named_before_anything_is_simulated(variants: dict[str, Any
 def test_counts_that_mean_nothing_are_refused(words: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         compare(BASE, {"few": {"max_num_seqs": 8}}, **words)
+
+
+def test_names_are_looked_up_before_anything_is_simulated() -> None:
+    require_names(vary(BASE, {"scheduler": "sarathi"}).deployment())
+    with pytest.raises(InputError, match="unknown scheduler 'sarahti': did you mean 'sarathi'"):
+        require_names(vary(BASE, {"scheduler": "sarahti"}).deployment())
+    with pytest.raises(InputError, match="unknown router"):
+        require_names(vary(BASE, {"router": "best"}).deployment())

@@ -37,7 +37,7 @@ class Simulated:
     """Of lengths and arrivals that a vllm bench result does not hold."""
 
     def terms(self) -> "Terms":
-        """The same as one value. Raises InputError for a calibration that cannot be read."""
+        """These settings as one value. Raises InputError for a calibration that cannot be read."""
         from windtunnel.simulate.overheads import ENGINE_CLOCK, read_overheads
         from windtunnel.validation.terms import Terms
 

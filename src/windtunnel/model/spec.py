@@ -132,11 +132,11 @@ class Model:
         return max((layer.mlp.num_experts for _, layer in self.layers if isinstance(layer.mlp, MoE)), default=0)
 
     def with_dtype(self, dtype: str) -> "Model":
-        """The same model computed in another 16- or 32-bit dtype."""
+        """This model computed in another 16- or 32-bit dtype."""
         return replace(self, dtype=dtype)
 
     def with_quantization(self, quantization: Quantization | None) -> "Model":
-        """The same model with other stored weights."""
+        """This model with other stored weights."""
         return replace(self, quantization=quantization)
 
     def weight_dtype(self, part: str) -> str:

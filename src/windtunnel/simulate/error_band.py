@@ -57,7 +57,7 @@ class ServedErrors:
         return exp(self.step_low * spread), exp(self.step_high * spread)
 
     def first_token(self, error: float) -> Band:
-        """The same on a time to first token that is as long as its steps make it."""
+        """Factors on a time to first token that is as long as its steps make it, at both ends."""
         low, high = self.step(error)
         return low * exp(self.first_token_low), high * exp(self.first_token_high)
 

@@ -99,7 +99,7 @@ class ClientPath:
         """[n] seconds between the sending of each request and its arrival at the engine.
 
         Tokenising is a queue with one server for requests whose times of sending are known: those of an open loop, and
-        the first ``max_concurrency`` of a closed one. Others come one by one and wait for nobody.
+        the first ``max_concurrency`` of a closed one. Others come one by one and do not wait.
         """
         alone = self.request + self.request_per_token * workload.prompt_tokens
         known = np.flatnonzero(~np.isnan(workload.arrival))

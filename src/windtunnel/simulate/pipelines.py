@@ -15,7 +15,7 @@ from windtunnel.simulate.on_reference import record_of, requests_of, run_replica
 
 
 def settled(settings: Settings, shares_prompts: bool) -> Settings:
-    """The settings of a pipeline without a prefix cache in which nobody but preempted requests would find anything."""
+    """The settings; of a pipeline without its prefix cache, where only preempted requests would get hits."""
     if isinstance(settings, VllmV1) and settings.pipeline_parallel_size > 1 and not shares_prompts:
         return replace(settings, prefix_caching=False)
     return settings

@@ -146,7 +146,7 @@ def render(points: Sample) -> str:
     """The text of the file."""
     errors = fit_engines(points.part(first_half(points.group)))
     lines = [
-        "# How far measured servers are from simulated ones, in logs: see windtunnel/bands.py for the meaning.",
+        "# How far measured servers are from simulated ones, in logs; windtunnel/simulate/error_band.py reads them.",
         "# Derived by `python -m windtunnel.validation.served_errors` from the first half of the served points.",
     ]
     for engine, values in errors.items():

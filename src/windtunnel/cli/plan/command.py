@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DONE, MISSED = 0, 1
 PROMPTS, SECONDS = 2000, 120
-"""Requests of a trial where nobody says how many: so many, and for a target rate what arrives in so many seconds."""
+"""Requests of a trial by default: so many, or with a target rate what arrives in so many seconds if that is more."""
 
 
 @dataclass(frozen=True, kw_only=True)

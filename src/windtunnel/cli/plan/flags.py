@@ -67,7 +67,7 @@ def split(words: tuple[str, ...]) -> list[str]:
 
 
 def defaults(model: "Model") -> dict[str, list[str]]:
-    """The values of the usual axes where nobody gives any."""
+    """Default values of the usual axes."""
     usual = {
         "tensor_parallel_size": ["1", "2", "4", "8"],
         "max_num_seqs": ["64", "128", "256", "512"],
@@ -92,7 +92,7 @@ class Available:
     """USD per hour for all GPUs, at most."""
 
     def constraints(self) -> "Constraints":
-        """The same for a space. Raises InputError for what cannot be read."""
+        """These limits as constraints of a space. Raises InputError for what cannot be read."""
         from windtunnel.hardware import device
         from windtunnel.plan.constraints import Constraints
 

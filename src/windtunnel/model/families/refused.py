@@ -31,7 +31,7 @@ STATE_SPACE: dict[str, str] = {
     "hybrid_override_pattern": "state space layers (Mamba-2) of this architecture",
     "attn_layer_period": "state space layers (Mamba) of this architecture",
 }
-"""The same for keys that architectures with a known layout of state space layers may have."""
+"""Key -> what it stands for, unless the architecture has a known layout of state space layers."""
 
 BY_ARCHITECTURE: dict[str, str] = {
     "MambaForCausalLM": "state space layers (Mamba-1)",
