@@ -74,7 +74,7 @@ def test_settings_in_a_file(mine: str) -> None:
 
 def test_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("rivals", "windtunnel.policy.presets:ORCA", "windtunnel.schedulers")
-    monkeypatch.setattr("windtunnel.policy.named.entry_points", lambda group: [point] if "schedulers" in group else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if "schedulers" in group else [])
     assert find_scheduler("rivals") == find_scheduler("orca")
     with pytest.raises(InputError, match="did you mean 'rivals'"):
         find_scheduler("rival")

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
-from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
@@ -50,6 +49,8 @@ def find_scheduler(text: str) -> Scheduler:
         return _made(text, python_object(text, name), _arguments(settings))
     if name in PRESETS:
         return scheduler(text)
+    from importlib.metadata import entry_points  # loads forty modules, and few schedulers are plug-ins
+
     plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in plug_ins:
         raise unknown("scheduler", name, [*PRESETS, *plug_ins])
