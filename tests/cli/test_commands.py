@@ -54,7 +54,7 @@ def test_the_table(capsys: Capture) -> None:
         "40 of 40 finished",
         "goodput",
         "kernel times",
-        "warning: prefix caching",
+        "note: prefix caching",
     ):
         assert words in out
 

@@ -39,7 +39,7 @@ def test_the_table(capsys: Capture) -> None:
     for text in (
         "Qwen/Qwen3-8B on 1 × h100_sxm, vllm-0.32; random: 40 requests; 2 seeds",
         "baseline", "max_num_seqs=4", "async_scheduling=false", "replicas=2", "difference",
-        "TTFT, p99, ms", "goodput, requests/s", "KV cache, %", "same", "±", "warning: prefix caching",
+        "TTFT, p99, ms", "goodput, requests/s", "KV cache, %", "same", "±", "note: prefix caching",
     ):  # fmt: skip
         assert text in out
     assert "…" not in out
