@@ -1,4 +1,4 @@
-"""Objective: what makes one deployment better than another, and what it would have to show to be the best.
+"""Objective: what makes one deployment better than another.
 
 An objective gives every candidate a ``Climb``: the steps that it could reach, each a trial, ordered from easy to hard,
 and the score of each step. What it could reach at most bounds its score before any simulation.
@@ -12,13 +12,12 @@ from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.capacity import rate_levels
-from windtunnel.plan.constraints import Constraints
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
-from windtunnel.plan.space import Candidate
+from windtunnel.plan.space import Candidate, Constraints
 
 ROOM = 8
-"""A rate is given up as out of reach with so many times the replicas that could serve it at best, and so many more."""
+"""A rate counts as out of reach with ROOM times the replicas that could serve it at best, and ROOM more."""
 
 SLACK = 0.9
 
@@ -53,7 +52,7 @@ class Objective(Protocol):
 
     @property
     def unit(self) -> str:
-        """Of the value."""
+        """The unit of ``value``."""
 
     @property
     def needs_price(self) -> bool:
@@ -75,7 +74,7 @@ class RateClimb:
     low: int
     high: int
     weight: float
-    """What a request per second is divided by."""
+    """The rate is divided by this."""
 
     def trial(self, step: int) -> tuple[Deployment, float]:
         """The candidate at the step's rate."""
@@ -105,7 +104,7 @@ class RatePerDollar:
         return RateClimb(candidate, question, *rate_levels(question, bound.rate), candidate.deployment.price_per_hour)
 
     def value(self, score: float) -> float:
-        """The same."""
+        """The score."""
         return score
 
 
@@ -189,13 +188,13 @@ class LeastForRate:
     """Count GPUs; otherwise USD per hour."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that are none."""
+        """Refuse rates that are not positive numbers."""
         if not (math.isfinite(self.rate) and self.rate > 0):
             raise InputError(f"target_request_rate={self.rate:g}: must be a number > 0")
 
     @property
     def name(self) -> str:
-        """What is least."""
+        """What is minimised."""
         return f"{'GPUs' if self.count_gpus else 'cost'} for {self.rate:g} requests/s"
 
     @property

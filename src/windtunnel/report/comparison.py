@@ -9,8 +9,7 @@ import numpy as np
 
 from windtunnel.metrics import Comparison, Interval, Measure, Variant
 from windtunnel.metrics.comparison import plain
-from windtunnel.report.downsample import cdf, rounded
-from windtunnel.report.figures import Figure, over_time
+from windtunnel.report.figures import Figure, cdf, over_time, rounded
 from windtunnel.report.page import page, plot, warnings
 from windtunnel.report.words import number, table
 from windtunnel.report.write import write_whole

@@ -9,9 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.validation.measurement import METRICS, STATISTICS, Floats, Measurement, Requests, Side
-from windtunnel.validation.plausible import check_requests, check_unit, doubts
-from windtunnel.validation.recording import parse_object, read_text
+from windtunnel.validation.measured_run import parse_object, read_text
+from windtunnel.validation.measurement import (
+    METRICS,
+    STATISTICS,
+    Floats,
+    Measurement,
+    Requests,
+    Side,
+    check_requests,
+    check_unit,
+    doubts,
+)
 from windtunnel.workload.arrivals import AllAtOnce, Arrivals, Gamma
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.lengths import Both, Uniform

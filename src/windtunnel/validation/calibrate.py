@@ -13,8 +13,7 @@ from windtunnel.perf.cache import cache_folder
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.tables import Tabulated
 from windtunnel.simulate import simulate
-from windtunnel.validation.agreement import relative_error
-from windtunnel.validation.comparison import simulated_requests
+from windtunnel.validation.comparison import relative_error, simulated_requests
 from windtunnel.validation.measurement import METRICS, Floats, Measurement, Requests, Side
 
 STEPS = (1e-3, 10e-6, 1e-3, 10e-6, 5e-3, 5e-6)

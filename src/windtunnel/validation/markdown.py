@@ -7,10 +7,9 @@ from math import isfinite
 from typing import Any
 
 from windtunnel.bands import LEVEL
-from windtunnel.validation.agreement import relative_error
-from windtunnel.validation.comparison import Comparison
+from windtunnel.validation.comparison import Comparison, relative_error
 from windtunnel.validation.measurement import METRICS, STATISTICS
-from windtunnel.validation.served import Result, groups, simulated
+from windtunnel.validation.served_replay import Result, groups, simulated
 
 NOTHING = "–"
 

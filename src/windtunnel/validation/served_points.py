@@ -28,7 +28,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import Quantization, load_model
 from windtunnel.perf.database import find_systems
-from windtunnel.validation.recording import nearest_preset
+from windtunnel.validation.measured_run import nearest_preset
 from windtunnel.validation.served_scripts import NO_SCRIPT, Script, script
 
 CHECKPOINTS = {
@@ -60,7 +60,7 @@ ACCEPTED = {1: 1.7, 3: 2.3}
 since prompts are random."""
 
 CASTING = {("openai/gpt-oss-120b", "b200_sxm")}
-"""Served with 8-bit activations beside mxfp4 weights (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1)."""
+"""Served with 8-bit activations and mxfp4 weights (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1)."""
 
 FLAGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-70B": {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192, "async_scheduling": True},
@@ -107,7 +107,7 @@ RELEASES = {
 
 @dataclass(frozen=True)
 class Point:
-    """One row: what served whom how fast (seconds)."""
+    """One row: a server, its load, and the mean latencies (seconds)."""
 
     id: str
     mode: str
@@ -133,7 +133,7 @@ class Point:
 
     @property
     def script(self) -> Script:
-        """What served it, as far as it is known; vLLM's flags are FLAGS."""
+        """The script that served it, as far as known; vLLM's flags are FLAGS."""
         if not self.scripted:
             return NO_SCRIPT
         return script(
