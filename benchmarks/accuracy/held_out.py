@@ -1,8 +1,8 @@
 """Held-out kernels: measured points taken out of the tables and predicted from the rest.
 
 Two splits. ``tokens`` takes out every third value of the axis along which tables are interpolated; ``shapes`` takes out
-every second shape whole. What is predicted goes through the very tables that every simulation asks
-(``perf.measured``), which are built from a database that lacks those rows.
+every second shape whole. Predictions come from the tables of every simulation (``perf.measured``),
+built from a database that lacks those rows.
 """
 
 from collections.abc import Iterator
@@ -47,10 +47,10 @@ ENGINES = ("vllm", "sglang", "trtllm")
 SPLITS = ("tokens", "shapes")
 THIRD, SECOND = 3, 2
 MOST_SHAPES = 80
-"""Shapes of a table that are asked, evenly spread."""
+"""Most shapes of a table that are predicted, evenly spread."""
 
 PLAIN = Causes(**{entry.name: False for entry in fields(Causes)})
-"""Every table is believed, so that its own points are predicted and not what a simulation puts in their place."""
+"""Without the causes that replace table entries in simulations: the tables' own points are predicted."""
 
 Mask = NDArray[np.bool_]
 
@@ -131,7 +131,7 @@ class HeldOut:
 
     @property
     def compared(self) -> Mask:
-        """Points that plain interpolation answers too; all where it answers none."""
+        """Points that plain interpolation predicts too; all if it predicts none."""
         answered = np.isfinite(self.interpolated)
         return answered if answered.any() else np.ones_like(answered)
 
@@ -145,7 +145,7 @@ class Bench:
 
     @cached_property
     def device(self) -> Device:
-        """Its specification."""
+        """The specification of the system."""
         return device(self.system)
 
     def rows(self, source: Source) -> Columns | None:
@@ -171,7 +171,7 @@ class Bench:
         return found
 
     def _noise(self, source: Source, text: str) -> Floats:
-        """Of the kernels with a value of the source's first text."""
+        """Noise of the kernels with this value of the source's first text."""
         own = self._with(source, text, source.backend)
         if own is None:
             return np.zeros(0)

@@ -16,10 +16,10 @@ from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.database import measured_systems
 
 NINETIETH = 1.645
-"""Standard deviations of a normal law within which 90 % lie, either side."""
+"""90 % of a normal distribution lie within this many standard deviations, either side."""
 
 UNREPEATED = 0.02
-"""Assumed of a measured point where the database holds no repeats of any in its family."""
+"""Assumed of a measured point where the database holds no repeats in its family."""
 
 RULE = 0.15
 """Assumed of what is derived from a table by rule (chunks with context, decodes with chunks): no device has data."""
@@ -34,8 +34,8 @@ ASSUMED = {
     "host": (0.5, 0.5, 0.5, 0.5, 0.5),
     "other": (0.1, 0.2, 0.25, 0.5, 0.7),
 }
-"""Families without a table to take points out of, or with a row for each kernel of a layer, in the order of NAMES. What
-was left out of Kimi delta attention came back within these (tests/test_perf_kimi_delta.py)."""
+"""Families without a table to take points out of, or with a row for each kernel of a layer, in the order of NAMES.
+Points left out of Kimi delta attention were predicted within these (tests/test_perf_kimi_delta.py)."""
 
 NAMES = ("measured", "interpolated", "rule", "modelled", "roofline")
 
@@ -49,7 +49,7 @@ def benches() -> Iterator[Bench]:
 
 
 def spread(predicted: Floats, measured: Floats) -> float:
-    """The standard deviation of a normal law whose 90 % reach as far as the errors' 90 %, in logs."""
+    """The standard deviation of a normal distribution with the errors' 90th percentile, in logs."""
     with np.errstate(divide="ignore", invalid="ignore"):
         size = np.abs(np.log(predicted / measured))
     size = size[np.isfinite(size)]

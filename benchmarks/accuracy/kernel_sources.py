@@ -27,7 +27,7 @@ MOE_DTYPES = {"w4a16_mxfp4": ("mxfp4", True), "w4a8_mxfp4_mxfp8": ("mxfp4", Fals
 """``moe_dtype`` → our weight format, and whether activations stay in 16 bits; where the names differ."""
 
 SENT = {"dispatch": "fp8", "combine": "bfloat16"}
-"""What tokens are sent in by the tables of DeepEP."""
+"""Formats in which tokens are sent in the tables of DeepEP."""
 MODES = {"deepep_ll": "low_latency", "deepep_ht": "high_throughput"}
 """``comm_backend`` → our name of DeepEP's kernels."""
 MICROSECONDS_PER_MS = 1e-3
@@ -59,7 +59,7 @@ class Source:
     grid: bool = False
     """Shapes form a grid over the columns of ``shape``."""
     unless: tuple[str, str] | None = None
-    """Family and table that answer in its place where an engine has them."""
+    """Family and table that replace it in engines that have them."""
     library: tuple[str, ...] = ()
     """Values of the first text whose kernels every engine takes from one library: other engines' tables repeat them."""
 

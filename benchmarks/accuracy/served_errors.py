@@ -20,13 +20,13 @@ from windtunnel.validation.served_replay import Result, replay
 
 FLOORS = (0.02, 0.05, 0.1, 0.2, 0.4)
 SCALES = (0.5, 0.75, 1.0, 1.5, 2.0)
-"""Never none: most served points are near the data, and would let a run far from it look as sure as they are."""
+"""Never 0: most served points are near the data, and would make a run far from it look as certain."""
 
 DRAWS = 200
 
 LATER = ("nvidia/Qwen3-32B-NVFP4 on b200_sxm", "nvidia/Qwen3-32B-NVFP4 on gb200")
-"""Groups that came to be simulated after the halves were drawn. They are in the second, so that no group which decided
-a number changes sides."""
+"""Groups first simulated after the halves were drawn. They are in the second half, so that no group which decided a
+number changes sides."""
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -48,7 +48,7 @@ class Sample:
 
 
 def sample(results: Sequence[Result]) -> Sample:
-    """What the bands are made of, from replayed points."""
+    """The sample behind the bands, from replayed points."""
     known = [result for result in results if not result.reason]
     return Sample(
         np.array([group_of(result.point) for result in known]),
@@ -72,7 +72,7 @@ def first_half(groups: NDArray[np.str_]) -> Mask:
 
 def fit_engines(points: Sample) -> dict[str, ServedErrors]:
     """One band of steps for all, since groups of models and systems are few; the first token's by each engine's own
-    points, whose admission is simulated more and less closely."""
+    points, whose admission is simulated more or less closely."""
     step = fit_step(points)
     return {str(name): first_token(points.part(points.engine == name), step) for name in np.unique(points.engine)}
 

@@ -101,7 +101,7 @@ def unroll(run: Run) -> Steps:
 
 
 def sums(index: NDArray[np.int64], values: NDArray[np.generic], length: int) -> NDArray[np.float64]:
-    """[length] Σ of the ``values`` that belong to each index, as float64 also when there are none."""
+    """[length] Σ of the ``values`` that belong to each index, float64 even without values."""
     return np.bincount(index, weights=values, minlength=length).astype(np.float64, copy=False)
 
 

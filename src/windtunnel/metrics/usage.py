@@ -27,7 +27,7 @@ class ReplicaUsage:
 
     pool: Integers
     busy_seconds: Floats
-    """Time in which a step ran, an idle rank that runs along in lockstep included; of stages in a pipeline the mean."""
+    """Time in which a step ran, or an idle rank ran along in lockstep; of stages in a pipeline the mean."""
     idle_seconds: Floats
     iterations: Floats
     """Steps of all ranks that computed something."""
@@ -235,7 +235,7 @@ def _shares(
 ) -> dict[str, float]:
     """Σ over the log of each part's own step time, over the whole.
 
-    Host work that runs beside the GPU is left out of the parts, since it costs nothing while the GPU is slower; where
+    Host work that overlaps the GPU is left out of the parts, since it costs nothing while the GPU is slower; where
     it is not, the time that no part explains goes to ``rest``. The stages of a pipeline count one after the other.
     """
     total = float(steps.all_busy.sum())
@@ -290,19 +290,19 @@ def _is_not_zero(table: BatchTimes) -> bool:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Of all steps of a run together; NaN where its tables do not say."""
+    """Over all steps of a run; NaN if its tables do not give errors."""
 
     error: float
     """Relative error of the step time (standard deviation of its log), as if all kernels erred the same way."""
     beyond: float
-    """Share of the step time in kernels that were asked beyond the data, or on a device that has none."""
+    """Share of the step time in kernels whose times are beyond the data, or on a device that has none."""
 
 
 def uncertainty(steps: Steps) -> Uncertainty:
     """The errors of all kernels and of the host work, weighted by their time in the run.
 
     Kernels of a family err together, since they come from one table, and families are not told apart here: errors add
-    up. What cancels in a measured server is the business of the served level (``windtunnel.bands``).
+    up. What cancels out in a measured server is left to the served level (``windtunnel.bands``).
     """
     total = float(steps.all_busy.sum())
     if not steps.run.doubts or not all(steps.run.doubts) or total <= 0:

@@ -40,7 +40,7 @@ class Advice:
     cheaper: str
     """Why the next cheaper candidate fails."""
     interval: Interval | None
-    """The capacity of the winner over seeds, where they were asked for."""
+    """The capacity of the winner over seeds, if seeds were given."""
 
 
 def advise(
@@ -75,7 +75,7 @@ def advise(
 
 
 def _beyond(answer: SearchResult, deployment: Deployment) -> Outcome | None:
-    """The trial at the lowest rate that is too much for a deployment; None where that is its bound, or none is."""
+    """The trial at the lowest rate that a deployment fails; None if only its bound is higher, or if it fails none."""
     found = capacity(deployment, answer.question).missed
     if found is None or math.isinf(found.rate):
         return None
@@ -85,7 +85,7 @@ def _beyond(answer: SearchResult, deployment: Deployment) -> Outcome | None:
 
 
 def _whole(answer: SearchResult, entry: Entry, step: int | None = None) -> Outcome | None:
-    """The failed trial of an entry with all its numbers: again, where it was stopped early."""
+    """The failed trial of an entry with all its numbers: simulated again if it was stopped early."""
     if entry.missed is None or not entry.missed.stopped:
         return entry.missed
     contender = answer.contenders[entry.index]
@@ -103,7 +103,7 @@ def trial_whole(answer: SearchResult, deployment: Deployment, rate: float) -> Ou
 
 
 def _routing(answer: SearchResult, deployment: Deployment, rate: float) -> str:
-    """Which router keeps the limits best, by simulation."""
+    """Which router keeps the limits best, found by simulation."""
     if deployment.replicas == 1:
         return "one replica: nothing to route"
     found = {}
@@ -140,7 +140,7 @@ def _counts_gpus(answer: SearchResult) -> bool:
 
 
 def _price_below(answer: SearchResult, entry: Entry, best: Entry) -> float | None:
-    """The highest cost below the winner's at which a candidate was asked for the rate, and failed."""
+    """The highest cost below the winner's at which a candidate was tried at the rate and failed."""
     contender = answer.contenders.get(entry.index)
     steps = contender and answer.objective.climb(contender.candidate, contender.bound, answer.question)
     if not steps:

@@ -96,7 +96,7 @@ class Bound:
     stretch: float
     """The factor by which limits must be loosened before a request alone can keep them; ≤ 1 where it may."""
     replicas: int
-    """The replicas of which ``rate`` is the sum."""
+    """The replicas that ``rate`` sums over."""
 
     @property
     def per_replica(self) -> float:
@@ -115,7 +115,7 @@ class Work:
     context: Floats
     """Tokens in the cache before the first of them."""
     refused: NDArray[np.bool_]
-    """Which do not fit and are refused: they do no work, and miss every limit of a request."""
+    """Requests that do not fit and are refused: they do no work, and miss every limit per request."""
 
     @property
     def read(self) -> Floats:
@@ -129,7 +129,7 @@ def rate_bound(deployment: Deployment, question: Question, tables: Tables) -> Bo
 
 
 def rate_bounds(deployment: Deployment, questions: Sequence[Question], tables: Tables) -> tuple[Bound, ...]:
-    """The bound under each question; they share their batch times, so that the lines under the tables are one."""
+    """The bound under each question; they share their batch times, so the lines under the tables are found once."""
     host = questions[0].overheads.host
     lines = [step_bound(host.applied(table.times)) for table in tables]
     return tuple(_bound(deployment, question, lines) for question in questions)
@@ -146,8 +146,8 @@ def _bound(deployment: Deployment, question: Question, lines_of_pools: Sequence[
 
 
 def _work(pool: Pool, workload: Workload) -> Work:
-    """The least work of every request; nothing for one that may not fit, and of a prompt whose beginning may be cached
-    one token."""
+    """The least work of every request: none for one that may not fit, and one token of a prompt whose beginning may be
+    cached."""
     room = pool.engine.model_len - workload.prompt_tokens
     output = np.minimum(workload.output_tokens, room)
     fits = (output >= 1) & (workload.prompt_tokens + output - 1 <= _cache_tokens(pool))
@@ -161,7 +161,7 @@ def _work(pool: Pool, workload: Workload) -> Work:
 
 
 def shares_blocks(pool: Pool, workload: Workload) -> bool:
-    """Whether requests may share cached blocks: then nothing bounds the cache, and of a prompt only its last token."""
+    """Whether requests may share cached blocks: then the cache gives no bound, and a prompt only one token."""
     return pool.engine.enable_prefix_caching is not False and workload.hash_ids is not None
 
 

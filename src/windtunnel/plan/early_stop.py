@@ -19,7 +19,7 @@ from windtunnel.run import REJECTED, Requests
 from windtunnel.workload import Workload
 
 ALLOWED = 1.5
-"""A beginning holds so many times the measured requests that may miss a limit: in a flood all of them do."""
+"""A beginning has this many times the measured requests that may miss a limit: in a flood all of them do."""
 LEAST = 200
 """Requests below which a beginning costs as much as it saves."""
 

@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def standing(self) -> Standing:
-        """Its place among others."""
+        """Its standing among the others."""
         return Standing(self.promise, self.index)
 
 
@@ -204,7 +204,7 @@ class BoundJob:
 
 @dataclass
 class BoundReport:
-    """Bounds by index of the candidate, one a question, or why it cannot run; and the content key of its pools."""
+    """By index of the candidate: a bound for each question or why it cannot run, and the content key of its pools."""
 
     bounds: dict[int, tuple[Bound, ...]] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)

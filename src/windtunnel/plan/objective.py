@@ -62,7 +62,7 @@ class Objective(Protocol):
         """The steps of a candidate; None where its bound rules all of them out."""
 
     def value(self, score: float) -> float:
-        """The score in ``unit``, as people read it."""
+        """The score in ``unit``, as it is printed."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ class EnergyClimb(RateClimb):
 
     idle_w: float = 0.0
     busy_w: float = 0.0
-    """More than idle, all GPUs busy."""
+    """Watts above idle with all GPUs busy."""
     bound: float = math.inf
     tokens: float = 1.0
     """Output tokens per request."""
 
     def promise(self, step: int) -> float:
-        """Idle power for as long as a request takes, and the rest for as long as it computes at least; a tenth less,
-        since the measured window has requests of its own."""
+        """Idle power over the time between requests, and the rest over the least time that one computes; a tenth less,
+        since the mean request of the measured window is another."""
         return -SLACK * (self.idle_w / self.question.rate(step) + self.busy_w / self.bound) / self.tokens
 
     def score(self, step: int, outcome: Outcome) -> float:  # noqa: ARG002 - measured, not promised
@@ -162,7 +162,7 @@ class ReplicaClimb:
     low: int
     high: int
     weight: float
-    """Of one replica."""
+    """Cost or GPUs of one replica."""
 
     def trial(self, step: int) -> tuple[Deployment, float]:
         """−step replicas at the rate."""
@@ -199,7 +199,7 @@ class LeastForRate:
 
     @property
     def unit(self) -> str:
-        """GPUs or money."""
+        """The unit of ``value``."""
         return "GPUs" if self.count_gpus else "$/h"
 
     @property
@@ -228,5 +228,5 @@ class LeastForRate:
         return low
 
     def value(self, score: float) -> float:
-        """A positive amount."""
+        """The cost or the number of GPUs, positive."""
         return -score

@@ -1,4 +1,4 @@
-"""Variants beside each other on one page: numbers, paired differences, distributions and time lines."""
+"""Variants on one page: numbers, paired differences, distributions and timelines."""
 
 from collections.abc import Sequence
 from html import escape

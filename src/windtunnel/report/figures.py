@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 Figure = dict[str, Any]
 
 BINS = 600
-"""Bins of the time lines; each point is the exact mean over its bin."""
+"""Bins of the timelines; each point is the exact mean over its bin."""
 
 
 def figures(steps: Steps, summary: Summary, slo: SLO | None) -> dict[str, Figure]:
@@ -203,5 +203,5 @@ def histogram(values: NDArray[np.generic], bins: int = 50) -> tuple[Floats, Floa
 
 
 def rounded(values: Floats, digits: int = 4) -> list[float | None]:
-    """Numbers with so many significant digits, None for what is not finite: a third of the text of full floats."""
+    """Numbers with this many significant digits, None if not finite: a third of the text of full floats."""
     return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]

@@ -1,4 +1,4 @@
-"""One page that tells a whole search: what to deploy, why, and what would win under other limits."""
+"""One page for a whole search: what to deploy, why, and what would win under other limits."""
 
 from collections.abc import Sequence
 from html import escape
@@ -151,7 +151,7 @@ def _uses(held: Outcome | None, names: Sequence[str]) -> list[str]:
 
 
 def _bottlenecks(answer: SearchResult) -> str:
-    """What limits each of the ranking, simulated once more."""
+    """What limits each candidate of the ranking, each simulated once more."""
     rows = []
     for entry in answer.ranking:
         deployment, rate = answer.measured(entry)

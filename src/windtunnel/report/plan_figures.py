@@ -1,4 +1,4 @@
-"""What the page of a search draws: cost against latency, and the numbers from which it finds winners by itself."""
+"""What the page of a search draws: cost against latency, and the numbers from which it finds winners itself."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -109,7 +109,7 @@ def slices(answer: SearchResult, surveyed: Sequence[Surveyed]) -> dict[str, Any]
 
 
 def _asked(answer: SearchResult) -> dict[str, dict[str, Any]]:
-    """The limits that were asked for, as near as percentiles of a page can say them."""
+    """The limits that were asked for, as closely as the percentiles of the page can express them."""
     known = ("p50", "p90", "p95", "p99")
     found: dict[str, dict[str, Any]] = {}
     for name, limit in answer.question.slo.limits.items():
@@ -145,7 +145,7 @@ def _point(outcome: Outcome) -> dict[str, Any]:
 def front(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Rows [n, m] of which no other row is at most as large in every column and smaller in one; ascending.
 
-    Smaller is better. Rows with NaN are never in the front; of equal rows all are.
+    Smaller is better. Rows with NaN are never in the front; equal rows all are.
     """
     rows = np.flatnonzero(~np.isnan(values).any(axis=1))
     kept: list[int] = []

@@ -1,4 +1,4 @@
-"""Ablation: what each modelled cause is worth: the errors with it switched off."""
+"""Ablation: what each modelled cause is worth, by the errors without it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,7 +19,7 @@ NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class AtOnce(ClientPath):
-    """The path with a closed loop whose next request reaches the engine as the previous one ends."""
+    """A client's path with a closed loop whose next request reaches the engine as the previous one ends."""
 
     def turnaround(self, workload: Workload, delays: Floats) -> Floats:  # noqa: ARG002
         """Zero for every request."""

@@ -38,7 +38,7 @@ class Options:
     def run(self, pool: Pool, workload: Workload, client_clock: bool, stream_interval: int = 1) -> Run:
         """Simulate on the clock of the engine or of the client, with the usual path where none was calibrated.
 
-        ``stream_interval``: tokens of a streamed event; so many times fewer keep server and client busy.
+        ``stream_interval``: tokens of a streamed event; server and client handle that many times fewer events.
         Raises InputError for what cannot be simulated, or is beyond the data.
         """
         usual = ClientPath(per_sequence=ClientPath.per_sequence / stream_interval)
@@ -110,8 +110,8 @@ def simulated_requests(run: Run) -> Requests:
 def saturated(requests: Requests) -> bool:
     """Whether requests came faster than they were served: their time to first token grows over the arrivals.
 
-    Both sides are judged by ``metrics.overloaded``. The queueing delay itself is not measured; the
-    time to first token contains it, and the rest of it does not grow.
+    Both sides are judged by ``metrics.overloaded``. The queueing delay itself is not measured, but
+    the time to first token contains it, and its other parts do not grow.
     """
     return overloaded(delay_growth(requests.arrival, requests.ttft))
 

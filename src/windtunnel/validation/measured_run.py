@@ -80,7 +80,7 @@ def find_measured_runs(folder: Path) -> list[Path]:
 
 
 def read_measured_run(folder: Path) -> MeasuredRun:
-    """Read one folder. Raises InputError naming the file, and the line or key that is wrong or missing."""
+    """Read one folder. Raises InputError naming the file, and the wrong or missing line or key."""
     path = folder / "run.json"
     document = parse_object(read_text(path), str(path))
     engine = dict(_get(document, "engine", dict, path))
@@ -189,7 +189,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:
-    """The JSON object of a text. Raises InputError naming where it stands."""
+    """The JSON object of a text. Raises InputError naming ``where``."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:

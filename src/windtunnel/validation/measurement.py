@@ -112,7 +112,7 @@ def check_requests(requests: Requests, where: str, names: str) -> None:
 
 
 def doubts(requests: Requests) -> list[str]:
-    """What looks wrong about the arrivals and cannot be told for sure."""
+    """What looks wrong about the arrivals but cannot be decided."""
     span = float(requests.arrival.max() - requests.arrival.min())
     if len(requests.arrival) < FEWEST or span <= 0:
         return []

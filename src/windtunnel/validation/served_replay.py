@@ -1,4 +1,4 @@
-"""Served points replayed: closed loops of N clients, compared in the mean time to first token and per output token.
+"""Served points replayed: closed loops of N clients, compared in mean time to first token and per output token.
 
 Each is a closed loop of N clients: 10·N requests (at most MOST_REQUESTS), prompts and outputs uniform in ``lengths`` of
 the nominal ones. A row that cannot be simulated counts against the coverage. What the file says about a server, and
@@ -30,7 +30,7 @@ SHORTEST = 0.8
 """Share of the nominal length that the shortest prompts and outputs have."""
 
 DRIFT = 0.05
-"""Of the nominal length, either way: of 0, 3, 5 and 10 % the best for vLLM's Qwen3-32B, a group of the first half."""
+"""Share of the nominal length, either way: the best of 0, 3, 5 and 10 % for vLLM's Qwen3-32B (first half)."""
 
 MOST_REQUESTS = 10_000
 METRICS = ("ttft", "tpot")
@@ -73,7 +73,7 @@ def workload(point: Point) -> Workload:
 def lengths(point: Point) -> tuple[float, float]:
     """The shortest and the longest request, as shares of the nominal lengths.
 
-    Other clients than the scripts' send equal lengths. SGLang's prefills run alone and keep such requests in lockstep;
+    Clients other than the scripts' send equal lengths. SGLang's prefills run alone and keep such requests in lockstep;
     steps that mix prefill and decode let them drift apart on a real server, which equal times would hide. So does the
     client that sends round thousands of tokens (aiperf), whose text is not cut to a number of tokens.
     """
@@ -86,8 +86,8 @@ def lengths(point: Point) -> tuple[float, float]:
 def replay(point: Point, options: Options = PLAIN) -> Result:
     """Simulate one point as its clients see it; one that cannot be simulated says why.
 
-    A server that does not look for requests in every step lets them wait for ``Point.wait_steps`` in the mean, which is
-    added: the scheduler that is simulated looks every time.
+    A server that does not look for requests in every step lets them wait for ``Point.wait_steps`` on average, which is
+    added: the simulated scheduler looks in every step.
     """
     try:
         pool = point.pool()
