@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DONE, MISSED = 0, 1
 PROMPTS, SECONDS = 2000, 120
-"""Requests of a trial where nobody says how many: so many, and for a target rate what arrives in so many seconds."""
+"""Requests of a trial by default: this many, and for a target rate those that arrive in this many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,9 @@ def plan(
 ) -> int:
     """Find the cheapest deployment that keeps the limits, and say why.
 
-    Searches devices, parallelism and engine settings, exactly, with few simulations: bounds and a race against the best
-    rule most candidates out. Exit codes: 0 done, 1 nothing keeps the limits, 2 wrong input, 130 interrupted.
+    Searches devices, parallelism and engine settings, exactly, with few simulations: bounds and one trial
+    against the best rule most candidates out. Exit codes: 0 done, 1 nothing keeps the limits, 2 wrong input, 130
+    interrupted.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ def split(words: tuple[str, ...]) -> list[str]:
 
 
 def defaults(model: "Model") -> dict[str, list[str]]:
-    """The values of the usual axes where nobody gives any."""
+    """The default values of the usual axes."""
     usual = {
         "tensor_parallel_size": ["1", "2", "4", "8"],
         "max_num_seqs": ["64", "128", "256", "512"],
