@@ -15,16 +15,16 @@ from windtunnel.scenario.output_files import check_file
 
 if TYPE_CHECKING:
     from windtunnel.plan.advice import Advice
-    from windtunnel.plan.answer import Answer
-    from windtunnel.plan.drift import Drift
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
+    from windtunnel.plan.search_result import SearchResult
     from windtunnel.plan.space import Enumeration, Space
+    from windtunnel.plan.what_if import WhatIf
     from windtunnel.workload import Workload
 
 DONE, MISSED = 0, 1
 PROMPTS, SECONDS = 2000, 120
-"""Requests of a trial by default: so many, or with a target rate what arrives in so many seconds if that is more."""
+"""Requests of a trial by default: this many, and for a target rate those that arrive in this many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +104,9 @@ def plan(
 ) -> int:
     """Find the cheapest deployment that keeps the limits, and say why.
 
-    Searches devices, parallelism and engine settings, exactly, with few simulations: bounds and a race against the best
-    rule most candidates out. Exit codes: 0 done, 1 nothing keeps the limits, 2 wrong input, 130 interrupted.
+    Searches devices, parallelism and engine settings, exactly, with few simulations: bounds and one trial
+    against the best rule most candidates out. Exit codes: 0 done, 1 nothing keeps the limits, 2 wrong input, 130
+    interrupted.
 
     Parameters
     ----------
@@ -135,11 +136,11 @@ def plan(
     searched = space_of(model, axes, space, available, devices_file)
     objective = wanted.goal(searched, question.workload)
     asked = Asked(fixed, searched, question, objective, cases_of(load, wanted, searched, question))
-    answer, advice, drifted = found(asked, wanted, cluster, kept)
+    answer, advice, what_ifs = found(asked, wanted, cluster, kept)
     if as_json:
-        show_json(document(answer, advice, drifted))
+        show_json(document(answer, advice, what_ifs))
     else:
-        show_plan(answer, advice, drifted)
+        show_plan(answer, advice, what_ifs)
     return DONE if answer.best else MISSED
 
 
@@ -154,17 +155,19 @@ class Asked(NamedTuple):
     """Other loads, by the words they were given in."""
 
 
-def found(asked: Asked, wanted: Wanted, cluster: Cluster, kept: Kept) -> "tuple[Answer, Advice | None, Drift | None]":
+def found(
+    asked: Asked, wanted: Wanted, cluster: Cluster, kept: Kept
+) -> "tuple[SearchResult, Advice | None, WhatIf | None]":
     """What the search finds, what follows from its winner, and what other loads would change; written as asked for.
 
     Raises InputError if no configuration can run.
     """
     from windtunnel.cli.plan.show import watching
     from windtunnel.plan.advice import advise
-    from windtunnel.plan.drift import drift
     from windtunnel.plan.search import search
     from windtunnel.plan.store import Store
     from windtunnel.plan.survey import survey
+    from windtunnel.plan.what_if import what_if
     from windtunnel.report.plan import write_plan
 
     load, space, question, objective, cases = asked
@@ -183,14 +186,14 @@ def found(asked: Asked, wanted: Wanted, cluster: Cluster, kept: Kept) -> "tuple[
         with progress("looking at the winner"):
             seeds = range(load.seed, load.seed + wanted.seeds)
             advice = advise(answer, load.workload, seeds if drawn(load) else ())
-        drifted = None
+        what_ifs = None
         if cases:
             with progress("searching under other loads"):
-                drifted = drift(enumeration, {"this load": (question, objective)} | cases, store=store, team=team)
+                what_ifs = what_if(enumeration, {"this load": (question, objective)} | cases, store=store, team=team)
         if kept.report is not None:
             with progress("writing the page"):
-                write_plan(kept.report, answer, advice, survey(answer, store, team), drifted)
-    return answer, advice, drifted
+                write_plan(kept.report, answer, advice, survey(answer, store, team), what_ifs)
+    return answer, advice, what_ifs
 
 
 def enumerated(space: "Space", objective: "Objective") -> "Enumeration":
@@ -271,9 +274,9 @@ def cases_of(
     return found
 
 
-def document(answer: "Answer", advice: "Advice | None", drifted: "Drift | None") -> dict[str, Any]:
+def document(answer: "SearchResult", advice: "Advice | None", what_ifs: "WhatIf | None") -> dict[str, Any]:
     """The JSON document of a search."""
     from windtunnel.plan.advice import advice_json
 
     found = answer.to_json() | {"advice": advice_json(answer, advice)}
-    return found | ({"what_if": drifted.to_json()} if drifted else {})
+    return found | ({"what_if": what_ifs.to_json()} if what_ifs else {})
