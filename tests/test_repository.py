@@ -16,10 +16,8 @@ FUNCTION_LINES, MODULE_LINES, FOLDER_FILES = 60, 600, 20
 CROWDED = {
     "src/windtunnel/core": 71,
     "src/windtunnel/perf": 54,
-    "src/windtunnel/plan": 26,
     "src/windtunnel/reference": 27,
-    "src/windtunnel/validation": 24,
-    "tests": 115,
+    "tests": 86,
 }
 """Folders that have more files, until they are rooms too: so many, and no more."""
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")))
