@@ -1,7 +1,7 @@
 """Expert exchange: what takes tokens to the experts of other ranks, and what brings them back."""
 
 from windtunnel.deployment import Pool
-from windtunnel.deployment.exchange import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
 from windtunnel.model import MoE
 from windtunnel.perf.fusion import Operator
 from windtunnel.perf.kernels import Collective, Exchange, Experts

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool, preset, stage_pools
-from windtunnel.deployment.exchange import GATHERED
+from windtunnel.deployment.engine import GATHERED
 from windtunnel.model import MLA, LinearAttention, MoE, StateSpace
 from windtunnel.model.layers import Layer
 from windtunnel.perf.answer import MODELLED, SOURCES, Answer, answer, either
