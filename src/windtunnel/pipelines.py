@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from windtunnel.core.engine import Demand, Fleet, Record
-from windtunnel.core.pipeline_records import unsupported
 from windtunnel.errors import InputError
 from windtunnel.journal import record_of, requests_of, run_replicas
 from windtunnel.perf.stage_times import StageTimes
@@ -23,12 +22,8 @@ def settled(settings: Settings, shares_prompts: bool) -> Settings:
 
 def beyond_the_core(fleet: Fleet) -> list[str]:
     """The settings that keep a fleet of pipelines from the compiled core; none for any other fleet."""
-    pipelines = [
-        policy for policy in fleet.policies if isinstance(policy, VllmV1) and policy.pipeline_parallel_size > 1
-    ]
-    if len(pipelines) < len(fleet.policies):
-        return []
-    return sorted({name for policy in pipelines for name in unsupported(policy)})
+    pipelines = [getattr(policy, "pipeline_parallel_size", 1) > 1 for policy in fleet.policies]
+    return ["pipeline_parallel_size"] if all(pipelines) else []
 
 
 def run_pipelines(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
