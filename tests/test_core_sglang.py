@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from equality_sglang import SglangCase, by_core, by_reference, sglang_cases
 from hypothesis import HealthCheck, given, settings
-from test_core import check_log
+from equality import check_log
 
 from windtunnel.errors import InputError
 

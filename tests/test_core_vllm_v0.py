@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from test_core import check_log
+from equality import check_log
 from vllm_v0_equality import Case, by_core, by_reference, cases
 
 from windtunnel.core.engine import Record

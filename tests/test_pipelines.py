@@ -8,7 +8,7 @@ from equality import Case, demand_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipeline_equality import pipeline_cases
-from test_core import check_tokens
+from equality import check_tokens
 
 from windtunnel.core.engine import Fleet
 from windtunnel.pipelines import beyond_the_core, run_pipelines, settled
