@@ -23,7 +23,7 @@ from windtunnel.perf.causes import ALL, Causes
 from windtunnel.perf.grid import tabulate
 from windtunnel.perf.stage_times import Times
 from windtunnel.perf.tables import Tabulated
-from windtunnel.pipelines import beyond_the_core, run_pipelines, settled
+from windtunnel.pipelines import settled
 from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0
 from windtunnel.reference.custom import PythonScheduler
 from windtunnel.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
@@ -89,9 +89,6 @@ def simulate(
     fleet = replace(fleet, policies=tuple(settled(policy, demand.hash_ids is not None) for policy in fleet.policies))
     if scheduler:
         record = run_custom(scheduler, fleet, demand, router, uniforms)
-    elif beyond := beyond_the_core(fleet):
-        notes.append(f"{', '.join(beyond)} in a pipeline: simulated by the reference engine, which takes its time")
-        record = run_pipelines(fleet, demand, router, uniforms)
     else:
         record = run_core(fleet, demand, router, uniforms)
     requests = _requests(workload, record)
