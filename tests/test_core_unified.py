@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from equality import check_log, check_tokens
 from equality_unified import Case, by_core, by_reference, cases
 from hypothesis import HealthCheck, given, settings
-from test_core import check_log, check_tokens
 
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 

@@ -1,20 +1,15 @@
-"""Pipelines on the reference engine: the rules that the core lacks."""
+"""Pipelines of old releases on the reference engine, and pipelines without anything to share."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from equality import Case, demand_of
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from pipeline_equality import pipeline_cases
-from test_core import check_tokens
+from equality import RELAXED, Case, demand_of, pipeline_cases
+from hypothesis import given, settings
 
 from windtunnel.core.engine import Fleet
 from windtunnel.policy import Sglang, VllmV1
 from windtunnel.simulate.pipelines import beyond_the_core, run_pipelines, settled
-
-RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
 def fleet_of(case: Case) -> Fleet:
@@ -22,26 +17,30 @@ def fleet_of(case: Case) -> Fleet:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=RELAXED)
-@given(pipeline_cases(), st.booleans(), st.sampled_from([0, 0, 7]))
-def test_with_rules_that_the_core_lacks_every_token_is_computed_once(case: Case, caching: bool, threshold: int) -> None:
-    policy = replace(case.policy, prefix_caching=caching, long_prefill_token_threshold=threshold)
-    record = run_pipelines(fleet_of(replace(case, policy=policy)), demand_of(case), case.router, case.uniforms)
-    check_tokens(record)
-    finished = ~np.isnan(record.requests["finish"])
-    assert (finished == (record.requests["lane"] >= 0)).all()
-    assert caching or record.requests["cached_tokens"].sum() == 0
+@given(pipeline_cases())
+def test_where_steps_keep_no_turns_every_request_ends(case: Case) -> None:
+    policy = VllmV1(
+        chunked_prefill=case.policy.chunked_prefill,
+        async_scheduling=case.policy.async_scheduling,
+        pipeline_parallel_size=case.policy.pipeline_parallel_size,
+        wait_for_output=False,
+        decide_after_empty_step=False,
+    )
+    demand = demand_of(case)
+    record = run_pipelines(fleet_of(replace(case, policy=policy)), demand, case.router, case.uniforms)
+    assert (np.isnan(record.requests["finish"]) == demand.refused).all()
 
 
 def test_what_the_core_lacks_is_named() -> None:
-    plain = VllmV1(pipeline_parallel_size=2)
-    cached = replace(plain, prefix_caching=True, long_prefill_token_threshold=8)
+    newest = VllmV1(pipeline_parallel_size=2, prefix_caching=True, long_prefill_token_threshold=8)
+    old = replace(newest, wait_for_output=False, decide_after_empty_step=False)
 
     def named(policy: VllmV1 | Sglang) -> list[str]:
         return beyond_the_core(Fleet((), (policy,), (), (), (), ()))
 
-    assert named(plain) == []
-    assert named(cached) == ["long_prefill_token_threshold", "prefix_caching"]
-    assert named(replace(cached, pipeline_parallel_size=1)) == []
+    assert named(newest) == []
+    assert named(old) == ["decide_after_empty_step", "wait_for_output"]
+    assert named(replace(old, pipeline_parallel_size=1)) == []
     assert named(Sglang()) == []
 
 

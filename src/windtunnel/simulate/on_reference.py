@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, Record
-from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL
+from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
 from windtunnel.errors import InputError
 from windtunnel.perf.stage_times import StageTimes
 from windtunnel.reference.custom import Custom, PythonScheduler
@@ -105,13 +105,13 @@ def record_of(requests: list[Request], replicas: list[Replica]) -> Record:
         rows += _log(lane, stalls)
         lane_of |= {part.request.id: number for step in lane.steps for part in step.batch.scheduled}
     rows.sort(key=lambda row: (row["start"], row["replica"]))  # stable: ranks in lockstep and chunks stay together
-    log = np.zeros(len(rows), dtype=ROW)
-    for name in ROW.names or ():
+    log = records(len(rows), ROW)
+    for name in log.dtype.names or ():
         log[name] = [row.get(name, 0) for row in rows]
     return Record(
         requests=_table(requests, lane_of),
         rows=log,
-        stalls=np.array(stalls, dtype=STALL),
+        stalls=np.array(stalls, dtype=records(0, STALL).dtype),
         replica_of_lane=np.array([lane.replica for lane in lanes]),
         rank_of_lane=np.array([lane.rank for lane in lanes]),
     )
@@ -161,7 +161,7 @@ def _chunk(step: Step, i: int) -> dict[str, int]:
 
 
 def _table(requests: list[Request], lane_of: dict[int, int]) -> Any:
-    table = np.zeros(len(requests), dtype=REQUEST)
+    table = records(len(requests), REQUEST)
     for name in ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens"):
         table[name] = [getattr(request, name) for request in requests]
     table["output"] = [request.output_tokens for request in requests]

@@ -1,10 +1,10 @@
-"""Pipelines with rules that the compiled core has only for a single stage: on the reference engine."""
+"""Pipelines of releases whose steps do not keep turns (vLLM ≤ 0.20): on the reference engine."""
 
 from dataclasses import replace
 from typing import Any
 
 from windtunnel.core.engine import Demand, Fleet, Record
-from windtunnel.core.pipeline_records import unsupported
+from windtunnel.core.pipeline import unsupported
 from windtunnel.errors import InputError
 from windtunnel.perf.stage_times import StageTimes
 from windtunnel.policy import Settings, VllmV1

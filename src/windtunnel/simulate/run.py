@@ -5,15 +5,17 @@ import shutil
 import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.expand import IterationTimes, iteration_times
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.stage_times import StageTimes, Times, whole
+
+if TYPE_CHECKING:
+    from windtunnel.core.rebuild import IterationTimes
 
 SCHEMA_VERSION = 1
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
@@ -108,9 +110,11 @@ class Run:
     doubts: tuple[dict[str, BatchTimes], ...] = ()
     """For each pool: error → seconds times their relative error, beyond → seconds beyond the data."""
 
-    def iteration_times(self, times: tuple[Times, ...] | None = None) -> IterationTimes:
+    def iteration_times(self, times: tuple[Times, ...] | None = None) -> "IterationTimes":
         """Every single step of every lane with its start and duration, rebuilt from the rows (bit-equal to the
         engine's)."""
+        from windtunnel.core.rebuild import iteration_times
+
         pool_of_replica = np.array([replica["pool"] for replica in self.manifest["replicas"]], dtype=np.int64)
         lanes = np.array(
             [replica["lanes"] if replica.get("lockstep") else 1 for replica in self.manifest["replicas"]],

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
-from windtunnel.core.expand import iteration_times
+from windtunnel.core.rebuild import iteration_times
 from windtunnel.perf.batch_times import linear
 from windtunnel.perf.stage_times import StageTimes
 from windtunnel.policy import Limits, VllmV1
