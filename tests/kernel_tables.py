@@ -10,8 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from windtunnel.hardware import device
-from windtunnel.perf.kernels import Attention, Collective, Exchange, Experts, Gemm
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.exchange import Exchange
+from windtunnel.perf.kinds.experts import Experts
+from windtunnel.perf.kinds.gemm import Gemm
 
 H100 = device("h100_sxm")
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
@@ -33,7 +36,7 @@ def write_table(systems: Path, place: str, columns: dict[str, Any]) -> Path:
 
 def took(kernel: Any, a: float, b: float = 0.0) -> float:
     """Milliseconds that the made-up GPU takes."""
-    least = float(bound(kernel, H100, np.array([float(a)]), np.array([float(b)]))[0])
+    least = float(kernel.bound(H100, np.array([float(a)]), np.array([float(b)]))[0])
     return (least / EFFICIENCY + LAUNCH) * 1e3
 
 
@@ -142,7 +145,7 @@ def with_exchanges(systems: Path, factor: float = 1.0, latency_us: float = 20.0)
     """The tables of ``full_database``, and exchanges that take a latency and ``factor`` times their least time."""
 
     def micros(kernel: Exchange, tokens: float) -> float:
-        least = float(bound(kernel, H100, np.array([float(tokens)]), np.zeros(1))[0])
+        least = float(kernel.bound(H100, np.array([float(tokens)]), np.zeros(1))[0])
         return factor * (least * 1e6 + latency_us)
 
     full_database(systems)

@@ -12,17 +12,14 @@ from kernel_tables import H100, full_database, took, write_table
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer
-from windtunnel.perf.bands import family_errors, relative_error
-from windtunnel.perf.block_sparse_table import GRAPH_REQUESTS, BlockSparseTable, module
-from windtunnel.perf.causes import ALL
-from windtunnel.perf.costs import bytes_moved, flops
-from windtunnel.perf.database import Database, open_database
-from windtunnel.perf.kernels import Attention, BlockSparseAttention
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.operators import operators
+from windtunnel.perf.corrections import ALL
+from windtunnel.perf.database import Database, Measured, open_database
+from windtunnel.perf.kernel_errors import family_errors, relative_error
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.block_sparse_attention import GRAPH_REQUESTS, BlockSparseAttention, BlockSparseTable, module
 from windtunnel.perf.predictor import predictor
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.tabulate.operators import operators
 
 REQUESTS, KEYS = (1, 4, 16, 64, 256), (16, 128, 1024, 4096, 65536)
 CHUNKS = (16, 1024, 8192)
@@ -57,9 +54,9 @@ def opened(systems: Path, backend: str = "vllm", version: str = "0.24.0") -> Mea
     return Measured(Database(systems, "h100_sxm", backend, version, "exact"), H100)
 
 
-def ask(measured: Measured, kernel: BlockSparseAttention, a: Any, b: Any) -> Answer:
+def ask(measured: Measured, kernel: BlockSparseAttention, a: Any, b: Any) -> KernelTimes:
     x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
-    found = measured.times(kernel, x.copy(), y.copy())
+    found = kernel.measured(measured, x.copy(), y.copy())
     assert found is not None
     return found
 
@@ -77,7 +74,7 @@ def test_measured_points_come_back(tmp_path: Path) -> None:
     np.testing.assert_allclose(prefill.seconds, seconds(PREFILL, [1024, 8192], [0, 128]), rtol=1e-9)
     assert (decode.sources == MEASURED).all()
     assert (prefill.sources == MEASURED).all()
-    assert here.block_sparse.notes == ()
+    assert here.notes == ()
 
 
 def test_a_longer_context_follows_the_least_times_by_rule(tmp_path: Path) -> None:
@@ -115,8 +112,8 @@ def test_tensorrt_llm_takes_another_engines_modules_and_says_so(tmp_path: Path) 
     found = ask(here, PREFILL, [1024], [0])
     np.testing.assert_allclose(found.seconds, seconds(PREFILL, [1024], [0]), rtol=1e-9)
     assert found.sources[0] == INTERPOLATED
-    assert "block-sparse attention of trtllm is taken from vllm's measurements" in here.block_sparse.notes
-    assert opened(tmp_path, "trtllm", "1.3.0").times(replace(DECODE), np.ones(1), np.ones(1)) is not None
+    assert "block-sparse attention of trtllm is taken from vllm's measurements" in here.notes
+    assert replace(DECODE).measured(opened(tmp_path, "trtllm", "1.3.0"), np.ones(1), np.ones(1)) is not None
 
 
 def test_prompts_that_the_host_held_up_take_the_kernels_time(tmp_path: Path) -> None:
@@ -127,9 +124,7 @@ def test_prompts_that_the_host_held_up_take_the_kernels_time(tmp_path: Path) -> 
     np.testing.assert_allclose(short, seconds(PREFILL, [16, 1024], [0, 0]), rtol=1e-9)
     np.testing.assert_allclose(long.seconds, seconds(PREFILL, [8192], [500000]), rtol=1e-9)
     assert long.sources[0] == MEASURED
-    assert (
-        "short prompts' block-sparse attention of sglang is taken from vllm's measurements" in here.block_sparse.notes
-    )
+    assert "short prompts' block-sparse attention of sglang is taken from vllm's measurements" in here.notes
     database = Database(tmp_path, "h100_sxm", "sglang", "0.5.14", "exact")
     believed = ask(Measured(database, H100, ALL.without("host_bound_tables")), PREFILL, [16], 0)
     assert believed.seconds[0] == pytest.approx(0.7e-3)
@@ -147,7 +142,7 @@ def test_sglangs_decodes_beyond_its_graphs_are_not_believed(tmp_path: Path) -> N
 def test_the_rule_foretells_the_contexts_that_sglang_measured(name: str) -> None:
     database = open_database(name, "sglang")
     assert database is not None
-    table, errors = BlockSparseTable(database, device(name), ALL.without("host_bound_tables")), []
+    table, errors = BlockSparseTable(Measured(database, device(name), ALL.without("host_bound_tables"))), []
     for heads, length in product((8, 16, 32, 64), (4096.0, 8192.0, 16384.0)):
         kernel = module("prefill", heads, "bfloat16", "bfloat16")
         floor, context = table.times(kernel, np.ones(1), np.zeros(1)), np.exp2(np.arange(7.0, 17.0))
@@ -156,7 +151,7 @@ def test_the_rule_foretells_the_contexts_that_sglang_measured(name: str) -> None
         assert measured is not None
         assert (measured.sources == MEASURED).all()
         if measured.seconds[0] > 1.5 * floor.seconds[0]:
-            least = bound(kernel, device(name), np.full(10, length), context)
+            least = kernel.bound(device(name), np.full(10, length), context)
             errors.append(np.log(measured.seconds[0] * least / least[0] / measured.seconds)[1:])
     spread = np.percentile(np.abs(np.concatenate(errors)), 90) / 1.645
     assert len(errors) > 4
@@ -174,17 +169,17 @@ def test_a_point_slower_than_one_with_more_context_is_dropped(tmp_path: Path) ->
 
 
 def test_without_a_table_there_is_no_answer(tmp_path: Path) -> None:
-    assert opened(full_database(tmp_path)).times(DECODE, np.ones(1), np.ones(1)) is None
+    assert DECODE.measured(opened(full_database(tmp_path)), np.ones(1), np.ones(1)) is None
 
 
 def test_costs_by_hand() -> None:
     weights = 6144 * 128 * (8 + 2 + 8 + 1 + 1)
     a, b = np.array([2.0]), np.array([5000.0])
-    assert flops(DECODE, a, b)[0] == 2 * (2 * weights + 2 * 8 * 256 * 2048 + 2 * 128 * 5000)
+    assert DECODE.flops(a, b)[0] == 2 * (2 * weights + 2 * 8 * 256 * 2048 + 2 * 128 * 5000)
     keys = 2 * (2048 * 256 * 2 + 5000 * 128 * 2)
-    assert bytes_moved(DECODE, a, b)[0] == 2 * weights + keys + 2 * (4 * 6144 + 2 * 8 * 256)
+    assert DECODE.bytes_moved(a, b)[0] == 2 * weights + keys + 2 * (4 * 6144 + 2 * 8 * 256)
     pairs = sum(min(5000 + i, 2048) for i in (1, 2)) * 2 * 8 * 256 + (5001 + 5002) * 2 * 128
-    assert flops(PREFILL, a, b)[0] == 2 * 2 * weights + pairs
+    assert PREFILL.flops(a, b)[0] == 2 * 2 * weights + pairs
 
 
 def test_a_module_holds_its_projections_and_dense_layers_have_their_own() -> None:

@@ -12,10 +12,10 @@ from kernel_tables import full_database, gemm_rows, write_table
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.cache import cache_folder, cache_key
 from windtunnel.perf.database import open_database
-from windtunnel.perf.grid import tabulate
-from windtunnel.perf.tables import PARTS, Tabulated
+from windtunnel.perf.tabulate.cache import cache_folder, cache_key
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.perf.tabulate.tables import PARTS, Tabulated
 
 
 def pool(**engine: object) -> Pool:
@@ -56,7 +56,8 @@ def test_reading_the_cache_does_not_load_pyarrow(tmp_path: Path) -> None:
     tabulate(pool(), cache=tmp_path / "cache")
     code = (
         "import sys\nfrom pathlib import Path\nfrom test_perf_cache import pool\n"
-        "from windtunnel.perf.grid import tabulate\nfor name in [n for n in sys.modules if n.startswith('pyarrow')]:\n"
+        "from windtunnel.perf.tabulate.grid import tabulate\n"
+        "for name in [n for n in sys.modules if n.startswith('pyarrow')]:\n"
         "    del sys.modules[name]\n"
         f"tabulate(pool(), cache=Path({str(tmp_path / 'cache')!r}))\nassert 'pyarrow' not in sys.modules"
     )
@@ -146,7 +147,7 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_the_oldest_tables_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windtunnel.perf.cache.KEPT", 2)
+    monkeypatch.setattr("windtunnel.perf.tabulate.cache.KEPT", 2)
     names = []
     for seqs in (4, 5, 6):
         tabulate(pool(max_num_seqs=seqs), cache=tmp_path / "cache")

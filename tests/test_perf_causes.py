@@ -11,16 +11,17 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import Model, Quantization, load_model
-from windtunnel.perf.axes import axes
-from windtunnel.perf.causes import ALL, Causes
-from windtunnel.perf.database import Database
-from windtunnel.perf.expert_table import routing
-from windtunnel.perf.fusion import Operator
-from windtunnel.perf.grid import build, tabulate
-from windtunnel.perf.kernels import Attention, Elementwise, Experts, Gemm
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.operators import operators
+from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.perf.database import Database, Measured
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.elementwise import Elementwise
+from windtunnel.perf.kinds.experts import Experts, routing
+from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.predictor import EARLY_GAP, GAP, predictor
+from windtunnel.perf.tabulate.grid import build, tabulate
+from windtunnel.perf.tabulate.operator import Operator
+from windtunnel.perf.tabulate.operators import operators
+from windtunnel.perf.tabulate.tables import axes
 
 SMALL = {"max_model_len": 2048, "max_num_batched_tokens": 1024, "max_num_seqs": 32}
 
@@ -40,15 +41,15 @@ def named(ops: tuple[Operator, ...], name: str) -> list[Operator]:
 
 
 def test_every_cause_can_be_switched_off_alone() -> None:
-    for entry in fields(Causes):
+    for entry in fields(Corrections):
         off = ALL.without(entry.name)
         assert not getattr(off, entry.name)
-        assert all(getattr(off, other.name) for other in fields(Causes) if other != entry)
+        assert all(getattr(off, other.name) for other in fields(Corrections) if other != entry)
 
 
 def test_a_kernel_starts_a_moment_after_the_one_before() -> None:
     of = pool()
-    with_gaps, without = build(of, predictor(of)), build(of, predictor(of, causes=ALL.without("graph_gaps")))
+    with_gaps, without = build(of, predictor(of)), build(of, predictor(of, corrections=ALL.without("graph_gaps")))
     launches = sum(
         op.count * (op.kernel.launches if isinstance(op.kernel, Elementwise) else 1)
         for op in operators(of)
@@ -65,7 +66,7 @@ def test_a_kernel_starts_a_moment_after_the_one_before() -> None:
 
 
 def test_norms_ride_on_the_all_reduce_of_linked_hopper_gpus() -> None:
-    def launches(causes: Causes = ALL, **changes: object) -> int:
+    def launches(causes: Corrections = ALL, **changes: object) -> int:
         (norm,) = named(operators(pool(**changes), causes), "norm")  # type: ignore[arg-type]
         assert isinstance(norm.kernel, Elementwise)
         return norm.kernel.launches
@@ -119,7 +120,7 @@ def test_engines_that_capture_decodes_alone_launch_prefills_one_by_one() -> None
     assert eager.times.mixed_tokens[16] > piecewise.times.mixed_tokens[16]
     moe = pool("deepseek-ai/DeepSeek-V2-Lite", preset="sglang-0.5")
     off = ALL.without("launch_gaps")
-    waits, free = (build(moe, predictor(moe, causes=c), c).times.mixed_tokens for c in (ALL, off))
+    waits, free = (build(moe, predictor(moe, corrections=c), c).times.mixed_tokens for c in (ALL, off))
     assert waits[16] >= 26 * 2 * 5e-4
     assert free[16] < 0.5 * waits[16]
 
@@ -133,7 +134,7 @@ def test_ranks_in_lockstep_agree_on_every_step() -> None:
 
 
 def test_without_host_overhead_steps_are_the_gpus() -> None:
-    off = tabulate(pool(), causes=ALL.without("host_overhead")).times
+    off = tabulate(pool(), corrections=ALL.without("host_overhead")).times
     assert not off.host_serial.any()
     assert not off.host_overlapped.any()
 
@@ -141,7 +142,7 @@ def test_without_host_overhead_steps_are_the_gpus() -> None:
 # --- measured attention and products --------------------------------------------------------------------------------
 
 
-def flash_attention_2(tmp_path: Path, causes: Causes) -> Measured:
+def flash_attention_2(tmp_path: Path, causes: Corrections) -> Measured:
     for phase, table in (("decode", "generation_attention_perf"), ("prefill", "context_attention_perf")):
         write_table(tmp_path, f"rtx/attention/vllm/0.24.0/{table}", attention_rows(phase))
     gpu = replace(H100, sm_version=120, multiprocessors=128)
@@ -152,13 +153,13 @@ def test_decodes_beside_chunks_fill_tiles_in_flash_attention_2(tmp_path: Path) -
     measured = flash_attention_2(tmp_path, ALL)
     kernel = Attention("decode", 32, 8, 128, 128)
     a, b = np.array([1.0, 64.0]), np.array([16.0, 4096.0])
-    alone, beside = (measured.times(k, a, b) for k in (kernel, replace(kernel, tiled=True)))
+    alone, beside = (k.measured(measured, a, b) for k in (kernel, replace(kernel, tiled=True)))
     assert alone is not None
     assert beside is not None
     assert beside.seconds[0] == alone.seconds[0]  # a short one waits for its launch
     single = replace(kernel, kv_heads=1)  # 32 queries share the keys, not their tiles
     tiles = 64 * 4.0 * 32 * 128 * 64 * 4096 / H100.peak_flops("bfloat16")
-    beside, alone = (measured.times(k, a, b) for k in (replace(single, tiled=True), single))
+    beside, alone = (k.measured(measured, a, b) for k in (replace(single, tiled=True), single))
     assert beside is not None
     assert alone is not None
     assert tiles < beside.seconds[1] < 4 * tiles
@@ -171,8 +172,8 @@ def test_decodes_beside_chunks_fill_tiles_in_flash_attention_2(tmp_path: Path) -
 def test_uneven_contexts_lengthen_a_call_by_half_a_block(tmp_path: Path) -> None:
     kernel = Attention("decode", 32, 8, 128, 128)
     a, b = np.array([16.0, 64.0, 256.0]), np.full(3, 4096.0)
-    uneven = flash_attention_2(tmp_path, ALL).times(kernel, a, b)
-    even = flash_attention_2(tmp_path, ALL.without("uneven_contexts")).times(kernel, a, b)
+    uneven = kernel.measured(flash_attention_2(tmp_path, ALL), a, b)
+    even = kernel.measured(flash_attention_2(tmp_path, ALL.without("uneven_contexts")), a, b)
     assert uneven is not None
     assert even is not None
     shares = a * 8 / 128
@@ -187,8 +188,8 @@ def test_a_warm_cache_is_not_believed(tmp_path: Path) -> None:
     write_table(tmp_path, "h100_sxm/gemm/vllm/0.24.0/gemm_perf", gemm_rows(warm))
     database = Database(tmp_path, "h100_sxm", "vllm", "0.24.0", "exact")
     kernel, one = Gemm(4096, 4096), np.ones(1)
-    cold = Measured(database, H100).times(kernel, one, 0 * one)
-    believed = Measured(database, H100, ALL.without("cold_cache")).times(kernel, one, 0 * one)
+    cold = kernel.measured(Measured(database, H100), one, 0 * one)
+    believed = kernel.measured(Measured(database, H100, ALL.without("cold_cache")), one, 0 * one)
     assert cold is not None
     assert believed is not None
     assert believed.seconds[0] == pytest.approx(warm(kernel, 1) * 1e-3)
@@ -200,7 +201,7 @@ def test_a_warm_cache_is_not_believed(tmp_path: Path) -> None:
 SHAPE = Experts(2048, 768, 8, 128)
 
 
-def expert_tables(tmp_path: Path, causes: Causes, **engines: float) -> Measured:
+def expert_tables(tmp_path: Path, causes: Corrections, **engines: float) -> Measured:
     full_database(tmp_path)
     for engine, factor in engines.items():
         write_table(tmp_path, f"h100_sxm/moe/{engine}/1.0/moe_perf", expert_rows(SHAPE, factor=factor))
@@ -211,11 +212,11 @@ def test_experts_take_a_much_faster_kernel_of_another_engine(tmp_path: Path) -> 
     tokens, zero = np.array([16.0, 256.0]), np.zeros(2)
     own = np.array([took(SHAPE, m) * 1e-3 for m in (16, 256)])
     measured = expert_tables(tmp_path, ALL, sglang=0.5, trtllm=0.9)
-    found = measured.times(SHAPE, tokens, zero)
+    found = SHAPE.measured(measured, tokens, zero)
     assert found is not None
     np.testing.assert_allclose(found.seconds, 0.5 * own, rtol=1e-9)
-    assert "sglang" in measured.experts.notes[0]
-    off = Measured(measured.database, H100, ALL.without("kernel_choice")).times(SHAPE, tokens, zero)
+    assert "sglang" in measured.notes[0]
+    off = SHAPE.measured(Measured(measured.database, H100, ALL.without("kernel_choice")), tokens, zero)
     assert off is not None
     np.testing.assert_allclose(off.seconds, own, rtol=1e-9)
 
@@ -232,7 +233,7 @@ def test_small_batches_of_a_balanced_router_touch_as_many_experts_as_chance(tmp_
     }
     write_table(tmp_path, "h100_sxm/moe/vllm/0.24.0/moe_perf", merged)
     measured = Measured(measured.database, H100)
-    found = measured.times(shape, np.array([8.0, 4096.0]), np.zeros(2))
+    found = shape.measured(measured, np.array([8.0, 4096.0]), np.zeros(2))
     assert found is not None
     alike = experts * (1 - (1 - 8 / experts) ** 8) / 8
     expected = took(shape, alike) if experts > 128 else 0.3 * took(shape, 8)
@@ -246,7 +247,7 @@ def test_a_slow_point_among_the_experts_is_dropped(tmp_path: Path) -> None:
     full_database(tmp_path)
     write_table(tmp_path, "h100_sxm/moe/vllm/0.24.0/moe_perf", rows)
     measured = Measured(Database(tmp_path, "h100_sxm", "vllm", "0.24.0", "exact"), H100)
-    found = measured.times(SHAPE, np.array([32.0]), np.zeros(1))
+    found = SHAPE.measured(measured, np.array([32.0]), np.zeros(1))
     assert found is not None
     assert found.seconds[0] == pytest.approx(took(SHAPE, 32) * 1e-3, rel=0.2)
 

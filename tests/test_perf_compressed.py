@@ -12,18 +12,16 @@ from kernel_tables import H100, full_database, took, write_table
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer
-from windtunnel.perf.bands import family_errors
-from windtunnel.perf.compressed_table import TABLES, CompressedTable, module
-from windtunnel.perf.costs import bytes_moved, flops
-from windtunnel.perf.database import Columns, Database, find_systems, open_database
-from windtunnel.perf.eager import eager_floor
-from windtunnel.perf.kernels import CompressedAttention, HyperConnection, Kernel
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.operators import operators
+from windtunnel.perf.database import Columns, Database, Measured, find_systems, open_database
+from windtunnel.perf.kernel import Kernel
+from windtunnel.perf.kernel_errors import family_errors
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes
+from windtunnel.perf.kinds.compressed_attention import TABLES, CompressedAttention, CompressedTable, module
+from windtunnel.perf.kinds.hyper_connection import HyperConnection
 from windtunnel.perf.predictor import predictor
-from windtunnel.perf.roofline import bound
-from windtunnel.perf.sends import activations
+from windtunnel.perf.tabulate.host import eager_floor
+from windtunnel.perf.tabulate.operators import operators
+from windtunnel.perf.tabulate.tables import activations
 
 FLASH = "deepseek-ai/DeepSeek-V4-Flash"
 REQUESTS, KEYS = (1, 4, 16, 64, 256), (16, 128, 1024, 4096, 65536)
@@ -75,9 +73,9 @@ def opened(systems: Path, backend: str = "vllm") -> Measured:
     return Measured(Database(systems, "h100_sxm", backend, "0.24.0", "exact"), H100)
 
 
-def ask(measured: Measured, kernel: Kernel, a: Any, b: Any = 0.0) -> Answer:
+def ask(measured: Measured, kernel: Kernel, a: Any, b: Any = 0.0) -> KernelTimes:
     x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
-    found = measured.times(kernel, x.copy(), y.copy())
+    found = kernel.measured(measured, x.copy(), y.copy())
     assert found is not None
     return found
 
@@ -98,7 +96,7 @@ def test_measured_points_come_back(tmp_path: Path) -> None:
         np.testing.assert_allclose(long.seconds, seconds(prefill, chunks, contexts), rtol=1e-9)
         assert (found.sources == MEASURED).all()
         assert (long.sources == MEASURED).all()
-    assert here.compressed.notes == ()
+    assert here.notes == ()
 
 
 def test_contexts_between_measured_ones_are_interpolated(tmp_path: Path) -> None:
@@ -154,7 +152,7 @@ def test_another_engines_modules_stand_in_and_are_said(tmp_path: Path) -> None:
     found = ask(here, DECODE, [4], [1024])
     np.testing.assert_allclose(found.seconds, seconds(DECODE, [4], [1024]), rtol=1e-9)
     assert found.sources[0] == INTERPOLATED
-    assert here.compressed.notes == ("compressed attention of vllm is taken from sglang's measurements",)
+    assert here.notes == ("compressed attention of vllm is taken from sglang's measurements",)
 
 
 def test_hyper_connections_are_halves_of_what_was_measured(tmp_path: Path) -> None:
@@ -179,8 +177,8 @@ def test_few_tokens_take_another_engines_hyper_connections(tmp_path: Path) -> No
 
 def test_without_a_table_there_is_no_answer(tmp_path: Path) -> None:
     here = opened(full_database(tmp_path))
-    assert here.times(DECODE, np.ones(1), np.ones(1)) is None
-    assert here.times(PRE, np.ones(1), np.zeros(1)) is None
+    assert DECODE.measured(here, np.ones(1), np.ones(1)) is None
+    assert PRE.measured(here, np.ones(1), np.zeros(1)) is None
 
 
 def test_costs_by_hand() -> None:
@@ -188,19 +186,19 @@ def test_costs_by_hand() -> None:
     stored = 4096 * 1536 + 1024 * 16 * 512 + 16 * 512 * 1024 + 2 * 1024 * 4096 + 1024 * 64 * 128
     wide = 4096 * (4 * 640 + 64)
     scores = 4 * 16 * 512
-    assert flops(DECODE, a, b)[0] == 2 * (2 * (stored + wide) + scores * (128 + 512) + 2 * 64 * 128 * 1000)
+    assert DECODE.flops(a, b)[0] == 2 * (2 * (stored + wide) + scores * (128 + 512) + 2 * 64 * 128 * 1000)
     entries = 2 * (128 + 512) * 584 + 2 * 1000 * 132
-    assert bytes_moved(DECODE, a, b)[0] == stored + 2 * wide + entries + 2 * 4 * 4096
+    assert DECODE.bytes_moved(a, b)[0] == stored + 2 * wide + entries + 2 * 4 * 4096
     heavy = replace(DECODE, ratio=128)
     rest = stored - 1024 * 64 * 128 + 4096 * 2 * 512
-    assert flops(heavy, a, b)[0] == 2 * (2 * rest + scores * (128 + 4000 / 128))
-    assert flops(replace(DECODE, ratio=0), a, b)[0] == 2 * (2 * (rest - 4096 * 2 * 512) + scores * 128)
+    assert heavy.flops(a, b)[0] == 2 * (2 * rest + scores * (128 + 4000 / 128))
+    assert replace(DECODE, ratio=0).flops(a, b)[0] == 2 * (2 * (rest - 4096 * 2 * 512) + scores * 128)
     seen = 2 * 128 + 2 * 512
     index = 2 * 64 * 128 * (4001 + 4002) / 4
-    assert flops(PREFILL, a, b)[0] == 2 * 2 * (stored + wide) + scores * seen + index
-    assert flops(PRE, a, b)[0] == 2 * 2 * (24 + 1) * 4 * 4096
-    assert bytes_moved(PRE, a, b)[0] == 2 * 5 * 2 * 4096 + 4 * 24 * 4 * 4096
-    assert bytes_moved(POST, a, b)[0] == 2 * 9 * 2 * 4096
+    assert PREFILL.flops(a, b)[0] == 2 * 2 * (stored + wide) + scores * seen + index
+    assert PRE.flops(a, b)[0] == 2 * 2 * (24 + 1) * 4 * 4096
+    assert PRE.bytes_moved(a, b)[0] == 2 * 5 * 2 * 4096 + 4 * 24 * 4 * 4096
+    assert POST.bytes_moved(a, b)[0] == 2 * 9 * 2 * 4096
 
 
 @real
@@ -235,13 +233,13 @@ def test_every_point_of_the_database_comes_back_above_its_least_time(backend: st
     measured = Measured(database, device("b200_sxm"))
     for (phase, ratio), whole in product(TABLES, (64, 128)):
         for heads in (16, 32):
-            a, b, took = points(measured.compressed, phase, ratio, whole, heads)
+            a, b, took = points(measured.table(CompressedTable), phase, ratio, whole, heads)
             kernel = module(phase, ratio, whole, heads, "fp8_block")
-            found = measured.times(kernel, a, b)
+            found = kernel.measured(measured, a, b)
             assert found is not None
             np.testing.assert_allclose(found.seconds, took, rtol=1e-9)
             assert (found.sources == MEASURED).all()
-            assert (bound(kernel, measured.device, a, b) < took).all()
+            assert (kernel.bound(measured.device, a, b) < took).all()
 
 
 @real
@@ -255,7 +253,7 @@ def test_the_assumed_errors_hold_on_points_taken_out(name: str) -> None:
     other: list[Any] = []
     for (phase, ratio), whole in product(TABLES, (64, 128)):
         kernel = module(phase, ratio, whole, 32, "fp8_block")
-        full = CompressedTable(database, device(name))
+        full = CompressedTable(Measured(database, device(name)))
         a, b, took = points(full, phase, ratio, whole, 32)
         for axis in (a, b):
             left_out = np.isin(axis, np.unique(axis)[1:-1][::3])
@@ -292,8 +290,8 @@ def points(tables: CompressedTable, phase: str, ratio: int, whole: int, heads: i
 def errors(full: CompressedTable, kernel: CompressedAttention, rest: Columns, known: Any, which: Any) -> Any:
     """|log error| of a table that holds ``rest`` alone, at some of the known points."""
     a, b, took = known
-    here = CompressedTable(full.database, full.device)
-    here._columns[TABLES[kernel.phase, kernel.ratio]] = (rest, full.database.backend)
+    here = CompressedTable(full.known)
+    here._columns[TABLES[kernel.phase, kernel.ratio]] = (rest, full.known.database.backend)
     found = here.times(kernel, a[which], b[which])
     assert found is not None
     return np.abs(np.log(found.seconds / took[which]))

@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED
-from windtunnel.perf.curves import Curve, Plane, blend
+from windtunnel.perf.between.curves import Curve, blend
+from windtunnel.perf.between.planes import Plane
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
 
 KNOTS = np.array([1.0, 4.0, 16.0, 64.0, 256.0])
 EFFICIENCIES = st.lists(st.floats(0.01, 1.0), min_size=5, max_size=5).map(np.array)

@@ -6,10 +6,9 @@ import pytest
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import MLA, load_model
-from windtunnel.perf.axes import axes
-from windtunnel.perf.causes import ALL
-from windtunnel.perf.eager import EAGER, HOSTS, eager_floor
-from windtunnel.perf.grid import dispatch
+from windtunnel.perf.corrections import ALL
+from windtunnel.perf.tabulate.host import EAGER, HOSTS, dispatch, eager_floor
+from windtunnel.perf.tabulate.tables import axes
 
 
 def pool(model: str, preset: str, on: str = "h200") -> Pool:

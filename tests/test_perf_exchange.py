@@ -14,33 +14,32 @@ from kernel_tables import H100, exchange, exchange_rows, full_database, with_exc
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Sources
-from windtunnel.perf.bands import error_family, family_errors
 from windtunnel.perf.batch_times import Floats
-from windtunnel.perf.causes import ALL, Causes
-from windtunnel.perf.costs import bytes_moved, describe
-from windtunnel.perf.database import Database
-from windtunnel.perf.exchange import copies, link_bytes, network_bytes, resolved
-from windtunnel.perf.fusion import Operator
-from windtunnel.perf.kernels import Exchange, Experts
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.operators import operators
+from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.perf.database import Database, Measured
+from windtunnel.perf.kernel_errors import family_errors
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, Sources
+from windtunnel.perf.kinds.collective import CROSSING
+from windtunnel.perf.kinds.exchange import Exchange
+from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.predictor import predictor
-from windtunnel.perf.roofline import COLLECTIVE_LATENCY, bound, roofline
+from windtunnel.perf.roofline import roofline
+from windtunnel.perf.tabulate.operator import Operator
+from windtunnel.perf.tabulate.operators import operators
 
 MODES = ("low_latency", "high_throughput")
 PHASES = (("dispatch", "fp8"), ("combine", "bfloat16"))
 DEEPEP = {"data_parallel_size": 8, "enable_expert_parallel": True, "all2all_backend": "deepep_low_latency"}
 
 
-def opened(systems: Path, backend: str = "sglang", causes: Causes = ALL) -> Measured:
+def opened(systems: Path, backend: str = "sglang", causes: Corrections = ALL) -> Measured:
     return Measured(
         Database(systems, "h100_sxm", backend, "0.5.12" if backend == "sglang" else "0.24.0", ""), H100, causes
     )
 
 
 def ask(measured: Measured, kernel: Exchange, tokens: Sequence[float]) -> tuple[Floats, Sources, Floats]:
-    found = measured.times(kernel, np.array(tokens, dtype=float), np.zeros(len(tokens)))
+    found = kernel.measured(measured, np.array(tokens, dtype=float), np.zeros(len(tokens)))
     assert found is not None
     return found.seconds, found.sources, found.distance
 
@@ -70,35 +69,35 @@ def test_copies_are_counted_over_all_choices(ranks: int, domain: int, top_k: int
     ways = ranks**top_k
     for mode in MODES:
         kernel = exchange("dispatch", mode, ranks, domain=domain, top_k=top_k)
-        assert copies(kernel) == pytest.approx((link[mode] / ways, network[mode] / ways))
+        assert kernel.copies() == pytest.approx((link[mode] / ways, network[mode] / ways))
 
 
 @given(st.integers(2, 64), st.integers(1, 16), st.sampled_from([2, 4, 8, 72]))
 def test_high_throughput_never_sends_a_token_twice_to_a_gpu(ranks: int, top_k: int, domain: int) -> None:
     one, two = (exchange("combine", mode, ranks, top_k=top_k, domain=domain) for mode in MODES)
-    assert copies(two)[1] <= copies(one)[1] + 1e-9
-    assert sum(copies(one)) == pytest.approx(top_k * (ranks - 1) / ranks)
+    assert two.copies()[1] <= one.copies()[1] + 1e-9
+    assert sum(one.copies()) == pytest.approx(top_k * (ranks - 1) / ranks)
     if ranks <= domain:
-        assert copies(two)[0] <= min(top_k, ranks - 1)
+        assert two.copies()[0] <= min(top_k, ranks - 1)
 
 
 def test_eight_bits_and_shared_tokens_halve_what_is_sent() -> None:
     wide, a = exchange("dispatch", "low_latency", 16), np.array([100.0])
-    assert network_bytes(replace(wide, dtype="fp8"), a) / network_bytes(wide, a) == pytest.approx((1 + 4 / 128) / 2)
-    assert link_bytes(replace(wide, tp=2), a) == pytest.approx(link_bytes(wide, a) / 2)
-    assert bytes_moved(wide, a, a) == network_bytes(wide, a)
+    assert replace(wide, dtype="fp8").network_bytes(a) / wide.network_bytes(a) == pytest.approx((1 + 4 / 128) / 2)
+    assert replace(wide, tp=2).link_bytes(a) == pytest.approx(wide.link_bytes(a) / 2)
+    assert wide.bytes_moved(a, a) == wide.network_bytes(a)
     near = replace(wide, ranks=8)
-    assert bytes_moved(near, a, a) == link_bytes(near, a)
-    assert network_bytes(near, a) == 0.0
-    assert bound(wide, H100, a, a)[0] == pytest.approx(float(network_bytes(wide, a)[0]) / H100.network_bandwidth)
-    assert "16 GPUs" in describe(wide)
+    assert near.bytes_moved(a, a) == near.link_bytes(a)
+    assert near.network_bytes(a) == 0.0
+    assert wide.bound(H100, a, a)[0] == pytest.approx(float(wide.network_bytes(a)[0]) / H100.network_bandwidth)
+    assert "16 GPUs" in wide.describe()
 
 
 def test_without_a_table_the_link_is_as_good_as_for_gathers() -> None:
     model, a = roofline(H100), np.array([1.0, 1000.0])
-    for ranks, latency in ((8, 0.0), (16, COLLECTIVE_LATENCY)):
+    for ranks, latency in ((8, 0.0), (16, CROSSING)):
         kernel, gather = exchange("combine", "low_latency", ranks), model.efficiencies["gather"]
-        expected = bound(kernel, H100, a, a) / gather.memory + gather.latency + latency
+        expected = kernel.bound(H100, a, a) / gather.memory + gather.latency + latency
         np.testing.assert_allclose(model.times(kernel, a, np.zeros(2)).seconds, expected)
 
 
@@ -162,7 +161,7 @@ def test_another_shape_takes_as_long_for_as_many_bytes(systems: Path) -> None:
 
 def test_nobody_measured_any(tmp_path: Path) -> None:
     measured = opened(full_database(tmp_path), "vllm")
-    assert measured.times(exchange("combine", "low_latency", 8), np.ones(1), np.zeros(1)) is None
+    assert exchange("combine", "low_latency", 8).measured(measured, np.ones(1), np.zeros(1)) is None
 
 
 def test_measurements_that_failed_are_left_out(tmp_path: Path) -> None:
@@ -174,7 +173,7 @@ def test_measurements_that_failed_are_left_out(tmp_path: Path) -> None:
 
 def test_exchanges_have_errors_of_their_own() -> None:
     kernel = exchange("combine", "low_latency", 8)
-    assert error_family(kernel) == "exchange"
+    assert kernel.error_family == "exchange"
     errors = family_errors("exchange")
     assert errors != family_errors("other")
     assert 0 < errors.measured < errors.interpolated <= errors.modelled <= errors.roofline
@@ -221,9 +220,9 @@ def test_experts_lie_as_the_exchange_leaves_them() -> None:
         assert isinstance(kernel, Experts)
         assert kernel.layout == layout
     either = named(pool(preset="sglang-0.5", all2all_backend="deepep_auto"))
-    chosen = [resolved(either["experts"].kernel, prompts) for prompts in (False, True)]
+    chosen = [either["experts"].kernel.resolved(prompts) for prompts in (False, True)]
     assert [kernel.layout for kernel in chosen if isinstance(kernel, Experts)] == ["masked", "contiguous"]
-    sent = [resolved(either["expert_dispatch"].kernel, prompts) for prompts in (False, True)]
+    sent = [either["expert_dispatch"].kernel.resolved(prompts) for prompts in (False, True)]
     assert [kernel.mode for kernel in sent if isinstance(kernel, Exchange)] == ["low_latency", "high_throughput"]
 
 
@@ -250,16 +249,16 @@ def test_wide_experts_come_from_their_own_tables(tmp_path: Path) -> None:
     measured, zero = opened(tmp_path), np.zeros(2)
     for layout, base in (("contiguous", 1.0), ("masked", 2.0)):
         kernel = Experts(2048, 768, 8, 128, ep=8, layout=layout)
-        found = measured.times(kernel, np.array([8.0, 512.0]), zero)
+        found = kernel.measured(measured, np.array([8.0, 512.0]), zero)
         assert found is not None
         np.testing.assert_allclose(found.seconds, [1e-3 * (base + 0.01 * n + 0.125) for n in (1, 64)])
         assert (found.sources == MEASURED).all()
-        more = measured.times(replace(kernel, ep=32), np.array([32.0, 2048.0]), zero)
+        more = replace(kernel, ep=32).measured(measured, np.array([32.0, 2048.0]), zero)
         assert more is not None
         assert (more.sources == MODELLED).all()
         assert (more.seconds < found.seconds).all()  # fewer experts each
-    other = measured.times(Experts(2048, 768, 4, 64, ep=8, layout="masked"), np.ones(2), zero)
-    plain = measured.times(Experts(2048, 768, 4, 64, ep=8), np.ones(2), zero)
+    other = Experts(2048, 768, 4, 64, ep=8, layout="masked").measured(measured, np.ones(2), zero)
+    plain = Experts(2048, 768, 4, 64, ep=8).measured(measured, np.ones(2), zero)
     assert (other is None) == (plain is None)
     assert other is None or plain is None or (other.seconds == plain.seconds).all()
 

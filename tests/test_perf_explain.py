@@ -11,11 +11,11 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.answer import SOURCES
 from windtunnel.perf.batch import Batch, parse_batch
 from windtunnel.perf.explain import Explanation, explain
-from windtunnel.perf.grid import tabulate
-from windtunnel.perf.tables import Tabulated
+from windtunnel.perf.kernel_times import SOURCES
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.perf.tabulate.tables import Tabulated
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,12 @@ from windtunnel.deployment import Engine, Pool, capture_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.answer import SOURCES
-from windtunnel.perf.axes import axes, octave_knots
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.database import find_systems
-from windtunnel.perf.fusion import GROUPS
-from windtunnel.perf.grid import tabulate
-from windtunnel.perf.tables import PARTS, Tabulated
+from windtunnel.perf.kernel_times import SOURCES
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.perf.tabulate.operator import GROUPS
+from windtunnel.perf.tabulate.tables import PARTS, Tabulated, axes, octave_knots
 
 real = pytest.mark.skipif(find_systems() is None, reason="the kernel database is not installed")
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from windtunnel.perf.host import DISPATCH_ATTENTION, dispatch_floor, host_cost
+from windtunnel.perf.tabulate.host import DISPATCH_ATTENTION, dispatch_floor, host_cost
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -10,24 +10,25 @@ from kernel_tables import H100, took, write_table
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer
-from windtunnel.perf.bands import error_family, family_errors
-from windtunnel.perf.causes import ALL
-from windtunnel.perf.costs import bytes_moved
-from windtunnel.perf.database import Columns, Database, open_database
-from windtunnel.perf.kernels import Collective, Elementwise, Gemm, Recurrence
-from windtunnel.perf.kimi_delta_table import AXES, CONVOLUTION, PHASES, KimiDeltaTable
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.operators import operators
+from windtunnel.perf.corrections import ALL
+from windtunnel.perf.database import Columns, Database, Measured, open_database
+from windtunnel.perf.kernel_errors import family_errors
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.elementwise import Elementwise
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.kimi_delta import AXES, CONVOLUTION, PHASES, KimiDelta, KimiDeltaTable
+from windtunnel.perf.kinds.recurrence import Recurrence
 from windtunnel.perf.predictor import predictor
+from windtunnel.perf.tabulate.operators import operators
 
 REQUESTS, TOKENS = tuple(2**i for i in range(11)), tuple(2**i for i in range(16))
 DECODE = ("causal_conv1d_update", "fused_recurrent_kda_packed_decode")
 PREFILL = (CONVOLUTION, "flashkda_fwd")
 
 
-def kimi(phase: str, heads: int = 24) -> Recurrence:
-    return Recurrence(phase, heads, heads, 128, 128, 4, by_channel=True)
+def kimi(phase: str, heads: int = 24) -> KimiDelta:
+    return KimiDelta(phase, heads, heads, 128, 128, 4)
 
 
 def rows(shares: dict[str, float], heads: tuple[int, ...] = (24, 48), floor: float = 0.0) -> dict[str, Any]:
@@ -50,18 +51,18 @@ def rows(shares: dict[str, float], heads: tuple[int, ...] = (24, 48), floor: flo
 SPLIT = {DECODE[0]: 0.25, DECODE[1]: 0.75, PREFILL[0]: 0.25, PREFILL[1]: 0.75}
 
 
-def opened(systems: Path, backend: str = "vllm", causes: Any = ALL) -> Measured:
-    return Measured(Database(systems, "h100_sxm", backend, "1.0", "exact"), H100, causes)
+def opened(systems: Path, backend: str = "vllm", corrections: Any = ALL) -> Measured:
+    return Measured(Database(systems, "h100_sxm", backend, "1.0", "exact"), H100, corrections)
 
 
-def ask(measured: Measured, kernel: Recurrence, a: Any) -> Answer:
+def ask(measured: Measured, kernel: KimiDelta, a: Any) -> KernelTimes:
     x = np.asarray(a, dtype=float)
-    found = measured.times(kernel, x, np.zeros_like(x))
+    found = kernel.measured(measured, x, np.zeros_like(x))
     assert found is not None
     return found
 
 
-def seconds(kernel: Recurrence, a: Any) -> list[float]:
+def seconds(kernel: KimiDelta, a: Any) -> list[float]:
     return [took(kernel, x) * 1e-3 for x in a]
 
 
@@ -72,8 +73,8 @@ def test_measured_points_come_back_as_the_sum_of_their_kernels(tmp_path: Path) -
         found = ask(here, kimi(phase), points)
         np.testing.assert_allclose(found.seconds, seconds(kimi(phase), points), rtol=1e-9)
         assert (found.sources == MEASURED).all()
-    assert here.kimi_delta.notes == []
-    assert here.times(Recurrence("decode", 24, 24, 128, 128, 4), np.ones(1), np.zeros(1)) is None
+    assert here.notes == ()
+    assert Recurrence("decode", 24, 24, 128, 128, 4).measured(here, np.ones(1), np.zeros(1)) is None
 
 
 def test_a_kernel_that_does_it_all_takes_the_place_of_two_where_it_is_faster(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_heads_between_measured_numbers_are_interpolated_and_others_modelled(tmp
     states = ask(here, kimi("decode", 8), [192])
     assert states.sources[0] == MODELLED
     np.testing.assert_allclose(states.seconds, seconds(kimi("decode", 24), [64]), rtol=1e-9)
-    wide = ask(here, Recurrence("decode", 24, 24, 64, 128, 4, by_channel=True), [64])
+    wide = ask(here, KimiDelta("decode", 24, 24, 64, 128, 4), [64])
     assert wide.sources[0] == MODELLED
     assert wide.seconds[0] < ask(here, kimi("decode"), [64]).seconds[0]
 
@@ -118,10 +119,8 @@ def test_convolutions_that_waited_for_the_host_are_another_engines(tmp_path: Pat
     found = ask(here, kimi("prefill"), [64, 1024])
     np.testing.assert_allclose(found.seconds, seconds(kimi("prefill"), [64, 1024]), rtol=1e-9)
     assert (found.sources == INTERPOLATED).all()
-    assert here.kimi_delta.notes == [
-        "convolutions of Kimi delta attention of vllm are taken from sglang's measurements"
-    ]
-    believed = ask(opened(tmp_path, causes=ALL.without("host_bound_tables")), kimi("prefill"), [64])
+    assert here.notes == ("convolutions of Kimi delta attention of vllm are taken from sglang's measurements",)
+    believed = ask(opened(tmp_path, corrections=ALL.without("host_bound_tables")), kimi("prefill"), [64])
     assert believed.seconds[0] > 0.8e-3
 
 
@@ -129,8 +128,8 @@ def test_an_engine_without_the_table_takes_another_engines_and_says_so(tmp_path:
     write_table(tmp_path, "h100_sxm/kda/sglang/9.9/kda_perf", rows(SPLIT))
     here = opened(tmp_path, "trtllm")
     assert ask(here, kimi("decode"), [8]).sources[0] == INTERPOLATED
-    assert here.kimi_delta.notes == ["Kimi delta attention of trtllm is taken from sglang's measurements"]
-    assert opened(tmp_path / "empty").times(kimi("decode"), np.ones(1), np.zeros(1)) is None
+    assert here.notes == ("Kimi delta attention of trtllm is taken from sglang's measurements",)
+    assert kimi("decode").measured(opened(tmp_path / "empty"), np.ones(1), np.zeros(1)) is None
 
 
 def test_states_are_read_no_faster_than_from_memory(tmp_path: Path) -> None:
@@ -140,9 +139,9 @@ def test_states_are_read_no_faster_than_from_memory(tmp_path: Path) -> None:
     table["latency"] = list(np.where(cached, 0.2, 1.0) * np.array(table["latency"]))
     write_table(tmp_path, "h100_sxm/kda/vllm/1.0/kda_perf", table)
     found = ask(opened(tmp_path), kimi("decode"), [64, 1024])
-    moved = bytes_moved(kimi("decode"), np.array([64.0, 1024.0]), np.zeros(2))
+    moved = kimi("decode").bytes_moved(np.array([64.0, 1024.0]), np.zeros(2))
     assert found.seconds[0] == pytest.approx(found.seconds[1] * moved[0] / moved[1])
-    alone = ask(opened(tmp_path, causes=ALL.without("cold_cache")), kimi("decode"), [64])
+    alone = ask(opened(tmp_path, corrections=ALL.without("cold_cache")), kimi("decode"), [64])
     assert alone.seconds[0] == pytest.approx(0.2 * seconds(kimi("decode"), [64])[0])
 
 
@@ -167,23 +166,23 @@ class Without(KimiDeltaTable):
 def test_what_is_left_out_comes_back_within_its_error(name: str) -> None:
     database = open_database(name, "sglang")
     assert database is not None
-    whole = KimiDeltaTable(database, device(name), ALL)
+    whole = KimiDeltaTable(Measured(database, device(name)))
     interpolated, modelled = [], []
     for phase, heads in (("decode", 24), ("decode", 48), ("prefill", 24), ("prefill", 48)):
         kernel, points = kimi(phase, heads), np.exp2(np.arange(1.0, 10.0))
         truth = whole.times(kernel, points)
         assert truth is not None
-        lacking = Without(database, device(name), ALL)
+        lacking = Without(Measured(database, device(name)))
         lacking.points = (4, 32, 256)
         found = lacking.times(kernel, points)
         assert found is not None
         interpolated.append(np.log(found.seconds / truth.seconds)[np.isin(points, lacking.points)])
-        lacking = Without(database, device(name), ALL)
+        lacking = Without(Measured(database, device(name)))
         lacking.heads = heads
         found = lacking.times(kernel, points)
         assert found is not None
         modelled.append(np.log(found.seconds / truth.seconds))
-    errors = family_errors(error_family(kimi("decode")))
+    errors = family_errors(kimi("decode").error_family)
     assert np.percentile(np.abs(np.concatenate(interpolated)), 90) < 1.645 * errors.interpolated
     assert np.percentile(np.abs(np.concatenate(modelled)), 90) < 1.645 * errors.modelled
 

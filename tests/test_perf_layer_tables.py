@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from kernel_tables import H100, TOKENS, full_database, took, write_table
 
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer
-from windtunnel.perf.causes import ALL
-from windtunnel.perf.database import Database
-from windtunnel.perf.kernels import Kernel, LatentAttention, Recurrence, SparseAttention
-from windtunnel.perf.latent_table import SMALL_KERNELS, projections
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.roofline import LAUNCH_GRAPH, bound
+from windtunnel.perf.corrections import ALL
+from windtunnel.perf.database import Database, Measured
+from windtunnel.perf.kernel import LAUNCH_GRAPH, Kernel
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes
+from windtunnel.perf.kinds.latent_attention import SMALL_KERNELS, LatentAttention, projections
+from windtunnel.perf.kinds.recurrence import Recurrence
+from windtunnel.perf.kinds.sparse_attention import SparseAttention
 
 REQUESTS, KEYS = (1, 4, 16, 64, 256), (16, 128, 1024, 4096)
 LATENT = LatentAttention("decode", 16, 512, 128, 64, 128)
@@ -28,9 +28,9 @@ def opened(systems: Path, backend: str = "vllm", version: str = "0.24.0") -> Mea
     return Measured(Database(systems, "h100_sxm", backend, version, "exact"), H100)
 
 
-def ask(measured: Measured, kernel: Kernel, a: Any, b: Any = 0.0) -> Answer:
+def ask(measured: Measured, kernel: Kernel, a: Any, b: Any = 0.0) -> KernelTimes:
     x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
-    found = measured.times(kernel, x.copy(), y.copy())
+    found = kernel.measured(measured, x.copy(), y.copy())
     assert found is not None
     return found
 
@@ -152,13 +152,13 @@ def test_another_engines_indexer_takes_its_share_of_the_faster_module(tmp_path: 
     np.testing.assert_allclose(shared.seconds, (own - saved) * alone, rtol=1e-9)
     assert (shared.sources == MODELLED).all()
     priced = "vllm's modules with an indexer, less the share that it takes in sglang's"
-    assert here.sparse.notes == [f"sparse attention that shares an index: {priced}"]
+    assert here.notes == (f"sparse attention that shares an index: {priced}",)
 
 
 def test_without_any_module_that_shares_an_index_least_times_tell_the_share(tmp_path: Path) -> None:
     write_table(tmp_path, "h100_sxm/sparse_attention/vllm/0.24.0/dsa_generation_module_perf", sparse_rows("generation"))
     here, point = opened(tmp_path), (np.array([64.0]), np.array([4096.0]))
-    least = bound(SHARED_INDEX, H100, *point) / bound(SPARSE, H100, *point)
+    least = SHARED_INDEX.bound(H100, *point) / SPARSE.bound(H100, *point)
     shared = ask(here, SHARED_INDEX, [64], 4096)
     np.testing.assert_allclose(shared.seconds, ask(here, SPARSE, [64], 4096).seconds * least, rtol=1e-9)
     assert least[0] < 1.0
@@ -180,7 +180,7 @@ def test_sparse_attention_is_measured_with_its_context(tmp_path: Path) -> None:
     other = ask(here, SparseAttention("decode", 6144, 16, *list(vars(SPARSE).values())[3:]), [4], [1024])
     assert other.sources[0] == MODELLED
     assert other.seconds[0] > decode.seconds[0]
-    assert here.times(LATENT, np.ones(1), np.ones(1)) is None
+    assert LATENT.measured(here, np.ones(1), np.ones(1)) is None
 
 
 def test_recurrences_add_up_their_kernels(tmp_path: Path) -> None:

@@ -14,32 +14,33 @@ from kernel_tables import with_exchanges
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.axes import axes
 from windtunnel.perf.batch import parse_batch
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.perf.cache import cache_key
-from windtunnel.perf.causes import ALL
-from windtunnel.perf.exchange_table import SMS
+from windtunnel.perf.corrections import ALL
 from windtunnel.perf.explain import explain
-from windtunnel.perf.grid import answers, tabulate
-from windtunnel.perf.micro_batches import BUSY, Halves, overlap
-from windtunnel.perf.operators import operators
+from windtunnel.perf.kinds.exchange import SMS
 from windtunnel.perf.predictor import predictor
-from windtunnel.perf.tables import PARTS
-from windtunnel.perf.turns import (
+from windtunnel.perf.tabulate.cache import cache_key
+from windtunnel.perf.tabulate.grid import operator_times, tabulate
+from windtunnel.perf.tabulate.micro_batches import (
     AFTER,
     ALTERNATING,
     BEFORE,
+    BUSY,
     COMBINE,
     CORE,
     DISPATCH,
     EXPERTS,
     FIVE_STAGES,
     SHARED,
+    Halves,
     lasting,
+    overlap,
     rooms,
     shared_out,
 )
+from windtunnel.perf.tabulate.operators import operators
+from windtunnel.perf.tabulate.tables import PARTS, axes
 
 COMPUTED = (BEFORE, CORE, AFTER, EXPERTS, SHARED)
 AROUND = ("embedding", "final_norm")
@@ -149,13 +150,13 @@ def halves(**engine: Any) -> Halves:
     of = pool(**engine)
     ax, ops = axes(of), operators(of)
     layered = {op: 0.0 if op.name in AROUND else 1.0 for op in ops}
-    return Halves(of, ax, ops, layered, cache(partial(answers, ax=ax, predictor=predictor(of))))
+    return Halves(of, ax, ops, layered, cache(partial(operator_times, ax=ax, predictor=predictor(of))))
 
 
 @pytest.mark.parametrize("engine", [SPLIT, SPLIT | HIGH, SGLANG], ids=["low", "high", "sglang"])
 def test_a_decode_step_is_what_its_schedule_lasts(engine: dict[str, Any]) -> None:
     """Layers by the schedule, and around them what is not split."""
-    times = tabulate(pool(**engine), causes=ALL.without("launch_gaps")).times
+    times = tabulate(pool(**engine), corrections=ALL.without("launch_gaps")).times
     both, n, context = halves(**engine), 64, 1024
     at = int(np.flatnonzero(both.ax.context_knots == context)[0])
     (attention,) = (op for op in both.operators if op.phase == "decode")
@@ -174,7 +175,7 @@ def test_a_decode_step_is_what_its_schedule_lasts(engine: dict[str, Any]) -> Non
 def test_a_free_exchange_leaves_only_the_cost_of_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINDTUNNEL_KERNELS", str(with_exchanges(tmp_path, factor=1e-9)))
     free = ALL.without("graph_gaps")
-    whole, split = (tabulate(pool(**engine), causes=free).times for engine in ({}, SPLIT))
+    whole, split = (tabulate(pool(**engine), corrections=free).times for engine in ({}, SPLIT))
     both = {n: (step(whole, n, 1024), step(split, n, 1024)) for n in (8, 16, 32, 64)}
     assert both[8][0] == both[8][1]
     assert all(one < two < 2 * one for n, (one, two) in both.items() if n >= DECODES)
@@ -262,13 +263,16 @@ def test_shares_by_source_and_by_group_add_up() -> None:
 
 
 def test_the_overlap_is_a_cause_that_can_be_switched_off() -> None:
-    off = tabulate(pool(**SPLIT), causes=ALL.without("micro_batch_overlap")).times
+    off = tabulate(pool(**SPLIT), corrections=ALL.without("micro_batch_overlap")).times
     for part in PARTS:
         assert (getattr(off, part) == getattr(tables(), part)).all()
     of = pool(**SPLIT)
     assert (
         overlap(
-            of, axes(of), partial(answers, ax=axes(of), predictor=predictor(of)), ALL.without("micro_batch_overlap")
+            of,
+            axes(of),
+            partial(operator_times, ax=axes(of), predictor=predictor(of)),
+            ALL.without("micro_batch_overlap"),
         )
         is None
     )
@@ -290,7 +294,7 @@ def test_an_overlap_that_keeps_what_is_not_in_layers_of_experts() -> None:
     engine: dict[str, Any] = {**SETTINGS, **SPLIT, "max_num_seqs": 32}
     of = Pool(load_model("deepseek-ai/DeepSeek-V3"), device("h100"), Engine(**engine))
     ax = axes(of)
-    found = overlap(of, ax, cache(partial(answers, ax=ax, predictor=predictor(of))))
+    found = overlap(of, ax, cache(partial(operator_times, ax=ax, predictor=predictor(of))))
     assert found is not None
     factor = {op.name: found.factors[op, "decode_tokens"][32] for op in operators(of) if op.phase == "tokens"}
     assert factor["embedding"] == factor["final_norm"] == factor["gate_up_proj"] == 1.0

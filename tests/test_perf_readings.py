@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 from kernel_tables import expert_rows, gemm_rows, took, write_table
 
 from windtunnel.hardware import device
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED
-from windtunnel.perf.competing_curve import CompetingCurve, Reading, beyond_launch, by_logs, by_touched, straight
-from windtunnel.perf.curves import Plane, blend
-from windtunnel.perf.database import open_database
-from windtunnel.perf.decode_plane import DecodePlane
-from windtunnel.perf.expert_table import ExpertTable
-from windtunnel.perf.gemm_grid import COLUMN_TILE, GemmGrid, gemm_grid
-from windtunnel.perf.kernels import Collective, Experts, Gemm
-from windtunnel.perf.link_table import LinkTable
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.between.curves import blend
+from windtunnel.perf.between.ensemble import EnsembleCurve, Reading, beyond_launch, by_logs, by_touched, straight
+from windtunnel.perf.between.planes import DecodePlane, Plane
+from windtunnel.perf.database import Measured, open_database
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
+from windtunnel.perf.kinds.collective import Collective, LinkTable
+from windtunnel.perf.kinds.experts import Experts, ExpertTable
+from windtunnel.perf.kinds.gemm import COLUMN_TILE, Gemm, GemmGrid, gemm_grid
 
 H100 = device("h100_sxm")
 
@@ -53,7 +51,7 @@ def grid(rows: np.ndarray = ROWS, seconds: Seconds = staircase) -> GemmGrid:
 def seconds_of(kernel: Gemm, rows: np.ndarray, of: GemmGrid) -> np.ndarray:
     found = of.curve(kernel)
     assert found is not None
-    return np.asarray(found[0].times(rows, bound(kernel, H100, rows, np.zeros_like(rows))).seconds)
+    return np.asarray(found[0].times(rows, kernel.bound(H100, rows, np.zeros_like(rows))).seconds)
 
 
 def test_products_at_measured_row_counts_take_the_measured_time() -> None:
@@ -83,7 +81,7 @@ def test_between_shapes_a_time_that_is_straight_in_n_and_k_is_met(n: int, k: int
 
 def test_beyond_the_measured_shapes_efficiency_holds() -> None:
     far, near, rows, none = Gemm(40960, 8192), Gemm(4096, 8192), np.array([4096.0]), np.zeros(1)
-    ratio = bound(far, H100, rows, none) / bound(near, H100, rows, none)
+    ratio = far.bound(H100, rows, none) / near.bound(H100, rows, none)
     np.testing.assert_allclose(seconds_of(far, rows, grid()), seconds_of(near, rows, grid()) * ratio, rtol=1e-9)
 
 
@@ -118,8 +116,8 @@ def test_unmeasured_cells_are_not_read_along_equal_tokens() -> None:
 TOKENS = np.array([1.0, 2, 8, 16, 48, 64, 128, 512, 2048])
 
 
-def curve(seconds: np.ndarray, *readings: Reading) -> CompetingCurve:
-    return CompetingCurve(TOKENS, 1e-6 / seconds, lambda x: np.full_like(x, 1e-6), readings)
+def curve(seconds: np.ndarray, *readings: Reading) -> EnsembleCurve:
+    return EnsembleCurve(TOKENS, 1e-6 / seconds, lambda x: np.full_like(x, 1e-6), readings)
 
 
 @given(st.lists(st.floats(1e-6, 1e-2), min_size=len(TOKENS), max_size=len(TOKENS)).map(np.array))
@@ -157,11 +155,11 @@ def test_other_experts_take_what_exceeds_the_launch_by_their_work(systems: Path)
     database = open_database("h100_sxm", "vllm")
     assert database is not None
     wider, tokens = Experts(2048, 1536, 8, 128), np.array([1.0, 64.0, 4096.0])
-    found = ExpertTable(database, H100).times(wider, tokens)
+    found = ExpertTable(Measured(database, H100)).times(wider, tokens)
     assert found is not None
     launch = 1e-3 * min(rows["latency"])
     own = np.array([took(Experts(2048, 768, 8, 128), m) for m in tokens]) * 1e-3
-    ratio = bound(wider, H100, tokens, 0 * tokens) / bound(Experts(2048, 768, 8, 128), H100, tokens, 0 * tokens)
+    ratio = wider.bound(H100, tokens, 0 * tokens) / Experts(2048, 768, 8, 128).bound(H100, tokens, 0 * tokens)
     np.testing.assert_allclose(found.seconds, launch + (own - launch) * ratio, rtol=1e-9)
     assert (found.sources == MODELLED).all()
 
@@ -180,7 +178,7 @@ def test_an_all_reduce_between_measured_counts_is_a_power_of_the_count(systems: 
     write_table(systems, "h100_sxm/comm/vllm/0.24.0/custom_allreduce_perf", table)
     database = open_database("h100_sxm", "vllm")
     assert database is not None
-    link = LinkTable(database, H100)
+    link = LinkTable(Measured(database, H100))
     kernel = Collective("all_reduce", 6, 1)
     found = link.times(kernel, np.array(sizes, dtype=float))
     assert found is not None

@@ -5,20 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.efficiency import fit
 from windtunnel.hardware import Device, load_devices
-from windtunnel.perf.answer import MODELLED
-from windtunnel.perf.calibration import fit
-from windtunnel.perf.kernels import (
-    Attention,
-    Collective,
-    Elementwise,
-    Experts,
-    Gemm,
-    Kernel,
-    LatentAttention,
-    Quantize,
-)
-from windtunnel.perf.roofline import LAUNCH_EAGER, LAUNCH_GRAPH, bound, roofline
+from windtunnel.perf.kernel import LAUNCH_EAGER, LAUNCH_GRAPH, Kernel
+from windtunnel.perf.kernel_times import MODELLED
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.elementwise import Elementwise, Quantize
+from windtunnel.perf.kinds.experts import Experts
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.latent_attention import LatentAttention
+from windtunnel.perf.roofline import roofline
 
 DEVICES = load_devices()
 KERNELS: list[Kernel] = [
@@ -44,7 +41,7 @@ def test_every_device_answers_every_kernel_above_its_bound(device: Device) -> No
     for kernel in KERNELS:
         found = source.times(kernel, A, B)
         assert (found.sources == MODELLED).all()
-        assert (found.seconds >= bound(kernel, device, A, B)).all()
+        assert (found.seconds >= kernel.bound(device, A, B)).all()
         assert (np.diff(found.seconds, axis=0) >= 0).all(), kernel
         assert (np.diff(found.seconds, axis=1) >= 0).all(), kernel
 
@@ -57,7 +54,7 @@ def test_a_faster_memory_makes_decode_faster_in_proportion() -> None:
     device = DEVICES["h100_sxm"]
     twice = replace(device, name="fast", memory_bandwidth=2 * device.memory_bandwidth)
     kernel = Attention("decode", 32, 8, 128, 128)
-    one, two = (bound(kernel, d, np.array([64.0]), np.array([8192.0]))[0] for d in (device, twice))
+    one, two = (kernel.bound(d, np.array([64.0]), np.array([8192.0]))[0] for d in (device, twice))
     assert one == pytest.approx(2 * two)
 
 
@@ -69,7 +66,7 @@ def test_a_device_without_measurements_is_calibrated_on_its_kin() -> None:
 def test_formats_that_a_device_lacks_multiply_in_16_bits() -> None:
     device = DEVICES["a100_sxm"]
     many, none = np.array([65536.0]), np.zeros(1)
-    assert bound(Gemm(8192, 8192, "fp8"), device, many, none) == bound(Gemm(8192, 8192), device, many, none)
+    assert Gemm(8192, 8192, "fp8").bound(device, many, none) == Gemm(8192, 8192).bound(device, many, none)
 
 
 def test_a_graph_launches_faster_than_the_host() -> None:
@@ -84,7 +81,7 @@ def test_collectives_across_nodes_use_the_network() -> None:
     device = DEVICES["h100_sxm"]
     inside, across = Collective("all_gather", 8, 8192), Collective("all_gather", 16, 8192)
     a, b = np.array([4096.0]), np.zeros(1)
-    ratio = bound(across, device, a, b)[0] / bound(inside, device, a, b)[0]
+    ratio = across.bound(device, a, b)[0] / inside.bound(device, a, b)[0]
     assert ratio == pytest.approx(device.link_bandwidth / device.network_bandwidth * (15 / 16) / (7 / 8))
 
 

@@ -8,11 +8,10 @@ import pytest
 from windtunnel.deployment import Engine, Pool, stage_pools
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.axes import axes
-from windtunnel.perf.grid import tabulate
 from windtunnel.perf.predictor import predictor
-from windtunnel.perf.sends import across_nodes, activations, sends
 from windtunnel.perf.stage_times import StageTimes
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.perf.tabulate.tables import across_nodes, activations, axes, sends
 
 SMALL: dict[str, Any] = {"max_model_len": 3000, "max_num_seqs": 40, "max_num_batched_tokens": 700}
 

@@ -13,16 +13,17 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer
-from windtunnel.perf.bands import error_family, family_errors
-from windtunnel.perf.costs import bytes_moved, describe, flops
-from windtunnel.perf.database import Database, find_systems, open_database
-from windtunnel.perf.fusion import Operator
-from windtunnel.perf.kernels import Collective, Convolution, Experts, Gemm, Scan
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.operators import operators
+from windtunnel.perf.database import Database, Measured, find_systems, open_database
+from windtunnel.perf.kernel_errors import family_errors
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.experts import Experts
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.state_space import Convolution, Scan
 from windtunnel.perf.predictor import Predictor
-from windtunnel.perf.roofline import bound, roofline
+from windtunnel.perf.roofline import roofline
+from windtunnel.perf.tabulate.operator import Operator
+from windtunnel.perf.tabulate.operators import operators
 
 REQUESTS = (1, 4, 16, 64, 256)
 NANO = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
@@ -79,8 +80,8 @@ def measured(systems: Path, backend: str) -> Measured:
     return Measured(Database(systems, "h100_sxm", backend, "9.0", "exact"), H100)
 
 
-def ask(tables: Measured, kernel: Convolution, a: Any) -> Answer:
-    found = tables.times(kernel, np.asarray(a, dtype=float), np.zeros(np.size(a)))
+def ask(tables: Measured, kernel: Convolution, a: Any) -> KernelTimes:
+    found = kernel.measured(tables, np.asarray(a, dtype=float), np.zeros(np.size(a)))
     assert found is not None
     return found
 
@@ -95,7 +96,7 @@ def test_convolutions_come_back_as_measured(tmp_path: Path) -> None:
     assert (decode.sources == MEASURED).all()
     assert (prefill.sources == MEASURED).all()
     assert not prefill.distance.any()
-    assert tables.convolutions.notes == []
+    assert tables.notes == ()
     between = ask(tables, Convolution("decode", 6144, 4), [8, 1000])
     assert between.sources.tolist() == [INTERPOLATED, MODELLED]
 
@@ -122,15 +123,15 @@ def test_engines_without_the_table_take_their_own_convolution_or_borrow(tmp_path
     borrowing = measured(tmp_path, "vllm")
     found = ask(borrowing, Convolution("prefill", 6144, 4), TOKENS)
     np.testing.assert_allclose(found.seconds, [4e-6 + 6e-9 * n for n in TOKENS], rtol=1e-9)
-    assert "trtllm" in borrowing.convolutions.notes[0]
+    assert "trtllm" in borrowing.notes[0]
     write_table(tmp_path, "h100_sxm/linear_attention/vllm/0.24.0/gdn_perf", gated_delta_rows())
     own = measured(tmp_path, "vllm")
     found = ask(own, Convolution("prefill", 2 * 2048 + 4096, 4), TOKENS)
     np.testing.assert_allclose(found.seconds, [2e-6 + 1e-9 * n for n in TOKENS], rtol=1e-9)
     assert (found.sources == MEASURED).all()
-    assert own.convolutions.notes == []
+    assert own.notes == ()
     nobody = measured(tmp_path / "elsewhere", "vllm")
-    assert nobody.times(Convolution("prefill", 6144, 4), np.ones(1), np.zeros(1)) is None
+    assert Convolution("prefill", 6144, 4).measured(nobody, np.ones(1), np.zeros(1)) is None
 
 
 @pytest.mark.skipif(find_systems() is None, reason="the kernel database is not here")
@@ -145,8 +146,8 @@ def test_the_database_times_convolutions_and_no_scans(heads: int, state: int, he
     )
     seconds = ask(Measured(database, H100), convolution, a)
     assert seconds.sources[0] == MEASURED
-    assert 1.0 < seconds.seconds[0] / bound(convolution, H100, a, zero)[0] < 2.0
-    assert 25.0 < bound(scan, H100, a, zero)[0] / seconds.seconds[0] < 35.0
+    assert 1.0 < seconds.seconds[0] / convolution.bound(H100, a, zero)[0] < 2.0
+    assert 25.0 < scan.bound(H100, a, zero)[0] / seconds.seconds[0] < 35.0
 
 
 # --- scans ------------------------------------------------------------------------------------------------------------
@@ -155,17 +156,17 @@ def test_the_database_times_convolutions_and_no_scans(heads: int, state: int, he
 def test_a_state_is_read_and_written_for_every_request() -> None:
     state = 64 * 64 * 128
     row = 2 * (2 * 64 * 64 + 2 * 8 * 128 + 64)
-    assert bytes_moved(UPDATE, np.array([3.0]), np.zeros(1))[0] == 3 * (row + 2 * 4 * state)
-    assert flops(UPDATE, np.array([3.0]), np.zeros(1))[0] == 3 * 5 * state
+    assert UPDATE.bytes_moved(np.array([3.0]), np.zeros(1))[0] == 3 * (row + 2 * 4 * state)
+    assert UPDATE.flops(np.array([3.0]), np.zeros(1))[0] == 3 * 5 * state
 
 
 def test_a_prompt_passes_its_state_from_piece_to_piece() -> None:
     state, a = 64 * 64 * 128, np.array([128.0, 129.0, 256.0])
-    moved = bytes_moved(CHUNKS, a, np.zeros(3))
+    moved = CHUNKS.bytes_moved(a, np.zeros(3))
     rows = a * 2 * (3 * 64 * 64 + 4 * 8 * 128 + 64)
     np.testing.assert_allclose(moved - rows, np.array([1, 2, 2]) * 16 * state + 2 * 4 * state)
-    assert flops(CHUNKS, a, np.zeros(3))[0] == 128 * (4 * state + 128 * (64 * 64 + 8 * 128))
-    assert describe(CHUNKS) == "heads=64×64×128 groups=8"
+    assert CHUNKS.flops(a, np.zeros(3))[0] == 128 * (4 * state + 128 * (64 * 64 + 8 * 128))
+    assert CHUNKS.describe() == "heads=64×64×128 groups=8"
 
 
 PUBLISHED = {
@@ -197,8 +198,8 @@ def test_scans_are_modelled_everywhere_with_an_error_of_their_own(tmp_path: Path
         assert found.sources[0] == MODELLED
         assert np.isinf(found.distance[0])
         assert found.error[0] == family_errors("scan").roofline
-    assert error_family(kernel) == "scan"
-    assert error_family(Convolution("decode", 6144, 4)) == "convolution"
+    assert kernel.error_family == "scan"
+    assert Convolution("decode", 6144, 4).error_family == "convolution"
     assert family_errors("convolution") != family_errors("other")
 
 
@@ -207,8 +208,8 @@ def test_experts_without_a_gate_take_their_own_measurements_or_the_efficiency_of
     for kernel in (gated, plain):
         write_table(tmp_path / repr(kernel), "h100_sxm/moe/vllm/9.0/moe_perf", expert_rows(kernel))
     tokens = np.array(TOKENS, dtype=float)
-    own = measured(tmp_path / repr(plain), "vllm").times(plain, tokens, np.zeros_like(tokens))
-    other = measured(tmp_path / repr(gated), "vllm").times(plain, tokens, np.zeros_like(tokens))
+    own = plain.measured(measured(tmp_path / repr(plain), "vllm"), tokens, np.zeros_like(tokens))
+    other = plain.measured(measured(tmp_path / repr(gated), "vllm"), tokens, np.zeros_like(tokens))
     assert own is not None
     assert other is not None
     np.testing.assert_allclose(own.seconds, [took(plain, n) * 1e-3 for n in TOKENS], rtol=1e-9)

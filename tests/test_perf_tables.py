@@ -21,13 +21,15 @@ from kernel_tables import (
     write_table,
 )
 
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer
-from windtunnel.perf.database import Database, open_database
-from windtunnel.perf.expert_table import TYPICAL, ExpertTable
-from windtunnel.perf.kernels import Attention, Collective, Experts, Gemm, Kernel, LatentAttention, Quantize
-from windtunnel.perf.latent_table import HIDDEN, LEAST_SHARE, QUERY_RANK, projections
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.database import Database, Measured, open_database
+from windtunnel.perf.kernel import Kernel
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.elementwise import Quantize
+from windtunnel.perf.kinds.experts import TYPICAL, Experts, ExpertTable
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.latent_attention import HIDDEN, LEAST_SHARE, QUERY_RANK, LatentAttention, projections
 
 SHAPE = Experts(2048, 768, 8, 128)
 
@@ -44,16 +46,16 @@ def open_measured(systems: Path) -> Measured:
     return Measured(Database(systems, "h100_sxm", "vllm", "0.24.0", "exact"), H100)
 
 
-def ask(measured: Measured, kernel: Kernel, a: Any, b: Any = 0.0) -> Answer:
+def ask(measured: Measured, kernel: Kernel, a: Any, b: Any = 0.0) -> KernelTimes:
     x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
-    found = measured.times(kernel, x.copy(), y.copy())
+    found = kernel.measured(measured, x.copy(), y.copy())
     assert found is not None
     return found
 
 
 def least(kernel: Kernel, a: Any, b: Any = 0.0) -> np.ndarray:
     x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
-    return bound(kernel, H100, x, y)
+    return kernel.bound(H100, x, y)
 
 
 # --- matrix products --------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def test_products_that_timed_the_host_are_borrowed_from_another_engine(tmp_path:
     found = ask(here, kernel, TOKENS)
     np.testing.assert_allclose(found.seconds, [took(kernel, m) * 1e-3 for m in TOKENS], rtol=1e-9)
     assert (found.sources == INTERPOLATED).all()
-    assert "sglang" in here.gemms.notes[0]
+    assert "sglang" in here.notes[0]
 
 
 def test_a_point_far_slower_than_more_rows_is_dropped(tmp_path: Path) -> None:
@@ -240,7 +242,7 @@ def test_other_experts_take_the_nearest_efficiency_and_say_so(measured: Measured
     found = ask(measured, kernel, TOKENS)
     assert (found.sources == MODELLED).all()
     assert found.seconds[-1] * EFFICIENCY == pytest.approx(least(kernel, TOKENS[-1]), rel=0.1)
-    assert any("4096×1536" in note for note in measured.experts.notes)
+    assert any("4096×1536" in note for note in measured.notes)
 
 
 @pytest.mark.parametrize(("factor", "believed"), [(0.8, True), (5.0, False)])
@@ -253,7 +255,7 @@ def test_a_quantised_curve_slower_than_bfloat16_is_replaced(tmp_path: Path, fact
         for name in plain
     }
     write_table(tmp_path, "h100_sxm/moe/vllm/0.24.0/moe_perf", both)
-    table = ExpertTable(Database(tmp_path, "h100_sxm", "vllm", "0.24.0", "exact"), H100)
+    table = ExpertTable(Measured(Database(tmp_path, "h100_sxm", "vllm", "0.24.0", "exact"), H100))
     found = table.times(kernel, np.array(TOKENS, dtype=float))
     assert found is not None
     if believed:
@@ -273,7 +275,7 @@ def test_collectives_by_elements_of_the_message(measured: Measured) -> None:
     np.testing.assert_allclose(found.seconds[:2], expected[:2], rtol=1e-9)
     assert found.sources.tolist() == [MEASURED, MEASURED, INTERPOLATED]
     assert ask(measured, replace(kernel, gpus=3), [16]).sources[0] == MODELLED
-    assert measured.times(replace(kernel, gpus=16), np.ones(1), np.zeros(1)) is None
+    assert replace(kernel, gpus=16).measured(measured, np.ones(1), np.zeros(1)) is None
 
 
 def test_a_message_smaller_than_measured_takes_the_least_ones_time(measured: Measured) -> None:
@@ -289,4 +291,4 @@ def test_a_table_that_is_missing_has_no_answer(tmp_path: Path, monkeypatch: pyte
     assert database is not None
     here = Measured(database, H100)
     for kernel in (SHAPE, Attention("decode", 8, 8, 128, 128), Collective("all_reduce", 2, 8), Quantize(1024)):
-        assert here.times(kernel, np.ones(1), np.ones(1)) is None
+        assert kernel.measured(here, np.ones(1), np.ones(1)) is None

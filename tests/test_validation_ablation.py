@@ -9,7 +9,7 @@ import pytest
 
 from windtunnel.cli import main
 from windtunnel.overheads import ClientPath
-from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.validation.ablation import CLIENT_PATHS, NOTHING, variants
 from windtunnel.validation.terms import PLAIN
 from windtunnel.workload.columns import Workload
@@ -21,11 +21,11 @@ ROW = {"prompt_tokens": 100, "output_tokens": 20, "ttft_s": 0.05, "e2el_s": 0.2}
 
 def test_each_cause_is_off_once() -> None:
     found = dict(variants())
-    assert list(found) == [NOTHING, *CLIENT_PATHS, *(cause.name for cause in fields(Causes))]
+    assert list(found) == [NOTHING, *CLIENT_PATHS, *(cause.name for cause in fields(Corrections))]
     assert found.pop(NOTHING) == PLAIN
     paths = [found.pop(name) for name in CLIENT_PATHS]
     assert [terms.client_path for terms in paths] == [False, True, True]
-    assert all(terms.causes == ALL for terms in paths)
+    assert all(terms.corrections == ALL for terms in paths)
     workload, path = Workload.from_columns(prompt_tokens=[1, 1], output_tokens=1, max_concurrency=1), ClientPath()
     for terms, off in zip(paths[1:], ("turnaround", "per_sequence"), strict=True):
         client = terms.overheads.client
@@ -34,9 +34,9 @@ def test_each_cause_is_off_once() -> None:
         assert {name for name, value in found_path.items() if not value} == {off}
         assert (client.request, client.first_token) == (path.request, path.first_token)
     for name, terms in found.items():
-        switched = [cause.name for cause in fields(Causes) if not getattr(terms.causes, cause.name)]
+        switched = [cause.name for cause in fields(Corrections) if not getattr(terms.corrections, cause.name)]
         assert switched == [name]
-    assert all(getattr(ALL, cause.name) for cause in fields(Causes))
+    assert all(getattr(ALL, cause.name) for cause in fields(Corrections))
 
 
 def test_a_table_of_what_each_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """Bands: the range in which a measured server would lie, around what a run says.
 
-Three levels. A kernel's time has a relative error by its family, source and distance to the data (``perf.bands``).
-The errors of all kernels of a run, and of its host work, weighted by their time, are the error of its steps
+Three levels. A kernel's time has a relative error by its family, source and distance to the data
+(``perf.kernel_errors``). The errors of all kernels of a run, and of its host work, weighted by their time, are the error of its steps
 (``metrics.uncertainty``). At the served level, what remains between simulated and measured servers sets the width:
 ``data/served_errors.toml``, calibrated engine by engine on one half of the served points of the kernel database and
 checked on the other (``windtunnel.validation.served_errors``).
@@ -22,7 +22,7 @@ from typing import Any
 from windtunnel.deployment import Deployment
 from windtunnel.metrics import LATENCIES, Summary, summary, summary_json, uncertainty, unroll
 from windtunnel.overheads import ENGINE_CLOCK, Overheads
-from windtunnel.perf.tables import Tabulated
+from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.run import Run
 from windtunnel.simulate import batch_times, simulate
 from windtunnel.workload.columns import Workload

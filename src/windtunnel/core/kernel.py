@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba import config
 
-from windtunnel.perf.cache import cache_folder
+from windtunnel.perf.tabulate.cache import cache_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

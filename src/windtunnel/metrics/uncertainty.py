@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from windtunnel.metrics.steps import Steps
-from windtunnel.perf.bands import HOST, family_errors
 from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.perf.kernel_errors import HOST, family_errors
 from windtunnel.perf.stage_times import whole
 
 

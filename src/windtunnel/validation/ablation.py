@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 
 from windtunnel.overheads import ClientPath, Floats
-from windtunnel.perf.causes import Causes
+from windtunnel.perf.corrections import Corrections
 from windtunnel.validation.agreement import relative_error, summarise
 from windtunnel.validation.comparison import compare
 from windtunnel.validation.markdown import per_cent
@@ -54,8 +54,8 @@ def variants(terms: Terms = PLAIN) -> Iterator[tuple[str, Terms]]:
     for name, without in CLIENT_PATHS.items():
         path = without(terms.overheads.client or ClientPath())
         yield name, replace(terms, client_path=path is not None, overheads=replace(terms.overheads, client=path))
-    for cause in fields(Causes):
-        yield cause.name, replace(terms, causes=terms.causes.without(cause.name))
+    for cause in fields(Corrections):
+        yield cause.name, replace(terms, corrections=terms.corrections.without(cause.name))
 
 
 def ablate(points: Sequence[Point], recordings: Sequence[Recording], terms: Terms = PLAIN) -> Iterator[Ablation]:

@@ -2,7 +2,7 @@
 
 Two splits. ``tokens`` takes out every third value of the axis along which tables are interpolated; ``shapes`` takes out
 every second shape whole. What is predicted goes through the very tables that every simulation asks
-(``perf.measured``), which are built from a database that lacks those rows.
+(``perf.kinds``), which are built from a database that lacks those rows.
 """
 
 from collections.abc import Iterator
@@ -14,24 +14,19 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, device
-from windtunnel.perf.answer import SOURCES
-from windtunnel.perf.bands import error_family
 from windtunnel.perf.batch_times import Floats
-from windtunnel.perf.causes import Causes
-from windtunnel.perf.costs import bytes_moved, flops
-from windtunnel.perf.database import Columns, Database, one_per_key, open_database
-from windtunnel.perf.kernels import (
-    Attention,
-    Collective,
-    Exchange,
-    Experts,
-    Gemm,
-    Kernel,
-    LatentAttention,
-    SparseAttention,
-)
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.roofline import family, roofline
+from windtunnel.perf.corrections import Corrections
+from windtunnel.perf.database import Columns, Database, Measured, one_per_key, open_database
+from windtunnel.perf.kernel import Kernel
+from windtunnel.perf.kernel_times import SOURCES
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.exchange import Exchange
+from windtunnel.perf.kinds.experts import Experts
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.latent_attention import LatentAttention
+from windtunnel.perf.kinds.sparse_attention import SparseAttention
+from windtunnel.perf.roofline import roofline
 from windtunnel.validation.kernel_noise import between_engines, repeats
 from windtunnel.validation.kernel_sources import Row, Source
 from windtunnel.validation.plain_models import MILLISECONDS, AcrossGrid, along_axis, nothing, regression
@@ -42,7 +37,7 @@ THIRD, SECOND = 3, 2
 MOST_SHAPES = 80
 """Shapes of a table that are asked, evenly spread."""
 
-PLAIN = Causes(**{entry.name: False for entry in fields(Causes)})
+PLAIN = Corrections(**{entry.name: False for entry in fields(Corrections)})
 """Every table is believed, so that its own points are predicted and not what a simulation puts in their place."""
 
 Mask = NDArray[np.bool_]
@@ -109,7 +104,7 @@ class HeldOut:
     family: str
     """Kind, and weight or cache format, or the collective's operation."""
     errors_of: str
-    """The same as ``perf.bands.error_family`` has it."""
+    """Name of the errors that this kind of kernel has (``Kernel.error_family``)."""
     split: str
     measured: Floats
     predicted: Floats
@@ -200,17 +195,17 @@ class Bench:
                 continue
             part, kept = rows.take(members & out), rows.take(members & ~out)
             a, b = source.point(part)
-            answer = measured.times(kernel, a, b)
+            answer = kernel.measured(measured, a, b)
             if answer is None:
                 continue
             seconds = part["latency"] * MILLISECONDS
             plain = along_axis(source, part, kept) if split == "tokens" else across(shape, part)
             if truth is not None:  # the tables add what surrounds the kernel in the database, or take it off
-                known = truth.times(kernel, a, b)
+                known = kernel.measured(truth, a, b)
                 assert known is not None
                 plain, seconds = plain + known.seconds - seconds, known.seconds
             model = bound_by.times(kernel, a, b).seconds
-            costs = flops(kernel, a, b), bytes_moved(kernel, a, b)
+            costs = kernel.flops(a, b), kernel.bytes_moved(a, b)
             entry = (seconds, answer.seconds, answer.sources.astype(float), plain, model, *costs)
             found.setdefault(_name(kernel), []).append(entry)
             kernels[_name(kernel)] = kernel
@@ -222,7 +217,7 @@ class Bench:
                 system=self.system,
                 backend=self.backend,
                 family=name,
-                errors_of=error_family(kernels[name]),
+                errors_of=kernels[name].error_family,
                 split=split,
                 measured=seconds,
                 predicted=predicted,
@@ -240,10 +235,11 @@ def _name(kernel: Kernel) -> str:
     if isinstance(kernel, Exchange):
         return f"{kernel.phase}_{kernel.mode}"
     if isinstance(kernel, Attention | LatentAttention):
-        return f"{family(kernel)}_{kernel.kv_dtype}"
+        return f"{kernel.efficiency_family}_{kernel.kv_dtype}"
     if isinstance(kernel, SparseAttention):
         return f"sparse_{kernel.phase}_{kernel.kv_dtype}"
-    return f"{family(kernel).split('_')[0]}_{kernel.dtype}" if isinstance(kernel, Gemm | Experts) else family(kernel)
+    family = kernel.efficiency_family
+    return f"{family.split('_')[0]}_{kernel.dtype}" if isinstance(kernel, Gemm | Experts) else family
 
 
 def _shapes(rows: Columns, source: Source, out: Mask) -> Iterator[tuple[Row, Mask]]:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.perf.batch_times import Floats
-from windtunnel.perf.curves import blend
+from windtunnel.perf.between.curves import blend
 from windtunnel.perf.database import Columns
 from windtunnel.validation.kernel_sources import Row, Source
 

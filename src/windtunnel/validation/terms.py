@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.overheads import ENGINE_CLOCK, ClientPath, Overheads
-from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.run import Run
 from windtunnel.simulate import simulate
 from windtunnel.strict import refuse_extrapolation
@@ -21,7 +21,7 @@ class Terms:
     """Of a calibration."""
     strict: bool = False
     """Refuse what is beyond the kernel data."""
-    causes: Causes = ALL
+    corrections: Corrections = ALL
     client_path: bool = True
     """A client's clock includes its path; off in an ablation."""
 
@@ -34,7 +34,7 @@ class Terms:
         usual = ClientPath(per_sequence=ClientPath.per_sequence / stream_interval)
         seen = (self.overheads.client or usual) if client_clock and self.client_path else None
         overheads = replace(self.overheads, client=seen)
-        run = simulate(Deployment((pool,)), workload, perf=self.perf, overheads=overheads, causes=self.causes)
+        run = simulate(Deployment((pool,)), workload, perf=self.perf, overheads=overheads, corrections=self.corrections)
         if self.strict:
             refuse_extrapolation(run)
         return run
