@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.perf.batch import Batch, parse_batch
+from windtunnel.perf.explain import Batch, parse_batch
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, Sourc
 from windtunnel.perf.kinds.collective import CROSSING
 from windtunnel.perf.kinds.exchange import Exchange
 from windtunnel.perf.kinds.experts import Experts
-from windtunnel.perf.predictor import predictor
-from windtunnel.perf.roofline import roofline
+from windtunnel.perf.predictor import predictor, roofline
 from windtunnel.perf.tabulate.operator import Operator
 from windtunnel.perf.tabulate.operators import operators
 

@@ -11,8 +11,7 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.batch import Batch, parse_batch
-from windtunnel.perf.explain import Explanation, explain
+from windtunnel.perf.explain import Batch, Explanation, explain, parse_batch
 from windtunnel.perf.kernel_times import SOURCES
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated

@@ -14,10 +14,9 @@ from kernel_tables import with_exchanges
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.batch import parse_batch
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.corrections import ALL
-from windtunnel.perf.explain import explain
+from windtunnel.perf.explain import explain, parse_batch
 from windtunnel.perf.kinds.exchange import SMS
 from windtunnel.perf.predictor import predictor
 from windtunnel.perf.tabulate.cache import cache_key

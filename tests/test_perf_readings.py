@@ -12,7 +12,7 @@ from kernel_tables import expert_rows, gemm_rows, took, write_table
 
 from windtunnel.hardware import device
 from windtunnel.perf.between.curves import blend
-from windtunnel.perf.between.ensemble import EnsembleCurve, Reading, beyond_launch, by_logs, by_touched, straight
+from windtunnel.perf.between.ensemble import EnsembleCurve, Interpolant, beyond_launch, by_logs, by_touched, straight
 from windtunnel.perf.between.planes import DecodePlane, Plane
 from windtunnel.perf.database import Measured, open_database
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
@@ -116,8 +116,8 @@ def test_unmeasured_cells_are_not_read_along_equal_tokens() -> None:
 TOKENS = np.array([1.0, 2, 8, 16, 48, 64, 128, 512, 2048])
 
 
-def curve(seconds: np.ndarray, *readings: Reading) -> EnsembleCurve:
-    return EnsembleCurve(TOKENS, 1e-6 / seconds, lambda x: np.full_like(x, 1e-6), readings)
+def curve(seconds: np.ndarray, *ways: Interpolant) -> EnsembleCurve:
+    return EnsembleCurve(TOKENS, 1e-6 / seconds, lambda x: np.full_like(x, 1e-6), ways)
 
 
 @given(st.lists(st.floats(1e-6, 1e-2), min_size=len(TOKENS), max_size=len(TOKENS)).map(np.array))

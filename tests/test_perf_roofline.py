@@ -15,7 +15,7 @@ from windtunnel.perf.kinds.elementwise import Elementwise, Quantize
 from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.latent_attention import LatentAttention
-from windtunnel.perf.roofline import roofline
+from windtunnel.perf.predictor import roofline
 
 DEVICES = load_devices()
 KERNELS: list[Kernel] = [

@@ -20,8 +20,7 @@ from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.state_space import Convolution, Scan
-from windtunnel.perf.predictor import Predictor
-from windtunnel.perf.roofline import roofline
+from windtunnel.perf.predictor import Predictor, roofline
 from windtunnel.perf.tabulate.operator import Operator
 from windtunnel.perf.tabulate.operators import operators
 

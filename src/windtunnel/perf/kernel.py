@@ -81,9 +81,9 @@ class Kernel(ABC):
         """The name under which its errors are kept: kind and weight format, or kind and phase."""
 
     @property
-    @abstractmethod
     def efficiency_family(self) -> str:
         """The name under which its efficiency is calibrated."""
+        return self.error_family
 
     @property
     def rate(self) -> str:

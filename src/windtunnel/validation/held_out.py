@@ -26,7 +26,7 @@ from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.latent_attention import LatentAttention
 from windtunnel.perf.kinds.sparse_attention import SparseAttention
-from windtunnel.perf.roofline import roofline
+from windtunnel.perf.predictor import roofline
 from windtunnel.validation.kernel_noise import between_engines, repeats
 from windtunnel.validation.kernel_sources import Row, Source
 from windtunnel.validation.plain_models import MILLISECONDS, AcrossGrid, along_axis, nothing, regression

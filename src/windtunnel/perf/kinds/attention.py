@@ -61,11 +61,6 @@ class Attention(Kernel):
         """By phase."""
         return f"attention_{self.phase}"
 
-    @property
-    def efficiency_family(self) -> str:
-        """By phase."""
-        return f"attention_{self.phase}"
-
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:
         """From the attention tables."""
         return known.table(AttentionTable).times(self, a, b)

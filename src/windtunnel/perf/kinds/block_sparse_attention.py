@@ -72,11 +72,6 @@ class BlockSparseAttention(Kernel):
         """By phase."""
         return f"block_sparse_{self.phase}"
 
-    @property
-    def efficiency_family(self) -> str:
-        """By phase."""
-        return f"block_sparse_{self.phase}"
-
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:
         """From the tables of block-sparse modules."""
         return known.table(BlockSparseTable).times(self, a, b)

@@ -61,11 +61,6 @@ class Collective(Kernel):
         """All-reduce, or one for all others."""
         return "all_reduce" if self.op == "all_reduce" else "gather"
 
-    @property
-    def efficiency_family(self) -> str:
-        """All-reduce, or one for all others."""
-        return "all_reduce" if self.op == "all_reduce" else "gather"
-
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002
         """From the tables of collectives."""
         return known.table(LinkTable).times(self, a)

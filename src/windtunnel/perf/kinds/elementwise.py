@@ -1,5 +1,6 @@
 """Kernels that only move memory: norms, activations, copies, and casts to 8 bits."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,14 +22,17 @@ so."""
 CASTS = ("scale_matrix_perf", "computescale_perf")
 """Tables of the static cast, and of what finding the scale adds."""
 
-CAST_LAUNCHES = 2
-
 
 class Moving(Kernel):
-    """A kernel without arithmetic: its bytes at BANDWIDTH, and its launches."""
+    """A kernel without arithmetic."""
 
     by_rule: ClassVar[bool] = True
     graph: bool
+
+    @property
+    @abstractmethod
+    def launches(self) -> int:
+        """Small kernels that it is."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """None."""
@@ -39,15 +43,10 @@ class Moving(Kernel):
         """One for all of them."""
         return "elementwise"
 
-    @property
-    def efficiency_family(self) -> str:
-        """One for all of them; nothing is calibrated."""
-        return "elementwise"
-
-    def priced(self, device: Device, launches: int, a: Floats, b: Floats) -> Floats:
-        """Seconds of its bytes and launches."""
+    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:  # noqa: ARG002
+        """Its bytes at BANDWIDTH, and its launches."""
         moved = self.bytes_moved(a, b) / (BANDWIDTH * device.memory_bandwidth)
-        return moved + launches * (LAUNCH_GRAPH if self.graph else LAUNCH_EAGER)
+        return moved + self.launches * (LAUNCH_GRAPH if self.graph else LAUNCH_EAGER)
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,6 @@ class Elementwise(Moving):
     def describe(self) -> str:
         """Bytes and launches."""
         return f"{self.row_bytes:.0f} B/row, {self.launches} launch{'es' if self.launches > 1 else ''}"
-
-    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:  # noqa: ARG002
-        """Its bytes and launches."""
-        return self.priced(device, self.launches, a, b)
 
     @property
     def launched(self) -> int:
@@ -93,6 +88,11 @@ class Quantize(Moving):
     k: int
     graph: bool = True
 
+    @property
+    def launches(self) -> int:
+        """One that finds the scale, one that casts."""
+        return 2
+
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """16-bit numbers in, 8-bit numbers out."""
         return 3.0 * self.k * a
@@ -100,10 +100,6 @@ class Quantize(Moving):
     def describe(self) -> str:
         """Width."""
         return f"k={self.k} to fp8"
-
-    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:  # noqa: ARG002
-        """Its bytes and launches."""
-        return self.priced(device, CAST_LAUNCHES, a, b)
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002
         """From the tables of casts."""

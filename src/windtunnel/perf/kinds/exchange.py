@@ -129,7 +129,7 @@ SMS = 20
 BENCHMARK = {"low_latency": "wideep_deepep_ll_perf", "high_throughput": "wideep_deepep_normal_perf"}
 CALLED = {"low_latency": "deepep_ll", "high_throughput": "deepep_ht"}
 
-READINGS = (by_logs, straight, beyond_launch)
+INTERPOLANTS = (by_logs, straight, beyond_launch)
 
 Shape = tuple[int, int, int, int]
 """Ranks, hidden size, choices, experts."""
@@ -174,7 +174,7 @@ class ExchangeTable:
 
     def _from(self, like: Exchange, points: tuple[Floats, Floats], kernel: Exchange, a: Floats) -> KernelTimes:
         (tokens, seconds), least = points, like.least(self.known.device)
-        curve = EnsembleCurve(tokens, least(tokens) / seconds, least, READINGS)
+        curve = EnsembleCurve(tokens, least(tokens) / seconds, least, INTERPOLANTS)
         one = np.ones(1)
         as_many = float((kernel.bound(self.known.device, one, one) / least(one))[0])
         return held_below(curve, a * as_many, least)

@@ -170,10 +170,10 @@ class ExpertRows:
 
 
 def experts_curve(kernel: Experts, device: Device, tokens: Floats, seconds: Floats) -> EnsembleCurve:
-    """A layer's times over tokens, read as they grow with tokens, with experts that are touched, or in steps."""
+    """A layer's times over tokens: they grow with a power of tokens, with experts that are touched, or in steps."""
     least = kernel.least(device)
-    readings = (by_logs, straight, by_touched(kernel.num_experts / kernel.top_k))
-    return EnsembleCurve(tokens, least(tokens) / seconds, least, readings)
+    ways = (by_logs, straight, by_touched(kernel.num_experts / kernel.top_k))
+    return EnsembleCurve(tokens, least(tokens) / seconds, least, ways)
 
 
 def _octaves(sizes: NDArray[np.float64]) -> NDArray[np.float64]:

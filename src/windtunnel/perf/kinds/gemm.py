@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import blend, octaves
-from windtunnel.perf.between.rows_curve import TILES, RowsCurve, errors_of_readings, line, rounded
+from windtunnel.perf.between.ensemble import TILES, RowsCurve, errors_over_rows, line, rounded
 from windtunnel.perf.database import Columns, Measured, one_per_key
 from windtunnel.perf.kernel import LAUNCH_GRAPH, RATES, STORED_BYTES, Kernel
 from windtunnel.perf.kernel_times import KernelTimes
@@ -76,7 +76,7 @@ OUTLIER = 1.5
 stay below (all but 1.5 % of points); what exceeds it is the first of a series (fp8 with one row on Blackwell: 2.5)."""
 
 SAMPLED = 4
-"""A quarter of the shapes tells how well rows are read as all of them do."""
+"""A quarter of the shapes tells how well rows are interpolated as all of them do."""
 
 COLUMN_TILE = 128
 """Columns below which products of different widths run in one tile, and time is no straight line in them."""
@@ -145,7 +145,7 @@ class GemmGrid:
 
     @cached_property
     def typical(self) -> Floats:
-        """[R, rows] mean error of each reading of a curve over every SAMPLEDth shape; NaN where none says."""
+        """[R, rows] mean error of each interpolant over every SAMPLEDth shape; NaN where none says."""
         shapes = list(self._shapes())[::SAMPLED]
         gaps = np.stack([np.isnan(self.log_efficiency[i, j]) for i, j in shapes])
         floors = {
@@ -153,7 +153,7 @@ class GemmGrid:
             for tile in TILES
         }
         logs = floors[1] - np.stack([self._filled(self.log_efficiency[i, j]) for i, j in shapes])
-        errors = np.where(gaps, np.nan, errors_of_readings(self.rows, logs, floors))
+        errors = np.where(gaps, np.nan, errors_over_rows(self.rows, logs, floors))
         known = np.isfinite(errors)
         count = known.sum(axis=1)
         mean = np.where(known, errors, 0.0).sum(axis=1)

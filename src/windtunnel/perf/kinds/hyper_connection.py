@@ -47,11 +47,6 @@ class HyperConnection(Kernel):
         """One for both sides."""
         return "hyper_connection"
 
-    @property
-    def efficiency_family(self) -> str:
-        """One for both sides."""
-        return "hyper_connection"
-
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002
         """From the table of hyper-connections."""
         return known.table(HyperConnectionTable).times(self, a)

@@ -66,11 +66,6 @@ class LatentAttention(Kernel):
         """By phase."""
         return f"latent_{self.phase}"
 
-    @property
-    def efficiency_family(self) -> str:
-        """By phase."""
-        return f"latent_{self.phase}"
-
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:
         """From the tables of latent attention."""
         return known.table(LatentTable).times(self, a, b)
