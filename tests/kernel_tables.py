@@ -10,6 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from windtunnel.hardware import device
+from windtunnel.perf.database import Database, Measured
+from windtunnel.perf.kernel import Kernel
+from windtunnel.perf.kernel_times import KernelTimes
 from windtunnel.perf.kinds.attention import Attention
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.exchange import Exchange
@@ -152,3 +155,16 @@ def with_exchanges(systems: Path, factor: float = 1.0, latency_us: float = 20.0)
     for mode, name in (("low_latency", "wideep_deepep_ll_perf"), ("high_throughput", "wideep_deepep_normal_perf")):
         write_table(systems, f"h100_sxm/comm/sglang/0.5.12/{name}", exchange_rows(micros, mode))
     return systems
+
+
+def opened(systems: Path, backend: str = "vllm", version: str = "0.24.0") -> Measured:
+    """What a database knows of an H100."""
+    return Measured(Database(systems, "h100_sxm", backend, version, "exact"), H100)
+
+
+def ask(measured: Measured, kernel: Kernel, a: Any, b: Any = 0.0) -> KernelTimes:
+    """What the database says at some points."""
+    x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
+    found = kernel.measured(measured, x.copy(), y.copy())
+    assert found is not None
+    return found

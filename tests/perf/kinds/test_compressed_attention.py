@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_tables import H100, full_database, took, write_table
+from kernel_tables import ask, full_database, opened, took, write_table
 
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.database import Columns, Database, Measured, find_systems, open_database
+from windtunnel.perf.database import Columns, Measured, find_systems, open_database
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_errors import family_errors
-from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
 from windtunnel.perf.kinds.compressed_attention import TABLES, CompressedAttention, CompressedTable, module
 from windtunnel.perf.kinds.hyper_connection import HyperConnection
 from windtunnel.perf.predictor import predictor
@@ -67,17 +67,6 @@ def write_mixing(systems: Path, backend: str, tokens: tuple[int, ...], factor: f
         "latency": [2.0 * factor * took(HyperConnection(side, 4096, 4), n) for side, n in cells],
     }
     write_table(systems, f"h100_sxm/mhc/{backend}/0.24.0/mhc_module_perf", columns)
-
-
-def opened(systems: Path, backend: str = "vllm") -> Measured:
-    return Measured(Database(systems, "h100_sxm", backend, "0.24.0", "exact"), H100)
-
-
-def ask(measured: Measured, kernel: Kernel, a: Any, b: Any = 0.0) -> KernelTimes:
-    x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
-    found = kernel.measured(measured, x.copy(), y.copy())
-    assert found is not None
-    return found
 
 
 def seconds(kernel: Kernel, a: Any, b: Any) -> list[float]:

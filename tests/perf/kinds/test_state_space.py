@@ -149,9 +149,6 @@ def test_the_database_times_convolutions_and_no_scans(heads: int, state: int, he
     assert 25.0 < scan.bound(H100, a, zero)[0] / seconds.seconds[0] < 35.0
 
 
-# --- scans ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_state_is_read_and_written_for_every_request() -> None:
     state = 64 * 64 * 128
     row = 2 * (2 * 64 * 64 + 2 * 8 * 128 + 64)
@@ -216,9 +213,6 @@ def test_experts_without_a_gate_take_their_own_measurements_or_the_efficiency_of
     assert (other.sources == MODELLED).all()
     many = tokens >= 64  # a gated layer of these sizes takes half as long again
     np.testing.assert_allclose(other.seconds[many], own.seconds[many], rtol=0.07)
-
-
-# --- operators --------------------------------------------------------------------------------------------------------
 
 
 def by_name(model: str, on: str = "h200", **engine: Any) -> dict[str, Operator]:

@@ -1,11 +1,17 @@
+"""Curves over one axis."""
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.perf.between.curves import Curve, blend
-from windtunnel.perf.between.planes import Plane
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
+
+
+def test_straight_weights_have_the_place_as_mean() -> None:
+    assert blend(np.array([2.0, 6.0]), 3.0, straight=True) == [(0, 0.75), (1, 0.25)]
+
 
 KNOTS = np.array([1.0, 4.0, 16.0, 64.0, 256.0])
 EFFICIENCIES = st.lists(st.floats(0.01, 1.0), min_size=5, max_size=5).map(np.array)
@@ -37,28 +43,6 @@ def test_beyond_the_ends_time_follows_the_least_time_and_is_modelled() -> None:
 def test_a_straight_line_in_log_log_is_met_exactly() -> None:
     found = Curve(KNOTS, 0.9 * KNOTS**-0.25).times(np.array([2.0, 100.0]), np.ones(2))
     np.testing.assert_allclose(found.seconds, np.array([2.0, 100.0]) ** 0.25 / 0.9)
-
-
-ROWS, COLUMNS = np.array([1.0, 2.0, 8.0]), np.array([2.0, 128.0, 4096.0])
-
-
-def plane(known: np.ndarray | None = None) -> Plane:
-    seconds = 1e-5 + 1e-9 * ROWS[:, None] * COLUMNS[None, :] + 1e-7 * ROWS[:, None]
-    return Plane(ROWS, COLUMNS, seconds, np.ones((3, 3)) if known is None else known)
-
-
-@given(st.floats(1.0, 8.0), st.floats(2.0, 4096.0))
-def test_a_bilinear_cost_is_met_exactly(a: float, b: float) -> None:
-    found = plane().times(np.array([a]), np.array([b]))
-    assert found.seconds[0] == pytest.approx(1e-5 + 1e-9 * a * b + 1e-7 * a, rel=1e-9)
-    assert found.sources[0] == (MEASURED if a in ROWS and b in COLUMNS else INTERPOLATED)
-
-
-def test_a_cell_with_an_unmeasured_corner_is_modelled() -> None:
-    known = np.ones((3, 3))
-    known[2, 2] = 0.0
-    found = plane(known).times(np.array([8.0, 8.0, 4.0, 2.0]), np.array([4096.0, 200.0, 200.0, 4096.0]))
-    assert found.sources.tolist() == [MODELLED, MODELLED, MODELLED, MEASURED]
 
 
 @given(st.floats(0.5, 40.0))

@@ -139,9 +139,6 @@ def test_without_host_overhead_steps_are_the_gpus() -> None:
     assert not off.host_overlapped.any()
 
 
-# --- measured attention and products --------------------------------------------------------------------------------
-
-
 def flash_attention_2(tmp_path: Path, causes: Corrections) -> Measured:
     for phase, table in (("decode", "generation_attention_perf"), ("prefill", "context_attention_perf")):
         write_table(tmp_path, f"rtx/attention/vllm/0.24.0/{table}", attention_rows(phase))
@@ -196,8 +193,6 @@ def test_a_warm_cache_is_not_believed(tmp_path: Path) -> None:
     assert cold.seconds[0] == pytest.approx(4096 * 4096 * 2 / (0.5 * H100.memory_bandwidth), rel=0.02)
 
 
-# --- experts --------------------------------------------------------------------------------------------------------
-
 SHAPE = Experts(2048, 768, 8, 128)
 
 
@@ -250,9 +245,6 @@ def test_a_slow_point_among_the_experts_is_dropped(tmp_path: Path) -> None:
     found = SHAPE.measured(measured, np.array([32.0]), np.zeros(1))
     assert found is not None
     assert found.seconds[0] == pytest.approx(took(SHAPE, 32) * 1e-3, rel=0.2)
-
-
-# --- speculation ----------------------------------------------------------------------------------------------------
 
 
 def test_speculation_divides_a_step_by_what_it_yields() -> None:

@@ -1,4 +1,4 @@
-"""Latent, sparse and linear attention in the kernel database, on databases made up for the test."""
+"""Sparse attention in the kernel database, on databases made up for the test."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,90 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_tables import H100, TOKENS, full_database, took, write_table
+from kernel_tables import H100, ask, full_database, opened, took, write_table
 
-from windtunnel.perf.corrections import ALL
-from windtunnel.perf.database import Database, Measured
-from windtunnel.perf.kernel import LAUNCH_GRAPH, Kernel
-from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes
-from windtunnel.perf.kinds.latent_attention import SMALL_KERNELS, LatentAttention, projections
-from windtunnel.perf.kinds.recurrence import Recurrence
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
+from windtunnel.perf.kinds.latent_attention import LatentAttention
 from windtunnel.perf.kinds.sparse_attention import SparseAttention
 
 REQUESTS, KEYS = (1, 4, 16, 64, 256), (16, 128, 1024, 4096)
 LATENT = LatentAttention("decode", 16, 512, 128, 64, 128)
 SPARSE = SparseAttention("decode", 6144, 8, 2048, 512, 192, 64, 256, 32, 128, 2048, "fp8", "fp8_block")
 SHARED_INDEX = replace(SPARSE, index_heads=0, index_head_dim=0)
-ABSORBED = 5e-6
-
-
-def opened(systems: Path, backend: str = "vllm", version: str = "0.24.0") -> Measured:
-    return Measured(Database(systems, "h100_sxm", backend, version, "exact"), H100)
-
-
-def ask(measured: Measured, kernel: Kernel, a: Any, b: Any = 0.0) -> KernelTimes:
-    x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
-    found = kernel.measured(measured, x.copy(), y.copy())
-    assert found is not None
-    return found
-
-
-def latent_rows(extra: float, **columns: Any) -> dict[str, Any]:
-    points = list(product(REQUESTS, KEYS))
-    return {
-        "num_heads": 16,
-        "batch_size": [n for n, _ in points],
-        "isl": 1,
-        "step": [keys - 1 for _, keys in points],
-        "kv_cache_dtype": "bfloat16",
-        "latency": [took(LATENT, n, keys) + extra for n, keys in points],
-        "kernel_source": "one",
-        **columns,
-    }
-
-
-def absorbed_rows() -> dict[str, Any]:
-    return {
-        "op_name": ["mla_gen_pre"] * len(TOKENS) + ["mla_gen_post"] * len(TOKENS),
-        "bmm_dtype": "bfloat16",
-        "num_heads": 16,
-        "num_tokens": [*TOKENS, *TOKENS],
-        "latency": [ABSORBED * 0.5e3] * (2 * len(TOKENS)),
-        "kernel_source": "one",
-    }
-
-
-def test_latent_kernels_stand_with_what_is_launched_around_them(tmp_path: Path) -> None:
-    write_table(tmp_path, "h100_sxm/mla/sglang/0.5.14/generation_mla_perf", latent_rows(0.0))
-    write_table(tmp_path, "h100_sxm/mla_bmm/sglang/0.5.14/mla_bmm_perf", absorbed_rows())
-    found = ask(opened(tmp_path, "sglang", "0.5.14"), LATENT, [4, 64], [1024, 4096])
-    alone = np.array([took(LATENT, 4, 1024), took(LATENT, 64, 4096)]) * 1e-3
-    np.testing.assert_allclose(found.seconds, alone + ABSORBED + SMALL_KERNELS * LAUNCH_GRAPH, rtol=1e-9)
-    assert (found.sources == MEASURED).all()
-
-
-def test_modules_that_waited_for_the_host_are_shortened_to_their_kernels(tmp_path: Path) -> None:
-    full_database(tmp_path)
-    here = opened(tmp_path)
-    linear = np.array(
-        [
-            sum(float(ask(here, gemm, [n]).seconds[0]) for gemm in projections(LATENT, 7168, 1536, "bfloat16"))
-            for n, _ in product(REQUESTS, KEYS)
-        ]
-    )
-    module = latent_rows(0.1, gemm_type="bfloat16")
-    module["latency"] = list(np.array(module["latency"]) + linear * 1e3)
-    write_table(tmp_path, "h100_sxm/mla/vllm/0.24.0/mla_generation_module_perf", module)
-    write_table(tmp_path, "h100_sxm/mla/trtllm/1.0/generation_mla_perf", latent_rows(0.0))
-    write_table(tmp_path, "h100_sxm/mla_bmm/trtllm/1.0/mla_bmm_perf", absorbed_rows())
-    found = ask(opened(tmp_path), LATENT, [4, 64], [1024, 4096])
-    around = ABSORBED + SMALL_KERNELS * LAUNCH_GRAPH
-    alone = np.array([took(LATENT, 4, 1024), took(LATENT, 64, 4096)]) * 1e-3
-    np.testing.assert_allclose(found.seconds, alone + around, rtol=0.02)
-    assert (found.sources == INTERPOLATED).all()
-    database = Database(tmp_path, "h100_sxm", "vllm", "0.24.0", "exact")
-    believed = ask(Measured(database, H100, ALL.without("host_bound_tables")), LATENT, [4], [1024])
-    assert believed.seconds[0] == pytest.approx(alone[0] + 1e-4, rel=0.02)
 
 
 def sparse_rows(phase: str, factor: float = 1.0, indexes: bool = True) -> dict[str, Any]:
@@ -181,29 +107,3 @@ def test_sparse_attention_is_measured_with_its_context(tmp_path: Path) -> None:
     assert other.sources[0] == MODELLED
     assert other.seconds[0] > decode.seconds[0]
     assert LATENT.measured(here, np.ones(1), np.ones(1)) is None
-
-
-def test_recurrences_add_up_their_kernels(tmp_path: Path) -> None:
-    points = [("generation", n, 1) for n in REQUESTS] + [("context", 1, n) for n in TOKENS]
-    rows = {
-        "phase": [p[0] for p in points] * 2,
-        "batch_size": [p[1] for p in points] * 2,
-        "seq_len": [p[2] for p in points] * 2,
-        "num_k_heads": 16,
-        "num_v_heads": 32,
-        "head_k_dim": 128,
-        "head_v_dim": 128,
-        "d_conv": 4,
-        "model_name": "made up",
-        "kernel_source": ["convolution"] * len(points) + ["recurrence"] * len(points),
-        "latency": [0.001] * len(points) + [0.001 * p[1] + 0.0001 * p[2] for p in points],
-    }
-    write_table(tmp_path, "h100_sxm/linear_attention/sglang/0.5.14/gdn_perf", rows)
-    decode, prefill = (Recurrence(phase, 16, 32, 128, 128, 4) for phase in ("decode", "prefill"))
-    here = opened(tmp_path)  # vLLM has no table: SGLang's answers
-    np.testing.assert_allclose(ask(here, decode, [4, 64]).seconds, [5.1e-6, 65.1e-6], rtol=1e-6)
-    np.testing.assert_allclose(ask(here, prefill, [128, 4096]).seconds, [14.8e-6, 411.6e-6], rtol=1e-6)
-    assert (ask(here, decode, [4, 64]).sources == MEASURED).all()
-    half = ask(here, Recurrence("decode", 8, 16, 128, 128, 4), [64])
-    assert half.sources[0] == MODELLED
-    assert half.seconds[0] < 65.1e-6

@@ -81,9 +81,6 @@ def step(times: BatchTimes, decodes: int, context: int, chunks: tuple[tuple[int,
     return times.lockstep([(decodes, decodes * context, list(chunks))] * RANKS)
 
 
-# --- schedules --------------------------------------------------------------------------------------------------------
-
-
 def parts(**seconds: float) -> dict[str, np.ndarray]:
     return {name: np.array([seconds.get(name, 0.0)]) for name in (*COMPUTED, DISPATCH, COMBINE)}
 
@@ -139,9 +136,6 @@ def test_the_chunks_of_no_batch_hide_more_than_it_has_room_for(room: list[float]
         chunks.append(data.draw(st.integers(1, largest - sum(chunks))))
     assert sum(share[n] for n in chunks) <= room[sum(chunks)] + 1e-9 or not chunks
     assert share[largest] == pytest.approx(room[largest])
-
-
-# --- pools ------------------------------------------------------------------------------------------------------------
 
 
 def halves(**engine: Any) -> Halves:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_tables import H100, full_database, took, write_table
+from kernel_tables import H100, ask, full_database, opened, took, write_table
 
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
@@ -15,7 +15,7 @@ from windtunnel.model import load_model
 from windtunnel.perf.corrections import ALL
 from windtunnel.perf.database import Database, Measured, open_database
 from windtunnel.perf.kernel_errors import family_errors, relative_error
-from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
 from windtunnel.perf.kinds.attention import Attention
 from windtunnel.perf.kinds.block_sparse_attention import GRAPH_REQUESTS, BlockSparseAttention, BlockSparseTable, module
 from windtunnel.perf.predictor import predictor
@@ -48,17 +48,6 @@ def rows(phase: str, contexts: tuple[int, ...] = (0, 128), extra: float = 0.0, r
 def write(systems: Path, backend: str, version: str, **changes: Any) -> None:
     for phase in ("generation", "context"):
         write_table(systems, f"h100_sxm/msa/{backend}/{version}/msa_{phase}_module_perf", rows(phase, **changes))
-
-
-def opened(systems: Path, backend: str = "vllm", version: str = "0.24.0") -> Measured:
-    return Measured(Database(systems, "h100_sxm", backend, version, "exact"), H100)
-
-
-def ask(measured: Measured, kernel: BlockSparseAttention, a: Any, b: Any) -> KernelTimes:
-    x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
-    found = kernel.measured(measured, x.copy(), y.copy())
-    assert found is not None
-    return found
 
 
 def seconds(kernel: BlockSparseAttention, a: Any, b: Any) -> list[float]:

@@ -48,9 +48,6 @@ def steps(kernel: Exchange, tokens: float) -> float:
     return {"dispatch": 10.0, "combine": 17.0}[kernel.phase] + kernel.ranks + 0.1 * tokens
 
 
-# --- bytes ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ranks", "domain", "top_k"), [(2, 2, 1), (3, 3, 2), (4, 2, 2), (4, 2, 3), (6, 3, 2), (4, 4, 3)]
 )
@@ -98,9 +95,6 @@ def test_without_a_table_the_link_is_as_good_as_for_gathers() -> None:
         kernel, gather = exchange("combine", "low_latency", ranks), model.efficiencies["gather"]
         expected = kernel.bound(H100, a, a) / gather.memory + gather.latency + latency
         np.testing.assert_allclose(model.times(kernel, a, np.zeros(2)).seconds, expected)
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -176,9 +170,6 @@ def test_exchanges_have_errors_of_their_own() -> None:
     errors = family_errors("exchange")
     assert errors != family_errors("other")
     assert 0 < errors.measured < errors.interpolated <= errors.modelled <= errors.roofline
-
-
-# --- operators --------------------------------------------------------------------------------------------------------
 
 
 def pool(model: str = "Qwen/Qwen3-30B-A3B", **engine: object) -> Pool:

@@ -20,7 +20,6 @@ from windtunnel.perf.tabulate.operator import GROUPS
 from windtunnel.perf.tabulate.tables import PARTS, Tabulated, axes, octave_knots
 
 real = pytest.mark.skipif(find_systems() is None, reason="the kernel database is not installed")
-
 POOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("Qwen/Qwen3-8B", {}),
     "sharded": ("meta-llama/Llama-3.1-70B", {"tensor_parallel_size": 4}),
@@ -170,9 +169,6 @@ def test_axes_without_graphs_do_not_pad() -> None:
     ax = axes(pool("eager"))
     assert ax.graph_tokens == 0
     assert (ax.padded == np.arange(701)).all()
-
-
-# --- the real database ------------------------------------------------------------------------------------------------
 
 
 def h100(model: str, tp: int = 1) -> tuple[Tabulated, BatchTimes]:

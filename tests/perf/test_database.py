@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_tables import gemm_rows, write_table
+from kernel_tables import (
+    H100,
+    gemm_rows,
+    write_table,
+)
 
 from windtunnel.perf.database import (
+    Measured,
     find_systems,
     measured_systems,
     one_per_key,
@@ -14,6 +19,22 @@ from windtunnel.perf.database import (
     read_columns,
     version_key,
 )
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.elementwise import Quantize
+from windtunnel.perf.kinds.experts import Experts
+
+SHAPE = Experts(2048, 768, 8, 128)
+
+
+def test_a_table_that_is_missing_has_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_table(tmp_path, "h100_sxm/gemm/vllm/0.24.0/gemm_perf", gemm_rows())
+    monkeypatch.setenv("WINDTUNNEL_KERNELS", str(tmp_path))
+    database = open_database("h100_sxm", "vllm")
+    assert database is not None
+    here = Measured(database, H100)
+    for kernel in (SHAPE, Attention("decode", 8, 8, 128, 128), Collective("all_reduce", 2, 8), Quantize(1024)):
+        assert kernel.measured(here, np.ones(1), np.ones(1)) is None
 
 
 @pytest.fixture

@@ -55,13 +55,13 @@ def test_the_cache_gives_back_what_was_built(tmp_path: Path) -> None:
 def test_reading_the_cache_does_not_load_pyarrow(tmp_path: Path) -> None:
     tabulate(pool(), cache=tmp_path / "cache")
     code = (
-        "import sys\nfrom pathlib import Path\nfrom test_perf_cache import pool\n"
+        "import sys\nfrom pathlib import Path\nfrom perf.tabulate.test_cache import pool\n"
         "from windtunnel.perf.tabulate.grid import tabulate\n"
         "for name in [n for n in sys.modules if n.startswith('pyarrow')]:\n"
         "    del sys.modules[name]\n"
         f"tabulate(pool(), cache=Path({str(tmp_path / 'cache')!r}))\nassert 'pyarrow' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_the_key_changes_with_everything_that_matters(systems: Path) -> None:
@@ -86,8 +86,6 @@ CHANGES = [
     ("async_scheduling", False),
     ("tensor_parallel_size", 2),
 ]
-
-
 BESIDE_THE_TIMES = [
     {"gpu_memory_utilization": 0.5},
     {"num_gpu_blocks_override": 77},
