@@ -112,7 +112,7 @@ class Database:
         return files[-1]
 
     def read(self, family: str, table: str, texts: tuple[str, ...], backend: str | None = None) -> Columns | None:
-        """A table's number columns and the named text columns, or None where nobody measured it."""
+        """A table's number columns and the named text columns, or None where it was not measured."""
         path = self.path(family, table, backend)
         if path is None:
             return None

@@ -6,7 +6,7 @@ wrong its times may be, and how the kernel database times it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -149,3 +149,13 @@ def pairs(a: Floats, b: Floats, window: int) -> Floats:
     last = np.maximum(a + b - window, 0.0)  # keys hidden from the last query
     before = np.maximum(b - window, 0.0)  # and from the query before the first
     return full - 0.5 * (last * (last + 1.0) - before * (before + 1.0))
+
+
+def cache_format(kv_dtype: str) -> str:
+    """What tables call the format of a KV cache."""
+    return "fp8" if STORED_BYTES[kv_dtype] == 1.0 else "bfloat16"
+
+
+def first_of(wanted: Sequence[str], known: Sequence[str]) -> str:
+    """The first format wanted that was measured, else the first that was."""
+    return next((name for name in wanted if name in known), known[0])

@@ -16,6 +16,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import octaves
 from windtunnel.perf.between.ensemble import left_out, nearby, shares
+from windtunnel.perf.database import Columns, one_per_key
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes, Sources
 
@@ -100,7 +101,7 @@ class DecodePlane(Plane):
 
     @cached_property
     def _weights(self) -> tuple[Floats, Floats]:
-        """Logs of numbers of cached tokens, and the weight of the reading along equal ones there."""
+        """Logs of numbers of cached tokens, and the weight of the interpolant along equal ones there."""
         tokens, errors = self._errors()
         octaves = np.log2(self.rows[-1] * self.columns[-1] / (self.rows[0] * self.columns[0]))
         x = np.linspace(
@@ -111,7 +112,7 @@ class DecodePlane(Plane):
         return x, shares(nearby(errors, tokens, np.exp(x)))[1]
 
     def _errors(self) -> tuple[Floats, Floats]:
-        """[E] cached tokens and [2, E] |error| of the log seconds of both readings at cells that are foretold from the
+        """[E] cached tokens and [2, E] |error| of the log seconds of both interpolants at cells predicted from the
         other columns, where both answer."""
         tokens, errors = [np.zeros(0)], [np.zeros((2, 0))]
         for out in left_out(len(self.columns), FOLDS):
@@ -133,14 +134,26 @@ def cold_rate(plane: Plane, moved: Floats) -> float:
     return float(rates[large].max()) if large.any() else float("inf")
 
 
-def plane_of(
-    kernel: Kernel, device: Device, batch: Floats, keys: Floats, seconds: Floats, *, decode: bool = True
-) -> Plane:
+def one_kernel(rows: Columns, phase: str) -> Columns:
+    """One row for each point of a table of attention, of prompts those with the fewest requests; see
+    ``one_per_key``."""
+    if phase == "prefill":
+        rows = rows.where(batch_size=int(rows["batch_size"].min()))
+    keys = [rows["batch_size"], rows["isl"], rows["step"]]
+    return rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
+
+
+def plane_of(kernel: Kernel, device: Device, measured: Columns, phase: str, seconds: Floats | None = None) -> Plane:
     """Scattered measurements on a full grid: what is missing takes the efficiency of the nearest smaller measured
-    cell. ``decode``: the axes are requests and keys, not chunks and contexts."""
-    rows, columns = np.unique(batch), np.unique(keys)
+    cell. Over requests and keys, the token itself included, or over chunks and contexts. ``seconds``: others than those
+    of the rows."""
+    first, second = measured["isl"].astype(float), measured["step"].astype(float)
+    if phase == "decode":
+        first, second = measured["batch_size"].astype(float), first + second
+    seconds = measured["latency"] * 1e-3 if seconds is None else seconds
+    rows, columns = np.unique(first), np.unique(second)
     grid = np.full((len(rows), len(columns)), np.nan)
-    grid[np.searchsorted(rows, batch), np.searchsorted(columns, keys)] = seconds
+    grid[np.searchsorted(rows, first), np.searchsorted(columns, second)] = seconds
     a, b = np.broadcast_arrays(rows[:, None], columns[None, :])
     log_efficiency = np.log(kernel.bound(device, a, b) / grid)
     known = np.isfinite(log_efficiency)
@@ -150,7 +163,7 @@ def plane_of(
             near = index[np.clip(np.searchsorted(index, np.arange(len(columns)), side="right") - 1, 0, None)]
             log_efficiency[i] = log_efficiency[i, near]
     full = kernel.bound(device, a, b) / np.exp(log_efficiency)
-    plane = DecodePlane if decode and min(len(rows), len(columns)) > 1 else Plane
+    plane = DecodePlane if phase == "decode" and min(len(rows), len(columns)) > 1 else Plane
     return plane(rows, columns, np.where(known, grid, full), known.astype(float))
 
 

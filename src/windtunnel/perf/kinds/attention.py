@@ -11,9 +11,9 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve
 from windtunnel.perf.between.ensemble import EnsembleCurve, beyond_launch
-from windtunnel.perf.between.planes import Plane, cold_rate, extend, plane_of
-from windtunnel.perf.database import Columns, Measured, one_per_key
-from windtunnel.perf.kernel import STORED_BYTES, Kernel, pairs
+from windtunnel.perf.between.planes import Plane, cold_rate, extend, one_kernel, plane_of
+from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.kernel import STORED_BYTES, Kernel, cache_format, pairs
 from windtunnel.perf.kernel_times import MODELLED, KernelTimes, blended
 
 
@@ -177,9 +177,7 @@ class AttentionTable:
         )
 
     def _plane(self, other: Attention, key: Key) -> Plane:
-        rows = self._rows("decode", key)
-        batch, keys = rows["batch_size"].astype(float), (rows["isl"] + rows["step"]).astype(float)
-        return plane_of(other, self.known.device, batch, keys, rows["latency"] * 1e-3)
+        return plane_of(other, self.known.device, self._rows("decode", key), "decode")
 
     def _prefill(self, kernel: Attention, other: Attention, key: Key, a: Floats, b: Floats) -> KernelTimes:
         """Chunks without context are measured. With context they take the rate that a whole prompt of that length
@@ -223,10 +221,7 @@ class AttentionTable:
         columns = self._table(phase)
         assert columns is not None
         rows = columns.where(**dict(zip(KEYS, key[:4], strict=True)), kv_cache_dtype=key[4])
-        if phase == "prefill":
-            rows = rows.where(batch_size=int(rows["batch_size"].min()))
-        keys = [rows["batch_size"], rows["isl"], rows["step"]]
-        return rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
+        return one_kernel(rows, phase)
 
     def _table(self, phase: str) -> Columns | None:
         if phase not in self._columns:
@@ -249,7 +244,7 @@ class AttentionTable:
         if kernel.phase not in self._shapes:
             self._shapes[kernel.phase] = _different([*(columns[name] for name in KEYS), codes])
         shapes = self._shapes[kernel.phase]
-        stored = "fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16"
+        stored = cache_format(kernel.kv_dtype)
         _, _, head_dim, window, code = shapes.T.astype(float)
         penalty = (
             1e6 * (np.array(names)[code.astype(int)] != stored)

@@ -11,9 +11,9 @@ import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import between
-from windtunnel.perf.between.planes import Plane, extend, plane_of
-from windtunnel.perf.database import Columns, Measured, one_per_key
-from windtunnel.perf.kernel import STORED_BYTES, Kernel, pairs
+from windtunnel.perf.between.planes import Plane, extend, one_kernel, plane_of
+from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.kernel import STORED_BYTES, Kernel, cache_format, first_of, pairs
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
 
 
@@ -164,27 +164,17 @@ class BlockSparseTable:
 
     def _plane(self, phase: str, key: Key) -> Plane:
         if (phase, key) not in self._planes:
-            rows = self._rows(phase, key)
-            a, b = rows["isl"].astype(float), rows["step"].astype(float)
-            if phase == "decode":  # the token itself is a key too
-                a, b = rows["batch_size"].astype(float), a + b
             measured = module(phase, *key[1:])
-            self._planes[phase, key] = plane_of(
-                measured, self.known.device, a, b, rows["latency"] * 1e-3, decode=phase == "decode"
-            )
+            self._planes[phase, key] = plane_of(measured, self.known.device, self._rows(phase, key), phase)
         return self._planes[phase, key]
 
     def _rows(self, phase: str, key: Key) -> Columns:
         columns = self._table(phase, key[0])
         assert columns is not None
         rows = columns.where(num_heads=key[1], kv_cache_dtype=key[2], gemm_type=key[3])
-        if phase == "prefill":
-            rows = rows.where(batch_size=int(rows["batch_size"].min()))
-        elif key[0] == "sglang":
+        if phase == "decode" and key[0] == "sglang":
             rows = rows.take(rows["batch_size"] <= GRAPH_REQUESTS)
-        keys = [rows["batch_size"], rows["isl"], rows["step"]]
-        rows = rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
-        return _without_outliers(rows, "batch_size" if phase == "decode" else "isl")
+        return _without_outliers(one_kernel(rows, phase), "batch_size" if phase == "decode" else "isl")
 
     def _engine(self, phase: str) -> str | None:
         """The engine whose table answers: its own where it is believed, else another's."""
@@ -206,9 +196,9 @@ class BlockSparseTable:
         """Rows of the nearest formats, and these: of the cache, and of the projections."""
         columns = self._table(kernel.phase, engine)
         assert columns is not None
-        kv_dtype = _choose("fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16", columns, "kv_cache_dtype")
+        kv_dtype = first_of((cache_format(kernel.kv_dtype), "bfloat16"), columns.values("kv_cache_dtype"))
         columns = columns.where(kv_cache_dtype=kv_dtype)
-        dtype = _choose(kernel.dtype, columns, "gemm_type")
+        dtype = first_of((kernel.dtype, "fp8_block", "bfloat16"), columns.values("gemm_type"))
         return columns.where(gemm_type=dtype), (kv_dtype, dtype)
 
 
@@ -234,8 +224,3 @@ def _without_outliers(rows: Columns, group: str) -> Columns:
         seconds = rows["latency"][order]
         keep[order] = seconds <= OUTLIER * np.minimum.accumulate(seconds[::-1])[::-1]
     return rows.take(keep)
-
-
-def _choose(wanted: str, columns: Columns, name: str) -> str:
-    known = columns.values(name)
-    return next((each for each in (wanted, "fp8_block", "bfloat16") if each in known), known[0])

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import between
-from windtunnel.perf.between.planes import Plane, extend, plane_of
-from windtunnel.perf.database import Columns, Measured, one_per_key
-from windtunnel.perf.kernel import STORED_BYTES, Kernel, pairs
+from windtunnel.perf.between.planes import Plane, extend, one_kernel, plane_of
+from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.kernel import STORED_BYTES, Kernel, first_of, pairs
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
 
 SPARSE_RATIO = 4
@@ -193,15 +193,7 @@ class CompressedTable:
 
     def _plane(self, measured: CompressedAttention, rows: Columns) -> tuple[Plane, NDArray[np.bool_]]:
         """The plane, and which of its cells were measured."""
-        if measured.phase == "prefill":
-            rows = rows.where(batch_size=int(rows["batch_size"].min()))
-        keys = [rows["batch_size"], rows["isl"], rows["step"]]
-        rows = rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
-        if measured.phase == "decode":  # the token itself is a key too
-            a, b = rows["batch_size"].astype(float), (rows["isl"] + rows["step"]).astype(float)
-        else:
-            a, b = rows["isl"].astype(float), rows["step"].astype(float)
-        plane = plane_of(measured, self.known.device, a, b, rows["latency"] * 1e-3, decode=measured.phase == "decode")
+        plane = plane_of(measured, self.known.device, one_kernel(rows, measured.phase), measured.phase)
         truly = plane.known > 0
         return (plane if measured.phase == "decode" else bridged(plane, measured, self.known.device)), truly
 
@@ -246,6 +238,5 @@ def _part(kernel: CompressedAttention, columns: Columns) -> tuple[Columns, int, 
     known = [whole for whole in MODELS if (totals == whole).any()]
     whole = min(known, key=lambda each: abs(np.log(MODELS[each][0] / kernel.hidden)))
     columns = columns.take(totals == whole)
-    formats = columns.values("gemm_type")
-    dtype = next((name for name in (kernel.dtype, "fp8_block") if name in formats), formats[0])
+    dtype = first_of((kernel.dtype, "fp8_block"), columns.values("gemm_type"))
     return columns.where(gemm_type=dtype), whole, dtype

@@ -2,6 +2,7 @@
 the nearest one's efficiency."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -108,8 +109,6 @@ class ExpertRows:
     """Another engine than the database's own."""
     fastest: bool
     """Of several kernels for one shape take the fastest, not the one with most rows, and no outliers."""
-    _columns: Columns | None = None
-    _read: bool = False
     _parts: dict[tuple[str, str], tuple[Columns, NDArray[np.int64]] | None] = field(default_factory=dict)
 
     def curve(self, kernel: Experts, lane: str, distribution: str) -> Curve | None:
@@ -154,7 +153,7 @@ class ExpertRows:
     def _part(self, lane: str, distribution: str) -> tuple[Columns, NDArray[np.int64]] | None:
         """Rows of a format and a distribution with their sizes."""
         if (lane, distribution) not in self._parts:
-            table = self._table()
+            table = self._table
             part = None if table is None else table.where(moe_dtype=lane, distribution=distribution)
             empty = part is None or not len(part)
             self._parts[lane, distribution] = (
@@ -162,11 +161,10 @@ class ExpertRows:
             )
         return self._parts[lane, distribution]
 
+    @cached_property
     def _table(self) -> Columns | None:
-        if not self._read:
-            texts = ("moe_dtype", "distribution", "kernel_source")
-            self._columns, self._read = self.database.read("moe", "moe_perf", texts, self.backend), True
-        return self._columns
+        texts = ("moe_dtype", "distribution", "kernel_source")
+        return self.database.read("moe", "moe_perf", texts, self.backend)
 
 
 def experts_curve(kernel: Experts, device: Device, tokens: Floats, seconds: Floats) -> EnsembleCurve:
@@ -210,7 +208,7 @@ LANES = {
 """Our weight formats as ``moe_dtype`` calls them, the first that was measured."""
 
 WIDENED = {"mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8")}
-"""The same where activations keep 16 bits."""
+"""LANES where activations keep 16 bits."""
 
 ENGINES = ("vllm", "sglang", "trtllm")
 
@@ -223,8 +221,8 @@ MOST_TOUCHED = 0.98
 
 SUSPECT = 1.2
 """A quantised curve that takes longer than this times its bfloat16 sibling, in the median, is a slow kernel that no
-user keeps (fp8 on H100 and H200 in vLLM 0.24.0: 2.2 to 2.5 times); where nobody measured a faster one, it is replaced
-by TYPICAL times the sibling."""
+user keeps (fp8 on H100 and H200 in vLLM 0.24.0: 2.2 to 2.5 times); where no engine measured a faster one, it is
+replaced by TYPICAL times the sibling."""
 
 TYPICAL = 0.7
 """8-bit over bfloat16 experts in the stacks of the database whose kernels are tuned: 0.57 to 0.80."""
@@ -304,8 +302,8 @@ class ExpertTable:
         return replace(found, seconds=np.where(longer, least, found.seconds), sources=sources)
 
     def _best(self, kernel: Experts, lane: str) -> tuple[Curve, str] | None:
-        """The curve of this very shape and its engine: the own, unless another's is FASTER; None where nobody has
-        it."""
+        """The curve of this very shape and its engine: its own, unless another's is FASTER; None where no engine
+        has it."""
         if (kernel, lane) not in self._chosen:
             best: tuple[Curve, str] | None = None
             for engine in self._engines():
@@ -389,12 +387,12 @@ class ExpertTable:
 
 
 def plainly(kernel: Experts) -> Experts:
-    """The same layer with 16-bit weights."""
+    """The layer with 16-bit weights."""
     return replace(kernel, dtype="bfloat16", weight_only=False)
 
 
 def shaped(kernel: Experts, shape: Shape) -> Experts:
-    """The same kind of layer with other sizes, gated as its model is."""
+    """A layer of the kind with other sizes, gated as its model is."""
     hidden, inter, top_k, num_experts, tp, ep = shape
     gated = (hidden, inter) not in UNGATED
     return replace(kernel, hidden=hidden, inter=inter, top_k=top_k, num_experts=num_experts, tp=tp, ep=ep, gated=gated)
@@ -418,7 +416,7 @@ class WideExpertTable:
     _curves: dict[Experts, dict[int, EnsembleCurve]] = field(default_factory=dict)
 
     def times(self, kernel: Experts, a: Floats) -> KernelTimes | None:
-        """Seconds for ``a`` tokens of all ranks, or None where nobody measured experts of this shape so.
+        """Seconds for ``a`` tokens of all ranks, or None where experts of this shape were not measured so.
 
         Between measured numbers of GPUs the time of equal tokens for each GPU is a power of the number; beyond them the
         efficiency of the last one holds.

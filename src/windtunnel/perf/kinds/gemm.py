@@ -12,7 +12,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import blend, octaves
 from windtunnel.perf.between.ensemble import TILES, RowsCurve, errors_over_rows, line, rounded
-from windtunnel.perf.database import Columns, Measured, one_per_key
+from windtunnel.perf.database import Measured, one_per_key
 from windtunnel.perf.kernel import LAUNCH_GRAPH, RATES, STORED_BYTES, Kernel
 from windtunnel.perf.kernel_times import KernelTimes
 
@@ -329,7 +329,7 @@ class GemmTable:
         return replace(grid, log_efficiency=best)
 
     def _borrow(self, lane: str, plain: GemmGrid) -> GemmGrid | None:
-        """The same products as another engine's build measured them, where this engine's times are those of its
+        """These products as another engine's build measured them, where this engine's times are those of its
         launches."""
         for backend in ("sglang", "trtllm", "vllm"):
             grid = self._build(lane, backend) if backend != self.known.database.backend else None
@@ -342,13 +342,9 @@ class GemmTable:
                 return grid
         return None
 
-    @cached_property
-    def _columns(self) -> Columns | None:
-        return self.known.database.read("gemm", "gemm_perf", ("gemm_dtype", "kernel_source"))
-
     def _build(self, lane: str, backend: str | None) -> GemmGrid | None:
         texts = ("gemm_dtype", "kernel_source")
-        columns = self.known.database.read("gemm", "gemm_perf", texts, backend) if backend else self._columns
+        columns = self.known.database.read("gemm", "gemm_perf", texts, backend)
         part = columns.where(gemm_dtype=lane) if columns is not None else None
         if part is None or not len(part):
             return None

@@ -11,9 +11,9 @@ import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, between
-from windtunnel.perf.between.planes import Plane, extend, plane_of
-from windtunnel.perf.database import Columns, Measured, one_per_key
-from windtunnel.perf.kernel import LAUNCH_GRAPH, STORED_BYTES, Kernel, pairs
+from windtunnel.perf.between.planes import Plane, extend, one_kernel, plane_of
+from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.kernel import LAUNCH_GRAPH, STORED_BYTES, Kernel, cache_format, first_of, pairs
 from windtunnel.perf.kernel_times import MODELLED, KernelTimes
 from windtunnel.perf.kinds.gemm import Gemm, GemmTable
 
@@ -149,11 +149,8 @@ class LatentTable:
         if kernel.phase == "decode":
             if (key, backend) not in self._planes:
                 rows = self._rows("decode", key, backend, pieces)
-                keys = (rows["isl"] + rows["step"]).astype(float)
-                seconds = self._core(measured, rows, pieces)
-                self._planes[key, backend] = plane_of(
-                    measured, self.known.device, rows["batch_size"].astype(float), keys, seconds
-                )
+                core = self._core(measured, rows, pieces)
+                self._planes[key, backend] = plane_of(measured, self.known.device, rows, "decode", core)
             found = extend(self._planes[key, backend], self.known.device, measured, kernel, (a, b), (a, b))
         else:
             if (key, backend) not in self._curves:
@@ -222,10 +219,7 @@ class LatentTable:
         rows = columns.where(num_heads=key[0], kv_cache_dtype=key[1])
         if key[2]:
             rows = rows.where(gemm_type=key[2])
-        if phase == "prefill":
-            rows = rows.where(batch_size=int(rows["batch_size"].min()))
-        keys = [rows["batch_size"], rows["isl"], rows["step"]]
-        return rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
+        return one_kernel(rows, phase)
 
     def _table(self, table: str, backend: str | None) -> Columns | None:
         if (table, backend) not in self._columns:
@@ -237,14 +231,11 @@ class LatentTable:
         """Rows of the nearest formats, and these: of the cache, and of the projections where modules were measured."""
         columns = self._table((KERNELS if pieces else MODULES)[kernel.phase], backend)
         assert columns is not None
-        kv_dtype = "fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16"
-        kv_dtypes = columns.values("kv_cache_dtype")
-        kv_dtype = kv_dtype if kv_dtype in kv_dtypes else kv_dtypes[0]
+        kv_dtype = first_of((cache_format(kernel.kv_dtype),), columns.values("kv_cache_dtype"))
         part = columns.where(kv_cache_dtype=kv_dtype)
         if pieces:
             return part, (kv_dtype, "")
-        gemm_types = columns.values("gemm_type")
-        dtype = next((name for name in (kernel.dtype, "bfloat16") if name in gemm_types), gemm_types[0])
+        dtype = first_of((kernel.dtype, "bfloat16"), columns.values("gemm_type"))
         return part.where(gemm_type=dtype), (kv_dtype, dtype)
 
 

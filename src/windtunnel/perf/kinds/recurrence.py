@@ -1,6 +1,7 @@
 """Linear attention: convolution and delta rule, of heads that decay as one (gated delta) or by channel (Kimi delta)."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,13 +74,11 @@ class RecurrenceTable:
 
     known: Measured
     _curves: dict[tuple[int, ...], Curve] = field(default_factory=dict)
-    _columns: Columns | None = None
-    _read: bool = False
 
     def times(self, kernel: Recurrence, a: Floats) -> KernelTimes | None:
         """Seconds for ``a`` requests or tokens, or None without a table; heads that were not measured take the nearest
         shape's efficiency (modelled)."""
-        table = self._table()
+        table = self._table
         if table is None:
             return None
         shapes = np.unique(np.stack([table[name] for name in SIZES], axis=1), axis=0)
@@ -103,15 +102,11 @@ class RecurrenceTable:
         measured = Recurrence(phase, key_heads, value_heads, key_dim, value_dim, conv_kernel)
         return Curve(x, measured.bound(self.known.device, x, np.zeros_like(x)) / seconds)
 
+    @cached_property
     def _table(self) -> Columns | None:
-        if not self._read:
-            texts = ("kernel_source", "phase", "model_name")
-            self._columns = self.known.database.read("linear_attention", "gdn_perf", texts)
-            for engine in ENGINES:
-                if self._columns is None:
-                    self._columns = self.known.database.read("linear_attention", "gdn_perf", texts, engine)
-            self._read = True
-        return self._columns
+        texts, engines = ("kernel_source", "phase", "model_name"), (None, *ENGINES)
+        read = (self.known.database.read("linear_attention", "gdn_perf", texts, engine) for engine in engines)
+        return next((found for found in read if found is not None), None)
 
 
 def _sum_of_kernels(rows: Columns, axis: NDArray[np.int64]) -> tuple[Floats, Floats]:

@@ -12,9 +12,9 @@ import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import between
-from windtunnel.perf.between.planes import Plane, extend, plane_of
-from windtunnel.perf.database import Columns, Measured, one_per_key
-from windtunnel.perf.kernel import STORED_BYTES, Kernel, pairs
+from windtunnel.perf.between.planes import Plane, extend, one_kernel, plane_of
+from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.kernel import STORED_BYTES, Kernel, cache_format, first_of, pairs
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes, note_once
 
 
@@ -183,22 +183,16 @@ class SparseTable:
 
     def _plane(self, measured: SparseAttention, key: Key) -> Plane:
         rows = self._rows(key)
-        if measured.phase == "decode":
-            a, b = rows["batch_size"].astype(float), (rows["isl"] + rows["step"]).astype(float)
-        else:
+        if measured.phase == "prefill":
             rows = rows.take(rows["step"] % GROUP == 0)
-            a, b = rows["isl"].astype(float), rows["step"].astype(float)
-        return plane_of(measured, self.known.device, a, b, rows["latency"] * 1e-3, decode=measured.phase == "decode")
+        return plane_of(measured, self.known.device, rows, measured.phase)
 
     def _rows(self, key: Key) -> Columns:
         engine, phase, indexes, architecture, heads, kv_dtype, dtype = key
         columns = self._table(engine, phase, indexes)
         assert columns is not None
         rows = columns.where(architecture=architecture, num_heads=heads, kv_cache_dtype=kv_dtype, gemm_type=dtype)
-        if phase == "prefill":
-            rows = rows.where(batch_size=int(rows["batch_size"].min()))
-        keys = [rows["batch_size"], rows["isl"], rows["step"]]
-        return rows.take(one_per_key(keys, rows["latency"], rows.texts["kernel_source"][0]))
+        return one_kernel(rows, phase)
 
     def _engine(self, phase: str, indexes: bool) -> str | None:
         """The first engine with a table: the deployment's own, or another."""
@@ -221,9 +215,9 @@ class SparseTable:
         known = [name for name in ARCHITECTURES if name in columns.values("architecture")]
         architecture = _nearest(known, kernel)
         part = columns.where(architecture=architecture)
-        kv_dtype = _choose("fp8" if STORED_BYTES[kernel.kv_dtype] == 1.0 else "bfloat16", part.values("kv_cache_dtype"))
+        kv_dtype = first_of((cache_format(kernel.kv_dtype), "bfloat16"), part.values("kv_cache_dtype"))
         part = part.where(kv_cache_dtype=kv_dtype)
-        dtype = _choose(kernel.dtype, part.values("gemm_type"))
+        dtype = first_of((kernel.dtype, "fp8_block", "bfloat16"), part.values("gemm_type"))
         return part.where(gemm_type=dtype), (architecture, kv_dtype, dtype)
 
 
@@ -251,7 +245,3 @@ def _nearest(known: Sequence[str], kernel: SparseAttention) -> str:
 def _index_heads(kernel: SparseAttention) -> int:
     """Heads of the indexer that the kernel's architecture has in other layers."""
     return ARCHITECTURES[_nearest(tuple(ARCHITECTURES), kernel)][4]
-
-
-def _choose(wanted: str, known: tuple[str, ...]) -> str:
-    return next((name for name in (wanted, "fp8_block", "bfloat16") if name in known), known[0])

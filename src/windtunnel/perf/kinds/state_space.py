@@ -6,6 +6,7 @@ channels. It times no scan.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,8 +142,6 @@ class ConvolutionTable:
     notes: list[str] = field(default_factory=list)
     """Whose table answers where it is another engine's, for the provenance."""
     _curves: dict[str, tuple[Floats, list[Curve]]] = field(default_factory=dict)
-    _columns: Columns | None = None
-    _read: bool = False
 
     def times(self, kernel: Convolution, a: Floats) -> KernelTimes | None:
         """Seconds for ``a`` requests or tokens, or None without a table.
@@ -150,7 +149,7 @@ class ConvolutionTable:
         The rate, in numbers per second, is interpolated in log-log: over rows, and between two numbers of channels.
         Beyond either, and for another width than the measured one, that of the nearest holds (modelled).
         """
-        table = self._table()
+        table = self._table
         if table is None:
             return None
         width = int(table["d_conv"][np.argmin(np.abs(table["d_conv"] - kernel.width))])
@@ -160,17 +159,15 @@ class ConvolutionTable:
         found = _between(*self._curves[key], kernel.channels, a)
         return found if width == kernel.width else found.modelled()
 
+    @cached_property
     def _table(self) -> Columns | None:
-        if not self._read:
-            for table, backend in PLACES:
-                found = self.known.database.read("linear_attention", table, ("kernel_source", "phase"), backend)
-                if found is not None:
-                    self._columns = _convolutions(found)
-                    if backend is not None:
-                        self.notes.append(f"convolutions of state space layers: {backend}'s, as measured")
-                    break
-            self._read = True
-        return self._columns
+        for table, backend in PLACES:
+            found = self.known.database.read("linear_attention", table, ("kernel_source", "phase"), backend)
+            if found is not None:
+                if backend is not None:
+                    self.notes.append(f"convolutions of state space layers: {backend}'s, as measured")
+                return _convolutions(found)
+        return None
 
 
 def _convolutions(table: Columns) -> Columns:

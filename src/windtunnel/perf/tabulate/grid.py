@@ -22,15 +22,14 @@ from windtunnel.deployment import Pool, stage_pools
 from windtunnel.deployment.exchange import GATHERED
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.corrections import ALL, Corrections
-from windtunnel.perf.kernel_errors import HOST, family_errors
 from windtunnel.perf.kernel_times import SOURCES, KernelTimes, either
 from windtunnel.perf.predictor import Predictor, predictor, wanted_version
 from windtunnel.perf.tabulate.cache import cache_key, load, store
 from windtunnel.perf.tabulate.host import NO_HOST, dispatch, host_cost
 from windtunnel.perf.tabulate.micro_batches import overlap
-from windtunnel.perf.tabulate.operator import GROUPS, Operator
+from windtunnel.perf.tabulate.operator import Operator
 from windtunnel.perf.tabulate.operators import operators
-from windtunnel.perf.tabulate.tables import DOUBTS, Axes, Sums, Tabulated, axes, in_a_pipeline, sends, total
+from windtunnel.perf.tabulate.tables import Axes, Splits, Tabulated, axes, in_a_pipeline, sends, total
 
 Ask = Callable[[int], KernelTimes]
 """Times with so many tokens for each request."""
@@ -64,43 +63,26 @@ def _stage(pool: Pool, source: str, times: Predictor, cache: Path | None, correc
 def build(pool: Pool, source: Predictor, corrections: Corrections = ALL) -> Tabulated:
     """Ask the predictor for every operator of the pool and lay the answers on tables."""
     ax = axes(pool, corrections)
-    by_source = {name: Sums(ax) for name in SOURCES}
-    by_group = {group: Sums(ax) for group in GROUPS}
-    doubts = {name: Sums(ax) for name in DOUBTS}
-    provenance = []
+    splits, provenance = Splits(ax), []
     ask = remember(partial(operator_times, ax=ax, predictor=source))
     halves = overlap(pool, ax, ask, corrections)
     for operator in operators(pool, corrections):
         kinds: set[int] = set()
         whole = ask(operator, 1)
         for part, found in (halves.of(operator, whole) if halves else whole).items():
-            for code, name in enumerate(SOURCES):
-                if (found.sources == code).any():
-                    by_source[name].add(part, operator.count * found.part(code))
-            by_group[operator.group].add(part, operator.count * found.seconds)
-            doubts["error"].add(part, operator.count * found.seconds * found.error)
-            if found.extrapolated.any():
-                doubts["beyond"].add(part, operator.count * np.where(found.extrapolated, found.seconds, 0.0))
+            splits.add(operator, part, found)
             kinds |= set(np.unique(found.sources[found.seconds > 0]).tolist())
         if operator.phase == "prefill":
-            base = prefill_base(operator, source)
-            by_source[SOURCES[int(base.sources[0])]].base += operator.count * float(base.seconds[0])
-            by_group[operator.group].base += operator.count * float(base.seconds[0])
-            doubts["error"].base += operator.count * float(base.seconds[0] * base.error[0])
+            splits.add_base(operator, prefill_base(operator, source))
         provenance.append(_row(operator, kinds))
-    busy = _busy(pool, ax, total(by_source).tables)
+    busy = _busy(pool, ax, total(splits.sources).tables)
     twice = (halves.prompts_split, halves.decodes_split) if halves else (None, None)
-    launch = dispatch(pool, ax, busy["mixed_tokens"], corrections, twice[0]) * (not source.perfect)
-    unsure = family_errors(HOST).modelled
-    by_source["modelled"].add("mixed_tokens", launch)
-    by_group["other"].add("mixed_tokens", launch)
-    doubts["error"].add("mixed_tokens", unsure * launch)
+    splits.add_wait(
+        "mixed_tokens", dispatch(pool, ax, busy["mixed_tokens"], corrections, twice[0]) * (not source.perfect)
+    )
     if ax.graph_tokens < ax.max_num_batched_tokens:
         alone = dispatch(pool, ax, busy["decode_tokens"], corrections, twice[1]) * (not source.perfect)
-        eager_decode = np.where(np.arange(len(ax.padded)) > ax.graph_tokens, alone, 0.0)
-        by_source["modelled"].add("decode_tokens", eager_decode)
-        by_group["other"].add("decode_tokens", eager_decode)
-        doubts["error"].add("decode_tokens", unsure * eager_decode)
+        splits.add_wait("decode_tokens", np.where(np.arange(len(ax.padded)) > ax.graph_tokens, alone, 0.0))
     cost = (
         NO_HOST
         if source.perfect
@@ -110,10 +92,10 @@ def build(pool: Pool, source: Predictor, corrections: Corrections = ALL) -> Tabu
     if not pool.model.embeds:  # the first stage waits for the serial work, all others are told early
         host = (host[0], np.zeros_like(host[1]))
     return Tabulated(
-        times=total(by_source).times(*(work / ax.accepted for work in host)),
-        sources={name: sums.times() for name, sums in by_source.items()},
-        groups={group: sums.times() for group, sums in by_group.items()},
-        doubts={name: sums.times() for name, sums in doubts.items()},
+        times=total(splits.sources).times(*(work / ax.accepted for work in host)),
+        sources={name: sums.times() for name, sums in splits.sources.items()},
+        groups={group: sums.times() for group, sums in splits.groups.items()},
+        doubts={name: sums.times() for name, sums in splits.doubts.items()},
         provenance=(*_origins(source, wanted_version(pool)), *provenance),
         notes=_notes(pool, source),
     )

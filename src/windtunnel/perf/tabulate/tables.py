@@ -11,11 +11,13 @@ from windtunnel.model.layers import Layer
 from windtunnel.model.stages import stages
 from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, Floats, Integers
 from windtunnel.perf.corrections import ALL, Corrections
-from windtunnel.perf.kernel_times import SOURCES
+from windtunnel.perf.kernel_errors import HOST, family_errors
+from windtunnel.perf.kernel_times import SOURCES, KernelTimes
 from windtunnel.perf.kinds.attention import flash_attention_2
 from windtunnel.perf.kinds.collective import CROSSING, Collective
 from windtunnel.perf.predictor import Predictor
 from windtunnel.perf.stage_times import StageTimes, added
+from windtunnel.perf.tabulate.operator import GROUPS, Operator
 
 KNOTS_PER_OCTAVE = 16
 """Knots between a value and its double: linear interpolation between them is within 0.1 % of a parabola."""
@@ -119,7 +121,7 @@ class Tabulated:
     doubts: dict[str, BatchTimes] = field(default_factory=dict)
     """``error``: seconds times their relative error, those of all kernels added up. ``beyond``: seconds of kernels that
     were asked beyond the data, or on a device that has none. Neither holds host work.
-    Empty where nobody knows."""
+    Empty where unknown."""
 
     def scaled(self, factor: float) -> "Tabulated":
         """All times multiplied by a factor; their shares stay as they are."""
@@ -157,6 +159,43 @@ class Sums:
             padded=ax.padded,
             graph_tokens=ax.graph_tokens,
         )
+
+
+@dataclass(eq=False)
+class Splits:
+    """The sums of a pool's tables by source, by kind of operator, and of their doubts."""
+
+    axes: Axes
+    sources: dict[str, Sums] = field(init=False)
+    groups: dict[str, Sums] = field(init=False)
+    doubts: dict[str, Sums] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sources, self.groups, self.doubts = (
+            {name: Sums(self.axes) for name in names} for names in (SOURCES, GROUPS, DOUBTS)
+        )
+
+    def add(self, operator: Operator, part: str, found: KernelTimes) -> None:
+        """Add all launches of an operator to a table."""
+        for code, name in enumerate(SOURCES):
+            if (found.sources == code).any():
+                self.sources[name].add(part, operator.count * found.part(code))
+        self.groups[operator.group].add(part, operator.count * found.seconds)
+        self.doubts["error"].add(part, operator.count * found.seconds * found.error)
+        if found.extrapolated.any():
+            self.doubts["beyond"].add(part, operator.count * np.where(found.extrapolated, found.seconds, 0.0))
+
+    def add_base(self, operator: Operator, found: KernelTimes) -> None:
+        """Add what the prompts of a batch take together."""
+        self.sources[SOURCES[int(found.sources[0])]].base += operator.count * float(found.seconds[0])
+        self.groups[operator.group].base += operator.count * float(found.seconds[0])
+        self.doubts["error"].base += operator.count * float(found.seconds[0] * found.error[0])
+
+    def add_wait(self, part: str, seconds: Floats) -> None:
+        """Add what the GPU waits for the host."""
+        self.sources["modelled"].add(part, seconds)
+        self.groups["other"].add(part, seconds)
+        self.doubts["error"].add(part, family_errors(HOST).modelled * seconds)
 
 
 def in_a_pipeline(of_stages: list[Tabulated], passing: Floats) -> Tabulated:
