@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from windtunnel.metrics import Comparison, Summary, comparison_json, spread, summary, summary_json
     from windtunnel.model import Model, load_model, model_names
     from windtunnel.plan.capacity import capacity
-    from windtunnel.plan.constraints import Constraints
     from windtunnel.plan.objective import EnergyPerToken, LeastForRate, RatePerDollar
     from windtunnel.plan.question import Question
     from windtunnel.plan.search import search
-    from windtunnel.plan.space import Space, load_space
+    from windtunnel.plan.space import Constraints, Space, load_space
     from windtunnel.reference.custom import Decision
     from windtunnel.run import Run
     from windtunnel.scenario import Scenario, load_scenario
@@ -39,11 +38,10 @@ _MODULES = {
     "metrics": ("Comparison", "Summary", "comparison_json", "spread", "summary", "summary_json"),
     "model": ("Model", "load_model", "model_names"),
     "plan.capacity": ("capacity",),
-    "plan.constraints": ("Constraints",),
     "plan.objective": ("EnergyPerToken", "LeastForRate", "RatePerDollar"),
     "plan.question": ("Question",),
     "plan.search": ("search",),
-    "plan.space": ("Space", "load_space"),
+    "plan.space": ("Constraints", "Space", "load_space"),
     "reference.custom": ("Decision",),
     "run": ("Run",),
     "scenario": ("Scenario", "load_scenario"),

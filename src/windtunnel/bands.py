@@ -4,7 +4,7 @@ Three levels. A kernel's time has a relative error by its family, source and dis
 (``perf.kernel_errors``). The errors of all kernels of a run, and of its host work, weighted by their time, are the
 error of its steps (``metrics.uncertainty``). At the served level, what remains between simulated and measured servers
 sets the width: ``data/served_errors.toml``, calibrated engine by engine on one half of the served points of the kernel
-database and checked on the other (``windtunnel.validation.served_errors``).
+database and checked on the other (``benchmarks.accuracy.served_errors``).
 
 A run's bands are propagated by simulating it again with every step at the lower end of its band, and at the upper end:
 a queue grows with the steps as it would in earnest, which no formula for a percentile knows. The time to first token

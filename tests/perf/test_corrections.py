@@ -66,8 +66,8 @@ def test_a_kernel_starts_a_moment_after_the_one_before() -> None:
 
 
 def test_norms_ride_on_the_all_reduce_of_linked_hopper_gpus() -> None:
-    def launches(causes: Corrections = ALL, **changes: object) -> int:
-        (norm,) = named(operators(pool(**changes), causes), "norm")  # type: ignore[arg-type]
+    def launches(corrections: Corrections = ALL, **changes: object) -> int:
+        (norm,) = named(operators(pool(**changes), corrections), "norm")  # type: ignore[arg-type]
         assert isinstance(norm.kernel, Elementwise)
         return norm.kernel.launches
 
@@ -139,11 +139,11 @@ def test_without_host_overhead_steps_are_the_gpus() -> None:
     assert not off.host_overlapped.any()
 
 
-def flash_attention_2(tmp_path: Path, causes: Corrections) -> Measured:
+def flash_attention_2(tmp_path: Path, corrections: Corrections) -> Measured:
     for phase, table in (("decode", "generation_attention_perf"), ("prefill", "context_attention_perf")):
         write_table(tmp_path, f"rtx/attention/vllm/0.24.0/{table}", attention_rows(phase))
     gpu = replace(H100, sm_version=120, multiprocessors=128)
-    return Measured(Database(tmp_path, "rtx", "vllm", "0.24.0", "exact"), gpu, causes)
+    return Measured(Database(tmp_path, "rtx", "vllm", "0.24.0", "exact"), gpu, corrections)
 
 
 def test_decodes_beside_chunks_fill_tiles_in_flash_attention_2(tmp_path: Path) -> None:
@@ -196,11 +196,11 @@ def test_a_warm_cache_is_not_believed(tmp_path: Path) -> None:
 SHAPE = Experts(2048, 768, 8, 128)
 
 
-def expert_tables(tmp_path: Path, causes: Corrections, **engines: float) -> Measured:
+def expert_tables(tmp_path: Path, corrections: Corrections, **engines: float) -> Measured:
     full_database(tmp_path)
     for engine, factor in engines.items():
         write_table(tmp_path, f"h100_sxm/moe/{engine}/1.0/moe_perf", expert_rows(SHAPE, factor=factor))
-    return Measured(Database(tmp_path, "h100_sxm", "vllm", "0.24.0", "exact"), H100, causes)
+    return Measured(Database(tmp_path, "h100_sxm", "vllm", "0.24.0", "exact"), H100, corrections)
 
 
 def test_experts_take_a_much_faster_kernel_of_another_engine(tmp_path: Path) -> None:

@@ -16,16 +16,16 @@ from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals
 
 if TYPE_CHECKING:
     from windtunnel.plan.advice import Advice
-    from windtunnel.plan.answer import Answer
-    from windtunnel.plan.drift import Drift
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
+    from windtunnel.plan.search_result import SearchResult
     from windtunnel.plan.space import Space
+    from windtunnel.plan.what_if import WhatIf
     from windtunnel.workload import Workload
 
 DONE, MISSED = 0, 1
 PROMPTS, SECONDS = 2000, 120
-"""Requests of a trial where nobody says how many: so many, and for a target rate what arrives in so many seconds."""
+"""Requests of a trial by default: this many, and for a target rate those that arrive in this many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +105,9 @@ def plan(
 ) -> int:
     """Find the cheapest deployment that keeps the limits, and say why.
 
-    Searches devices, parallelism and engine settings, exactly, with few simulations: bounds and a race against the best
-    rule most candidates out. Exit codes: 0 done, 1 nothing keeps the limits, 2 wrong input, 130 interrupted.
+    Searches devices, parallelism and engine settings, exactly, with few simulations: bounds and one trial
+    against the best rule most candidates out. Exit codes: 0 done, 1 nothing keeps the limits, 2 wrong input, 130
+    interrupted.
 
     Parameters
     ----------
@@ -126,10 +127,10 @@ def plan(
     """
     from windtunnel.cli.plan_show import show_plan, watching
     from windtunnel.plan.advice import advise
-    from windtunnel.plan.drift import drift
     from windtunnel.plan.search import search
     from windtunnel.plan.store import Store
     from windtunnel.plan.survey import survey
+    from windtunnel.plan.what_if import what_if
     from windtunnel.report.plan import write_plan
 
     if kept.report is not None:
@@ -161,17 +162,17 @@ def plan(
         with progress("looking at the winner"):
             seeds = range(asked.seed, asked.seed + wanted.seeds)
             advice = advise(answer, asked.workload, seeds if drawn(asked) else ())
-        drifted = None
+        what_ifs = None
         if cases:
             with progress("searching under other loads"):
-                drifted = drift(enumeration, {"this load": (question, objective)} | cases, store=store, team=team)
+                what_ifs = what_if(enumeration, {"this load": (question, objective)} | cases, store=store, team=team)
         if kept.report is not None:
             with progress("writing the page"):
-                write_plan(kept.report, answer, advice, survey(answer, store, team), drifted)
+                write_plan(kept.report, answer, advice, survey(answer, store, team), what_ifs)
     if as_json:
-        show_json(document(answer, advice, drifted))
+        show_json(document(answer, advice, what_ifs))
     else:
-        show_plan(answer, advice, drifted)
+        show_plan(answer, advice, what_ifs)
     return DONE if answer.best else MISSED
 
 
@@ -243,9 +244,9 @@ def cases_of(
     return found
 
 
-def document(answer: "Answer", advice: "Advice | None", drifted: "Drift | None") -> dict[str, Any]:
+def document(answer: "SearchResult", advice: "Advice | None", what_ifs: "WhatIf | None") -> dict[str, Any]:
     """The JSON document of a search."""
     from windtunnel.plan.advice import advice_json
 
     found = answer.to_json() | {"advice": advice_json(answer, advice)}
-    return found | ({"what_if": drifted.to_json()} if drifted else {})
+    return found | ({"what_if": what_ifs.to_json()} if what_ifs else {})

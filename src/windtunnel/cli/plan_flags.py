@@ -10,9 +10,8 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.model import Model
-    from windtunnel.plan.constraints import Constraints
-    from windtunnel.plan.executors import Team
-    from windtunnel.plan.space import Space
+    from windtunnel.plan.space import Constraints, Space
+    from windtunnel.plan.workers import Team
 
 SPACE, LIMITS, SEARCH, CLUSTER = (
     Group(name, sort_key=place)
@@ -67,7 +66,7 @@ def split(words: tuple[str, ...]) -> list[str]:
 
 
 def defaults(model: "Model") -> dict[str, list[str]]:
-    """The values of the usual axes where nobody gives any."""
+    """The default values of the usual axes."""
     usual = {
         "tensor_parallel_size": ["1", "2", "4", "8"],
         "max_num_seqs": ["64", "128", "256", "512"],
@@ -94,7 +93,7 @@ class Available:
     def constraints(self) -> "Constraints":
         """The same for a space. Raises InputError for what cannot be read."""
         from windtunnel.hardware import device
-        from windtunnel.plan.constraints import Constraints
+        from windtunnel.plan.space import Constraints
 
         counts = {}
         for text in split(self.gpus):
@@ -129,10 +128,10 @@ class Cluster:
 
     def team(self) -> "Team":
         """The team. Raises InputError where Ray is not installed or cannot be reached."""
-        from windtunnel.plan.executors import in_turn, processes
+        from windtunnel.plan.workers import in_turn, processes
 
         if self.executor == "ray":
-            from windtunnel.plan.ray_team import on_ray
+            from windtunnel.plan.workers import on_ray
 
             return on_ray(self.address, self.workers)
         return processes(self.workers) if self.executor == "processes" else in_turn()

@@ -13,10 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from windtunnel.plan.advice import Advice, describe, percent
-from windtunnel.plan.answer import Answer
-from windtunnel.plan.drift import Drift
 from windtunnel.plan.search import Progress, Watch
+from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said
+from windtunnel.plan.what_if import WhatIf
 from windtunnel.report.plan_figures import SHORT, label
 from windtunnel.report.serve_line import serve_line
 from windtunnel.terminal import facts_grid, number, show, table
@@ -60,7 +60,7 @@ def view(name: str, progress: Progress) -> Group:
     return Group(Text(lines[0], style="bold"), bar, *(Text(line) for line in lines[1:]))
 
 
-def show_plan(answer: Answer, advice: Advice | None, drifted: Drift | None = None) -> None:
+def show_plan(answer: SearchResult, advice: Advice | None, what_ifs: WhatIf | None = None) -> None:
     """The ranked table, and what follows from it."""
     head = f"{answer.enumeration.size:,} configurations, {answer.trials:,} simulations"
     parts: list[Table | str] = [
@@ -72,25 +72,25 @@ def show_plan(answer: Answer, advice: Advice | None, drifted: Drift | None = Non
         return
     parts += [_ranking(answer), _facts(answer, advice)]
     pools = advice.run.manifest["pools"]
-    more = [_regrets(drifted)] if drifted else []
+    more = [_regrets(what_ifs)] if what_ifs else []
     show(*parts, *(serve_line(pool) for pool in pools), *more, *_remarks(advice))
 
 
-def _regrets(drifted: Drift) -> "Table":
+def _regrets(what_ifs: WhatIf) -> "Table":
     """What is lost by keeping the winner of a row under the load of a column."""
-    names = list(drifted.answers)
+    names = list(what_ifs.answers)
     rows = []
-    for old in drifted.regrets:
-        best = drifted.answers[old].best
+    for old in what_ifs.regrets:
+        best = what_ifs.answers[old].best
         assert best is not None
-        lost = [percent(drifted.regrets[old].get(new, math.nan)) for new in names]
-        objective = drifted.answers[old].objective
-        rows.append((old, label(drifted.answers[old], best.index), number(objective.value(best.promise)), *lost))
-    unit = drifted.answers[names[0]].objective.unit
+        lost = [percent(what_ifs.regrets[old].get(new, math.nan)) for new in names]
+        objective = what_ifs.answers[old].objective
+        rows.append((old, label(what_ifs.answers[old], best.index), number(objective.value(best.promise)), *lost))
+    unit = what_ifs.answers[names[0]].objective.unit
     return table(["the winner of", "", unit, *(f"loses under {name}" for name in names)], rows, left=2)
 
 
-def _counts(answer: Answer) -> "Table":
+def _counts(answer: SearchResult) -> "Table":
     reasons = answer.enumeration.pruned.most_common()
     rows = [("cannot run", f"{count:,}", reason) for reason, count in reasons[:REASONS]]
     if more := reasons[REASONS:]:
@@ -101,7 +101,7 @@ def _counts(answer: Answer) -> "Table":
     return facts_grid((name, f"{count:>6}  {text}") for name, count, text in rows)
 
 
-def _ranking(answer: Answer) -> "Table":
+def _ranking(answer: SearchResult) -> "Table":
     """The best, with what differs between them, and how much of each limit they use."""
     axes = [axis for axis, values in _axes(answer).items() if len(values) > 1]
     limits = [margin.name for margin in answer.ranking[0].held.margins] if answer.ranking[0].held else []
@@ -127,7 +127,7 @@ def _ranking(answer: Answer) -> "Table":
     return table(heads, rows, answer.objective.name, left=1 + len(axes))
 
 
-def _axes(answer: Answer) -> dict[str, set[str]]:
+def _axes(answer: SearchResult) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for contender in answer.contenders.values():
         for axis, value in contender.candidate.settings.items():
@@ -135,7 +135,7 @@ def _axes(answer: Answer) -> dict[str, set[str]]:
     return found
 
 
-def _facts(answer: Answer, advice: Advice) -> "Table":
+def _facts(answer: SearchResult, advice: Advice) -> "Table":
     rows = [("winner", answer.contenders[advice.entry.index].candidate.name)]
     if advice.interval:
         low, high = number(advice.interval.low), number(advice.interval.high)
@@ -150,7 +150,7 @@ def _remarks(advice: Advice) -> list[str]:
     return [f"warning: {text}" for text in advice.run.manifest["warnings"]]
 
 
-def _nothing(answer: Answer) -> list[str]:
+def _nothing(answer: SearchResult) -> list[str]:
     closest = answer.closest()
     if closest is None:
         return ["no configuration keeps the limits, however long: too many requests do not fit (see max_model_len)"]

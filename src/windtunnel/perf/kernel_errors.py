@@ -1,6 +1,6 @@
 """Kernel errors: how wrong the time of one kernel may be, by its family, its source and its distance to the data.
 
-``data/kernel_errors.toml`` holds the errors; ``python -m windtunnel.validation.kernel_errors`` derives that file by
+``data/kernel_errors.toml`` holds the errors; ``python -m benchmarks.accuracy.kernel_errors`` derives that file by
 taking points out of the kernel database and predicting them from the rest.
 """
 

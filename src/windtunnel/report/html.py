@@ -1,4 +1,4 @@
-"""One page that tells the whole run: a single file, no network, light or dark as the reader's system is."""
+"""One page for a whole run: a single file, no network, light or dark as the reader's system is."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from windtunnel.report.serve_line import serve_line
 from windtunnel.report.words import card, flatten, money, number, percent, plain, seconds, span, table
 
 MAX_REPLICAS = 64
-"""Replicas that the table lists."""
+"""Most replicas that the table lists."""
 LAST_BAR = "The last bar holds the longest 1 %."
 
 

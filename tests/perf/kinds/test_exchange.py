@@ -31,9 +31,9 @@ PHASES = (("dispatch", "fp8"), ("combine", "bfloat16"))
 DEEPEP = {"data_parallel_size": 8, "enable_expert_parallel": True, "all2all_backend": "deepep_low_latency"}
 
 
-def opened(systems: Path, backend: str = "sglang", causes: Corrections = ALL) -> Measured:
+def opened(systems: Path, backend: str = "sglang", corrections: Corrections = ALL) -> Measured:
     return Measured(
-        Database(systems, "h100_sxm", backend, "0.5.12" if backend == "sglang" else "0.24.0", ""), H100, causes
+        Database(systems, "h100_sxm", backend, "0.5.12" if backend == "sglang" else "0.24.0", ""), H100, corrections
     )
 
 
