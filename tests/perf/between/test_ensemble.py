@@ -15,7 +15,7 @@ def curve(seconds: np.ndarray, *ways: Interpolant) -> EnsembleCurve:
 
 
 @given(st.lists(st.floats(1e-6, 1e-2), min_size=len(TOKENS), max_size=len(TOKENS)).map(np.array))
-def test_competing_readings_meet_the_points_and_stay_between_them(seconds: np.ndarray) -> None:
+def test_interpolants_meet_the_points_and_stay_between_them(seconds: np.ndarray) -> None:
     found = curve(seconds, by_logs, straight, by_touched(32.0))
     np.testing.assert_allclose(found.times(TOKENS, np.full_like(TOKENS, 1e-6)).seconds, seconds, rtol=1e-12)
     assert (found.times(TOKENS, TOKENS).sources == MEASURED).all()
