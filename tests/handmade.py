@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.footprint import Footprint
+from windtunnel.deployment.footprint import Footprint
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.run import Iterations, Requests, Run, Stalls
+from windtunnel.simulate.run import Iterations, Requests, Run, Stalls
 
 FOOTPRINT = Footprint(
     gpus=2,

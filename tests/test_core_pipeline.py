@@ -18,7 +18,7 @@ from windtunnel.perf.stage_times import StageTimes
 from windtunnel.policy import Limits, Policy, VllmV1
 from windtunnel.reference.loop import Replica
 from windtunnel.reference.pipeline import table_passage
-from windtunnel.run import Iterations
+from windtunnel.simulate.run import Iterations
 
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 

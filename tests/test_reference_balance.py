@@ -15,7 +15,7 @@ from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.policy import Policy
 from windtunnel.reference.balance import Balance
-from windtunnel.simulate import simulate
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import AllAtOnce, Both, Uniform, generate
 
 

@@ -13,8 +13,8 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.bands import LEVEL, ServedErrors
 from windtunnel.errors import InputError
+from windtunnel.simulate.error_band import LEVEL, ServedErrors
 from windtunnel.validation.served_points import Point, read_points
 from windtunnel.validation.served_replay import Result, replay
 
@@ -146,7 +146,7 @@ def render(points: Sample) -> str:
     """The text of the file."""
     errors = fit_engines(points.part(first_half(points.group)))
     lines = [
-        "# How far measured servers are from simulated ones, in logs: see windtunnel/bands.py for the meaning.",
+        "# How far measured servers are from simulated ones, in logs; windtunnel/simulate/error_band.py reads them.",
         "# Derived by `python -m benchmarks.accuracy.served_errors` from the first half of the served points.",
     ]
     for engine, values in errors.items():

@@ -14,7 +14,7 @@ from benchmarks.accuracy.served_errors import (
     render,
     sample,
 )
-from windtunnel.bands import LEVEL, served_errors
+from windtunnel.simulate.error_band import LEVEL, served_errors
 from windtunnel.validation.served_points import Point
 from windtunnel.validation.served_replay import Result
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from windtunnel.metrics import overload_warning
-from windtunnel.run import Requests
+from windtunnel.simulate.run import Requests
 
 
 def served_in_turn(arrival: np.ndarray, seconds: float) -> Requests:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from windtunnel.deployment import Deployment, Engine, Pool
-from windtunnel.footprint import footprint
+from windtunnel.deployment.footprint import footprint
 from windtunnel.hardware import device
 from windtunnel.metrics import summary, summary_json, timeline, token_gaps_by_request, unroll
 from windtunnel.model import load_model
-from windtunnel.run import FINISHED, Run
-from windtunnel.simulate import simulate
+from windtunnel.simulate.run import FINISHED, Run
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload.columns import Workload
 
 LLAMA, QWEN = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-30B-A3B"

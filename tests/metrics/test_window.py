@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from windtunnel.metrics import summary, unroll
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 
 def steady_run() -> Run:

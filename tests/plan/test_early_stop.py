@@ -8,7 +8,7 @@ from windtunnel.deployment import SLO, parse_slo
 from windtunnel.plan.early_stop import beginning, is_lost
 from windtunnel.plan.outcome import measure
 from windtunnel.plan.trial import tables_of, whole_run
-from windtunnel.simulate import simulate
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import head, with_concurrency
 
 SETTINGS = {"device": "h100", "max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 512}

@@ -8,7 +8,7 @@ import handmade
 import numpy as np
 import pytest
 
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

@@ -13,7 +13,7 @@ from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import PercentileLimit
 from windtunnel.metrics import summary, unroll
 from windtunnel.report import html_report
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 PLOTS = {"requests-cdf", "tokens-cdf", "timeline", "breakdown", "arrivals", "prompts", "outputs"}
 

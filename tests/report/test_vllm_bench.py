@@ -10,7 +10,7 @@ import pytest
 from windtunnel.deployment import SLO
 from windtunnel.metrics import summary, unroll
 from windtunnel.report import vllm_bench
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 SETUP = [
     "date",

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from windtunnel.cli import main
-from windtunnel.overheads import ClientPath
 from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.simulate.overheads import ClientPath
 from windtunnel.validation.ablation import CLIENT_PATHS, NOTHING, variants
 from windtunnel.validation.comparison import PLAIN
 from windtunnel.workload.columns import Workload

@@ -11,8 +11,8 @@ from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.metrics import request_metrics
 from windtunnel.model import load_model
-from windtunnel.overheads import ClientPath, HostOverhead, Overheads
-from windtunnel.simulate import simulate
+from windtunnel.simulate.overheads import ClientPath, HostOverhead, Overheads
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload.columns import Workload
 
 SETTINGS = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 4096}

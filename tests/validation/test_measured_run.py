@@ -12,7 +12,7 @@ from windtunnel.cli import main
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.metrics import request_metrics
-from windtunnel.simulate import simulate
+from windtunnel.simulate.simulate import simulate
 from windtunnel.validation.comparison import compare
 from windtunnel.validation.measured_run import find_measured_runs, nearest_preset, read_measured_run
 from windtunnel.validation.measurement import METRICS, STATISTICS

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.deployment import own_scheduler
+from windtunnel.deployment import engine_scheduler
 from windtunnel.policy import Sglang, scheduler
 from windtunnel.policy.presets import TRTLLM_GUARANTEED_NO_EVICT
 from windtunnel.validation import served_points, served_replay
@@ -50,7 +50,7 @@ def test_flags_of_the_script_reach_the_engine() -> None:
     assert pool.engine.scheduler is not None
     assert scheduler(pool.engine.scheduler) == Sglang(max_prefill_tokens=32768, radix_cache=False)
     assert pool.engine.async_scheduling
-    assert own_scheduler(pool.engine) != scheduler(pool.engine.scheduler)
+    assert engine_scheduler(pool.engine) != scheduler(pool.engine.scheduler)
 
 
 def test_multi_token_prediction_is_told_by_the_row() -> None:

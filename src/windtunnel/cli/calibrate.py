@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT
 from windtunnel.errors import InputError
-from windtunnel.outputs import check_folder
+from windtunnel.scenario.output_files import check_folder
 
 
 def calibrate(

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, Json, show_json
-from windtunnel.outputs import check_folder
 from windtunnel.scenario import Server
+from windtunnel.scenario.output_files import check_folder
 
 
 def explain(
@@ -49,6 +49,6 @@ def explain(
 
         show_json(clean({"schema_version": 1, "batch": str(asked), "pool": pool.spec(), **asdict(found)}))
     else:
-        from windtunnel.terminal import show_operators
+        from windtunnel.cli.terminal import show_operators
 
         show_operators(pool, str(asked), found)

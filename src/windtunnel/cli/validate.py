@@ -1,6 +1,7 @@
 """validate: simulations against what real engines measured."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,8 +10,8 @@ from cyclopts import Parameter
 from windtunnel.cli.arguments import OUTPUT, Json, show_json
 from windtunnel.deployment import Engine
 from windtunnel.errors import InputError, unknown
-from windtunnel.outputs import check_folder
 from windtunnel.scenario import ENGINE, Server
+from windtunnel.scenario.output_files import check_folder
 
 if TYPE_CHECKING:
     from windtunnel.validation.comparison import Options
@@ -22,6 +23,40 @@ SERVED_POINTS = Path("silicon_sample.csv")
 DONE, PARTLY = 0, 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """How everything that was measured is simulated."""
+
+    perf: Literal["auto", "measured", "modelled", "roofline"] = "auto"
+    """Kernel times: auto, measured, modelled, or roofline (perfect kernels, no host work)."""
+    strict: Annotated[bool, Parameter(negative=())] = False
+    """Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured."""
+    calibration: Path | None = None
+    """File of windtunnel calibrate: host and client overheads."""
+    seed: int = 0
+    """Of lengths and arrivals that a vllm bench result does not hold."""
+
+    def options(self) -> "Options":
+        """These settings as one value. Raises InputError for a calibration that cannot be read."""
+        from windtunnel.simulate.overheads import ENGINE_CLOCK, read_overheads
+        from windtunnel.validation.comparison import Options
+
+        overheads = read_overheads(self.calibration) if self.calibration else ENGINE_CLOCK
+        return Options(self.perf, overheads, self.strict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Which served points are looked at, and where their errors are written."""
+
+    backend: str | None = None
+    """Of served points: only those of this engine."""
+    sample: int | None = None
+    """Of served points: this many, always the same ones, instead of all."""
+    csv: Annotated[Path | None, Parameter(group=OUTPUT)] = None
+    """Of served points: write each with its errors, or why it was not simulated, to this file."""
+
+
 def validate(
     target: Annotated[Path, Parameter(name="TARGET")],
     /,
@@ -29,15 +64,10 @@ def validate(
     model: str | None = None,
     device: str | None = None,
     engine: Annotated[Engine, Parameter(name="*", group=ENGINE)] = Engine(),  # noqa: B008 - frozen
-    perf: Literal["auto", "measured", "modelled", "roofline"] = "auto",
-    strict: Annotated[bool, Parameter(negative=())] = False,
-    calibration: Path | None = None,
-    seed: int = 0,
+    simulated: Annotated[Simulated, Parameter(name="*")] = Simulated(),
     steps: Annotated[bool, Parameter(negative=())] = False,
     ablation: Annotated[bool, Parameter(negative=())] = False,
-    backend: str | None = None,
-    sample: int | None = None,
-    csv: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
+    chosen: Annotated[Chosen, Parameter(name="*")] = Chosen(),
     as_json: Json = False,
 ) -> int:
     """Compare simulations with measurements.
@@ -54,44 +84,27 @@ def validate(
         What served a vllm bench result; without it, the model that the file names. Of served points: only this one.
     device
         The GPU of a vllm bench result. Of served points: only those of this system.
-    perf
-        Kernel times: auto, measured, modelled, or roofline (perfect kernels, no host work).
-    strict
-        Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured.
-    calibration
-        File of windtunnel calibrate: host and client overheads.
-    seed
-        Of lengths and arrivals that a vllm bench result does not hold.
     steps
         Of a measured run: also show its decode steps, recovered from the requests, with the simulated ones.
     ablation
         Switch off each modelled cause in turn, and show the errors without it.
-    backend
-        Of served points: only those of this engine.
-    sample
-        Of served points: this many, always the same ones, instead of all.
-    csv
-        Of served points: write each with its errors, or why it was not simulated, to this file.
     as_json
         Print one JSON document instead of tables; seconds.
     """
-    from windtunnel.overheads import ENGINE_CLOCK, read_overheads
-    from windtunnel.validation.comparison import Options
-
-    if csv is not None:
-        check_folder("csv", csv, csv.parent)
-    options = Options(perf, read_overheads(calibration) if calibration else ENGINE_CLOCK, strict)
+    if chosen.csv is not None:
+        check_folder("csv", chosen.csv, chosen.csv.parent)
+    options = simulated.options()
     if target.suffix == ".csv":
-        wanted = {"backend": backend, "model_path": model, "system": device}
-        return _served(target, wanted, sample, options, ablation, csv, as_json)
-    for name, value in (("backend", backend), ("sample", sample), ("csv", csv)):
+        wanted = {"backend": chosen.backend, "model_path": model, "system": device}
+        return _served(target, wanted, chosen.sample, options, ablation, chosen.csv, as_json)
+    for name, value in vars(chosen).items():
         if value is not None:
             raise InputError(f"{name}={str(value)!r}: is for served points: {str(target)!r} is no CSV file")
     if target.is_dir() or not target.exists():
         if (model, device, engine) != (None, None, Engine()):
             raise InputError(f"{str(target)!r}: run.json says what served: leave out model, device and engine flags")
         return _measured_runs(target, options, steps, ablation, as_json)
-    return _bench(target, model, device, engine, options, seed, as_json)
+    return _bench(target, model, device, engine, options, simulated.seed, as_json)
 
 
 def _measured_runs(folder: Path, options: "Options", steps: bool, ablation: bool, as_json: bool) -> int:

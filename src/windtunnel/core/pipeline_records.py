@@ -135,7 +135,7 @@ def check(limits: Limits, policy: VllmV1) -> None:
         default = getattr(VllmV1, name)
         raise InputError(
             f"{name}={getattr(policy, name)!r}: not simulated by the compiled core in a pipeline, only by "
-            f"windtunnel.pipelines; use {default!r}"
+            f"windtunnel.simulate.pipelines; use {default!r}"
         )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.steps import Steps
 from windtunnel.metrics.window import Window
-from windtunnel.run import FINISHED
+from windtunnel.simulate.run import FINISHED
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

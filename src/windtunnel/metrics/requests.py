@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment import SLO
 from windtunnel.metrics.distribution import Distribution
-from windtunnel.run import FINISHED, REJECTED, Requests
+from windtunnel.simulate.run import FINISHED, REJECTED, Requests
 
 Floats = NDArray[np.float64]
 

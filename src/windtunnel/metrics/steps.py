@@ -6,9 +6,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.footprint import Footprint
+from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.window import Window
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -16,7 +16,7 @@ from windtunnel.metrics.requests import Verdict, good_requests, request_metrics,
 from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.usage import SOURCES, Usage, time_share, usage
 from windtunnel.metrics.window import Window, measured_window
-from windtunnel.run import ABORTED, FINISHED, REJECTED, Requests, Run
+from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Requests, Run
 
 SCHEMA_VERSION = 1
 NAN = float("nan")

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics.steps import Steps, in_flight, sums
 from windtunnel.metrics.window import span
-from windtunnel.run import FINISHED, REJECTED
+from windtunnel.simulate.run import FINISHED, REJECTED
 
 Floats = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.footprint import Footprint
+from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.steps import Steps, in_flight, sums, work
 from windtunnel.metrics.window import Window
 from windtunnel.perf.batch_times import BatchTimes
@@ -302,7 +302,7 @@ def uncertainty(steps: Steps) -> Uncertainty:
     """The errors of all kernels and of the host work, weighted by their time in the run.
 
     Kernels of a family err together, since they come from one table, and families are not told apart here: errors add
-    up. What cancels out in a measured server is left to the served level (``windtunnel.bands``).
+    up. What cancels out in a measured server is left to the served level (``windtunnel.simulate.error_band``).
     """
     total = float(steps.all_busy.sum())
     if not steps.run.doubts or not all(steps.run.doubts) or total <= 0:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.deployment import Pool
-from windtunnel.deployment.exchange import GATHERED
+from windtunnel.deployment.engine import GATHERED
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats, Integers

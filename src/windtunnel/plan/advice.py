@@ -16,7 +16,7 @@ from windtunnel.plan.outcome import Margin, Outcome, measure
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.trial import trial, whole_run
 from windtunnel.routing import ROUTERS
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 from windtunnel.workload import Workload
 
 UNEVEN = "random"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics import Steps, group_share, measured_window, unroll, usage
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

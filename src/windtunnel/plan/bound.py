@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Deployment, Pool
-from windtunnel.memory import kv_blocks
+from windtunnel.deployment.memory import kv_blocks
 from windtunnel.metrics import trimmed_window
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.plan.outcome import at_share

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from windtunnel.metrics import WARMUP_SHARE, request_metrics, trimmed_window
 from windtunnel.plan.outcome import needed
 from windtunnel.plan.question import Question
-from windtunnel.run import REJECTED, Requests
+from windtunnel.simulate.run import REJECTED, Requests
 from windtunnel.workload import Workload
 
 ALLOWED = 1.5

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from windtunnel.deployment import Deployment, Pool
-from windtunnel.deployment.own_scheduler import named_settings, own_scheduler
+from windtunnel.deployment.engine_scheduler import engine_scheduler, named_settings
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound, rate_bounds
 from windtunnel.plan.capacity import climb, highest
@@ -17,7 +17,7 @@ from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
 from windtunnel.plan.space import Candidate
 from windtunnel.plan.trial import deployment_key, tables_of, trial, trial_key
-from windtunnel.simulate import simulate
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import head
 
 Status = Literal["exact", "beaten", "bounded", "impossible", "refused"]
@@ -248,7 +248,7 @@ def warm_ups(question: Question, candidates: Iterable[Candidate]) -> list[WarmUp
 
 def _kind(pool: Pool) -> str:
     """What decides which kernels run: the type of the scheduler's settings, and which parts of its rules it uses."""
-    settings = named_settings(pool.engine.scheduler) if pool.engine.scheduler else own_scheduler(pool.engine)
+    settings = named_settings(pool.engine.scheduler) if pool.engine.scheduler else engine_scheduler(pool.engine)
     parts = (
         "pipeline_parallel_size",
         "prefix_caching",

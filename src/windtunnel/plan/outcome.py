@@ -26,7 +26,7 @@ from windtunnel.metrics import (
     verdicts,
 )
 from windtunnel.plan.question import Question
-from windtunnel.run import FINISHED, Requests, Run
+from windtunnel.simulate.run import FINISHED, Requests, Run
 
 GROWTH, TREND, WAIT_SHARE = 0.005, 0.6, 0.1
 """See ``queue_grows``."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
-from windtunnel.overheads import ENGINE_CLOCK, Overheads
+from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.workload import Workload, at_rate
 
 ATTAINMENT = 0.9

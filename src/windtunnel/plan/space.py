@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import device, load_devices
-from windtunnel.memory import kv_blocks
 from windtunnel.model import Model, load_model
 
 WORDS = {"preset": "engine"}

@@ -7,7 +7,6 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import windtunnel
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.perf.database import Database, find_systems
 from windtunnel.perf.predictor import predictor, wanted_version
@@ -17,8 +16,8 @@ from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.plan.early_stop import beginning, is_lost
 from windtunnel.plan.outcome import Outcome, measure
 from windtunnel.plan.question import Question
-from windtunnel.run import Run
-from windtunnel.simulate import simulate
+from windtunnel.simulate.run import Run
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Workload, head
 
 KEPT_TABLES = 4
@@ -111,7 +110,7 @@ def _scheduler_file(pool: Pool) -> str:
 @cache
 def code_digest() -> str:
     """Digest of this package's code and data and of the kernel database: other code may give other results."""
-    package = Path(windtunnel.__file__).parent
+    package = Path(__file__).parents[1]
     skipped = (package / "report", package / "cli")
     digest = sha256(str(find_systems()).encode() + _database_version().encode())
     for file in sorted(package.rglob("*")):

@@ -14,7 +14,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
-import windtunnel
 from windtunnel.errors import InputError
 
 Result = TypeVar("Result")
@@ -172,7 +171,7 @@ def on_ray(address: str | None = None, workers: int | None = None, ship: bool | 
     except ImportError as error:
         raise InputError("executor 'ray': Ray is not installed: pip install 'windtunnel[ray]'") from error
     if not ray.is_initialized():
-        package = Path(windtunnel.__file__).parent
+        package = Path(__file__).parents[1]
         sent = address is not None if ship is None else ship
         environment = {"py_modules": [str(package)]} if sent else {"env_vars": {"PYTHONPATH": _path(package.parent)}}
         try:

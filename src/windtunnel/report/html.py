@@ -124,7 +124,7 @@ def _latencies(summary: Summary, bands: Mapping[str, Any]) -> str:
         values = summary.latencies[name]
         shown = [seconds(value) + _band(bands, name, key) for key, value in values.statistics().items()]
         rows.append([name, *shown, seconds(values.max), f"{values.count:,}"])
-    meaning = f"(low-high): where {bands['level']:.0%} of measured servers would be." if "level" in bands else ""
+    meaning = f"(low-high): {100 * bands['level']:.0f} % error band." if "level" in bands else ""
     note = f'<p class="caption">{escape(meaning)}</p>' if meaning else ""
     return f'<div class="panel">{table(columns, rows)}{note}</div>'
 

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from windtunnel.deployment.exchange import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 
 VALUES = (

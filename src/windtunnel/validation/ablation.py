@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
-from windtunnel.overheads import ClientPath, Floats
 from windtunnel.perf.corrections import Corrections
+from windtunnel.simulate.overheads import ClientPath, Floats
 from windtunnel.validation.comparison import PLAIN, Options, compare, relative_error, summarise
 from windtunnel.validation.markdown import per_cent
 from windtunnel.validation.measured_run import MeasuredRun

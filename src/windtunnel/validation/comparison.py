@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from windtunnel.deployment import Deployment, Pool
-from windtunnel.metrics import clean, delay_growth, overloaded, request_metrics, time_share, unroll
-from windtunnel.overheads import ENGINE_CLOCK, ClientPath, Overheads
+from windtunnel.metrics import clean, delay_growth, overloaded, request_metrics, time_share, uncertainty, unroll
 from windtunnel.perf.corrections import ALL, Corrections
-from windtunnel.run import Requests as RunRequests
-from windtunnel.run import Run
-from windtunnel.simulate import simulate
-from windtunnel.strict import refuse_extrapolation
+from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads
+from windtunnel.simulate.refuse_extrapolation import refuse_extrapolation
+from windtunnel.simulate.run import Requests as RunRequests
+from windtunnel.simulate.run import Run
+from windtunnel.simulate.simulate import simulate
 from windtunnel.validation.measurement import METRICS, STATISTICS, Floats, Measurement, Requests, Side
 from windtunnel.workload.columns import Workload
 
@@ -46,7 +46,7 @@ class Options:
         overheads = replace(self.overheads, client=seen)
         run = simulate(Deployment((pool,)), workload, perf=self.perf, overheads=overheads, corrections=self.corrections)
         if self.strict:
-            refuse_extrapolation(run)
+            refuse_extrapolation(run, uncertainty(unroll(run)).beyond)
         return run
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
-from windtunnel.bands import LEVEL
+from windtunnel.simulate.error_band import LEVEL
 from windtunnel.validation.comparison import Comparison, relative_error
 from windtunnel.validation.measurement import METRICS, STATISTICS
 from windtunnel.validation.served_replay import Result, groups, simulated

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.bands import served_errors
 from windtunnel.errors import InputError
 from windtunnel.metrics import clean, request_metrics, time_share, uncertainty, unroll
+from windtunnel.simulate.error_band import served_errors
 from windtunnel.validation.comparison import PLAIN, Options, relative_error, summarise
 from windtunnel.validation.served_points import Point
 from windtunnel.workload.arrivals import AllAtOnce

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool, stage_pools
-from windtunnel.deployment.exchange import GATHERED
+from windtunnel.deployment.engine import GATHERED
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kernel_times import SOURCES, KernelTimes, either

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from windtunnel.deployment import Pool, preset
-from windtunnel.deployment.exchange import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
 from windtunnel.model import MLP, Layer, MoE
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf.corrections import ALL, Corrections
