@@ -64,8 +64,7 @@ def shapes() -> Iterator[Kernel]:
 
 def points(kernel: Kernel) -> tuple[Floats, Floats]:
     """Where a shape is asked: (tokens, 0), (requests, keys) or (chunk, 0)."""
-    attending = Attention | LatentAttention | BlockSparseAttention | CompressedAttention
-    if isinstance(kernel, attending) and kernel.phase == "decode":
+    if getattr(kernel, "phase", "") == "decode" and hasattr(kernel, "kv_dtype"):
         a, b = np.meshgrid([1.0, 4, 16, 64, 256], [128.0, 1024, 4096, 16384])
         return a.ravel(), b.ravel()
     return TOKENS, np.zeros_like(TOKENS)
