@@ -21,7 +21,7 @@ from windtunnel.reference.pipeline import Pipeline, table_passage
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
-from windtunnel.run import Iterations
+from windtunnel.simulate.run import Iterations
 
 ORDERS, VICTIMS = get_args(AdmissionOrder), get_args(Victim)
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

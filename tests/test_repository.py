@@ -15,7 +15,6 @@ HOSTS = re.compile("|".join(("py" + r"pi\.org", "python" + "hosted", "npm" + r"j
 FUNCTION_LINES, MODULE_LINES, FOLDER_FILES = 60, 600, 20
 CROWDED = {
     "src/windtunnel/core": 71,
-    "src/windtunnel/perf": 54,
     "src/windtunnel/reference": 27,
     "tests": 86,
 }

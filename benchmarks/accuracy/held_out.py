@@ -1,7 +1,7 @@
 """Held-out kernels: measured points taken out of the tables and predicted from the rest.
 
 Two splits. ``tokens`` takes out every third value of the axis along which tables are interpolated; ``shapes`` takes out
-every second shape whole. Predictions come from the tables of every simulation (``perf.measured``),
+every second shape whole. Predictions come from the tables of every simulation (``perf.kinds``),
 built from a database that lacks those rows.
 """
 
@@ -24,24 +24,19 @@ from benchmarks.accuracy.plain_models import (
 )
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, device
-from windtunnel.perf.answer import SOURCES
-from windtunnel.perf.bands import error_family
 from windtunnel.perf.batch_times import Floats
-from windtunnel.perf.causes import Causes
-from windtunnel.perf.costs import bytes_moved, flops
-from windtunnel.perf.database import Columns, Database, one_per_key, open_database
-from windtunnel.perf.kernels import (
-    Attention,
-    Collective,
-    Exchange,
-    Experts,
-    Gemm,
-    Kernel,
-    LatentAttention,
-    SparseAttention,
-)
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.roofline import family, roofline
+from windtunnel.perf.corrections import Corrections
+from windtunnel.perf.database import Columns, Database, Measured, one_per_key, open_database
+from windtunnel.perf.kernel import Kernel
+from windtunnel.perf.kernel_times import SOURCES
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.exchange import Exchange
+from windtunnel.perf.kinds.experts import Experts
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.latent_attention import LatentAttention
+from windtunnel.perf.kinds.sparse_attention import SparseAttention
+from windtunnel.perf.predictor import roofline
 
 ENGINES = ("vllm", "sglang", "trtllm")
 SPLITS = ("tokens", "shapes")
@@ -49,7 +44,7 @@ THIRD, SECOND = 3, 2
 MOST_SHAPES = 80
 """Most shapes of a table that are predicted, evenly spread."""
 
-PLAIN = Causes(**{entry.name: False for entry in fields(Causes)})
+PLAIN = Corrections(**{entry.name: False for entry in fields(Corrections)})
 """Without the causes that replace table entries in simulations: the tables' own points are predicted."""
 
 Mask = NDArray[np.bool_]
@@ -116,7 +111,7 @@ class HeldOut:
     family: str
     """Kind, and weight or cache format, or the collective's operation."""
     errors_of: str
-    """The family by ``perf.bands.error_family``."""
+    """The family of its errors (``Kernel.error_family``)."""
     split: str
     measured: Floats
     predicted: Floats
@@ -207,17 +202,17 @@ class Bench:
                 continue
             part, kept = rows.take(members & out), rows.take(members & ~out)
             a, b = source.point(part)
-            answer = measured.times(kernel, a, b)
+            answer = kernel.measured(measured, a, b)
             if answer is None:
                 continue
             seconds = part["latency"] * MILLISECONDS
             plain = along_axis(source, part, kept) if split == "tokens" else across(shape, part)
             if truth is not None:  # the tables add what surrounds the kernel in the database, or take it off
-                known = truth.times(kernel, a, b)
+                known = kernel.measured(truth, a, b)
                 assert known is not None
                 plain, seconds = plain + known.seconds - seconds, known.seconds
             model = bound_by.times(kernel, a, b).seconds
-            costs = flops(kernel, a, b), bytes_moved(kernel, a, b)
+            costs = kernel.flops(a, b), kernel.bytes_moved(a, b)
             entry = (seconds, answer.seconds, answer.sources.astype(float), plain, model, *costs)
             found.setdefault(_name(kernel), []).append(entry)
             kernels[_name(kernel)] = kernel
@@ -229,7 +224,7 @@ class Bench:
                 system=self.system,
                 backend=self.backend,
                 family=name,
-                errors_of=error_family(kernels[name]),
+                errors_of=kernels[name].error_family,
                 split=split,
                 measured=seconds,
                 predicted=predicted,
@@ -247,10 +242,11 @@ def _name(kernel: Kernel) -> str:
     if isinstance(kernel, Exchange):
         return f"{kernel.phase}_{kernel.mode}"
     if isinstance(kernel, Attention | LatentAttention):
-        return f"{family(kernel)}_{kernel.kv_dtype}"
+        return f"{kernel.efficiency_family}_{kernel.kv_dtype}"
     if isinstance(kernel, SparseAttention):
         return f"sparse_{kernel.phase}_{kernel.kv_dtype}"
-    return f"{family(kernel).split('_')[0]}_{kernel.dtype}" if isinstance(kernel, Gemm | Experts) else family(kernel)
+    family = kernel.efficiency_family
+    return f"{family.split('_')[0]}_{kernel.dtype}" if isinstance(kernel, Gemm | Experts) else family
 
 
 def _shapes(rows: Columns, source: Source, out: Mask) -> Iterator[tuple[Row, Mask]]:

@@ -35,7 +35,7 @@ ASSUMED = {
     "other": (0.1, 0.2, 0.25, 0.5, 0.7),
 }
 """Families without a table to take points out of, or with a row for each kernel of a layer, in the order of NAMES.
-Points left out of Kimi delta attention were predicted within these (tests/test_perf_kimi_delta.py)."""
+Points left out of Kimi delta attention were predicted within these (tests/perf/kinds/test_kimi_delta.py)."""
 
 NAMES = ("measured", "interpolated", "rule", "modelled", "roofline")
 

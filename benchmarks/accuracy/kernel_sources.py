@@ -6,22 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
-from windtunnel.perf.block_sparse_table import module
-from windtunnel.perf.costs import STORED_BYTES
 from windtunnel.perf.database import Columns
-from windtunnel.perf.exchange_table import exchange_micros
-from windtunnel.perf.kernels import (
-    Attention,
-    Collective,
-    Convolution,
-    Exchange,
-    Experts,
-    Gemm,
-    Kernel,
-    LatentAttention,
-    SparseAttention,
-)
-from windtunnel.perf.sparse_table import ARCHITECTURES
+from windtunnel.perf.kernel import STORED_BYTES, Kernel
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.block_sparse_attention import module
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.exchange import Exchange, exchange_micros
+from windtunnel.perf.kinds.experts import Experts
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.latent_attention import LatentAttention
+from windtunnel.perf.kinds.sparse_attention import ARCHITECTURES, SparseAttention
+from windtunnel.perf.kinds.state_space import Convolution
 
 MOE_DTYPES = {"w4a16_mxfp4": ("mxfp4", True), "w4a8_mxfp4_mxfp8": ("mxfp4", False), "int4_wo": ("int4", True)}
 """``moe_dtype`` → our weight format, and whether activations stay in 16 bits; where the names differ."""

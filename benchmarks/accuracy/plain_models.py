@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.kernel_sources import Row, Source
 from windtunnel.perf.batch_times import Floats
-from windtunnel.perf.curves import blend
+from windtunnel.perf.between.curves import blend
 from windtunnel.perf.database import Columns
 
 MILLISECONDS = 1e-3

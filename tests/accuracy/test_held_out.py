@@ -13,10 +13,13 @@ from benchmarks.accuracy.kernel_errors import NINETIETH, spread
 from benchmarks.accuracy.kernel_report import main
 from benchmarks.accuracy.kernel_sources import TABLES
 from benchmarks.accuracy.plain_models import between_engines, repeats
-from windtunnel.perf.answer import INTERPOLATED, MEASURED, MODELLED, Answer, answer
-from windtunnel.perf.bands import error_family, family_errors, relative_error
 from windtunnel.perf.database import Columns
-from windtunnel.perf.kernels import Attention, Elementwise, Experts, Gemm
+from windtunnel.perf.kernel_errors import family_errors, relative_error
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, KernelTimes, from_source
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.elementwise import Elementwise
+from windtunnel.perf.kinds.experts import Experts
+from windtunnel.perf.kinds.gemm import Gemm
 
 GEMM = next(source for source in TABLES if source.table[0] == "gemm")
 
@@ -97,7 +100,7 @@ def test_ninety_per_cent_of_a_normal_law_give_its_deviation() -> None:
 def test_errors_grow_with_the_distance_to_data() -> None:
     kernel, octaves = Gemm(4096, 4096), np.array([0.0, 0.0, np.nan, 1.0, 3.0, np.inf])
     sources = np.array([MEASURED, INTERPOLATED, MODELLED, MODELLED, MODELLED, MODELLED], dtype=np.int8)
-    found = relative_error(kernel, Answer(np.ones(6), sources, octaves))
+    found = relative_error(kernel, KernelTimes(np.ones(6), sources, octaves))
     known = family_errors("gemm_bfloat16")
     assert found.tolist()[:4] == pytest.approx([known.measured, known.interpolated, known.rule, known.modelled])
     assert (np.diff(found[3:]) >= 0).all()
@@ -106,19 +109,19 @@ def test_errors_grow_with_the_distance_to_data() -> None:
 
 def test_every_kernel_has_a_family_with_errors() -> None:
     names = {
-        error_family(kernel) for kernel in (Gemm(1, 1, "float16"), Experts(1, 1, 1, 1, dtype="fp8"), Elementwise(1))
+        kernel.error_family for kernel in (Gemm(1, 1, "float16"), Experts(1, 1, 1, 1, dtype="fp8"), Elementwise(1))
     }
-    names.add(error_family(Attention("decode", 8, 1, 128, 128)))
+    names.add(Attention("decode", 8, 1, 128, 128).error_family)
     assert names == {"gemm_bfloat16", "experts_fp8", "elementwise", "attention_decode"}
     assert family_errors("no such") == family_errors("other")
 
 
 def test_distances_are_zero_at_data_and_never_measured_by_rule() -> None:
-    assert answer(np.ones(2), MEASURED).distance.tolist() == [0.0, 0.0]
-    plain = answer(np.ones(2), MODELLED)
+    assert from_source(np.ones(2), MEASURED).distance.tolist() == [0.0, 0.0]
+    plain = from_source(np.ones(2), MODELLED)
     assert np.isnan(plain.distance).all()
     assert not plain.extrapolated.any()
-    other = answer(np.ones(2), INTERPOLATED).modelled()
+    other = from_source(np.ones(2), INTERPOLATED).modelled()
     assert other.extrapolated.all()
     assert other.distance.tolist() == [1.0, 1.0]
 

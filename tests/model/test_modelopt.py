@@ -8,8 +8,8 @@ from windtunnel.hardware import device
 from windtunnel.model import Quantization, load_model
 from windtunnel.model.modelopt import mixed
 from windtunnel.model.quantization_config import read_quantization
-from windtunnel.perf.cache import cache_key
-from windtunnel.perf.operators import operators
+from windtunnel.perf.tabulate.cache import cache_key
+from windtunnel.perf.tabulate.operators import operators
 
 EIGHT, FOUR = {"quant_algo": "FP8"}, {"quant_algo": "NVFP4", "group_size": 16}
 LAYERS = {

@@ -8,8 +8,7 @@ from windtunnel.cli import main
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.batch import parse_batch
-from windtunnel.perf.explain import explain
+from windtunnel.perf.explain import explain, parse_batch
 from windtunnel.report.roofline import figure
 
 POOL = Pool(load_model("Qwen/Qwen3-0.6B"), device("l40s"), Engine(max_model_len=4096))

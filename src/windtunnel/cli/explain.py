@@ -33,8 +33,8 @@ def explain(
     as_json
         Print one JSON document instead of the table.
     """
-    from windtunnel.perf.batch import parse_batch
     from windtunnel.perf.explain import explain as operators
+    from windtunnel.perf.explain import parse_batch
 
     asked, pool = parse_batch(batch), server.pool()
     if plot is not None:

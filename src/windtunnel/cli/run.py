@@ -14,7 +14,7 @@ from windtunnel.scenario.output_files import Outputs, check_directory
 
 if TYPE_CHECKING:
     from windtunnel.metrics import Summary
-    from windtunnel.perf.tables import Tabulated
+    from windtunnel.perf.tabulate.tables import Tabulated
     from windtunnel.simulate.run import Run
     from windtunnel.workload import Workload
 

@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from windtunnel.deployment import Deployment, Pool
-from windtunnel.perf.cache import cache_folder, cache_key
 from windtunnel.perf.database import Database, find_systems
-from windtunnel.perf.grid import tabulate
 from windtunnel.perf.predictor import predictor, wanted_version
-from windtunnel.perf.tables import Tabulated
+from windtunnel.perf.tabulate.cache import cache_folder, cache_key
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.plan.early_stop import beginning, is_lost
 from windtunnel.plan.outcome import Outcome, measure
 from windtunnel.plan.question import Question

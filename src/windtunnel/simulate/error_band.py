@@ -1,10 +1,10 @@
 """Error band: the range in which a measured server would lie, around what a run says.
 
-Three levels. A kernel's time has a relative error by its family, source and distance to the data (``perf.bands``).
-The errors of all kernels of a run, and of its host work, weighted by their time, are the error of its steps
-(``metrics.uncertainty``). At the served level, what remains between simulated and measured servers sets the width:
-``data/served_errors.toml``, calibrated engine by engine on one half of the served points of the kernel database and
-checked on the other (``benchmarks.accuracy.served_errors``).
+Three levels. A kernel's time has a relative error by its family, source and distance to the data
+(``perf.kernel_errors``). The errors of all kernels of a run, and of its host work, weighted by their time, are the
+error of its steps (``metrics.usage``). At the served level, what remains between simulated and measured servers sets
+the width: ``data/served_errors.toml``, calibrated engine by engine on one half of the served points of the kernel
+database and checked on the other (``benchmarks.accuracy.served_errors``).
 
 A run's band is found by simulating it again with every step at the lower end of its band, and at the upper end: a
 queue grows with the steps as it would in earnest, which no formula for a percentile knows. The time to first token
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.deployment import Deployment
-from windtunnel.perf.tables import Tabulated
+from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.simulate.run import Run
 from windtunnel.simulate.simulate import batch_times, simulate

@@ -1,7 +1,7 @@
 """Overheads: time outside the kernels, as a deployment of your own has it: host work of a step, and the client's path.
 
-The batch-time tables hold the host work of a typical server core (``perf.host``), and a simulation's clock is the
-engine's. A measured run can say how one deployment differs: ``windtunnel calibrate`` writes that as a small file.
+The batch-time tables hold the host work of a typical server core (``perf.tabulate.host``), and a simulation's clock is
+the engine's. A measured run can say how one deployment differs: ``windtunnel calibrate`` writes that as a small file.
 """
 
 from collections.abc import Mapping

@@ -15,11 +15,11 @@ from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
 from windtunnel.hardware import GIB
-from windtunnel.perf.cache import cache_folder
-from windtunnel.perf.causes import ALL, Causes
-from windtunnel.perf.grid import tabulate
+from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.stage_times import Times
-from windtunnel.perf.tables import Tabulated
+from windtunnel.perf.tabulate.cache import cache_folder
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0
 from windtunnel.policy.named import find_scheduler
 from windtunnel.reference.custom import PythonScheduler
@@ -45,7 +45,7 @@ def simulate(
     *,
     perf: str = "auto",
     cache: bool = True,
-    causes: Causes = ALL,
+    corrections: Corrections = ALL,
     tables: Sequence[Tabulated] | None = None,
     overheads: Overheads = ENGINE_CLOCK,
     policies: Sequence[Settings] | None = None,
@@ -59,7 +59,7 @@ def simulate(
         seed: of the random streams of the simulation itself (the random router).
         perf: where kernel times come from: ``auto``, ``measured`` or ``roofline``.
         cache: keep batch-time tables on disk, and read them from there.
-        causes: what batch times account for beyond the sum of measured kernels; ablations switch some off.
+        corrections: what batch times account for beyond the sum of measured kernels; ablations switch some off.
         tables: the batch-time tables of each pool where they are at hand; ``perf`` and ``cache`` then mean nothing.
         overheads: host work beyond that of the tables, and the client's path, whose clock then counts.
         policies: the scheduler of each pool where it is not the one of its engine.
@@ -71,7 +71,7 @@ def simulate(
     router, route_score = find_router(deployment.router)
     own, named = _schedulers(deployment)
     if tables is None:
-        tables = batch_times(deployment, perf, cache, causes)
+        tables = batch_times(deployment, perf, cache, corrections)
     times = tuple(overheads.host.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(_fleet(deployment, times, budgets, policies or named), route_score=route_score)
@@ -131,10 +131,10 @@ def _schedulers(deployment: Deployment) -> tuple[Callable[[], PythonScheduler] |
 
 
 def batch_times(
-    deployment: Deployment, perf: str = "auto", cache: bool = True, causes: Causes = ALL
+    deployment: Deployment, perf: str = "auto", cache: bool = True, corrections: Corrections = ALL
 ) -> list[Tabulated]:
     """The tables of every pool, for more than one simulation of a deployment; arguments as of ``simulate``."""
-    return [tabulate(pool, perf, cache_folder() if cache else None, causes) for pool in deployment.pools]
+    return [tabulate(pool, perf, cache_folder() if cache else None, corrections) for pool in deployment.pools]
 
 
 def _fleet(

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
-from windtunnel.perf.causes import Causes
+from windtunnel.perf.corrections import Corrections
 from windtunnel.simulate.overheads import ClientPath, Floats
 from windtunnel.validation.comparison import PLAIN, Options, compare, relative_error, summarise
 from windtunnel.validation.markdown import per_cent
@@ -31,7 +31,7 @@ CLIENT_PATHS: dict[str, Callable[[ClientPath], ClientPath | None]] = {
     "client_turnaround": lambda path: AtOnce(**asdict(path)),
     "client_per_sequence": lambda path: replace(path, per_sequence=0.0),
 }
-"""Causes outside the batch times, in what a client sees: all of them off, then one at a time."""
+"""Corrections outside the batch times, in what a client sees: all of them off, then one at a time."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def variants(options: Options = PLAIN) -> Iterator[tuple[str, Options]]:
     for name, without in CLIENT_PATHS.items():
         path = without(options.overheads.client or ClientPath())
         yield name, replace(options, client_path=path is not None, overheads=replace(options.overheads, client=path))
-    for cause in fields(Causes):
-        yield cause.name, replace(options, causes=options.causes.without(cause.name))
+    for cause in fields(Corrections):
+        yield cause.name, replace(options, corrections=options.corrections.without(cause.name))
 
 
 def ablate(points: Sequence[Point], runs: Sequence[MeasuredRun], options: Options = PLAIN) -> Iterator[Ablation]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.errors import InputError
-from windtunnel.perf.cache import cache_folder
-from windtunnel.perf.grid import tabulate
-from windtunnel.perf.tables import Tabulated
+from windtunnel.perf.tabulate.cache import cache_folder
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.simulate.overheads import ClientPath, HostOverhead, Overheads
 from windtunnel.simulate.simulate import simulate
 from windtunnel.validation.comparison import relative_error, simulated_requests

@@ -11,7 +11,7 @@ import numpy as np
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.metrics import clean, delay_growth, overloaded, request_metrics, time_share, uncertainty, unroll
-from windtunnel.perf.causes import ALL, Causes
+from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads
 from windtunnel.simulate.refuse_extrapolation import refuse_extrapolation
 from windtunnel.simulate.run import Requests as RunRequests
@@ -31,7 +31,7 @@ class Options:
     """Host and client overheads, e.g. of a calibration."""
     strict: bool = False
     """Refuse what is beyond the kernel data."""
-    causes: Causes = ALL
+    corrections: Corrections = ALL
     client_path: bool = True
     """A client's clock includes its path; off in an ablation."""
 
@@ -44,7 +44,7 @@ class Options:
         usual = ClientPath(per_sequence=ClientPath.per_sequence / stream_interval)
         seen = (self.overheads.client or usual) if client_clock and self.client_path else None
         overheads = replace(self.overheads, client=seen)
-        run = simulate(Deployment((pool,)), workload, perf=self.perf, overheads=overheads, causes=self.causes)
+        run = simulate(Deployment((pool,)), workload, perf=self.perf, overheads=overheads, corrections=self.corrections)
         if self.strict:
             refuse_extrapolation(run, uncertainty(unroll(run)).beyond)
         return run

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool
-from windtunnel.perf.batch import Batch
-from windtunnel.perf.explain import explain
+from windtunnel.perf.explain import Batch, explain
 from windtunnel.validation.measurement import Measurement
 
 BIN = 2.0

@@ -10,7 +10,7 @@ from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import MLP, Attention, Model, load_model, read_config
-from windtunnel.perf.operators import operators
+from windtunnel.perf.tabulate.operators import operators
 
 ATTENTION = {"n_heads_in_group": 4, "no_op": False, "window_length": None}
 NOTHING = {"n_heads_in_group": None, "no_op": True}

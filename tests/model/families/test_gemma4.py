@@ -14,8 +14,8 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import MLP, Model, MoE, load_model, read_config
 from windtunnel.model.stages import stages
-from windtunnel.perf.eager import eager_floor
-from windtunnel.perf.operators import operators
+from windtunnel.perf.tabulate.host import eager_floor
+from windtunnel.perf.tabulate.operators import operators
 
 TEXT = {
     "hidden_size": 64,

@@ -8,8 +8,8 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import MLP, Attention, Model, MoE, load_model, read_config
-from windtunnel.perf.kernels import Gemm
-from windtunnel.perf.operators import operators
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.tabulate.operators import operators
 
 CONFIG = {
     "hidden_size": 256,
