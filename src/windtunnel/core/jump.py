@@ -37,7 +37,7 @@ def run_decodes(state: State, pool: Pool, group: Group, lane: Lane, seats: Array
     Between two context knots the attention time is a line in the cached tokens: its knot and slope change rarely.
     """
     floats, integers = state.floats, state.integers
-    decodes, kv_tokens, free = lane.decodes, lane.kv_tokens, lane.free
+    decodes, kv_tokens, free, spare = lane.decodes, lane.kv_tokens, lane.free, lane.spare
     now, end = group.now, group.end
     asynchronous, block_size = pool.async_scheduling, pool.block_size
     waves, phase = seats[PHASES], lane.clock % pool.block_size
@@ -47,7 +47,7 @@ def run_decodes(state: State, pool: Pool, group: Group, lane: Lane, seats: Array
     done, first_free = 0, 0
     while done < steps and now < until:
         need = waves[phase]
-        if need > free:
+        if need + spare > free:
             break
         free -= need
         if done == 0:
@@ -91,7 +91,7 @@ def blocks_needed(pool: Pool, lane: Lane, seats: Array, requests: Array, tokens:
     need = seats[PHASES, lane.clock % pool.block_size]
     if tokens > 0:
         context = requests[seats[WHO, lane.first]].context
-        need += blocks_of(pool, context + tokens) - blocks_of(pool, context)
+        need += blocks_of(pool, max(context + tokens, lane.granted)) - blocks_of(pool, max(context, lane.granted))
     return need
 
 
@@ -142,7 +142,7 @@ def run_mixed(
     while done < steps and group.now < until:
         for k in range(group.num_lanes):
             lane = lanes[first + k]
-            if blocks_needed(pool, lane, seats[first + k], requests, rows[k].chunk_tokens) > lane.free:
+            if blocks_needed(pool, lane, seats[first + k], requests, rows[k].chunk_tokens) + lane.spare > lane.free:
                 return done
         gpu = 0.0
         for k in range(group.num_lanes):

@@ -81,6 +81,9 @@ LANE: Fields = [
         "head",
         "tail",
         "waiting",
+        # equal steps, see core.jump
+        "spare",  # blocks that must stay free
+        "granted",  # tokens of the part-way prompt whose blocks are taken already
         # the step that is being scheduled
         "chunks",
         "chunk_tokens",
