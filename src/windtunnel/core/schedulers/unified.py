@@ -400,12 +400,14 @@ def decoded(pool: Pool, lane: Lane) -> None:
 def end_decodes(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array, end: float) -> None:
     """Let those decodes leave whose last token this was; those that came back from the host got their first one."""
     requests = state.requests
-    if lane.returned > 0:
-        for i in range(lane.top):
-            if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].returned:
-                requests[seats[WHO, i]].returned = 0
-                write_stall(state, seats[WHO, i], requests[seats[WHO, i]].last_token, end)
-        lane.returned = 0
+    i = lane.top
+    while lane.returned > 0:
+        i -= 1
+        r = seats[WHO, i]
+        if seats[ENDS, i] != EMPTY and requests[r].returned:
+            requests[r].returned = 0
+            lane.returned -= 1
+            write_stall(state, r, requests[r].last_token, end)
     if lane.clock < lane.next_end:
         return
     lane.next_end = NEVER
