@@ -136,22 +136,25 @@ def cases(draw: st.DrawFn) -> Case:
     """Tiny block pools, tied times, overload, closed loops, sessions, ranks in lockstep or not."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     policy = draw(policies())
+    pressed = draw(st.booleans())  # many requests for blocks that hold one or two of the longest
     max_model_len = draw(st.sampled_from([10, 32, 100, 400]))
-    seqs = draw(st.sampled_from([1, 2, 4, 8, 16]))
+    seqs = draw(st.sampled_from([4, 8, 16] if pressed else [1, 2, 4, 8, 16]))
     budget = seqs + draw(st.sampled_from([0, 1, 5, 16, 64, 200]))
-    pool = draw(st.integers(4, 120))
     size = draw(st.sampled_from([1, 4, 16]))
+    pool = -(-max_model_len // size) * draw(st.integers(1, 2)) + 1 if pressed else draw(st.integers(4, 120))
     limits = fitting(policy, Limits(seqs, budget, max_model_len, pool, size))
     if limits is None:
         limits = fitting(policy, Limits(8, 600, 10, pool, size))
     assert limits is not None
     lanes = draw(st.sampled_from([1, 1, 1, 2, 3]))
     n = draw(st.integers(1, 60))
-    gap = draw(st.sampled_from([0.0, 1.0, 4.0, 30.0]))
+    gap = draw(st.sampled_from([0.0, 1.0] if pressed else [0.0, 1.0, 4.0, 30.0]))
     steady = draw(st.booleans())
     arrival: Any = np.cumsum(rng.integers(0, 3, n) * gap) if steady else np.cumsum(rng.exponential(gap + 1e-9, n))
     longest = min(draw(st.sampled_from([3, 30, 400])), limits.max_model_len)
-    output = rng.integers(1, min(draw(st.sampled_from([2, 20, 400])), limits.max_model_len) + 1, n)
+    output = rng.integers(
+        1, min(draw(st.sampled_from([400] if pressed else [2, 20, 400])), limits.max_model_len) + 1, n
+    )
     loop = draw(st.sampled_from(["open", "open", "concurrency", "sessions", "both"]))
     sessions = loop in {"sessions", "both"}
     return Case(
