@@ -187,7 +187,7 @@ def count_decode(pool: Pool, lane: Lane, seats: Array, context: int, change: int
 def start_decoding(pool: Pool, lane: Lane, seats: Array, request: Request, i: int) -> None:
     """Count the request in seat ``i``, whose context is up to date, among the decodes."""
     ends_at(lane, seats, i, lane.clock + request.output - request.generated)
-    count_decode(pool, lane, seats, np.int64(request.context), 1)
+    count_decode(pool, lane, seats, request.context, 1)
 
 
 @part
@@ -200,7 +200,7 @@ def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
         if seats[ENDS, i] == EMPTY:
             continue
         request = requests[seats[WHO, i]]
-        context, generated = np.int64(request.context), np.int64(request.generated)
+        context, generated = request.context, request.generated
         if seats[ENDS, i] != NEVER:
             context = context_of(lane, request, seats[ENDS, i])
             generated = context - request.prompt + 1
@@ -219,11 +219,11 @@ def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
 def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> None:
     """A request has to go: to the host with its context, if it decodes and there is room, or back to the queue."""
     i = choose_victim(pool, lane, requests, seats)
-    r = np.int64(seats[WHO, i])
+    r = seats[WHO, i]
     request, decodes = requests[r], seats[ENDS, i] != NEVER
     lane.evicted = 1
     request.preemptions += 1
-    blocks = blocks_with(pool, request, np.int64(request.context))
+    blocks = blocks_with(pool, request, request.context)
     if decodes:
         context = context_of(lane, request, seats[ENDS, i])
         request.context, request.generated = context, context - request.prompt + 1
@@ -261,7 +261,7 @@ def can_return(pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
     and no prompt is part-way."""
     if lane.swapped == NONE or lane.running >= pool.max_num_seqs or lane.running > lane.decodes:
         return False
-    context = np.int64(requests[lane.swapped].context)
+    context = requests[lane.swapped].context
     wanted = blocks_of(pool, context + 1)
     if pool.decodes_ask_for_a_block and lane.running > 0:
         wanted = blocks_of(pool, context) + 1
@@ -272,12 +272,12 @@ def can_return(pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
 def bring_back(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> None:
     """Requests return from the host, the first to go first, while they can."""
     while can_return(pool, lane, requests, seats):
-        r = np.int64(lane.swapped)
+        r = lane.swapped
         request = requests[r]
         lane.swapped = request.next
         lane.on_host -= 1
         lane.waiting -= 1
-        blocks = blocks_of(pool, np.int64(request.context))
+        blocks = blocks_of(pool, request.context)
         lane.free -= blocks
         lane.free_host += blocks
         lane.moved += blocks
@@ -351,7 +351,7 @@ def plan_chunks(pool: Pool, lane: Lane, requests: Array, seats: Array, left: int
         if seats[ENDS, i] != NEVER:
             continue
         request = requests[seats[WHO, i]]
-        context = np.int64(request.context)
+        context = request.context
         tokens = min(request.prompt + request.generated - context, pool.long_prefill_token_threshold, max(left, 0))
         add_prefill(pool, lane, seats, request, i, tokens)
         lane.chunk_need += blocks_with(pool, request, context + tokens) - blocks_with(pool, request, context)
@@ -375,10 +375,10 @@ def asked_block(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
 @part
 def leave(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, i: int, end: float) -> None:
     """The request in seat ``i`` has got its last token: free seat and blocks."""
-    r = np.int64(seats[WHO, i])
+    r = seats[WHO, i]
     request = requests[r]
     request.finish = end
-    context = np.int64(request.prompt) + request.output - 1
+    context = request.prompt + request.output - 1
     lane.free += blocks_with(pool, request, context) if pool.reserves else blocks_of(pool, context)
     if pool.allocation == LOOK_AHEAD:
         remove_end(lane, ends, r)
@@ -416,7 +416,7 @@ def end_decodes(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array,
             for i in range(block * 32, block * 32 + 32):
                 if seats[ENDS, i] == lane.clock:
                     request = requests[seats[WHO, i]]
-                    count_decode(pool, lane, seats, np.int64(request.prompt) + request.output - 1, -1)
+                    count_decode(pool, lane, seats, request.prompt + request.output - 1, -1)
                     leave(pool, lane, requests, seats, ends, i, end)
             seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
         lane.next_end = min(lane.next_end, seats[SOONEST, block])
@@ -445,8 +445,8 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array, 
             continue
         start_decoding(pool, lane, seats, request, i)
         if pool.allocation == LOOK_AHEAD and lane.step_decodes == 0:  # one token less is left, on the same clock
-            remove_end(lane, ends, np.int64(r))
-            add_end(lane, ends, request, np.int64(r))
+            remove_end(lane, ends, r)
+            add_end(lane, ends, request, r)
     skip_decodes(lane, seats)
 
 
