@@ -70,7 +70,7 @@ VICTIMS = {
     "longest": (0, 1, 0),
     "lowest_priority": (0, 0, 1),
 }
-"""By whom a policy evicts: how much a request's seat, context and priority count; the largest sum goes."""
+"""How much a request's seat, context and priority count when one has to go: the one with the largest sum does."""
 
 ORDERS = {
     "fcfs": (0, 0, 0),
@@ -82,7 +82,7 @@ ORDERS = {
     "shortest_job": (1, 1, 0),
     "longest_job": (-1, -1, 0),
 }
-"""By whom it admits: how much a request's prompt, declared output and priority count; the smallest sum is first."""
+"""How much its prompt, declared output and priority count in the queue: the smallest sum comes first."""
 
 POOL_FIELDS: Fields = [
     *((name, np.int64) for name in (*SETTINGS[:-4], *HOOKS)),
@@ -208,8 +208,7 @@ def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
             prompt, declared, priority = request.prompt, request.max_tokens, request.priority
             key = call_victim_key(pool.victim_key, prompt, declared, priority, generated, context, request.arrival)
         else:
-            weighed = pool.victim_seat * i + pool.victim_context * context + pool.victim_priority * request.priority
-            key = float(weighed)
+            key = float(pool.victim_seat * i + pool.victim_context * context + pool.victim_priority * request.priority)
         if key > largest:
             chosen, largest = i, key
     return chosen
@@ -293,7 +292,7 @@ def bring_back(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Arra
 
 @part
 def schedule(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, now: float) -> None:
-    """Decide the step that starts at ``now``: which decodes, which chunks, who is admitted, who has to go."""
+    """Decide the step that starts at ``now``: which requests decode, prefill, are admitted, have to go."""
     lane.started, lane.evicted = now, 0
     if lane.running == 0:
         lane.forming = 1

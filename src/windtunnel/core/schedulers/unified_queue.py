@@ -1,4 +1,4 @@
-"""The queue of the unified scheduler: its order, when it is open, and whom there are tokens and memory to admit."""
+"""The queue of the unified scheduler: its order, when it is open, and for which request there is room."""
 
 import numpy as np
 
