@@ -70,6 +70,7 @@ LANE: Fields = [
         "decodes",
         "kv_tokens",  # tokens in the cache of all decodes
         "free",  # KV blocks
+        "spare",  # those of them that equal steps leave free
         # the table of seats
         "running",  # seats that are taken
         "top",  # the seat after the newest
@@ -81,9 +82,6 @@ LANE: Fields = [
         "head",
         "tail",
         "waiting",
-        # equal steps, see core.jump
-        "spare",  # blocks that must stay free
-        "granted",  # tokens of the part-way prompt whose blocks are taken already
         # the step that is being scheduled
         "chunks",
         "chunk_tokens",

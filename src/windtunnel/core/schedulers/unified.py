@@ -582,7 +582,6 @@ def steady_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array) -> tuple
         return 0, 0
     request = requests[seats[WHO, lane.first]]
     known = request.prompt + request.generated
-    lane.granted = known if pool.allocation != ON_DEMAND else 0
     tokens = min(pool.max_num_batched_tokens - lane.decodes, pool.max_num_prefill_tokens)
     if tokens <= 0 or tokens > pool.long_prefill_token_threshold:
         return 0, 0
@@ -617,7 +616,9 @@ def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     balanced, decoding, waits = pool.balance_timeout > 0 and group.num_lanes > 1, True, False
     for i in range(first, last):
         waits |= lanes[i].head != NONE
-    done = 0 if balanced and waits else equal_steps(state, pool, group, until, steady, jumped)
+    done = 0
+    if not (balanced and waits):
+        done = equal_steps(state, pool, group, until, steady, jumped, pool.allocation != ON_DEMAND)
     if done == 0:
         opened = opening(pool, group, lanes, state.requests)
         if not group.now < opened < np.inf:
