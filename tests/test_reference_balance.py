@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from equality_unified import Case, cases
+from equality_unified import RELAXED, Case, cases, check_equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_core_unified import RELAXED, check_equal
 
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError

@@ -20,11 +20,11 @@ from numba.extending import overload
 
 from windtunnel.core.compiled import INNER
 from windtunnel.core.records import Group, Lane, Pool, State
-from windtunnel.core.schedulers import vllm
+from windtunnel.core.schedulers import unified, vllm
 from windtunnel.errors import InputError
-from windtunnel.policy import VllmV1
+from windtunnel.policy import Policy, VllmV1
 
-SCHEDULERS: dict[type, ModuleType] = {VllmV1: vllm}
+SCHEDULERS: dict[type, ModuleType] = {VllmV1: vllm, Policy: unified}
 """Type of a scheduler's settings → its module."""
 
 

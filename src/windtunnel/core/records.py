@@ -70,6 +70,7 @@ LANE: Fields = [
         "decodes",
         "kv_tokens",  # tokens in the cache of all decodes
         "free",  # KV blocks
+        "spare",  # those of them that equal steps leave free
         # the table of seats
         "running",  # seats that are taken
         "top",  # the seat after the newest
