@@ -19,11 +19,11 @@ from typing import Any
 from numba.extending import overload
 
 from windtunnel.core.records import Group, Lane, Pool, State
-from windtunnel.core.schedulers import vllm
+from windtunnel.core.schedulers import vllm, vllm_v0
 from windtunnel.errors import InputError
-from windtunnel.policy import VllmV1
+from windtunnel.policy import VllmV0, VllmV1
 
-SCHEDULERS: dict[type, ModuleType] = {VllmV1: vllm}
+SCHEDULERS: dict[type, ModuleType] = {VllmV1: vllm, VllmV0: vllm_v0}
 """Type of a scheduler's settings → its module."""
 
 
