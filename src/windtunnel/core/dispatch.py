@@ -18,6 +18,7 @@ from typing import Any
 
 from numba.extending import overload
 
+from windtunnel.core.compiled import INNER
 from windtunnel.core.records import Group, Lane, Pool, State
 from windtunnel.core.schedulers import vllm, vllm_v0
 from windtunnel.errors import InputError
@@ -103,7 +104,7 @@ def _compile(function: Callable[..., Any], absent: Callable[..., Any] | None = N
         found = getattr(module, function.__name__, absent)
         return getattr(found, "py_func", found)
 
-    overload(function, strict=False)(chosen)
+    overload(function, jit_options=INNER | {"forceinline": True}, strict=False)(chosen)
 
 
 for _function in (enqueue, step, decide, conclude, pass_over, jump, update_bound):

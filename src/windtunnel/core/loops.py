@@ -30,10 +30,11 @@ REACHED, FULL = 0, 1
 
 
 @part
-def advance(state: State, g: int, until: float, stop_at_release: bool) -> int:
+def advance(state: State, g: int, until: float, stop_at_release: bool, bounds: bool) -> int:
     """Step group ``g`` while its next decision lies before ``until``; FULL if the log needs room first.
 
-    ``stop_at_release``: return after a boundary at which a request left, because its client waits for it.
+    ``stop_at_release``: return after a boundary at which a request left, because its client waits for it. ``bounds``:
+    what the group does next may be asked by others.
     """
     group = state.groups[g]
     pool = state.pools[group.pool]
@@ -47,7 +48,8 @@ def advance(state: State, g: int, until: float, stop_at_release: bool) -> int:
             return REACHED
         if stop_at_release and group.released > 0:
             break
-    update_bound(state, pool, group)
+    if bounds:
+        update_bound(state, pool, group)
     return REACHED
 
 
@@ -88,9 +90,10 @@ def next_advance(state: State, router: int, r: int, time: float) -> tuple[int, i
     The choice of a lane is kept in the counters, so that a call after the log was full goes on where it stopped.
     """
     counters = state.counters
-    tick = ticks_until(time) * PUBLISH_INTERVAL
-    if tick > state.clocks[0] and looks(state, router):
-        return POLL, 0, len(state.groups), tick, True
+    if looks(state, router):
+        tick = ticks_until(time) * PUBLISH_INTERVAL
+        if tick > state.clocks[0]:
+            return POLL, 0, len(state.groups), tick, True
     if counters[CHOSEN] == NONE:
         if router in (LEAST_OUTSTANDING, ROUTE_SCORE):
             return SEE, 0, len(state.groups), time, False
@@ -136,6 +139,7 @@ def deliver(state: State, r: int, time: float) -> None:
 def open_loop(state: State, router: int) -> int:
     """Route every request at its arrival, then run dry. FULL: call again with more room in the log."""
     counters = state.counters
+    bounds = router in (LEAST_OUTSTANDING, ROUTE_SCORE)
     while True:
         r = counters[ARRIVED]
         time = np.inf
@@ -148,7 +152,7 @@ def open_loop(state: State, router: int) -> int:
         else:
             why, first, last, until, everything = DRAIN, 0, len(state.groups), np.inf, True
         for g in range(first, last):
-            if must_advance(state, g, until, everything) and advance(state, g, until, False) == FULL:
+            if must_advance(state, g, until, everything) and advance(state, g, until, False, bounds) == FULL:
                 return FULL
         if why == DRAIN:
             return REACHED
@@ -321,7 +325,7 @@ def closed_loop(state: State, router: int, limit: int) -> int:
             time = state.requests[r].arrival
             why, first, last, until, everything = next_advance(state, router, r, time)
         for g in range(first, last):
-            if must_advance(state, g, until, everything) and advance(state, g, until, why == FOLLOW) == FULL:
+            if must_advance(state, g, until, everything) and advance(state, g, until, why == FOLLOW, True) == FULL:
                 return FULL
         if why == FOLLOW:
             if groups[first].released > 0:

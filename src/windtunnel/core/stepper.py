@@ -1,13 +1,12 @@
 """One scheduler of the core, one step at a time: decided, looked at, and concluded when its caller says that it ends.
 
-The same kernels as in a run, without its jumps over equal steps, and without its tables of batch times.
+The functions of a run, without its jumps over equal steps, and without its tables of batch times.
 """
 
-from windtunnel.core.borrow import borrow
+from windtunnel.core.compiled import entry
+from windtunnel.core.dispatch import conclude, decide, pass_over, room, scheduler_of
 from windtunnel.core.engine import Demand, Fleet, new_state, with_room
-from windtunnel.core.family import conclude, decide, module_of, pass_over, room
-from windtunnel.core.kernel import kernel
-from windtunnel.core.loop import deliver
+from windtunnel.core.loops import deliver
 from windtunnel.core.records import CHOSEN, ROWS, STALLS, State
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, Settings
@@ -16,42 +15,37 @@ ONLY = 0
 """The lane, its group and its pool."""
 
 
-@kernel
-def deliver_to_only(counted: State, r: int, time: float) -> None:
+@entry
+def deliver_to_only(state: State, r: int, time: float) -> None:
     """Request ``r`` arrives."""
-    state = borrow(counted)
     state.counters[CHOSEN] = ONLY
     deliver(state, r, time)
 
 
-@kernel
-def has_room(counted: State) -> bool:
-    """Whether the family's own arrays can take one more step."""
-    state = borrow(counted)
+@entry
+def has_room(state: State) -> bool:
+    """Whether the scheduler's own arrays can take one more step."""
     return room(state, state.pools[ONLY], state.groups[ONLY])
 
 
-@kernel
-def decide_only(counted: State, time: float) -> tuple[bool, bool]:
+@entry
+def decide_only(state: State, time: float) -> tuple[bool, bool]:
     """Decide the next step at ``time``, with an empty log."""
-    state = borrow(counted)
     state.groups[ONLY].now = time
     state.counters[ROWS] = 0
     state.counters[STALLS] = 0
     return decide(state, state.pools[ONLY], state.groups[ONLY])
 
 
-@kernel
-def conclude_only(counted: State, end: float) -> None:
+@entry
+def conclude_only(state: State, end: float) -> None:
     """The decided step is on its way and ends at ``end``."""
-    state = borrow(counted)
     conclude(state, state.pools[ONLY], state.groups[ONLY], end)
 
 
-@kernel
-def pass_over_only(counted: State, preempted: bool) -> None:
+@entry
+def pass_over_only(state: State, preempted: bool) -> None:
     """Nothing was scheduled."""
-    state = borrow(counted)
     pass_over(state, state.pools[ONLY], state.groups[ONLY], preempted)
 
 
@@ -63,7 +57,7 @@ class Stepper:
         times = linear(0.0, 0.0, 0.0, 0.0, max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)
         fleet = Fleet((limits,), (policy,), (times,), (1,), (1,), (False,))
         self.state = new_state(fleet, demand, demand.arrival)
-        self.module = module_of(self.state.own)
+        self.scheduler = scheduler_of((policy,))
 
     @property
     def now(self) -> float:
@@ -80,7 +74,7 @@ class Stepper:
         Then either ``conclude`` or ``pass_over`` must follow.
         """
         while not has_room(self.state):
-            self.state = with_room(self.state, self.module)
+            self.state = with_room(self.state, self.scheduler)
         scheduled, preempted = decide_only(self.state, float(time))
         return scheduled, preempted
 
