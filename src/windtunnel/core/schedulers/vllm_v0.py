@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from windtunnel.core.batch_time import group_time
 from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.jump import equal_steps
+from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall, write_step
 from windtunnel.core.queues import put_first, put_last
 from windtunnel.core.records import (
@@ -454,15 +454,15 @@ def serve_together(pool: Pool, lane: Lane, requests: Array, seats: Array, cache:
         lane.serves, lane.standing = 1, max(lane.standing, SERVED)
     if cache is None:
         lane.free -= need
-    elif need > 0:
-        append_in_order(pool, lane, requests, seats, cache, lane.clock, need)
+    else:
+        append_in_order(pool, lane, requests, seats, cache, lane.clock)
     return True
 
 
 @compiled
-def append_in_order(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, clock: int, need: int) -> None:
-    """Blocks for the ``need`` decodes that begin one at ``clock``, in the order of seats."""
-    i = 0
+def append_in_order(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, clock: int) -> None:
+    """Blocks for the decodes that begin one at ``clock``, in the order of seats."""
+    i, need = 0, seats[PHASES, clock % pool.block_size]
     while need > 0:
         if seats[ENDS, i] < EMPTY:
             request = requests[seats[WHO, i]]
@@ -747,6 +747,8 @@ def schedule(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, sta
         if lane.serves:
             pause_unreached(pool, lane, requests, seats)
         sort_seats(pool, lane, requests, seats)
+    elif lane.preempted > 0:
+        look_again(lane, seats)
 
 
 @part
@@ -922,48 +924,60 @@ def step(state: State, pool: Pool, group: Group) -> int:
 
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
-    """Make equal steps of decodes while ``now`` < ``until`` (which counts only if an arrival could join)."""
+    """Make equal steps while ``now`` < ``until`` (which counts only if an arrival could join): of decodes only, or
+    beside the chunks of one long prompt."""
     i = group.first_lane
-    lane, seats, cache = state.lanes[i], state.seats[i], state.own.cache
-    if lane.decodes == 0 or lane.first < lane.top or failed(state, group):
+    lane, requests, seats, cache = state.lanes[i], state.requests, state.seats[i], state.own.cache
+    if lane.running == 0 or (pool.chunked_prefill and lane.unreached > 0) or failed(state, group):
         return 0
-    if not host_blocked(pool, lane, state.requests, cache):
+    if not host_blocked(pool, lane, requests, cache):
         return 0
-    limit = join_time(pool, lane, state.requests, seats, cache, group.now, until)
+    limit = until
+    if lane.first == lane.top:
+        limit = join_time(pool, lane, requests, seats, cache, group.now, until)
     clock = lane.clock
-    done = equal_steps(state, pool, group, limit, steady, skip_nothing)
-    if done > 0:
-        lane.decoded = group.now
-        lane.steps += done
-        lane.decoding = lane.steps - 1
+    done = equal_steps(state, pool, group, limit, steady, do_nothing, True)
+    lane.steps += done
+    if done > 0 and lane.decodes > 0:
+        lane.decoding, lane.decoded = lane.steps - 1, group.now
         if cache is not None:
             for at in range(clock, lane.clock):
-                need = seats[PHASES, at % pool.block_size]
-                if need > 0:
-                    append_in_order(pool, lane, state.requests, seats, cache, at, need)
+                append_in_order(pool, lane, requests, seats, cache, at)
     return done
 
 
 @part
-def skip_nothing(state: State, pool: Pool, i: int, tokens: int) -> None:
+def do_nothing(state: State, pool: Pool, i: int, tokens: int) -> None:
     """After equal steps."""
 
 
 @part
 def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
-    """How many steps are equal: until one ends a request, or leaves no block free; see ``core.jump``."""
-    lane, seats = state.lanes[i], state.seats[i]
-    if pool.chunked_prefill:
-        last = pool.max_num_batched_tokens - lane.decodes + 1
-        if chunk_of(pool, state.own.cache, last, 1) <= 0:
-            return 0, 0, True
-    free = lane.free - 1
-    steps = free // lane.decodes * pool.block_size
-    free -= free // lane.decodes * lane.decodes
-    while steps < lane.next_end - lane.clock - 1 and free >= seats[PHASES, (lane.clock + steps) % pool.block_size]:
-        free -= seats[PHASES, (lane.clock + steps) % pool.block_size]
-        steps += 1
-    return min(steps, lane.next_end - lane.clock - 1), 0, True
+    """How many steps are equal, and the tokens of a prompt in each: until one ends a request or that prompt, or leaves
+    no block free; see ``core.jump``."""
+    lane, seats, cache = state.lanes[i], state.seats[i], state.own.cache
+    tokens, steps = 0, FOREVER if lane.decodes == 0 else lane.next_end - lane.clock - 1
+    if lane.first < lane.top:
+        request = state.requests[seats[WHO, lane.first]]
+        tokens = pool.max_num_batched_tokens - lane.decodes
+        left = request.prompt + request.generated - request.context
+        alone = lane.first == lane.top - 1 and request.prefilling
+        if not alone or not 0 < tokens < left or cache is not None or pool.max_num_partial_prefills > 1:
+            return 0, 0, False
+        steps = min(steps, (left - 1) // tokens - 1)
+    elif pool.chunked_prefill and chunk_of(pool, cache, pool.max_num_batched_tokens - lane.decodes + 1, 1) <= 0:
+        return 0, 0, False
+    free, done = lane.free - 1, 0
+    if free < 0:
+        return 0, 0, False
+    if lane.decodes > 0:
+        done = free // lane.decodes * pool.block_size
+        free %= lane.decodes
+        while done < steps and free >= seats[PHASES, (lane.clock + done) % pool.block_size]:
+            free -= seats[PHASES, (lane.clock + done) % pool.block_size]
+            done += 1
+        steps = min(steps, done)
+    return steps, tokens, tokens == 0
 
 
 @part
