@@ -698,10 +698,10 @@ def return_swapped(state: State, pool: Pool, lane: Lane, seats: Array, cache: An
             serve_prefill(lane, seats, i, r, request, tokens)
         else:
             serve_decode(state, pool, lane, seats, cache, i)
-        stand(lane, request, BACK_PREFILLING if request.prefilling else BACK_DECODING)
+        request.standing = BACK_PREFILLING if request.prefilling else BACK_DECODING
         lane.budget -= tokens
         lane.seqs += 1
-        lane.unsorted |= pool.by_priority
+        lane.unsorted = 1
 
 
 # A step.
