@@ -164,6 +164,7 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
         len(lanes),
         max(limits.max_num_seqs for limits in fleet.limits),
         max(limits.block_size for limits in fleet.limits),
+        max(getattr(policy, "pipeline_parallel_size", 1) for policy in fleet.policies),
     )
     return State(
         own=scheduler.arrays(fleet, demand, pools, lanes, requests),

@@ -27,10 +27,13 @@ EMPTY = NEVER - 1
 """ENDS of an empty seat: neither a prefill nor ever the clock."""
 
 
-def tables(lanes: int, max_num_seqs: int, block_size: int) -> Array:
-    """Empty tables with twice as many seats as requests may run, so that holes are closed rarely."""
+def tables(lanes: int, max_num_seqs: int, block_size: int, stages: int = 1) -> Array:
+    """Empty tables with twice as many seats as requests may run, so that holes are closed rarely.
+
+    A pipeline of several ``stages`` has rows for the phases of the others behind all rows.
+    """
     width = max(-(-2 * max_num_seqs // 32) * 32, -(-block_size // 32) * 32)
-    seats = np.zeros((lanes, ROWS_OF_SEATS, width), dtype=np.int32)
+    seats = np.zeros((lanes, ROWS_OF_SEATS + stages - 1, width), dtype=np.int32)
     seats[:, ENDS] = EMPTY
     seats[:, SOONEST] = NEVER
     return seats
