@@ -277,26 +277,33 @@ def sort_queue(lane: Lane, requests: Array) -> None:
 
 
 @part
-def stands_behind(pool: Pool, requests: Array, a: int, b: int) -> bool:
-    """Whether the seat of request ``a`` belongs behind that of ``b``."""
-    return worse(requests, a, b) if pool.by_priority else requests[a].standing > requests[b].standing
+def stands_behind(pool: Pool, requests: Array, seats: Array, i: int, r: int) -> bool:
+    """Whether seat ``i`` belongs behind that of request ``r``; a hole goes to the end."""
+    if seats[ENDS, i] == EMPTY:
+        return True
+    a = seats[WHO, i]
+    return worse(requests, a, r) if pool.by_priority else requests[a].standing > requests[r].standing
 
 
 @compiled
-def sort_seats(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
-    """Sort the seats, equals in their order."""
-    close_gaps(lane, seats)
-    for i in range(1, lane.top):
+def sort_seats(pool: Pool, lane: Lane, requests: Array, seats: Array, begin: int) -> None:
+    """Sort the seats from ``begin`` on, equals in their order."""
+    if begin == 0:
+        close_gaps(lane, seats)
+    for i in range(begin + 1, lane.top):
         r, ends, now = seats[WHO, i], seats[ENDS, i], seats[NOW, i]
         j = i
-        while j > 0 and stands_behind(pool, requests, seats[WHO, j - 1], r):
+        while ends != EMPTY and j > begin and stands_behind(pool, requests, seats, j - 1, r):
             for row in range(NOW + 1):
                 seats[row, j] = seats[row, j - 1]
             j -= 1
         seats[WHO, j], seats[ENDS, j], seats[NOW, j] = r, ends, now
-    for i in range(lane.top):
-        requests[seats[WHO, i]].standing = SERVED
-    lane.first = 0
+    while lane.top > 0 and seats[ENDS, lane.top - 1] == EMPTY:
+        lane.top -= 1
+    if begin == 0:
+        for i in range(lane.top):
+            requests[seats[WHO, i]].standing = SERVED
+    lane.first = begin
     skip_decodes(lane, seats)
     look_again(lane, seats)
 
@@ -532,7 +539,7 @@ def displace(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, sta
     """Make room for the head of the queue at the cost of running ones that are worse, the worst first; then sort."""
     requests = state.requests
     if lane.unsorted:
-        sort_seats(pool, lane, requests, seats)
+        sort_seats(pool, lane, requests, seats, 0)
     head = lane.head
     if head != NONE:
         unqueue(lane, requests, NONE, head)
@@ -746,7 +753,8 @@ def schedule(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, sta
     if pool.chunked_prefill and lane.unsorted:
         if lane.serves:
             pause_unreached(pool, lane, requests, seats)
-        sort_seats(pool, lane, requests, seats)
+        returned = lane.unreached + lane.blocks_in > 0
+        sort_seats(pool, lane, requests, seats, 0 if returned else lane.first)
     elif lane.preempted > 0:
         look_again(lane, seats)
 
