@@ -434,31 +434,38 @@ def share_budget(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
 
 @part
 def serve_together(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any) -> bool:
-    """Serve all running requests, if decodes stand before prefills, and tokens and blocks suffice for each in turn;
-    otherwise no chunk is valid."""
-    need = blocks_due(pool, lane, seats)
+    """Serve all running requests, if tokens and blocks suffice for each in turn; otherwise no chunk is valid.
+
+    Only seats from the first prefill on are visited: those before it decode.
+    """
+    need, behind = blocks_due(pool, lane, seats), 0
     if lane.free <= need and lane.running > 0:
         return False
-    budget = lane.budget - lane.decodes
-    if pool.chunked_prefill and lane.decodes > 0 and chunk_of(pool, cache, min(budget + 1, lane.share), 1) <= 0:
-        return False
     for i in range(lane.first, lane.top):
-        if seats[ENDS, i] == EMPTY:
+        behind += seats[ENDS, i] < EMPTY
+    budget = lane.budget - (lane.decodes - behind)
+    if lane.decodes > behind:
+        if pool.chunked_prefill and chunk_of(pool, cache, min(budget + 1, lane.share), 1) <= 0:
+            return False
+        lane.standing = SERVED
+    for i in range(lane.first, lane.top):
+        ends = seats[ENDS, i]
+        if ends == EMPTY:
             continue
         r = seats[WHO, i]
         request = requests[r]
-        if seats[ENDS, i] != NEVER or not request.prefilling:
+        if ends == NEVER and not request.prefilling:
             return False
-        left = request.prompt + request.generated - request.context
+        left = request.prompt + request.generated - request.context if ends == NEVER else 1
         tokens = chunk_of(pool, cache, min(budget, lane.share), left)
         if tokens <= 0:
             return False
-        stand(lane, request, FINISHING if tokens == left else UNFINISHED)
-        serve_prefill(lane, seats, i, r, request, tokens)
+        if ends == NEVER:
+            serve_prefill(lane, seats, i, r, request, tokens)
+        stand(lane, request, SERVED if ends != NEVER else FINISHING if tokens == left else UNFINISHED)
         budget -= tokens
     lane.budget = budget
-    if lane.decodes > 0:
-        lane.serves, lane.standing = 1, max(lane.standing, SERVED)
+    lane.serves = 1 if lane.decodes > 0 else 0
     if cache is None:
         lane.free -= need
     else:
@@ -486,9 +493,8 @@ def serve_in_turn(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any
     first."""
     requests = state.requests
     lane.chunks, lane.chunk_tokens, lane.standing = 0, 0, UNREACHED
-    for i in range(lane.top):
+    for i in range(lane.first, lane.top):
         seats[NOW, i] = 0
-        requests[seats[WHO, i]].standing = UNREACHED
     i = 0
     while i < lane.top:
         if seats[ENDS, i] != EMPTY:
@@ -511,7 +517,9 @@ def serve_in_turn(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any
         i += 1
     lane.unreached = 0
     for k in range(i, lane.top):
-        lane.unreached += seats[ENDS, k] != EMPTY
+        if seats[ENDS, k] != EMPTY:
+            lane.unreached += 1
+            requests[seats[WHO, k]].standing = UNREACHED
     lane.unsorted |= lane.unreached > 0
 
 
