@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from equality import check_log
 from hypothesis import HealthCheck, given, settings
-from test_core import check_log
 from vllm_v0_equality import Case, by_core, by_reference, cases
 
 from windtunnel.core.engine import Record

@@ -1,5 +1,7 @@
 """The radix trees against a list of what was put into them."""
 
+from itertools import chain
+
 import numba
 import numpy as np
 from hypothesis import given, settings
@@ -55,7 +57,7 @@ class Cache:
             follow=np.full(n, NONE),
             think_time=np.zeros(n),
             max_concurrency=0,
-            hash_ids=(np.append(0, np.cumsum(lengths)), np.array(sum(prompts, []), dtype=np.int64)),
+            hash_ids=(np.append(0, np.cumsum(lengths)), np.array(list(chain(*prompts)), dtype=np.int64)),
             hash_block_size=1,
         )
         lanes = records(1, [("free", np.int64)], TREE_OF_LANE)
@@ -68,9 +70,10 @@ class Cache:
         """Those below the root that are in the tree."""
         found = []
         for first in self.tree.slots:
-            while first != NONE:
-                found.append(int(first))
-                first = self.tree.nodes[first]["next"]
+            node = int(first)
+            while node != NONE:
+                found.append(node)
+                node = int(self.tree.nodes[node]["next"])
         return found
 
     @property
@@ -78,8 +81,8 @@ class Cache:
         return int(self.lanes[0]["evictable"])
 
     def tokens(self, node: int) -> list[int]:
-        row = self.tree.nodes[node]
-        return self.prompts[row["request"]][row["start"] : row["start"] + row["length"]]
+        request, start, length = (int(self.tree.nodes[node][name]) for name in ("request", "start", "length"))
+        return self.prompts[request][start : start + length]
 
     def size(self) -> int:
         return sum(len(self.tokens(node)) for node in self.nodes)

@@ -158,8 +158,14 @@ def forget(items: Array, slots: Array, lane: Lane, x: int) -> None:
         if slots[lane.slots + at] == x:
             slots[lane.slots + at] = after
         return
-    gap = at
-    while True:  # those behind it that would not be found any more move up
+    close_gap(items, slots, lane, at)
+
+
+@compiled
+def close_gap(items: Array, slots: Array, lane: Lane, gap: int) -> None:
+    """Empty a slot, and move those behind it up that would not be found any more."""
+    at = gap
+    while True:
         at = (at + 1) & lane.mask
         x = slots[lane.slots + at]
         if x == NONE:

@@ -37,7 +37,7 @@ def run_decodes(state: State, pool: Pool, group: Group, lane: Lane, seats: Array
     Between two context knots the attention time is a line in the cached tokens: its knot and slope change rarely.
     """
     floats, integers = state.floats, state.integers
-    decodes, kv_tokens, free = lane.decodes, lane.kv_tokens, lane.free
+    decodes, kv_tokens, free, spare = lane.decodes, lane.kv_tokens, lane.free, lane.spare
     now, end = group.now, group.end
     asynchronous, block_size = pool.async_scheduling, pool.block_size
     waves, phase = seats[PHASES], lane.clock % pool.block_size
@@ -47,7 +47,7 @@ def run_decodes(state: State, pool: Pool, group: Group, lane: Lane, seats: Array
     done, first_free = 0, 0
     while done < steps and now < until:
         need = waves[phase]
-        if need > free:
+        if need + spare > free:
             break
         free -= need
         if done == 0:
@@ -86,10 +86,10 @@ def run_decodes(state: State, pool: Pool, group: Group, lane: Lane, seats: Array
 
 
 @part
-def blocks_needed(pool: Pool, lane: Lane, seats: Array, requests: Array, tokens: int) -> int:
+def blocks_needed(pool: Pool, lane: Lane, seats: Array, requests: Array, tokens: int, reserved: bool) -> int:
     """New blocks of the lane's next equal step."""
     need = seats[PHASES, lane.clock % pool.block_size]
-    if tokens > 0:
+    if tokens > 0 and not reserved:
         context = requests[seats[WHO, lane.first]].context
         need += blocks_of(pool, context + tokens) - blocks_of(pool, context)
     return need
@@ -123,6 +123,7 @@ def run_mixed(
     integers: Array,
     steps: int,
     until: float,
+    reserved: bool,
 ) -> int:
     """Equal steps of any lanes of a group, each with decodes, one part-way prompt, both or nothing; returns how many.
 
@@ -142,12 +143,13 @@ def run_mixed(
     while done < steps and group.now < until:
         for k in range(group.num_lanes):
             lane = lanes[first + k]
-            if blocks_needed(pool, lane, seats[first + k], requests, rows[k].chunk_tokens) > lane.free:
+            need = blocks_needed(pool, lane, seats[first + k], requests, rows[k].chunk_tokens, reserved)
+            if need + lane.spare > lane.free:
                 return done
         gpu = 0.0
         for k in range(group.num_lanes):
             lane, row, chunk = lanes[first + k], rows[k], rows[k].chunk_tokens
-            lane.free -= blocks_needed(pool, lane, seats[first + k], requests, chunk)
+            lane.free -= blocks_needed(pool, lane, seats[first + k], requests, chunk, reserved)
             if done == 0:
                 row.used_blocks = pool.num_blocks - lane.free
             context = 0
@@ -168,12 +170,14 @@ def run_mixed(
 
 
 @part
-def equal_steps(state: State, pool: Pool, group: Group, until: float, steady: Any, jumped: Any) -> int:
+def equal_steps(
+    state: State, pool: Pool, group: Group, until: float, steady: Any, jumped: Any, reserved: bool = False
+) -> int:
     """Make as many equal steps as possible while ``now`` < ``until``; 0: the next step has to be made singly.
 
     ``steady(state, pool, i)`` says of lane ``i``: (steps that are equal, tokens of its one prompt in each of them,
     whether a request that arrives now could change them: only then ``until`` counts). ``jumped(state, pool, i, tokens)``
-    is called when they have been made.
+    is called when they have been made. ``reserved``: a prompt has all its blocks before its first chunk.
     """
     first, num_lanes, counters = group.first_lane, group.num_lanes, state.counters
     if counters[JUMPS] == 0 or (pool.async_scheduling and group.end <= group.now):
@@ -208,6 +212,7 @@ def equal_steps(state: State, pool: Pool, group: Group, until: float, steady: An
                 state.integers,
                 steps,
                 limit,
+                reserved,
             )
     if done == 0:
         counters[ROWS] = at

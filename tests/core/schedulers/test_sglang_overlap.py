@@ -54,9 +54,7 @@ def test_a_chunked_prompt_goes_on_before_its_chunk_has_run() -> None:
 def test_the_token_in_flight_of_a_retracted_request_is_lost() -> None:
     """Three that run although their outputs don't fit: whoever is retracted computes its last token again."""
     later = (ask("b", 8, 30, declared=6), ask("c", 9, 30, declared=6))
-    scheduler = overlapped(
-        ask("a", 10, 60, declared=6), later=later, max_total_tokens=60, schedule_conservativeness=0
-    )
+    scheduler = overlapped(ask("a", 10, 60, declared=6), later=later, max_total_tokens=60, schedule_conservativeness=0)
     scheduler.rounds(4)
     scheduler.arrive("b", "c")
     decodes = 0
@@ -71,9 +69,7 @@ def test_the_token_in_flight_of_a_retracted_request_is_lost() -> None:
 
 def test_a_prompt_that_is_retracted_before_its_first_token_is_known_gives_all_back() -> None:
     later = (ask("b", 8, 5, declared=1),)
-    scheduler = overlapped(
-        ask("a", 10, 60, declared=2), later=later, max_total_tokens=30, schedule_conservativeness=0
-    )
+    scheduler = overlapped(ask("a", 10, 60, declared=2), later=later, max_total_tokens=30, schedule_conservativeness=0)
     scheduler.rounds(10)
     assert scheduler.available == 30 - 10 - 9
     scheduler.arrive("b")
@@ -123,5 +119,7 @@ def test_who_arrives_during_a_round_is_seen_one_round_later(disabled: bool, firs
         think_time=np.zeros(2),
         max_concurrency=0,
     )
-    record = run(Fleet((Limits(4, 64, 64, 1000, 1),), (policy,), (times,), (1,), (1,), (False,)), demand, 0, np.zeros(2))
+    record = run(
+        Fleet((Limits(4, 64, 64, 1000, 1),), (policy,), (times,), (1,), (1,), (False,)), demand, 0, np.zeros(2)
+    )
     assert record.requests["first_token"][1] == first_token

@@ -1,13 +1,14 @@
 """Each rule of SGLang's scheduler on a workload small enough to follow by hand."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_rounds import SHARED, Engine, ask, engine
 
-from windtunnel.core.radix import FREE
+from windtunnel.core.radix import FREE, Tree
 from windtunnel.core.schedulers.sglang import BEYOND
 from windtunnel.errors import InputError
 from windtunnel.replay.sglang import Settings
@@ -233,7 +234,7 @@ def test_a_retracted_request_may_ask_for_more_than_there_is_for_ever() -> None:
     assert 56 + int(scheduler.columns["generated"][1]) + 23 == 101
 
 
-ENGINES = st.fixed_dictionaries(
+ENGINES: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "max_running_requests": st.integers(1, 6),
         "max_total_tokens": st.integers(100, 200),
@@ -250,12 +251,10 @@ ENGINES = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(ENGINES, st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=12))
-def test_every_request_ends_and_all_memory_comes_back(
-    config: dict[str, object], sizes: list[tuple[int, int]]
-) -> None:
+def test_every_request_ends_and_all_memory_comes_back(config: dict[str, object], sizes: list[tuple[int, int]]) -> None:
     requests = [ask(str(i), [*SHARED[:shared], -i - 1], output) for i, (shared, output) in enumerate(sizes)]
     scheduler = engine(*requests, **config)
-    total, idle = int(str(config["max_total_tokens"])), 0
+    total, idle = config["max_total_tokens"], 0
     for _ in range(2000):
         try:
             idle = idle + 1 if scheduler.one_round() is None else 0
@@ -277,10 +276,10 @@ def test_every_request_ends_and_all_memory_comes_back(
         assert not tree.nodes["locks"][living(tree)].any()
 
 
-def living(tree: object) -> list[int]:
+def living(tree: Tree) -> list[int]:
     """The nodes that are not free."""
-    nodes, free = tree.nodes, set()  # type: ignore[attr-defined]
-    node = int(tree.room[FREE])  # type: ignore[attr-defined]
+    nodes, free = tree.nodes, set()
+    node = int(tree.room[FREE])
     while node < len(nodes):
         free.add(node)
         node = int(nodes[node]["next"])

@@ -209,7 +209,7 @@ def has_nodes(tree: Any, wanted: int) -> bool:
     """Whether so many nodes are free."""
     if tree is None:
         return True
-    return tree.room[LEFT] >= wanted  # type: ignore[no-any-return]
+    return tree.room[LEFT] >= wanted
 
 
 @part
@@ -303,10 +303,9 @@ def join_prefilled(lane: Lane, requests: Array, seats: Array, scratch: Array) ->
 @part
 def make_room(tree: Any, pool: Pool, lane: Lane, tokens: int) -> bool:
     """Whether ``tokens`` places are free, if need be after evicting that many (not only those that are short)."""
-    if tree is not None and pool.radix_cache:
-        if lane.free - lane.evictable < tokens:
-            evict(tree, lane, tokens)
-    return lane.free >= tokens  # type: ignore[no-any-return]
+    if tree is not None and pool.radix_cache and lane.free - lane.evictable < tokens:
+        evict(tree, lane, tokens)
+    return lane.free >= tokens
 
 
 @part
@@ -398,7 +397,7 @@ def sort_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Arra
         if lane.head == NONE:
             lane.tail = r
         lane.head = r
-    return pool.order != LOF  # type: ignore[no-any-return]
+    return pool.order != LOF
 
 
 @part
@@ -446,11 +445,13 @@ def is_visited_before(tree: Tree, a: int, b: int) -> bool:
             below_a, a = a, nodes[a].parent
         else:
             below_b, b = b, nodes[b].parent
-    if below_a == NONE or below_b == NONE:
-        return below_a != NONE
+    if below_a == NONE:
+        return False
+    if below_b == NONE:
+        return True
     if nodes[below_a].weight != nodes[below_b].weight:
-        return nodes[below_a].weight > nodes[below_b].weight  # type: ignore[no-any-return]
-    return nodes[below_a].born < nodes[below_b].born  # type: ignore[no-any-return]
+        return nodes[below_a].weight > nodes[below_b].weight
+    return nodes[below_a].born < nodes[below_b].born
 
 
 # Which requests prefill in a round (managers/schedule_policy.py, PrefillAdder). Running requests reserve their
@@ -494,7 +495,7 @@ def add(pool: Pool, lane: Lane, request: Request, seats: Array, r: int, start: f
 @part
 def unreserved(lane: Lane) -> float:
     """Memory that no request has or reserves."""
-    return float(lane.free) - lane.reserved  # type: ignore[no-any-return]
+    return float(lane.free) - lane.reserved
 
 
 @compiled
@@ -530,9 +531,7 @@ def ends_fit(lane: Lane, requests: Array, seats: Array, scratch: Array, r: int) 
 
 
 @part
-def judge(
-    tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, r: int
-) -> int:
+def judge(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, r: int) -> int:
     """What speaks against a candidate that was looked up just before. One that may be admitted is held in memory."""
     if pool.exact_release:
         if not ends_fit(lane, requests, seats, scratch, r):
@@ -552,16 +551,13 @@ def judge(
         verdict = NO_MEMORY
     elif lane.computed >= pool.chunk_limit:
         verdict = STOP
-    if tree is not None and pool.radix_cache:
-        if verdict != CONTINUE:
-            unlock(tree, lane, int(request.node))
+    if tree is not None and pool.radix_cache and verdict != CONTINUE:
+        unlock(tree, lane, int(request.node))
     return verdict
 
 
 @part
-def admit(
-    tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, start: float
-) -> None:
+def admit(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, start: float) -> None:
     """Fill the round from the prompt that is part-way and the head of the queue; sets full and chunked."""
     lane.computed, lane.ends = lane.top if pool.mixed else 0, NONE
     lane.reserved = float(lane.computed) + reserve_of_running(lane, seats)
@@ -577,9 +573,8 @@ def admit(
             verdict = NO_MEMORY
             break
         r = lane.head
-        if tree is not None and pool.radix_cache:
-            if not matched:
-                look_up(tree, lane, requests[r], r)
+        if tree is not None and pool.radix_cache and not matched:
+            look_up(tree, lane, requests[r], r)
         verdict = judge(tree, pool, lane, requests, seats, scratch, r)
         if verdict == CONTINUE:
             pop_first(lane, requests)
@@ -589,9 +584,7 @@ def admit(
 
 
 @part
-def prefill(
-    tree: Any, own: Own, pool: Pool, lane: Lane, requests: Array, seats: Array, start: float
-) -> bool:
+def prefill(tree: Any, own: Own, pool: Pool, lane: Lane, requests: Array, seats: Array, start: float) -> bool:
     """Choose a batch of prompts, if any may be admitted; with mixed chunks the running requests share it."""
     if lane.chunked == NONE:
         if lane.full or lane.head == NONE:
@@ -614,9 +607,7 @@ def prefill(
 
 
 @part
-def decode(
-    tree: Any, state: State, own: Own, pool: Pool, lane: Lane, seats: Array
-) -> bool:
+def decode(tree: Any, state: State, own: Own, pool: Pool, lane: Lane, seats: Array) -> bool:
     """One token for every running request; some are retracted if memory is short."""
     before = lane.top
     drop_ended(lane, seats)
@@ -630,7 +621,7 @@ def decode(
     if lane.top < before:
         lane.full = 0
     lane.step_decodes = lane.top
-    return lane.top > 0  # type: ignore[no-any-return]
+    return lane.top > 0
 
 
 @compiled
@@ -675,9 +666,7 @@ def sort_seats(lane: Lane, requests: Array, seats: Array, scratch: Array) -> Non
 
 
 @part
-def send_back(
-    tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, i: int
-) -> None:
+def send_back(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, i: int) -> None:
     """Retract the request of the last seat; evict until each of the ``i`` others can go on for a while."""
     r = int(seats[WHO, i])
     request = requests[r]

@@ -11,11 +11,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.core import pipeline
 from windtunnel.core import step as steps
 from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, find, give_back, most_hits, offer, prefix_cache, take
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall
+from windtunnel.core.pipeline import (
+    PIPE_OF_LANE,
+    blocks_due,
+    context_of,
+    count_turn,
+    equal_rounds,
+    is_in_flight,
+    last_token_of,
+    num_stages,
+    phases_of,
+    pipes,
+    turn_of,
+)
 from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
 from windtunnel.core.records import IDLE, NONE, QUEUED, Array, Fields, Group, Lane, Pool, Request, State
 from windtunnel.core.seats import (
@@ -25,15 +39,11 @@ from windtunnel.core.seats import (
     LEAVING,
     NEVER,
     NOW,
-    PHASES,
     SEQUENCE,
     SOONEST,
     TOKENS,
     WHO,
     add_chunk,
-    blocks_due,
-    context_of,
-    count,
     ends_at,
     look_again,
     sit,
@@ -68,20 +78,22 @@ SETTINGS = (
 
 POOL_FIELDS: Fields = [
     (name, np.int64)
-    for name in (*SETTINGS[:2], *SETTINGS[3:], "watermark_blocks", "by_priority", "evict_worst", "hash_block_size")
+    for name in (*SETTINGS[:2], *SETTINGS[3:], "watermark_blocks", "by_priority", "evict_worst", "hash_block_size", "stages")
 ]
 
 LANE_FIELDS: Fields = [
-    ("held", np.int64),  # the clock after the latest step that held decodes back
+    ("held", np.int64),  # the turn after the latest step that held decodes back
     ("spared", np.int64),  # leaving requests whose discarded token this step does not compute, held back as they are
     ("silent", np.int64),  # decisions since the last token
     *CACHE_OF_LANE,
+    *PIPE_OF_LANE,
 ]
 
 REQUEST_FIELDS: Fields = [
     ("key", np.float64),  # its priority
-    ("held_clock", np.int32),  # the lane's clock after a step that held it back
+    ("held_clock", np.int32),  # its turn after a step that held it back
     ("certain", np.int32),  # tokens that could be offered when it was last looked at
+    ("last_step", np.int32),  # of a pipeline: the latest one that computed anything of it, while it waits or is held
 ]
 
 
@@ -90,6 +102,8 @@ class Own(NamedTuple):
 
     cache: Any
     """core.blocks.Cache, or None where no pool caches prefixes."""
+    pipe: Any
+    """core.pipeline.Pipe, or None where a step has a single stage."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
@@ -105,18 +119,21 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["by_priority"] = policy.admission_order == "priority"
         pool["evict_worst"] = policy.victim == "lowest_priority"
         pool["hash_block_size"] = demand.hash_block_size
+        pool["stages"] = policy.pipeline_parallel_size
         for name in SETTINGS:
             pool[name] = getattr(policy, name)
-    lanes["held"] = -1
-    requests["held_clock"] = -1
+    lanes["clock"] = 1  # so that no request was held back before it came
     if demand.priority is not None:
         requests["key"] = demand.priority
-    if not any(policy.prefix_caching for policy in fleet.policies):
-        return Own(None)
-    sizes = {limits.block_size for limits in fleet.limits}
-    if len(sizes) > 1:
-        raise InputError(f"block_size={sorted(sizes)}: must be the same in all pools that cache prefixes")
-    return Own(prefix_cache(demand, fleet.limits[0].block_size, lanes))
+    cache = pipe = None
+    if any(policy.prefix_caching for policy in fleet.policies):
+        sizes = {limits.block_size for limits in fleet.limits}
+        if len(sizes) > 1:
+            raise InputError(f"block_size={sorted(sizes)}: must be the same in all pools that cache prefixes")
+        cache = prefix_cache(demand, fleet.limits[0].block_size, lanes)
+    if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
+        pipe = pipes(fleet, lanes)
+    return Own(cache, pipe)
 
 
 # The queue.
@@ -160,7 +177,7 @@ def overruns(pool: Pool, request: Request) -> bool:
 
 @part
 def decodes(pool: Pool, lane: Lane, request: Request, ends: int) -> bool:
-    """Whether a seat is among the decodes."""
+    """Whether a seat is among the decodes, of its slot where there are several."""
     if overruns(pool, request):
         return ends < EMPTY
     return lane.clock < ends < EMPTY
@@ -181,17 +198,17 @@ def most_tokens(pool: Pool, lane: Lane) -> int:
 
 
 @part
-def compute_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, i: int) -> None:
+def compute_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, i: int) -> None:
     """Put the prefill of seat ``i`` into the step; others can find what it computes from now on."""
     r = seats[WHO, i]
     request = requests[r]
     add_chunk(lane, seats, seats[NOW, i], request.context, request.sequence)
-    offer(pool, lane, cache, r, request.context + seats[NOW, i])
+    offer(pool, lane, own.cache, r, request.context + seats[NOW, i])
 
 
 @part
 def schedule_together(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, most: int
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, most: int
 ) -> tuple[int, bool]:
     """Schedule all running requests at once: (the budget that is left, or NO_ROOM, whether any was preempted).
 
@@ -201,7 +218,7 @@ def schedule_together(
     """
     preempted, given = False, 0
     while True:
-        decodes_need = blocks_due(pool, lane, seats) - given
+        decodes_need = blocks_due(pool, lane, seats, own.pipe) - given
         need = decodes_need
         budget = pool.max_num_batched_tokens - lane.decodes
         for i in range(lane.first, lane.top):
@@ -223,12 +240,12 @@ def schedule_together(
         served = min(decodes_need, lane.free)
         lane.free -= served
         given += served
-        evict(pool, lane, requests, seats, cache, lane.top - 1, 0)
+        evict(pool, lane, requests, seats, own, lane.top - 1, 0)
         preempted = True
     lane.free -= need
     for i in range(lane.first, lane.top):
         if seats[ENDS, i] == NEVER and seats[NOW, i] > 0:
-            compute_chunk(pool, lane, requests, seats, cache, i)
+            compute_chunk(pool, lane, requests, seats, own, i)
     lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
     return budget, preempted
 
@@ -251,7 +268,7 @@ def victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
 
 
 @compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, i: int, now: int) -> int:
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, i: int, now: int) -> int:
     """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
     budget."""
     r = seats[WHO, i]
@@ -260,18 +277,22 @@ def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, i: 
     ends = seats[ENDS, i]
     prefills, leaves = ends == NEVER, ends <= lane.clock
     context = request.context if prefills else request.prompt + request.output - 1
+    turn = turn_of(pool, lane, own.pipe, ends)
     if decodes(pool, lane, request, ends):
-        context = context_of(lane, request, ends)
-        count(pool, lane, seats, context, -1)
-    if not prefills and not leaves:
+        context = context_of(pool, lane, own.pipe, request, ends)
+        count_turn(pool, lane, seats, own.pipe, ends, context, -1)
+    if leaves:
+        request.last_step = ends - 1
+    elif not prefills:
         request.generated = context - request.prompt + 1
-        if request.held_clock != lane.clock:
-            request.last_token = lane.end
+        if request.held_clock != turn:
+            request.last_token = last_token_of(pool, lane, own.pipe, ends)
+            request.last_step = turn - num_stages(pool, own.pipe)
     offered = context + now
     if pool.async_scheduling and not prefills:  # a decode's token is known one step after it was computed
         offered = max(offered - 1, request.certain)
-    give_back(pool, lane, cache, r, context + now, offered, not leaves)
-    request.context, request.held_clock, request.certain = 0, -1, 0
+    give_back(pool, lane, own.cache, r, context + now, offered, not leaves)
+    request.context, request.held_clock, request.certain = 0, 0, 0
     if now > 0:
         withdraw(pool, lane, seats, request, now, prefills)
     stand_up(lane, seats, i)
@@ -312,16 +333,16 @@ def withdraw(pool: Pool, lane: Lane, seats: Array, request: Request, now: int, p
 
 
 @part
-def wanted_tokens(pool: Pool, lane: Lane, request: Request, ends: int) -> int:
+def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int) -> int:
     """Tokens that a running request has to compute."""
     if ends == NEVER:
         return request.prompt + request.generated - request.context
-    return 1 if decodes(pool, lane, request, ends) else 0
+    return 1 if decodes(pool, lane, request, ends) and turn_of(pool, lane, pipe, ends) == lane.clock else 0
 
 
 @compiled
 def schedule_in_turn(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, most: int
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, most: int
 ) -> tuple[int, bool]:
     """Visit the seats as the engine does: (the budget that is left, whether any request was preempted)."""
     budget, preempted, i, skipped = pool.max_num_batched_tokens, False, 0, 0
@@ -334,14 +355,14 @@ def schedule_in_turn(
             i += 1
             continue
         request = requests[seats[WHO, i]]
-        tokens = min(wanted_tokens(pool, lane, request, ends), most, budget)
-        context = request.context if ends == NEVER else context_of(lane, request, ends)
+        tokens = min(wanted_tokens(pool, lane, own.pipe, request, ends), most, budget)
+        context = request.context if ends == NEVER else context_of(pool, lane, own.pipe, request, ends)
         missing = blocks_of(pool, context + tokens) - blocks_of(pool, context) if tokens > 0 else 0
         gone = False
         while missing > lane.free and not gone:
             preempted = True
             found = victim(pool, lane, requests, seats)
-            returned = evict(pool, lane, requests, seats, cache, found, seats[NOW, found])
+            returned = evict(pool, lane, requests, seats, own, found, seats[NOW, found])
             gone = found == i
             if not gone:
                 budget += returned
@@ -354,57 +375,75 @@ def schedule_in_turn(
             seats[NOW, i] = tokens
             budget -= tokens
             if ends == NEVER:
-                compute_chunk(pool, lane, requests, seats, cache, i)
+                compute_chunk(pool, lane, requests, seats, own, i)
         i += 1
-    hold_back(pool, lane, requests, seats)
+    hold_back(pool, lane, requests, seats, own.pipe)
     return budget, preempted
 
 
 @compiled
-def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
+def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
     """Decodes that this step did not reach keep their context while the clock goes on; a leaving one is done."""
+    stages = num_stages(pool, pipe)
+    next_turn = lane.clock + stages
     lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
     for i in range(lane.top):
         ends = seats[ENDS, i]
-        if ends >= EMPTY or not decodes(pool, lane, requests[seats[WHO, i]], ends):
+        if ends >= EMPTY or wanted_tokens(pool, lane, pipe, requests[seats[WHO, i]], ends) == 0:
             continue
         request = requests[seats[WHO, i]]
-        context = context_of(lane, request, ends)
+        context = context_of(pool, lane, pipe, request, ends)
         if seats[NOW, i] > 0:
             if request.held_clock == lane.clock:
                 request.certain = context + 1
             continue
         lane.step_decodes -= 1
         lane.step_kv -= context
-        count(pool, lane, seats, context, -1)
+        count_turn(pool, lane, seats, pipe, ends, context, -1)
         if ends <= lane.clock:
-            request.held_clock = lane.clock + 1
+            request.held_clock = next_turn
             lane.spared += 1
             continue
-        lane.kv_tokens += context - 1  # the clock adds one to each decode
+        lane.kv_tokens += context - 1  # the step adds one to each decode
         lane.decodes += 1
-        seats[PHASES, (lane.clock + 1 - context) % pool.block_size] += 1
+        seats[phases_of(lane.clock % stages), (next_turn // stages - context) % pool.block_size] += 1
         if request.held_clock != lane.clock:
-            request.last_token = lane.end
-        seats[ENDS, i] += 1
-        request.held_clock = lane.held = lane.clock + 1
+            request.last_token = last_token_of(pool, lane, pipe, ends)
+            request.last_step = lane.clock - stages
+        seats[ENDS, i] += stages
+        request.held_clock = lane.held = next_turn
         request.certain = context
 
 
 @compiled
-def forget_held(lane: Lane, requests: Array, seats: Array) -> None:
-    """Those that the step before held back have nothing in flight: they offer this step's token at once."""
+def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
+    """Those that were held back in their latest turn have nothing in flight: they offer this step's token at once."""
     for i in range(lane.top):
         if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].held_clock == lane.clock:
             request = requests[seats[WHO, i]]
-            request.certain = context_of(lane, request, seats[ENDS, i]) + 1
+            request.certain = context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
 
 
 # The waiting pass.
 
 
 @part
-def head_tokens(pool: Pool, lane: Lane, requests: Array, cache: Any, budget: int, most: int) -> int:
+def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, room: int) -> tuple[int, int]:
+    """(Blocks of a waiting request's beginning that are cached, or NO_ROOM if none could suffice, those of them that no
+    request holds)."""
+    if cache is None:
+        return 0, 0
+    if request.context != 0:
+        return 0, 0
+    passes = pool.skip_unfit_prompts and not pool.chunked_prefill
+    if pool.reserve_full_prompt and not passes:
+        if blocks_of(pool, request.prompt + request.generated) - most_hits(pool, request, cache, r) > room:
+            return NO_ROOM, 0
+    return find(pool, lane, request, cache, r)
+
+
+@part
+def head_tokens(pool: Pool, lane: Lane, requests: Array, own: Own, budget: int, most: int) -> int:
     """Tokens that the head of the queue would compute: 0 if it cannot be admitted, PASSED_OVER if the next may be."""
     r = lane.head
     if r == NONE or budget <= 0 or lane.running >= pool.max_num_seqs:
@@ -412,12 +451,9 @@ def head_tokens(pool: Pool, lane: Lane, requests: Array, cache: Any, budget: int
     request = requests[r]
     known = request.prompt + request.generated
     room = lane.free - (pool.watermark_blocks if lane.running > 0 else 0)
-    found, idle = 0, 0
-    if cache is not None and request.context == 0:
-        passes = pool.skip_unfit_prompts and not pool.chunked_prefill
-        if pool.reserve_full_prompt and not passes and blocks_of(pool, known) - most_hits(pool, request, cache, r) > room:
-            return 0
-        found, idle = find(pool, lane, request, cache, r)
+    found, idle = look_up(pool, lane, request, own.cache, r, room)
+    if found == NO_ROOM:
+        return 0
     tokens = min(known - request.context - found * pool.block_size, most)
     if tokens > budget and not pool.chunked_prefill:
         return PASSED_OVER if pool.skip_unfit_prompts else 0
@@ -427,17 +463,26 @@ def head_tokens(pool: Pool, lane: Lane, requests: Array, cache: Any, budget: int
 
 
 @part
+def take_found(pool: Pool, lane: Lane, request: Request, cache: Any, r: int) -> int:
+    """Give an admitted request the cached blocks of its beginning; returns how many."""
+    if cache is None:
+        return 0
+    if request.context != 0:
+        return 0
+    found = take(lane, cache, r)
+    request.context = found * pool.block_size
+    if request.preemptions == 0:
+        request.cached_tokens = request.context
+    return found
+
+
+@part
 def admit_head(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, r: int, tokens: int, start: float
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, r: int, tokens: int, start: float
 ) -> None:
     """Give a request, just popped, a seat and its blocks, and its first ``tokens`` a place in the step."""
     request = requests[r]
-    found = 0
-    if cache is not None and request.context == 0:
-        found = take(lane, cache, r)
-        request.context = found * pool.block_size
-        if request.preemptions == 0:
-            request.cached_tokens = request.context
+    found = take_found(pool, lane, request, own.cache, r)
     lane.free -= blocks_of(pool, request.context + tokens) - found
     if np.isnan(request.scheduled):
         request.scheduled = start
@@ -445,17 +490,38 @@ def admit_head(
     lane.sequence += 1
     i = sit(lane, seats, r)
     seats[NOW, i] = tokens
-    compute_chunk(pool, lane, requests, seats, cache, i)
+    compute_chunk(pool, lane, requests, seats, own, i)
+
+
+@part
+def set_aside(pool: Pool, lane: Lane, requests: Array, pipe: Any, budget: int, aside: int) -> int:
+    """Take those from the head of the queue whose latest token is not known yet, so that they have to wait for it.
+
+    Returns them, linked by ``previous`` to the earlier ones (``aside``).
+    """
+    if pipe is not None:
+        while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
+            if not is_in_flight(lane, requests[lane.head].last_step):
+                break
+            r = pop(pool, lane, requests)
+            requests[r].previous = aside
+            aside = r
+    return aside
 
 
 @part
 def admit(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, budget: int, most: int, start: float
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, budget: int, most: int, start: float
 ) -> None:
-    """Admit from the head of the queue while it fits; those passed over go back to the front, the last one first."""
-    first, last = NONE, NONE
+    """Admit from the head of the queue while it fits.
+
+    Those passed over go back to the front, the last one first, and before them those whose latest token is not known
+    yet, in their order.
+    """
+    first, last, aside = NONE, NONE, NONE
     while True:
-        tokens = head_tokens(pool, lane, requests, cache, budget, most)
+        aside = set_aside(pool, lane, requests, own.pipe, budget, aside)
+        tokens = head_tokens(pool, lane, requests, own, budget, most)
         if tokens == 0:
             break
         r = pop(pool, lane, requests)
@@ -467,37 +533,42 @@ def admit(
                 requests[last].next = r
             last = r
             continue
-        admit_head(pool, lane, requests, seats, cache, r, tokens, start)
+        admit_head(pool, lane, requests, seats, own, r, tokens, start)
         budget -= tokens
     while first != NONE:
         following = requests[first].next
         put(pool, lane, requests, first, True)
         first = following
+    while aside != NONE:
+        following = requests[aside].previous
+        put(pool, lane, requests, aside, True)
+        aside = following
 
 
 # A step.
 
 
 @part
-def schedule(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, start: float) -> bool:
-    """Decide the lane's next step, which starts at ``start``; returns whether any request was preempted."""
+def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
+    """Decide the next step of lane ``i``, which starts at ``start``; returns whether any request was preempted."""
+    lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
     lane.chunks, lane.chunk_tokens, lane.spared = 0, 0, 0
     most = most_tokens(pool, lane)
-    budget, preempted = schedule_together(pool, lane, requests, seats, cache, most)
+    budget, preempted = schedule_together(pool, lane, requests, seats, own, most)
     if budget == NO_ROOM:
-        budget, preempted = schedule_in_turn(pool, lane, requests, seats, cache, most)
-    elif lane.held == lane.clock:
-        forget_held(lane, requests, seats)
+        budget, preempted = schedule_in_turn(pool, lane, requests, seats, own, most)
+    elif lane.held >= lane.clock:
+        forget_held(pool, lane, requests, seats, own.pipe)
     if preempted or lane.held > lane.clock:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
-        admit(pool, lane, requests, seats, cache, budget, most, start)
+        admit(pool, lane, requests, seats, own, budget, most, start)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
     return preempted
 
 
 @part
-def end_decodes(pool: Pool, lane: Lane, requests: Array, seats: Array, end: float) -> None:
+def end_decodes(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any, end: float) -> None:
     """The last tokens of some decodes are scheduled and arrive at ``end``; until then they keep blocks and seats."""
     lane.next_end = NEVER
     for block in range((lane.top + 31) // 32):
@@ -508,20 +579,23 @@ def end_decodes(pool: Pool, lane: Lane, requests: Array, seats: Array, end: floa
                     request.finish = end
                     start_leaving(lane, seats, i)
                     if not overruns(pool, request):
-                        count(pool, lane, seats, request.prompt + request.output - 1, -1)
+                        count_turn(pool, lane, seats, pipe, lane.clock, request.prompt + request.output - 1, -1)
             seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
         lane.next_end = min(lane.next_end, seats[SOONEST, block])
 
 
 @part
-def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, end: float) -> None:
-    """Advance the prefills; a finished one yields a token at ``end``."""
+def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, pipe: Any, end: float) -> bool:
+    """Advance the prefills; a finished one yields a token at ``end``. Whether a later step wants any of these."""
+    goes_on = False
     for i in range(lane.first, lane.top):
         if seats[ENDS, i] != NEVER:
             continue
         r = seats[WHO, i]
         request = state.requests[r]
         request.context += seats[NOW, i]
+        if seats[NOW, i] > 0:
+            request.last_step = lane.clock - 1
         if request.context < request.prompt + request.generated:
             continue
         lane.silent = 0
@@ -532,51 +606,87 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, end: float) -
         else:
             write_stall(state, r, request.last_token, end)
         left = request.output - request.generated
-        seats[ENDS, i] = lane.clock + left
+        ends = lane.clock + left * num_stages(pool, pipe)
+        seats[ENDS, i] = ends
         if left > 0:
-            ends_at(lane, seats, i, lane.clock + left)
+            ends_at(lane, seats, i, ends)
         else:
             request.finish = end
             start_leaving(lane, seats, i)
         if left > 0 or overruns(pool, request):
-            count(pool, lane, seats, request.context, 1)
+            count_turn(pool, lane, seats, pipe, ends, request.context, 1)
+            goes_on = True
     skip_decodes(lane, seats)
+    return goes_on
 
 
 @part
-def finish(state: State, pool: Pool, i: int, end: float) -> None:
-    """The results of the lane's step take effect."""
+def finish(state: State, pool: Pool, i: int, end: float) -> bool:
+    """The results of the lane's step take effect; whether a later step wants any of its tokens."""
     lane, seats = state.lanes[i], state.seats[i]
-    if lane.step_decodes > 0:
+    goes_on = lane.step_decodes > 0
+    if goes_on:
         lane.silent = 0
     if lane.clock >= lane.next_end:
-        end_decodes(pool, lane, state.requests, seats, end)
+        end_decodes(pool, lane, state.requests, seats, state.own.pipe, end)
     if lane.chunks > 0:
-        end_chunks(state, pool, lane, seats, end)
+        goes_on |= end_chunks(state, pool, lane, seats, state.own.pipe, end)
+    return goes_on
+
+
+@part
+def is_of(pipe: Any, last_step: int, step: int) -> bool:
+    """Whether the step that computed a request's last token is the one whose output arrives."""
+    if pipe is None:
+        return True
+    return last_step == step
+
+
+@part
+def release_of(state: State, pool: Pool, i: int, step: int, pipe: Any) -> None:
+    """The last tokens of a step have arrived: free seats and blocks. Without a pipeline all in flight are of it."""
+    lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
+    kept = 0
+    for k in range(lane.leaving):
+        seat = seats[LEAVING, k]
+        ends = seats[ENDS, seat]
+        if not is_of(pipe, ends - 1, step):
+            seats[LEAVING, kept] = seat
+            kept += 1
+            continue
+        r = seats[WHO, seat]
+        request = requests[r]
+        context = request.prompt + request.output - 1
+        if overruns(pool, request) and request.held_clock != ends - 1 + 2 * num_stages(pool, pipe):
+            context += 1
+            count_turn(pool, lane, seats, pipe, ends, context, -1)
+        give_back(pool, lane, own.cache, r, context, request.prompt + request.output - 1, False)
+        stand_up(lane, seats, seat)
+        depart(lane, requests, r)
+    lane.leaving = kept
+    r, lane.ghost = lane.ghost, NONE
+    while r != NONE:
+        following = requests[r].next
+        if is_of(pipe, requests[r].last_step, step):
+            lane.ghosts -= 1
+            lane.released_ghosts += 1
+            depart(lane, requests, r)
+        else:
+            requests[r].next = lane.ghost
+            lane.ghost = r
+        r = following
 
 
 @part
 def release(state: State, pool: Pool, i: int) -> None:
-    """The last tokens in flight have arrived: free seats and blocks."""
-    lane, requests, seats, cache = state.lanes[i], state.requests, state.seats[i], state.own.cache
-    for k in range(lane.leaving):
-        seat = seats[LEAVING, k]
-        r = seats[WHO, seat]
-        request = requests[r]
-        context = request.prompt + request.output - 1
-        if overruns(pool, request) and request.held_clock != lane.clock:
-            context += 1
-            count(pool, lane, seats, context, -1)
-        give_back(pool, lane, cache, r, context, request.prompt + request.output - 1, False)
-        stand_up(lane, seats, seat)
-        depart(lane, requests, r)
-    lane.leaving = 0
-    lane.released_ghosts = lane.ghosts
-    while lane.ghosts > 0:
-        r = lane.ghost
-        lane.ghost = requests[r].next
-        lane.ghosts -= 1
-        depart(lane, requests, r)
+    """The last tokens in flight have arrived."""
+    release_of(state, pool, i, 0, state.own.pipe)
+
+
+@part
+def release_step(state: State, pool: Pool, i: int, step: int) -> None:
+    """The last tokens of a step in flight have arrived."""
+    release_of(state, pool, i, step, state.own.pipe)
 
 
 @part
@@ -585,7 +695,9 @@ def discarded(state: State, pool: Pool, i: int) -> int:
     lane, seats = state.lanes[i], state.seats[i]
     dropped = 0
     for k in range(lane.leaving):
-        dropped += 1 if overruns(pool, state.requests[seats[WHO, seats[LEAVING, k]]]) else 0
+        seat = seats[LEAVING, k]
+        if turn_of(pool, lane, state.own.pipe, seats[ENDS, seat]) == lane.clock:
+            dropped += 1 if overruns(pool, state.requests[seats[WHO, seat]]) else 0
     return dropped - lane.spared
 
 
@@ -609,7 +721,7 @@ def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
     scheduled, preempted = False, False
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
-        preempted |= schedule(pool, lane, state.requests, state.seats[i], state.own.cache, start)
+        preempted |= schedule(state, pool, i, start)
         scheduled |= lane.step_decodes + lane.chunks > 0
     return scheduled, preempted
 
@@ -641,7 +753,15 @@ def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
-    return steps.step(state, pool, group, decide, conclude, pass_over)
+    return step_through(state, pool, group, state.own.pipe)
+
+
+@part
+def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
+    """A step of one stage, or of all stages of a pipeline."""
+    if pipe is None:
+        return steps.step(state, pool, group, decide, conclude, pass_over)
+    return pipeline.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
 
 
 # Many steps at once.
@@ -670,7 +790,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     elif possible > 0 and lane.head != NONE:
         if pool.skip_unfit_prompts and not pool.chunked_prefill:
             return 0, 0, False
-        if head_tokens(pool, lane, requests, state.own.cache, budget, most_tokens(pool, lane)) > 0:
+        if head_tokens(pool, lane, requests, state.own, budget, most_tokens(pool, lane)) > 0:
             return 0, 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.max_num_seqs
@@ -687,26 +807,78 @@ def jumped(state: State, pool: Pool, i: int, tokens: int) -> None:
 
 
 @part
+def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
+    """What the next rounds of a pipeline have in common; see ``core.pipeline.equal_rounds``."""
+    lane, requests, own = state.lanes[i], state.requests, state.own
+    if lane.first < lane.top or lane.leaving > 0 or lane.ghosts > 0 or lane.held >= lane.clock:
+        return 0, False
+    rounds = (lane.next_end - 1 - lane.clock) // pool.stages if lane.running > 0 else 0
+    if lane.head != NONE and rounds > 0:
+        if is_in_flight(lane, requests[lane.head].last_step):
+            return 0, False
+        most = most_tokens(pool, lane)
+        for k in range(lane.first_slot, lane.first_slot + pool.stages):
+            budget = pool.max_num_batched_tokens - own.pipe.slots[k].decodes
+            if head_tokens(pool, lane, requests, own, budget, most) != 0:
+                return 0, False
+    overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
+    return rounds, (lane.head == NONE or overtakes) and lane.running < pool.max_num_seqs
+
+
+@part
+def jump_through(state: State, pool: Pool, group: Group, until: float, pipe: Any) -> int:
+    """Equal steps of one stage, or equal rounds of a pipeline."""
+    if pipe is None:
+        return equal_steps(state, pool, group, until, steady, jumped)
+    return equal_rounds(state, pool, group, pipe, until, steady_rounds)
+
+
+@part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
-    """Make as many equal steps as possible; see ``core.jump``."""
-    return equal_steps(state, pool, group, until, steady, jumped)
+    """Make as many equal steps as possible; see ``core.jump`` and ``core.pipeline``."""
+    return jump_through(state, pool, group, until, state.own.pipe)
+
+
+@part
+def shortest_rounds(state: State, pool: Pool, lane: Lane, pipe: Any) -> float:
+    """Seconds at least before a lane that only decodes can finish any request; infinite if it does nothing.
+
+    Each step of a slot passes through all stages after the one before. One step of slack covers rounding.
+    """
+    if pipe is None:
+        if lane.decodes == 0:
+            return np.inf
+        return float(lane.next_end - lane.clock - 1) * state.floats[pool.shortest_step + lane.decodes]
+    bound = np.inf
+    if lane.running > 0:
+        for k in range(lane.first_slot, lane.first_slot + pool.stages):
+            now = k == lane.first_slot + lane.clock % pool.stages
+            decodes_of_slot = lane.decodes if now else pipe.slots[k].decodes
+            shortest = 0.0
+            for s in range(lane.first_stage, lane.first_stage + pool.stages):
+                shortest += pipe.floats[pipe.stages[s].shortest_step + decodes_of_slot]
+            if decodes_of_slot > 0:
+                bound = min(bound, float((lane.next_end - 1 - lane.clock) // pool.stages) * shortest)
+    return bound
 
 
 @part
 def update_bound(state: State, pool: Pool, group: Group) -> None:
-    """No request leaves the group before ``bound``.
-
-    A lane that only decodes cannot finish any request before the clock of its next end. One step of slack covers
-    rounding.
-    """
+    """No request leaves the group before ``bound``."""
     group.bound = np.inf
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
         if lane.head != NONE or lane.first < lane.top or lane.leaving + lane.ghosts > 0:
             group.bound = group.now
             return
-        if lane.decodes > 0:
-            shortest = state.floats[pool.shortest_step + lane.decodes]
-            group.bound = min(group.bound, group.now + float(lane.next_end - lane.clock - 1) * shortest)
-    if group.bound == np.inf and group.end > group.now:
-        group.bound = group.end  # a step that computes only discarded tokens is in flight
+        group.bound = min(group.bound, group.now + shortest_rounds(state, pool, lane, state.own.pipe))
+        if group.bound == np.inf and has_steps_in_flight(lane, group, state.own.pipe):
+            group.bound = max(group.end, group.now)
+
+
+@part
+def has_steps_in_flight(lane: Lane, group: Group, pipe: Any) -> bool:
+    """Whether a step, which computes only discarded tokens, has not ended yet."""
+    if pipe is None:
+        return group.end > group.now
+    return lane.flying > 0

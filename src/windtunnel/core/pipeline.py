@@ -1,0 +1,438 @@
+"""Pipelines: a lane whose steps pass through several stages (EngineCore.step_with_batch_queue of vLLM, 0.32).
+
+Step n belongs to slot n mod stages: whoever decodes in it decodes next in step n + stages, at the earliest time at which
+its token is known. The slots share seats, queue and blocks. The lane's clock counts steps, so a decode that ends at clock
+e takes its turns at e − 1, e − 1 − stages, …; between its turns a slot keeps its sums here, in its turn they stand in the
+lane. Without a pipeline ``pipe`` is None, there is one stage, and each step is everybody's turn.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.batch_time import rank_time, step_time
+from windtunnel.core.compiled import part
+from windtunnel.core.log import write_step
+from windtunnel.core.records import (
+    IDLE,
+    JUMPS,
+    ROWS,
+    STEPPED,
+    Array,
+    Fields,
+    Group,
+    Lane,
+    Pool,
+    Request,
+    State,
+    attributes,
+    records,
+)
+from windtunnel.core.seats import PHASES, ROWS_OF_SEATS, count
+from windtunnel.core.step import begin_boundary, count_released
+from windtunnel.core.tables import flatten
+from windtunnel.errors import InputError
+from windtunnel.perf.batch_times import CONTEXT_STEP
+
+PIPE_OF_LANE: Fields = [
+    (name, np.int64)
+    for name in (
+        "flying",  # steps in flight
+        "depth",  # of them at most
+        "empty",  # empty steps one after the other
+        "first_slot",
+        "first_flight",
+        "first_stage",
+        "first_line",
+        "sends",  # first entry in the array of sends
+        "sends_row",
+    )
+]
+
+SLOT: Fields = [
+    ("last_end", np.float64),  # of its latest step
+    ("tokens_known", np.float64),  # end of its latest step if that sampled tokens that go on, else 0
+    ("stage_free", np.float64),  # when the stage of this number has done its latest step
+    ("decodes", np.int64),
+    ("kv_tokens", np.int64),  # tokens in the cache of all decodes
+]
+
+LINE: Fields = [
+    *((name, np.float64) for name in ("tokens", "low", "slope", "sequences", "overlapped", "serial")),
+    ("base", np.int64),
+    ("above", np.int64),  # tokens in the cache from which on another line holds
+]
+"""How long a stage takes for the decodes of one slot, as a line in their tokens in the cache."""
+
+
+class Pipe(NamedTuple):
+    """What only pipelines read and write."""
+
+    slots: Array
+    """SLOT records, one for each stage of each lane."""
+    ends: Array
+    """When each step in flight ends; 0 for an empty one."""
+    lines: Array
+    """For each slot one of each stage."""
+    stages: Array
+    """POOL records of all stages, with their tables in ``floats`` and ``integers``."""
+    floats: Array
+    integers: Array
+    sends: Array
+    """Seconds between stages, by tokens."""
+
+
+KEEPS_TURNS = {"wait_for_output": True, "decide_after_empty_step": True}
+"""Settings without which a request may decode out of turn, or be admitted before its latest token is known."""
+
+
+def unsupported(policy: Any) -> list[str]:
+    """The settings of a pipeline that only the reference engine knows."""
+    if policy.pipeline_parallel_size == 1:
+        return []
+    return [name for name, needed in KEEPS_TURNS.items() if getattr(policy, name) != needed]
+
+
+def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
+    """The pipelines of all lanes; sets the lanes' fields.
+
+    Raises:
+        InputError: ranks in lockstep, a pool without stages beside one with them, or steps that do not keep turns.
+    """
+    for policy in fleet.policies:
+        for name in unsupported(policy):
+            raise InputError(
+                f"{name}={getattr(policy, name)!r}: not simulated by the compiled core in a pipeline, only by "
+                f"windtunnel.simulate.pipelines; use {KEEPS_TURNS[name]!r}"
+            )
+    if any(fleet.lockstep):
+        raise InputError("pipelines of ranks in lockstep are not simulated: use data_parallel_size=1 with experts")
+    if any(policy.pipeline_parallel_size == 1 for policy in fleet.policies):
+        raise InputError("pools with and without a pipeline: not simulated together; simulate them one by one")
+    stages, floats, integers = flatten(tuple(table for times in fleet.times for table in times.stages))
+    slot = flight = line = stage = sends = i = 0
+    rows = zip(fleet.policies, fleet.times, fleet.replicas, fleet.lanes, strict=True)
+    for policy, times, replicas, ranks in rows:
+        count_of = policy.pipeline_parallel_size
+        for lane in lanes[i : i + replicas * ranks]:
+            lane["depth"] = policy.max_concurrent_batches
+            lane["first_slot"], lane["first_flight"], lane["first_line"], lane["first_stage"] = slot, flight, line, stage
+            lane["sends"], lane["sends_row"] = sends, times.sends.shape[1]
+            slot, flight, line = slot + count_of, flight + policy.max_concurrent_batches, line + count_of**2
+        i += replicas * ranks
+        stage += count_of
+        sends += times.sends.size
+    return Pipe(
+        slots=attributes(records(slot, SLOT)),
+        ends=np.zeros(flight),
+        lines=attributes(records(line, LINE)),
+        stages=attributes(stages),
+        floats=floats,
+        integers=integers,
+        sends=np.concatenate([times.sends.ravel() for times in fleet.times]),
+    )
+
+
+# Turns.
+
+
+@part
+def num_stages(pool: Pool, pipe: Pipe | None) -> int:
+    """Stages of a pipeline, 1 without one."""
+    if pipe is None:
+        return 1
+    return pool.stages
+
+
+@part
+def turn_of(pool: Pool, lane: Lane, pipe: Pipe | None, ends: int) -> int:
+    """The clock at which a decode that ends at clock ``ends`` has its next turn."""
+    return lane.clock + (ends - 1 - lane.clock) % num_stages(pool, pipe)
+
+
+@part
+def context_of(pool: Pool, lane: Lane, pipe: Pipe | None, request: Request, ends: int) -> int:
+    """Tokens in the cache of a decode that ends at clock ``ends``: one more with each turn."""
+    left = (ends - 1 - turn_of(pool, lane, pipe, ends)) // num_stages(pool, pipe) + 1
+    return request.prompt + request.output - 1 - left
+
+
+@part
+def phases_of(slot: int) -> int:
+    """The row of a table of seats with the block phases of a slot."""
+    return PHASES if slot == 0 else ROWS_OF_SEATS - 1 + slot
+
+
+@part
+def count_turn(
+    pool: Pool, lane: Lane, seats: Array, pipe: Pipe | None, ends: int, context: int, change: int
+) -> None:
+    """Let a decode that ends at clock ``ends`` join the sums of its slot (``change`` = 1) or leave them (−1)."""
+    if pipe is None:
+        count(pool, lane, seats, context, change)
+    else:
+        turn = turn_of(pool, lane, pipe, ends)
+        if turn == lane.clock:
+            lane.decodes += change
+            lane.kv_tokens += change * context
+        else:
+            slot = pipe.slots[lane.first_slot + turn % pool.stages]
+            slot.decodes += change
+            slot.kv_tokens += change * context
+        seats[phases_of(turn % pool.stages), (turn // pool.stages - context) % pool.block_size] += change
+
+
+@part
+def blocks_due(pool: Pool, lane: Lane, seats: Array, pipe: Pipe | None) -> int:
+    """Blocks that the decodes whose turn it is need for the next step."""
+    stages = num_stages(pool, pipe)
+    return seats[phases_of(lane.clock % stages), lane.clock // stages % pool.block_size]
+
+
+@part
+def last_token_of(pool: Pool, lane: Lane, pipe: Pipe | None, ends: int) -> float:
+    """When the latest token of a decode is known."""
+    if pipe is None:
+        return lane.end
+    return pipe.slots[lane.first_slot + turn_of(pool, lane, pipe, ends) % pool.stages].last_end
+
+
+@part
+def is_in_flight(lane: Lane, step: int) -> bool:
+    """Whether a step's output is not known yet, so that a preempted request of it has to wait."""
+    return step >= lane.clock - lane.flying
+
+
+# Steps.
+
+
+@part
+def pass_stages(state: State, pool: Pool, lane: Lane, seats: Array, pipe: Pipe, start: float) -> float:
+    """Send the step that has been scheduled, whose first stage begins at ``start``, through the stages.
+
+    Returns when the last one is done; see StageTimes.
+    """
+    sequences, tokens = lane.step_decodes + lane.chunks, lane.step_decodes + lane.chunk_tokens
+    arrival, end = start, start
+    for s in range(pool.stages):
+        stage, slot = pipe.stages[lane.first_stage + s], pipe.slots[lane.first_slot + s]
+        gpu = rank_time(stage, pipe.floats, pipe.integers, lane, seats)
+        end = max(arrival, slot.stage_free) + step_time(stage, pipe.floats, gpu, sequences)
+        slot.stage_free = end
+        if s < pool.stages - 1:
+            arrival = end + pipe.sends[lane.sends + s * lane.sends_row + tokens]
+    return end
+
+
+@part
+def change_turns(pool: Pool, lane: Lane, pipe: Pipe) -> None:
+    """The clock goes on: the sums of the slot whose turn it was make way for those of the next."""
+    slot = pipe.slots[lane.first_slot + lane.clock % pool.stages]
+    slot.decodes, slot.kv_tokens = lane.decodes, lane.kv_tokens
+    lane.clock += 1
+    slot = pipe.slots[lane.first_slot + lane.clock % pool.stages]
+    lane.decodes, lane.kv_tokens = slot.decodes, slot.kv_tokens
+
+
+@part
+def end_oldest(state: State, pool: Pool, group: Group, lane: Lane, pipe: Pipe, release: Any) -> None:
+    """The oldest step in flight ends, an empty one at once: the group's clock reaches its end."""
+    oldest = lane.clock - lane.flying
+    lane.flying -= 1
+    group.now = max(group.now, pipe.ends[lane.first_flight + oldest % lane.depth])
+    begin_boundary(group, state.lanes)
+    release(state, pool, group.first_lane, oldest)
+    count_released(group, state.lanes)
+
+
+@part
+def decide(
+    state: State, pool: Pool, group: Group, lane: Lane, pipe: Pipe, schedule: Any, discarded: Any, finish: Any
+) -> bool:
+    """Schedule the next step and send it through the stages; whether it does anything, or any request was preempted."""
+    seats = state.seats[group.first_lane]
+    slot = pipe.slots[lane.first_slot + lane.clock % pool.stages]
+    flight = lane.first_flight + lane.clock % lane.depth
+    start = max(group.now, slot.tokens_known) if pool.async_scheduling else group.now
+    start = max(start, pipe.slots[lane.first_slot].stage_free)
+    preempted = schedule(state, pool, group.first_lane, start)
+    slot.tokens_known, pipe.ends[flight], end = 0.0, 0.0, 0.0
+    scheduled = lane.step_decodes + lane.chunks > 0
+    if scheduled:
+        end = pass_stages(state, pool, lane, seats, pipe, start)
+        pipe.ends[flight] = slot.last_end = end
+        first_row = state.counters[ROWS]
+        write_step(state, pool, group, lane, seats, start, discarded(state, pool, group.first_lane), 0.0)
+        for k in range(first_row, state.counters[ROWS]):
+            state.rows[k].lane = lane.rank * pool.stages + lane.clock % pool.stages
+    lane.kv_tokens += lane.decodes
+    change_turns(pool, lane, pipe)
+    if scheduled and finish(state, pool, group.first_lane, end):
+        slot.tokens_known = end
+    return scheduled or preempted
+
+
+@part
+def step(
+    state: State,
+    pool: Pool,
+    group: Group,
+    pipe: Pipe,
+    schedule: Any,
+    discarded: Any,
+    finish: Any,
+    release: Any,
+    is_stuck: Any,
+) -> int:
+    """Decide one step, and let the oldest end if no other one may be in flight beside it.
+
+    IDLE if there is nothing to do until something arrives: no request is there, or as many empty steps as are in
+    flight at most, and one more, followed each other.
+    """
+    lane = state.lanes[group.first_lane]
+    begin_boundary(group, state.lanes)
+    if lane.waiting + lane.ghosts + lane.running == 0:
+        if lane.flying == 0:
+            return IDLE
+        end_oldest(state, pool, group, lane, pipe, release)
+        return STEPPED
+    does_something = decide(state, pool, group, lane, pipe, schedule, discarded, finish)
+    lane.empty = 0 if does_something else lane.empty + 1
+    lane.flying += 1
+    if lane.empty > lane.depth or is_stuck(state, pool, group):
+        lane.flying = lane.empty = 0
+        return IDLE
+    if lane.flying == lane.depth:
+        end_oldest(state, pool, group, lane, pipe, release)
+    return STEPPED
+
+
+# Rounds in which each slot makes one step that differs only in its contexts.
+
+
+@part
+def last_decision(pool: Pool, group: Group, lane: Lane, pipe: Pipe) -> float:
+    """When the last step of the next round is decided: all but the latest in flight have ended then."""
+    time = group.now
+    for n in range(lane.clock - lane.flying, lane.clock + pool.stages - lane.depth):
+        time = max(time, pipe.ends[lane.first_flight + n % lane.depth])
+    return time
+
+
+@part
+def begin_lines(pool: Pool, lane: Lane, pipe: Pipe) -> None:
+    """What is constant in a run for each slot in each stage; the line in its tokens is drawn when it is asked for."""
+    for k in range(pool.stages):
+        decodes = pipe.slots[lane.first_slot + k].decodes
+        for s in range(pool.stages):
+            stage, line = pipe.stages[lane.first_stage + s], pipe.lines[lane.first_line + k * pool.stages + s]
+            line.tokens, line.sequences = (
+                pipe.floats[stage.decode_tokens + decodes],
+                pipe.floats[stage.sequences + decodes],
+            )
+            line.overlapped = pipe.floats[stage.host_overlapped + decodes]
+            line.serial = pipe.floats[stage.host_serial + decodes]
+            line.above = 0
+
+
+@part
+def draw(pipe: Pipe, stage: Pool, line: Any, decodes: int, kv_tokens: int) -> None:
+    """Find the context knots around a slot's tokens; see ``core.batch_time.decode_time``."""
+    j = pipe.integers[stage.context_index + (kv_tokens // decodes) // CONTEXT_STEP]
+    knot = pipe.integers[stage.context_knots + j]
+    width = decodes * (pipe.integers[stage.context_knots + j + 1] - knot)
+    at = stage.decode_attention + decodes * stage.num_contexts + j
+    line.base = decodes * knot
+    line.above = line.base + width if j < stage.num_contexts - 2 else 1 << 60
+    line.low = pipe.floats[at]
+    line.slope = (pipe.floats[at + 1] - line.low) / float(width)
+
+
+@part
+def pass_stages_decoding(pool: Pool, lane: Lane, pipe: Pipe, start: float) -> float:
+    """Send the decodes of the slot whose turn it is through the stages from ``start`` on; see ``pass_stages``."""
+    decodes, kv_tokens = lane.decodes, lane.kv_tokens
+    first_line = lane.first_line + lane.clock % pool.stages * pool.stages
+    arrival, end = start, start
+    for s in range(pool.stages):
+        line, slot = pipe.lines[first_line + s], pipe.slots[lane.first_slot + s]
+        if kv_tokens >= line.above:
+            draw(pipe, pipe.stages[lane.first_stage + s], line, decodes, kv_tokens)
+        gpu = (line.tokens + (line.low + line.slope * float(kv_tokens - line.base))) + line.sequences
+        end = max(arrival, slot.stage_free) + (max(gpu, line.overlapped) + line.serial)
+        slot.stage_free = end
+        if s < pool.stages - 1:
+            arrival = end + pipe.sends[lane.sends + s * lane.sends_row + decodes]
+    return end
+
+
+@part
+def make_step(pool: Pool, group: Group, lane: Lane, seats: Array, pipe: Pipe) -> float:
+    """The next step of a round; returns when its first stage begins."""
+    slot = pipe.slots[lane.first_slot + lane.clock % pool.stages]
+    flight = lane.first_flight + lane.clock % lane.depth
+    start = 0.0
+    pipe.ends[flight] = 0.0
+    if lane.decodes > 0:
+        start = max(group.now, slot.tokens_known) if pool.async_scheduling else group.now
+        start = max(start, pipe.slots[lane.first_slot].stage_free)
+        lane.free -= blocks_due(pool, lane, seats, pipe)
+        end = pass_stages_decoding(pool, lane, pipe, start)
+        lane.kv_tokens += lane.decodes
+        slot.tokens_known = slot.last_end = pipe.ends[flight] = lane.end = end
+    change_turns(pool, lane, pipe)
+    group.now = max(group.now, pipe.ends[lane.first_flight + lane.clock % lane.depth])
+    return start
+
+
+@part
+def blocks_of_round(pool: Pool, lane: Lane, seats: Array) -> int:
+    """New blocks of the next round."""
+    need = 0
+    for turn in range(lane.clock, lane.clock + pool.stages):
+        need += seats[phases_of(turn % pool.stages), turn // pool.stages % pool.block_size]
+    return need
+
+
+@part
+def equal_rounds(
+    state: State, pool: Pool, group: Group, pipe: Pipe, until: float, steady: Any
+) -> int:
+    """Make as many equal rounds as possible while steps are decided before ``until``; returns how many.
+
+    ``steady(state, pool, i)``: (rounds in which lane ``i`` only decodes and no request ends, whether a request that
+    arrives now could change them). The first round stops at ``until`` in any case: its rows say who waited when it was
+    decided.
+    """
+    lane, seats, counters = state.lanes[group.first_lane], state.seats[group.first_lane], state.counters
+    if counters[JUMPS] == 0 or lane.flying < lane.depth - 1 or len(state.rows) - counters[ROWS] <= pool.stages:
+        return 0
+    slot = pipe.slots[lane.first_slot + lane.clock % pool.stages]
+    slot.decodes, slot.kv_tokens = lane.decodes, lane.kv_tokens
+    rounds, joinable = steady(state, pool, group.first_lane)
+    if rounds < 1:
+        return 0
+    begin_lines(pool, lane, pipe)
+    first_row, done, limit = counters[ROWS], 0, until
+    while done < rounds and last_decision(pool, group, lane, pipe) < limit:
+        if blocks_of_round(pool, lane, seats) > lane.free:
+            break
+        for _ in range(pool.stages):
+            number, decodes, kv_tokens = lane.clock % pool.stages, lane.decodes, lane.kv_tokens
+            start = make_step(pool, group, lane, seats, pipe)
+            if done == 0 and decodes > 0:
+                row = state.rows[counters[ROWS]]
+                counters[ROWS] += 1
+                row.start, row.replica, row.lane = start, group.replica, lane.rank * pool.stages + number
+                row.decodes, row.kv_tokens, row.discarded, row.transfer = decodes, kv_tokens, 0, 0.0
+                row.used_blocks, row.waiting = pool.num_blocks - lane.free, lane.waiting + lane.ghosts
+                row.chunk_tokens, row.chunk_context = 0, 0
+        done += 1
+        limit = until if joinable else np.inf
+    if done > 0:
+        for k in range(first_row, counters[ROWS]):
+            state.rows[k].steps = done
+        begin_boundary(group, state.lanes)
+        lane.empty = 0
+    return done
