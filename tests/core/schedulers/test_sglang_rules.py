@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sglang_rounds import SHARED, Engine, ask, engine
 
 from windtunnel.core.radix import FREE, Tree
-from windtunnel.core.schedulers.sglang import BEYOND
+from windtunnel.core.schedulers.sglang_admission import BEYOND
 from windtunnel.errors import InputError
 from windtunnel.replay.sglang import Settings
 
