@@ -11,8 +11,8 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.perf.causes import ALL, Causes
-from windtunnel.perf.grid import tabulate
+from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.perf.tabulate.grid import tabulate
 
 MODEL = "deepseek-ai/DeepSeek-V3"
 EVEN = ALL.without("expert_imbalance")
@@ -29,14 +29,14 @@ class Bench:
     device: str
     ranks: int
     engine: dict[str, Any]
-    causes: Causes = ALL
+    corrections: Corrections = ALL
 
     def tables(self, enable_dbo: bool) -> BatchTimes:
         """Batch times with two micro-batches or without."""
         limits = {"max_model_len": 8192, "max_num_seqs": 512, "max_num_batched_tokens": 16384}
         ranks = {"data_parallel_size": self.ranks, "enable_expert_parallel": True, "enable_dbo": enable_dbo}
         engine = Engine(**{**limits, **ranks, **self.engine})
-        return tabulate(Pool(load_model(MODEL), device(self.device), engine), causes=self.causes).times
+        return tabulate(Pool(load_model(MODEL), device(self.device), engine), corrections=self.corrections).times
 
     def decodes(self, requests: tuple[int, ...], context: int) -> Iterator[tuple[int, float, float]]:
         """Requests of each rank, seconds of a step whole, and of one in two halves."""

@@ -13,12 +13,11 @@ from typing import Any
 
 from benchmarks.planning_speed import Race, speed
 from windtunnel.deployment import parse_goodput
-from windtunnel.plan.constraints import Constraints
-from windtunnel.plan.executors import Team, in_turn, processes
 from windtunnel.plan.objective import LeastForRate, Objective, RatePerDollar
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
-from windtunnel.plan.space import Space
+from windtunnel.plan.space import Constraints, Space
+from windtunnel.plan.workers import Team, in_turn, processes
 from windtunnel.workload import builtin
 
 REQUESTS = 1000
@@ -116,7 +115,7 @@ def main(argv: Sequence[str]) -> None:
         return
     teams = [("processes", processes(1)), ("processes", processes(2))]
     if words.ray:
-        from windtunnel.plan.ray_team import on_ray
+        from windtunnel.plan.workers import on_ray
 
         teams.append(("Ray", on_ray(None, 2)))
     speed(race(words.requests), words.repeats, teams)

@@ -6,13 +6,13 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.plan.executors import Team
 from windtunnel.plan.objective import Objective
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
 from windtunnel.plan.space import Candidate, Enumeration
 from windtunnel.plan.store import Store
 from windtunnel.plan.trial import trial
+from windtunnel.plan.workers import Team
 
 AGAIN = 100
 """Repeats of the trial that shows what the cores alone do."""

@@ -1,23 +1,31 @@
-"""Random cases for the comparison of the reference engine with the compiled core."""
+"""Random cases for the comparison of the reference engine with the compiled core, and what has to be equal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, get_args
 
 import numpy as np
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
+from windtunnel.core.rebuild import iteration_times
+from windtunnel.core.records import GONE, REFUSED
 from windtunnel.perf.batch_times import BatchTimes, linear
+from windtunnel.perf.stage_times import StageTimes, Times
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.vllm_v1 import AdmissionOrder, Victim
 from windtunnel.reference.batch import Batch
 from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
+from windtunnel.reference.pipeline import Pipeline, table_passage
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.simulate.run import Iterations
 
 ORDERS, VICTIMS = get_args(AdmissionOrder), get_args(Victim)
+RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+REQUEST_FIELDS = ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens")
 
 
 class StuckError(Exception):
@@ -47,7 +55,7 @@ class Case:
 
     limits: Limits
     policy: VllmV1
-    times: BatchTimes
+    times: Times
     replicas: int
     lanes: int
     lockstep: bool
@@ -252,14 +260,38 @@ def demand_of(case: Case) -> Demand:
     )
 
 
-def by_core(case: Case) -> Record:
+@st.composite
+def pipeline_cases(draw: st.DrawFn) -> Case:
+    """Two to four stages that take equal or different times, with sends or without."""
+    case = draw(cases().filter(lambda case: not case.lockstep))
+    count = draw(st.sampled_from([2, 2, 2, 3, 4]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    kind = draw(st.sampled_from([_integer_times, _linear_times, _random_times]))
+    stages: list[BatchTimes] = []
+    for _ in range(count):
+        table = kind(case.limits, 1, rng)
+        times = 1 if kind is _random_times else int(rng.integers(1, 4))
+        tokens = {name: getattr(table, name) * times for name in ("decode_tokens", "mixed_tokens")}
+        stages.append(replace(table, **tokens))
+    sends: Any = np.zeros((count - 1, case.limits.max_num_batched_tokens + 1))
+    if draw(st.booleans()):
+        sends = rng.random(sends.shape) if kind is _random_times else sends + 1
+    policy = replace(case.policy, pipeline_parallel_size=count)
+    return replace(case, policy=policy, times=StageTimes(tuple(stages), sends))
+
+
+def fleet_of(case: Case) -> Fleet:
+    """The replicas of a case, for the compiled core."""
+    return Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
+
+
+def by_core(case: Case, jumps: bool = True) -> Record:
     """The case on the compiled core."""
-    fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
-    return run(fleet, demand_of(case), case.router, case.uniforms)
+    return run(fleet_of(case), demand_of(case), case.router, case.uniforms, jumps)
 
 
-def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
-    """The case on the reference engine."""
+def requests_of(case: Case) -> list[Request]:
+    """The requests of a case, for the reference engine."""
     offsets, values = case.hash_ids
     requests = []
     for i, (arrival, prompt, output) in enumerate(zip(case.arrival, case.prompt, case.output, strict=True)):
@@ -277,19 +309,91 @@ def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
                 tokens=tuple(contents.tolist()),
             )
         )
-    time = table_time(case.times)
+    return requests
 
-    def replica() -> Replica:
-        depth = 2 if case.policy.async_scheduling else 1
-        ranks = [Impatient(case.limits, case.policy) for _ in range(case.lanes)]
-        if case.lockstep:
-            return Replica([Group(ranks, time, depth)])
-        return Replica([Group([rank], time, depth) for rank in ranks])
 
-    replicas = [replica() for _ in range(case.replicas)]
+def replica_of(case: Case) -> Replica:
+    """One replica of a case, for the reference engine."""
+    ranks = [Impatient(case.limits, case.policy) for _ in range(case.lanes)]
+    if isinstance(case.times, StageTimes):
+        passage = table_passage(case.times)
+        return Replica([Pipeline(rank, case.policy, passage) for rank in ranks])
+    time, depth = table_time(case.times), 2 if case.policy.async_scheduling else 1
+    if case.lockstep:
+        return Replica([Group(ranks, time, depth)])
+    return Replica([Group([rank], time, depth) for rank in ranks])
+
+
+def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
+    """The case on the reference engine.
+
+    Raises:
+        StuckError: requests preempt each other for ever.
+    """
+    requests, replicas = requests_of(case), [replica_of(case) for _ in range(case.replicas)]
     routers: list[Router] = [round_robin, random_choice(list(case.uniforms)), least_outstanding, vllm_dp]
     follow = {i: int(f) for i, f in enumerate(case.follow) if f >= 0}
     clients = (list(case.think_time), case.max_concurrency, list(case.turnaround))
-    loop = Loop(replicas, routers[case.router], requests, follow, *clients)
-    loop.run()
+    Loop(replicas, routers[case.router], requests, follow, *clients).run()
     return requests, replicas
+
+
+def check_equal(case: Case) -> None:
+    """The core makes the reference's schedule, whether it makes equal steps at once or singly."""
+    records = [by_core(case, jumps) for jumps in (True, False)]
+    try:
+        requests, replicas = by_reference(case)
+    except StuckError:
+        assert all((~np.isin(record.requests["state"], (GONE, REFUSED))).any() for record in records)
+        return
+    for record in records:
+        check_requests(record, requests)
+        check_log(case, record, replicas)
+        check_tokens(record)
+
+
+def check_requests(record: Record, requests: list[Request]) -> None:
+    """Every request's times and counts, and its stalls."""
+    for name in REQUEST_FIELDS:
+        expected = np.array([getattr(request, name) for request in requests], dtype=np.float64)
+        assert np.array_equal(record.requests[name].astype(np.float64), expected, equal_nan=True), name
+    stalls = sorted((r.id, *stall) for r in requests for stall in r.stalls)
+    found = [(int(s["request"]), float(s["last_token"]), float(s["resumed_token"])) for s in record.stalls]
+    assert sorted(found) == stalls
+
+
+def check_tokens(record: Record) -> None:
+    """Every token is emitted once: the first by a prefill, the others by a decode or after a stall."""
+    requests, rows = record.requests, record.rows
+    finished = requests["state"] == GONE
+    decoded = int((rows["decodes"].astype(np.int64) * rows["steps"] - rows["discarded"]).sum())
+    assert int((requests["output"][finished] - 1).sum()) == decoded + len(record.stalls)
+
+
+def check_log(case: Any, record: Record, replicas: list[Replica]) -> None:
+    """Every step of the reference's journal, rebuilt from the core's rows."""
+    rows, stages = record.rows, len(case.times.stages) if isinstance(case.times, StageTimes) else 1
+    steps = {
+        (j, k * stages + step.rank, step.start): step
+        for j, replica in enumerate(replicas)
+        for k, group in enumerate(replica.groups)
+        for step in group.journal
+    }
+    for row in rows[rows["steps"] > 0]:
+        step = steps[int(row["replica"]), int(row["lane"]), float(row["start"])]
+        assert (step.used_blocks, step.waiting) == (row["used_blocks"], row["waiting"])
+        assert sum(part.start for part in step.batch.decodes) == row["kv_tokens"]
+    columns = tuple(np.ascontiguousarray(rows[field.name]) for field in fields(Iterations))
+    lanes = np.full(case.replicas, case.lanes if case.lockstep else 1)
+    found = iteration_times(columns, (case.times,), np.zeros(case.replicas, np.int64), lanes)
+    assert len(found.row) == len(steps)
+    ends = []
+    for number, start in zip(found.row.tolist(), found.start.tolist(), strict=True):
+        row = rows[number]
+        step = steps[int(row["replica"]), int(row["lane"]), start]
+        assert len(step.batch.decodes) == row["decodes"]
+        ends.append(step.end)
+        if stages > 1:
+            busy = sum(table_passage(case.times)(step.batch).stages) / stages
+            assert np.isclose(found.busy[len(ends) - 1], busy, rtol=1e-12, atol=0)
+    np.testing.assert_allclose(found.start + found.duration, ends, rtol=1e-12)

@@ -5,9 +5,11 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 from equality import _integer_times, _linear_times, _random_times, _sessions
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
+from windtunnel.core.records import GONE
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.policy import Limits, Policy, can_ever_run, generated
@@ -17,6 +19,7 @@ from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.unified import Scheduler
 
+RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 HINTS = get_type_hints(Policy)
 VALUES: dict[str, tuple[Any, ...]] = {
     "max_num_batched_tokens": (0, 0, 24),
@@ -133,22 +136,25 @@ def cases(draw: st.DrawFn) -> Case:
     """Tiny block pools, tied times, overload, closed loops, sessions, ranks in lockstep or not."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     policy = draw(policies())
+    pressed = draw(st.booleans())  # many requests for blocks that hold one or two of the longest
     max_model_len = draw(st.sampled_from([10, 32, 100, 400]))
-    seqs = draw(st.sampled_from([1, 2, 4, 8, 16]))
+    seqs = draw(st.sampled_from([4, 8, 16] if pressed else [1, 2, 4, 8, 16]))
     budget = seqs + draw(st.sampled_from([0, 1, 5, 16, 64, 200]))
-    pool = draw(st.integers(4, 120))
     size = draw(st.sampled_from([1, 4, 16]))
+    pool = -(-max_model_len // size) * draw(st.integers(1, 2)) + 1 if pressed else draw(st.integers(4, 120))
     limits = fitting(policy, Limits(seqs, budget, max_model_len, pool, size))
     if limits is None:
         limits = fitting(policy, Limits(8, 600, 10, pool, size))
     assert limits is not None
     lanes = draw(st.sampled_from([1, 1, 1, 2, 3]))
     n = draw(st.integers(1, 60))
-    gap = draw(st.sampled_from([0.0, 1.0, 4.0, 30.0]))
+    gap = draw(st.sampled_from([0.0, 1.0] if pressed else [0.0, 1.0, 4.0, 30.0]))
     steady = draw(st.booleans())
     arrival: Any = np.cumsum(rng.integers(0, 3, n) * gap) if steady else np.cumsum(rng.exponential(gap + 1e-9, n))
     longest = min(draw(st.sampled_from([3, 30, 400])), limits.max_model_len)
-    output = rng.integers(1, min(draw(st.sampled_from([2, 20, 400])), limits.max_model_len) + 1, n)
+    output = rng.integers(
+        1, min(draw(st.sampled_from([400] if pressed else [2, 20, 400])), limits.max_model_len) + 1, n
+    )
     loop = draw(st.sampled_from(["open", "open", "concurrency", "sessions", "both"]))
     sessions = loop in {"sessions", "both"}
     return Case(
@@ -176,8 +182,8 @@ def never_runs(case: Case, prompt: int, output: int) -> bool:
     return prompt > case.policy.longest_prompt(case.limits) or not can_ever_run(prompt, output, case.limits)
 
 
-def by_core(case: Case) -> Record:
-    """The case on the compiled core."""
+def by_core(case: Case, jumps: bool = True) -> Record:
+    """The case on the compiled core, which makes equal steps at once where it ``jumps``."""
     rows = [(int(p), int(o)) for p, o in zip(case.prompt, case.output, strict=True)]
     demand = Demand(
         arrival=np.array(case.arrival, dtype=np.float64),
@@ -192,7 +198,7 @@ def by_core(case: Case) -> Record:
         priority=case.priority,
     )
     fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
-    return run(fleet, demand, case.router, case.uniforms)
+    return run(fleet, demand, case.router, case.uniforms, jumps)
 
 
 def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
@@ -214,3 +220,53 @@ def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
     follow = {i: int(f) for i, f in enumerate(case.follow) if f >= 0}
     Loop(replicas, routers[case.router], requests, follow, list(case.think_time), case.max_concurrency).run()
     return requests, replicas
+
+
+def check_equal(case: Case, jumps: bool = True) -> None:
+    """The core does what the reference does, request by request and step by step."""
+    requests, replicas = by_reference(case)
+    record = by_core(case, jumps)
+    for name in ("arrival", "scheduled", "first_token", "finish", "preemptions"):
+        expected = np.array([getattr(request, name) for request in requests], dtype=np.float64)
+        assert np.array_equal(record.requests[name].astype(np.float64), expected, equal_nan=True), name
+    stalls = sorted((r.id, *stall) for r in requests for stall in r.stalls)
+    found = [(int(s["request"]), float(s["last_token"]), float(s["resumed_token"])) for s in record.stalls]
+    assert sorted(found) == stalls
+    assert all(request.finished or request.refused for request in requests)
+    check_steps(case, record, replicas)
+    check_tokens(record)
+
+
+def check_steps(case: Case, record: Record, replicas: list[Replica]) -> None:
+    """Each row of the log says what its steps were in the reference's journal."""
+    rows = record.rows
+    for j, replica in enumerate(replicas):
+        for k, group in enumerate(replica.groups):
+            for rank in range(len(group.schedulers)):
+                lane = rank if case.lockstep else k
+                mine = rows[(rows["replica"] == j) & (rows["lane"] == lane)]
+                assert mine["steps"].sum() == sum(step.rank == rank for step in group.journal)
+                steps = iter([step for step in group.journal if step.rank == rank])
+                for first in np.nonzero(mine["steps"])[0]:
+                    row, chunks = mine[first], [mine[first]]
+                    while first + len(chunks) < len(mine) and mine[first + len(chunks)]["steps"] == 0:
+                        chunks.append(mine[first + len(chunks)])
+                    for i in range(row["steps"]):
+                        step = next(steps)
+                        if i == 0:
+                            blocks, transfer = step.used_blocks, step.batch.transfer_time
+                            assert (row["start"], row["transfer"]) == (step.start, transfer)
+                            assert (row["used_blocks"], row["waiting"]) == (blocks, step.waiting)
+                        decodes = step.batch.decodes
+                        cached = sum(part.start for part in decodes)
+                        assert (row["decodes"], row["kv_tokens"] + i * row["decodes"]) == (len(decodes), cached)
+                        logged = [(c["chunk_tokens"], c["chunk_context"] + i * c["chunk_tokens"]) for c in chunks]
+                        assert [pair for pair in logged if pair[0] > 0] == step.batch.chunks
+
+
+def check_tokens(record: Record) -> None:
+    """Every token is emitted once: the first by a prefill, the others by a decode or after a stall."""
+    requests, rows = record.requests, record.rows
+    finished = requests["state"] == GONE
+    decoded = int((rows["decodes"].astype(np.int64) * rows["steps"] - rows["discarded"]).sum())
+    assert int((requests["output"][finished] - 1).sum()) == decoded + len(record.stalls)

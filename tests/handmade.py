@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.footprint import Footprint
+from windtunnel.deployment.footprint import Footprint
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.run import Iterations, Requests, Run, Stalls
+from windtunnel.simulate.run import Iterations, Requests, Run, Stalls
 
 FOOTPRINT = Footprint(
     gpus=2,
@@ -142,3 +142,19 @@ def two_requests() -> Run:
 def with_host(times: BatchTimes, host_overlapped: NDArray[np.float64]) -> BatchTimes:
     """The same tables with host work beside the GPU."""
     return replace(times, host_overlapped=host_overlapped)
+
+
+def preempted() -> Run:
+    """One request: token at 0.1, preempted, recomputed from 0.1 to 0.3 while the other decodes, tokens at 0.3, 0.4."""
+    two = requests(
+        arrival=[0.0, 0.0], output_tokens=[3, 4], preemptions=[1, 0], scheduled=[0, 0], first_token=[0.1, 0.1],
+        finish=[0.4, 0.4],
+    )  # fmt: skip
+    log = iterations(
+        {"start": 0.0, "chunk_tokens": 10},
+        {"start": 0.0, "steps": 0, "chunk_tokens": 10},
+        {"start": 0.1, "decodes": 1, "kv_tokens": 10},
+        {"start": 0.2, "decodes": 1, "kv_tokens": 11, "chunk_tokens": 11},
+        {"start": 0.3, "decodes": 2, "kv_tokens": 23},
+    )
+    return run(two, log, stalls=((0, 0.1, 0.3),))

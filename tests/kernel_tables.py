@@ -10,8 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from windtunnel.hardware import device
-from windtunnel.perf.kernels import Attention, Collective, Exchange, Experts, Gemm
-from windtunnel.perf.roofline import bound
+from windtunnel.perf.database import Database, Measured
+from windtunnel.perf.kernel import Kernel
+from windtunnel.perf.kernel_times import KernelTimes
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.exchange import Exchange
+from windtunnel.perf.kinds.experts import Experts
+from windtunnel.perf.kinds.gemm import Gemm
 
 H100 = device("h100_sxm")
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
@@ -33,7 +39,7 @@ def write_table(systems: Path, place: str, columns: dict[str, Any]) -> Path:
 
 def took(kernel: Any, a: float, b: float = 0.0) -> float:
     """Milliseconds that the made-up GPU takes."""
-    least = float(bound(kernel, H100, np.array([float(a)]), np.array([float(b)]))[0])
+    least = float(kernel.bound(H100, np.array([float(a)]), np.array([float(b)]))[0])
     return (least / EFFICIENCY + LAUNCH) * 1e3
 
 
@@ -142,10 +148,23 @@ def with_exchanges(systems: Path, factor: float = 1.0, latency_us: float = 20.0)
     """The tables of ``full_database``, and exchanges that take a latency and ``factor`` times their least time."""
 
     def micros(kernel: Exchange, tokens: float) -> float:
-        least = float(bound(kernel, H100, np.array([float(tokens)]), np.zeros(1))[0])
+        least = float(kernel.bound(H100, np.array([float(tokens)]), np.zeros(1))[0])
         return factor * (least * 1e6 + latency_us)
 
     full_database(systems)
     for mode, name in (("low_latency", "wideep_deepep_ll_perf"), ("high_throughput", "wideep_deepep_normal_perf")):
         write_table(systems, f"h100_sxm/comm/sglang/0.5.12/{name}", exchange_rows(micros, mode))
     return systems
+
+
+def opened(systems: Path, backend: str = "vllm", version: str = "0.24.0") -> Measured:
+    """What a database knows of an H100."""
+    return Measured(Database(systems, "h100_sxm", backend, version, "exact"), H100)
+
+
+def ask(measured: Measured, kernel: Kernel, a: Any, b: Any = 0.0) -> KernelTimes:
+    """What the database says at some points."""
+    x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
+    found = kernel.measured(measured, x.copy(), y.copy())
+    assert found is not None
+    return found

@@ -6,7 +6,7 @@ from windtunnel.deployment import SLO, Deployment, Engine, Pool, parse_goodput
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import linear
-from windtunnel.perf.tables import Tabulated
+from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.plan.question import Question
 from windtunnel.plan.space import Space
 from windtunnel.workload import Both, Fixed, Gamma, Lognormal, Workload, generate

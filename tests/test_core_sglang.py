@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from equality import check_log
 from equality_sglang import SglangCase, by_core, by_reference, sglang_cases
 from hypothesis import HealthCheck, given, settings
-from test_core import check_log
 
 from windtunnel.errors import InputError
 

@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from equality_unified import Case, cases
+from equality_unified import RELAXED, Case, cases, check_equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_core_unified import RELAXED, check_equal
 
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError
@@ -15,7 +14,7 @@ from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.policy import Policy
 from windtunnel.reference.balance import Balance
-from windtunnel.simulate import simulate
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import AllAtOnce, Both, Uniform, generate
 
 

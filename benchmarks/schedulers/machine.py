@@ -9,7 +9,7 @@ import numpy as np
 from windtunnel import Deployment, Engine, Pool, Run, Summary, Workload, device, generate, load_model, simulate, summary
 from windtunnel.metrics import Steps, unroll
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.perf.tables import Tabulated
+from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import scheduler
 from windtunnel.workload import AllAtOnce, Both, Gamma, Lognormal
 

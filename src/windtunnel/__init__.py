@@ -8,46 +8,42 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from windtunnel.version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from windtunnel.compare import compare
     from windtunnel.deployment import SLO, Deployment, Engine, Pool
     from windtunnel.errors import InputError
     from windtunnel.hardware import Device, device, load_devices
-    from windtunnel.load import Load
     from windtunnel.metrics import Comparison, Summary, comparison_json, spread, summary, summary_json
     from windtunnel.model import Model, load_model, model_names
     from windtunnel.plan.capacity import capacity
-    from windtunnel.plan.constraints import Constraints
     from windtunnel.plan.objective import EnergyPerToken, LeastForRate, RatePerDollar
     from windtunnel.plan.question import Question
     from windtunnel.plan.search import search
-    from windtunnel.plan.space import Space, load_space
+    from windtunnel.plan.space import Constraints, Space, load_space
     from windtunnel.reference.custom import Decision
-    from windtunnel.run import Run
-    from windtunnel.scenario import Scenario, load_scenario
-    from windtunnel.simulate import simulate
+    from windtunnel.scenario import Load, Scenario, load_scenario
+    from windtunnel.scenario.compare import compare
+    from windtunnel.simulate.run import Run
+    from windtunnel.simulate.simulate import simulate
     from windtunnel.workload import Workload, builtin, builtin_names, generate, load_trace
 
-__version__ = "0.1.0"
-
 _MODULES = {
-    "compare": ("compare",),
     "deployment": ("SLO", "Deployment", "Engine", "Pool"),
     "errors": ("InputError",),
     "hardware": ("Device", "device", "load_devices"),
-    "load": ("Load",),
     "metrics": ("Comparison", "Summary", "comparison_json", "spread", "summary", "summary_json"),
     "model": ("Model", "load_model", "model_names"),
     "plan.capacity": ("capacity",),
-    "plan.constraints": ("Constraints",),
     "plan.objective": ("EnergyPerToken", "LeastForRate", "RatePerDollar"),
     "plan.question": ("Question",),
     "plan.search": ("search",),
-    "plan.space": ("Space", "load_space"),
+    "plan.space": ("Constraints", "Space", "load_space"),
     "reference.custom": ("Decision",),
-    "run": ("Run",),
-    "scenario": ("Scenario", "load_scenario"),
-    "simulate": ("simulate",),
+    "scenario": ("Load", "Scenario", "load_scenario"),
+    "scenario.compare": ("compare",),
+    "simulate.run": ("Run",),
+    "simulate.simulate": ("simulate",),
     "workload": ("Workload", "builtin", "builtin_names", "generate", "load_trace"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -1,6 +1,9 @@
 """Routing: which replica gets a request, by name for the command line and by number for the core."""
 
-from windtunnel.errors import unknown
+from collections.abc import Callable
+
+from windtunnel.errors import InputError, unknown
+from windtunnel.policy.named import python_object
 
 ROUTERS = {
     "round_robin": "replicas in turn",
@@ -24,3 +27,18 @@ def router_number(name: str) -> int:
     if name not in ROUTERS:
         raise unknown("router", name, ROUTERS)
     return list(ROUTERS).index(name)
+
+
+def find_router(name: str) -> tuple[int, Callable[..., float] | None]:
+    """The number of a router in the core, and the user's function that it asks: ``./mine.py:score``, or None.
+
+    Raises:
+        InputError: there is no such router, file or function.
+    """
+    path, _, rest = name.partition(":")
+    if not path.endswith(".py"):
+        return router_number(name), None
+    score = python_object(name, rest)
+    if not callable(score):
+        raise InputError(f"router {name!r}: must be a function of (replica, outstanding, prompt_tokens, arrival)")
+    return ROUTE_SCORE, score

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
-from windtunnel import __version__
 from windtunnel.cli.arguments import complete, long
 from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.compare import compare
 from windtunnel.cli.explain import explain
 from windtunnel.cli.listing import listing
-from windtunnel.cli.plan import plan
+from windtunnel.cli.plan.command import plan
 from windtunnel.cli.replay import replay
 from windtunnel.cli.run import report, run
 from windtunnel.cli.study import compare as compare_studies
@@ -24,6 +23,7 @@ from windtunnel.cli.trace import convert, describe
 from windtunnel.cli.validate import validate
 from windtunnel.errors import InputError
 from windtunnel.scenario import word
+from windtunnel.version import __version__
 
 DONE, WRONG, INTERRUPTED = 0, 2, 130
 

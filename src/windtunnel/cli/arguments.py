@@ -60,6 +60,6 @@ def progress(text: str) -> AbstractContextManager[None]:
     """Say on a terminal what takes its time."""
     if not sys.stderr.isatty():
         return nullcontext()
-    from windtunnel.terminal import status
+    from windtunnel.cli.terminal import status
 
     return status(text)

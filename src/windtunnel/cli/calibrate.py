@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT
 from windtunnel.errors import InputError
-from windtunnel.outputs import check_folder
+from windtunnel.scenario.output_files import check_folder
 
 
 def calibrate(
@@ -36,13 +36,13 @@ def calibrate(
     from windtunnel.report.write import write_whole
     from windtunnel.validation.calibrate import calibrate as search
     from windtunnel.validation.calibrate import document
-    from windtunnel.validation.recording import find_recordings, read_recording
+    from windtunnel.validation.measured_run import find_measured_runs, read_measured_run
 
     if not runs:
         raise InputError("no runs: give the folder of a measured run")
     check_folder("output", output, output.parent)
-    recordings = [read_recording(path) for folder in runs for path in find_recordings(folder)]
-    found = search([(one.measurement, one.pool()) for one in recordings], perf)
-    text = yaml.safe_dump(document(found, [one.measurement for one in recordings]), sort_keys=False)
+    measured = [read_measured_run(path) for folder in runs for path in find_measured_runs(folder)]
+    found = search([(one.measurement, one.pool()) for one in measured], perf)
+    text = yaml.safe_dump(document(found, [one.measurement for one in measured]), sort_keys=False)
     write_whole(output, [text])
     sys.stdout.write(f"{text}misfit {found.misfit[0]:.4f} before, {found.misfit[1]:.4f} after; written to {output}\n")

@@ -10,8 +10,8 @@ from cyclopts import Group, Parameter
 
 from windtunnel.cli.arguments import OUTPUT, Json, long, progress, show_json
 from windtunnel.errors import InputError
-from windtunnel.outputs import check_file
 from windtunnel.scenario import DEPLOYMENT, GOALS, Scenario, read_words
+from windtunnel.scenario.output_files import check_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,8 +65,8 @@ def compare(
     as_json
         Print every number of every run, and the intervals, as one JSON document instead of the tables.
     """
-    from windtunnel.compare import compare as simulate_all
     from windtunnel.metrics import comparison_json
+    from windtunnel.scenario.compare import compare as simulate_all
 
     if report is not None:
         check_file("report", report)
@@ -134,7 +134,7 @@ def parse_words(text: str) -> dict[str, str]:
 
 def show_comparison(comparison: "Comparison") -> None:
     """What the baseline does, and what each variant does and does differently, two variants to a table."""
-    from windtunnel.terminal import show, table
+    from windtunnel.cli.terminal import remarks, show, table
 
     seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
     parts: list[Table | str] = [f"{comparison.title}; {seeds}"]
@@ -145,12 +145,12 @@ def show_comparison(comparison: "Comparison") -> None:
             heads += [fill(variant.name, HEAD), "difference"]
         parts.append(table(heads, (_row(comparison, shown, measure) for measure in comparison.measures)))
     parts.append(EXPLANATION.format(confidence=f"{100 * comparison.confidence:g}"))
-    show(*parts, *(f"warning: {text}" for text in comparison.warnings))
+    show(*parts, *remarks(comparison.warnings))
 
 
 def _row(comparison: "Comparison", variants: Sequence["Variant"], measure: "Measure") -> list[str]:
+    from windtunnel.cli.terminal import number
     from windtunnel.report.comparison import difference
-    from windtunnel.terminal import number
 
     def mean(variant: "Variant") -> str:
         return number(measure.scale * variant.intervals[measure.name].mean)

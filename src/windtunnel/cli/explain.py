@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, Json, show_json
-from windtunnel.outputs import check_folder
 from windtunnel.scenario import Server
+from windtunnel.scenario.output_files import check_folder
 
 
 def explain(
@@ -33,8 +33,8 @@ def explain(
     as_json
         Print one JSON document instead of the table.
     """
-    from windtunnel.perf.batch import parse_batch
     from windtunnel.perf.explain import explain as operators
+    from windtunnel.perf.explain import parse_batch
 
     asked, pool = parse_batch(batch), server.pool()
     if plot is not None:
@@ -49,6 +49,6 @@ def explain(
 
         show_json(clean({"schema_version": 1, "batch": str(asked), "pool": pool.spec(), **asdict(found)}))
     else:
-        from windtunnel.terminal import show_operators
+        from windtunnel.cli.terminal import show_operators
 
         show_operators(pool, str(asked), found)

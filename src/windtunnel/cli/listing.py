@@ -32,7 +32,7 @@ def listing(
     if as_json:
         show_json(rows)
     else:
-        from windtunnel.terminal import show_rows
+        from windtunnel.cli.terminal import show_rows
 
         show_rows(rows)
 

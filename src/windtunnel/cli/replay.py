@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from windtunnel.errors import unknown
-from windtunnel.outputs import check_file
+from windtunnel.scenario.output_files import check_file
 
 Replay = Callable[..., Iterator[dict[str, Any]]]
 

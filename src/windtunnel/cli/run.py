@@ -9,12 +9,14 @@ from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, Json, progress, show_json
 from windtunnel.errors import InputError
-from windtunnel.outputs import Outputs, check_directory
 from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
+from windtunnel.scenario.output_files import Outputs, check_directory
 
 if TYPE_CHECKING:
     from windtunnel.metrics import Summary
-    from windtunnel.run import Run
+    from windtunnel.perf.tabulate.tables import Tabulated
+    from windtunnel.simulate.run import Run
+    from windtunnel.workload import Workload
 
 DONE, MISSED = 0, 1
 
@@ -54,10 +56,9 @@ def run(
     as_json
         Print the results as one JSON document instead of the table.
     """
-    from windtunnel.bands import bands_of, with_perfect_kernels
-    from windtunnel.metrics import summary
-    from windtunnel.simulate import batch_times, simulate
-    from windtunnel.strict import refuse_extrapolation
+    from windtunnel.metrics import summary, uncertainty, unroll
+    from windtunnel.simulate.refuse_extrapolation import refuse_extrapolation
+    from windtunnel.simulate.simulate import batch_times, simulate
 
     if seeds < 1:
         raise InputError(f"seeds={seeds}: must be ≥ 1")
@@ -65,7 +66,7 @@ def run(
     check_directory(output)
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     tables = batch_times(deployment, scenario.server.perf)
-    results, around, perfect = [], None, None
+    results = []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
         with progress(f"seed {seed}: reading the load"):
             workload = scenario.load.workload(seed)
@@ -73,19 +74,38 @@ def run(
             done = simulate(deployment, workload, seed, tables=tables, overheads=overheads)
             results.append(summary(done, slo, exclude_warmup=exclude_warmup))
         if len(results) == 1:
-            first = done
             if strict:
-                refuse_extrapolation(first)
-            if bands:
-                with progress("simulating both ends of the error band"):
-                    around = bands_of(first, results[0], deployment, workload, tables, overheads, exclude_warmup)
-                    perfect = with_perfect_kernels(deployment, workload, seed)
-                known = {"bands": around, "roofline": perfect, "bands_without_warmup": exclude_warmup}
-                first = replace(first, manifest=first.manifest | known)
+                refuse_extrapolation(done, uncertainty(unroll(done)).beyond)
+            first = _with_bands(done, results[0], scenario, workload, tables, exclude_warmup) if bands else done
     if output is not None:
         first.save(output)
     outputs.write(first, slo)
-    return _finish(results, first, scenario.goals, as_json, around, perfect)
+    return _finish(results, first, scenario.goals, as_json)
+
+
+def _with_bands(
+    run: "Run",
+    result: "Summary",
+    scenario: Scenario,
+    workload: "Workload",
+    tables: "Sequence[Tabulated]",
+    exclude_warmup: bool,
+) -> "Run":
+    """The run with its error band, and what perfect kernels would give, in its manifest."""
+    from windtunnel.metrics import LATENCIES, summary, summary_json, uncertainty, unroll
+    from windtunnel.simulate.error_band import error_band, with_perfect_kernels
+
+    def measure(end: "Run") -> Mapping[str, Any]:
+        return summary_json(summary(end, exclude_warmup=exclude_warmup))
+
+    said, error = summary_json(result), uncertainty(unroll(run)).error
+    simulated = scenario.deployment(), workload, scenario.load.seed
+    with progress("simulating both ends of the error band"):
+        band = error_band(said, error, measure, *simulated, tables, scenario.overheads())
+        perfect = summary_json(summary(with_perfect_kernels(*simulated)))
+    roofline = {name: perfect[name] for name in (*LATENCIES, "request_throughput", "output_throughput")}
+    known = {"bands": band, "roofline": roofline, "bands_without_warmup": exclude_warmup}
+    return replace(run, manifest=run.manifest | known)
 
 
 def report(
@@ -109,7 +129,7 @@ def report(
         Print the results as one JSON document instead of the table.
     """
     from windtunnel.metrics import summary
-    from windtunnel.run import Run
+    from windtunnel.simulate.run import Run
 
     outputs.check()
     stored, slo = Run.load(directory), goals.limits()
@@ -117,19 +137,13 @@ def report(
         stored = replace(stored, manifest=stored.manifest | {"bands": None, "roofline": None})
     outputs.write(stored, slo)
     found = summary(stored, slo, exclude_warmup=exclude_warmup)
-    return _finish([found], stored, goals, as_json, stored.manifest.get("bands"), stored.manifest.get("roofline"))
+    return _finish([found], stored, goals, as_json)
 
 
-def _finish(
-    results: Sequence["Summary"],
-    first: "Run",
-    goals: Goals,
-    as_json: bool,
-    around: Mapping[str, Any] | None = None,
-    perfect: Mapping[str, Any] | None = None,
-) -> int:
+def _finish(results: Sequence["Summary"], first: "Run", goals: Goals, as_json: bool) -> int:
     from windtunnel.metrics import clean, spread, summary_json
 
+    around, perfect = first.manifest.get("bands"), first.manifest.get("roofline")
     documents = [summary_json(result) for result in results]
     if as_json:
         document = documents[0]
@@ -140,7 +154,7 @@ def _finish(
             document |= {"bands": dict(around), "roofline": perfect}
         show_json(document)
     else:
-        from windtunnel.terminal import show_run
+        from windtunnel.cli.terminal import show_run
 
         show_run(results, documents, first.manifest, around, perfect)
     share = goals.attainment

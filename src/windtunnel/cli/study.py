@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.cli.arguments import Json, show_json
 from windtunnel.errors import InputError
-from windtunnel.outputs import check_file
+from windtunnel.scenario.output_files import check_file
 
 if TYPE_CHECKING:
     from windtunnel.plan.store import Store, Stored
@@ -168,7 +168,7 @@ def _columns(outcome: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
-    from windtunnel.terminal import show, show_rows
+    from windtunnel.cli.terminal import show, show_rows
 
     if as_json:
         show_json(rows)

@@ -7,8 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import Json, show_json
-from windtunnel.load import Load
-from windtunnel.outputs import check_folder
+from windtunnel.scenario import Load
+from windtunnel.scenario.output_files import check_folder
 
 
 def describe(trace: str, /, *, request_rate: float | None = None, as_json: Json = False) -> None:
@@ -30,7 +30,7 @@ def describe(trace: str, /, *, request_rate: float | None = None, as_json: Json 
     if as_json:
         show_json(summary)
     else:
-        from windtunnel.terminal import show_workload
+        from windtunnel.cli.terminal import show_workload
 
         show_workload(workload, summary)
 

@@ -1,6 +1,7 @@
-"""validate: simulations beside what real engines measured."""
+"""validate: simulations against what real engines measured."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,17 +10,51 @@ from cyclopts import Parameter
 from windtunnel.cli.arguments import OUTPUT, Json, show_json
 from windtunnel.deployment import Engine
 from windtunnel.errors import InputError, unknown
-from windtunnel.outputs import check_folder
 from windtunnel.scenario import ENGINE, Server
+from windtunnel.scenario.output_files import check_folder
 
 if TYPE_CHECKING:
-    from windtunnel.validation.recording import Recording
+    from windtunnel.validation.comparison import Options
+    from windtunnel.validation.measured_run import MeasuredRun
     from windtunnel.validation.served_points import Point
-    from windtunnel.validation.terms import Terms
 
 
-SERVED_POINTS, KERNELS = Path("silicon_sample.csv"), Path("kernels")
+SERVED_POINTS = Path("silicon_sample.csv")
 DONE, PARTLY = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """How everything that was measured is simulated."""
+
+    perf: Literal["auto", "measured", "modelled", "roofline"] = "auto"
+    """Kernel times: auto, measured, modelled, or roofline (perfect kernels, no host work)."""
+    strict: Annotated[bool, Parameter(negative=())] = False
+    """Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured."""
+    calibration: Path | None = None
+    """File of windtunnel calibrate: host and client overheads."""
+    seed: int = 0
+    """Of lengths and arrivals that a vllm bench result does not hold."""
+
+    def options(self) -> "Options":
+        """These settings as one value. Raises InputError for a calibration that cannot be read."""
+        from windtunnel.simulate.overheads import ENGINE_CLOCK, read_overheads
+        from windtunnel.validation.comparison import Options
+
+        overheads = read_overheads(self.calibration) if self.calibration else ENGINE_CLOCK
+        return Options(self.perf, overheads, self.strict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Which served points are looked at, and where their errors are written."""
+
+    backend: str | None = None
+    """Of served points: only those of this engine."""
+    sample: int | None = None
+    """Of served points: this many, always the same ones, instead of all."""
+    csv: Annotated[Path | None, Parameter(group=OUTPUT)] = None
+    """Of served points: write each with its errors, or why it was not simulated, to this file."""
 
 
 def validate(
@@ -29,15 +64,10 @@ def validate(
     model: str | None = None,
     device: str | None = None,
     engine: Annotated[Engine, Parameter(name="*", group=ENGINE)] = Engine(),  # noqa: B008 - frozen
-    perf: Literal["auto", "measured", "modelled", "roofline"] = "auto",
-    strict: Annotated[bool, Parameter(negative=())] = False,
-    calibration: Path | None = None,
-    seed: int = 0,
+    simulated: Annotated[Simulated, Parameter(name="*")] = Simulated(),
     steps: Annotated[bool, Parameter(negative=())] = False,
     ablation: Annotated[bool, Parameter(negative=())] = False,
-    backend: str | None = None,
-    sample: int | None = None,
-    csv: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
+    chosen: Annotated[Chosen, Parameter(name="*")] = Chosen(),
     as_json: Json = False,
 ) -> int:
     """Compare simulations with measurements.
@@ -49,79 +79,59 @@ def validate(
     target
         A measured run (a folder with run.json and requests.jsonl, or a folder of such folders); a JSON file of vllm
         bench serve --save-result, whose server the flags describe; or silicon_sample.csv, the served points of the
-        kernel database (a file like it, or this name for its own); or kernels: points taken out of the tables of the
-        kernel database, predicted from the rest.
+        kernel database (a file like it, or this name for its own).
     model
         What served a vllm bench result; without it, the model that the file names. Of served points: only this one.
     device
-        The GPU of a vllm bench result. Of served points: only those of this system. Of kernels: h100_sxm without it.
-    perf
-        Kernel times: auto, measured, modelled, or roofline (perfect kernels, no host work).
-    strict
-        Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured.
-    calibration
-        File of windtunnel calibrate: host and client overheads.
-    seed
-        Of lengths and arrivals that a vllm bench result does not hold.
+        The GPU of a vllm bench result. Of served points: only those of this system.
     steps
-        Of a measured run: also show its decode steps, recovered from the requests, beside the simulated ones.
+        Of a measured run: also show its decode steps, recovered from the requests, with the simulated ones.
     ablation
         Switch off each modelled cause in turn, and show the errors without it.
-    backend
-        Of served points: only those of this engine. Of kernels: vllm without it.
-    sample
-        Of served points: so many, always the same ones, instead of all.
-    csv
-        Of served points: write each with its errors, or why it was not simulated, to this file.
     as_json
         Print one JSON document instead of tables; seconds.
     """
-    from windtunnel.overheads import ENGINE_CLOCK, read_overheads
-    from windtunnel.validation.terms import Terms
-
-    if csv is not None:
-        check_folder("csv", csv, csv.parent)
-    terms = Terms(perf, read_overheads(calibration) if calibration else ENGINE_CLOCK, strict)
+    if chosen.csv is not None:
+        check_folder("csv", chosen.csv, chosen.csv.parent)
+    options = simulated.options()
     if target.suffix == ".csv":
-        wanted = {"backend": backend, "model_path": model, "system": device}
-        return _served(target, wanted, sample, terms, ablation, csv, as_json)
-    if target == KERNELS and not target.exists():
-        return _kernels(device, backend, as_json)
-    for name, value in (("backend", backend), ("sample", sample), ("csv", csv)):
+        wanted = {"backend": chosen.backend, "model_path": model, "system": device}
+        return _served(target, wanted, chosen.sample, options, ablation, chosen.csv, as_json)
+    for name, value in vars(chosen).items():
         if value is not None:
             raise InputError(f"{name}={str(value)!r}: is for served points: {str(target)!r} is no CSV file")
     if target.is_dir() or not target.exists():
         if (model, device, engine) != (None, None, Engine()):
             raise InputError(f"{str(target)!r}: run.json says what served: leave out model, device and engine flags")
-        return _recordings(target, terms, steps, ablation, as_json)
-    return _bench(target, model, device, engine, terms, seed, as_json)
+        return _measured_runs(target, options, steps, ablation, as_json)
+    return _bench(target, model, device, engine, options, simulated.seed, as_json)
 
 
-def _recordings(folder: Path, terms: "Terms", steps: bool, ablation: bool, as_json: bool) -> int:
-    """Every recording below a folder; of several, one that cannot be simulated says why."""
+def _measured_runs(folder: Path, options: "Options", steps: bool, ablation: bool, as_json: bool) -> int:
+    """Every measured run below a folder; of several, one that cannot be simulated says why."""
     from windtunnel.validation.comparison import compare, document
     from windtunnel.validation.markdown import comparison_table
-    from windtunnel.validation.recording import find_recordings, read_recording
+    from windtunnel.validation.measured_run import find_measured_runs, read_measured_run
     from windtunnel.validation.step_times import steps_table
 
-    paths = find_recordings(folder)
+    paths = find_measured_runs(folder)
     if ablation:
-        return _ablation([], [read_recording(path) for path in paths], terms, as_json)
+        return _ablation([], [read_measured_run(path) for path in paths], options, as_json)
     documents: list[dict[str, Any]] = []
     texts = []
-    for recording in [read_recording(path) for path in paths]:
+    for run in [read_measured_run(path) for path in paths]:
         try:
-            found = compare(recording.measurement, recording.pool(), terms)
+            found = compare(run.measurement, run.pool(), options)
         except InputError as reason:
             if paths == [folder]:
                 raise
-            documents.append({"run": recording.name, "unsupported": str(reason)})
-            texts.append(f"### {recording.name}\n\nNot supported: {reason}\n\n")
+            documents.append({"run": run.name, "unsupported": str(reason)})
+            texts.append(f"### {run.name}\n\nNot supported: {reason}\n\n")
         else:
             documents.append(document(found))
             texts.append(comparison_table(found) + "\n")
             if steps:
-                texts.append(steps_table(recording.measurement, recording.pool(), perf=terms.perf) + "\n")
+                texts.append(steps_table(run.measurement, run.pool(), perf=options.perf) + "\n")
     if as_json:
         show_json(documents[0] if paths == [folder] else {"schema_version": 1, "runs": documents})
     else:
@@ -134,7 +144,7 @@ def _bench(
     model: str | None,
     device: str | None,
     engine: Engine,
-    terms: "Terms",
+    options: "Options",
     seed: int,
     as_json: bool,
 ) -> int:
@@ -148,7 +158,7 @@ def _bench(
     name = model or served
     if not name:
         raise InputError(f"{str(path)!r}: does not say which model served: add --model")
-    found = compare(measurement, Server(name, device=device, engine=engine).pool(), terms)
+    found = compare(measurement, Server(name, device=device, engine=engine).pool(), options)
     if as_json:
         show_json(document(found))
     else:
@@ -160,13 +170,13 @@ def _served(
     path: Path,
     wanted: dict[str, str | None],
     sample: int | None,
-    terms: "Terms",
+    options: "Options",
     ablation: bool,
     csv: Path | None,
     as_json: bool,
 ) -> int:
     from windtunnel.report.write import write_whole
-    from windtunnel.validation import served
+    from windtunnel.validation import served_replay
     from windtunnel.validation.markdown import served_text
     from windtunnel.validation.served_points import read_points
 
@@ -176,42 +186,30 @@ def _served(
     if sample is not None:
         if sample < 1:
             raise InputError(f"sample={sample}: must be ≥ 1")
-        points = served.sample(points, sample)
+        points = served_replay.sample(points, sample)
     if ablation:
-        return _ablation([point for point in points if point.mode == "agg"], [], terms, as_json)
-    results = [served.replay(point, terms) for point in points]
+        return _ablation([point for point in points if point.mode == "agg"], [], options, as_json)
+    results = [served_replay.replay(point, options) for point in points]
     if csv is not None:
-        write_whole(csv, [served.as_csv(results)])
+        write_whole(csv, [served_replay.as_csv(results)])
     if as_json:
-        show_json(served.document(results))
+        show_json(served_replay.document(results))
     else:
         sys.stdout.write(served_text(results))
     return DONE
 
 
-def _ablation(points: "list[Point]", recordings: "list[Recording]", terms: "Terms", as_json: bool) -> int:
+def _ablation(points: "list[Point]", runs: "list[MeasuredRun]", options: "Options", as_json: bool) -> int:
     from dataclasses import asdict
 
     from windtunnel.metrics import clean
     from windtunnel.validation.ablation import ablate, ablation_table
 
-    found = list(ablate(points, recordings, terms))
+    found = list(ablate(points, runs, options))
     if as_json:
         show_json(clean({"schema_version": 1, "without": [asdict(one) for one in found]}))
     else:
         sys.stdout.write(ablation_table(found))
-    return DONE
-
-
-def _kernels(device: str | None, backend: str | None, as_json: bool) -> int:
-    from windtunnel.validation import kernel_report
-    from windtunnel.validation.held_out import Bench
-
-    found = kernel_report.held_out([Bench(device or "h100_sxm", backend or "vllm")])
-    if as_json:
-        show_json(kernel_report.document(found))
-    else:
-        sys.stdout.write(kernel_report.table(found))
     return DONE
 
 

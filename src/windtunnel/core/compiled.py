@@ -23,7 +23,7 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import LoweringPass, register_pass
 from numba.core.typed_passes import AnnotateTypes
 
-from windtunnel.perf.cache import cache_folder
+from windtunnel.perf.tabulate.cache import cache_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

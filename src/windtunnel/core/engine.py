@@ -217,16 +217,20 @@ def _layout(fleet: Fleet, fields: Fields) -> tuple[NDArray[Any], NDArray[Any], I
 
 
 def _requests(demand: Demand, fields: Fields) -> NDArray[Any]:
-    requests = records(len(demand.arrival), REQUEST, fields)
+    """The requests before they arrive; in few passes, because they are many."""
+    unborn = records(1, REQUEST, fields)
+    for name in ("scheduled", "first_token", "finish"):
+        unborn[name] = np.nan
+    for name in ("next", "previous", "lane"):
+        unborn[name] = NONE
+    requests = np.frombuffer(bytearray(unborn.tobytes()) * len(demand.arrival), dtype=unborn.dtype)
     requests["arrival"] = demand.arrival
-    for name in ("scheduled", "first_token", "finish", "last_token"):
-        requests[name] = np.nan
     requests["prompt"] = demand.prompt_tokens
     requests["output"] = demand.output_tokens
-    requests["overruns"] = demand.overruns
-    requests["state"] = np.where(demand.refused, REFUSED, 0)
-    for name in ("next", "previous", "lane"):
-        requests[name] = NONE
+    if demand.overruns.any():
+        requests["overruns"] = demand.overruns
+    if demand.refused.any():
+        requests["state"][demand.refused] = REFUSED
     return requests
 
 

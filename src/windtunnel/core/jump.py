@@ -37,7 +37,7 @@ def run_decodes(state: State, pool: Pool, group: Group, lane: Lane, seats: Array
     Between two context knots the attention time is a line in the cached tokens: its knot and slope change rarely.
     """
     floats, integers = state.floats, state.integers
-    decodes, kv_tokens, free = lane.decodes, lane.kv_tokens, lane.free
+    decodes, kv_tokens, free, spare = lane.decodes, lane.kv_tokens, lane.free, lane.spare
     now, end = group.now, group.end
     asynchronous, block_size = pool.async_scheduling, pool.block_size
     waves, phase = seats[PHASES], lane.clock % pool.block_size
@@ -47,7 +47,7 @@ def run_decodes(state: State, pool: Pool, group: Group, lane: Lane, seats: Array
     done, first_free = 0, 0
     while done < steps and now < until:
         need = waves[phase]
-        if need > free:
+        if need + spare > free:
             break
         free -= need
         if done == 0:
@@ -143,7 +143,8 @@ def run_mixed(
     while done < steps and group.now < until:
         for k in range(group.num_lanes):
             lane = lanes[first + k]
-            if blocks_needed(pool, lane, seats[first + k], requests, rows[k].chunk_tokens, reserved) > lane.free:
+            need = blocks_needed(pool, lane, seats[first + k], requests, rows[k].chunk_tokens, reserved)
+            if need + lane.spare > lane.free:
                 return done
         gpu = 0.0
         for k in range(group.num_lanes):

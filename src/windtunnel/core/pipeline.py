@@ -83,12 +83,29 @@ class Pipe(NamedTuple):
     """Seconds between stages, by tokens."""
 
 
+KEEPS_TURNS = {"wait_for_output": True, "decide_after_empty_step": True}
+"""Settings without which a request may decode out of turn, or be admitted before its latest token is known."""
+
+
+def unsupported(policy: Any) -> list[str]:
+    """The settings of a pipeline that only the reference engine knows."""
+    if policy.pipeline_parallel_size == 1:
+        return []
+    return [name for name, needed in KEEPS_TURNS.items() if getattr(policy, name) != needed]
+
+
 def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
     """The pipelines of all lanes; sets the lanes' fields.
 
     Raises:
-        InputError: ranks in lockstep, or a pool without stages beside one with them.
+        InputError: ranks in lockstep, a pool without stages beside one with them, or steps that do not keep turns.
     """
+    for policy in fleet.policies:
+        for name in unsupported(policy):
+            raise InputError(
+                f"{name}={getattr(policy, name)!r}: not simulated by the compiled core in a pipeline, only by "
+                f"windtunnel.simulate.pipelines; use {KEEPS_TURNS[name]!r}"
+            )
     if any(fleet.lockstep):
         raise InputError("pipelines of ranks in lockstep are not simulated: use data_parallel_size=1 with experts")
     if any(policy.pipeline_parallel_size == 1 for policy in fleet.policies):
@@ -99,7 +116,7 @@ def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
     for policy, times, replicas, ranks in rows:
         count_of = policy.pipeline_parallel_size
         for lane in lanes[i : i + replicas * ranks]:
-            lane["clock"], lane["depth"] = 1, policy.max_concurrent_batches
+            lane["depth"] = policy.max_concurrent_batches
             lane["first_slot"], lane["first_flight"], lane["first_line"], lane["first_stage"] = slot, flight, line, stage
             lane["sends"], lane["sends_row"] = sends, times.sends.shape[1]
             slot, flight, line = slot + count_of, flight + policy.max_concurrent_batches, line + count_of**2

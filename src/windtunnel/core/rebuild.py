@@ -1,17 +1,129 @@
-"""Expand the rows of a log into single steps, with the engine's own look-ups."""
+"""Every single step of a run, rebuilt from the rows of its log with the engine's own look-ups: bit-equal to what it
+computed."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from windtunnel.core.compiled import entry, part
+import numpy as np
+from numpy.typing import NDArray
+
 from windtunnel.core.batch_time import decode_time, lockstep_tokens, prefill_time, step_time
+from windtunnel.core.compiled import entry, part
+from windtunnel.core.records import Array, Pool
+from windtunnel.core.tables import flatten
+from windtunnel.perf.stage_times import StageTimes, Times
 
-Array = Any
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
-REPLICA, STEPS, DECODES, KV_TOKENS, CHUNK_TOKENS, CHUNK_CONTEXT = range(6)
+REPLICA, LANE, STEPS, DECODES, KV_TOKENS, CHUNK_TOKENS, CHUNK_CONTEXT = range(7)
+"""Rows of the array of integer columns."""
+
+
+class IterationTimes(NamedTuple):
+    """One entry per step and lane."""
+
+    row: Integers
+    """The row of the iterations table (steps ≥ 1) that it belongs to."""
+    start: Floats
+    duration: Floats
+    decodes: Integers
+    """Tokens that decodes emit in it; discarded ones do not count."""
+    busy: Floats
+    """Seconds in which a GPU computes it: its duration, or the mean over the stages of a pipeline."""
+
+
+def iteration_times(
+    columns: tuple[Any, ...], times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers
+) -> IterationTimes:
+    """Expand rows (the columns of Iterations, in order) into steps.
+
+    Of each replica ``lockstep_lanes`` step together.
+    """
+    replica, lane, start, steps, decodes, kv_tokens, chunk_tokens, chunk_context, _, _, discarded, transfer = columns
+    integer_columns = np.stack([replica, lane, steps, decodes, kv_tokens, chunk_tokens, chunk_context]).astype(np.int64)
+    stages, floats, integers = flatten(tuple(stage for table in times for stage in _stages(table)))
+    sends = [table.sends.ravel() for table in times if isinstance(table, StageTimes)]
+    layout, clocks = _layout(times, pool_of_replica, lockstep_lanes, replica, lane)
+    total = int(steps.sum())
+    row, counts = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
+    starts, durations, busy = np.empty(total), np.empty(total), np.empty(total)
+    rebuild(
+        stages,
+        floats,
+        integers,
+        np.concatenate([*sends, np.zeros(1)]),
+        np.ascontiguousarray(start),
+        np.ascontiguousarray(transfer),
+        integer_columns,
+        layout,
+        np.zeros((2, clocks)),
+        row,
+        counts,
+        starts,
+        durations,
+        busy,
+    )
+    return IterationTimes(row, starts, durations, counts - discarded[row], busy)
+
+
+def _stages(table: Times) -> tuple[Any, ...]:
+    return table.stages if isinstance(table, StageTimes) else (table,)
+
+
+def _layout(
+    times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers, replica: Integers, lane: Integers
+) -> tuple[Integers, int]:
+    """(For each replica: its stages, the first of them, its first send, the sends of a stage, its first clock, lanes
+    that step together; how many clocks there are)."""
+    stages = np.array([len(_stages(table)) for table in times])
+    sends = np.array([table.sends.shape if isinstance(table, StageTimes) else (0, 0) for table in times])
+    sizes = sends.prod(axis=1)
+    of_pool = np.stack([stages, np.cumsum(stages) - stages, np.cumsum(sizes) - sizes, sends[:, 1]])
+    lanes = np.zeros(len(pool_of_replica), dtype=np.int64)
+    np.maximum.at(lanes, replica, lane + 1)
+    clocks = -(-lanes // stages[pool_of_replica]) * stages[pool_of_replica]
+    layout = np.vstack([of_pool[:, pool_of_replica], np.cumsum(clocks) - clocks, lockstep_lanes])
+    return np.ascontiguousarray(layout.T), int(clocks.sum())
 
 
 @part
-def row_time(pool: Any, floats: Array, integers: Array, columns: Array, row: int, last: int, j: int) -> float:
+def after_batch(columns: Array, row: int) -> int:
+    """The first row after ``row`` and the further chunks of its step."""
+    row += 1
+    while row < columns.shape[1] and columns[STEPS, row] == 0:
+        row += 1
+    return row
+
+
+@part
+def after_lanes(columns: Array, row: int, lanes: int) -> int:
+    """The first row after those of all lanes that step together."""
+    for _ in range(lanes):
+        row = after_batch(columns, row)
+    return row
+
+
+@part
+def after_round(columns: Array, row: int, stages: int, lanes: int) -> int:
+    """The first row after those that step in turn with ``row``: as many steps each, of other slots of a pipeline."""
+    steps, replica, rank = columns[STEPS, row], columns[REPLICA, row], columns[LANE, row] // stages
+    after = after_lanes(columns, row, lanes)
+    if steps == 1 or stages == 1:
+        return after
+    while after < columns.shape[1]:
+        same = columns[STEPS, after] == steps and columns[REPLICA, after] == replica
+        if not same or columns[LANE, after] // stages != rank:
+            break
+        for other in range(row, after):
+            same &= columns[LANE, after] != columns[LANE, other]
+        if not same:
+            break
+        after = after_batch(columns, after)
+    return after
+
+
+@part
+def row_time(pool: Pool, floats: Array, integers: Array, columns: Array, row: int, last: int, j: int) -> float:
     """GPU seconds of step ``j`` of the lane whose chunks stand in rows ``row`` to ``last`` − 1; see BatchTimes.rank."""
     decodes = columns[DECODES, row]
     kv_tokens = columns[KV_TOKENS, row] + j * decodes
@@ -33,12 +145,27 @@ def row_time(pool: Any, floats: Array, integers: Array, columns: Array, row: int
 
 
 @part
-def next_row(columns: Array, row: int) -> int:
-    """The first row after ``row`` and the further chunks of its step."""
-    row += 1
-    while row < columns.shape[1] and columns[STEPS, row] == 0:
-        row += 1
-    return row
+def stage_time(
+    pool: Pool, floats: Array, integers: Array, columns: Array, row: int, lanes: int, j: int
+) -> tuple[float, int]:
+    """(Seconds of step ``j`` of the lanes that begin at ``row`` in one stage, tokens of all); see BatchTimes.batch and
+    BatchTimes.lockstep."""
+    gpu, largest, total, sequences = 0.0, 0, 0, 1
+    first = row
+    for _ in range(lanes):
+        last = after_batch(columns, first)
+        gpu = max(gpu, row_time(pool, floats, integers, columns, first, last, j))
+        tokens, chunks = columns[DECODES, first], 0
+        for i in range(first, last):
+            tokens += columns[CHUNK_TOKENS, i]
+            chunks += 1 if columns[CHUNK_TOKENS, i] > 0 else 0
+        largest = max(largest, tokens, 1)
+        total += max(tokens, 1)
+        sequences = max(sequences, columns[DECODES, first] + chunks)
+        first = last
+    if lanes > 1:
+        gpu = gpu + floats[pool.expert_tokens + lockstep_tokens(pool, integers, largest, total, lanes)]
+    return step_time(pool, floats, gpu, sequences), total
 
 
 @entry
@@ -46,53 +173,54 @@ def rebuild(
     pools: Array,
     floats: Array,
     integers: Array,
+    sends: Array,
     start: Array,
     transfer: Array,
     columns: Array,
-    pool_of_replica: Array,
-    lockstep_lanes: Array,
+    layout: Array,
+    clocks: Array,
     out_row: Array,
+    out_decodes: Array,
     out_start: Array,
     out_duration: Array,
-    out_decodes: Array,
+    out_busy: Array,
 ) -> None:
-    """Fill the four outputs, step by step and lane by lane."""
-    row = 0
-    at = 0
+    """Fill the five outputs, step by step and lane by lane.
+
+    ``pools`` are those of all stages. ``clocks`` [2, n], zeros: when each stage of a rank is free, and when each slot's
+    latest step has ended.
+    """
+    row, at = 0, 0
     while row < columns.shape[1]:
-        replica = columns[REPLICA, row]
-        pool = pools[pool_of_replica[replica]]
-        lanes = lockstep_lanes[replica]
-        steps = columns[STEPS, row]
-        now = start[row]
-        after = row
-        for j in range(steps):
-            gpu, largest, total, sequences = 0.0, 0, 0, 1
-            waits = 0.0
-            first = row
-            for _ in range(lanes):
-                after = next_row(columns, first)
-                gpu = max(gpu, row_time(pool, floats, integers, columns, first, after, j))
-                waits = max(waits, transfer[first])
-                tokens = columns[DECODES, first]
-                chunks = 0
-                for i in range(first, after):
-                    tokens += columns[CHUNK_TOKENS, i]
-                    chunks += 1 if columns[CHUNK_TOKENS, i] > 0 else 0
-                largest = max(largest, tokens, 1)
-                total += max(tokens, 1)
-                sequences = max(sequences, columns[DECODES, first] + chunks)
-                first = after
-            if lanes > 1:
-                gpu = gpu + floats[pool.expert_tokens + lockstep_tokens(pool, integers, largest, total, lanes)]
-            end = now + (step_time(pool, floats, gpu, sequences) + waits)
-            first = row
-            for _ in range(lanes):
-                out_row[at] = first
-                out_start[at] = now
-                out_duration[at] = end - now
-                out_decodes[at] = columns[DECODES, first]
-                at += 1
-                first = next_row(columns, first)
-            now = end
+        stages, first_stage, first_send, sends_of_stage, first_clock, lanes = layout[columns[REPLICA, row]]
+        base = first_clock + columns[LANE, row] // stages * stages
+        after = after_round(columns, row, stages, lanes)
+        for j in range(columns[STEPS, row]):
+            head = row
+            while head < after:
+                slot = first_clock + columns[LANE, head]
+                waits = 0.0
+                last = head
+                for _ in range(lanes):
+                    waits = max(waits, transfer[last])
+                    last = after_batch(columns, last)
+                begin = start[head] if j == 0 else max(clocks[1, slot], clocks[0, base])
+                arrival, end, busy = begin, begin, 0.0
+                for s in range(stages):
+                    seconds, tokens = stage_time(pools[first_stage + s], floats, integers, columns, head, lanes, j)
+                    ready = max(arrival, clocks[0, base + s]) if stages > 1 else begin
+                    end = ready + (seconds + waits)
+                    clocks[0, base + s] = end
+                    busy += seconds
+                    if s < stages - 1:
+                        arrival = end + sends[first_send + s * sends_of_stage + tokens]
+                clocks[1, slot] = end
+                lane = head
+                for _ in range(lanes):
+                    out_row[at], out_decodes[at] = lane, columns[DECODES, lane]
+                    out_start[at], out_duration[at] = begin, end - begin
+                    out_busy[at] = busy / stages if stages > 1 else end - begin
+                    at += 1
+                    lane = after_batch(columns, lane)
+                head = last
         row = after

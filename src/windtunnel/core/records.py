@@ -70,6 +70,7 @@ LANE: Fields = [
         "decodes",
         "kv_tokens",  # tokens in the cache of all decodes
         "free",  # KV blocks
+        "spare",  # those of them that equal steps leave free
         # the table of seats
         "running",  # seats that are taken
         "top",  # the seat after the newest
@@ -126,9 +127,9 @@ ROW: Fields = [
     ("start", np.float64),
     ("replica", np.int32),
     ("lane", np.int32),
-    ("steps", np.int64),
+    ("steps", np.int32),
+    ("chunk_context", np.int32),
     ("kv_tokens", np.int64),
-    ("chunk_context", np.int64),
     ("decodes", np.int32),
     ("chunk_tokens", np.int32),
     ("used_blocks", np.int32),

@@ -91,6 +91,8 @@ def choose_lane(lanes: Array, first: int, last: int) -> int:
 def choose(state: State, router: int, r: int, time: float) -> int:
     """The lane for request ``r``, which arrives at ``time``."""
     lanes, replicas = state.lanes, state.replicas
+    if len(lanes) == 1:
+        return 0
     count = len(replicas) - 1
     k = state.counters[ROUTED]
     state.counters[ROUTED] += 1

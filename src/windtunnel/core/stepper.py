@@ -3,11 +3,14 @@
 The functions of a run, without its jumps over equal steps, and without its tables of batch times.
 """
 
+from typing import Any
+
 from windtunnel.core.compiled import entry
 from windtunnel.core.dispatch import conclude, decide, pass_over, room, scheduler_of
 from windtunnel.core.engine import Demand, Fleet, new_state, with_room
 from windtunnel.core.loops import deliver
-from windtunnel.core.records import CHOSEN, ROWS, STALLS, State
+from windtunnel.core.records import CHOSEN, ROWS, STALLS, Array, Lane, State
+from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, SEQUENCE, TOKENS, WHO
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, Settings
 
@@ -60,6 +63,26 @@ class Stepper:
         self.scheduler = scheduler_of((policy,))
 
     @property
+    def lane(self) -> Lane:
+        """The lane's record."""
+        return self.state.lanes[ONLY]
+
+    @property
+    def requests(self) -> Array:
+        """The requests' records."""
+        return self.state.requests
+
+    def running(self) -> dict[int, int]:
+        """Who has a seat, in order of admission, and the clock at which each ends (NEVER: it prefills)."""
+        who, ends = self.state.seats[ONLY, [WHO, ENDS], : self.lane["top"]].tolist()
+        return {r: end for r, end in zip(who, ends, strict=True) if end != EMPTY}
+
+    def chunks(self) -> list[tuple[int, int, int]]:
+        """(Admission that it belongs to, tokens, context) of each chunk in the step that was decided."""
+        rows: Any = self.state.seats[ONLY, [SEQUENCE, TOKENS, CONTEXT], : self.lane["chunks"]]
+        return [tuple(chunk) for chunk in rows.T.tolist()]
+
+    @property
     def now(self) -> float:
         """When the next step is decided."""
         return float(self.state.groups[ONLY]["now"])
@@ -69,7 +92,7 @@ class Stepper:
         deliver_to_only(self.state, r, float(time))
 
     def decide(self, time: float) -> tuple[bool, bool]:
-        """Decide the next step at ``time``: whether anything is scheduled, and whether anybody was preempted.
+        """Decide the next step at ``time``: whether anything is scheduled, and whether any request was preempted.
 
         Then either ``conclude`` or ``pass_over`` must follow.
         """

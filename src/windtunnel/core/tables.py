@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.records import POOL, Fields, attributes, records
+from windtunnel.core.records import POOL, Fields, records
 from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes
 
 FLOATS = (
@@ -25,7 +25,7 @@ def flatten(
     times: tuple[BatchTimes, ...], fields: Fields | None = None
 ) -> tuple[Any, NDArray[np.float64], NDArray[np.int64]]:
     """(records of POOL with table offsets and further ``fields``, floats, integers); all else is left at zero."""
-    pools = records(len(times), POOL, fields or [])
+    pools = records(len(times), fields or [], POOL)  # if POOL came first, numba would take them for subtypes of it
     floats: list[NDArray[np.float64]] = []
     integers: list[NDArray[np.int64]] = []
     for pool, table in zip(pools, times, strict=True):

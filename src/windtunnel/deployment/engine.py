@@ -4,12 +4,17 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any
 
-from windtunnel.deployment.exchange import BACKENDS, GATHERED
 from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError, unknown
 
 ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
 POLICIES = ("fcfs", "priority")
+GATHERED = "allgather_reducescatter"
+"""Every rank sees the tokens of all, and the sums of its experts are scattered."""
+LOW_LATENCY, HIGH_THROUGHPUT, AUTO = "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
+EXCHANGES = (GATHERED, LOW_LATENCY, HIGH_THROUGHPUT, AUTO)
+"""The ways in which ranks send tokens to each other's experts, by vLLM's names (config/parallel.py); ``deepep_auto`` is
+SGLang's ``--deepep-mode auto``: low latency for decodes, high throughput for prompts."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,8 @@ class Engine:
         self._require_integer("long_prefill_token_threshold", 0)
         for name in ("dbo_decode_token_threshold", "dbo_prefill_token_threshold"):
             self._require_integer(name, 0, optional=True)
-        if self.all2all_backend not in BACKENDS:
-            raise unknown("all2all_backend", self.all2all_backend, BACKENDS)
+        if self.all2all_backend not in EXCHANGES:
+            raise unknown("all2all_backend", self.all2all_backend, EXCHANGES)
         utilization = self.gpu_memory_utilization
         if utilization is not None and not (isfinite(utilization) and 0 < utilization <= 1):
             raise InputError(f"gpu_memory_utilization={utilization}: must be > 0 and ≤ 1")

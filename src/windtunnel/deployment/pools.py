@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.deployment.engine import Engine
-from windtunnel.deployment.own_scheduler import decides_late
+from windtunnel.deployment.engine_scheduler import decides_late
 from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import effective_model, resolve_engine
 from windtunnel.errors import InputError, unknown

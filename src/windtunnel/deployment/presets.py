@@ -7,7 +7,7 @@ from windtunnel.errors import InputError, unknown
 
 @dataclass(frozen=True)
 class EnginePreset:
-    """What one version of an engine does when nobody says otherwise."""
+    """What one version of an engine does by default."""
 
     name: str
     """``<backend>-<version>``."""
@@ -19,7 +19,7 @@ class EnginePreset:
     max_capture_size: int = 512
     """Largest batch of tokens that is captured as a CUDA graph."""
     max_capture_size_blackwell: int = 512
-    """The same on data-centre Blackwell."""
+    """Largest such batch on data-centre Blackwell."""
     captures_max_num_seqs: bool = False
     """``max_num_seqs`` itself is captured too."""
     watermark: bool = False

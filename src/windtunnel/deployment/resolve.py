@@ -2,20 +2,20 @@
 
 from dataclasses import replace
 
-from windtunnel.deployment.capture import capture_sizes
-from windtunnel.deployment.engine import ENGINE_DTYPES, Engine
-from windtunnel.deployment.exchange_rules import require_exchange
-from windtunnel.deployment.own_scheduler import (
+from windtunnel.deployment.engine import ENGINE_DTYPES, HIGH_THROUGHPUT, Engine
+from windtunnel.deployment.engine_scheduler import (
     named_settings,
     require_own_settings,
     require_stages,
     with_named_scheduler,
 )
+from windtunnel.deployment.exchange import require_exchange
 from windtunnel.deployment.presets import preset, require_pipeline, require_watermark
-from windtunnel.deployment.shards import require_shardable
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
-from windtunnel.model import Model, Quantization
+from windtunnel.model import MLP, Attention, CompressedAttention, Model, MoE, Quantization, StateSpace
+from windtunnel.model.layers import Layer
+from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.model.stages import layers_of_stages
 
 SAME_METHOD = {
@@ -37,6 +37,12 @@ NATIVE_SINCE = {"fp8": 89, "fp8_block": 89, "mxfp8": 100, "nvfp4": 100, "mxfp4":
 
 COMPRESSED_BLOCK = 256
 """Tokens of a block where entries of the cache stand for several (vLLM and SGLang alike)."""
+
+SGLANG_LARGEST, TRTLLM_LARGEST = 512, 2048
+"""Largest batches of decodes that SGLang and TensorRT-LLM capture as CUDA graphs."""
+
+FP8_BLOCK = 128
+"""Side of a block of fp8 weights with one scale."""
 
 
 def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
@@ -196,3 +202,128 @@ def _defaults(device: Device, backend: str, ranks: int) -> tuple[int, int]:
     if memory >= 70 and not device.name.startswith("a100"):
         return 8192, 1024
     return 2048, 256
+
+
+# --- captured graphs --------------------------------------------------------------------------------------------------
+
+
+def capture_sizes(engine: Engine, device: Device) -> tuple[int, ...]:
+    """Captured token counts of a resolved engine, ascending; empty without CUDA graphs.
+
+    vLLM 0.32: up to min(2·max_num_seqs, 512 or 1024 on data-centre Blackwell, max_num_batched_tokens): 1, 2, 4, then by
+    8 below 256 and by 16 from there, and max_num_seqs itself.
+    """
+    if engine.enforce_eager or engine.all2all_backend == HIGH_THROUGHPUT:
+        return ()
+    chosen = preset(engine.preset)
+    if engine.cudagraph_capture_sizes is not None:
+        return tuple(size for size in engine.cudagraph_capture_sizes if size <= engine.batched_tokens)
+    if chosen.backend != "vllm":
+        return _decode_sizes(chosen.backend, min(engine.seqs, engine.batched_tokens))
+    limit = chosen.max_capture_size_blackwell if device.is_blackwell_datacentre else chosen.max_capture_size
+    largest = min(2 * engine.seqs, limit, engine.batched_tokens)
+    sizes = {size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest}
+    if chosen.captures_max_num_seqs and engine.seqs <= largest:
+        sizes.add(engine.seqs)
+    return tuple(sorted(sizes))
+
+
+def _decode_sizes(backend: str, seqs: int) -> tuple[int, ...]:
+    """Batches of decodes that engines capture which graph nothing else.
+
+    SGLang 0.5 (server_args.py): 1, 2, 4, 8, 12, 16, by 8 to 256, by 16 to 512, ``cuda_graph_max_bs``. TensorRT-LLM 1.0
+    (llm_args.py): 1, 2, 4, by 8 to 128, then doubling.
+    """
+    if backend == "sglang":
+        sizes = {1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, SGLANG_LARGEST + 1, 16), min(seqs, SGLANG_LARGEST)}
+    else:
+        sizes = {1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048, min(seqs, TRTLLM_LARGEST)}
+    return tuple(sorted(size for size in sizes if size <= seqs))
+
+
+# --- division over GPUs -----------------------------------------------------------------------------------------------
+
+
+def require_shardable(engine: Engine, model: Model, device: Device) -> None:
+    """Raise InputError when heads, widths, experts or vocabulary cannot be divided as the engine asks."""
+    tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size
+    if tp > device.gpus_per_domain:
+        raise InputError(
+            f"tensor_parallel_size={tp}: {device.gpus_per_domain} {device.name} GPUs share a {device.link} domain, "
+            "and tensor parallelism beyond it is not simulated yet; use data_parallel_size or replicas"
+        )
+    if engine.enable_expert_parallel and not model.has_moe:
+        raise InputError(f"enable_expert_parallel: {model.name} has no experts; leave it out")
+    for _, layer in model.layers:
+        _require_mixer(layer, tp, device, model)
+        mlp, dense = layer.mlp, layer.beside or layer.mlp
+        if isinstance(dense, MLP):
+            _require_width("intermediate_size", dense.intermediate_size, tp, "mlp", model)
+        if not isinstance(mlp, MoE):
+            continue
+        if not engine.enable_expert_parallel:
+            _require_width("moe_intermediate_size", mlp.intermediate_size, ranks, "experts", model)
+        elif ranks > mlp.num_experts:
+            raise InputError(
+                f"enable_expert_parallel over {ranks} GPUs: {model.name} has {mlp.num_experts} experts; use fewer GPUs"
+            )
+        if mlp.shared_intermediate_size:
+            _require_width("shared experts' size", mlp.shared_intermediate_size, tp, "shared_experts", model)
+    padded = -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING
+    if padded % tp:
+        raise InputError(f"tensor_parallel_size={tp}: must divide the padded vocabulary {padded} of {model.name}")
+
+
+def possible_tensor_parallel_sizes(engine: Engine, model: Model, device: Device) -> list[int]:
+    """Tensor parallel sizes that the model can be divided by on this device, ascending."""
+    found = []
+    for size in range(1, device.gpus_per_domain + 1):
+        try:
+            require_shardable(replace(engine, tensor_parallel_size=size), model, device)
+        except InputError:
+            continue
+        found.append(size)
+    return found
+
+
+def _require_mixer(layer: Layer, tp: int, device: Device, model: Model) -> None:
+    attention = layer.attention
+    if attention is None:
+        return
+    _require_heads(attention.num_heads, tp, device.gpus_per_domain, model)
+    if isinstance(attention, Attention):
+        _require_or_repeat("KV heads", attention.num_kv_heads, tp, model)
+    elif isinstance(attention, CompressedAttention) and attention.o_groups % tp:
+        raise InputError(
+            f"tensor_parallel_size={tp}: must divide the {attention.o_groups} groups of output heads of {model.name}"
+        )
+    elif isinstance(attention, StateSpace):
+        _require_or_repeat("groups of state space heads", attention.num_groups, tp, model)
+
+
+def _require_heads(heads: int, tp: int, most: int, model: Model) -> None:
+    if heads % tp:
+        sizes = ", ".join(str(size) for size in range(1, most + 1) if heads % size == 0)
+        raise InputError(
+            f"tensor_parallel_size={tp}: must divide the {heads} heads of {model.name}; use one of {sizes}"
+        )
+
+
+def _require_or_repeat(what: str, number: int, tp: int, model: Model) -> None:
+    """What is divided among GPUs, or repeated where there are more of them."""
+    if number % tp and tp % number:
+        raise InputError(
+            f"tensor_parallel_size={tp}: must divide, or be a multiple of, the {number} {what} of {model.name}"
+        )
+
+
+def _require_width(what: str, width: int, shards: int, part: str, model: Model) -> None:
+    """A dense or expert layer of this width in ``shards`` slices; block-scaled fp8 needs slices of whole blocks."""
+    if width % shards:
+        raise InputError(f"{shards} GPUs: must divide {what}={width} of {model.name}; use another parallelism")
+    slices = width // shards
+    if shards > 1 and model.weight_dtype(part) == "fp8_block" and slices % FP8_BLOCK:
+        raise InputError(
+            f"{shards} GPUs: {what}={width} of {model.name} leaves slices of {slices}, but fp8 weights are scaled in "
+            f"blocks of {FP8_BLOCK}; use fewer GPUs{', or expert parallelism' if part == 'experts' else ''}"
+        )

@@ -1,20 +1,15 @@
 """Metrics: pure functions from a Run to tables. Definitions: docs/metrics.md."""
 
-from windtunnel.metrics.comparison import Comparison, Measure, Variant, comparison_json
+from windtunnel.metrics.comparison import Comparison, Interval, Measure, Variant, comparison_json, paired_spread, spread
 from windtunnel.metrics.distribution import PERCENTILES, Distribution
 from windtunnel.metrics.gaps import token_gaps, token_gaps_by_request
-from windtunnel.metrics.goodness import Verdict, good_requests, verdicts
 from windtunnel.metrics.overload import Growth, delay_growth, overload_warning, overloaded, queue_growth
-from windtunnel.metrics.requests import RequestMetrics, request_metrics, waits
-from windtunnel.metrics.shares import group_share, time_share
-from windtunnel.metrics.spread import Interval, paired_spread, spread
-from windtunnel.metrics.steps import Steps, unroll
+from windtunnel.metrics.requests import RequestMetrics, Verdict, good_requests, request_metrics, verdicts, waits
+from windtunnel.metrics.steps import Steps, unroll, work
 from windtunnel.metrics.summary import LATENCIES, Summary, clean, output_tokens, summary, summary_json
 from windtunnel.metrics.timeline import Timeline, timeline
-from windtunnel.metrics.uncertainty import Uncertainty, uncertainty
-from windtunnel.metrics.usage import ReplicaUsage, Usage, usage
+from windtunnel.metrics.usage import ReplicaUsage, Uncertainty, Usage, group_share, time_share, uncertainty, usage
 from windtunnel.metrics.window import WARMUP_SHARE, Window, measured_window, trimmed_window
-from windtunnel.metrics.work import work
 
 __all__ = [
     "LATENCIES",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.steps import Steps
 from windtunnel.metrics.window import Window
-from windtunnel.run import FINISHED
+from windtunnel.simulate.run import FINISHED
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -40,7 +40,7 @@ class DecodeSteps:
 
 
 def decode_steps(steps: Steps) -> DecodeSteps:
-    """Those of a run's steps."""
+    """The steps with decodes of a run."""
     log = steps.run.iterations
     some = np.flatnonzero(log.decodes[steps.row] > 0)
     lane = lane_number(log.replica, log.lane)[steps.row[some]]
@@ -88,8 +88,8 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
 
 
 def lanes_at(steps: Steps, who: Integers, time: Floats) -> Integers:
-    """The lane in which a request decodes after its prefill ended at ``time``: its rank's, or in a pipeline that of the
-    step which ended then."""
+    """The lane in which each request decodes once its prefill ends at ``time``: its rank's, or in a pipeline that of
+    the step which ends then."""
     run = steps.run
     replica, rank = run.requests.replica[who], run.requests.lane[who]
     stages = np.array([entry.get("stages", 1) for entry in run.manifest["replicas"]], dtype=np.int64)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.run import Requests
+from windtunnel.simulate.run import Requests
 
 GROUPS = 10
 MIN_REQUESTS = 50

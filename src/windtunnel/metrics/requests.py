@@ -1,11 +1,14 @@
-"""Per-request latencies: one array entry per request, NaN where the request never came that far."""
+"""Requests: the latencies of each (NaN where it never got that far), and which of them meet an SLO."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.run import FINISHED, REJECTED, Requests
+from windtunnel.deployment import SLO
+from windtunnel.metrics.distribution import Distribution
+from windtunnel.simulate.run import FINISHED, REJECTED, Requests
 
 Floats = NDArray[np.float64]
 
@@ -15,7 +18,7 @@ class RequestMetrics:
     """All in seconds, in the order of ``run.requests``."""
 
     queue: Floats
-    """Scheduling delay: start of the first step that computed a token of it − arrival."""
+    """Scheduling delay: start of the first step that computed one of its tokens − arrival."""
     prefill: Floats
     """First token − start of that step: prefill, with everything that ran between its chunks."""
     ttft: Floats
@@ -53,3 +56,49 @@ def waits(requests: Requests, end: float) -> Floats:
     refused = requests.status == REJECTED
     waited = np.where(never, end, requests.scheduled) - requests.arrival
     return np.where(never & refused, np.nan, waited)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One percentile limit and the value of the run."""
+
+    metric: str
+    percentile: float
+    limit: float
+    """Seconds."""
+    value: float
+    """Seconds; NaN when nothing was measured."""
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is at most the limit; false for NaN."""
+        return self.value <= self.limit
+
+    @property
+    def name(self) -> str:
+        """``ttft_p99``."""
+        return f"{self.metric}_p{self.percentile:g}"
+
+
+def good_requests(metrics: RequestMetrics, finished: NDArray[np.bool_], slo: SLO | None) -> NDArray[np.bool_] | None:
+    """Which requests finished and meet every limit per request; None if the SLO has no such limit.
+
+    A request with one output token has no tpot and meets any limit on it, as in vLLM's bench.
+    """
+    if slo is None or not slo.limits:
+        return None
+    good = finished.copy()
+    for name, limit in slo.limits.items():
+        values = getattr(metrics, name)
+        good &= (values <= limit) | ((name == "tpot") & np.isnan(values))
+    return good
+
+
+def verdicts(latencies: Mapping[str, Distribution], slo: SLO | None) -> tuple[Verdict, ...]:
+    """Each percentile limit of the SLO with the value of the run."""
+    if slo is None:
+        return ()
+    return tuple(
+        Verdict(limit.metric, limit.percentile, limit.seconds, latencies[limit.metric].percentile(limit.percentile))
+        for limit in slo.percentiles
+    )

@@ -1,4 +1,4 @@
-"""Steps: the iteration log unrolled once, with the sums that every other metric needs."""
+"""Steps: the iteration log unrolled once, with what other metrics need of it: sums, times in flight, work done."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,9 +6,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.sums import sums
+from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.window import Window
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -53,7 +53,7 @@ class Steps:
 
     @cached_property
     def heads(self) -> Integers:
-        """Rows that are steps, not the further chunks of one."""
+        """Rows that start a step; the other rows are further chunks of the step before them."""
         return np.flatnonzero(self.run.iterations.steps > 0)
 
     @cached_property
@@ -98,3 +98,94 @@ def unroll(run: Run) -> Steps:
         return Steps(run, nothing.astype(np.int64), nothing, nothing, nothing.astype(np.int64), nothing)
     steps = run.iteration_times()
     return Steps(run, steps.row, steps.start, steps.duration, steps.decodes, steps.busy)
+
+
+def sums(index: NDArray[np.int64], values: NDArray[np.generic], length: int) -> NDArray[np.float64]:
+    """[length] Σ of the ``values`` that belong to each index, float64 even without values."""
+    return np.bincount(index, weights=values, minlength=length).astype(np.float64, copy=False)
+
+
+@dataclass(frozen=True, eq=False)
+class InFlight:
+    """Spans of time in which steps of a rank are in flight, in order of time in each rank."""
+
+    replica: Integers
+    begin: Floats
+    end: Floats
+    blocks: Floats
+    """KV blocks of the rank in use; with several steps in flight, the mean of their blocks."""
+
+    def inside(self, window: Window) -> Floats:
+        """Seconds of each span that lie in the window."""
+        if not window.trimmed:
+            return self.end - self.begin
+        inside: Floats = np.minimum(self.end, window.end) - np.maximum(self.begin, window.start)
+        return np.maximum(inside, 0.0)
+
+
+def in_flight(steps: Steps, blocks: Floats) -> InFlight:
+    """The spans in which a step was in flight; ``blocks`` [heads] are those in use during each row of the log.
+
+    Steps of a pipeline overlap; elsewhere each row of the log is one span.
+    """
+    log, heads = steps.run.iterations, steps.heads
+    replica, begin, end = log.replica[heads], log.start[heads], steps.row_end[heads]
+    stages = np.array([entry.get("stages", 1) for entry in steps.run.manifest["replicas"]], dtype=np.int64)
+    if not (stages > 1).any():
+        return InFlight(replica, begin, end, blocks)
+    rank = replica * 2**20 + log.lane[heads] // stages[replica]
+    times = np.concatenate((begin, end))
+    signs = np.concatenate((np.ones(len(heads)), -np.ones(len(heads))))
+    order = np.lexsort((times, np.tile(rank, 2)))
+    ranks, times, signs = np.tile(rank, 2)[order], times[order], signs[order]
+    flying = np.cumsum(signs)
+    held = np.cumsum(signs * np.tile(blocks, 2)[order])
+    some = np.flatnonzero((flying[:-1] > 0.5) & (ranks[:-1] == ranks[1:]))
+    return InFlight(ranks[some] // 2**20, times[some], times[some + 1], held[some] / flying[some])
+
+
+def work(steps: Steps, footprint: Footprint) -> tuple[Floats, Floats]:
+    """[heads] FLOPs over all GPUs of a rank, and bytes per GPU, of all steps of each head row.
+
+    FLOPs: 2 per weight a token passes through, the head once per sampled request, attention 2·heads·head_dim for
+    QKᵀ and for PV per (query, visible context) pair. Bytes: the weights once per step (of the routed experts those that
+    at least one token visits, each token choosing at random), the cache of every request once, and its new tokens.
+    Sums over a run of steps use the context in its middle: exact, as both are linear in it, except where a sliding
+    window cuts in within the run; decodes are taken at their mean context.
+    """
+    log, heads = steps.run.iterations, steps.heads
+    count = log.steps[heads].astype(np.float64)
+    decodes = log.decodes[heads].astype(np.float64)
+    middle = (count - 1) / 2
+    context = (log.kv_tokens[heads] + decodes * middle) / np.maximum(decodes, 1)
+    chunk = log.chunk_tokens.astype(np.float64)
+    behind = log.chunk_context + chunk * np.where(log.steps > 0, (log.steps - 1) / 2, 0.0)
+    tokens = steps.tokens.astype(np.float64)
+    flops = footprint.linear_flops_per_token * tokens + footprint.head_flops * steps.batch
+    moved = footprint.weight_bytes + _expert_bytes(footprint, tokens)
+    for window, pair_flops, stored in footprint.attention:
+        seen = decodes * _clip(context + 1, window)
+        pairs, read = _chunk_pairs(chunk, behind, window), _clip(behind, window) * (chunk > 0)
+        by_head = (sums(steps.head_of_row, values, len(heads)) for values in (pairs, read))
+        chunk_pairs, chunk_read = by_head
+        flops = flops + pair_flops * (seen + chunk_pairs)
+        moved = moved + stored * (seen + chunk_read + tokens)
+    runs = count * (steps.batch > 0)
+    return flops * runs, moved * runs
+
+
+def _clip(context: Floats, window: int) -> Floats:
+    """The context that attention with this sliding window reads; 0: no window."""
+    return np.minimum(context, window) if window else context
+
+
+def _chunk_pairs(chunk: Floats, behind: Floats, window: int) -> Floats:
+    """Σ over the i-th token of a chunk (i from 1) of min(behind + i, window)."""
+    free = np.clip(window - behind, 0.0, chunk) if window else chunk
+    return free * behind + free * (free + 1) / 2 + (chunk - free) * window
+
+
+def _expert_bytes(footprint: Footprint, tokens: Floats) -> Floats:
+    """Bytes of the experts that a step reads: 1 − (1 − top_k/num_experts)^tokens of them are visited."""
+    visited = 1.0 - (1.0 - footprint.expert_share) ** (tokens * footprint.ranks)
+    return footprint.expert_bytes * visited

@@ -1,4 +1,4 @@
-"""Summary: the answer of a run in one value, and as the JSON document of ``windtunnel run --json``."""
+"""Summary: the figures of a run in one value, and as the JSON document of ``windtunnel run --json``."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,26 +11,24 @@ from numpy.typing import NDArray
 from windtunnel.deployment import SLO
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.gaps import token_gaps
-from windtunnel.metrics.goodness import Verdict, good_requests, verdicts
 from windtunnel.metrics.overload import overload_warning
-from windtunnel.metrics.requests import request_metrics, waits
-from windtunnel.metrics.shares import SOURCES, time_share
+from windtunnel.metrics.requests import Verdict, good_requests, request_metrics, verdicts, waits
 from windtunnel.metrics.steps import Steps, unroll
-from windtunnel.metrics.usage import Usage, usage
+from windtunnel.metrics.usage import SOURCES, Usage, time_share, usage
 from windtunnel.metrics.window import Window, measured_window
-from windtunnel.run import ABORTED, FINISHED, REJECTED, Requests, Run
+from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Requests, Run
 
 SCHEMA_VERSION = 1
 NAN = float("nan")
 MOSTLY_MODELLED = 0.2
-"""Share of the batch time beyond the kernel data from which a reader is warned."""
+"""Share of the batch time beyond the kernel data above which the summary carries a warning."""
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
 """The latencies of the JSON document, in its order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Everything that one run says. Seconds, tokens, requests; NaN where there is nothing to say."""
+    """The figures of one run. Seconds, tokens, requests; NaN where a figure is undefined."""
 
     window: Window
     total: int
@@ -55,7 +53,7 @@ class Summary:
     """Longest time that a request waited for its first step: the measure of starvation."""
     preemptions: int
     prefix_cache_hit_rate: float
-    """Share of the prompts' tokens that were found in the prefix cache; NaN if nobody was admitted."""
+    """Share of the prompts' tokens that were found in the prefix cache; NaN if no request was admitted."""
     usage: Usage
     kv_blocks: int
     """Blocks of one data-parallel rank (of the first pool), as the engine prints."""
@@ -77,7 +75,7 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
     """Summarise a run.
 
     ``slo`` gives the limits for goodput, attainment and verdicts. ``exclude_warmup`` leaves warm-up and drain out, see
-    ``measured_window``. ``steps`` spares the unrolling of the log where it is at hand.
+    ``measured_window``. ``steps`` is the unrolled log, if the caller has it already.
     """
     steps = steps or unroll(run)
     window = measured_window(run.requests, steps.end, exclude_warmup)
@@ -158,7 +156,7 @@ def summary_json(result: Summary) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """The same document with every NaN and infinity as None, since JSON has neither."""
+    """The document with every NaN and infinity replaced by None, since JSON has neither."""
     if isinstance(value, Mapping):
         return {key: clean(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.presence import presence
-from windtunnel.metrics.steps import Steps
-from windtunnel.metrics.sums import sums
+from windtunnel.metrics.steps import Steps, in_flight, sums
 from windtunnel.metrics.window import span
-from windtunnel.run import FINISHED, REJECTED
+from windtunnel.simulate.run import FINISHED, REJECTED
 
 Floats = NDArray[np.float64]
 
@@ -39,12 +37,12 @@ class Timeline:
 
 
 def timeline(steps: Steps, bins: int = 500) -> Timeline:
-    """The time line of a run from its first arrival to its last event."""
+    """The timeline of a run from its first arrival to its last event."""
     run, requests = steps.run, steps.run.requests
     first, last = span(requests, steps.end)
     edges = np.linspace(first, last if last > first else first + 1.0, bins + 1)
     served = requests.status != REJECTED
-    held = presence(steps, run.iterations.used_blocks[steps.heads].astype(np.float64))
+    held = in_flight(steps, run.iterations.used_blocks[steps.heads].astype(np.float64))
     pools, replicas = run.manifest["pools"], run.manifest["replicas"]
     blocks = float(sum(pools[replica["pool"]]["kv_blocks"] * replica["lanes"] for replica in replicas))
     last_token = np.where(requests.status == FINISHED, requests.finish, np.nan)

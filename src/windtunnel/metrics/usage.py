@@ -1,17 +1,19 @@
-"""Usage: what replicas and the whole deployment did with their time, cache, FLOPs, watts and money."""
+"""Usage: what replicas did with their time, cache, FLOPs, watts and money; where the batch time came from, and how
+uncertain it is."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.footprint import Footprint
-from windtunnel.metrics.presence import presence
-from windtunnel.metrics.steps import Steps
-from windtunnel.metrics.sums import sums
+from windtunnel.deployment.footprint import Footprint
+from windtunnel.metrics.steps import Steps, in_flight, sums, work
 from windtunnel.metrics.window import Window
-from windtunnel.metrics.work import work
+from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.perf.kernel_errors import HOST, family_errors
+from windtunnel.perf.stage_times import whole
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -25,14 +27,14 @@ class ReplicaUsage:
 
     pool: Integers
     busy_seconds: Floats
-    """Time in which a step ran, an idle rank that runs along in lockstep included; of stages in a pipeline the mean."""
+    """Time in which a step ran, or an idle rank ran along in lockstep; of stages in a pipeline the mean."""
     idle_seconds: Floats
     iterations: Floats
     """Steps of all ranks that computed something."""
     batch_size: Floats
     """Requests per iteration, mean over iterations."""
     batch_size_time: Floats
-    """The same, weighted by the duration of the iteration."""
+    """Requests per iteration, weighted by the duration of the iteration."""
     tokens_per_iteration: Floats
     prefill_tokens: Floats
     decode_tokens: Floats
@@ -142,7 +144,7 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
     iterations = total(count)
     worked = total(seconds * (steps.batch > 0))
     blocks = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool] * lanes
-    present = presence(steps, _blocks_in_use(steps, pool))
+    present = in_flight(steps, _blocks_in_use(steps, pool))
     flying = present.inside(window)
     used = sums(present.replica, present.blocks * flying, number)
     under_way = sums(present.replica, flying, number)
@@ -210,3 +212,110 @@ def _efficiency(
         mfu[mine] = done / (lane_seconds[mine] * constants.peak_flops * constants.gpus_per_rank)
         mbu[mine] = read / (lane_seconds[mine] * constants.memory_bandwidth)
     return mfu, mbu
+
+
+SOURCES = ("measured", "interpolated", "modelled")
+
+
+def time_share(steps: Steps) -> dict[str, float]:
+    """Share of the simulated step time by source: measured, interpolated, modelled; NaN where it is unknown."""
+    return {
+        **dict.fromkeys(SOURCES, float("nan")),
+        **_shares(steps, steps.run.sources, "modelled", SOURCES),
+    }
+
+
+def group_share(steps: Steps) -> dict[str, float]:
+    """Share of the simulated step time by operator group, and "host" for the time in which the GPU waits for it."""
+    return _shares(steps, steps.run.groups, "host", ())
+
+
+def _shares(
+    steps: Steps, parts: tuple[dict[str, BatchTimes], ...], rest: str, names: tuple[str, ...]
+) -> dict[str, float]:
+    """Σ over the log of each part's own step time, over the whole.
+
+    Host work that overlaps the GPU is left out of the parts, since it costs nothing while the GPU is slower; where
+    it is not, the time that no part explains goes to ``rest``. The stages of a pipeline count one after the other.
+    """
+    total = float(steps.all_busy.sum())
+    if not parts or total <= 0:
+        return {}
+    found = dict.fromkeys(names, 0.0)
+    for name in dict.fromkeys(name for by_name in parts for name in by_name):
+        times = (whole(table) for table in steps.run.times)
+        tables = tuple(_part(by_name, name, table) for by_name, table in zip(parts, times, strict=True))
+        if any(_is_not_zero(table) for table in tables):
+            found[name] = float(steps.run.iteration_times(tables).duration.sum())
+        else:
+            found.setdefault(name, 0.0)
+    found[rest] = found.get(rest, 0.0) + max(total - sum(found.values()), 0.0)
+    everything = sum(found.values())
+    return {name: seconds / everything for name, seconds in found.items()}
+
+
+def _part(parts: Mapping[str, BatchTimes], name: str, times: BatchTimes) -> BatchTimes:
+    """The named part of one pool, without overlapped host work; all zero where the pool has no such part."""
+    silent = np.zeros_like(times.host_overlapped)
+    if name in parts:
+        return replace(parts[name], host_overlapped=silent)
+    return replace(
+        times,
+        decode_tokens=np.zeros_like(times.decode_tokens),
+        mixed_tokens=np.zeros_like(times.mixed_tokens),
+        sequences=silent,
+        host_overlapped=silent,
+        host_serial=silent,
+        decode_attention=np.zeros_like(times.decode_attention),
+        mixed_attention=np.zeros_like(times.mixed_attention),
+        prefill_attention=np.zeros_like(times.prefill_attention),
+        prefill_base=0.0,
+        expert_tokens=np.zeros_like(times.expert_tokens),
+    )
+
+
+def _is_not_zero(table: BatchTimes) -> bool:
+    arrays = (
+        table.decode_tokens,
+        table.mixed_tokens,
+        table.sequences,
+        table.host_serial,
+        table.decode_attention,
+        table.mixed_attention,
+        table.prefill_attention,
+        table.expert_tokens,
+    )
+    return table.prefill_base > 0 or any(bool(array.any()) for array in arrays)
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Over all steps of a run; NaN if its tables do not give errors."""
+
+    error: float
+    """Relative error of the step time (standard deviation of its log), as if all kernels erred the same way."""
+    beyond: float
+    """Share of the step time in kernels whose times are beyond the data, or on a device that has none."""
+
+
+def uncertainty(steps: Steps) -> Uncertainty:
+    """The errors of all kernels and of the host work, weighted by their time in the run.
+
+    Kernels of a family err together, since they come from one table, and families are not told apart here: errors add
+    up. What cancels out in a measured server is left to the served level (``windtunnel.simulate.error_band``).
+    """
+    total = float(steps.all_busy.sum())
+    if not steps.run.doubts or not all(steps.run.doubts) or total <= 0:
+        return Uncertainty(float("nan"), float("nan"))
+    host = family_errors(HOST).modelled * (total - _seconds(steps, tuple(whole(table) for table in steps.run.times)))
+    error, beyond = (_seconds(steps, tuple(part[name] for part in steps.run.doubts)) for name in ("error", "beyond"))
+    return Uncertainty((error + max(host, 0.0)) / total, beyond / total)
+
+
+def _seconds(steps: Steps, tables: tuple[BatchTimes, ...]) -> float:
+    """Seconds of all steps under these tables, without host work."""
+    silent = tuple(
+        replace(table, host_overlapped=np.zeros_like(table.host_serial), host_serial=np.zeros_like(table.host_serial))
+        for table in tables
+    )
+    return float(steps.run.iteration_times(silent).duration.sum())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.run import Requests
+from windtunnel.simulate.run import Requests
 
 Floats = NDArray[np.float64]
 

@@ -1,10 +1,10 @@
 """Models: read from a Hugging Face config.json; their parameters, bytes and FLOPs."""
 
-from windtunnel.model.block_sparse import BlockSparseAttention
 from windtunnel.model.catalogue import load_model, model_names
-from windtunnel.model.compressed import CompressedAttention
 from windtunnel.model.config import read_config
-from windtunnel.model.kimi_delta import KimiDeltaAttention
+from windtunnel.model.families.block_sparse import BlockSparseAttention
+from windtunnel.model.families.compressed import CompressedAttention
+from windtunnel.model.families.kimi_delta import KimiDeltaAttention
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import Quantization
 from windtunnel.model.spec import Model

@@ -3,18 +3,25 @@
 from itertools import groupby
 
 from windtunnel.errors import InputError
-from windtunnel.model.block_sparse import read_block_sparse
-from windtunnel.model.compressed import CompressedAttention, read_compressed, stored_experts
-from windtunnel.model.families import FAMILIES, Family
-from windtunnel.model.gemma4 import BESIDE, EXPERT_MODULES, has_experts_beside, layer_inputs, read_global, with_input
-from windtunnel.model.hybrid import Parts, state_space
+from windtunnel.model.families.block_sparse import read_block_sparse
+from windtunnel.model.families.compressed import CompressedAttention, read_compressed, stored_experts
+from windtunnel.model.families.gemma4 import (
+    BESIDE,
+    EXPERT_MODULES,
+    has_experts_beside,
+    layer_inputs,
+    read_global,
+    with_input,
+)
+from windtunnel.model.families.hybrid import Parts, state_space
+from windtunnel.model.families.kimi_delta import read_kimi_delta
+from windtunnel.model.families.refused import refuse_what_is_not_simulated
+from windtunnel.model.families.shared_index import chooses_tokens
+from windtunnel.model.families.traits import FAMILIES, Family
 from windtunnel.model.keys import Json, Keys
-from windtunnel.model.kimi_delta import read_kimi_delta
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, Quantization
 from windtunnel.model.quantization_config import MODULES, read_quantization
-from windtunnel.model.refused import refuse_what_is_not_simulated
-from windtunnel.model.shared_index import chooses_tokens
 from windtunnel.model.spec import Model
 from windtunnel.model.state_space import StateSpace
 

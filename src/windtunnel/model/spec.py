@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.model.block_sparse import BlockSparseAttention
-from windtunnel.model.compressed import STRETCH, CompressedAttention, mixing_parameters
+from windtunnel.model.families.block_sparse import BlockSparseAttention
+from windtunnel.model.families.compressed import STRETCH, CompressedAttention, mixing_parameters
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
 from windtunnel.model.sizes import require_not_negative, require_positive
@@ -132,11 +132,11 @@ class Model:
         return max((layer.mlp.num_experts for _, layer in self.layers if isinstance(layer.mlp, MoE)), default=0)
 
     def with_dtype(self, dtype: str) -> "Model":
-        """The same model computed in another 16- or 32-bit dtype."""
+        """This model computed in another 16- or 32-bit dtype."""
         return replace(self, dtype=dtype)
 
     def with_quantization(self, quantization: Quantization | None) -> "Model":
-        """The same model with other stored weights."""
+        """This model with other stored weights."""
         return replace(self, quantization=quantization)
 
     def weight_dtype(self, part: str) -> str:

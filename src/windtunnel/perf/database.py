@@ -1,4 +1,4 @@
-"""The kernel database: where it is, which version answers, and how its tables are read.
+"""The kernel database: where it is, which version answers, how its tables are read, and what it knows of a device.
 
 The tables come with the package aiconfigurator-core (Apache-2.0) as
 ``systems/data/<system>/<family>/<backend>/<version>/<table>.parquet``. The package is located, never imported:
@@ -7,15 +7,18 @@ importing it loads compiled code that is not needed to read Parquet files.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from windtunnel.hardware import Device
+from windtunnel.perf.corrections import ALL, Corrections
 
 KEPT = 32
 """Tables that a process keeps decoded: building batch times asks for a dozen, for every configuration."""
@@ -109,7 +112,7 @@ class Database:
         return files[-1]
 
     def read(self, family: str, table: str, texts: tuple[str, ...], backend: str | None = None) -> Columns | None:
-        """A table's number columns and the named text columns, or None where nobody measured it."""
+        """A table's number columns and the named text columns, or None where it was not measured."""
         path = self.path(family, table, backend)
         if path is None:
             return None
@@ -145,6 +148,31 @@ class Database:
             f"{file.relative_to(root)}:{file.stat().st_size}:{file.stat().st_mtime_ns}"
             for file in sorted(root.glob("*/*/*/*.parquet"))
         )
+
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Measured:
+    """What one database knows about one device. Each kind of kernel reads its table when it is first asked."""
+
+    database: Database
+    device: Device
+    corrections: Corrections = ALL
+    _tables: dict[Any, Any] = field(default_factory=dict)
+
+    def table(self, kind: Callable[["Measured"], T]) -> T:
+        """The table of a kind of kernel, made once from all this."""
+        if kind not in self._tables:
+            self._tables[kind] = kind(self)
+        found: T = self._tables[kind]
+        return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What tables took from other shapes and engines, in the order in which they were first asked."""
+        return tuple(note for table in self._tables.values() for note in getattr(table, "notes", ()))
 
 
 def open_database(system: str, backend: str, wanted: str | None = None) -> Database | None:

@@ -1,5 +1,6 @@
 """Explain: where the time of one batch goes, operator by operator, from the very knots that the tables hold."""
 
+import re
 from dataclasses import dataclass, replace
 from functools import cache as remember
 from functools import partial
@@ -8,36 +9,88 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.deployment import Pool
-from windtunnel.deployment.exchange import GATHERED
+from windtunnel.deployment.engine import GATHERED
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.perf.answer import MODELLED, NEVER_MEASURED, SOURCES, Answer
-from windtunnel.perf.axes import Axes, axes
-from windtunnel.perf.bands import HOST, family_errors
-from windtunnel.perf.batch import Batch
 from windtunnel.perf.batch_times import Floats, Integers
-from windtunnel.perf.costs import bytes_moved, describe, flops, rate
-from windtunnel.perf.exchange import resolved
-from windtunnel.perf.fusion import Operator
-from windtunnel.perf.grid import (
-    all_tokens_answer,
-    answers,
-    beside_prefill,
-    decode_answer,
-    dispatch,
-    prefill_answer,
-    prefill_base,
-    token_answer,
-)
-from windtunnel.perf.host import NO_HOST, host_cost
-from windtunnel.perf.kernels import Collective, Exchange, Kernel
-from windtunnel.perf.micro_batches import Overlap, overlap
-from windtunnel.perf.operators import operators
+from windtunnel.perf.kernel_errors import HOST, family_errors
+from windtunnel.perf.kernel_times import MODELLED, NEVER_MEASURED, SOURCES, KernelTimes
 from windtunnel.perf.predictor import Predictor, predictor
-from windtunnel.perf.roofline import bound, link_bandwidth
+from windtunnel.perf.tabulate.grid import (
+    all_tokens_times,
+    decode_times,
+    operator_times,
+    prefill_base,
+    prefill_times,
+    token_times,
+)
+from windtunnel.perf.tabulate.host import NO_HOST, dispatch, host_cost
+from windtunnel.perf.tabulate.micro_batches import Overlap, overlap
+from windtunnel.perf.tabulate.operator import Operator
+from windtunnel.perf.tabulate.operators import operators
+from windtunnel.perf.tabulate.tables import Axes, axes
+
+ITEM = re.compile(r"(?P<kind>\w+)=(?P<count>\d+)(?:x(?P<tokens>\d+))?(?:@(?P<context>\d+))?")
+GRAMMAR = "write decode=REQUESTS@CONTEXT and prefill=CHUNKSxTOKENS@CONTEXT, e.g. decode=32@4096,prefill=2x1024@8192"
 
 LATENCY_BOUND = 0.2
 """Below this share of the roofline a kernel waits for launches and latencies more than for memory or arithmetic."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step of one rank: decodes with their tokens in the cache, and prefill chunks."""
+
+    decodes: int = 0
+    kv_tokens: int = 0
+    """Tokens in the cache of all decodes together."""
+    chunks: tuple[tuple[int, int], ...] = ()
+    """(tokens, context) of each prefill chunk, in order."""
+
+    def __post_init__(self) -> None:
+        if self.decodes < 0 or self.kv_tokens < 0 or (self.kv_tokens and not self.decodes):
+            raise InputError(f"batch of {self.decodes} decodes over {self.kv_tokens} tokens: counts must be ≥ 0")
+        if any(tokens < 1 or context < 0 for tokens, context in self.chunks):
+            raise InputError("batch: a prefill chunk has at least 1 token, at a context ≥ 0")
+        if not self.decodes and not self.chunks:
+            raise InputError(f"batch is empty: {GRAMMAR}")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed in the step."""
+        return self.decodes + sum(tokens for tokens, _ in self.chunks)
+
+    @property
+    def sequences(self) -> int:
+        """Requests in the step."""
+        return self.decodes + len(self.chunks)
+
+    def __str__(self) -> str:
+        parts = [f"decode={self.decodes}@{self.kv_tokens // self.decodes}"] if self.decodes else []
+        return ",".join(parts + [f"prefill=1x{tokens}@{context}" for tokens, context in self.chunks])
+
+
+def parse_batch(text: str) -> Batch:
+    """A batch from text: items separated by commas, added up.
+
+    ``decode=N@C``: N decodes with C tokens in the cache each. ``prefill=KxN@C``: K chunks of N tokens at context C;
+    ``prefill=N``: one. A context that is left out is 0. Raises InputError with the grammar.
+    """
+    decodes = kv_tokens = 0
+    chunks: list[tuple[int, int]] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        match = ITEM.fullmatch(item)
+        if not match or match["kind"] not in ("decode", "prefill"):
+            raise InputError(f"batch {item!r} is not understood: {GRAMMAR}")
+        count, context = int(match["count"]), int(match["context"] or 0)
+        if match["kind"] == "decode":
+            if match["tokens"]:
+                raise InputError(f"batch {item!r}: a decode has one token: {GRAMMAR}")
+            decodes, kv_tokens = decodes + count, kv_tokens + count * context
+        else:
+            copies, tokens = (count, int(match["tokens"])) if match["tokens"] else (1, count)
+            chunks += [(tokens, context)] * copies
+    return Batch(decodes, kv_tokens, tuple(chunks))
 
 
 @dataclass(frozen=True)
@@ -65,7 +118,7 @@ class Row:
     source: str
     """``measured``, ``interpolated`` or ``modelled``."""
     distance: float
-    """Octaves to the nearest data, infinite without any, NaN where no device has any; see ``answer.Answer``."""
+    """Octaves to the nearest data, infinite without any, NaN where no device has any; see ``KernelTimes``."""
     error: float
     """Relative error of the seconds, as the standard deviation of their log."""
     hidden: float = 0.0
@@ -117,7 +170,7 @@ def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
         )
     ax, times = axes(pool), predictor(pool, source)
     _check(pool, batch, ax)
-    halves = overlap(pool, ax, remember(partial(answers, ax=ax, predictor=times)))
+    halves = overlap(pool, ax, remember(partial(operator_times, ax=ax, predictor=times)))
     parts = [(op, _spent(op, batch, ax, times, halves)) for op in operators(pool)]
     parts = [(op, spent) for op, spent in parts if spent.seconds + spent.hidden > 0]
     rows = [
@@ -170,13 +223,13 @@ def _spent(op: Operator, batch: Batch, ax: Axes, times: Predictor, halves: Overl
     match op.phase:
         case "tokens":
             graph = ax.mixed_graph_tokens if batch.chunks else ax.graph_tokens
-            chosen = replace(op, kernel=resolved(op.kernel, bool(batch.chunks)))
-            found = token_answer(chosen, np.array([batch.tokens]), ax.padded[[batch.tokens]], graph, times)
+            chosen = replace(op, kernel=op.kernel.resolved(bool(batch.chunks)))
+            found = token_times(chosen, np.array([batch.tokens]), ax.padded[[batch.tokens]], graph, times)
             table = "mixed_tokens" if batch.chunks else "decode_tokens"
             return _weighed(op, found, one, halves, (table, (slice(batch.tokens, batch.tokens + 1),)))
         case "all_tokens":
             total = _all_tokens(batch, ax)
-            spent = _weighed(op, all_tokens_answer(op, np.array([total]), ax, times), one)
+            spent = _weighed(op, all_tokens_times(op, np.array([total]), ax, times), one)
             more = halves.added[op]["mixed_tokens" if batch.chunks else "decode_tokens"] if halves else None
             extra = op.count * float(more.seconds[batch.tokens]) if more else 0.0
             return spent._replace(seconds=spent.seconds + extra)
@@ -185,8 +238,8 @@ def _spent(op: Operator, batch: Batch, ax: Axes, times: Predictor, halves: Overl
         case "decode" if batch.decodes:
             j = _cell(ax.context_knots, batch.kv_tokens // batch.decodes)
             knots = ax.context_knots[j : j + 2]
-            beside = replace(op, kernel=beside_prefill(op.kernel)) if ax.one_call and batch.chunks else op
-            found = decode_answer(beside, np.full(2, batch.decodes), knots, times)
+            beside = replace(op, kernel=op.kernel.beside_prefill()) if ax.one_call and batch.chunks else op
+            found = decode_times(beside, np.full(2, batch.decodes), knots, times)
             v = (batch.kv_tokens / batch.decodes - knots[0]) / (knots[1] - knots[0])
             table = "mixed_attention" if batch.chunks else "decode_attention"
             return _weighed(op, found, np.array([1.0 - v, v]), halves, (table, (batch.decodes, slice(j, j + 2))))
@@ -200,7 +253,7 @@ def _spent(op: Operator, batch: Batch, ax: Axes, times: Predictor, halves: Overl
 
 
 def _weighed(
-    op: Operator, found: Answer, weights: Floats, halves: Overlap | None = None, at: tuple[str, Any] = ("", ())
+    op: Operator, found: KernelTimes, weights: Floats, halves: Overlap | None = None, at: tuple[str, Any] = ("", ())
 ) -> _Spent:
     """The weighted sum of answers that stand at a place ``at`` of a table, as two micro-batches leave them."""
     seconds, (table, index) = op.count * found.seconds * weights, at
@@ -215,14 +268,14 @@ def _chunk(op: Operator, tokens: int, context: int, ax: Axes, times: Predictor, 
     i, j = _cell(ax.chunk_knots, tokens), _cell(ax.context_knots, context)
     sizes, contexts = ax.chunk_knots[i : i + 2], ax.context_knots[j : j + 2]
     a, b = np.meshgrid(sizes, contexts, indexing="ij")
-    found = prefill_answer(op, a, b, times)
+    found = prefill_times(op, a, b, times)
     u = (tokens - sizes[0]) / (sizes[1] - sizes[0])
     v = (context - contexts[0]) / (contexts[1] - contexts[0])
     weights = np.outer([1.0 - u, u], [1.0 - v, v])
     return _weighed(op, found, weights, halves, ("prefill_attention", (slice(i, i + 2), slice(j, j + 2))))
 
 
-def _worst(found: Answer, weights: Floats) -> _Mark:
+def _worst(found: KernelTimes, weights: Floats) -> _Mark:
     """The least certain of the knots that count."""
     use = np.flatnonzero((weights > 0).ravel())
     marks = zip(found.sources.ravel()[use], found.distance.ravel()[use], found.error.ravel()[use], strict=True)
@@ -281,20 +334,19 @@ def _row(
     device: Device, op: Operator, spent: _Spent, batch: Batch, points: list[tuple[float, float]], text: str
 ) -> Row:
     a, b = np.array(points, dtype=float).T
-    kernel, mark, busy = resolved(op.kernel, bool(batch.chunks)), spent.mark, spent.seconds + spent.hidden
-    link = isinstance(kernel, Collective | Exchange)
-    work = op.count * float(flops(kernel, a, b).sum())
-    moved = op.count * float(bytes_moved(kernel, a, b).sum())
-    least = op.count * float(bound(kernel, device, a, b).sum())
-    compute_share = work / busy / device.peak_flops(rate(kernel))
-    bandwidth_share = moved / busy / _bandwidth(device, kernel)
+    kernel, mark, busy = op.kernel.resolved(bool(batch.chunks)), spent.mark, spent.seconds + spent.hidden
+    work = op.count * float(kernel.flops(a, b).sum())
+    moved = op.count * float(kernel.bytes_moved(a, b).sum())
+    least = op.count * float(kernel.bound(device, a, b).sum())
+    compute_share = work / busy / device.peak_flops(kernel.rate)
+    bandwidth_share = moved / busy / kernel.bandwidth(device)
     limit = "compute" if compute_share > bandwidth_share else "memory"
-    if least < LATENCY_BOUND * busy and not link:
+    if least < LATENCY_BOUND * busy and not kernel.communicates:
         limit = "latency"
     return Row(
         name=op.name,
         group=op.group,
-        shape=describe(kernel),
+        shape=kernel.describe(),
         at=text,
         count=op.count,
         seconds=spent.seconds,
@@ -303,19 +355,12 @@ def _row(
         bytes=moved,
         compute_share=compute_share,
         bandwidth_share=bandwidth_share,
-        bound="communication" if link else limit,
+        bound="communication" if kernel.communicates else limit,
         source=SOURCES[mark.source],
         distance=mark.distance,
         error=mark.error,
         hidden=spent.hidden,
     )
-
-
-def _bandwidth(device: Device, kernel: Kernel) -> float:
-    """Bytes/s of what the kernel moves its bytes over."""
-    if isinstance(kernel, Exchange):
-        return device.network_bandwidth if kernel.crosses else device.link_bandwidth
-    return link_bandwidth(device, kernel.gpus) if isinstance(kernel, Collective) else device.memory_bandwidth
 
 
 def _host(name: str, text: str, seconds: float) -> Row:

@@ -1,20 +1,27 @@
 """Predictor: any kernel, any device: measured where the kernel database can answer, the roofline elsewhere."""
 
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool, preset
 from windtunnel.errors import InputError, unknown
-from windtunnel.perf.answer import MODELLED, NEVER_MEASURED, Answer
-from windtunnel.perf.bands import relative_error
+from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
-from windtunnel.perf.causes import ALL, Causes
-from windtunnel.perf.database import Database, find_systems, open_database
-from windtunnel.perf.kernels import Collective, Elementwise, Gemm, Kernel, Quantize
-from windtunnel.perf.measured import Measured
-from windtunnel.perf.roofline import Perfect, Roofline, bound, roofline
+from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.perf.database import Database, Measured, find_systems, open_database
+from windtunnel.perf.kernel import Efficiency, Kernel
+from windtunnel.perf.kernel_errors import relative_error
+from windtunnel.perf.kernel_times import MODELLED, NEVER_MEASURED, KernelTimes, from_source
+from windtunnel.perf.kinds.gemm import Gemm
+
+CALIBRATION = Path(__file__).parents[1] / "data" / "efficiency.toml"
 
 BESIDE_TOKENS = 256
 """Largest batch whose shared experts run beside the routed ones (vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD)."""
@@ -25,6 +32,63 @@ EARLY_GAP = 0.6e-6
 CHOICES = ("auto", "measured", "modelled", "roofline")
 """auto: measured where possible, modelled elsewhere. measured: an error where the device has no measurements. modelled:
 the roofline with the efficiencies of a similar device. roofline: the theoretical bound, perfect kernels and no host."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Answers for any kernel on any device: max(FLOPs / attained rate, bytes / attained bandwidth) + latency, all
+    modelled."""
+
+    device: Device
+    efficiencies: Mapping[str, Efficiency]
+    calibrated_on: str
+
+    def times(self, kernel: Kernel, a: Floats, b: Floats) -> KernelTimes:
+        """Seconds at each point; zero where ``a`` is zero."""
+        seconds = kernel.attained(self.device, self.efficiencies, a, b)
+        return from_source(np.where(a > 0, seconds, 0.0), MODELLED)
+
+
+@dataclass(frozen=True)
+class Perfect:
+    """The theoretical bound: peak arithmetic or full bandwidth, whichever takes longer, and no time to launch."""
+
+    device: Device
+    efficiencies: Mapping[str, Efficiency] = field(default_factory=lambda: {"gather": Efficiency(1.0, 1.0, 0.0)})
+    calibrated_on: str = "nothing: peak rates"
+
+    def times(self, kernel: Kernel, a: Floats, b: Floats) -> KernelTimes:
+        """Least seconds at each point; zero where ``a`` is zero."""
+        return from_source(np.where(a > 0, kernel.bound(self.device, a, b), 0.0), MODELLED)
+
+
+def roofline(device: Device) -> Roofline:
+    """The roofline of a device with the efficiencies measured on the most similar one: same link kind, then nearest
+    architecture.
+
+    ``data/efficiency.toml`` holds them; ``python -m benchmarks.efficiency`` derives that file from the kernel
+    database.
+    """
+    devices = _calibration()
+
+    def distance(name: str) -> tuple[bool, int, float]:
+        entry = devices[name]
+        generation = abs(entry["sm_version"] - (device.sm_version or 90))
+        bandwidth = abs(float(np.log(device.memory_bandwidth / entry["memory_bandwidth"])))
+        return name != device.name, int(generation), bandwidth
+
+    nearest = min(devices, key=distance)
+    linked = min(devices, key=lambda name: ((devices[name]["link"] != device.link), *distance(name)))
+    table = {key: Efficiency(**value) for key, value in devices[nearest]["families"].items()}
+    for key in ("all_reduce", "gather"):
+        table[key] = Efficiency(**devices[linked]["families"][key])
+    return Roofline(device, table, nearest)
+
+
+@cache
+def _calibration() -> dict[str, dict[str, Any]]:
+    loaded: dict[str, dict[str, Any]] = tomllib.loads(CALIBRATION.read_text(encoding="utf-8"))
+    return loaded
 
 
 @dataclass(eq=False)
@@ -38,32 +102,31 @@ class Predictor:
     gap: float = 0.0
     """Seconds between the end of a kernel and the start of the next."""
 
-    def times(self, kernel: Kernel, a: Floats, b: Floats) -> Answer:
+    def times(self, kernel: Kernel, a: Floats, b: Floats) -> KernelTimes:
         """Seconds, source, distance to the data and error at each point (a, b); zero seconds where ``a`` is zero."""
         a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
         empty = a <= 0
         at = np.where(empty, 1.0, a)
         if isinstance(kernel, Gemm) and kernel.beside:
             return self._beside(kernel, at, b, empty)
-        found = self.measured.times(kernel, at, b) if self.measured else None
+        found = kernel.measured(self.measured, at, b) if self.measured else None
         if found is None:
             found = self.roofline.times(kernel, at, b)
-            if not isinstance(kernel, Elementwise | Quantize):
+            if not kernel.by_rule:
                 found = replace(found, distance=np.full(found.seconds.shape, np.inf))
-        launches = kernel.launches if isinstance(kernel, Elementwise) else 1
         return replace(
             found,
-            seconds=np.where(empty, 0.0, found.seconds + launches * self.gap),
+            seconds=np.where(empty, 0.0, found.seconds + kernel.launched * self.gap),
             sources=np.where(empty, MODELLED, found.sources).astype(np.int8),
             distance=np.where(empty, NEVER_MEASURED, found.distance),
             error=relative_error(kernel, found),
         )
 
-    def _beside(self, kernel: Gemm, a: Floats, b: Floats, empty: NDArray[np.bool_]) -> Answer:
+    def _beside(self, kernel: Gemm, a: Floats, b: Floats, empty: NDArray[np.bool_]) -> KernelTimes:
         """Small batches pay for the bytes alone: the launches run beside those of the experts."""
         alone = self.times(replace(kernel, beside=False), a, b)
         small = a <= BESIDE_TOKENS
-        seconds = np.where(small, np.minimum(bound(kernel, self.roofline.device, a, b), alone.seconds), alone.seconds)
+        seconds = np.where(small, np.minimum(kernel.bound(self.roofline.device, a, b), alone.seconds), alone.seconds)
         sources = np.where(small | empty, MODELLED, alone.sources).astype(np.int8)
         distance = np.where(small, alone.by_rule(), alone.distance)
         return replace(alone, seconds=np.where(empty, 0.0, seconds), sources=sources, distance=distance)
@@ -79,7 +142,7 @@ class Predictor:
         return self.measured.database if self.measured else None
 
 
-def predictor(pool: Pool, source: str = "auto", causes: Causes = ALL) -> Predictor:
+def predictor(pool: Pool, source: str = "auto", corrections: Corrections = ALL) -> Predictor:
     """The predictor of a pool.
 
     ``source``: one of CHOICES. Raises InputError for another name, and for ``measured`` without data.
@@ -88,12 +151,12 @@ def predictor(pool: Pool, source: str = "auto", causes: Causes = ALL) -> Predict
         raise unknown("source of kernel times", source, CHOICES)
     if source == "roofline":
         return Predictor(Perfect(pool.device), None, "the theoretical bound was asked for")
-    fallback, gap = roofline(pool.device), graph_gap(pool) if causes.graph_gaps else 0.0
+    fallback, gap = roofline(pool.device), graph_gap(pool) if corrections.graph_gaps else 0.0
     if source == "modelled":
         return Predictor(fallback, None, "modelled times were asked for", gap)
     database = open_database(pool.device.name, pool.engine.backend, wanted_version(pool))
     if database is not None:
-        return Predictor(fallback, Measured(database, pool.device, causes), "", gap)
+        return Predictor(fallback, Measured(database, pool.device, corrections), "", gap)
     missing = "is not installed" if find_systems() is None else f"has no {pool.engine.backend} on {pool.device.name}"
     if source == "measured":
         raise InputError(f"source='measured': the kernel database {missing}; use source='auto'")
@@ -117,10 +180,3 @@ def graph_gap(pool: Pool) -> float:
 def wanted_version(pool: Pool) -> str:
     """The engine version whose kernels are wanted: the engine's ``kernel_version``, else its preset's."""
     return pool.engine.kernel_version or f"{preset(pool.engine.preset).version}.0"
-
-
-def eager(kernel: Kernel) -> Kernel:
-    """The same kernel launched one by one instead of from a captured graph."""
-    if isinstance(kernel, Elementwise | Quantize | Collective):
-        return replace(kernel, graph=False)
-    return kernel

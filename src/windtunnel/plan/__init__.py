@@ -1,1 +1,1 @@
-"""Plan: what to deploy. A space is searched for the deployment that answers a question best."""
+"""Plan: what to deploy. A search finds the deployments of a space that answer a question best."""

@@ -1,4 +1,4 @@
-"""Advice: why the winner wins, how far it is from its limits, and what the others fail at."""
+"""Advice: why the winner wins, how close it is to its limits, and where the others fail."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,15 +8,15 @@ from typing import Any
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.metrics import Interval, clean
-from windtunnel.plan.answer import Answer
 from windtunnel.plan.bottleneck import Finding, bottlenecks
 from windtunnel.plan.capacity import capacity, capacity_interval
+from windtunnel.plan.elimination import Entry, Standing, start_of
 from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import Margin, Outcome, measure
-from windtunnel.plan.race import Entry, Standing, start_of
+from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.trial import trial, whole_run
 from windtunnel.routing import ROUTERS
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 from windtunnel.workload import Workload
 
 UNEVEN = "random"
@@ -38,17 +38,17 @@ class Advice:
     """The limit that breaks first beyond that step, or at a higher rate; None where every rate holds."""
     routing: str
     cheaper: str
-    """What the next cheaper candidate fails at."""
+    """Why the next cheaper candidate fails."""
     interval: Interval | None
-    """The capacity of the winner over seeds, where they were asked for."""
+    """The capacity of the winner over seeds, if seeds were given."""
 
 
 def advise(
-    answer: Answer, workloads: Callable[[int], Workload] | None = None, seeds: Sequence[int] = ()
+    answer: SearchResult, workloads: Callable[[int], Workload] | None = None, seeds: Sequence[int] = ()
 ) -> Advice | None:
-    """The advice that follows from an answer; None where nothing keeps the limits.
+    """The advice that follows from a search result; None if no candidate keeps the limits.
 
-    Simulates the winner again, beside its routers, and under the seeds whose workloads ``workloads`` draws.
+    Simulates the winner again, with each router, and under the seeds whose workloads ``workloads`` draws.
     """
     best = answer.best
     if best is None:
@@ -74,8 +74,8 @@ def advise(
     )
 
 
-def _beyond(answer: Answer, deployment: Deployment) -> Outcome | None:
-    """The trial at the lowest rate that is too much for a deployment; None where that is its bound, or none is."""
+def _beyond(answer: SearchResult, deployment: Deployment) -> Outcome | None:
+    """The trial at the lowest rate that a deployment fails; None if only its bound is higher, or if it fails none."""
     found = capacity(deployment, answer.question).missed
     if found is None or math.isinf(found.rate):
         return None
@@ -84,8 +84,8 @@ def _beyond(answer: Answer, deployment: Deployment) -> Outcome | None:
     return trial_whole(answer, deployment, found.rate)
 
 
-def _whole(answer: Answer, entry: Entry, step: int | None = None) -> Outcome | None:
-    """The failed trial of an entry with all its numbers: again, where it was stopped early."""
+def _whole(answer: SearchResult, entry: Entry, step: int | None = None) -> Outcome | None:
+    """The failed trial of an entry with all its numbers: simulated again if it was stopped early."""
     if entry.missed is None or not entry.missed.stopped:
         return entry.missed
     contender = answer.contenders[entry.index]
@@ -97,13 +97,13 @@ def _whole(answer: Answer, entry: Entry, step: int | None = None) -> Outcome | N
     return replace(trial_whole(answer, deployment, rate), met=False)
 
 
-def trial_whole(answer: Answer, deployment: Deployment, rate: float) -> Outcome:
+def trial_whole(answer: SearchResult, deployment: Deployment, rate: float) -> Outcome:
     """A trial that is not stopped early."""
     return measure(whole_run(answer.question, deployment, rate), answer.question, rate)
 
 
-def _routing(answer: Answer, deployment: Deployment, rate: float) -> str:
-    """Which router keeps the limits best, by simulation."""
+def _routing(answer: SearchResult, deployment: Deployment, rate: float) -> str:
+    """Which router keeps the limits best, found by simulation."""
     if deployment.replicas == 1:
         return "one replica: nothing to route"
     found = {}
@@ -120,8 +120,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if math.isfinite(share) else "more than all"
 
 
-def _cheaper(answer: Answer, best: Entry, winner: Deployment) -> str:
-    """What the candidate that costs next less than the winner fails at."""
+def _cheaper(answer: SearchResult, best: Entry, winner: Deployment) -> str:
+    """Why the next cheaper candidate than the winner fails."""
     by_rate = isinstance(answer.objective, LeastForRate)
     prices = {}
     for index, entry in answer.entries.items():
@@ -135,12 +135,12 @@ def _cheaper(answer: Answer, best: Entry, winner: Deployment) -> str:
     return f"{name} at {prices[index]:.4g} {'GPUs' if _counts_gpus(answer) else '$/h'}: {_failure(answer, index, best)}"
 
 
-def _counts_gpus(answer: Answer) -> bool:
+def _counts_gpus(answer: SearchResult) -> bool:
     return isinstance(answer.objective, LeastForRate) and answer.objective.count_gpus
 
 
-def _price_below(answer: Answer, entry: Entry, best: Entry) -> float | None:
-    """The highest cost below the winner's at which a candidate was asked for the rate, and failed."""
+def _price_below(answer: SearchResult, entry: Entry, best: Entry) -> float | None:
+    """The highest cost below the winner's at which a candidate was tried at the rate and failed."""
     contender = answer.contenders.get(entry.index)
     steps = contender and answer.objective.climb(contender.candidate, contender.bound, answer.question)
     if not steps:
@@ -150,13 +150,13 @@ def _price_below(answer: Answer, entry: Entry, best: Entry) -> float | None:
     return None if start is None else -steps.promise(start)
 
 
-def _own_price(answer: Answer, index: int, winner: Deployment) -> float | None:
+def _own_price(answer: SearchResult, index: int, winner: Deployment) -> float | None:
     contender = answer.contenders.get(index)
     price = contender.candidate.deployment.price_per_hour if contender else 0.0
     return price if 0 < price < winner.price_per_hour else None
 
 
-def _failure(answer: Answer, index: int, best: Entry) -> str:
+def _failure(answer: SearchResult, index: int, best: Entry) -> str:
     entry = answer.entries[index]
     unit = answer.objective.unit
     if entry.status == "impossible":
@@ -175,7 +175,7 @@ def _failure(answer: Answer, index: int, best: Entry) -> str:
     return f"at {missed.rate:.3g} requests/s, {describe(margin)}"
 
 
-def _start(answer: Answer, entry: Entry, best: Entry) -> int | None:
+def _start(answer: SearchResult, entry: Entry, best: Entry) -> int | None:
     contender = answer.contenders[entry.index]
     steps = answer.objective.climb(contender.candidate, contender.bound, answer.question)
     return start_of(steps, entry.index, best.standing) if steps else None
@@ -192,8 +192,8 @@ def describe(margin: Margin) -> str:
     return f"{margin.name} is {margin.value:.3g} s, the limit {margin.limit:.3g} s"
 
 
-def advice_json(answer: Answer, advice: Advice | None) -> dict[str, Any]:
-    """The advice for JSON; where nothing keeps the limits, who misses them by least."""
+def advice_json(answer: SearchResult, advice: Advice | None) -> dict[str, Any]:
+    """The advice for JSON; if no candidate keeps the limits, the one that misses by least."""
     if advice is None:
         closest = answer.closest()
         if closest is None:

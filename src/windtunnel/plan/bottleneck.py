@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics import Steps, group_share, measured_window, unroll, usage
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The steps that compute something, in runs of equal ones, with what a rule looks at."""
+    """The rows of the log whose steps compute something, with the columns that rules need."""
 
     steps: Steps
 
@@ -51,7 +51,7 @@ class Rows:
         return np.asarray(getattr(self.steps.run.iterations, name)[self.steps.heads][self.active])
 
     def of_pool(self, name: str) -> Floats:
-        """A number of the manifest's pools, by row."""
+        """A number of each row's pool, from the manifest."""
         manifest = self.steps.run.manifest
         pool = np.array([replica["pool"] for replica in manifest["replicas"]])
         values = np.array([entry.get(name) or entry["engine"].get(name) for entry in manifest["pools"]], dtype=float)
@@ -59,7 +59,7 @@ class Rows:
 
     @cached_property
     def waiting(self) -> Flags:
-        """Somebody waits for admission."""
+        """Requests wait for admission."""
         return self.column("waiting") > 0
 
     @cached_property
@@ -69,16 +69,16 @@ class Rows:
 
     @cached_property
     def batch_full(self) -> Flags:
-        """As many requests as are allowed."""
+        """The batch is full."""
         return self.steps.batch[self.active] >= self.of_pool("max_num_seqs")
 
     @cached_property
     def tokens_full(self) -> Flags:
-        """Nearly as many tokens as are allowed."""
+        """The token budget is nearly used up."""
         return self.steps.tokens[self.active] >= NEARLY * self.of_pool("max_num_batched_tokens")
 
     def share(self, which: Flags) -> float:
-        """Their share of the time."""
+        """Share of the time that the given rows take."""
         total = float(self.seconds.sum())
         return float(self.seconds[which].sum()) / total if total > 0 else 0.0
 
@@ -124,7 +124,7 @@ def batch_cap(rows: Rows) -> Finding | None:
 
 
 def token_budget(rows: Rows) -> Finding | None:
-    """Prompts wait because a step may compute no more tokens."""
+    """Prompts wait because the token budget of a step is used up."""
     share = rows.share(rows.waiting & rows.tokens_full & ~rows.batch_full)
     if share < 0.05:
         return None
@@ -199,7 +199,7 @@ def communication(rows: Rows) -> Finding | None:
 
 
 def pipeline_bubbles(rows: Rows) -> Finding | None:
-    """Stages of a pipeline idle while requests are there."""
+    """Stages of a pipeline idle while there are requests."""
     pools = rows.steps.run.manifest["pools"]
     stages = max(int(pool["engine"].get("pipeline_parallel_size") or 1) for pool in pools)
     if stages < 2:

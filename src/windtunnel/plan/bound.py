@@ -1,6 +1,6 @@
-"""Bound: a rate that a deployment cannot exceed and latencies that it cannot beat, without simulating it.
+"""Bound: a rate that a deployment cannot exceed and latencies that it cannot beat, without a simulation.
 
-Let a rank take at least base + b·T + e·S + s·N for a step (see ``Envelope``). In the long run, per request: W tokens
+Let a rank take at least base + b·T + e·S + s·N for a step (see ``StepBound``). In the long run, per request: W tokens
 are computed, N requests take part in steps, S cached tokens are read. The number of steps J per request is at least
 
     N / max_num_seqs,  W / max_num_batched_tokens,  (cached tokens summed over steps) / (tokens that the cache holds),
@@ -20,15 +20,71 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Deployment, Pool
-from windtunnel.memory import kv_blocks
+from windtunnel.deployment.memory import kv_blocks
 from windtunnel.metrics import trimmed_window
-from windtunnel.plan.envelope import Envelope, envelope
+from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.plan.outcome import at_share
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import Tables
 from windtunnel.workload import Workload
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class StepBound:
+    """For every line i and every batch of D decodes with S cached tokens and T tokens in all, over N ≤ D + chunks
+    requests: step ≥ base[i] + per_token[i]·T + per_kv_token·S + per_sequence·N, per rank, in seconds."""
+
+    base: Floats
+    per_token: Floats
+    per_kv_token: float
+    per_sequence: float
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+def step_bound(times: BatchTimes) -> StepBound:
+    """The lines under a rank's tables: the edges of the lower convex hull of the token-level times that start at or
+    above zero, the flat one and the one from the origin. Prefill attention counts as nothing."""
+    tokens = np.minimum(times.decode_tokens, times.mixed_tokens)[1:]
+    sizes = np.arange(1, len(tokens) + 1, dtype=np.float64)
+    corner = _hull(sizes, tokens)
+    slope = np.diff(tokens[corner]) / np.diff(sizes[corner])
+    start = tokens[corner][:-1] - slope * sizes[corner][:-1]
+    kept = (slope >= 0) & (start >= 0)
+    base = np.concatenate((start[kept], [tokens.min(), 0.0]))
+    per_token = np.concatenate((slope[kept], [0.0, float((tokens / sizes).min())]))
+    experts = times.expert_tokens[1:]
+    shared = float((experts / np.arange(1, len(experts) + 1)).min()) if len(experts) else 0.0
+    return StepBound(
+        base=base + float(times.host_serial[1:].min()),
+        per_token=per_token + shared,
+        per_kv_token=_per_kv_token(times),
+        per_sequence=float((times.sequences[1:] / np.arange(1, len(times.sequences))).min()),
+        max_num_batched_tokens=times.max_num_batched_tokens,
+        max_num_seqs=times.max_num_seqs,
+    )
+
+
+def _per_kv_token(times: BatchTimes) -> float:
+    """The least decode attention per request and cached token; between knots the table is linear, so it holds there."""
+    contexts = times.context_knots[1:].astype(np.float64)
+    decodes = np.arange(1, len(times.decode_attention), dtype=np.float64)
+    return float((times.decode_attention[1:, 1:] / (decodes[:, None] * contexts[None, :])).min())
+
+
+def _hull(x: Floats, y: Floats) -> NDArray[np.int64]:
+    """Corners of the lower convex hull of points whose x grows (Andrew's monotone chain)."""
+    corners: list[int] = []
+    for i in range(len(x)):
+        while len(corners) >= 2:
+            a, b = corners[-2], corners[-1]
+            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
+                break
+            corners.pop()
+        corners.append(i)
+    return np.array(corners)
 
 
 @dataclass(frozen=True)
@@ -40,7 +96,7 @@ class Bound:
     stretch: float
     """The factor by which limits must be loosened before a request alone can keep them; ≤ 1 where it may."""
     replicas: int
-    """The replicas of which ``rate`` is the sum."""
+    """The replicas that ``rate`` sums over."""
 
     @property
     def per_replica(self) -> float:
@@ -59,7 +115,7 @@ class Work:
     context: Floats
     """Tokens in the cache before the first of them."""
     refused: NDArray[np.bool_]
-    """Which do not fit and are refused: they do no work, and miss every limit of a request."""
+    """Requests that do not fit and are refused: they do no work, and miss every limit per request."""
 
     @property
     def read(self) -> Floats:
@@ -73,13 +129,13 @@ def rate_bound(deployment: Deployment, question: Question, tables: Tables) -> Bo
 
 
 def rate_bounds(deployment: Deployment, questions: Sequence[Question], tables: Tables) -> tuple[Bound, ...]:
-    """The bound under each question; they share their batch times, so that the lines under the tables are one."""
+    """The bound under each question; they share their batch times, so the lines under the tables are found once."""
     host = questions[0].overheads.host
-    lines = [envelope(host.applied(table.times)) for table in tables]
+    lines = [step_bound(host.applied(table.times)) for table in tables]
     return tuple(_bound(deployment, question, lines) for question in questions)
 
 
-def _bound(deployment: Deployment, question: Question, lines_of_pools: Sequence[Envelope]) -> Bound:
+def _bound(deployment: Deployment, question: Question, lines_of_pools: Sequence[StepBound]) -> Bound:
     rates, stretches = [], []
     for pool, lines in zip(deployment.pools, lines_of_pools, strict=True):
         work = _work(pool, question.workload)
@@ -90,8 +146,8 @@ def _bound(deployment: Deployment, question: Question, lines_of_pools: Sequence[
 
 
 def _work(pool: Pool, workload: Workload) -> Work:
-    """The least work of every request; nothing for one that may not fit, and of a prompt whose beginning may be cached
-    one token."""
+    """The least work of every request: none for one that may not fit, and one token of a prompt whose beginning may be
+    cached."""
     room = pool.engine.model_len - workload.prompt_tokens
     output = np.minimum(workload.output_tokens, room)
     fits = (output >= 1) & (workload.prompt_tokens + output - 1 <= _cache_tokens(pool))
@@ -105,7 +161,7 @@ def _work(pool: Pool, workload: Workload) -> Work:
 
 
 def shares_blocks(pool: Pool, workload: Workload) -> bool:
-    """Whether requests may share cached blocks: then nothing bounds the cache, and of a prompt only its last token."""
+    """Whether requests may share cached blocks: then the cache gives no bound, and a prompt only one token."""
     return pool.engine.enable_prefix_caching is not False and workload.hash_ids is not None
 
 
@@ -114,7 +170,7 @@ def _cache_tokens(pool: Pool) -> int:
     return (budget.num_blocks - 1) * budget.block_size
 
 
-def _replica_rate(pool: Pool, lines: Envelope, work: Work, question: Question) -> float:
+def _replica_rate(pool: Pool, lines: StepBound, work: Work, question: Question) -> float:
     """Requests per second of one replica."""
     tokens = float((work.prompt + work.steps).mean())
     parts = float((work.steps + (work.prompt > 0)).mean())
@@ -132,7 +188,7 @@ def _replica_rate(pool: Pool, lines: Envelope, work: Work, question: Question) -
     return together / seconds if seconds > 0 else math.inf
 
 
-def _steps_within_limits(lines: Envelope, work: Work, question: Question) -> list[float]:
+def _steps_within_limits(lines: StepBound, work: Work, question: Question) -> list[float]:
     """Steps per request that limits on the time per token enforce; infinite where no step is short enough."""
     found = []
     limit = question.slo.limits.get("tpot")
@@ -153,7 +209,7 @@ def _steps_within_limits(lines: Envelope, work: Work, question: Question) -> lis
     return found
 
 
-def _least_stretch(lines: Envelope, work: Work, question: Question) -> float:
+def _least_stretch(lines: StepBound, work: Work, question: Question) -> float:
     """How far the limits must be stretched for requests that have the engine to themselves."""
     floors = _floors(lines, work)
     window = trimmed_window(question.workload.arrival)
@@ -175,7 +231,7 @@ def _least_stretch(lines: Envelope, work: Work, question: Question) -> float:
     return max(found)
 
 
-def _floors(lines: Envelope, work: Work) -> dict[str, Floats]:
+def _floors(lines: StepBound, work: Work) -> dict[str, Floats]:
     """The least ttft, tpot and e2el of every request; 0 where nothing is known."""
     chunks = np.ceil(work.prompt / lines.max_num_batched_tokens)
     one = lines.base + lines.per_token

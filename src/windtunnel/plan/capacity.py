@@ -1,4 +1,8 @@
-"""Capacity: the highest rate at which the limits hold and the queue does not grow."""
+"""Capacity: the highest rate at which the limits hold and the queue does not grow.
+
+Rates are steps of a grid. What holds at one is taken to hold at every lower one: latencies grow with the rate and fall
+with the number of replicas, all else (the requests, their order, their pattern) being equal.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,22 +11,21 @@ from dataclasses import dataclass, replace
 from windtunnel.deployment import Deployment
 from windtunnel.metrics import Interval, spread
 from windtunnel.plan.bound import rate_bound
-from windtunnel.plan.ladder import highest
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import Tables, tables_of, trial
 from windtunnel.workload import Workload
 
 SLOWEST = 1e-3
-"""A deployment that misses its limits at this share of the rate that it could compute at most has no capacity."""
+"""A deployment that misses its limits at this share of its bound has no capacity."""
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The answer for one deployment."""
+    """The capacity of one deployment."""
 
     rate: float
-    """Requests per second that it serves within the limits; 0: none, not even alone; infinite: any."""
+    """Requests per second served within the limits; 0: not even a single request; infinite: any rate."""
     held: Outcome | None
     """The trial at ``rate``; None if there is none."""
     missed: Outcome | None
@@ -69,7 +72,7 @@ def capacity(deployment: Deployment, question: Question, tables: Tables | None =
 
 
 def rate_levels(question: Question, bound: float) -> tuple[int, int]:
-    """The lowest and highest level of rate that are worth a trial."""
+    """The lowest and highest rate level worth a trial."""
     return question.level(SLOWEST * bound), question.level(bound)
 
 
@@ -79,3 +82,26 @@ def capacity_interval(
     """Mean capacity over independent seeds, with its 95 % confidence interval; ``workloads(seed)`` draws the load."""
     rates = [capacity(deployment, replace(question, workload=workloads(s), seed=s)).rate for s in seeds]
     return spread([{"capacity": rate} for rate in rates])["capacity"]
+
+
+def highest(holds: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The highest step from ``low`` to ``high`` that holds, by bisection; None if ``low`` does not."""
+    below, above = low - 1, high + 1
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (middle, above) if holds(middle) else (below, middle)
+    return below if below >= low else None
+
+
+def climb(holds: Callable[[int], bool], start: int, high: int) -> int | None:
+    """The highest step from ``start`` to ``high`` that holds, by strides that double; None if ``start`` does not.
+
+    Costs one trial where ``start`` fails and two where only it holds.
+    """
+    if not holds(start):
+        return None
+    below, stride = start, 1
+    while below + stride <= high and holds(below + stride):
+        below, stride = below + stride, 2 * stride
+    found = highest(holds, below + 1, min(below + stride - 1, high))
+    return below if found is None else found

@@ -1,4 +1,4 @@
-"""Objective: what makes one deployment better than another, and what it would have to show to be the best.
+"""Objective: what makes one deployment better than another.
 
 An objective gives every candidate a ``Climb``: the steps that it could reach, each a trial, ordered from easy to hard,
 and the score of each step. What it could reach at most bounds its score before any simulation.
@@ -12,13 +12,12 @@ from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.capacity import rate_levels
-from windtunnel.plan.constraints import Constraints
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
-from windtunnel.plan.space import Candidate
+from windtunnel.plan.space import Candidate, Constraints
 
 ROOM = 8
-"""A rate is given up as out of reach with so many times the replicas that could serve it at best, and so many more."""
+"""A rate counts as out of reach with ROOM times the replicas that could serve it at best, and ROOM more."""
 
 SLACK = 0.9
 
@@ -53,7 +52,7 @@ class Objective(Protocol):
 
     @property
     def unit(self) -> str:
-        """Of the value."""
+        """The unit of ``value``."""
 
     @property
     def needs_price(self) -> bool:
@@ -63,7 +62,7 @@ class Objective(Protocol):
         """The steps of a candidate; None where its bound rules all of them out."""
 
     def value(self, score: float) -> float:
-        """The score in ``unit``, as people read it."""
+        """The score in ``unit``, as it is printed."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class RateClimb:
     low: int
     high: int
     weight: float
-    """What a request per second is divided by."""
+    """The rate is divided by this."""
 
     def trial(self, step: int) -> tuple[Deployment, float]:
         """The candidate at the step's rate."""
@@ -105,7 +104,7 @@ class RatePerDollar:
         return RateClimb(candidate, question, *rate_levels(question, bound.rate), candidate.deployment.price_per_hour)
 
     def value(self, score: float) -> float:
-        """The same."""
+        """The score."""
         return score
 
 
@@ -115,14 +114,14 @@ class EnergyClimb(RateClimb):
 
     idle_w: float = 0.0
     busy_w: float = 0.0
-    """More than idle, all GPUs busy."""
+    """Watts above idle with all GPUs busy."""
     bound: float = math.inf
     tokens: float = 1.0
     """Output tokens per request."""
 
     def promise(self, step: int) -> float:
-        """Idle power for as long as a request takes, and the rest for as long as it computes at least; a tenth less,
-        since the measured window has requests of its own."""
+        """Idle power over the time between requests, and the rest over the least time that one computes; a tenth less,
+        since the mean request of the measured window is another."""
         return -SLACK * (self.idle_w / self.question.rate(step) + self.busy_w / self.bound) / self.tokens
 
     def score(self, step: int, outcome: Outcome) -> float:  # noqa: ARG002 - measured, not promised
@@ -163,7 +162,7 @@ class ReplicaClimb:
     low: int
     high: int
     weight: float
-    """Of one replica."""
+    """Cost or GPUs of one replica."""
 
     def trial(self, step: int) -> tuple[Deployment, float]:
         """−step replicas at the rate."""
@@ -189,18 +188,18 @@ class LeastForRate:
     """Count GPUs; otherwise USD per hour."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that are none."""
+        """Refuse rates that are not positive numbers."""
         if not (math.isfinite(self.rate) and self.rate > 0):
             raise InputError(f"target_request_rate={self.rate:g}: must be a number > 0")
 
     @property
     def name(self) -> str:
-        """What is least."""
+        """What is minimised."""
         return f"{'GPUs' if self.count_gpus else 'cost'} for {self.rate:g} requests/s"
 
     @property
     def unit(self) -> str:
-        """GPUs or money."""
+        """The unit of ``value``."""
         return "GPUs" if self.count_gpus else "$/h"
 
     @property
@@ -229,5 +228,5 @@ class LeastForRate:
         return low
 
     def value(self, score: float) -> float:
-        """A positive amount."""
+        """The cost or the number of GPUs, positive."""
         return -score

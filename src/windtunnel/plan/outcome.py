@@ -1,4 +1,4 @@
-"""Outcome: what one simulation says about one deployment at one rate, as plain numbers that a database can keep."""
+"""Outcome: the results of one deployment at one rate, as plain numbers that a database can keep."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from windtunnel.metrics import (
     verdicts,
 )
 from windtunnel.plan.question import Question
-from windtunnel.run import FINISHED, Requests, Run
+from windtunnel.simulate.run import FINISHED, Requests, Run
 
 GROWTH, TREND, WAIT_SHARE = 0.005, 0.6, 0.1
 """See ``queue_grows``."""
@@ -34,7 +34,7 @@ INFINITE = math.inf
 
 
 class Margin(NamedTuple):
-    """One limit, and what the run gave."""
+    """One limit and the value of the run."""
 
     name: str
     """``ttft_p99``, ``ttft at 90 %`` for a limit of each request at the attainment, ``queue growth``."""
@@ -55,9 +55,9 @@ class Outcome:
     met: bool
     """Every limit holds and the queue does not grow."""
     stopped: bool
-    """Lost before its end: the limits cannot hold any more. All but rate and met is then of the beginning only."""
+    """Stopped early: the limits could not hold any more. All but rate and met then describe the beginning only."""
     stretch: float
-    """The least factor that, multiplied to every limit, would make all of them hold: ≤ 1 where they do."""
+    """The least factor by which all limits must be multiplied to hold: ≤ 1 if they do."""
     margins: tuple[Margin, ...]
     attainment: float
     latencies: Mapping[str, Mapping[str, float]]
@@ -83,7 +83,7 @@ class Outcome:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Outcome":
-        """Back from ``to_json``. Raises KeyError or TypeError for anything else."""
+        """Read the document of ``to_json``. Raises KeyError or TypeError for anything else."""
         values = {field.name: document[field.name] for field in fields(cls)}
         for name in ("attainment", "output_throughput", "energy_per_token", "busy", "kv", "mfu", "mbu"):
             values[name] = math.nan if values[name] is None else float(values[name])
@@ -100,8 +100,8 @@ class Outcome:
 
 
 def measure(run: Run, question: Question, rate: float, *, stopped: bool = False) -> Outcome:
-    """What a run at ``rate`` says. Measured without warm-up and drain: requests that arrive after the first tenth of
-    the arrivals' time."""
+    """Measure a run at ``rate``, without warm-up and drain: requests that arrive after the first tenth of the arrival
+    span."""
     steps = unroll(run)
     window = measured_window(run.requests, steps.end, exclude_warmup=True)
     measured = window.holds(run.requests.arrival)
@@ -183,7 +183,7 @@ def request_stretches(requests: Requests, limits: Mapping[str, float]) -> dict[s
 
 
 def at_share(values: NDArray[np.float64], share: float) -> float:
-    """The smallest v such that at least this share of the values is ≤ v; NaN of nothing."""
+    """The smallest v such that at least this share of the values is ≤ v; NaN without values."""
     if len(values) == 0:
         return math.nan
     return float(np.partition(values, needed(len(values), share) - 1)[needed(len(values), share) - 1])

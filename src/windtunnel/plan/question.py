@@ -1,4 +1,4 @@
-"""Question: what every candidate is asked, so that their answers can be compared."""
+"""Question: the load and limits under which candidates are compared."""
 
 import json
 import math
@@ -9,19 +9,19 @@ from typing import Any
 
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
-from windtunnel.overheads import ENGINE_CLOCK, Overheads
+from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.workload import Workload, at_rate
 
 ATTAINMENT = 0.9
-"""Share of requests that must keep the limits of a request where nobody says otherwise (DistServe's choice)."""
+"""Share of requests that must keep the limits of a request by default (DistServe's choice)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
     """A load, the limits that must hold under it, and how finely rates are told apart.
 
-    Every rate is the same requests in the same order with all gaps scaled by one factor: common random numbers for
-    all deployments and all rates, and a trace keeps its shape.
+    A rate is reached by scaling all gaps between the requests by one factor: all deployments and rates see the same
+    requests in the same order (common random numbers), and a trace keeps its shape.
     """
 
     workload: Workload
@@ -36,7 +36,7 @@ class Question:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse shares and steps that make no sense."""
+        """Refuse values out of range."""
         if not 0.0 < self.attainment <= 1.0:
             raise InputError(f"attainment={self.attainment:g}: must be a share, > 0 and ≤ 1")
         if not 1e-4 <= self.tolerance <= 0.5:
@@ -58,7 +58,7 @@ class Question:
         return at_rate(self.workload, rate)
 
     def under(self, workload: Workload, seed: int) -> "Question":
-        """The same question about other requests."""
+        """This question about other requests."""
         return replace(self, workload=workload, seed=seed)
 
     def shares_times(self, other: "Question") -> bool:

@@ -2,8 +2,9 @@
 
 1. What cannot run is pruned with its reason (``Space.enumerate``).
 2. Every candidate gets a bound (``rate_bound``): a score that it cannot exceed, without a simulation.
-3. Candidates race in the order of their bounds, in rounds. Each is asked first for the least that would put it among
-   the best ``top``; most fail at this one simulation. The search ends when no bound is better than the worst of those.
+3. Candidates are tried in the order of their bounds, in rounds. Each is first tried at the lowest step that would put
+   it among the best ``top``; most fail at this one simulation. The search ends when no bound is better than the worst
+   of those.
 
 The result is that of simulating everything, because a candidate leaves only when its bound or a failed trial shows that
 it is not among the best; a failed trial shows that under one assumption, that of every bisection: what fails at a rate
@@ -16,12 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from windtunnel.plan.answer import Answer
-from windtunnel.plan.crew import Crew
-from windtunnel.plan.executors import Team, in_turn
-from windtunnel.plan.objective import Objective
-from windtunnel.plan.question import Question
-from windtunnel.plan.race import (
+from windtunnel.plan.elimination import (
     AnyJob,
     AnyReport,
     BoundJob,
@@ -35,17 +31,21 @@ from windtunnel.plan.race import (
     impossible,
     start_of,
     threshold,
+    warm_ups,
     work,
 )
-from windtunnel.plan.rehearsal import rehearsals
+from windtunnel.plan.objective import Objective
+from windtunnel.plan.question import Question
+from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import Enumeration
 from windtunnel.plan.store import Store
 from windtunnel.plan.trial import candidate_key
+from windtunnel.plan.workers import Team, Workers, in_turn
 
 CHUNK_SECONDS, REMOTE_CHUNK_SECONDS = 0.25, 1.0
-"""What a job should take, so that handing it over costs less than a tenth of it."""
+"""Seconds a job should take, so that handing it over costs less than a tenth of them."""
 LOOK = 0.2
-"""Seconds after which a search looks up from waiting: for claims that others gave back, and to show its progress."""
+"""Seconds between two looks at claims that others released, and at the progress."""
 RENEWAL = 5.0
 """Seconds between two renewals of claims."""
 
@@ -79,19 +79,19 @@ def search(
     team: Team | None = None,
     watch: Watch | None = None,
     others: Sequence[Question] = (),
-) -> Answer:
-    """The best ``top`` candidates; with ``top`` = their number every one is asked for its highest step.
+) -> SearchResult:
+    """The best ``top`` candidates; with ``top`` = their number, the highest step of every one.
 
     Args:
-        enumeration: what can run.
+        enumeration: the candidates.
         question: load and limits.
-        objective: what is better.
-        top: so many are found exactly.
-        store: where simulations are kept, and found again.
-        team: where they run; by default in this process.
-        watch: called now and then with the progress.
-        others: questions that are asked later with this store: their bounds are found beside, while the tables of a
-            candidate are at hand, where batches take as long.
+        objective: what to compare by.
+        top: how many of the best to find exactly.
+        store: where simulations are kept and found.
+        team: where simulations run; by default in this process.
+        watch: called from time to time with the progress.
+        others: questions that are asked later with this store: where batches take as long, their bounds are found at
+            the same time, while the tables of a candidate are loaded.
 
     Raises:
         InputError: the store cannot be used, or the load cannot be scaled.
@@ -101,11 +101,11 @@ def search(
     hunt = _Hunt(enumeration, question, objective, top, store or Store(), team or in_turn(), watch)
     try:
         hunt.find_bounds([other for other in others if other.shares_times(question) and other is not question])
-        hunt.race()
+        hunt.eliminate()
     finally:
-        hunt.crew.stop()
+        hunt.workers.stop()
         hunt.store.release_all()
-    return Answer(
+    return SearchResult(
         question=question,
         objective=objective,
         enumeration=enumeration,
@@ -133,7 +133,7 @@ class _Hunt:
     ) -> None:
         self.candidates, self.question, self.objective = enumeration.candidates, question, objective
         self.top, self.store, self.watch = max(top, 1), store, watch
-        self.crew: Crew[AnyJob, AnyReport] = Crew(team, work)
+        self.workers: Workers[AnyJob, AnyReport] = Workers(team, work)
         self.chunk_seconds = REMOTE_CHUNK_SECONDS if team.remote else CHUNK_SECONDS
         self.contenders: dict[int, Contender] = {}
         self.pools: dict[int, str] = {}
@@ -145,7 +145,7 @@ class _Hunt:
         self.renewed = time.monotonic()
 
     def find_bounds(self, others: Sequence[Question]) -> None:
-        """Bounds of all candidates: from the store, or computed by the crew, then under the other questions too."""
+        """Bounds of all candidates: from the store, or computed by the workers, then under the other questions too."""
         keys = {candidate.index: candidate_key(self.question, candidate.deployment) for candidate in self.candidates}
         stored = self.store.bounds(self.question.digest)
         missing = []
@@ -155,14 +155,14 @@ class _Hunt:
                 self.contenders[candidate.index] = Contender(candidate, bound)
             else:
                 missing.append(candidate)
-        waiting: list[AnyJob] = [*rehearsals(self.question, missing)] if self.crew.team.workers > 1 else []
-        while waiting or missing or self.crew.under_way:
-            while (waiting or missing) and self.crew.room:
+        waiting: list[AnyJob] = [*warm_ups(self.question, missing)] if self.workers.team.workers > 1 else []
+        while waiting or missing or self.workers.under_way:
+            while (waiting or missing) and self.workers.room:
                 size = 0 if waiting else self._chunk(len(missing))
                 job = waiting.pop(0) if waiting else BoundJob((self.question, *others), tuple(missing[:size]))
-                self.crew.submit(job)
+                self.workers.submit(job)
                 missing = missing[size:]
-            for job, report in self.crew.results(LOOK):
+            for job, report in self.workers.results(LOOK):
                 if isinstance(job, BoundJob) and isinstance(report, BoundReport):
                     self._take_bounds(job, report)
             self._show()
@@ -182,7 +182,7 @@ class _Hunt:
             }
             self.store.record_bounds(question.digest, rows)
 
-    def race(self) -> None:
+    def eliminate(self) -> None:
         """Race the candidates in the order of their bounds, in rounds that double at every second one.
 
         All of a round meet the same standard. So which trials are simulated does not depend on how many workers there
@@ -199,12 +199,12 @@ class _Hunt:
         self._show()
 
     def _round(self, waiting: list[Contender], standard: Standing | None) -> None:
-        while waiting or self.crew.under_way:
+        while waiting or self.workers.under_way:
             claimed = True
-            while waiting and self.crew.room and claimed:
+            while waiting and self.workers.room and claimed:
                 claimed, waiting = self._hand_in(waiting, standard)
-            if self.crew.under_way:
-                for job, report in self.crew.results(LOOK):
+            if self.workers.under_way:
+                for job, report in self.workers.results(LOOK):
                     assert isinstance(job, Job) and isinstance(report, Report)
                     self._take(job, report)
             else:
@@ -252,13 +252,15 @@ class _Hunt:
         if not mine:
             return False, waiting
         known = self.store.known(self.question.digest, free)
-        self.crew.submit(Job(self.question, self.objective, tuple(mine), standard, known))
+        self.workers.submit(Job(self.question, self.objective, tuple(mine), standard, known))
         return True, theirs + waiting[size:]
 
     def _take(self, job: Job, report: Report) -> None:
         self.pace = report.seconds / len(job.contenders)
         self.store.record(self.question.digest, report.asked)
-        under_way = {self.pools[one.candidate.index] for other, _ in self.crew.under_way.values() for one in _of(other)}
+        under_way = {
+            self.pools[one.candidate.index] for other, _ in self.workers.under_way.values() for one in _of(other)
+        }
         mine = {self.pools[one.candidate.index] for one in job.contenders}
         self.store.release(self.question.digest, mine - under_way)
         self.progress.trials += len(report.asked)
@@ -269,9 +271,9 @@ class _Hunt:
                 self.standards = best_of((*self.standards, entry.standing), self.top)
 
     def _chunk(self, left: int) -> int:
-        """Candidates of the next job: as many as fill its time, but enough for everybody to the end."""
+        """Candidates of the next job: as many as fill its time, but leave enough for all workers to the end."""
         wanted = round(self.chunk_seconds / self.pace) if self.pace > 0 else 1
-        return max(1, min(wanted, left // (2 * self.crew.team.workers), 64))
+        return max(1, min(wanted, left // (2 * self.workers.team.workers), 64))
 
     def _show(self) -> None:
         if time.monotonic() - self.renewed > RENEWAL:
@@ -283,7 +285,7 @@ class _Hunt:
         for entry in self.entries.values():
             by_status[entry.status] = by_status.get(entry.status, 0) + 1
         best = self.entries[self.standards[0].place] if self.standards else None
-        self.progress.bounds, self.progress.lost_workers = len(self.contenders), self.crew.lost
+        self.progress.bounds, self.progress.lost_workers = len(self.contenders), self.workers.lost
         self.progress.by_status, self.progress.best = by_status, best
         self.watch(self.progress)
 

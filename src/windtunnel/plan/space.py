@@ -1,4 +1,4 @@
-"""Space: every deployment that is considered, as axes by vLLM's names, and what of it can run."""
+"""Space: every deployment that is considered, as axes by vLLM's names, which of them can run, and the constraints."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +11,10 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import device, load_devices
-from windtunnel.memory import kv_blocks
 from windtunnel.model import Model, load_model
-from windtunnel.plan.constraints import Constraints
 
 WORDS = {"preset": "engine"}
 """Fields of Engine whose word is another than their name, as in scenario files."""
@@ -25,6 +24,45 @@ AXES: Mapping[str, Any] = MappingProxyType(
     | {"device": str, "replicas": int, "router": str}
 )
 """What can vary → its type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraints:
+    """Upper limits on a deployment; None or absent: no limit."""
+
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """GPUs available, by the device's name."""
+    max_gpus: int | None = None
+    """GPUs of the whole deployment."""
+    max_gpus_per_node: int | None = None
+    """GPUs of one tensor-parallel group must be in one node; the device's own limit applies too."""
+    max_price_per_hour: float | None = None
+    """USD per hour for all GPUs."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that no deployment can keep."""
+        limits = {f"gpus of {name}": count for name, count in self.gpus.items()}
+        limits |= {"max_gpus": self.max_gpus, "max_gpus_per_node": self.max_gpus_per_node}  # type: ignore[dict-item]
+        for name, value in limits.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InputError(f"{name}={value!r}: must be an integer ≥ 1")
+        if self.max_price_per_hour is not None and not self.max_price_per_hour > 0:
+            raise InputError(f"max_price_per_hour={self.max_price_per_hour:g}: must be > 0")
+
+    def broken_by(self, deployment: Deployment) -> str | None:
+        """The first limit that a deployment exceeds, in words; None if it keeps all."""
+        for pool in deployment.pools:
+            available = self.gpus.get(pool.device.name)
+            used = sum(other.gpus for other in deployment.pools if other.device == pool.device)
+            if available is not None and used > available:
+                return f"more than the {available} {pool.device.name} that are available"
+            if self.max_gpus_per_node is not None and pool.engine.tensor_parallel_size > self.max_gpus_per_node:
+                return f"tensor_parallel_size > max_gpus_per_node={self.max_gpus_per_node}"
+        if self.max_gpus is not None and deployment.gpus > self.max_gpus:
+            return f"more than max_gpus={self.max_gpus}"
+        if self.max_price_per_hour is not None and deployment.price_per_hour > self.max_price_per_hour:
+            return f"more than max_price_per_hour={self.max_price_per_hour:g} USD"
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +77,17 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The settings in a line."""
+        """The settings in one line."""
         return in_words(self.settings)
 
     def scaled(self, replicas: int) -> Deployment:
-        """The same with another number of replicas."""
+        """The deployment with another number of replicas."""
         pools = tuple(replace(pool, replicas=replicas) for pool in self.deployment.pools)
         return replace(self.deployment, pools=pools)
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
-    """Settings in a line."""
+    """Settings in one line."""
     return ", ".join(f"{axis} {said(value)}" for axis, value in settings.items())
 
 
@@ -171,7 +209,7 @@ class Space:
 def load_space(path: Path, model: str | None = None, devices_file: Path | None = None) -> Space:
     """A space from a YAML file: ``model``, one key an axis (a value or a list of values), ``constraints``.
 
-    ``model`` and ``devices_file`` go before the file's. Raises InputError for a file that cannot be read, an unknown
+    ``model`` and ``devices_file`` override the file's. Raises InputError for a file that cannot be read, an unknown
     key (with the nearest) or a wrong value.
     """
     try:

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple, Self
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.plan.bound import Bound
+from windtunnel.plan.elimination import Asked
 from windtunnel.plan.outcome import Outcome
-from windtunnel.plan.race import Asked
 
 APPLICATION, VERSION = 0x77696E64, 1
 """``PRAGMA application_id`` (the letters "wind") and ``user_version`` of our files."""
 PATIENCE = 30.0
 """Seconds for which a transaction waits for another process's."""
 LEASE = 60.0
-"""Seconds after which a claim that nobody renews is void; at once where its process is gone."""
+"""Seconds after which a claim lapses unless renewed; at once if its process is gone."""
 
 SCHEMA = """
 CREATE TABLE studies (
@@ -76,13 +76,13 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Give the file back, and every claim of this process."""
+        """Release every claim of this process and close the file."""
         with suppress(InputError):
             self.release_all()
         self._connection.close()
 
     def begin(self, name: str, question: str, objective: str, spec: Mapping[str, Any]) -> None:
-        """Open a study, or go on with the one of this name.
+        """Start a study, or resume the one of this name.
 
         Raises:
             InputError: the name belongs to another question or space.
@@ -102,7 +102,7 @@ class Store:
                 connection.execute("UPDATE studies SET spec = ?, answer = NULL WHERE name = ?", (text, name))
 
     def finish(self, name: str, answer: Mapping[str, Any]) -> None:
-        """Keep a study's answer."""
+        """Store the answer of a study."""
         with self._transaction() as connection:
             connection.execute("UPDATE studies SET answer = ? WHERE name = ?", (json.dumps(answer), name))
 
@@ -189,20 +189,20 @@ class Store:
         return taken
 
     def renew(self) -> None:
-        """Say that this process is still at work."""
+        """Extend the claims of this process."""
         with self._transaction() as connection:
             sql = "UPDATE claims SET renewed = ? WHERE host = ? AND process = ?"
             connection.execute(sql, (time.time(), *_owner()))
 
     def release(self, question: str, pools: Iterable[str]) -> None:
-        """Give claims back."""
+        """Release claims."""
         with self._transaction() as connection:
             rows = [(question, one, *_owner()) for one in pools]
             sql = "DELETE FROM claims WHERE question = ? AND pools = ? AND host = ? AND process = ?"
             connection.executemany(sql, rows)
 
     def release_all(self) -> None:
-        """Give every claim of this process back."""
+        """Release every claim of this process."""
         with self._transaction() as connection:
             connection.execute("DELETE FROM claims WHERE host = ? AND process = ?", _owner())
 
@@ -232,7 +232,7 @@ class Store:
 
     @contextmanager
     def _complaints(self) -> Iterator[None]:
-        """What SQLite cannot do, in words."""
+        """Turn SQLite's errors into an InputError."""
         try:
             yield
         except (sqlite3.Error, json.JSONDecodeError, KeyError, TypeError) as error:

@@ -1,22 +1,21 @@
-"""Survey: the most promising candidates at a range of rates, whatever the limits, for plots and for limits to come."""
+"""Survey: the most promising candidates at a range of rates, without limits: for plots, and limits chosen later."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from windtunnel.deployment import SLO
-from windtunnel.plan.answer import Answer
 from windtunnel.plan.bound import rate_bound
-from windtunnel.plan.crew import Crew
-from windtunnel.plan.executors import Team
+from windtunnel.plan.elimination import Report, ask
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
-from windtunnel.plan.race import Report, ask
+from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import Candidate
 from windtunnel.plan.store import Store
 from windtunnel.plan.trial import deployment_key, tables_of
+from windtunnel.plan.workers import Team, Workers
 
 MOST = 48
-"""Candidates of a survey."""
+"""Most candidates of a survey."""
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Rates, as shares of what one replica could compute at best."""
 
@@ -46,27 +45,27 @@ class SurveyReport:
     report: Report
 
 
-def survey(answer: Answer, store: Store, team: Team, most: int = MOST) -> tuple[Surveyed, ...]:
+def survey(answer: SearchResult, store: Store, team: Team, most: int = MOST) -> tuple[Surveyed, ...]:
     """One replica of each of the most promising candidates, at rates up to its bound."""
     free = replace(answer.question, slo=SLO())
     candidates = promising(answer, most)
-    crew: Crew[SurveyJob, SurveyReport] = Crew(team, run_survey)
+    workers: Workers[SurveyJob, SurveyReport] = Workers(team, run_survey)
     found: dict[int, Surveyed] = {}
     try:
         for candidate in candidates:
             pools = deployment_key(candidate.deployment, free.perf)
-            crew.submit(SurveyJob(free, (candidate,), store.known(free.digest, [pools])))
-        while crew.under_way:
-            for _, back in crew.results(1.0):
+            workers.submit(SurveyJob(free, (candidate,), store.known(free.digest, [pools])))
+        while workers.under_way:
+            for _, back in workers.results(1.0):
                 store.record(free.digest, back.report.asked)
                 found |= {one.index: one for one in back.surveyed}
     finally:
-        crew.stop()
+        workers.stop()
     return tuple(found[candidate.index] for candidate in candidates)
 
 
-def promising(answer: Answer, most: int) -> list[Candidate]:
-    """Candidates by promise; the best of each device, parallelism and batch cap go before others of the same."""
+def promising(answer: SearchResult, most: int) -> list[Candidate]:
+    """Candidates by promise; the best of each device, parallelism and batch cap come before others like them."""
     entries = [entry for entry in answer.entries.values() if entry.status not in ("impossible", "refused")]
     order = sorted(entries, key=lambda entry: (-entry.promise, entry.index))
     candidates = [answer.contenders[entry.index].candidate for entry in order]

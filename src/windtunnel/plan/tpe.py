@@ -1,7 +1,7 @@
-"""TPE: a search for spaces too large to enumerate, by Optuna (the extra ``optuna``); good, without a proof.
+"""TPE: a search for spaces too large to enumerate, by Optuna (the extra ``optuna``); good answers without a proof.
 
-Every suggestion is raced against the best so far: one that cannot beat it is told to the sampler with the score that
-it stays below. Use ``search`` where the space can be enumerated: it is exact, and mostly faster.
+Every suggestion is tried against the best so far: if it cannot beat it, the sampler learns the upper bound of its
+score. Use ``search`` where the space can be enumerated: it is exact, and mostly faster.
 """
 
 import math
@@ -9,10 +9,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from windtunnel.errors import InputError
-from windtunnel.plan.answer import Answer
+from windtunnel.plan.elimination import BoundJob, Contender, Entry, Job, best_of, eliminate, find_bounds
 from windtunnel.plan.objective import Objective
 from windtunnel.plan.question import Question
-from windtunnel.plan.race import BoundJob, Contender, Entry, Job, best_of, find_bounds, race
+from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import Candidate, Enumeration, Space
 from windtunnel.plan.store import Store
 
@@ -28,7 +28,7 @@ def suggest(
     suggestions: int,
     store: Store | None = None,
     seed: int = 0,
-) -> Answer:
+) -> SearchResult:
     """The best of so many points that Optuna's tree-structured Parzen estimator suggests.
 
     Raises:
@@ -56,7 +56,7 @@ class _Suggested:
         self.trials = self.reused = 0
 
     def try_one(self, suggestion: "optuna.Trial") -> float:
-        """Race one suggested point; its score, or what it stays below."""
+        """Try one suggested point; its score, or an upper bound of it."""
         import optuna
 
         places = {axis: suggestion.suggest_categorical(axis, range(len(v))) for axis, v in self.space.axes.items()}
@@ -65,13 +65,13 @@ class _Suggested:
         for axis, values in self.space.axes.items():
             index = index * len(values) + places[axis]
         if index not in self.entries:
-            self._race(index, settings)
+            self._ask(index, settings)
         entry = self.entries.get(index)
         if entry is None or math.isinf(entry.promise):
             raise optuna.TrialPruned
         return entry.promise
 
-    def _race(self, index: int, settings: dict[str, object]) -> None:
+    def _ask(self, index: int, settings: dict[str, object]) -> None:
         try:
             candidate = Candidate(index, settings, self.space.deployment(settings))
         except InputError as error:
@@ -90,16 +90,16 @@ class _Suggested:
         ]
         known = self.store.known(self.question.digest, found.pools.values())
         job = Job(self.question, self.objective, (self.contenders[index],), next(iter(best_of(exact, 1)), None), known)
-        report = race(job)
+        report = eliminate(job)
         self.store.record(self.question.digest, report.asked)
         self.trials += len(report.asked)
         self.reused += report.reused
         self.entries[index] = report.entries[0]
 
-    def answer(self) -> Answer:
+    def answer(self) -> SearchResult:
         """What was found; candidates that were never suggested have no entry."""
         candidates = tuple(self.contenders[index].candidate for index in sorted(self.contenders))
-        return Answer(
+        return SearchResult(
             question=self.question,
             objective=self.objective,
             enumeration=Enumeration(candidates, self.pruned),

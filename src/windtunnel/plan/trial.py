@@ -7,22 +7,21 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import windtunnel
 from windtunnel.deployment import Deployment, Pool
-from windtunnel.perf.cache import cache_folder, cache_key
 from windtunnel.perf.database import Database, find_systems
-from windtunnel.perf.grid import tabulate
 from windtunnel.perf.predictor import predictor, wanted_version
-from windtunnel.perf.tables import Tabulated
-from windtunnel.plan.early import beginning, is_lost
+from windtunnel.perf.tabulate.cache import cache_folder, cache_key
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.perf.tabulate.tables import Tabulated
+from windtunnel.plan.early_stop import beginning, is_lost
 from windtunnel.plan.outcome import Outcome, measure
 from windtunnel.plan.question import Question
-from windtunnel.run import Run
-from windtunnel.simulate import simulate
+from windtunnel.simulate.run import Run
+from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Workload, head
 
 KEPT_TABLES = 4
-"""Pools whose tables a process keeps at hand: a race asks one pool several times, and then never again."""
+"""Pools whose tables a process keeps at hand: the trials of a candidate come one after the other."""
 Tables = Sequence[Tabulated]
 
 _kept: dict[str, Tables] = {}
@@ -32,7 +31,7 @@ _databases: dict[tuple[str, str, str, str], Database | None] = {}
 def trial(question: Question, deployment: Deployment, rate: float, tables: Tables | None = None) -> Outcome:
     """Simulate the question's requests at this rate, and judge them; a run that is lost is stopped early.
 
-    ``tables`` are the batch-time tables of the pools, where they are at hand.
+    ``tables`` are the batch-time tables of the pools, if the caller has them already.
 
     Raises:
         InputError: the deployment cannot run.
@@ -57,9 +56,9 @@ def _simulate(question: Question, deployment: Deployment, workload: Workload, ta
 
 
 def tables_of(deployment: Deployment, perf: str, pools: str | None = None) -> Tables:
-    """The batch-time tables of every pool, kept while they are among the last that were asked for.
+    """The batch-time tables of every pool, the last few kept in memory.
 
-    ``pools`` is ``deployment_key(deployment, perf)`` where it is at hand.
+    ``pools`` is ``deployment_key(deployment, perf)`` if the caller has it already.
     """
     key = f"{perf} {pools or deployment_key(deployment, perf)}"
     if key not in _kept:
@@ -110,8 +109,8 @@ def _scheduler_file(pool: Pool) -> str:
 
 @cache
 def code_digest() -> str:
-    """Digest of this package's code and data and of the kernel database: what others gave is another result."""
-    package = Path(windtunnel.__file__).parent
+    """Digest of this package's code and data and of the kernel database: other code may give other results."""
+    package = Path(__file__).parents[1]
     skipped = (package / "report", package / "cli")
     digest = sha256(str(find_systems()).encode() + _database_version().encode())
     for file in sorted(package.rglob("*")):

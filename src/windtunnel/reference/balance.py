@@ -8,28 +8,28 @@ class Balanced(Protocol):
     """A rank's scheduler, as far as the others look at it."""
 
     held: bool
-    """Admits nobody in the next step."""
+    """Admits nothing in the next step."""
 
     @property
     def has_prompts(self) -> bool:
-        """Somebody waits who holds nothing yet."""
+        """A request waits that holds nothing yet."""
 
     @property
     def has_decodes(self) -> bool:
-        """Somebody decodes."""
+        """A request decodes."""
 
 
 class Balance:
-    """Counts the steps in which not every rank had somebody to admit."""
+    """Counts the steps in which not every rank had a request to admit."""
 
     def __init__(self, timeout: int) -> None:
         self.timeout = timeout
         self.steps = 0
 
     def begin_step(self, ranks: Sequence[Balanced]) -> None:
-        """While all ranks decode, none admits before each has somebody waiting, or ``timeout`` steps have passed.
+        """While all ranks decode, none admits before each has one waiting, or ``timeout`` steps have passed.
 
-        The steps are counted without a pause, also while nobody waits at all.
+        The steps are counted without a pause, also while nothing waits at all.
         """
         together = all(rank.has_prompts for rank in ranks)
         self.steps = 0 if together else self.steps + 1

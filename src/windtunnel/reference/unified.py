@@ -48,12 +48,12 @@ class Scheduler:
 
     @property
     def has_prompts(self) -> bool:
-        """Somebody waits who holds nothing yet."""
+        """A request waits that holds nothing yet."""
         return len(self.waiting) > 0
 
     @property
     def has_decodes(self) -> bool:
-        """Somebody decodes."""
+        """A request decodes."""
         return len(self._decodes) > 0
 
     @property
@@ -178,7 +178,7 @@ class Scheduler:
             batch.add(request, tokens)
 
     def _evict(self, batch: Batch) -> None:
-        """Somebody has to go: to the host, if decoding and there is room, or back to the queue."""
+        """A request has to go: to the host, if it decodes and there is room, or back to the queue."""
         victim = self._victim()
         self.running.remove(victim)
         self.free_blocks += victim.num_blocks
@@ -233,7 +233,7 @@ class Scheduler:
         return self.policy.watermark_blocks(self.limits) if self.running else 0
 
     def _admit(self, batch: Batch, now: float, kept_blocks: int) -> None:
-        """Admit from the queue while it fits beside ``kept_blocks``, unless somebody was evicted or is on the host."""
+        """Admit from the queue while it fits beside ``kept_blocks``, unless one was evicted or is on the host."""
         closed = batch.preempted or self.swapped or self.held
         if closed or not self.door.is_open(now, self.waiting, len(self.running), self.num_decodes):
             return

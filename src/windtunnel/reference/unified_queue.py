@@ -1,4 +1,4 @@
-"""Who waits for the unified scheduler: the queue in its order, and when it is open."""
+"""The queue of the unified scheduler: its order, and when it is open."""
 
 from bisect import insort
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Queue:
 
     @property
     def head(self) -> Request:
-        """Who is next."""
+        """The next request."""
         return self.requests[0]
 
     def add(self, request: Request) -> None:
@@ -60,7 +60,7 @@ class Queue:
         return self.requests.pop(0)
 
     def restore(self, aside: list[Request]) -> None:
-        """Put those back who were passed over, in the same order."""
+        """Put those back that were passed over, in the same order."""
         self.requests = aside + self.requests
 
     def _insert(self, request: Request) -> None:
@@ -83,7 +83,7 @@ class Door:
         self.places = policy.places(limits)
         self.together = policy.prefills_together(limits)
         self.forming = True
-        """Nobody of the present batch has decoded yet (static and dynamic batching)."""
+        """No request of the present batch has decoded yet (static and dynamic batching)."""
         self.clock = 0
         """Decode steps so far."""
         self.opens_at_clock = 0
@@ -91,7 +91,7 @@ class Door:
         """Seconds of the last step with prefills."""
 
     def begin_step(self, running: int) -> None:
-        """A new batch may form when nobody runs."""
+        """A new batch may form when nothing runs."""
         self.forming = self.forming or running == 0
 
     def end_step(self, batch: Batch) -> None:
@@ -103,7 +103,7 @@ class Door:
             self.clock += 1
 
     def is_open(self, now: float, queue: Queue, running: int, decodes: int) -> bool:
-        """Whether anybody may be admitted in the step that starts at ``now``."""
+        """Whether a request may be admitted in the step that starts at ``now``."""
         policy, waiting = self.policy, len(queue)
         if waiting == 0 or self.places - running < min(self.together, waiting):
             return False
@@ -124,7 +124,7 @@ class Door:
         return long_enough or (interval > 1 and self.clock >= self.opens_at_clock)
 
     def opens(self, queue: Queue) -> float:
-        """When it opens while nobody runs: a batch that is not full waits with dynamic batching."""
+        """When it opens while nothing runs: a batch that is not full waits with dynamic batching."""
         if self.policy.batching == "dynamic" and len(queue) < self.places:
             return queue.head.arrival + self.policy.max_queue_delay
         return 0.0

@@ -1,9 +1,9 @@
 """Replay a recording through the reference of vLLM's v1 scheduler: the recorder's loop, and its records."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
@@ -12,6 +12,9 @@ from windtunnel.reference.batch import Batch
 from windtunnel.reference.request import Request
 from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, Recording
 from windtunnel.replay.vllm_v1_settings import BATCH_TIME, CONFIG, known, limits, policy
+
+if TYPE_CHECKING:
+    from windtunnel.replay.core_vllm_v1 import CoreScheduler
 
 VERSIONS = {
     "vllm-0.32": "0.32.0",
@@ -24,31 +27,8 @@ VERSIONS = {
 
 Record = dict[str, Any]
 StepTime = Callable[[Batch], int]
-
-
-class Scheduler(Protocol):
-    """What the recorder's loop asks, of the reference or of the core."""
-
-    @property
-    def running(self) -> list[Request]:
-        """In order of admission."""
-
-    @property
-    def waiting(self) -> Sequence[Request]:
-        """The queue."""
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks that can be handed out."""
-
-    def add(self, request: Request) -> None:
-        """A request arrives."""
-
-    def schedule(self) -> Batch:
-        """Decide the next step."""
-
-    def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
-        """The batch has run: (requests that got a token, those that ended), in batch order."""
+Scheduler: TypeAlias = "vllm_v1.Scheduler | CoreScheduler"
+"""The reference's, or the core's behind its words."""
 
 
 def replay(recording: Recording, version: str, engine: str = "reference") -> Iterator[Record]:
@@ -183,7 +163,7 @@ class Loop:
         """Whether more steps went by without a token than there is anything to compute."""
         if self.silent < 10:
             return False
-        unfinished = [*self.scheduler.running, *self.scheduler.waiting]
+        unfinished: list[Request] = [*self.scheduler.running, *self.scheduler.waiting]
         return self.silent > 2 * sum(request.num_tokens for request in unfinished)
 
     def steps(self) -> Iterator[Record]:

@@ -11,7 +11,7 @@ from windtunnel.report.perfetto import perfetto, write_perfetto
 from windtunnel.report.prometheus import prometheus, write_prometheus
 from windtunnel.report.vllm_bench import vllm_bench, write_vllm_bench
 from windtunnel.report.write import write_whole
-from windtunnel.run import Run
+from windtunnel.simulate.run import Run
 
 __all__ = [
     "WRITERS",

@@ -1,4 +1,4 @@
-"""Variants beside each other on one page: numbers, paired differences, distributions and time lines."""
+"""Variants on one page: numbers, paired differences, distributions and timelines."""
 
 from collections.abc import Sequence
 from html import escape
@@ -9,8 +9,7 @@ import numpy as np
 
 from windtunnel.metrics import Comparison, Interval, Measure, Variant
 from windtunnel.metrics.comparison import plain
-from windtunnel.report.downsample import cdf, rounded
-from windtunnel.report.figures import Figure, over_time
+from windtunnel.report.figures import Figure, cdf, over_time, rounded
 from windtunnel.report.page import page, plot, warnings
 from windtunnel.report.words import number, table
 from windtunnel.report.write import write_whole

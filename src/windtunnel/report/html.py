@@ -1,4 +1,4 @@
-"""One page that tells the whole run: a single file, no network, light or dark as the reader's system is."""
+"""One page for a whole run: a single file, no network, light or dark as the reader's system is."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from windtunnel.report.serve_line import serve_line
 from windtunnel.report.words import card, flatten, money, number, percent, plain, seconds, span, table
 
 MAX_REPLICAS = 64
-"""Replicas that the table lists."""
+"""Most replicas that the table lists."""
 LAST_BAR = "The last bar holds the longest 1 %."
 
 
@@ -124,7 +124,7 @@ def _latencies(summary: Summary, bands: Mapping[str, Any]) -> str:
         values = summary.latencies[name]
         shown = [seconds(value) + _band(bands, name, key) for key, value in values.statistics().items()]
         rows.append([name, *shown, seconds(values.max), f"{values.count:,}"])
-    meaning = f"(low-high): where {bands['level']:.0%} of measured servers would be." if "level" in bands else ""
+    meaning = f"(low-high): {100 * bands['level']:.0f} % error band." if "level" in bands else ""
     note = f'<p class="caption">{escape(meaning)}</p>' if meaning else ""
     return f'<div class="panel">{table(columns, rows)}{note}</div>'
 

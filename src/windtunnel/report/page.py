@@ -15,8 +15,8 @@ CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'
 
 
 def page(title: str, sections: Iterable[str], figures: Mapping[str, Figure], own: str = "") -> str:
-    """The whole page: sections of HTML, and the figures that go into their places, see ``plot``; ``own`` is what the
-    page brings along, see ``script``.
+    """The whole page: sections of HTML, and the figures that go into their places, see ``plot``; ``own`` is the
+    page's own script, see ``script``.
 
     Raises:
         InputError: plotly is not installed.
@@ -34,7 +34,7 @@ def page(title: str, sections: Iterable[str], figures: Mapping[str, Figure], own
 
 
 def script(name: str, data: object) -> str:
-    """A script of this folder, and the data that it finds under the same name."""
+    """A script of this folder, with its data under its name."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     return f'<script type="application/json" id="{name}-data">{text}</script>\n<script>{_text(name + ".js")}</script>\n'
 

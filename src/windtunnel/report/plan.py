@@ -1,16 +1,16 @@
-"""One page that tells a whole search: what to deploy, why, and what would win under other limits."""
+"""One page for a whole search: what to deploy, why, and what would win under other limits."""
 
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from windtunnel.plan.advice import Advice, describe
-from windtunnel.plan.answer import Answer
 from windtunnel.plan.bottleneck import Finding, bottlenecks
-from windtunnel.plan.drift import Drift
 from windtunnel.plan.outcome import Outcome
+from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.survey import Surveyed
 from windtunnel.plan.trial import whole_run
+from windtunnel.plan.what_if import WhatIf
 from windtunnel.report.page import page, plot, script, warnings
 from windtunnel.report.plan_figures import label, pareto, slices
 from windtunnel.report.serve_line import serve_line
@@ -27,13 +27,19 @@ ABOUT = {
 
 
 def write_plan(
-    path: Path, answer: Answer, advice: Advice | None, surveyed: Sequence[Surveyed], drift: Drift | None = None
+    path: Path,
+    answer: SearchResult,
+    advice: Advice | None,
+    surveyed: Sequence[Surveyed],
+    what_ifs: WhatIf | None = None,
 ) -> None:
     """Write the page. Raises InputError if that is not possible."""
-    write_whole(path, [plan_page(answer, advice, surveyed, drift)])
+    write_whole(path, [plan_page(answer, advice, surveyed, what_ifs)])
 
 
-def plan_page(answer: Answer, advice: Advice | None, surveyed: Sequence[Surveyed], drift: Drift | None = None) -> str:
+def plan_page(
+    answer: SearchResult, advice: Advice | None, surveyed: Sequence[Surveyed], what_ifs: WhatIf | None = None
+) -> str:
     """The page as text, plotly.js included.
 
     Raises:
@@ -61,7 +67,7 @@ def plan_page(answer: Answer, advice: Advice | None, surveyed: Sequence[Surveyed
         plot("heat", "Tensor parallel size and batch", "tall", "The best of each pair on the winner's device."),
         "<h2>What limits each</h2>",
         f'<div class="panel">{_bottlenecks(answer)}</div>',
-        *_drift(drift),
+        *_what_if(what_ifs),
         "<h2>What was left out</h2>",
         f'<div class="panel">{_left_out(answer)}</div>',
         "<footer>windtunnel · simulated, not measured on the device</footer>",
@@ -77,7 +83,7 @@ def _surveyed(surveyed: Sequence[Surveyed]) -> str:
     return f"the {len(surveyed)} configurations with the best promises"
 
 
-def _verdict(answer: Answer, advice: Advice | None) -> str:
+def _verdict(answer: SearchResult, advice: Advice | None) -> str:
     if advice is None:
         closest = answer.closest()
         text = "No configuration keeps the limits."
@@ -117,7 +123,7 @@ def _winner(advice: Advice | None) -> list[str]:
     ]
 
 
-def _ranking(answer: Answer) -> str:
+def _ranking(answer: SearchResult) -> str:
     if not answer.ranking:
         return '<p class="caption">Nothing keeps the limits.</p>'
     held = answer.ranking[0].held
@@ -144,8 +150,8 @@ def _uses(held: Outcome | None, names: Sequence[str]) -> list[str]:
     return [percent(uses[name]) if name in uses else "–" for name in names]
 
 
-def _bottlenecks(answer: Answer) -> str:
-    """What limits each of the ranking, simulated once more."""
+def _bottlenecks(answer: SearchResult) -> str:
+    """What limits each candidate of the ranking, each simulated once more."""
     rows = []
     for entry in answer.ranking:
         deployment, rate = answer.measured(entry)
@@ -158,15 +164,15 @@ def _finding(found: Finding) -> tuple[str, str, str, str]:
     return found.name, percent(found.share), found.evidence, found.advice
 
 
-def _drift(drift: Drift | None) -> list[str]:
-    if drift is None:
+def _what_if(what_ifs: WhatIf | None) -> list[str]:
+    if what_ifs is None:
         return []
-    names = list(drift.answers)
+    names = list(what_ifs.answers)
     winners = [
         (name, label(answer, answer.best.index) if answer.best else "nothing keeps the limits")
-        for name, answer in drift.answers.items()
+        for name, answer in what_ifs.answers.items()
     ]
-    rows = [(old, *(percent(drift.regrets[old].get(new, 1.0)) for new in names)) for old in drift.regrets]
+    rows = [(old, *(percent(what_ifs.regrets[old].get(new, 1.0)) for new in names)) for old in what_ifs.regrets]
     return [
         "<h2>If the load changes</h2>",
         '<div class="panel"><h3>The best under each load</h3>',
@@ -178,7 +184,7 @@ def _drift(drift: Drift | None) -> list[str]:
     ]
 
 
-def _left_out(answer: Answer) -> str:
+def _left_out(answer: SearchResult) -> str:
     rows = [(f"{count:,}", f"cannot run: {reason}") for reason, count in answer.enumeration.pruned.most_common()]
     rows += [(f"{count:,}", ABOUT[status]) for status, count in sorted(answer.counts().items())]
     return table((), rows, "list")

@@ -1,14 +1,14 @@
-"""What the page of a search draws: cost against latency, and the numbers from which it finds winners by itself."""
+"""What the page of a search draws: cost against latency, and the numbers from which it finds winners itself."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from windtunnel.plan.answer import Answer
 from windtunnel.plan.outcome import Outcome
-from windtunnel.plan.pareto import front
+from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said
 from windtunnel.plan.survey import Surveyed
 from windtunnel.report.figures import Figure
@@ -24,7 +24,7 @@ SHORT = {
 """Axes by their short names."""
 
 
-def label(answer: Answer, index: int) -> str:
+def label(answer: SearchResult, index: int) -> str:
     """The settings of a candidate that differ within the space, in short."""
     axes: dict[str, set[str]] = {}
     for contender in answer.contenders.values():
@@ -35,7 +35,7 @@ def label(answer: Answer, index: int) -> str:
     return ", ".join([str(settings["device"]), *parts])
 
 
-def cost_per_million(answer: Answer, index: int, outcome: Outcome) -> float:
+def cost_per_million(answer: SearchResult, index: int, outcome: Outcome) -> float:
     """USD for a million output tokens of one replica at this rate; NaN without a price."""
     hourly = answer.contenders[index].candidate.scaled(1).price_per_hour
     if hourly <= 0 or not outcome.output_throughput > 0:
@@ -43,7 +43,7 @@ def cost_per_million(answer: Answer, index: int, outcome: Outcome) -> float:
     return hourly / 3600 / outcome.output_throughput * 1e6
 
 
-def pareto(answer: Answer, surveyed: Sequence[Surveyed]) -> Figure:
+def pareto(answer: SearchResult, surveyed: Sequence[Surveyed]) -> Figure:
     """Cost against ttft, coloured by tpot; the front over all three stands out. Growing queues are left out."""
     rows = [(one.index, outcome) for one in surveyed for outcome in one.outcomes if outcome.met]
     values = np.array(
@@ -98,7 +98,7 @@ def pareto(answer: Answer, surveyed: Sequence[Surveyed]) -> Figure:
     }
 
 
-def slices(answer: Answer, surveyed: Sequence[Surveyed]) -> dict[str, Any]:
+def slices(answer: SearchResult, surveyed: Sequence[Surveyed]) -> dict[str, Any]:
     """What the page needs to find winners under other limits: every surveyed rate with its percentiles."""
     return {
         "metrics": ["ttft", "tpot", "itl", "e2el", "queue"],
@@ -108,8 +108,8 @@ def slices(answer: Answer, surveyed: Sequence[Surveyed]) -> dict[str, Any]:
     }
 
 
-def _asked(answer: Answer) -> dict[str, dict[str, Any]]:
-    """The limits that were asked for, as near as percentiles of a page can say them."""
+def _asked(answer: SearchResult) -> dict[str, dict[str, Any]]:
+    """The limits that were asked for, as closely as the percentiles of the page can express them."""
     known = ("p50", "p90", "p95", "p99")
     found: dict[str, dict[str, Any]] = {}
     for name, limit in answer.question.slo.limits.items():
@@ -121,7 +121,7 @@ def _asked(answer: Answer) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _configuration(answer: Answer, one: Surveyed) -> dict[str, Any]:
+def _configuration(answer: SearchResult, one: Surveyed) -> dict[str, Any]:
     replica = answer.contenders[one.index].candidate.scaled(1)
     return {
         "name": label(answer, one.index),
@@ -140,3 +140,18 @@ def _point(outcome: Outcome) -> dict[str, Any]:
 
     values = {name: numbers(statistics) for name, statistics in outcome.latencies.items()}
     return {"rate": float(f"{outcome.rate:.5g}"), "steady": outcome.met, "values": values}
+
+
+def front(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Rows [n, m] of which no other row is at most as large in every column and smaller in one; ascending.
+
+    Smaller is better. Rows with NaN are never in the front; equal rows all are.
+    """
+    rows = np.flatnonzero(~np.isnan(values).any(axis=1))
+    kept: list[int] = []
+    order = rows[np.lexsort(values[rows].T[::-1])]
+    for row in order:
+        against = values[kept]
+        if not len(against) or not ((against <= values[row]).all(axis=1) & (against < values[row]).any(axis=1)).any():
+            kept.append(int(row))
+    return np.array(sorted(kept), dtype=np.int64)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.metrics import Distribution, Steps, request_metrics
 from windtunnel.report.write import write_whole
-from windtunnel.run import FINISHED, UNFINISHED
+from windtunnel.simulate.run import FINISHED, UNFINISHED
 
 Floats = NDArray[np.float64]
 

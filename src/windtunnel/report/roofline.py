@@ -11,7 +11,7 @@ from windtunnel.report.words import percent, seconds, table
 from windtunnel.report.write import write_whole
 
 EDGE = 4.0
-"""Factor by which the lines go on beyond the operators."""
+"""Factor by which the lines extend beyond the operators."""
 
 
 def write_roofline(path: Path, pool: Pool, batch: str, found: Explanation) -> None:
@@ -20,7 +20,7 @@ def write_roofline(path: Path, pool: Pool, batch: str, found: Explanation) -> No
 
 
 def roofline_page(pool: Pool, batch: str, found: Explanation) -> str:
-    """The page as text, plotly.js included. Operators that compute nothing stand in the table alone."""
+    """The page as text, plotly.js included. Operators that compute nothing appear only in the table."""
     title = f"{batch} on {pool.model.name}, {pool.device.name}"
     least = sum(_least(row) for row in found.rows)
     total = found.total_seconds

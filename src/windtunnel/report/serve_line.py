@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from windtunnel.deployment.exchange import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 
 VALUES = (
@@ -56,15 +56,15 @@ SGLANG_DISPATCHED, SGLANG_MOST_DISPATCHED = 128, 1024
 FP8 = {"fp8": "fp8_e4m3"}
 """vLLM's short name of a cache's type, as SGLang calls it."""
 OPTIONS_FILE = "trtllm.yaml"
-"""What trtllm-serve has no flag for stands in a file, which is written first."""
+"""Settings without a flag of trtllm-serve go to this file, which is written first."""
 MAX_UTILIZATION = "trtllm-max-utilization"
 
 
 def serve_line(pool: Mapping[str, Any]) -> str:
     """The command for one replica of a pool, from its entry in a manifest, without what the engine does anyway.
 
-    A comment that says why where no command starts it: its scheduler is none of the engine's, or its parallelism is
-    not to be had.
+    If no command starts it, because its scheduler is not the engine's or the engine lacks its parallelism, a comment
+    that says why.
     """
     engine = pool.get("engine", {})
     chosen = preset(engine.get("preset", ALIASES["vllm"]))
@@ -169,7 +169,7 @@ def _trtllm(model: str, engine: Mapping[str, Any], shared: bool) -> str:
 
 
 def _options(engine: Mapping[str, Any], ranks: int) -> Iterable[str]:
-    """Lines of YAML. All of the cache's settings stand there: the file's replace those of the flags."""
+    """Lines of YAML. It has all settings of the cache, since the file's replace those of the flags."""
     cache = {
         "enable_block_reuse": bool(engine.get("enable_prefix_caching")),
         "free_gpu_memory_fraction": engine.get("gpu_memory_utilization"),

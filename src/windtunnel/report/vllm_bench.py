@@ -11,7 +11,7 @@ import numpy as np
 
 from windtunnel.metrics import Distribution, Steps, Summary, request_metrics, token_gaps_by_request
 from windtunnel.report.write import write_whole
-from windtunnel.run import FINISHED
+from windtunnel.simulate.run import FINISHED
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)

@@ -11,7 +11,7 @@ DIGEST = re.compile("[0-9a-f]{32,}")
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with so many significant digits and thousands set apart; a dash for nothing."""
+    """A number with this many significant digits and thousands separated; a dash for None, NaN and infinity."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
@@ -39,7 +39,7 @@ def span(low: float, high: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share as per cent."""
+    """A share in per cent."""
     return f"{number(value * 100)} %" if math.isfinite(value) else "–"
 
 

@@ -9,7 +9,7 @@ from windtunnel.errors import InputError
 
 
 def write_whole(path: Path, parts: Iterable[str]) -> None:
-    """Write text parts to a temporary file beside ``path``, then rename it into place.
+    """Write text parts to a temporary file next to ``path``, then rename it into place.
 
     Raises:
         InputError: the folder cannot be written, or the disk is full; nothing is left behind.

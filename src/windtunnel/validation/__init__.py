@@ -1,1 +1,1 @@
-"""Validation: simulations beside what real engines measured. Definitions: docs/accuracy.md."""
+"""Validation: simulations against what real engines measured. Definitions: docs/accuracy.md."""

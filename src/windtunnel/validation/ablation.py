@@ -1,19 +1,17 @@
-"""Ablation: what each modelled cause is worth: switched off, everything is compared again."""
+"""Ablation: what each modelled cause is worth, by the errors without it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
-from windtunnel.overheads import ClientPath, Floats
-from windtunnel.perf.causes import Causes
-from windtunnel.validation.agreement import relative_error, summarise
-from windtunnel.validation.comparison import compare
+from windtunnel.perf.corrections import Corrections
+from windtunnel.simulate.overheads import ClientPath, Floats
+from windtunnel.validation.comparison import PLAIN, Options, compare, relative_error, summarise
 from windtunnel.validation.markdown import per_cent
-from windtunnel.validation.recording import Recording
-from windtunnel.validation.served import METRICS, replay, simulated
+from windtunnel.validation.measured_run import MeasuredRun
 from windtunnel.validation.served_points import Point
-from windtunnel.validation.terms import PLAIN, Terms
+from windtunnel.validation.served_replay import METRICS, replay, simulated
 from windtunnel.workload.columns import Workload
 
 NOTHING = "nothing"
@@ -21,10 +19,10 @@ NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class AtOnce(ClientPath):
-    """The path with a closed loop whose next request is at the engine when the one before it ends."""
+    """A client's path with a closed loop whose next request reaches the engine as the previous one ends."""
 
     def turnaround(self, workload: Workload, delays: Floats) -> Floats:  # noqa: ARG002
-        """None."""
+        """Zero for every request."""
         return np.zeros(len(workload))
 
 
@@ -33,7 +31,7 @@ CLIENT_PATHS: dict[str, Callable[[ClientPath], ClientPath | None]] = {
     "client_turnaround": lambda path: AtOnce(**asdict(path)),
     "client_per_sequence": lambda path: replace(path, per_sequence=0.0),
 }
-"""The causes that are no part of a batch's time but of what a client sees beside the engine: all of them, then one."""
+"""Corrections outside the batch times, in what a client sees: all of them off, then one at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,31 +43,31 @@ class Ablation:
     served: dict[str, dict[str, float]]
     """ttft and tpot → median_ape, mape and bias over the served points; empty without any."""
     runs: dict[str, dict[str, float]]
-    """Recording → relative errors of the mean ttft, tpot and e2el."""
+    """Measured run → relative errors of the mean ttft, tpot and e2el."""
 
 
-def variants(terms: Terms = PLAIN) -> Iterator[tuple[str, Terms]]:
+def variants(options: Options = PLAIN) -> Iterator[tuple[str, Options]]:
     """Everything on, then each cause off."""
-    yield NOTHING, terms
+    yield NOTHING, options
     for name, without in CLIENT_PATHS.items():
-        path = without(terms.overheads.client or ClientPath())
-        yield name, replace(terms, client_path=path is not None, overheads=replace(terms.overheads, client=path))
-    for cause in fields(Causes):
-        yield cause.name, replace(terms, causes=terms.causes.without(cause.name))
+        path = without(options.overheads.client or ClientPath())
+        yield name, replace(options, client_path=path is not None, overheads=replace(options.overheads, client=path))
+    for cause in fields(Corrections):
+        yield cause.name, replace(options, corrections=options.corrections.without(cause.name))
 
 
-def ablate(points: Sequence[Point], recordings: Sequence[Recording], terms: Terms = PLAIN) -> Iterator[Ablation]:
-    """Compare again without each cause."""
-    for name, without in variants(terms):
+def ablate(points: Sequence[Point], runs: Sequence[MeasuredRun], options: Options = PLAIN) -> Iterator[Ablation]:
+    """Compare again, each time without one cause."""
+    for name, without in variants(options):
         known = simulated([replay(point, without) for point in points])
         served = {
             metric: dict(summarise(np.array([result.error(metric) for result in known]))) for metric in METRICS if known
         }
-        yield Ablation(name, len(known), served, {one.name: _errors(one, without) for one in recordings})
+        yield Ablation(name, len(known), served, {one.name: _errors(one, without) for one in runs})
 
 
-def _errors(recording: Recording, terms: Terms) -> dict[str, float]:
-    found = compare(recording.measurement, recording.pool(), terms)
+def _errors(run: MeasuredRun, options: Options) -> dict[str, float]:
+    found = compare(run.measurement, run.pool(), options)
     sides = found.measurement.side.latencies, found.simulated.latencies
     return {name: relative_error(sides[0][name]["mean"], sides[1][name]["mean"]) for name in sides[0]}
 

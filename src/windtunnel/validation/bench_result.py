@@ -9,9 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.validation.measurement import METRICS, STATISTICS, Floats, Measurement, Requests, Side
-from windtunnel.validation.plausible import check_requests, check_unit, doubts
-from windtunnel.validation.recording import parse_object, read_text
+from windtunnel.validation.measured_run import parse_object, read_text
+from windtunnel.validation.measurement import (
+    METRICS,
+    STATISTICS,
+    Floats,
+    Measurement,
+    Requests,
+    Side,
+    check_requests,
+    check_unit,
+    doubts,
+)
 from windtunnel.workload.arrivals import AllAtOnce, Arrivals, Gamma
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.lengths import Both, Uniform
@@ -24,8 +33,8 @@ DETAILS = ("input_lens", "output_lens", "ttfts", "itls")
 def read_bench_result(path: Path, seed: int = 0) -> tuple[Measurement, str]:
     """A result file and the model that it names ("" if none). Raises InputError naming what is missing or wrong.
 
-    With the arrays of ``--save-detailed`` every request is replayed as it was sent: at its ``start_times`` where they
-    are there, except in a closed loop (``max_concurrency``), whose sends follow from its completions. Without, as many
+    With the arrays of ``--save-detailed`` every request is replayed as it was sent: at its ``start_times`` if it has
+    them, except in a closed loop (``max_concurrency``), whose sends follow from its completions. Without, as many
     requests of the mean lengths are drawn by ``request_rate`` and ``burstiness``, and only statistics are compared.
     """
     document = parse_object(read_text(path), str(path))

@@ -8,25 +8,24 @@ import numpy as np
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.errors import InputError
-from windtunnel.overheads import ClientPath, HostOverhead, Overheads
-from windtunnel.perf.cache import cache_folder
-from windtunnel.perf.grid import tabulate
-from windtunnel.perf.tables import Tabulated
-from windtunnel.simulate import simulate
-from windtunnel.validation.agreement import relative_error
-from windtunnel.validation.comparison import simulated_requests
+from windtunnel.perf.tabulate.cache import cache_folder
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.perf.tabulate.tables import Tabulated
+from windtunnel.simulate.overheads import ClientPath, HostOverhead, Overheads
+from windtunnel.simulate.simulate import simulate
+from windtunnel.validation.comparison import relative_error, simulated_requests
 from windtunnel.validation.measurement import METRICS, Floats, Measurement, Requests, Side
 
 STEPS = (1e-3, 10e-6, 1e-3, 10e-6, 5e-3, 5e-6)
 """First moves of the search: host serial, per request, overlapped, per request; client request, per token; seconds."""
 
 ROUNDS = 9
-"""Each halves the moves that no longer help."""
+"""Rounds of the search; each halves the moves that no longer help."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was found, and how well it agrees."""
+    """The overheads found, and how well simulations with them agree."""
 
     overheads: Overheads
     before: tuple[Side, ...]
@@ -53,8 +52,8 @@ def calibrate(runs: Sequence[tuple[Measurement, Pool]], perf: str = "auto") -> C
 
     The host's are searched always, the client's only where a client's clock was measured (the way back of the first
     token keeps its default, since nothing tells it from the way there). A pattern search from the tables' own host
-    work, which tries each number up and down and halves moves that do not help: as many numbers as stay at their start
-    are not needed. Raises InputError for runs without requests, or with different clocks.
+    work, which tries each number up and down and halves moves that do not help: numbers that stay at their
+    start are not needed. Raises InputError for runs without requests, or with different clocks.
     """
     if any(measurement.requests is None for measurement, _ in runs):
         raise InputError("calibrate needs latencies request by request: use --save-detailed")

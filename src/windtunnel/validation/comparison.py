@@ -1,24 +1,62 @@
-"""Comparison: a measured run beside its simulation. Nothing is fitted to what is measured."""
+"""Comparison: a measured run and its simulation: errors of the statistics, request by request, and over time.
+
+Nothing is fitted to what is measured.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from windtunnel.deployment import Pool
-from windtunnel.metrics import clean, delay_growth, overloaded, request_metrics, time_share, unroll
-from windtunnel.run import Requests as RunRequests
-from windtunnel.run import Run
-from windtunnel.validation.agreement import ks_distance, paired_error, relative_error
-from windtunnel.validation.measurement import METRICS, STATISTICS, Measurement, Requests, Side
-from windtunnel.validation.occupancy import curve
-from windtunnel.validation.terms import PLAIN, Terms
+from windtunnel.deployment import Deployment, Pool
+from windtunnel.metrics import clean, delay_growth, overloaded, request_metrics, time_share, uncertainty, unroll
+from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads
+from windtunnel.simulate.refuse_extrapolation import refuse_extrapolation
+from windtunnel.simulate.run import Requests as RunRequests
+from windtunnel.simulate.run import Run
+from windtunnel.simulate.simulate import simulate
+from windtunnel.validation.measurement import METRICS, STATISTICS, Floats, Measurement, Requests, Side
+from windtunnel.workload.columns import Workload
+
+
+@dataclass(frozen=True)
+class Options:
+    """How measured runs and served points are simulated, one choice for all that are compared."""
+
+    perf: str = "auto"
+    """Where kernel times come from, as in ``simulate``."""
+    overheads: Overheads = ENGINE_CLOCK
+    """Host and client overheads, e.g. of a calibration."""
+    strict: bool = False
+    """Refuse what is beyond the kernel data."""
+    corrections: Corrections = ALL
+    client_path: bool = True
+    """A client's clock includes its path; off in an ablation."""
+
+    def run(self, pool: Pool, workload: Workload, client_clock: bool, stream_interval: int = 1) -> Run:
+        """Simulate on the clock of the engine or of the client, with the usual path where none was calibrated.
+
+        ``stream_interval``: tokens of a streamed event; server and client handle that many times fewer events.
+        Raises InputError for what cannot be simulated, or is beyond the data.
+        """
+        usual = ClientPath(per_sequence=ClientPath.per_sequence / stream_interval)
+        seen = (self.overheads.client or usual) if client_clock and self.client_path else None
+        overheads = replace(self.overheads, client=seen)
+        run = simulate(Deployment((pool,)), workload, perf=self.perf, overheads=overheads, corrections=self.corrections)
+        if self.strict:
+            refuse_extrapolation(run, uncertainty(unroll(run)).beyond)
+        return run
+
+
+PLAIN = Options()
+"""As ``windtunnel run`` simulates."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A measurement beside its simulation."""
+    """A measurement with its simulation."""
 
     measurement: Measurement
     pool: Pool
@@ -32,7 +70,7 @@ class Comparison:
     ks: Mapping[str, float]
     """Metric → Kolmogorov-Smirnov distance of the two distributions; empty without measured requests."""
     occupancy: Mapping[str, Any]
-    """See ``occupancy.curve``."""
+    """Requests running and waiting over time, see ``curve``."""
     preemptions: int
     kv_blocks: int
     """Blocks of one data-parallel rank."""
@@ -40,9 +78,9 @@ class Comparison:
     warnings: tuple[str, ...]
 
 
-def compare(measurement: Measurement, pool: Pool, terms: Terms = PLAIN) -> Comparison:
+def compare(measurement: Measurement, pool: Pool, options: Options = PLAIN) -> Comparison:
     """Replay a measurement on a pool, by its own clock. Raises InputError when it cannot be simulated."""
-    run = terms.run(pool, measurement.workload, measurement.client_clock)
+    run = options.run(pool, measurement.workload, measurement.client_clock)
     found = simulated_requests(run)
     known = measurement.requests
     pairs = {name: (known.latencies[name], found.latencies[name]) for name in METRICS} if known else {}
@@ -63,7 +101,7 @@ def compare(measurement: Measurement, pool: Pool, terms: Terms = PLAIN) -> Compa
 
 
 def simulated_requests(run: Run) -> Requests:
-    """The requests of a simulation as a measurement has them."""
+    """The requests of a simulation in the form of a measurement."""
     requests: RunRequests = run.requests
     metrics = request_metrics(requests)
     return Requests(requests.arrival, requests.output_tokens, metrics.ttft, metrics.e2el)
@@ -72,8 +110,8 @@ def simulated_requests(run: Run) -> Requests:
 def saturated(requests: Requests) -> bool:
     """Whether requests came faster than they were served: their time to first token grows over the arrivals.
 
-    The same test for both sides (``metrics.overloaded``). The queueing delay itself is not measured; the
-    time to first token contains it, and the rest of it does not grow.
+    Both sides are judged by ``metrics.overloaded``. The queueing delay itself is not measured, but
+    the time to first token contains it, and its other parts do not grow.
     """
     return overloaded(delay_growth(requests.arrival, requests.ttft))
 
@@ -112,3 +150,88 @@ def document(found: Comparison) -> dict[str, Any]:
         }
     )
     return cleaned
+
+
+def relative_error(measured: float, simulated: float) -> float:
+    """Simulated over measured − 1; NaN where nothing was measured."""
+    return simulated / measured - 1.0 if measured > 0 else float("nan")
+
+
+def paired_error(measured: Floats, simulated: Floats) -> dict[str, float]:
+    """Errors request by request: their mean (bias), the median and the mean of their size (median_ape, mape).
+
+    Both arrays are in the same order; requests that have no value on either side are left out, and so are measured
+    zeros. NaN without any.
+    """
+    use = np.isfinite(measured) & np.isfinite(simulated) & (measured > 0)
+    if not use.any():
+        return dict.fromkeys(("bias", "median_ape", "mape"), float("nan"))
+    errors = simulated[use] / measured[use] - 1.0
+    size = np.abs(errors)
+    return {"bias": float(errors.mean()), "median_ape": float(np.median(size)), "mape": float(size.mean())}
+
+
+def ks_distance(measured: Floats, simulated: Floats) -> float:
+    """Kolmogorov-Smirnov distance: the largest gap between the two empirical distribution functions, 0 to 1.
+
+    NaN values are left out; NaN if a side has none left.
+    """
+    one, two = np.sort(measured[np.isfinite(measured)]), np.sort(simulated[np.isfinite(simulated)])
+    if not len(one) or not len(two):
+        return float("nan")
+    at = np.concatenate((one, two))
+    shares = [np.searchsorted(side, at, side="right") / len(side) for side in (one, two)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+def summarise(errors: Floats) -> Mapping[str, float]:
+    """Of relative errors: median and mean size, and the mean with its sign (bias)."""
+    return {
+        "median_ape": float(np.median(np.abs(errors))),
+        "mape": float(np.mean(np.abs(errors))),
+        "bias": float(np.mean(errors)),
+    }
+
+
+POINTS = 60
+"""Times at which the curves are compared, evenly spread over the longer of the two runs."""
+
+
+def curve(measurement: Measurement, simulated: Requests, run: RunRequests) -> dict[str, Any]:
+    """Requests running and waiting at POINTS times, both sides by the same rule, and the mean distances between them.
+
+    Where the measurement logged them, running counts from the first step that computed a token of the request.
+    Elsewhere both sides count from the first token, which is what the requests tell: ``from`` says which.
+    """
+    logged = measurement.series
+    if logged is not None:
+        at = logged.at
+        measured = {"waiting": logged.waiting, "running": logged.running}
+        found = _counts(at, simulated.arrival, run.scheduled - simulated.arrival, simulated.e2el)
+    elif measurement.requests is not None:
+        known = measurement.requests
+        end = max(_end(known), _end(simulated))
+        at = np.linspace(0.0, end, POINTS + 1)[:-1] + 0.5 * end / POINTS
+        measured = _counts(at, known.arrival, known.ttft, known.e2el)
+        found = _counts(at, simulated.arrival, simulated.ttft, simulated.e2el)
+    else:
+        return {}
+    return {
+        "from": "first step" if logged is not None else "first token",
+        "at": at.tolist(),
+        "measured": {name: values.tolist() for name, values in measured.items()},
+        "simulated": {name: values.tolist() for name, values in found.items()},
+        "mean_distance": {name: float(np.abs(found[name] - measured[name]).mean()) for name in found},
+    }
+
+
+def _end(requests: Requests) -> float:
+    return float(np.nanmax(requests.arrival + requests.e2el, initial=0.0))
+
+
+def _counts(at: Floats, arrival: Floats, begin: Floats, end: Floats) -> dict[str, Floats]:
+    """Requests that have arrived and not begun, and that have begun and not ended."""
+    seen = np.isfinite(begin) & np.isfinite(end)
+    came, began, left = (np.sort(moment[seen]) for moment in (arrival, arrival + begin, arrival + end))
+    before = [np.searchsorted(moments, at, side="right").astype(float) for moments in (came, began, left)]
+    return {"waiting": before[0] - before[1], "running": before[1] - before[2]}

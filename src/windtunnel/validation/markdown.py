@@ -6,24 +6,23 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
-from windtunnel.bands import LEVEL
-from windtunnel.validation.agreement import relative_error
-from windtunnel.validation.comparison import Comparison
+from windtunnel.simulate.error_band import LEVEL
+from windtunnel.validation.comparison import Comparison, relative_error
 from windtunnel.validation.measurement import METRICS, STATISTICS
-from windtunnel.validation.served import Result, groups, simulated
+from windtunnel.validation.served_replay import Result, groups, simulated
 
 NOTHING = "–"
 
 
 def per_cent(value: float | None, signed: bool = False) -> str:
-    """A share as per cent, with its sign if it is an error with one."""
+    """A share in per cent, ``signed`` with its sign."""
     if value is None or not isfinite(value):
         return NOTHING
     return f"{value * 100:{'+' if signed else ''}.1f} %"
 
 
 def comparison_table(found: Comparison) -> str:
-    """A comparison: latencies of both sides, errors, and what else tells them apart."""
+    """A comparison: latencies of both sides, errors, and other differences."""
     measurement, pool = found.measurement, found.pool
     lines = [
         f"### {measurement.name}",
@@ -104,7 +103,7 @@ def served_text(results: Sequence[Result]) -> str:
 
 
 def refusals(results: Sequence[Result]) -> list[str]:
-    """How many rows of which models were not simulated, by reason; reasons that differ in numbers only are one."""
+    """How many rows of which models were not simulated, by reason; reasons that differ only in numbers are merged."""
     alike: dict[str, list[Result]] = {}
     for result in results:
         if result.reason:

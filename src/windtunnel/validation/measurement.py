@@ -1,4 +1,4 @@
-"""Measurement: what was asked of a real engine, and how long it took."""
+"""Measurement: the requests sent to a real engine and their latencies, and whether these are plausible."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.errors import InputError
 from windtunnel.metrics import Distribution
 from windtunnel.workload.columns import Workload
 
@@ -20,7 +21,7 @@ Integers = NDArray[np.int64]
 @dataclass(frozen=True)
 class Side:
     """One side of a comparison: metric → statistic → seconds, and output tokens per second from the first arrival to
-    the last token. NaN where a side does not say."""
+    the last token. NaN where a side does not have one."""
 
     latencies: Mapping[str, Mapping[str, float]]
     output_throughput: float
@@ -77,3 +78,45 @@ class Measurement:
     """Latencies are those that a client saw, not the engine's own."""
     notes: tuple[str, ...] = ()
     """What the replay assumes or leaves out."""
+
+
+SLOWEST_TOKEN = 2.0
+"""Seconds: no measured server takes so long for each token; milliseconds read as seconds do (5 ms: 5 s).
+"""
+
+FASTEST_TOKEN = 2e-4
+"""Seconds: no engine steps so often; seconds read as milliseconds do (30 ms: 30 µs)."""
+
+FEWEST = 20
+LEAST_IN_FLIGHT = 0.02
+"""Requests in flight on average, of a run of FEWEST requests or more, below which their arrivals look too far apart."""
+
+
+def check_unit(per_token: float, where: str, names: str, unit: str) -> None:
+    """Raise InputError if the seconds per output token show that the named values are in the wrong unit."""
+    if per_token > SLOWEST_TOKEN:
+        how = "too large by 1000"
+    elif 0 < per_token < FASTEST_TOKEN:
+        how = "too small by 1000"
+    else:
+        return
+    raise InputError(
+        f"{where}: {per_token:.3g} s per output token: {names} look {how}: they must be {unit}, of seconds and "
+        "milliseconds the other one was probably given"
+    )
+
+
+def check_requests(requests: Requests, where: str, names: str) -> None:
+    """``check_unit`` of the median request, whose latencies must be in seconds."""
+    check_unit(float(np.median(requests.e2el / requests.output_tokens)), where, names, "seconds")
+
+
+def doubts(requests: Requests) -> list[str]:
+    """What looks wrong about the arrivals but cannot be decided."""
+    span = float(requests.arrival.max() - requests.arrival.min())
+    if len(requests.arrival) < FEWEST or span <= 0:
+        return []
+    in_flight = float(np.nansum(requests.e2el)) / span
+    if in_flight < LEAST_IN_FLIGHT:
+        return [f"{in_flight:.2g} requests in flight on average: are the arrivals milliseconds?"]
+    return []

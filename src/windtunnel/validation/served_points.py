@@ -28,7 +28,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import Quantization, load_model
 from windtunnel.perf.database import find_systems
-from windtunnel.validation.recording import nearest_preset
+from windtunnel.validation.measured_run import nearest_preset
 from windtunnel.validation.served_scripts import NO_SCRIPT, Script, script
 
 CHECKPOINTS = {
@@ -60,7 +60,7 @@ ACCEPTED = {1: 1.7, 3: 2.3}
 since prompts are random."""
 
 CASTING = {("openai/gpt-oss-120b", "b200_sxm")}
-"""Served with 8-bit activations beside mxfp4 weights (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1)."""
+"""Served with 8-bit activations and mxfp4 weights (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1)."""
 
 FLAGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-70B": {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192, "async_scheduling": True},
@@ -92,7 +92,7 @@ GENERATED_BY_PRECISION: dict[str, dict[str, Any]] = {"fp8": {"kv_cache_dtype": "
 """What aiconfigurator writes, whose deployments of TensorRT-LLM the other sources measured."""
 
 LARGEST_WORKER = 16
-"""GPUs that share every layer at most in one worker."""
+"""Most GPUs that share every layer in one worker."""
 
 SPARE_TOKENS = 200
 """``max_model_len`` beyond prompt and output, as the same scripts have it."""
@@ -102,12 +102,12 @@ RELEASES = {
     "sglang": (("2025-07", "0.5.0"),),
     "trtllm": (("2025-07", "1.0.0"), ("2025-10", "1.1.0")),
 }
-"""Month from which a version of an engine that a preset stands for was out."""
+"""Month of release and version of engines that have a preset."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One row: what served whom how fast (seconds)."""
+    """One row: a server, its load, and the mean latencies (seconds)."""
 
     id: str
     mode: str
@@ -133,7 +133,7 @@ class Point:
 
     @property
     def script(self) -> Script:
-        """What served it, as far as it is known; vLLM's flags are FLAGS."""
+        """The script that served it, as far as known; vLLM's flags are FLAGS."""
         if not self.scripted:
             return NO_SCRIPT
         return script(
@@ -143,7 +143,7 @@ class Point:
 
     @property
     def wait_steps(self) -> float:
-        """Steps that a request waits in the mean until the server looks at it, beyond the one that runs, and until the
+        """Steps that a request waits on average until the server looks at it, beyond the one that runs, and until the
         server shows its first token."""
         served = self.script
         poll = served.polls[self.concurrency >= 16]
@@ -266,7 +266,7 @@ def _point(row: Mapping[str, str]) -> Point:
 
 
 def groups(row: Mapping[str, str], concurrency: int) -> int:
-    """Parts of the clients of a row of the other sources: one, unless they are so many times ``batch_size``."""
+    """Replicas that share the clients of a row of the other sources: clients ÷ ``batch_size`` if whole, else one."""
     batch = _size(row.get("batch_size") or "")
     alone = "auto-gap-analysis" not in row["silicon_data_source"] or _size(row["attention_dp_size"]) > 1
     return 1 if alone or not row.get("batch_size") or concurrency % batch else max(concurrency // batch, 1)

@@ -29,7 +29,7 @@ class Script:
     """``clients`` stands for the row's concurrency, ``prompt`` for one prompt and a token for every client, at least
     8,192, ``length`` for max_model_len."""
     polls: tuple[int, int] = (1, 1)
-    """Decode steps between two looks at new requests below 16 clients and from 16 on (SGLang's
+    """Decode steps between two looks at new requests, below 16 clients and from 16 on (SGLang's
     ``scheduler_recv_interval``)."""
     version: str = ""
     """Beginning of the engine's version; empty: any."""
@@ -111,14 +111,14 @@ SCRIPTS = (
         stream_interval=20,
     ),
 )
-"""The first that fits served a row."""
+"""The first that matches served a row."""
 NO_SCRIPT = Script("", "", "", "", {})
 
 
 def script(
     backend: str, model: str, precision: str, system: str, version: str, gpus: int, expert_parallel: bool
 ) -> Script:
-    """The script that served a row of InferenceX; one without flags where none is known."""
+    """The script that served a row of InferenceX; one without flags if none is known."""
     for each in SCRIPTS:
         named = each.backend == backend and each.model in model and each.precision in ("", precision)
         built = system.startswith(each.system) and version.startswith(each.version) and each.gpus in (0, gpus)

@@ -1,9 +1,9 @@
-"""Step times: the decode steps of a measured run beside the simulated ones.
+"""Step times: the decode steps of a measured run against the simulated ones.
 
 A request that decodes from its first to its last token passes output_tokens − 1 steps, so the steps per second of each
 bin of time follow from all requests together by least squares. Bins in which no request got its first token, and all
-that ran had been running, are pure decode: their mean batch is asked of ``windtunnel.perf.explain`` (ranks in lockstep
-share the requests evenly, which a real balancer does not quite).
+that ran had been running, are pure decode: ``windtunnel.perf.explain`` gives the time of their mean batch (ranks
+in lockstep share the requests evenly, which a real balancer does not quite).
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool
-from windtunnel.perf.batch import Batch
-from windtunnel.perf.explain import explain
+from windtunnel.perf.explain import Batch, explain
 from windtunnel.validation.measurement import Measurement
 
 BIN = 2.0
@@ -24,7 +23,7 @@ SMOOTH = 0.02
 """Weight of equal rates in neighbouring bins, as a share of the requests' own; keeps empty bins defined."""
 
 FEWEST = 4
-"""Fewer running requests say too little about their bin."""
+"""With fewer running requests a bin is left out."""
 
 Floats = NDArray[np.float64]
 

@@ -57,7 +57,7 @@ class Fixed:
         _check_tokens("tokens", self.tokens)
 
     def draw(self, n: int, rng: np.random.Generator) -> Integers:  # noqa: ARG002 - no chance involved
-        """The same count n times."""
+        """One count, n times."""
         return np.full(n, self.tokens, np.int64)
 
 

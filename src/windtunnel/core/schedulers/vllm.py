@@ -122,8 +122,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["stages"] = policy.pipeline_parallel_size
         for name in SETTINGS:
             pool[name] = getattr(policy, name)
-    lanes["held"] = -1
-    requests["held_clock"] = -1
+    lanes["clock"] = 1  # so that no request was held back before it came
     if demand.priority is not None:
         requests["key"] = demand.priority
     cache = pipe = None
@@ -293,7 +292,7 @@ def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, i: in
     if pool.async_scheduling and not prefills:  # a decode's token is known one step after it was computed
         offered = max(offered - 1, request.certain)
     give_back(pool, lane, own.cache, r, context + now, offered, not leaves)
-    request.context, request.held_clock, request.certain = 0, -1, 0
+    request.context, request.held_clock, request.certain = 0, 0, 0
     if now > 0:
         withdraw(pool, lane, seats, request, now, prefills)
     stand_up(lane, seats, i)

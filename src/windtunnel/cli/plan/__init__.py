@@ -1,0 +1,1 @@
+"""plan: the cheapest deployment that keeps the limits: its flags, the command, and what it shows."""

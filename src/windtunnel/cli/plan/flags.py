@@ -1,0 +1,137 @@
+"""Flags of plan: what is searched, under which limits, for what, and where it runs."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.model import Model
+    from windtunnel.plan.space import Constraints, Space
+    from windtunnel.plan.workers import Team
+
+SPACE, LIMITS, SEARCH, CLUSTER = (
+    Group(name, sort_key=place)
+    for place, name in enumerate(("What may be deployed", "What is to be had", "Search", "Where it runs"))
+)
+Values = Annotated[tuple[str, ...], Parameter(show_default=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """The values to try, several words or separated by commas; what is not given has the values in brackets."""
+
+    devices: Annotated[Values, Parameter(alias="--device")] = ("h100",)
+    """GPUs, names of ``windtunnel list devices``."""
+    tensor_parallel_size: Values = ()
+    """[1 2 4 8]"""
+    pipeline_parallel_size: Values = ()
+    """[1]"""
+    data_parallel_size: Values = ()
+    """[1; with mixture of experts 1 2 4 8]"""
+    enable_expert_parallel: Values = ()
+    """[false; with mixture of experts also true]"""
+    max_num_seqs: Values = ()
+    """[64 128 256 512]"""
+    max_num_batched_tokens: Values = ()
+    """[1024 2048 4096 8192]"""
+    axis: Annotated[Values, Parameter(consume_multiple=False)] = ()
+    """Any other setting: WORD=VALUE,VALUE in the words of ``windtunnel run``, e.g. kv_cache_dtype=auto,fp8;
+    repeat it for more."""
+
+    def space(self, model: str, constraints: "Constraints", devices_file: Path | None) -> "Space":
+        """The space of these axes, with defaults that suit the model. Raises InputError for what cannot be."""
+        from windtunnel.model import load_model
+        from windtunnel.plan.space import Space, typed_values
+
+        axes: dict[str, list[str]] = {"device": split(self.devices)} | defaults(load_model(model))
+        for entry in fields(self):
+            if entry.name not in ("devices", "axis") and (values := split(getattr(self, entry.name))):
+                axes[entry.name] = values
+        for text in self.axis:
+            word, equals, values_text = text.partition("=")
+            if not equals:
+                raise InputError(f"axis {text!r}: must be WORD=VALUE,VALUE, e.g. kv_cache_dtype=auto,fp8")
+            axes[word.replace("-", "_")] = split((values_text,))
+        typed = {word: typed_values(word, values) for word, values in axes.items()}
+        return Space(model, typed, constraints, devices_file)
+
+
+def split(words: tuple[str, ...]) -> list[str]:
+    """Words separated by commas, too."""
+    return [part for word in words for part in word.split(",") if part]
+
+
+def defaults(model: "Model") -> dict[str, list[str]]:
+    """Default values of the usual axes."""
+    usual = {
+        "tensor_parallel_size": ["1", "2", "4", "8"],
+        "max_num_seqs": ["64", "128", "256", "512"],
+        "max_num_batched_tokens": ["1024", "2048", "4096", "8192"],
+    }
+    if model.has_moe:
+        usual |= {"data_parallel_size": ["1", "2", "4", "8"], "enable_expert_parallel": ["false", "true"]}
+    return usual
+
+
+@dataclass(frozen=True, kw_only=True)
+class Available:
+    """What is to be had."""
+
+    gpus: Values = ()
+    """GPUs that are available: DEVICE=NUMBER, e.g. h100=16 l40s=32."""
+    max_gpus: int | None = None
+    """GPUs of the whole deployment, at most."""
+    max_gpus_per_node: int | None = None
+    """Largest tensor parallel size; the device's own limit holds too."""
+    max_price_per_hour: float | None = None
+    """USD per hour for all GPUs, at most."""
+
+    def constraints(self) -> "Constraints":
+        """These limits as constraints of a space. Raises InputError for what cannot be read."""
+        from windtunnel.hardware import device
+        from windtunnel.plan.space import Constraints
+
+        counts = {}
+        for text in split(self.gpus):
+            name, equals, number = text.partition("=")
+            if not equals or not number.isdigit():
+                raise InputError(f"gpus {text!r}: must be DEVICE=NUMBER, e.g. h100=16")
+            counts[device(name).name] = int(number)
+        limits: dict[str, Any] = {
+            entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "gpus"
+        }
+        return Constraints(gpus=counts, **limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Where simulations run."""
+
+    executor: Literal["processes", "serial", "ray"] = "processes"
+    """Processes on this machine, this process alone, or a Ray cluster."""
+    workers: int | None = None
+    """Simulations at a time; without it one for each CPU."""
+    address: str | None = None
+    """Ray's cluster, e.g. auto or ray://head:10001; without it Ray starts on this machine."""
+
+    def __post_init__(self) -> None:
+        if self.address is not None and self.executor != "ray":
+            raise InputError(f"address={self.address!r}: is of a Ray cluster: add --executor ray")
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"workers={self.workers}: must be ≥ 1")
+        if self.executor == "serial" and self.workers not in (None, 1):
+            raise InputError(f"workers={self.workers}: a serial search has one: use --executor processes")
+
+    def team(self) -> "Team":
+        """The team. Raises InputError where Ray is not installed or cannot be reached."""
+        from windtunnel.plan.workers import in_turn, processes
+
+        if self.executor == "ray":
+            from windtunnel.plan.workers import on_ray
+
+            return on_ray(self.address, self.workers)
+        return processes(self.workers) if self.executor == "processes" else in_turn()

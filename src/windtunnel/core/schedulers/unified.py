@@ -1,0 +1,654 @@
+"""The unified scheduler, ``policy.Policy``: InferMax's one loop with parameters (arXiv 2411.07447).
+
+Decodes are one group: in each step of a lane all of them take part, or none. So the lane's clock counts the steps in
+which they do. Several prompts may be part-way; a request on the host stands in no seat.
+"""
+
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.batch_time import group_time
+from windtunnel.core.blocks import blocks_of
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.hooks import HOOKS, address, call_token_budget, call_victim_key
+from windtunnel.core.jump import FOREVER, equal_steps
+from windtunnel.core.log import write_stall, write_step
+from windtunnel.core.records import IDLE, NONE, STEPPED, Array, Fields, Group, Lane, Pool, Request, State
+from windtunnel.core.schedulers.unified_queue import (
+    CONTINUOUS,
+    LOOK_AHEAD,
+    ON_DEMAND,
+    add_end,
+    add_prefill,
+    admit,
+    blocks_with,
+    enqueue,
+    head_tokens,
+    is_long_enough,
+    is_open,
+    opens,
+    put,
+    remove_end,
+    watermark,
+)
+from windtunnel.core.seats import (
+    EMPTY,
+    ENDS,
+    NEVER,
+    NOW,
+    SOONEST,
+    WHO,
+    blocks_due,
+    context_of,
+    count,
+    ends_at,
+    sit,
+    skip_decodes,
+    soonest_of,
+    stand_up,
+)
+from windtunnel.core.step import begin_boundary, count_released, depart
+from windtunnel.policy import Limits, Policy
+from windtunnel.policy.unified import RESERVING, Allocation, Batching
+
+__all__ = ["LANE_FIELDS", "POOL_FIELDS", "REQUEST_FIELDS", "Own", "arrays", "enqueue", "jump", "step", "update_bound"]
+
+UNLIMITED = 1 << 60
+
+SETTINGS = (
+    *("mixed", "chunked_prefill", "look_ahead_margin", "decodes_ask_for_a_block", "host_blocks", "pass_over"),
+    *("reschedule_interval", "swap_time_per_block", "max_queue_delay", "queue_ratio", "delay_factor"),
+)
+"""Fields of Policy that a pool has, too, the last four as floats."""
+
+VICTIMS = {
+    "newest": (1, 0, 0),
+    "oldest": (-1, 0, 0),
+    "shortest": (0, -1, 0),
+    "longest": (0, 1, 0),
+    "lowest_priority": (0, 0, 1),
+}
+"""How much a request's seat, context and priority count when one has to go: the one with the largest sum does."""
+
+ORDERS = {
+    "fcfs": (0, 0, 0),
+    "priority": (0, 0, 1),
+    "shortest_prompt": (1, 0, 0),
+    "longest_prompt": (-1, 0, 0),
+    "shortest_output": (0, 1, 0),
+    "longest_output": (0, -1, 0),
+    "shortest_job": (1, 1, 0),
+    "longest_job": (-1, -1, 0),
+}
+"""How much its prompt, declared output and priority count in the queue: the smallest sum comes first."""
+
+POOL_FIELDS: Fields = [
+    *((name, np.int64) for name in (*SETTINGS[:-4], *HOOKS)),
+    *((name, np.float64) for name in SETTINGS[-4:]),
+    *((name, np.int64) for name in ("victim_seat", "victim_context", "victim_priority")),
+    *((name, np.int64) for name in ("key_prompt", "key_output", "key_priority", "keyed")),
+    *((name, np.int64) for name in ("prefill_first", "allocation", "reserves", "watermark_blocks", "batching")),
+    *((name, np.int64) for name in ("max_num_prefill_tokens", "long_prefill_token_threshold", "balance_timeout")),
+    *((name, np.int64) for name in ("max_num_partial_prefills", "max_long_partial_prefills", "prefills_together")),
+]
+
+LANE_FIELDS: Fields = [
+    *((name, np.int64) for name in ("swapped", "swapped_tail")),  # on the host, the first to go first, linked by next
+    *((name, np.int64) for name in ("on_host", "free_host")),  # requests there, which count as waiting; blocks
+    *((name, np.int64) for name in ("moved", "returned")),  # blocks since the last step; requests that then decode anew
+    ("forming", np.int64),  # no request of the present batch has decoded yet
+    ("opens_at_clock", np.int64),  # reschedule_interval steps after the last one that looked at the queue
+    ("num_ends", np.int64),  # in its row of Own.ends
+    ("unbalanced", np.int64),  # of the first rank: steps in which not all ranks had a request to admit
+    ("last_prefill_time", np.float64),
+    # the step that is being scheduled
+    ("started", np.float64),
+    *((name, np.int64) for name in ("held", "evicted")),  # other ranks are not ready to admit; a request had to go
+    *((name, np.int64) for name in ("decode_need", "asked", "chunk_need")),  # blocks; asked for in vain by a decode
+    *((name, np.int64) for name in ("part_ways", "long_part_ways")),  # prompts that are part-way after it
+]
+
+REQUEST_FIELDS: Fields = [
+    ("key", np.float64),
+    ("priority", np.int64),
+    ("max_tokens", np.int32),  # declared
+    ("returned", np.int8),  # from the host, and has not decoded since
+]
+
+
+class Own(NamedTuple):
+    """What only this scheduler reads and writes."""
+
+    ends: Array
+    """[lanes, max_num_seqs] of each running request the clock at its declared end · 2³² + its number, the last first;
+    empty without look-ahead."""
+
+
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+    """Write the rules into the pools, and make the arrays of a run.
+
+    Raises:
+        InputError: a policy cannot run within its limits.
+    """
+    for pool, policy, limits, in_step in zip(pools, fleet.policies, fleet.limits, fleet.lockstep, strict=True):
+        policy.check(limits)
+        for name, value in _rules(policy, limits).items():
+            pool[name] = value
+        pool["balance_timeout"] = policy.balance_timeout if in_step else 0
+    pool_of_lane = np.repeat(np.arange(len(pools)), np.multiply(fleet.replicas, fleet.lanes))
+    lanes["swapped"] = lanes["swapped_tail"] = NONE
+    lanes["free_host"] = pools["host_blocks"][pool_of_lane]
+    requests["max_tokens"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
+    requests["priority"] = 0 if demand.priority is None else demand.priority
+    looks_ahead = (pools["allocation"] == LOOK_AHEAD).any()
+    return Own(np.zeros((len(lanes), pools["max_num_seqs"].max() if looks_ahead else 0), dtype=np.int64))
+
+
+def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:
+    """A policy as numbers, by field of the pool; where it is stricter than the limits, its own hold."""
+    victim, order = VICTIMS[policy.victim], ORDERS[policy.admission_order]
+    return {
+        **{name: getattr(policy, name) for name in SETTINGS},
+        **{name: address(name, policy) for name in HOOKS},
+        **dict(zip(("victim_seat", "victim_context", "victim_priority"), victim, strict=True)),
+        **dict(zip(("key_prompt", "key_output", "key_priority"), order, strict=True)),
+        "keyed": any(order) or policy.admission_key is not None,
+        "prefill_first": policy.group_order == "prefill_first",
+        "allocation": get_args(Allocation).index(policy.allocation),
+        "reserves": policy.allocation in RESERVING,
+        "watermark_blocks": policy.watermark_blocks(limits),
+        "batching": get_args(Batching).index(policy.batching),
+        "max_num_batched_tokens": policy.tokens(limits),
+        "max_num_seqs": policy.places(limits),
+        "max_num_prefill_tokens": policy.prefill_tokens(limits),
+        "long_prefill_token_threshold": policy.long_prefill_token_threshold or UNLIMITED,
+        "max_num_partial_prefills": policy.max_num_partial_prefills or UNLIMITED,
+        "max_long_partial_prefills": policy.max_long_partial_prefills or UNLIMITED,
+        "prefills_together": policy.prefills_together(limits),
+    }
+
+
+# Eviction, to the queue or to the host, and the way back.
+
+
+@part
+def count_decode(pool: Pool, lane: Lane, seats: Array, context: int, change: int) -> None:
+    """Let a decode join the sums or leave them; one whose blocks are reserved never needs another."""
+    if pool.reserves:
+        lane.decodes += change
+        lane.kv_tokens += change * context
+    else:
+        count(pool, lane, seats, context, change)
+
+
+@part
+def start_decoding(pool: Pool, lane: Lane, seats: Array, request: Request, i: int) -> None:
+    """Count the request in seat ``i``, whose context is up to date, among the decodes."""
+    ends_at(lane, seats, i, lane.clock + request.output - request.generated)
+    count_decode(pool, lane, seats, request.context, 1)
+
+
+@part
+def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
+    """The seat of the request that has to go: the one with the largest key, of equals the newest."""
+    chosen, largest = lane.top - 1, -np.inf
+    if pool.victim_key == 0 and pool.victim_seat > 0:
+        return chosen
+    for i in range(lane.top - 1, -1, -1):
+        if seats[ENDS, i] == EMPTY:
+            continue
+        request = requests[seats[WHO, i]]
+        context, generated = request.context, request.generated
+        if seats[ENDS, i] != NEVER:
+            context = context_of(lane, request, seats[ENDS, i])
+            generated = context - request.prompt + 1
+        if pool.victim_key != 0:
+            prompt, declared, priority = request.prompt, request.max_tokens, request.priority
+            key = call_victim_key(pool.victim_key, prompt, declared, priority, generated, context, request.arrival)
+        else:
+            key = float(pool.victim_seat * i + pool.victim_context * context + pool.victim_priority * request.priority)
+        if key > largest:
+            chosen, largest = i, key
+    return chosen
+
+
+@compiled
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> None:
+    """A request has to go: to the host with its context, if it decodes and there is room, or back to the queue."""
+    i = choose_victim(pool, lane, requests, seats)
+    r = seats[WHO, i]
+    request, decodes = requests[r], seats[ENDS, i] != NEVER
+    lane.evicted = 1
+    request.preemptions += 1
+    blocks = blocks_with(pool, request, request.context)
+    if decodes:
+        context = context_of(lane, request, seats[ENDS, i])
+        request.context, request.generated = context, context - request.prompt + 1
+        count_decode(pool, lane, seats, context, -1)
+        if not pool.reserves:
+            blocks = blocks_of(pool, context)
+        if request.returned:
+            request.returned = 0
+            lane.returned -= 1
+        else:
+            request.last_token = max(request.last_token, lane.end)
+    lane.free += blocks
+    if pool.allocation == LOOK_AHEAD:
+        remove_end(lane, ends, r)
+    stand_up(lane, seats, i)
+    if not decodes or blocks > lane.free_host:
+        request.context = 0
+        put(pool, lane, requests, r, True)
+        return
+    lane.free_host -= blocks
+    lane.moved += blocks
+    request.next = NONE
+    if lane.swapped == NONE:
+        lane.swapped = r
+    else:
+        requests[lane.swapped_tail].next = r
+    lane.swapped_tail = r
+    lane.on_host += 1
+    lane.waiting += 1
+
+
+@part
+def can_return(pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
+    """Whether the first request on the host may come back: with it there is memory for the next step of all decodes,
+    and no prompt is part-way."""
+    if lane.swapped == NONE or lane.running >= pool.max_num_seqs or lane.running > lane.decodes:
+        return False
+    context = requests[lane.swapped].context
+    wanted = blocks_of(pool, context + 1)
+    if pool.decodes_ask_for_a_block and lane.running > 0:
+        wanted = blocks_of(pool, context) + 1
+    return blocks_due(pool, lane, seats) + wanted + watermark(pool, lane) <= lane.free
+
+
+@compiled
+def bring_back(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> None:
+    """Requests return from the host, the first to go first, while they can."""
+    while can_return(pool, lane, requests, seats):
+        r = lane.swapped
+        request = requests[r]
+        lane.swapped = request.next
+        lane.on_host -= 1
+        lane.waiting -= 1
+        blocks = blocks_of(pool, request.context)
+        lane.free -= blocks
+        lane.free_host += blocks
+        lane.moved += blocks
+        start_decoding(pool, lane, seats, request, sit(lane, seats, r))
+        if pool.allocation == LOOK_AHEAD:
+            add_end(lane, ends, request, r)
+        request.returned = 1
+        lane.returned += 1
+
+
+# What a step computes.
+
+
+@part
+def schedule(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, now: float) -> None:
+    """Decide the step that starts at ``now``: which requests decode, prefill, are admitted, have to go."""
+    lane.started, lane.evicted = now, 0
+    if lane.running == 0:
+        lane.forming = 1
+    if lane.swapped != NONE:
+        bring_back(pool, lane, requests, seats, ends)
+    tokens = pool.max_num_batched_tokens
+    if pool.token_budget != 0:
+        waiting = lane.waiting - lane.on_host
+        tokens = call_token_budget(pool.token_budget, lane.decodes, lane.kv_tokens, lane.free, waiting, tokens)
+    for turn in range(2):
+        prefills = pool.mixed or (pool.prefill_first > 0) == (turn == 0)
+        make_room(pool, lane, requests, seats, ends, tokens, pool.mixed or not prefills, prefills)
+        lane.free -= lane.chunk_need
+        left, kept = tokens, lane.decode_need + lane.asked
+        if not pool.prefill_first:
+            lane.free -= lane.decode_need
+            left, kept = tokens - lane.step_decodes, 0
+        if prefills and lane.head != NONE and not lane.evicted and lane.swapped == NONE:
+            left = min(left, pool.max_num_prefill_tokens) - lane.chunk_tokens
+            if left > 0 and is_open(pool, lane, requests):
+                admit(pool, lane, requests, seats, ends, left, kept)
+        if pool.prefill_first and lane.step_decodes > 0:
+            if lane.decodes > tokens - lane.chunk_tokens:
+                lane.step_decodes, lane.step_kv = 0, 0
+            else:
+                lane.free -= lane.decode_need
+        if pool.mixed or lane.step_decodes + lane.chunks > 0:
+            return
+
+
+@part
+def make_room(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, tokens: int, decodes: bool, prefills: bool
+) -> None:
+    """What running requests compute in this step; others are evicted until there are blocks for it."""
+    while True:
+        lane.chunks, lane.chunk_tokens, lane.chunk_need, lane.part_ways, lane.long_part_ways = 0, 0, 0, 0, 0
+        if prefills and lane.running > lane.decodes:
+            first = lane.decodes if decodes and not pool.prefill_first else 0
+            plan_chunks(pool, lane, requests, seats, min(tokens - first, pool.max_num_prefill_tokens))
+        lane.step_decodes, lane.step_kv, lane.decode_need, lane.asked = 0, 0, 0, 0
+        if decodes and 0 < lane.decodes <= tokens - lane.chunk_tokens:
+            lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
+            lane.decode_need = blocks_due(pool, lane, seats)
+            lane.asked = asked_block(pool, lane, requests, seats)
+        if lane.decode_need + lane.asked + lane.chunk_need <= lane.free:
+            return
+        evict(pool, lane, requests, seats, ends)
+
+
+@compiled
+def plan_chunks(pool: Pool, lane: Lane, requests: Array, seats: Array, left: int) -> None:
+    """The next chunk of each part-way prompt, in order of admission."""
+    for i in range(lane.first, lane.top):
+        if seats[ENDS, i] != NEVER:
+            continue
+        request = requests[seats[WHO, i]]
+        context = request.context
+        tokens = min(request.prompt + request.generated - context, pool.long_prefill_token_threshold, max(left, 0))
+        add_prefill(pool, lane, seats, request, i, tokens)
+        lane.chunk_need += blocks_with(pool, request, context + tokens) - blocks_with(pool, request, context)
+        left -= tokens
+
+
+@part
+def asked_block(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
+    """1 if the newest decode asks for a block although its last one has room."""
+    if not pool.decodes_ask_for_a_block or lane.running <= 1:
+        return 0
+    i = lane.top - 1
+    while seats[ENDS, i] >= EMPTY:
+        i -= 1
+    return 1 if context_of(lane, requests[seats[WHO, i]], seats[ENDS, i]) % pool.block_size else 0
+
+
+# What it leaves behind.
+
+
+@part
+def leave(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, i: int, end: float) -> None:
+    """The request in seat ``i`` has got its last token: free seat and blocks."""
+    r = seats[WHO, i]
+    request = requests[r]
+    request.finish = end
+    context = request.prompt + request.output - 1
+    lane.free += blocks_with(pool, request, context) if pool.reserves else blocks_of(pool, context)
+    if pool.allocation == LOOK_AHEAD:
+        remove_end(lane, ends, r)
+    stand_up(lane, seats, i)
+    depart(lane, requests, r)
+
+
+@part
+def decoded(pool: Pool, lane: Lane) -> None:
+    """Decodes took part in the steps up to the lane's clock: no batch is forming, and the queue was looked at when it
+    was due."""
+    lane.forming = 0
+    overdue = lane.clock - 1 - lane.opens_at_clock
+    if overdue >= 0:
+        lane.opens_at_clock += (overdue // pool.reschedule_interval + 1) * pool.reschedule_interval
+
+
+@part
+def end_decodes(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array, end: float) -> None:
+    """Let those decodes leave whose last token this was; those that came back from the host got their first one."""
+    requests = state.requests
+    i = lane.top
+    while lane.returned > 0:
+        i -= 1
+        r = seats[WHO, i]
+        if seats[ENDS, i] != EMPTY and requests[r].returned:
+            requests[r].returned = 0
+            lane.returned -= 1
+            write_stall(state, r, requests[r].last_token, end)
+    if lane.clock < lane.next_end:
+        return
+    lane.next_end = NEVER
+    for block in range((lane.top + 31) // 32):
+        if seats[SOONEST, block] <= lane.clock:
+            for i in range(block * 32, block * 32 + 32):
+                if seats[ENDS, i] == lane.clock:
+                    request = requests[seats[WHO, i]]
+                    count_decode(pool, lane, seats, request.prompt + request.output - 1, -1)
+                    leave(pool, lane, requests, seats, ends, i, end)
+            seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
+        lane.next_end = min(lane.next_end, seats[SOONEST, block])
+
+
+@part
+def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array, end: float) -> None:
+    """Advance the prefills; a finished one yields a token at ``end``."""
+    lane.last_prefill_time = end - lane.started
+    for i in range(lane.first, lane.top):
+        if seats[ENDS, i] != NEVER:
+            continue
+        r = seats[WHO, i]
+        request = state.requests[r]
+        request.context += seats[NOW, i]
+        if request.context < request.prompt + request.generated:
+            continue
+        request.generated += 1
+        if request.generated == 1:
+            request.first_token = end
+        else:
+            write_stall(state, r, request.last_token, end)
+        request.last_token = end
+        if request.generated == request.output:
+            leave(pool, lane, state.requests, seats, ends, i, end)
+            continue
+        start_decoding(pool, lane, seats, request, i)
+        if pool.allocation == LOOK_AHEAD and lane.step_decodes == 0:  # one token less is left, on the same clock
+            remove_end(lane, ends, r)
+            add_end(lane, ends, request, r)
+    skip_decodes(lane, seats)
+
+
+@part
+def conclude(state: State, pool: Pool, group: Group, end: float) -> None:
+    """The results of the step that ends at ``end`` take effect."""
+    begin_boundary(group, state.lanes)
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane, seats, ends = state.lanes[i], state.seats[i], state.own.ends[i]
+        if lane.step_decodes > 0:
+            lane.clock += 1
+            lane.kv_tokens += lane.decodes
+            lane.end = end
+            decoded(pool, lane)
+            end_decodes(state, pool, lane, seats, ends, end)
+        if lane.chunks > 0:
+            end_chunks(state, pool, lane, seats, ends, end)
+    count_released(group, state.lanes)
+    group.now, group.end = end, end
+
+
+@part
+def balance(pool: Pool, group: Group, lanes: Array) -> None:
+    """While all ranks decode, none admits before each has a prompt waiting, or ``balance_timeout`` steps have passed
+    (TensorRT-LLM, ``_balance_adp_requests`` of pyexecutor/py_executor.py)."""
+    first, last = group.first_lane, group.first_lane + group.num_lanes
+    together, decoding = True, True
+    for i in range(first, last):
+        together &= lanes[i].waiting > lanes[i].on_host
+        decoding &= lanes[i].decodes > 0
+    unbalanced = 0 if together else lanes[first].unbalanced + 1
+    due = unbalanced >= pool.balance_timeout or not decoding
+    lanes[first].unbalanced = 0 if due else unbalanced
+    for i in range(first, last):
+        lanes[i].held = 0 if together or due else 1
+
+
+@part
+def step(state: State, pool: Pool, group: Group) -> int:
+    """Schedule and run one step, which waits for blocks that move to the host or back; IDLE if there is nothing to do
+    until something arrives."""
+    first, last = group.first_lane, group.first_lane + group.num_lanes
+    if pool.balance_timeout > 0 and group.num_lanes > 1:
+        balance(pool, group, state.lanes)
+    scheduled, evicted = False, False
+    for i in range(first, last):
+        lane = state.lanes[i]
+        schedule(pool, lane, state.requests, state.seats[i], state.own.ends[i], group.now)
+        scheduled |= lane.step_decodes + lane.chunks > 0
+        evicted |= lane.evicted > 0
+    if not scheduled:
+        begin_boundary(group, state.lanes)
+        return STEPPED if evicted else IDLE
+    waits = 0.0
+    for i in range(first, last):
+        lane, transfer = state.lanes[i], 0.0
+        if lane.step_decodes + lane.chunks > 0:
+            transfer = float(lane.moved) * pool.swap_time_per_block
+            lane.moved = 0
+        waits = max(waits, transfer)
+        resumed = lane.returned if lane.step_decodes > 0 else 0
+        write_step(state, pool, group, lane, state.seats[i], group.now, resumed, transfer)
+    conclude(state, pool, group, group.now + (group_time(state, pool, group) + waits))
+    return STEPPED
+
+
+# Many steps at once.
+
+
+@part
+def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
+    """What the next steps of lane ``i`` have in common; see ``core.jump``."""
+    lane, requests, seats = state.lanes[i], state.requests, state.seats[i]
+    lane.spare = 1 if pool.decodes_ask_for_a_block else 0  # a run stops where the newest decode could ask in vain
+    if lane.returned > 0 or pool.token_budget != 0 or can_return(pool, lane, requests, seats):
+        return 0, 0, False
+    if lane.running > lane.decodes:
+        steps, tokens = steady_chunk(pool, lane, requests, seats)
+        return steps, tokens, False
+    if lane.decodes == 0:
+        return (FOREVER if lane.head == NONE else 0), 0, True
+    steps = lane.next_end - lane.clock - 1
+    if not may_open(pool, lane):
+        return steps, 0, False
+    if pool.reschedule_interval > 1:
+        steps = min(steps, lane.opens_at_clock - lane.clock)
+    if lane.head != NONE and head_may_join(pool, lane, requests, seats, state.own.ends[i]):
+        return 0, 0, False
+    joins = pool.queue_ratio > 0.0 or lane.head == NONE or pool.keyed or pool.pass_over
+    return steps, 0, joins and (pool.reschedule_interval == 1 or pool.queue_ratio > 0.0)
+
+
+@part
+def may_open(pool: Pool, lane: Lane) -> bool:
+    """Whether the queue may open while the present requests run."""
+    if lane.swapped != NONE or lane.running >= pool.max_num_seqs or not (pool.mixed or pool.prefill_first):
+        return False
+    return pool.batching == CONTINUOUS or lane.forming > 0
+
+
+@compiled
+def head_may_join(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> bool:
+    """Whether the head of the queue might be admitted in a run of decodes.
+
+    One that lacks a place, tokens or memory lacks them until a request leaves: free blocks only get fewer.
+    """
+    waiting = lane.waiting - lane.on_host
+    if pool.delay_factor > 0.0 or pool.batching != CONTINUOUS:
+        return True
+    looks = (pool.reschedule_interval == 1 and pool.queue_ratio == 0.0) or is_long_enough(pool, lane)
+    if not looks or pool.max_num_seqs - lane.running < min(pool.prefills_together, waiting):
+        return False
+    kept, taken = 0, 0
+    if pool.mixed:
+        kept = blocks_due(pool, lane, seats)
+        if pool.prefill_first:
+            kept += asked_block(pool, lane, requests, seats)
+        else:
+            taken = lane.decodes
+    if lane.free - kept - pool.watermark_blocks < 1:
+        return False
+    left = min(pool.max_num_batched_tokens - taken, pool.max_num_prefill_tokens)
+    if pool.pass_over or pool.allocation == LOOK_AHEAD:
+        return True
+    return left > 0 and head_tokens(pool, lane, requests, ends, left, kept) != 0
+
+
+@compiled
+def steady_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array) -> tuple[int, int]:
+    """(Steps in which one long prompt takes all tokens that the decodes leave, tokens of each); 0 if it does not."""
+    skip_decodes(lane, seats)
+    unlike = not pool.mixed or pool.prefill_first or pool.delay_factor > 0.0 or pool.reschedule_interval > 1
+    if unlike or pool.batching != CONTINUOUS or lane.running - lane.decodes > 1:
+        return 0, 0
+    request = requests[seats[WHO, lane.first]]
+    known = request.prompt + request.generated
+    tokens = min(pool.max_num_batched_tokens - lane.decodes, pool.max_num_prefill_tokens)
+    if tokens <= 0 or tokens > pool.long_prefill_token_threshold:
+        return 0, 0
+    steps = (known - request.context - 1) // tokens
+    return (min(steps, lane.next_end - lane.clock - 1) if lane.decodes > 0 else steps), tokens
+
+
+@part
+def jumped(state: State, pool: Pool, i: int, tokens: int) -> None:  # noqa: ARG001
+    """What equal steps leave behind, if they had decodes."""
+    if state.lanes[i].decodes > 0:
+        decoded(pool, state.lanes[i])
+
+
+@part
+def opening(pool: Pool, group: Group, lanes: Array, requests: Array) -> float:
+    """When the first queue of a group opens in which nothing runs; infinite if something does, or nothing waits."""
+    now = np.inf
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = lanes[i]
+        if lane.running > 0 or lane.swapped != NONE:
+            return np.inf
+        if lane.head != NONE:
+            now = min(now, opens(pool, lane, requests))
+    return now
+
+
+@part
+def jump(state: State, pool: Pool, group: Group, until: float) -> int:
+    """Make as many equal steps as possible (see ``core.jump``), or let time pass until a batch starts."""
+    lanes, first, last = state.lanes, group.first_lane, group.first_lane + group.num_lanes
+    balanced, decoding, waits = pool.balance_timeout > 0 and group.num_lanes > 1, True, False
+    for i in range(first, last):
+        waits |= lanes[i].head != NONE
+    done = 0
+    if not (balanced and waits):
+        done = equal_steps(state, pool, group, until, steady, jumped, pool.allocation != ON_DEMAND)
+    if done == 0:
+        opened = opening(pool, group, lanes, state.requests)
+        if not group.now < opened < np.inf:
+            return 0
+        group.now = group.end = min(opened, until)
+        begin_boundary(group, lanes)
+        return 1
+    for i in range(first, last):
+        if lanes[i].decodes == 0:  # the clock counts steps with decodes
+            lanes[i].clock -= done
+            decoding = False
+    if balanced:
+        lanes[first].unbalanced = (lanes[first].unbalanced + done) % pool.balance_timeout if decoding else 0
+    return done
+
+
+@part
+def update_bound(state: State, pool: Pool, group: Group) -> None:
+    """No request leaves the group before ``bound``.
+
+    A lane that only decodes cannot finish any request before the clock of its next end; one step of slack covers
+    rounding. A group that waits for a batch to fill begins when the queue opens.
+    """
+    group.bound = np.inf
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        if lane.waiting > 0 or lane.running > lane.decodes:
+            opened = opening(pool, group, state.lanes, state.requests)
+            group.bound = opened if group.now < opened < np.inf else group.now
+            return
+        if lane.decodes > 0:
+            shortest = state.floats[pool.shortest_step + lane.decodes]
+            group.bound = min(group.bound, group.now + float(lane.next_end - lane.clock - 1) * shortest)

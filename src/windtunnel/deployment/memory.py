@@ -1,0 +1,329 @@
+"""How many KV cache blocks fit on a GPU, computed as vLLM's worker does after its profile run.
+
+    available = usable memory · gpu_memory_utilization − weights − activation peak − reserve
+    num_blocks = ⌊available / bytes of one block over all layers⌋
+
+(``gpu_worker.determine_available_memory`` and ``kv_cache_utils`` of vLLM.) The activation peak belongs to a dry run
+with ``max_num_batched_tokens`` tokens and sampling for ``max_num_seqs`` requests. CUDA graphs are captured later and
+take from the memory beyond the limit: so did vLLM up to 0.20, and so does its second model runner, the default by 0.31.
+
+Two constants are fitted to what engines reported. Sampling takes 46 bytes per logit (Llama-3.1-8B on an A100, 0.31.0,
+256 requests by default: 1.44 GiB of activations). A transformer layer holds four hidden states and three intermediate
+ones per token (a 7 B Mistral, H100, 0.10.2, 16,384 tokens: 1.97 GiB). Of seven reported block counts (0.8.5 to 0.31,
+not all with recorded settings) five then agree within 2 % and two within 5-9 %. Where the engine's own count is
+known, ``num_gpu_blocks_override`` takes it.
+"""
+
+from dataclasses import dataclass, replace
+
+from windtunnel.deployment import Engine, Pool, preset, resolve_engine
+from windtunnel.deployment.resolve import possible_tensor_parallel_sizes
+from windtunnel.errors import InputError
+from windtunnel.hardware import GIB, Device
+from windtunnel.model import MLA, Attention, CompressedAttention, Model, MoE, StateSpace
+from windtunnel.model.families.compressed import held_blocks
+from windtunnel.model.layers import Layer
+from windtunnel.model.quantization import DTYPE_BYTES
+from windtunnel.model.stages import stages
+
+SAMPLING_BYTES_PER_LOGIT = 46
+HIDDEN_STATES = 4
+STREAM_STATES = 2  # the streams of hyper-connections, before and after they are mixed
+RESERVE = int(0.26 * GIB)  # beyond PyTorch's allocator on one GPU, as reported for the A100 run above
+COLLECTIVES = int(0.35 * GIB)  # buffers of NCCL and of the custom all-reduce when GPUs work together
+GRAPH_BYTES = GIB // 4096  # per layer and captured size: 0.67 GiB for 32 layers and 67 sizes (H100, 0.10.2)
+GB = 1e9
+UNBOUNDED = 2**62  # blocks of a stage whose layers cache nothing
+
+
+@dataclass(frozen=True)
+class KVBudget:
+    """Memory of one GPU, and the KV cache blocks of one data-parallel rank that fit into it. Bytes."""
+
+    num_blocks: int
+    """vLLM's ``num_gpu_blocks``, the null block included."""
+    block_size: int
+    """Tokens in a block."""
+    block_bytes: int
+    """One block over all layers (without the windowed ones, where their windows are set aside)."""
+    weight_bytes: int
+    activation_bytes: int
+    graph_bytes: int
+    """CUDA graphs; outside the limit."""
+    reserve_bytes: int
+    """CUDA context growth and communication buffers."""
+    window_bytes: int
+    """Set aside for the windows of ``max_num_seqs`` requests; 0 unless that gives more blocks. Of compressed attention
+    in vLLM: for what windows and compressors hold of a step's tokens."""
+    state_bytes: int
+    """Set aside for the states of ``max_num_seqs`` requests in layers that keep one (linear attention, state space)."""
+    max_num_seqs: int
+    """Requests that may run at once: the engine's setting, or as many as have room for their states."""
+    available_bytes: int
+    """For the KV cache; negative when not even the weights fit."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the pool can hold."""
+        return (self.num_blocks - 1) * self.block_size
+
+
+def kv_blocks(pool: Pool) -> KVBudget:
+    """The KV cache of each rank of this pool. In a pipeline all stages have as many blocks as the tightest one can hold
+    (get_kv_cache_configs in vllm/v1/core/kv_cache_utils.py), whose memory this is.
+
+    Models that mix sliding windows and full attention get the larger of two lower bounds: all layers as if they were
+    full, or the full layers alone after the windows of ``max_num_seqs`` requests were set aside (vLLM's hybrid manager
+    shares blocks between layer groups instead).
+
+    Raises InputError when weights, or one request of ``max_model_len`` tokens, do not fit: with the bytes needed and
+    the tensor parallel size that would do.
+    """
+    model, budget = _tightest_stage(pool.model, pool.device, pool.engine)
+    shortage = _shortage(model, pool.device, pool.engine, budget)
+    if shortage:
+        raise InputError(f"{shortage}; {_way_out(pool, budget)}")
+    override = pool.engine.num_gpu_blocks_override
+    return budget if override is None else replace(budget, num_blocks=override)
+
+
+def state_notes(pool: Pool, budget: KVBudget, alike: bool = False) -> list[str]:
+    """What a reader should know about states beside the KV cache; ``alike``: prompts of the workload begin so."""
+    found, asked, running = [], pool.engine.seqs, budget.max_num_seqs
+    if alike and pool.engine.enable_prefix_caching and pool.model.state_bytes():
+        found.append(
+            f"{pool.model.name} keeps states: a cached prefix is taken up after any block here, by engines only where "
+            "they kept the state"
+        )
+    if running == asked:
+        return found
+    return [
+        *found,
+        f"{running} requests run at once, not max_num_seqs={asked}: their states take {budget.state_bytes / GB:.1f} of "
+        f"the {budget.available_bytes / GB:.1f} GB that are left on each {pool.device.name}",
+    ]
+
+
+def _tightest_stage(model: Model, device: Device, engine: Engine) -> tuple[Model, KVBudget]:
+    """The stage with the fewest blocks, or the least memory, and its budget."""
+    parts = [_drafting(part, engine) for part in stages(model, engine.pipeline_parallel_size)]
+    found = [(part, _budget(part, device, engine)) for part in parts]
+    tightest, budget = min(found, key=lambda each: (each[1].num_blocks, each[1].available_bytes))
+    return tightest, replace(budget, max_num_seqs=min(each.max_num_seqs for _, each in found))
+
+
+def _drafting(model: Model, engine: Engine) -> Model:
+    """The last stage with the draft layer that multi-token prediction adds (``Model.draft_layers``), which shares
+    embedding and head (DeepSeek-V3, arXiv 2412.19437, section 2.2; its projection of two hidden states is left out)."""
+    if not (engine.num_speculative_tokens and model.samples):
+        return model
+    return replace(model, layers=(*model.layers, *((1, layer) for layer in model.draft_layers)))
+
+
+def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
+    tp, dp, expert_parallel = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
+    weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
+    activations = _activation_bytes(model, engine)
+    together = tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)
+    reserve = RESERVE + (COLLECTIVES if together > 1 else 0)
+    available = _available(device, engine, weights, activations, reserve)
+    size = engine.tokens_per_block
+    state = _state_bytes(model, engine)
+    running = _requests_with_state(model, engine, max(available, 0))
+    blocks, block_bytes, window_bytes = _pool_of_blocks(model, engine, max(available, 0) - running * state)
+    return KVBudget(
+        num_blocks=blocks,
+        block_size=size,
+        block_bytes=block_bytes,
+        weight_bytes=weights,
+        activation_bytes=activations,
+        graph_bytes=len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES,
+        reserve_bytes=reserve,
+        window_bytes=window_bytes,
+        state_bytes=running * state,
+        max_num_seqs=running,
+        available_bytes=available,
+    )
+
+
+def _requests_with_state(model: Model, engine: Engine, available: int) -> int:
+    """Requests whose states are set aside: those of the engine, in half of the memory at most (SGLang's
+    mamba_full_memory_ratio of 0.9 is 0.47 of it). Where states and blocks come from one pool (vLLM), as many as leave
+    room for their longest contexts, if those are more."""
+    state = _state_bytes(model, engine)
+    if not state:
+        return engine.seqs
+    fitting = available // 2 // state
+    if engine.backend == "vllm":
+        fitting = max(fitting, available // (state + _longest_request_bytes(model, engine)))
+    return min(engine.seqs, fitting)
+
+
+def _state_bytes(model: Model, engine: Engine) -> int:
+    """Bytes of the state of one request that decodes; vLLM keeps that of compressed attention in whole blocks."""
+    return _held_bytes(model, engine, 1) or model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
+
+
+def _held_bytes(model: Model, engine: Engine, tokens: int) -> int:
+    """Bytes of the blocks that hold windows and compressors of compressed attention while so many tokens are computed;
+    0 in engines that keep no blocks for them."""
+    layers = [layer.attention for _, layer in model.layers if isinstance(layer.attention, CompressedAttention)]
+    if not layers or engine.backend != "vllm":
+        return 0
+    every = model.kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel_size)
+    return engine.tokens_per_block * every * held_blocks(layers, min(tokens, engine.model_len))
+
+
+def _available(device: Device, engine: Engine, weights: int, activations: int, reserve: int) -> int:
+    """Bytes for the KV cache: what each engine's share of the memory stands for (``EnginePreset.shares_memory``)."""
+    share = engine.gpu_memory_utilization or 0
+    if preset(engine.preset).shares_memory:
+        return int(device.usable_memory_bytes * share) - weights - activations - reserve
+    if engine.backend == "sglang":
+        return int(device.usable_memory_bytes * share) - weights - reserve
+    return int((device.usable_memory_bytes - weights - activations - reserve) * share)
+
+
+def _absorbed_bytes(model: Model, tp: int) -> int:
+    """Latent attention decodes with 16-bit copies of kv_b that vLLM makes after loading, beside the original."""
+    return DTYPE_BYTES[model.dtype] * sum(
+        count * layer.attention.up_parameters(tp) for count, layer in model.layers if isinstance(layer.attention, MLA)
+    )
+
+
+def _activation_bytes(model: Model, engine: Engine) -> int:
+    """Peak of the profile run: the widest layer over all tokens, or sampling, whichever is larger."""
+    size, tokens = DTYPE_BYTES[model.dtype], engine.batched_tokens
+    widest = max(_layer_elements(model, engine, layer) for layer in model.layer_counts)
+    kept = tokens * (2 * model.hidden_size + model.layer_inputs) * size
+    sampling = kept + SAMPLING_BYTES_PER_LOGIT * engine.seqs * model.vocab_size * model.samples
+    return max(int(tokens * (widest + model.layer_inputs) * size), sampling)
+
+
+def _layer_elements(model: Model, engine: Engine, layer: Layer) -> float:
+    """Numbers alive per token of this rank in the wider part of a layer."""
+    mixed = _scan_elements(model, engine, layer.attention) if isinstance(layer.attention, StateSpace) else 0.0
+    streams = STREAM_STATES * layer.streams * model.hidden_size
+    return HIDDEN_STATES * model.hidden_size + streams + max(mixed, _network_elements(model, engine, layer))
+
+
+def _scan_elements(model: Model, engine: Engine, mixer: StateSpace) -> float:
+    """The projection, the convolution's channels, the scan's result with its gated norm, and the states of all chunks
+    before and after they are passed on, in 32 bits (ssd_combined.py in vllm/model_executor/layers/mamba/ops)."""
+    tp = engine.tensor_parallel_size
+    states = 2 * mixer.inner(tp) * mixer.state_dim * 4 / DTYPE_BYTES[model.dtype] / mixer.chunk_size
+    return mixer.projected(tp) + mixer.channels(tp) + 2 * mixer.inner(tp) + states
+
+
+def _network_elements(model: Model, engine: Engine, layer: Layer) -> float:
+    """The intermediate state of a network; of experts, every token once per chosen one. Of a network before experts its
+    sum is kept."""
+    tp, dp, mlp = engine.tensor_parallel_size, engine.data_parallel_size, layer.mlp
+    if layer.beside:
+        parts = (replace(layer, mlp=layer.beside, beside=None), replace(layer, beside=None))
+        return model.hidden_size + max(_network_elements(model, engine, part) for part in parts)
+    if mlp is None:
+        return 0.0
+    if not isinstance(mlp, MoE):
+        return (3 if mlp.gated else 2) * mlp.intermediate_size / tp
+    # The fused kernel holds every token once per chosen expert, and sees the tokens of all ranks that share experts.
+    width = mlp.intermediate_size / (1 if engine.enable_expert_parallel else tp * dp)
+    chosen = mlp.top_k / (tp * dp if engine.enable_expert_parallel else 1)
+    hidden, up = mlp.latent_size or model.hidden_size, 2 * width if mlp.gated else width
+    return dp * chosen * (max(up, hidden) + width) + 3 * mlp.shared_intermediate_size / tp
+
+
+def _pool_of_blocks(model: Model, engine: Engine, available: int) -> tuple[int, int, int]:
+    """(blocks, bytes of a block, bytes set aside for windows) for this much memory."""
+    size, tp = engine.tokens_per_block, engine.tensor_parallel_size
+    every = size * model.kv_bytes_per_token(engine.kv_cache_dtype, tp)
+    full = [(count, layer) for count, layer in model.layers if not layer.window]
+    step = _held_bytes(model, engine, engine.batched_tokens)
+    uniform = (max(available - step, 0) // every if every else UNBOUNDED, every, step)
+    if not full or len(full) == len(model.layers):
+        return uniform
+    full_bytes = size * replace(model, layers=tuple(full)).kv_bytes_per_token(engine.kv_cache_dtype, tp)
+    if not full_bytes:
+        return uniform
+    windows = engine.seqs * _window_bytes(model, engine, with_chunk=False)
+    hybrid = (max(available - windows, 0) // full_bytes, full_bytes, windows)
+    return hybrid if hybrid[0] > uniform[0] else uniform
+
+
+def _window_bytes(model: Model, engine: Engine, with_chunk: bool) -> int:
+    """Bytes that the windowed layers keep for one long request, with or without the chunk that is being computed."""
+    size, tp = engine.tokens_per_block, engine.tensor_parallel_size
+    chunk = engine.batched_tokens if with_chunk else 1
+    total = 0
+    for count, layer in model.layers:
+        if isinstance(layer.attention, Attention) and layer.attention.window:
+            tokens = min(layer.attention.window - 1 + chunk, engine.model_len)
+            one = replace(model, layers=((count, layer),)).kv_bytes_per_token(engine.kv_cache_dtype, tp)
+            total += (-(-tokens // size) + 1) * size * one
+    return total
+
+
+def _longest_request_bytes(model: Model, engine: Engine) -> int:
+    """Bytes of the KV cache for one request of ``max_model_len`` tokens."""
+    full = tuple((count, layer) for count, layer in model.layers if not layer.window)
+    size = engine.tokens_per_block
+    length = -(-engine.model_len // size) * size
+    dense = replace(model, layers=full).kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel_size)
+    kept = _window_bytes(model, engine, with_chunk=True) + _held_bytes(model, engine, engine.batched_tokens)
+    return length * dense + kept if full else kept
+
+
+def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) -> str:
+    """What does not fit, or nothing."""
+    used = budget.weight_bytes + budget.activation_bytes + budget.reserve_bytes
+    limit = device.usable_memory_bytes * (engine.gpu_memory_utilization or 0)
+    room = f"{limit / GB:.1f} GB ({engine.gpu_memory_utilization:g} of {device.usable_memory_bytes / GB:.1f} GB)"
+    if budget.available_bytes <= 0:
+        return (
+            f"{model.name} needs {used / GB:.1f} GB on each {device.name} (weights {budget.weight_bytes / GB:.1f} GB, "
+            f"activations {budget.activation_bytes / GB:.1f} GB), but may use {room}"
+        )
+    if budget.max_num_seqs < 1:
+        state = _state_bytes(model, engine)
+        return (
+            f"{model.name} keeps a state of {state / GB:.2f} GB for each request on a {device.name}, which the "
+            f"{budget.available_bytes / GB:.2f} GB left of {room} do not hold beside the KV cache"
+        )
+    if engine.num_gpu_blocks_override is not None:
+        asked = engine.num_gpu_blocks_override * budget.block_bytes
+        left = device.usable_memory_bytes - budget.weight_bytes
+        if asked <= left:
+            return ""
+        return (
+            f"num_gpu_blocks_override={engine.num_gpu_blocks_override} needs {asked / GB:.1f} GB on each "
+            f"{device.name}, but {left / GB:.1f} GB are left beside the weights"
+        )
+    longest = _longest_request_bytes(model, engine)
+    if longest > budget.available_bytes:
+        return (
+            f"max_model_len={engine.model_len} of {model.name} needs {longest / GB:.1f} GB of KV cache on each "
+            f"{device.name}, but {budget.available_bytes / GB:.1f} GB are left of {room}"
+        )
+    return ""
+
+
+def _way_out(pool: Pool, budget: KVBudget) -> str:
+    """Settings that would fit."""
+    ways = []
+    if budget.available_bytes > 0:
+        tokens = (budget.num_blocks - 1) * budget.block_size
+        if pool.engine.num_gpu_blocks_override is None and tokens > 0:
+            ways.append(f"max_model_len={tokens}")
+    for size in possible_tensor_parallel_sizes(pool.engine, pool.model, pool.device):
+        if size > pool.engine.tensor_parallel_size and _fits(pool, size):
+            ways.append(f"tensor_parallel_size={size}")
+            break
+    if ways:
+        return f"it would fit with {' or '.join(ways)}"
+    return f"no tensor parallel size fits on {pool.device.name}: use a larger device or a quantised model"
+
+
+def _fits(pool: Pool, tensor_parallel_size: int) -> bool:
+    engine = resolve_engine(replace(pool.engine, tensor_parallel_size=tensor_parallel_size), pool.model, pool.device)
+    model, budget = _tightest_stage(pool.model, pool.device, engine)
+    return not _shortage(model, pool.device, engine, budget)

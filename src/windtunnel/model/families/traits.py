@@ -1,0 +1,216 @@
+"""What a Hugging Face architecture fixes in its code and does not say in config.json."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from windtunnel.model.families.block_configs import by_blocks, of_block
+from windtunnel.model.families.hybrid import Layout, by_attention_indices, by_layer_types, one_part_each
+from windtunnel.model.families.step import as_others_call_it
+from windtunnel.model.keys import Keys
+
+Get = Callable[..., Any]
+
+
+def every_layer(get: Get, index: int) -> bool:  # noqa: ARG001 - one of the window rules
+    """A ``sliding_window`` in the config holds for every layer (Mistral, Phi-3)."""
+    return True
+
+
+def never(get: Get, index: int) -> bool:  # noqa: ARG001 - one of the window rules
+    """The architecture has no windows without ``layer_types``."""
+    return False
+
+
+def switched(get: Get, index: int) -> bool:
+    """Qwen2: only with ``use_sliding_window``, and from layer ``max_window_layers`` on."""
+    return bool(get("use_sliding_window")) and index >= int(get("max_window_layers", default=0))
+
+
+def even_layers(get: Get, index: int) -> bool:  # noqa: ARG001 - one of the window rules
+    """Gemma-2: layers 0, 2, 4… slide."""
+    return index % 2 == 0
+
+
+def all_but_every_nth(get: Get, index: int) -> bool:
+    """Gemma-3: every ``sliding_window_pattern``-th layer (6) sees everything, the others slide."""
+    return (index + 1) % int(get("sliding_window_pattern", default=6)) != 0
+
+
+def all_but_every_fourth(get: Get, index: int) -> bool:
+    """Llama-4: layers with positions (1 in ``no_rope_layers``) attend in chunks; every fourth has none and sees all."""
+    listed = get("no_rope_layers")
+    return bool(listed[index]) if listed else (index + 1) % 4 != 0
+
+
+def same_in_every_layer(keys: Keys, index: int) -> Keys:  # noqa: ARG001 - one of the rules for the keys of a layer
+    """The keys hold for every layer."""
+    return keys
+
+
+def as_they_are(keys: Keys) -> Keys:
+    """The keys are called as in other models."""
+    return keys
+
+
+@dataclass(frozen=True)
+class Family:
+    """Traits of an architecture. None: the config says (``attention_bias``, ``mlp_bias``)."""
+
+    gated: bool = True
+    qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    mlp_bias: bool | None = None
+    expert_bias: bool = False
+    router_bias: bool = False
+    shared_experts: int = 0
+    """Shared experts where the config does not count them."""
+    shared_gate: bool = False
+    qk_norm: bool = False
+    norms: int = 2
+    norm_bias: bool = False
+    lm_head_bias: bool = False
+    learned_positions: bool = False
+    extra_positions: int = 0
+    tied: bool = False
+    """Embeddings are tied unless the config says otherwise."""
+    slides: Callable[[Get, int], bool] = never
+    """Whether a layer slides, for configs without ``layer_types``."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Values that the architecture's configuration class assumes for absent keys."""
+    layout: Layout | None = None
+    """What each layer is made of, where a layer may lack a part or be a state space layer."""
+    renamed: Callable[[Keys], Keys] = as_they_are
+    """The keys as other models call them."""
+    of_layer: Callable[[Keys, int], Keys] = same_in_every_layer
+    """The keys as they hold for one layer of a layout."""
+    rotary: bool = True
+    mlp_sizes: tuple[str, ...] = (
+        "intermediate_size_mlp",
+        "dense_intermediate_size",
+        "ffn_dim",
+        "intermediate_size",
+        "n_inner",
+    )
+    """Keys of the width of a dense network, the first that is present."""
+    notes: tuple[str, ...] = ()
+
+
+LLAMA = Family()
+QWEN2 = Family(qkv_bias=True, out_bias=False, slides=switched)
+QWEN3 = Family(qk_norm=True, slides=switched)
+QWEN3_5 = Family(qk_norm=True, qkv_bias=False, out_bias=False, shared_gate=True)
+QWEN2_MOE = Family(qkv_bias=True, out_bias=False, shared_gate=True, slides=switched)
+DEEPSEEK = Family()
+DEEPSEEK_V4 = Family(
+    notes=("the first layers choose experts by a table of tokens (num_hash_layers), which is simulated as a router",),
+)
+GEMMA = Family(tied=True, qkv_bias=False, out_bias=False)
+GEMMA2 = Family(tied=True, norms=4, slides=even_layers, defaults={"head_dim": 256, "vocab_size": 256000})
+GEMMA3 = Family(
+    tied=True,
+    norms=4,
+    qk_norm=True,
+    slides=all_but_every_nth,
+    defaults={
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+)
+GEMMA4 = Family(tied=True, norms=4, qk_norm=True, router_bias=True, slides=all_but_every_nth)
+PHI = Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norms=1, norm_bias=True, lm_head_bias=True)
+OPT = Family(
+    gated=False,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    norm_bias=True,
+    learned_positions=True,
+    extra_positions=2,
+    tied=True,
+)
+GPT_OSS = Family(qkv_bias=True, out_bias=True, expert_bias=True, router_bias=True)
+GLM4 = Family(out_bias=False)
+LLAMA4 = Family(
+    shared_experts=1,
+    slides=all_but_every_fourth,
+    notes=("attention in chunks of attention_chunk_size tokens is simulated as a sliding window of that size",),
+)
+MAMBA_2 = MappingProxyType(
+    {
+        "mamba_n_heads": 128,
+        "mamba_d_head": "auto",
+        "mamba_d_state": 256,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_chunk_size": 256,
+    }
+)
+"""What the classes of Granite 4 and Bamba assume."""
+NEMOTRON_H = Family(gated=False, router_bias=True, layout=one_part_each, rotary=False)
+GRANITE_HYBRID = Family(
+    tied=True,
+    layout=by_layer_types,
+    mlp_sizes=("shared_intermediate_size",),
+    defaults={**MAMBA_2, "position_embedding_type": "nope"},
+)
+BAMBA = Family(layout=by_attention_indices, defaults=MAMBA_2)
+NEMOTRON_NAS = Family(layout=by_blocks, of_layer=of_block)
+STEP = Family(qk_norm=True, router_bias=True, renamed=as_others_call_it)
+MIMO = Family(qkv_bias=True, out_bias=False)
+KIMI = Family(router_bias=True)
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": Family(slides=every_layer),
+    "MixtralForCausalLM": Family(slides=every_layer),
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen2MoeForCausalLM": QWEN2_MOE,
+    "Qwen3ForCausalLM": QWEN3,
+    "Qwen3MoeForCausalLM": QWEN3,
+    "Qwen3NextForCausalLM": QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": QWEN3_5,
+    "Qwen3VLForConditionalGeneration": QWEN3,
+    "Qwen3VLMoeForConditionalGeneration": QWEN3,
+    "PhiForCausalLM": PHI,
+    "Phi3ForCausalLM": Family(slides=every_layer),
+    "GemmaForCausalLM": GEMMA,
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": GEMMA3,
+    "Gemma4ForCausalLM": GEMMA4,
+    "Gemma4ForConditionalGeneration": GEMMA4,
+    "OPTForCausalLM": OPT,
+    "GptOssForCausalLM": GPT_OSS,
+    "MiniMaxM2ForCausalLM": Family(),
+    "MiniMaxM3ForCausalLM": Family(qk_norm=True),
+    "MiniMaxM3SparseForConditionalGeneration": Family(qk_norm=True),
+    "Glm4ForCausalLM": Family(out_bias=False, norms=4),
+    "Glm4MoeForCausalLM": GLM4,
+    "DeepseekV2ForCausalLM": DEEPSEEK,
+    "DeepseekV3ForCausalLM": DEEPSEEK,
+    "DeepseekV32ForCausalLM": DEEPSEEK,
+    "DeepseekV4ForCausalLM": DEEPSEEK_V4,
+    "GlmMoeDsaForCausalLM": DEEPSEEK,
+    "KimiK25ForConditionalGeneration": DEEPSEEK,
+    "KimiLinearForCausalLM": KIMI,
+    "KimiK3ForConditionalGeneration": KIMI,
+    "Llama4ForConditionalGeneration": LLAMA4,
+    "Llama4ForCausalLM": LLAMA4,
+    "NemotronHForCausalLM": NEMOTRON_H,
+    "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
+    "BambaForCausalLM": BAMBA,
+    "DeciLMForCausalLM": NEMOTRON_NAS,
+    "Step3p5ForCausalLM": STEP,
+    "Step3p5FlashForCausalLM": STEP,
+    "Step3p7FlashForCausalLM": STEP,
+    "Step3p7ForConditionalGeneration": STEP,
+    "MiMoForCausalLM": MIMO,
+    "MiMoV2FlashForCausalLM": Family(),
+}

@@ -1,0 +1,1 @@
+"""Between measured points: how times are interpolated over one axis or two."""

@@ -1,0 +1,1 @@
+"""Kinds of kernels: one file says everything about one of them."""

@@ -1,0 +1,165 @@
+"""Collectives: shape, least cost, and their tables: the engine's own all-reduce, and NCCL for everything else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.hardware import Device
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.between.curves import Curve, blend
+from windtunnel.perf.between.ensemble import EnsembleCurve, beyond_launch, by_logs, straight
+from windtunnel.perf.database import Columns, Measured, one_per_key
+from windtunnel.perf.kernel import Efficiency, Kernel
+from windtunnel.perf.kernel_times import MODELLED, KernelTimes
+
+CROSSING = 1e-5
+"""Seconds of a collective across nodes beyond its bytes (p2p_latency of the kernel database's system files)."""
+
+
+@dataclass(frozen=True)
+class Collective(Kernel):
+    """A collective over ``gpus`` GPUs of ``a`` rows of ``row`` 16-bit elements; the message is the whole, not a
+    share."""
+
+    communicates: ClassVar[bool] = True
+
+    op: str
+    """``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``alltoall``."""
+    gpus: int
+    row: int
+    graph: bool = True
+    """Launched from a captured graph."""
+
+    def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
+        """None."""
+        return 0.0 * a
+
+    def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
+        """A ring sends (p - 1)/p of the message, twice to reduce."""
+        passes = 2.0 if self.op == "all_reduce" else 1.0
+        return passes * (self.gpus - 1) / self.gpus * 2.0 * self.row * a
+
+    def bandwidth(self, device: Device) -> float:
+        """Per direction between GPUs: the node's link, or the network when they do not fit one node."""
+        return device.link_bandwidth if self.gpus <= device.gpus_per_node else device.network_bandwidth
+
+    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:
+        """Its bytes at a share of the bandwidth, and latency: more of it across nodes."""
+        eff = efficiencies[self.efficiency_family]
+        across = CROSSING if self.gpus > device.gpus_per_node else 0.0
+        return self.bound(device, a, b) / eff.memory + eff.latency + across
+
+    def describe(self) -> str:
+        """GPUs and row."""
+        return f"{self.gpus} GPUs × {self.row}"
+
+    @property
+    def error_family(self) -> str:
+        """All-reduce, or one for all others."""
+        return "all_reduce" if self.op == "all_reduce" else "gather"
+
+    def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002
+        """From the tables of collectives."""
+        return known.table(LinkTable).times(self, a)
+
+    def eager(self) -> Self:
+        """From no graph."""
+        return replace(self, graph=False)
+
+
+ENGINES = ("vllm", "sglang", "trtllm")
+
+COUNTS = (2, 4, 8)
+"""GPUs that collectives were measured with."""
+
+
+@dataclass(eq=False)
+class LinkTable:
+    """The collective tables of one database: curves over elements of the message, per operation and number of GPUs."""
+
+    known: Measured
+    _curves: dict[tuple[str, int, bool], Curve | None] = field(default_factory=dict)
+
+    def times(self, kernel: Collective, a: Floats) -> KernelTimes | None:
+        """Seconds of ``a`` rows. Between measured numbers of GPUs, the time of one message is a power of the number;
+        beyond them the efficiency of the nearest holds (both modelled)."""
+        if kernel.gpus > self.known.device.gpus_per_node:
+            return None
+        known = self._counts(kernel)
+        if not len(known):
+            return None
+        near = [(int(known[i]), weight) for i, weight in blend(known.astype(float), kernel.gpus)]
+        if len(near) == 1:
+            found = self._of_count(kernel, near[0][0], kernel, a)
+            return found if near[0][0] == kernel.gpus else found.modelled()
+        parts = [(self._of_count(kernel, gpus, replace(kernel, gpus=gpus), a), weight) for gpus, weight in near]
+        logs = sum(weight * np.log(part.seconds) for part, weight in parts)
+        return replace(parts[0][0], seconds=np.exp(logs)).modelled()
+
+    def _counts(self, kernel: Collective) -> NDArray[np.int64]:
+        """Numbers of GPUs that a curve is known for: of the engine's own all-reduce where it has one for an even number
+        (vLLM 0.24, custom_all_reduce.py: 2, 4, 6 and 8 GPUs)."""
+        if kernel.op == "all_reduce" and kernel.gpus % 2 == 0:
+            own = [gpus for gpus in COUNTS if self._custom(gpus, kernel.graph, None) is not None]
+            if own:
+                return np.array(own)
+        return np.array([gpus for gpus in COUNTS if self._curve(kernel.op, gpus, kernel.graph) is not None])
+
+    def _of_count(self, kernel: Collective, gpus: int, priced: Collective, a: Floats) -> KernelTimes:
+        """Seconds of a collective at the efficiency that ``gpus`` attain with its messages."""
+        curve = self._curve(kernel.op, gpus, kernel.graph)
+        assert curve is not None
+        elements = a * kernel.row
+        small = elements < curve.knots[0]  # the least message is all latency
+        least = priced.bound(self.known.device, np.where(small, curve.knots[0] / kernel.row, a), np.zeros_like(a))
+        found = curve.times(np.maximum(elements, curve.knots[0]), least)
+        return replace(found, sources=np.where(small, MODELLED, found.sources).astype(np.int8))
+
+    def _curve(self, op: str, gpus: int, graph: bool) -> Curve | None:
+        key = (op, gpus, graph)
+        if key not in self._curves:
+            self._curves[key] = self._all_reduce(gpus, graph) if op == "all_reduce" else self._build(op, gpus)
+        return self._curves[key]
+
+    def _all_reduce(self, gpus: int, graph: bool) -> Curve | None:
+        """The engine's own kernel, NCCL where it has none; the fastest that anybody measured between linked GPUs."""
+        own = self._build("all_reduce", gpus, self._custom(gpus, graph, None)) or self._build("all_reduce", gpus)
+        if own is None or not self.known.corrections.kernel_choice or self.known.device.link != "nvlink" or not graph:
+            return own
+        others = [self._build("all_reduce", gpus, self._custom(gpus, graph, name)) for name in ENGINES]
+        for other in others:
+            if other is not None:
+                own = self._read("all_reduce", gpus, own.knots, np.maximum(own.efficiency, other.at(own.knots)))
+        return own
+
+    def _custom(self, gpus: int, graph: bool, engine: str | None) -> Columns | None:
+        table = self.known.database.read("comm", "custom_allreduce_perf", ("backend", "kernel_source"), engine)
+        if table is None:
+            return None
+        rows = table.where(num_gpus=gpus)
+        if "backend" in table.texts:  # TensorRT-LLM measures one kernel for both
+            rows = rows.where(backend=f"{engine or self.known.database.backend}_{'graph' if graph else 'eager'}")
+        return rows if len(rows) else None
+
+    def _nccl(self, op: str, gpus: int) -> Columns | None:
+        table = self.known.database.read(
+            "comm", "nccl_perf", ("op_name", "nccl_dtype", "kernel_source"), backend="nccl"
+        )
+        rows = None if table is None else table.where(op_name=op, num_gpus=gpus, nccl_dtype="half")
+        return rows if rows is not None and len(rows) else None
+
+    def _build(self, op: str, gpus: int, rows: Columns | None = None) -> Curve | None:
+        rows = rows if rows is not None else self._nccl(op, gpus)
+        if rows is None:
+            return None
+        rows = rows.take(one_per_key([rows["message_size"]], rows["latency"], rows.texts["kernel_source"][0]))
+        elements = rows["message_size"].astype(float)
+        least = Collective(op, gpus, 1).least(self.known.device)
+        return self._read(op, gpus, elements, least(elements) / (rows["latency"] * 1e-3))
+
+    def _read(self, op: str, gpus: int, elements: Floats, efficiency: Floats) -> Curve:
+        least = Collective(op, gpus, 1).least(self.known.device)
+        return EnsembleCurve(elements, efficiency, least, (by_logs, straight, beyond_launch))

@@ -1,0 +1,200 @@
+"""Host work of a step: scheduling, input preparation, launching, reading back what was sampled.
+
+None of this is in the kernel database. The constants are for one modern server core at 3-4 GHz, and every table that
+holds them calls itself modelled; ``host_overlapped`` and ``host_serial`` are separate tables so that measured runs can
+calibrate them.
+
+Batches with prompts of SGLang and TensorRT-LLM go through PyTorch module by module, from no graph and not compiled. A
+step is then no shorter than the host needs for all modules, which is several times the launches alone: Python, checks,
+allocations, quantisation and routing around each. The constants of EAGER were set by hand so that the first tokens of
+served points with up to 8 clients and 1,024 tokens come out right, on the first half of the points
+(``validation.served_errors``) where that has the layer and the generation: latent attention on DeepSeek-R1 and V3,
+sparse on GLM-5, linear on Qwen3.5 with an H200. State space layers were set so that what prompts add to the gaps
+between tokens comes out, mean tpot less the median gap: 37 ms for Nemotron-3 Super on four H200, 13 to 15 for Nano on
+B200 (SGLang with 256 clients, the speed benchmarks of its cookbook's pages on the two).
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.deployment import Pool, preset
+from windtunnel.model import MLA, CompressedAttention, LinearAttention, MoE, StateSpace
+from windtunnel.model.layers import Layer
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.perf.tabulate.operators import operators
+from windtunnel.perf.tabulate.tables import Axes
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """Seconds of host work per step: fixed, and for each request in the batch."""
+
+    overlapped: float
+    overlapped_per_sequence: float
+    serial: float
+    serial_per_sequence: float
+
+    def tables(self, max_num_seqs: int) -> tuple[Floats, Floats]:
+        """(host_overlapped, host_serial), [max_num_seqs + 1] each; a step without requests costs nothing."""
+        n = np.arange(max_num_seqs + 1, dtype=float)
+        overlapped = self.overlapped + self.overlapped_per_sequence * n
+        serial = self.serial + self.serial_per_sequence * n
+        return np.where(n > 0, overlapped, 0.0), np.where(n > 0, serial, 0.0)
+
+
+ASYNCHRONOUS = HostCost(1.5e-3, 12e-6, 0.2e-3, 0.5e-6)
+"""The next step is prepared while this one runs; what stays serial is the launch and the copy of sampled tokens: vLLM's
+own estimate for asynchronous scheduling is a gap of 200-300 µs between decodes (its issue 10634). The overlapped part
+bounds steps of small models: a step cannot be shorter than the host work of one."""
+
+SYNCHRONOUS = HostCost(0.0, 0.0, 0.9e-3, 8e-6)
+"""Schedule, prepare, launch and process output one after the other with vLLM's v1 engine core (before v1 the same issue
+and its RFC 6854 saw 5-13 ms): about 1 ms for a few requests, 3 ms for 256."""
+
+ON_DEVICE = HostCost(1.5e-3, 12e-6, 0.05e-3, 0.0)
+"""Scheduling ahead in SGLang and TensorRT-LLM, whose next step takes the sampled tokens on the device: its graph is
+launched before this step has ended (SGLang's overlap schedule, TensorRT-LLM's overlap scheduler), and only their
+hand-over is left."""
+
+NO_HOST = HostCost(0.0, 0.0, 0.0, 0.0)
+"""What the theoretical bound has."""
+
+DISPATCH_KERNEL = 6e-6
+"""Seconds of host time to launch one kernel of a compiled graph piece that is not captured: a CUDA launch takes 3-4 µs
+of one core, the generated Python around it as much again."""
+
+DISPATCH_KERNEL_EAGER = 9e-6
+"""Of one without compilation (``enforce_eager``): every launch passes through PyTorch's dispatcher."""
+
+DISPATCH_ATTENTION = 5e-5
+"""Seconds of host time per layer of a piecewise graph: attention is called from Python between two captured pieces."""
+
+
+DISPATCH_MODULE_EAGER = 5e-4
+"""Seconds of host time per call of a module that runs dozens of PyTorch operators where nothing is compiled: experts
+(choice, alignment, quantisation, two products, sum), and attention other than plain (latent, sparse, linear). The
+kernel database's own eager timings of such modules are 0.2 to 1.4 ms long, whatever the tokens."""
+
+
+def dispatch_floor(
+    layers: int, kernels_per_layer: float, captured: bool, compiled: bool, modules_per_layer: float = 0.0
+) -> float:
+    """Least seconds of a step whose attention is launched by the host; the GPU waits where its own work is shorter.
+
+    ``captured``: the pieces between attention calls are CUDA graphs. ``compiled``: they are at least compiled code.
+    ``modules_per_layer``: calls of larger modules, which cost more where nothing is compiled.
+    """
+    if captured:
+        return layers * DISPATCH_ATTENTION
+    kernel = DISPATCH_KERNEL if compiled else DISPATCH_KERNEL_EAGER
+    modules = 0.0 if compiled else modules_per_layer * DISPATCH_MODULE_EAGER
+    return layers * (DISPATCH_ATTENTION + kernels_per_layer * kernel + modules)
+
+
+AGREEMENT = 1e-3
+"""Seconds that ranks in lockstep take to agree on a step: an all-reduce of token counts between processes on the host
+(gloo), and the wait for the slower one's preparation (vLLM's dp_utils.py, coordinate_batch_across_dp)."""
+
+
+def host_cost(
+    async_scheduling: bool, lockstep: bool = False, corrections: Corrections = ALL, backend: str = "vllm"
+) -> HostCost:
+    """The host work of an engine that schedules asynchronously, or not, with ranks in lockstep, or not."""
+    if not corrections.host_overhead:
+        return HostCost(0.0, 0.0, 0.0, 0.0)
+    ahead = ASYNCHRONOUS if backend == "vllm" else ON_DEVICE
+    chosen = ahead if async_scheduling else SYNCHRONOUS
+    return (
+        replace(chosen, serial=chosen.serial + AGREEMENT) if lockstep and corrections.rank_synchronisation else chosen
+    )
+
+
+BLACKWELL = 100
+"""Compute capability × 10 from which servers have newer hosts."""
+
+
+@dataclass(frozen=True)
+class EagerCost:
+    """Seconds of one core for the modules of a layer."""
+
+    attention: float
+    """Plain; block-sparse too, whose modules hold the launches that the kernel database timed."""
+    latent: float
+    """Projections down and up, and absorbed products."""
+    sparse: float
+    """Those of latent attention beside an indexer, beyond what the kernel database timed with the module; compressed
+    attention too, of which no served point is known."""
+    linear: float
+    """Convolution, gates, and the recurrence in parts."""
+    state_space: float
+    """Convolution, and the scan in five."""
+    dense: float
+    """A dense feed-forward part."""
+    experts: float
+    """Router, choice, alignment, two products, sum, and the shared expert."""
+
+    def of(self, layer: Layer) -> float:
+        """Seconds of one layer."""
+        attention = self.attention if layer.attention else 0.0
+        if isinstance(layer.attention, MLA):
+            attention = self.sparse if layer.attention.index_top_k else self.latent
+        elif isinstance(layer.attention, CompressedAttention):
+            attention = self.sparse
+        elif isinstance(layer.attention, LinearAttention):
+            attention = self.linear
+        elif isinstance(layer.attention, StateSpace):
+            attention = self.state_space
+        if layer.mlp is None:
+            return attention
+        beside = self.dense if layer.beside else 0.0
+        return attention + beside + (self.experts if isinstance(layer.mlp, MoE) else self.dense)
+
+
+EAGER = {
+    ("sglang", False): EagerCost(0.5e-3, 2.5e-3, 1.8e-3, 4.0e-3, 1.5e-3, 0.30e-3, 0.70e-3),
+    ("sglang", True): EagerCost(0.3e-3, 1.5e-3, 1.2e-3, 4.0e-3, 0.9e-3, 0.15e-3, 0.45e-3),
+    ("trtllm", False): EagerCost(0.4e-3, 3.5e-3, 1.8e-3, 4.0e-3, 1.5e-3, 0.25e-3, 0.80e-3),
+    ("trtllm", True): EagerCost(0.2e-3, 2.0e-3, 1.2e-3, 4.0e-3, 0.9e-3, 0.12e-3, 0.50e-3),
+}
+"""By engine, and whether the device is Blackwell."""
+
+HOSTS = {"b300_sxm": 0.5}
+"""Time of the hosts of a device relative to its generation's: of SGLang 0.5.9 with Qwen3.5, B200 against B300."""
+
+
+def eager_floor(pool: Pool) -> float:
+    """Least seconds of a step without a graph."""
+    cost = EAGER[pool.engine.backend, pool.device.sm_version >= BLACKWELL]
+    return HOSTS.get(pool.device.name, 1.0) * sum(count * cost.of(layer) for count, layer in pool.model.layers)
+
+
+def dispatch(
+    pool: Pool, ax: Axes, gpu: Floats, corrections: Corrections = ALL, twice: NDArray[np.bool_] | None = None
+) -> Floats:
+    """Seconds that the GPU waits for the host to launch what no graph holds, by tokens, where its work is shorter than
+    that; ``twice``: batches of two micro-batches."""
+    if not corrections.launch_gaps:
+        return np.zeros_like(gpu)
+    layers = max(1, sum(count for count, layer in pool.model.layers if layer.attention))
+    launched = sum(op.count for op in operators(pool, corrections) if op.phase in ("tokens", "all_tokens")) / layers
+    compiled = not pool.engine.enforce_eager and preset(pool.engine.preset).graphs_prefill
+    modules = sum(count * (isinstance(layer.mlp, MoE) + _is_large(layer)) for count, layer in pool.model.layers)
+    floors = [dispatch_floor(layers, launched, captured, compiled, modules / layers) for captured in (True, False)]
+    if not preset(pool.engine.preset).graphs_prefill:
+        floors[1] = eager_floor(pool)
+    tokens = np.arange(len(ax.padded))
+    floor = np.where(tokens <= ax.mixed_graph_tokens, floors[0], floors[1])
+    waits = np.maximum((floor if twice is None else floor * (1 + twice)) - gpu, 0.0)
+    waits[0] = 0.0
+    return waits
+
+
+def _is_large(layer: Layer) -> bool:
+    """Latent and linear attention, state space; the measured modules of sparse attention hold their launches."""
+    attention = layer.attention
+    if isinstance(attention, MLA):
+        return not attention.index_top_k
+    return isinstance(attention, LinearAttention | StateSpace)

@@ -1,0 +1,193 @@
+"""Mixers: what mixes the tokens of a layer (attention, linear attention, state spaces), as operators of one GPU."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from windtunnel.deployment import Pool
+from windtunnel.model import (
+    MLA,
+    Attention,
+    BlockSparseAttention,
+    CompressedAttention,
+    KimiDeltaAttention,
+    LinearAttention,
+    StateSpace,
+)
+from windtunnel.model.quantization import DTYPE_BYTES
+from windtunnel.perf.kernel import STORED_BYTES
+from windtunnel.perf.kinds.attention import Attention as AttentionKernel
+from windtunnel.perf.kinds.block_sparse_attention import BlockSparseAttention as BlockSparseKernel
+from windtunnel.perf.kinds.compressed_attention import CompressedAttention as CompressedKernel
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.kimi_delta import KimiDelta
+from windtunnel.perf.kinds.latent_attention import LatentAttention, projections
+from windtunnel.perf.kinds.recurrence import Recurrence
+from windtunnel.perf.kinds.sparse_attention import SparseAttention
+from windtunnel.perf.kinds.state_space import Convolution, Scan
+from windtunnel.perf.tabulate.operator import (
+    Operator,
+    all_reduce,
+    cache_dtype,
+    moving,
+    projection,
+    weight_format,
+)
+
+
+def mixer_operators(
+    pool: Pool, mixer: Attention | MLA | LinearAttention | StateSpace | CompressedAttention
+) -> Iterator[Operator]:
+    """The operators of one layer's mixer, without norm and all-reduce."""
+    if isinstance(mixer, KimiDeltaAttention):
+        yield from _kimi_delta(pool, mixer)
+    elif isinstance(mixer, LinearAttention):
+        yield from _linear_attention(pool, mixer)
+    elif isinstance(mixer, StateSpace):
+        yield from _state_space(pool, mixer)
+    elif isinstance(mixer, MLA):
+        yield from (_sparse if mixer.index_top_k else _latent)(pool, mixer)
+    elif isinstance(mixer, CompressedAttention):
+        yield from _compressed(pool, mixer)
+    elif isinstance(mixer, BlockSparseAttention):
+        yield from _block_sparse(pool, mixer)
+    else:
+        yield from _attention(pool, mixer)
+
+
+def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    heads, kv_heads = attention.num_heads // tp, attention.kv_heads_per_gpu(tp)
+    keys, values = kv_heads * attention.head_dim, kv_heads * attention.v_head_dim
+    queries = heads * attention.head_dim
+    kv_dtype = cache_dtype(pool)
+    gate = queries if attention.output_gate else 0
+    yield from projection(pool, "qkv_proj", "qkv", queries + gate + keys + values, hidden)
+    own = 0 if attention.shares_cache else keys  # keys of another layer are neither normed, rotated nor written
+    if attention.qk_norm:
+        separate = 1 if attention.qk_norm_across_heads or attention.shares_cache else 2
+        yield moving("qk_norm", 4.0 * (queries + own), launches=separate)
+        if attention.qk_norm_across_heads:
+            yield from all_reduce(pool, "qk_norm_all_reduce", 4)
+    if attention.rotary and not pool.model.learned_positions:
+        yield moving("rotary_embedding", 4.0 * (queries + own))
+    if not attention.shares_cache:
+        yield moving("kv_cache_write", (keys + values) * (2.0 + STORED_BYTES[kv_dtype]))
+    for phase in ("decode", "prefill"):
+        kernel = AttentionKernel(
+            phase, heads, kv_heads, attention.head_dim, attention.v_head_dim, attention.window, kv_dtype
+        )
+        yield Operator(f"{phase}_attention", "attention", phase, 1, kernel)
+    if gate:
+        yield moving("output_gate", 6.0 * gate)
+    if attention.head_gate:
+        yield Operator("head_gate_proj", "gemm", "tokens", 1, Gemm(heads, hidden))
+        yield moving("output_gate", 4.0 * heads * attention.v_head_dim)
+    yield from projection(pool, "o_proj", "out", hidden, heads * attention.v_head_dim)
+
+
+def _linear_attention(pool: Pool, linear: LinearAttention) -> Iterator[Operator]:
+    """Projections of queries, keys, values and gate, and of two numbers per head; recurrence; gated norm; output."""
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    heads = (max(1, linear.num_key_heads // tp), linear.num_value_heads // tp)
+    values = heads[1] * linear.value_head_dim
+    yield from projection(pool, "qkvz_proj", "qkv", linear.channels // tp + values, hidden)
+    yield Operator("ba_proj", "gemm", "tokens", 1, Gemm(2 * heads[1], hidden))
+    sizes = (*heads, linear.key_head_dim, linear.value_head_dim, linear.conv_kernel, linear.state_bytes_per_element)
+    for phase in ("decode", "prefill"):
+        yield Operator(f"{phase}_recurrence", "attention", phase, 1, Recurrence(phase, *sizes))
+    yield moving("gated_norm", 6.0 * values)
+    yield from projection(pool, "o_proj", "out", hidden, values)
+
+
+def _state_space(pool: Pool, mixer: StateSpace) -> Iterator[Operator]:
+    """Projection in, convolution, scan, gated norm, projection out. The norm is over the heads of a group: where groups
+    are repeated, GPUs exchange its sums of squares."""
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    inner, state_bytes = mixer.inner(tp), mixer.state_bytes_per_element or DTYPE_BYTES[pool.model.dtype]
+    sizes = (mixer.num_heads // tp, mixer.head_dim, mixer.state_dim, mixer.groups_per_gpu(tp), mixer.chunk_size)
+    yield from projection(pool, "in_proj", "qkv", mixer.projected(tp), hidden)
+    for phase in ("decode", "prefill"):
+        convolution = Convolution(phase, mixer.channels(tp), mixer.conv_kernel)
+        yield Operator(f"{phase}_convolution", "attention", phase, 1, convolution)
+        yield Operator(f"{phase}_scan", "attention", phase, 1, Scan(phase, *sizes, state_bytes))
+    yield moving("gated_norm", 6.0 * inner)
+    if tp > mixer.num_groups:
+        yield from all_reduce(pool, "gated_norm_all_reduce", 2)  # one 32-bit number
+    yield from projection(pool, "out_proj", "out", hidden, inner)
+
+
+def _kimi_delta(pool: Pool, linear: KimiDeltaAttention) -> Iterator[Operator]:
+    """One projection of queries, keys, values, a number per head and what low-rank gates start from; the ends of those;
+    recurrence; gated norm; output (vllm/models/kimi_k3/nvidia/kda.py)."""
+    tp, hidden, rank = pool.engine.tensor_parallel_size, pool.model.hidden_size, linear.key_head_dim
+    heads = linear.num_value_heads // tp
+    values = heads * linear.value_head_dim
+    gate = values if linear.full_rank_gate else rank
+    yield from projection(pool, "qkvg_proj", "qkv", linear.channels // tp + gate + rank + heads, hidden)
+    yield from projection(pool, "decay_proj", "qkv", values, rank)
+    if not linear.full_rank_gate:
+        yield from projection(pool, "output_gate_proj", "qkv", values, rank)
+    sizes = (heads, heads, rank, linear.value_head_dim, linear.conv_kernel, linear.state_bytes_per_element)
+    for phase in ("decode", "prefill"):
+        yield Operator(f"{phase}_recurrence", "attention", phase, 1, KimiDelta(phase, *sizes))
+    yield moving("gated_norm", 6.0 * values)
+    yield from projection(pool, "o_proj", "out", hidden, values)
+
+
+def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
+    """Sparse attention is measured, and priced, as a module with its projections, and its indexer if it has one."""
+    dtype, _ = weight_format(pool, "qkv")
+    sizes = (mla.q_lora_rank, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
+    index = (mla.index_heads, mla.index_head_dim, mla.index_top_k)
+    for phase in ("decode", "prefill"):
+        kernel = SparseAttention(
+            phase, pool.model.hidden_size, mla.num_heads // pool.engine.tensor_parallel_size, *sizes, *index
+        )
+        kernel = replace(kernel, kv_dtype=cache_dtype(pool), dtype=dtype)
+        shared = "" if mla.index_heads else "_shared_index"
+        yield Operator(f"{phase}_sparse_attention{shared}", "attention", phase, 1, kernel)
+
+
+def _block_sparse(pool: Pool, attention: BlockSparseAttention) -> Iterator[Operator]:
+    """Block-sparse attention is priced as a module too, with norms, rotary embedding and cache write."""
+    tp, (stored, widened) = pool.engine.tensor_parallel_size, weight_format(pool, "qkv")
+    dtype = "bfloat16" if widened else stored
+    heads = (attention.num_heads // tp, attention.kv_heads_per_gpu(tp), attention.head_dim, attention.v_head_dim)
+    index = (attention.index_heads_per_gpu(tp), attention.index_head_dim, attention.attended)
+    for phase in ("decode", "prefill"):
+        kernel = BlockSparseKernel(phase, pool.model.hidden_size, *heads, *index, cache_dtype(pool), dtype)
+        yield Operator(f"{phase}_sparse_attention", "attention", phase, 1, kernel)
+
+
+def _compressed(pool: Pool, attention: CompressedAttention) -> Iterator[Operator]:
+    """Compressed attention is priced as a module too."""
+    tp, (stored, widened) = pool.engine.tensor_parallel_size, weight_format(pool, "qkv")
+    heads = (attention.num_heads // tp, attention.o_groups // tp, attention.head_dim, attention.rope_dim)
+    ranks = (attention.q_lora_rank, attention.o_lora_rank, attention.local_window, attention.ratio)
+    index = (attention.index_heads, attention.index_head_dim, attention.index_top_k)
+    formats = (cache_dtype(pool), "bfloat16" if widened else stored)
+    kind = {0: "window", 4: "csa", 128: "hca"}[attention.ratio]
+    for phase in ("decode", "prefill"):
+        kernel = CompressedKernel(phase, pool.model.hidden_size, *heads, *ranks, *index, *formats)
+        yield Operator(f"{phase}_{kind}_attention", "attention", phase, 1, kernel)
+
+
+def _latent(pool: Pool, mla: MLA) -> Iterator[Operator]:
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    dtype, _ = weight_format(pool, "qkv")
+    sizes = (mla.num_heads // tp, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
+    both = {
+        phase: LatentAttention(phase, *sizes, cache_dtype(pool), "bfloat16" if dtype == "bfloat16" else "fp8_block")
+        for phase in ("decode", "prefill")
+    }
+    *down, out = projections(both["decode"], hidden, mla.q_lora_rank, dtype)
+    names = ("qkv_down_proj", "q_up_proj") if mla.q_lora_rank else ("kv_down_proj", "q_proj")
+    for name, gemm in zip(names, down, strict=True):
+        yield from projection(pool, name, "qkv", gemm.n, gemm.k)
+    for phase, kernel in both.items():
+        yield Operator(f"{phase}_latent_attention", "attention", phase, 1, kernel)
+    if mla.output_gate:
+        values = mla.num_heads // tp * mla.v_head_dim
+        yield from projection(pool, "output_gate_proj", "qkv", values, hidden)
+        yield moving("output_gate", 6.0 * values)
+    yield from projection(pool, "o_proj", "out", out.n, out.k)

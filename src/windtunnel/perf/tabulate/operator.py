@@ -1,0 +1,82 @@
+"""Operator: a kernel that a step runs; and those that every kind of layer is made of, in the formats of a pool."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from windtunnel.deployment import Pool
+from windtunnel.perf.kernel import RATES, Kernel
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.elementwise import Elementwise, Quantize
+from windtunnel.perf.kinds.gemm import Gemm
+
+GROUPS = ("gemm", "attention", "experts", "communication", "other")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A kernel that a step runs ``count`` times, at points given by its phase."""
+
+    name: str
+    group: str
+    """Of GROUPS."""
+    phase: str
+    """``tokens``: all tokens of the rank; ``all_tokens``: of all ranks; ``sequences``: its requests;
+    ``decode``: (decodes, keys); ``prefill``: (chunk, context), for each chunk."""
+    count: int
+    kernel: Kernel
+
+
+def together(operators: Iterable[Operator]) -> tuple[Operator, ...]:
+    """Equal operators as one, in the order of their first use."""
+    found: dict[tuple[str, str, str, Kernel], int] = {}
+    for operator in operators:
+        key = (operator.name, operator.group, operator.phase, operator.kernel)
+        found[key] = found.get(key, 0) + operator.count
+    return tuple(Operator(name, group, phase, count, kernel) for (name, group, phase, kernel), count in found.items())
+
+
+def projection(pool: Pool, name: str, part: str, n: int, k: int) -> Iterator[Operator]:
+    """A projection, with the quantisation of its input where it multiplies in 8 or 4 bits."""
+    gemm = product(pool, part, n, k)
+    if not gemm.weight_only and gemm.dtype in RATES and not name.startswith("shared_gate"):
+        cast = "quantize_attention" if name == "o_proj" else "quantize_input"  # shared experts take the experts' cast
+        yield Operator(cast, "other", "tokens", 1, Quantize(k))
+    yield Operator(name, "gemm", "tokens", 1, gemm)
+
+
+def product(pool: Pool, part: str, n: int, k: int) -> Gemm:
+    """The matrix product of a part's weights, in their format."""
+    dtype, weight_only = weight_format(pool, part)
+    return Gemm(n, k, dtype, weight_only)
+
+
+def weight_format(pool: Pool, part: str) -> tuple[str, bool]:
+    """How a part's weights are stored, and whether they are widened before they multiply.
+
+    They are where the checkpoint says so, and where the device has no arithmetic in their format (fp8 on A100, nvfp4 on
+    Hopper).
+    """
+    dtype = pool.model.weight_dtype(part)
+    stored = pool.model.quantization.of(part) if pool.model.quantization else None
+    if dtype in ("bfloat16", "float16", "float32"):
+        return "bfloat16", False
+    native = RATES.get(dtype) in pool.device.flops
+    return dtype, not native or (stored is not None and stored.weight_only)
+
+
+def cache_dtype(pool: Pool) -> str:
+    """The dtype of the KV cache, as kernels call it."""
+    dtype = pool.model.resolve_kv_cache_dtype(pool.engine.kv_cache_dtype)
+    return "fp8" if dtype.startswith("fp8") else "bfloat16" if dtype == "float16" else dtype
+
+
+def moving(name: str, row_bytes: float, launches: int = 1) -> Operator:
+    """A kernel that only moves memory, for every token."""
+    return Operator(name, "other", "tokens", 1, Elementwise(row_bytes, launches))
+
+
+def all_reduce(pool: Pool, name: str, row: int) -> Iterator[Operator]:
+    """The sum of every token's row over the GPUs that share a layer; nothing on one GPU."""
+    tp = pool.engine.tensor_parallel_size
+    if tp > 1:
+        yield Operator(name, "communication", "tokens", 1, Collective("all_reduce", tp, row))

@@ -1,0 +1,249 @@
+"""Operators: what one GPU computes in a step, from a model and how it is sharded, and what engines fuse."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from windtunnel.deployment import Pool, preset
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.model import MLP, Layer, MoE
+from windtunnel.model.spec import VOCAB_PADDING
+from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.elementwise import Elementwise
+from windtunnel.perf.kinds.exchange import Exchange
+from windtunnel.perf.kinds.experts import Experts
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.hyper_connection import HyperConnection
+from windtunnel.perf.tabulate.mixers import mixer_operators
+from windtunnel.perf.tabulate.operator import (
+    Operator,
+    all_reduce,
+    moving,
+    product,
+    projection,
+    together,
+    weight_format,
+)
+
+SAMPLER_BYTES = 34.0
+"""Bytes per logit: to float32 (2 read, 4 written), temperature (8), softmax (8), exponential noise (4) and division
+with arg max (8), as vLLM's sampler does without top-k and top-p."""
+
+SAMPLER_LAUNCHES = 10
+
+LAYOUTS = {GATHERED: "", LOW_LATENCY: "masked", HIGH_THROUGHPUT: "contiguous", AUTO: "auto"}
+"""How the tokens of experts lie in memory, by what brought them."""
+
+IN_8_BITS = ("fp8", "fp8_block")
+"""Formats of experts whose tokens are cast before they are sent."""
+
+FUSED_SINCE = 90
+"""Compute capability × 10 from which engines add, normalise and reduce in one kernel (FlashInfer's all-reduce fusion in
+vLLM and SGLang, TensorRT-LLM's own)."""
+
+
+def operators(pool: Pool, corrections: Corrections = ALL) -> tuple[Operator, ...]:
+    """Every operator of a step of one rank, equal ones of all layers together, in the order of their first use."""
+    return together(fused(pool, corrections, _step(pool)))
+
+
+def expert_layer_operators(pool: Pool, corrections: Corrections = ALL) -> tuple[Operator, ...]:
+    """Those of the layers that have experts."""
+    layers = ((count, layer) for count, layer in pool.model.layers if isinstance(layer.mlp, MoE))
+    of_each = (replace(op, count=op.count * count) for count, layer in layers for op in _layer(pool, layer))
+    return together(fused(pool, corrections, of_each))
+
+
+def _step(pool: Pool) -> Iterator[Operator]:
+    model, tp = pool.model, pool.engine.tensor_parallel_size
+    hidden, width = model.hidden_size, model.embedding_size
+    streams = model.streams
+    vocabulary = model.vocab_size if tp == 1 else -(-model.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // tp
+    if model.embeds:
+        yield moving("embedding", 4.0 * width)
+        yield from all_reduce(pool, "embedding_all_reduce", width)
+        if width != hidden:
+            yield Operator("embedding_projection", "gemm", "tokens", 1, Gemm(hidden, width))
+        if streams:  # each begins as the embedding
+            yield moving("streams_begin", 2.0 * (1 + streams) * hidden)
+        if model.layer_inputs:
+            yield from _layer_inputs(pool)
+    for count, layer in model.layers:
+        for operator in _layer(pool, layer):
+            yield replace(operator, count=operator.count * count)
+    if model.samples:
+        if streams:  # mixed into one
+            yield moving("streams_end", 2.0 * (streams + 1) * hidden)
+        yield from _head(pool, vocabulary)
+
+
+def _layer_inputs(pool: Pool) -> Iterator[Operator]:
+    """The tokens' embeddings for all layers: looked up, added to the normalised projection of the hidden state
+    (Gemma4SelfDecoderLayers in vllm/model_executor/models/gemma4.py)."""
+    tp, width = pool.engine.tensor_parallel_size, pool.model.layer_inputs
+    yield moving("layer_embeddings", 4.0 * width)
+    yield from all_reduce(pool, "layer_embeddings_all_reduce", width)
+    yield from projection(pool, "layer_embeddings_proj", "mlp", width // tp, pool.model.hidden_size)
+    if tp > 1:
+        gather = Collective("all_gather", tp, width)
+        yield Operator("layer_embeddings_all_gather", "communication", "tokens", 1, gather)
+    yield moving("layer_embeddings_add", 10.0 * width, launches=2)
+
+
+def _head(pool: Pool, vocabulary: int) -> Iterator[Operator]:
+    """Final norm, output head and sampling."""
+    model, tp = pool.model, pool.engine.tensor_parallel_size
+    hidden, width = model.hidden_size, model.embedding_size
+    yield moving("final_norm", 8.0 * hidden)
+    if width != hidden:
+        yield Operator("head_projection", "gemm", "sequences", 1, Gemm(width, hidden))
+    yield Operator("lm_head", "gemm", "sequences", 1, product(pool, "lm_head", vocabulary, width))
+    if tp > 1:
+        gather = Collective("all_gather", tp, vocabulary * tp, graph=False)
+        yield Operator("logits_all_gather", "communication", "sequences", 1, gather)
+    sampler = Elementwise(SAMPLER_BYTES * model.vocab_size, SAMPLER_LAUNCHES, graph=False)
+    yield Operator("sampling", "other", "sequences", 1, sampler)
+
+
+def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
+    hidden = pool.model.hidden_size
+    if layer.streams:
+        yield from _hyper_connections(layer, hidden)
+    for _ in range(0 if layer.streams else layer.norms):  # each adds the residual: two rows read, two written
+        blocks = layer.residual_blocks
+        yield moving("norm" if blocks is None else "attention_residual", (8.0 + 2.0 * (blocks or 0)) * hidden)
+    if layer.attention:
+        yield from mixer_operators(pool, layer.attention)
+        yield from all_reduce(pool, "attention_all_reduce", hidden)
+    dense = layer.beside or layer.mlp
+    if isinstance(dense, MLP):
+        yield from _network(pool, dense, "mlp", ("gate_up_proj" if dense.gated else "up_proj", "down_proj"))
+        yield from all_reduce(pool, "mlp_all_reduce", hidden)
+    if isinstance(layer.mlp, MoE):
+        yield from _experts(pool, layer.mlp)
+    if layer.beside:
+        yield moving("networks_add", 6.0 * hidden)
+    if layer.input_size:
+        yield from projection(pool, "layer_input_gate", "mlp", layer.input_size, hidden)
+        yield moving("layer_input", 6.0 * layer.input_size)
+        yield from projection(pool, "layer_input_proj", "mlp", hidden, layer.input_size)
+        yield moving("layer_input_add", 10.0 * hidden, launches=2)
+
+
+def _hyper_connections(layer: Layer, hidden: int) -> Iterator[Operator]:
+    """Before and after attention and network, and the norms of what they read (one row read, one written)."""
+    for side in ("pre", "post"):
+        kernel = HyperConnection(side, hidden, layer.streams)
+        yield Operator(f"hyper_connection_{side}", "other", "tokens", 2, kernel)
+    yield replace(moving("norm", 4.0 * hidden), count=layer.norms)
+
+
+def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:
+    engine, hidden = pool.engine, pool.model.hidden_size
+    tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size
+    phase = "all_tokens" if pool.lockstep else "tokens"
+    width = moe.latent_size or hidden
+    yield Operator("router", "gemm", "tokens", 1, Gemm(moe.num_experts, hidden))
+    yield moving("expert_choice", 6.0 * moe.num_experts)
+    if moe.latent_size:  # whole on every GPU, before tokens are exchanged
+        yield Operator("latent_down_proj", "gemm", "tokens", 1, Gemm(width, hidden))
+    dtype, weight_only = weight_format(pool, "experts")
+    kernel = Experts(
+        width,
+        moe.intermediate_size,
+        moe.top_k,
+        moe.num_experts,
+        tp=1 if engine.enable_expert_parallel else ranks,
+        ep=ranks if engine.enable_expert_parallel else 1,
+        gated=moe.gated,
+        dtype=dtype,
+        weight_only=weight_only,
+        layout=LAYOUTS[engine.all2all_backend],
+    )
+    there, back = there_and_back(pool, moe, kernel) if pool.lockstep else ((), ())
+    yield from (*there, Operator("experts", "experts", phase, 1, kernel), *back)
+    if moe.latent_norm:
+        yield moving("latent_norm", 4.0 * width)
+    if moe.latent_size:
+        yield Operator("latent_up_proj", "gemm", "tokens", 1, Gemm(hidden, width))
+    if moe.shared:
+        yield from _network(pool, moe.shared, "shared_experts", ("shared_gate_up_proj", "shared_down_proj"))
+        yield moving("shared_experts_add", 6.0 * hidden)
+    if tp > 1:  # shares of a sum cannot be normalised: both sums are completed first (vLLM's LatentMoERunner)
+        yield from all_reduce(pool, "expert_all_reduce", hidden + width * moe.latent_norm)
+
+
+def _network(pool: Pool, mlp: MLP, part: str, names: tuple[str, str]) -> Iterator[Operator]:
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    inner = mlp.intermediate_size // tp
+    up = 2 * inner if mlp.gated else inner
+    yield from projection(pool, names[0], part, up, hidden)
+    yield moving("shared_activation" if part == "shared_experts" else "activation", 2.0 * (up + inner))
+    yield from projection(pool, names[1], part, hidden, inner)
+
+
+def there_and_back(pool: Pool, moe: MoE, experts: Experts) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """The operators before and after the experts of ranks in lockstep.
+
+    With DeepEP a rank sends its own tokens, and their choices with them; with vLLM's default every rank sees the tokens
+    of all.
+    """
+    engine, width = pool.engine, experts.hidden
+    if engine.all2all_backend != GATHERED:
+        tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size
+        sizes = (width, moe.top_k, moe.num_experts, ranks, pool.device.gpus_per_domain, tp)
+        mode = engine.all2all_backend.removeprefix("deepep_")
+        sent = "fp8" if experts.dtype in IN_8_BITS and not experts.weight_only else "bfloat16"
+        dispatch, combine = Exchange("dispatch", mode, *sizes, dtype=sent), Exchange("combine", mode, *sizes)
+        return (_each("expert_dispatch", "tokens", dispatch),), (_each("expert_combine", "tokens", combine),)
+    gather, scatter = (Collective(op, engine.data_parallel_size, width) for op in ("all_gather", "reduce_scatter"))
+    choices = Collective("all_gather", engine.data_parallel_size, 4 * moe.top_k)  # 32-bit weights and indices
+    there = (_each("expert_all_gather", "all_tokens", gather), _each("choice_all_gather", "all_tokens", choices))
+    return there, (_each("expert_reduce_scatter", "all_tokens", scatter),)
+
+
+def _each(name: str, phase: str, kernel: Collective | Exchange) -> Operator:
+    return Operator(name, "communication", phase, 1, kernel)
+
+
+def fused(pool: Pool, corrections: Corrections, operators: Iterable[Operator]) -> Iterator[Operator]:
+    """The operators without the launches that this engine saves on this device."""
+    reduces = corrections.fused_all_reduce and _fuses_all_reduce(pool)
+    cast_with_norm, cast_with_attention = _fuses_casts(pool) if corrections.fused_quantization else (False, False)
+    for operator in operators:
+        kernel = operator.kernel
+        if operator.name == "quantize_input" and cast_with_norm:
+            continue
+        if operator.name == "quantize_attention" and cast_with_attention:
+            continue
+        if operator.name == "choice_all_gather" and not corrections.rank_synchronisation:
+            continue
+        if isinstance(kernel, Elementwise) and operator.name == "norm" and reduces:
+            yield replace(operator, kernel=replace(kernel, launches=0))
+        elif operator.name.startswith("shared_") and corrections.shared_expert_overlap:
+            yield replace(operator, kernel=kernel.beside_experts())
+        else:
+            yield operator
+
+
+def _fuses_all_reduce(pool: Pool) -> bool:
+    """By the engine's default; users of data-centre Blackwell switch it on where it is not (vLLM's recipes)."""
+    chosen = preset(pool.engine.preset).fuses_all_reduce or pool.device.is_blackwell_datacentre
+    linked = pool.device.sm_version >= FUSED_SINCE and pool.device.link == "nvlink"
+    return chosen and linked and pool.engine.tensor_parallel_size > 1
+
+
+def _fuses_casts(pool: Pool) -> tuple[bool, bool]:
+    """Whether the cast to 8 bits rides on the norm or activation before it, and on attention.
+
+    A static scale needs no search: norms, activations and TensorRT-LLM's attention write 8 bits at once. vLLM's
+    compiler makes one kernel of a norm and a search per token; scales per block or for 4 bits are kernels of their
+    own.
+    """
+    quantization, backend = pool.model.quantization, pool.engine.backend
+    quantization = quantization and (quantization.of("qkv") or quantization)
+    if quantization is None or quantization.method != "fp8":
+        return False, False
+    if quantization.static_activations:
+        return backend != "sglang", backend == "trtllm"
+    return backend == "vllm" and not pool.engine.enforce_eager, False

@@ -1,0 +1,290 @@
+"""Elimination: whether candidates beat the best known so far, with as few simulations as possible. Runs in workers."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from windtunnel.deployment import Deployment, Pool
+from windtunnel.deployment.engine_scheduler import engine_scheduler, named_settings
+from windtunnel.errors import InputError
+from windtunnel.plan.bound import Bound, rate_bounds
+from windtunnel.plan.capacity import climb, highest
+from windtunnel.plan.objective import Climb, Objective
+from windtunnel.plan.outcome import Outcome
+from windtunnel.plan.question import Question
+from windtunnel.plan.space import Candidate
+from windtunnel.plan.trial import deployment_key, tables_of, trial, trial_key
+from windtunnel.simulate.simulate import simulate
+from windtunnel.workload import head
+
+Status = Literal["exact", "beaten", "bounded", "impossible", "refused"]
+
+
+class Standing(NamedTuple):
+    """A candidate's score and its place in the space: of equal scores the first place wins."""
+
+    score: float
+    place: int
+
+    def beats(self, other: "Standing | None") -> bool:
+        """Whether this is the better one."""
+        return other is None or (self.score, -self.place) > (other.score, -other.place)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the search knows about one candidate."""
+
+    index: int
+    status: Status
+    """``exact``: its highest step is known (None: no step holds). ``beaten``: it failed where the best hold.
+    ``bounded``: its bound is not good enough. ``impossible``: no request alone keeps the limits.
+    ``refused``: it cannot run."""
+    promise: float
+    """Upper bound of its score, the score itself if ``exact``; −infinity where no step holds."""
+    step: int | None = None
+    """The highest step that holds."""
+    held: Outcome | None = None
+    missed: Outcome | None = None
+    """The trial at the lowest step that fails, as far as known."""
+    stretch: float = math.nan
+    """For ``impossible``: the factor by which the limits must be loosened at least."""
+    reason: str = ""
+    """For ``refused``."""
+
+    @property
+    def standing(self) -> Standing:
+        """Its standing among the others."""
+        return Standing(self.promise, self.index)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A candidate with its bound."""
+
+    candidate: Candidate
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is sent to a worker: candidates, the standing to beat, and the trials of them already known."""
+
+    question: Question
+    objective: Objective
+    contenders: Sequence[Contender]
+    standard: Standing | None
+    """What a candidate must beat to be tried further; None: nothing yet."""
+    known: Mapping[str, Outcome]
+
+
+class Asked(NamedTuple):
+    """One new simulation."""
+
+    pools: str
+    replicas: int
+    outcome: Outcome
+    cpu_seconds: float
+
+
+@dataclass
+class Report:
+    """What comes back from a worker."""
+
+    entries: list[Entry] = field(default_factory=list)
+    asked: dict[str, Asked] = field(default_factory=dict)
+    """New trials, by key."""
+    reused: int = 0
+    """Trials that were known already."""
+    seconds: float = 0.0
+
+
+def eliminate(job: Job) -> Report:
+    """Try every candidate of a job against the same standard."""
+    report = Report()
+    with _stopwatch(report):
+        for contender in job.contenders:
+            try:
+                entry = _ask_candidate(contender, job, report)
+            except InputError as error:
+                entry = Entry(contender.candidate.index, "refused", -math.inf, reason=str(error))
+            report.entries.append(entry)
+    return report
+
+
+def best_of(standings: Sequence[Standing], top: int) -> tuple[Standing, ...]:
+    """The best few, best first."""
+    return tuple(sorted(set(standings), key=lambda standing: (-standing.score, standing.place))[:top])
+
+
+def threshold(standards: Sequence[Standing], top: int) -> Standing | None:
+    """What must be beaten to be among the best ``top``; None while there are fewer."""
+    return standards[top - 1] if len(standards) >= top else None
+
+
+def start_of(steps: Climb, index: int, standard: Standing | None) -> int | None:
+    """The lowest step whose promise beats the standard; None if not even the highest does."""
+    if standard is None:
+        return steps.low
+    return _lowest(steps, index, standard)
+
+
+def _lowest(steps: Climb, index: int, standard: Standing) -> int | None:
+    low, high = steps.low, steps.high + 1
+    while low < high:
+        middle = (low + high) // 2
+        if Standing(steps.promise(middle), index).beats(standard):
+            high = middle
+        else:
+            low = middle + 1
+    return low if low <= steps.high else None
+
+
+def _ask_candidate(contender: Contender, job: Job, report: Report) -> Entry:
+    """Try the lowest step that beats the standard; if it holds, climb from there. Without a standard, bisect."""
+    candidate = contender.candidate
+    steps = job.objective.climb(candidate, contender.bound, job.question)
+    if steps is None:
+        return impossible(contender)
+    start = start_of(steps, candidate.index, job.standard)
+    if start is None:
+        return Entry(candidate.index, "bounded", steps.promise(steps.high))
+    pools = deployment_key(candidate.deployment, job.question.perf)
+    tried: dict[int, Outcome] = {}
+
+    def holds(step: int) -> bool:
+        if step not in tried:
+            tried[step] = ask(job.question, job.known, pools, steps.trial(step), report)
+        return tried[step].met
+
+    if start > steps.low:
+        step = climb(holds, start, steps.high)
+        if step is None:
+            return Entry(candidate.index, "beaten", steps.promise(start - 1), missed=tried[start])
+    else:
+        step = highest(holds, steps.low, steps.high) if holds(steps.low) else None
+    if step is None:
+        return Entry(candidate.index, "exact", -math.inf, missed=tried[steps.low])
+    score = steps.score(step, tried[step])
+    return Entry(candidate.index, "exact", score, step, tried[step], tried.get(step + 1))
+
+
+def impossible(contender: Contender) -> Entry:
+    """The entry of a candidate that its bound rules out."""
+    return Entry(contender.candidate.index, "impossible", -math.inf, stretch=contender.bound.stretch)
+
+
+def ask(
+    question: Question, known: Mapping[str, Outcome], pools: str, what: tuple[Deployment, float], report: Report
+) -> Outcome:
+    """The outcome of a trial: known, or simulated and added to the report."""
+    deployment, rate = what
+    key = trial_key(question, pools, deployment, rate)
+    if key in report.asked:
+        return report.asked[key].outcome
+    if key in known:
+        report.reused += 1
+        return known[key]
+    began = time.process_time()
+    outcome = trial(question, deployment, rate, tables_of(deployment, question.perf, pools))
+    report.asked[key] = Asked(pools, deployment.replicas, outcome, time.process_time() - began)
+    return outcome
+
+
+@dataclass(frozen=True)
+class BoundJob:
+    """Candidates whose bounds are wanted under each of these questions, which share their batch times."""
+
+    questions: Sequence[Question]
+    candidates: Sequence[Candidate]
+
+
+@dataclass
+class BoundReport:
+    """By index of the candidate: a bound for each question or why it cannot run, and the content key of its pools."""
+
+    bounds: dict[int, tuple[Bound, ...]] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    pools: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def find_bounds(job: BoundJob) -> BoundReport:
+    """The bounds of every candidate of a job, its tables read once for all questions."""
+    report, perf = BoundReport(), job.questions[0].perf
+    with _stopwatch(report):
+        for candidate in job.candidates:
+            try:
+                pools = deployment_key(candidate.deployment, perf)
+                tables = tables_of(candidate.deployment, perf, pools)
+                report.bounds[candidate.index] = rate_bounds(candidate.deployment, job.questions, tables)
+                report.pools[candidate.index] = pools
+            except InputError as error:
+                report.refused[candidate.index] = str(error)
+    return report
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A candidate simulated only so that its kernels are compiled and cached.
+
+    Compiling takes longer than most searches. Without warm-up every worker would compile what all of them need.
+    """
+
+    question: Question
+    candidate: Candidate
+
+
+def warm_ups(question: Question, candidates: Iterable[Candidate]) -> list[WarmUp]:
+    """One for each kind of scheduler among the candidates."""
+    kinds: dict[str, Candidate] = {}
+    for candidate in candidates:
+        kinds.setdefault(" ".join(_kind(pool) for pool in candidate.deployment.pools), candidate)
+    return [WarmUp(question, candidate) for candidate in kinds.values()]
+
+
+def _kind(pool: Pool) -> str:
+    """What decides which kernels run: the type of the scheduler's settings, and which parts of its rules it uses."""
+    settings = named_settings(pool.engine.scheduler) if pool.engine.scheduler else engine_scheduler(pool.engine)
+    parts = (
+        "pipeline_parallel_size",
+        "prefix_caching",
+        "radix_cache",
+        "admission_order",
+        "long_prefill_token_threshold",
+    )
+    return f"{type(settings).__name__} {[getattr(settings, part, None) for part in parts]}"
+
+
+def warm_up(job: WarmUp) -> None:
+    """Simulate the first requests of the load; candidates that cannot run are reported later."""
+    try:
+        few = head(job.question.workload, WARM_UP_REQUESTS)
+        simulate(job.candidate.deployment, few, perf=job.question.perf, overheads=job.question.overheads)
+    except InputError:
+        pass
+
+
+AnyJob = WarmUp | BoundJob | Job
+AnyReport = BoundReport | Report | None
+
+
+@contextmanager
+def _stopwatch(report: Report | BoundReport) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    report.seconds = time.perf_counter() - began
+
+
+def work(job: AnyJob) -> AnyReport:
+    """What a worker does with a job."""
+    if isinstance(job, WarmUp):
+        warm_up(job)
+        return None
+    return eliminate(job) if isinstance(job, Job) else find_bounds(job)
+
+
+WARM_UP_REQUESTS = 8

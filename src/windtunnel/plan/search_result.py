@@ -1,0 +1,110 @@
+"""Search result: the best deployments and what is known about the others, as tables, pages and a store need it."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.metrics import clean
+from windtunnel.plan.elimination import Contender, Entry
+from windtunnel.plan.objective import Objective
+from windtunnel.plan.question import Question
+from windtunnel.plan.space import Enumeration
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The best deployments of a space, and what is known about the others."""
+
+    question: Question
+    objective: Objective
+    enumeration: Enumeration
+    contenders: Mapping[int, Contender]
+    """Candidates with their bounds, by index."""
+    entries: Mapping[int, Entry]
+    """By index of the candidate: every candidate that can run has one."""
+    top: int
+    """How many of the best are known exactly."""
+    trials: int
+    """New simulations."""
+    reused: int
+    """Simulations found in the store."""
+    seconds: float
+
+    @property
+    def ranking(self) -> tuple[Entry, ...]:
+        """The best candidates with exact scores, best first, as many as were asked for."""
+        exact = [entry for entry in self.entries.values() if entry.status == "exact" and entry.step is not None]
+        return tuple(sorted(exact, key=lambda entry: (-entry.promise, entry.index))[: self.top])
+
+    @property
+    def best(self) -> Entry | None:
+        """The winner; None where no candidate keeps the limits."""
+        return next(iter(self.ranking), None)
+
+    def closest(self) -> tuple[Entry, float] | None:
+        """If no candidate keeps the limits: the one that misses by least, and the factor by which its limits must be
+        stretched."""
+        stretches = {entry.index: miss_of(entry) for entry in self.entries.values() if entry.step is None}
+        known = {index: stretch for index, stretch in stretches.items() if math.isfinite(stretch)}
+        if not known:
+            return None
+        index = min(known, key=lambda index: (known[index], index))
+        return self.entries[index], known[index]
+
+    def counts(self) -> Counter[str]:
+        """Candidates by status."""
+        return Counter(entry.status for entry in self.entries.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``windtunnel plan --json`` and of the store."""
+        document: dict[str, Any] = clean(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "objective": self.objective.name,
+                "unit": self.objective.unit,
+                "points": self.enumeration.size,
+                "cannot_run": dict(self.enumeration.pruned.most_common()),
+                "candidates": dict(self.counts()),
+                "trials": self.trials,
+                "reused": self.reused,
+                "seconds": self.seconds,
+                "ranking": [self._row(entry) for entry in self.ranking],
+            }
+        )
+        return document
+
+    def _row(self, entry: Entry) -> dict[str, Any]:
+        deployment, rate = self.measured(entry)
+        held = entry.held
+        assert held is not None
+        return {
+            "settings": dict(self.contenders[entry.index].candidate.settings),
+            "replicas": deployment.replicas,
+            "gpus": deployment.gpus,
+            "price_per_hour": deployment.price_per_hour or math.nan,
+            "request_rate": rate,
+            "value": self.objective.value(entry.promise),
+            "attainment": held.attainment,
+            "margins": {margin.name: {"value": margin.value, "limit": margin.limit} for margin in held.margins},
+            "latencies": {name: dict(values) for name, values in held.latencies.items()},
+        }
+
+    def measured(self, entry: Entry) -> Any:
+        """The deployment and rate of the highest step of an entry that holds."""
+        contender = self.contenders[entry.index]
+        steps = self.objective.climb(contender.candidate, contender.bound, self.question)
+        assert steps is not None and entry.step is not None
+        return steps.trial(entry.step)
+
+
+def miss_of(entry: Entry) -> float:
+    """The factor by which the limits of a failed candidate must be stretched; NaN where it is not known."""
+    if entry.status == "impossible":
+        return entry.stretch
+    if entry.missed is not None and not entry.missed.stopped and entry.step is None:
+        return entry.missed.stretch
+    return math.nan

@@ -1,0 +1,178 @@
+"""From a name to a scheduler: a preset with settings, a name in a Python file, a plug-in."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import fields, replace
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, cast, get_args, get_type_hints
+
+from windtunnel.errors import InputError, unknown
+from windtunnel.policy.presets import PRESETS
+from windtunnel.policy.sglang import Sglang
+from windtunnel.policy.unified import Policy
+from windtunnel.policy.vllm_v0 import VllmV0
+from windtunnel.policy.vllm_v1 import VllmV1
+
+Settings = VllmV1 | VllmV0 | Policy | Sglang
+"""Settings of any scheduler that windtunnel knows."""
+
+Scheduler = Settings | Callable[[], Any]
+"""Settings of a scheduler that windtunnel knows, or a function that makes a ``PythonScheduler`` of
+``windtunnel.reference.custom`` for each rank."""
+
+ENTRY_POINTS = "windtunnel.schedulers"
+"""Group of entry points in which a package offers its schedulers."""
+
+ALIASES = {"chunk": "max_num_batched_tokens", "order": "admission_order", "interval": "reschedule_interval"}
+"""Short words for fields."""
+
+TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def find_scheduler(text: str) -> Scheduler:
+    """The scheduler that ``text`` names.
+
+    ``sarathi`` or ``sarathi:chunk=512``: a preset, some of its settings changed.
+    ``./mine.py:Name`` or ``./mine.py:Name:alpha=2``: what stands under a name in a Python file: a class with
+    ``schedule`` (made with these arguments), an object with it (copied for each rank), or settings of
+    ``windtunnel.policy``. Any other name is looked for among the entry points of the group
+    ``windtunnel.schedulers``, with the same meanings.
+
+    Raises:
+        InputError: there is no such file or name, or a setting is wrong.
+    """
+    name, _, settings = text.partition(":")
+    if name.endswith(".py"):
+        name, _, settings = settings.partition(":")
+        return _made(text, python_object(text, name), _arguments(settings))
+    if name in PRESETS:
+        return scheduler(text)
+    from importlib.metadata import entry_points  # loads forty modules, and few schedulers are plug-ins
+
+    plug_ins = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in plug_ins:
+        raise unknown("scheduler", name, [*PRESETS, *plug_ins])
+    return _made(text, plug_ins[name].load(), _arguments(settings))
+
+
+def scheduler(text: str) -> Settings:
+    """The settings that ``preset`` or ``preset:field=value,field=value…`` names.
+
+    Raises:
+        InputError: an unknown preset or field, a value that is not of the field's type, or one out of its range.
+    """
+    name, _, rest = text.partition(":")
+    if name not in PRESETS:
+        raise unknown("scheduler", name, PRESETS)
+    settings = PRESETS[name]
+    pairs = [pair for pair in rest.split(",") if pair]
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        field, value = _pair(pair, settings, name)
+        if field in values:
+            raise InputError(f"scheduler {text!r}: {field} is given twice")
+        values[field] = value
+    return replace(settings, **values)
+
+
+def _pair(pair: str, settings: Settings, preset: str) -> tuple[str, Any]:
+    word, equals, value = (part.strip() for part in pair.partition("="))
+    kinds = settable(settings)
+    field = ALIASES.get(word, word)
+    if field not in kinds:
+        raise unknown(f"setting of scheduler {preset!r}", word, [*kinds, *(a for a in ALIASES if ALIASES[a] in kinds)])
+    if not equals:
+        raise InputError(f"scheduler setting {word!r}: give a value, {word}=…")
+    return field, _value(word, value, kinds[field])
+
+
+def settable(settings: Settings) -> dict[str, Any]:
+    """Field → type of what text can set: everything but functions."""
+    hints = get_type_hints(type(settings))
+    return {
+        field.name: hints[field.name]
+        for field in fields(settings)
+        if hints[field.name] in (int, float, bool) or all(isinstance(one, str) for one in get_args(hints[field.name]))
+    }
+
+
+def _value(word: str, text: str, kind: Any) -> Any:
+    if kind is bool:
+        if text.lower() not in TRUTHS:
+            raise InputError(f"{word}={text!r}: must be true or false")
+        return TRUTHS[text.lower()]
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise InputError(f"{word}={text!r}: must be {'a whole number' if kind is int else 'a number'}") from None
+    return text
+
+
+def python_object(text: str, name: str) -> object:
+    """What stands under ``name`` in the Python file that ``text`` begins with. Raises InputError if nothing does."""
+    path = Path(text.partition(":")[0])
+    if not path.is_file():
+        raise InputError(f"{text!r}: there is no file {str(path)!r}")
+    if not name:
+        raise InputError(f"{text!r}: name what it defines, e.g. {path!s}:MyScheduler")
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{text!r}: {type(error).__name__} while it was read: {error}") from error
+    names = [each for each in vars(module) if not each.startswith("_")]
+    if name not in names:
+        raise unknown(f"name in {str(path)!r}:", name, names)
+    return getattr(module, name)
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """``a=1,b=x`` as arguments: numbers and true or false where they look like it, otherwise text."""
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"setting {part!r}: must be name=value")
+        found[name.strip()] = _guessed(value.strip())
+    return found
+
+
+def _guessed(text: str) -> Any:
+    for read in (int, float, {"true": True, "false": False}.__getitem__):
+        try:
+            return read(text)
+        except (ValueError, KeyError):
+            continue
+    return text
+
+
+def _made(text: str, found: object, arguments: Mapping[str, Any]) -> Scheduler:
+    if isinstance(found, type) and callable(getattr(found, "schedule", None)):
+        return _factory(text, found, arguments)
+    if isinstance(found, get_args(Settings)):
+        known = [field.name for field in fields(found)]
+        for name in arguments:
+            if name not in known:
+                raise unknown(f"setting of {text.partition(':')[0]}", name, known)
+        return cast(Settings, replace(found, **arguments))
+    if not callable(getattr(found, "schedule", None)):
+        raise InputError(
+            f"scheduler {text!r}: is a {type(found).__name__}: must be a class or object with a method schedule, or "
+            "settings of windtunnel.policy"
+        )
+    if arguments:
+        raise InputError(f"scheduler {text!r}: an object takes no settings: name its class instead")
+    return cast(Scheduler, partial(deepcopy, found))
+
+
+def _factory(text: str, kind: type, arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    try:
+        kind(**arguments)
+    except TypeError as error:
+        raise InputError(f"scheduler {text!r}: {error}") from error
+    return partial(kind, **arguments)

@@ -1,0 +1,278 @@
+"""Run: what a simulation recorded, as columns, with a manifest that says how it was made."""
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.errors import InputError
+from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.perf.stage_times import StageTimes, Times, whole
+
+if TYPE_CHECKING:
+    from windtunnel.core.rebuild import IterationTimes
+
+SCHEMA_VERSION = 1
+STATUSES = ("finished", "rejected", "aborted", "unfinished")
+FINISHED, REJECTED, ABORTED, UNFINISHED = range(4)
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """One entry per request, in order of id; times in seconds, NaN where the event did not happen."""
+
+    id: Integers
+    arrival: Floats
+    """When the request reached the deployment (in a closed loop: when it was sent)."""
+    prompt_tokens: Integers
+    output_tokens: Integers
+    max_tokens: Integers
+    pool: Integers
+    replica: Integers
+    """Index of the replica that served it, -1 if none."""
+    lane: Integers
+    """Which of the replica's lanes (data-parallel ranks), -1 if none."""
+    status: Integers
+    """Index into STATUSES."""
+    scheduled: Floats
+    """Start of the first step that computed a token of it."""
+    first_token: Floats
+    finish: Floats
+    preemptions: Integers
+    cached_tokens: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class Iterations:
+    """One entry per run of ``steps`` equal steps of one lane, in the order in which they were simulated.
+
+    A lane is a data-parallel rank, or one of as many lanes of a rank as its pipeline has stages: rank · stages + n mod
+    stages for the rank's n-th step. Runs of its lanes that follow each other, with as many steps, take turns.
+
+    ``decodes`` requests emit a token in each step; ``kv_tokens`` is what they have in the cache before the first step
+    together, and grows by ``decodes`` a step. ``chunk_tokens`` > 0 is a prefill chunk at ``chunk_context``, which
+    grows by ``chunk_tokens`` a step. Further chunks of the same step follow as rows with ``steps`` = 0. Lanes in
+    lockstep write one row each for every step, idle ones too. ``used_blocks`` and ``waiting`` hold after the first
+    step was scheduled.
+    """
+
+    replica: Integers
+    lane: Integers
+    start: Floats
+    steps: Integers
+    decodes: Integers
+    kv_tokens: Integers
+    chunk_tokens: Integers
+    chunk_context: Integers
+    used_blocks: Integers
+    waiting: Integers
+    discarded: Integers
+    """Decodes that are no gap of this step's length: their token is not wanted, because the request had ended before
+    its declared limit, which an asynchronous scheduler learns one step late; or it follows a pause, and is a stall."""
+    transfer: Floats
+    """Seconds that each step takes longer than its batch, because blocks move between device and host."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stalls:
+    """One entry per token that followed a preemption, or a pause of this request alone: the gap between ``last_token``
+    and ``resumed_token`` (s)."""
+
+    request: Integers
+    last_token: Floats
+    resumed_token: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The record of one simulation: the document that metrics, reports and comparisons read."""
+
+    requests: Requests
+    iterations: Iterations
+    stalls: Stalls
+    manifest: dict[str, Any]
+    """JSON-able: schema_version, version, deployment, workload, seed, replicas (pool and lanes of each), provenance,
+    warnings."""
+    times: tuple[Times, ...]
+    """The batch-time tables of each pool, or those of its stages."""
+    sources: tuple[dict[str, BatchTimes], ...] = ()
+    """For each pool: measured, interpolated, modelled → the part of ``times`` that comes from it."""
+    groups: tuple[dict[str, BatchTimes], ...] = ()
+    """For each pool: gemm, attention, communication, … → the part of ``times`` that it takes."""
+    doubts: tuple[dict[str, BatchTimes], ...] = ()
+    """For each pool: error → seconds times their relative error, beyond → seconds beyond the data."""
+
+    def iteration_times(self, times: tuple[Times, ...] | None = None) -> "IterationTimes":
+        """Every single step of every lane with its start and duration, rebuilt from the rows (bit-equal to the
+        engine's)."""
+        from windtunnel.core.rebuild import iteration_times
+
+        pool_of_replica = np.array([replica["pool"] for replica in self.manifest["replicas"]], dtype=np.int64)
+        lanes = np.array(
+            [replica["lanes"] if replica.get("lockstep") else 1 for replica in self.manifest["replicas"]],
+            dtype=np.int64,
+        )
+        columns = tuple(getattr(self.iterations, field.name) for field in fields(Iterations))
+        return iteration_times(columns, times or self.times, pool_of_replica, lanes)
+
+    def save(self, directory: Path) -> None:
+        """Write run.json, requests.parquet, iterations.parquet, stalls.parquet and times.npz; all of it or nothing.
+
+        Raises:
+            InputError: the directory cannot be written, or holds something that is not a run.
+        """
+        directory = Path(directory)
+        if directory.exists() and (not directory.is_dir() or (any(directory.iterdir()) and not _is_run(directory))):
+            raise InputError(f"output {str(directory)!r}: exists and is not a run: choose another directory")
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        except OSError as error:
+            raise InputError(
+                f"output {str(directory)!r}: cannot be written ({error.strerror}): choose another"
+            ) from error
+        try:
+            self._write(scratch)
+            scratch.chmod(0o755)
+            if directory.exists():
+                shutil.rmtree(directory)
+            scratch.rename(directory)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(f"output {str(directory)!r}: cannot be written ({reason}): nothing was saved") from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _write(self, directory: Path) -> None:
+        tables: dict[str, Requests | Iterations | Stalls] = {
+            "requests": self.requests,
+            "iterations": self.iterations,
+            "stalls": self.stalls,
+        }
+        for name, table in tables.items():
+            _write_parquet(directory / f"{name}.parquet", table)
+        arrays: dict[str, Any] = {}
+        for pool, times in enumerate(self.times):
+            arrays |= _flatten(f"{pool}/times", times)
+        for kind, parts in (("sources", self.sources), ("groups", self.groups), ("doubts", self.doubts)):
+            for pool, by_name in enumerate(parts):
+                for name, part in by_name.items():
+                    arrays |= _flatten(f"{pool}/{kind}/{name}", part)
+        np.savez_compressed(directory / "times.npz", allow_pickle=False, **arrays)
+        text = json.dumps({**self.manifest, "schema_version": SCHEMA_VERSION}, indent=1, allow_nan=False)
+        (directory / "run.json").write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read a run that ``save`` wrote.
+
+        Raises:
+            InputError: not a run, not a whole one, or written by a newer version.
+        """
+        directory = Path(directory)
+        if not _is_run(directory):
+            raise InputError(
+                f"{str(directory)!r}: not a run (no run.json): give the --output directory of `windtunnel run`"
+            )
+        try:
+            manifest = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+            if manifest.get("schema_version") != SCHEMA_VERSION:
+                found = manifest.get("schema_version")
+                raise InputError(f"{str(directory)!r}: schema_version {found}: this version reads {SCHEMA_VERSION}")
+            if not isinstance(manifest.get("replicas"), list):
+                raise InputError(f"{str(directory)!r}: unreadable run (run.json lists no replicas): simulate it again")
+            with np.load(directory / "times.npz", allow_pickle=False) as arrays:
+                times, sources, groups, doubts = _unflatten(dict(arrays))
+            return cls(
+                requests=Requests(**_read_parquet(directory / "requests.parquet", Requests)),
+                iterations=Iterations(**_read_parquet(directory / "iterations.parquet", Iterations)),
+                stalls=Stalls(**_read_parquet(directory / "stalls.parquet", Stalls)),
+                manifest=manifest,
+                times=times,
+                sources=sources,
+                groups=groups,
+                doubts=doubts,
+            )
+        except (OSError, ValueError, KeyError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{str(directory)!r}: unreadable run ({error}): simulate it again") from error
+
+
+def _is_run(directory: Path) -> bool:
+    return (directory / "run.json").is_file()
+
+
+def _write_parquet(path: Path, table: Requests | Iterations | Stalls) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {field.name: pa.array(getattr(table, field.name)) for field in fields(table)}
+    if isinstance(table, Requests):
+        columns["status"] = pa.DictionaryArray.from_arrays(pa.array(table.status.astype(np.int8)), list(STATUSES))
+    metadata = {"schema_version": str(SCHEMA_VERSION)}
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path, compression="zstd")
+
+
+def _read_parquet(path: Path, kind: type[Requests | Iterations | Stalls]) -> dict[str, Any]:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    names = [field.name for field in fields(kind)]
+    columns = {}
+    for name in names:
+        column = table.column(name).combine_chunks()
+        if kind is Requests and name == "status":
+            texts = column.to_pylist()
+            columns[name] = np.array([STATUSES.index(text) for text in texts], dtype=np.int64)
+        else:
+            columns[name] = column.to_numpy(zero_copy_only=False)
+    return columns
+
+
+def _flatten(prefix: str, times: Times) -> dict[str, Any]:
+    """Arrays by name; those of a pipeline's stages have the number of the stage before it."""
+    if isinstance(times, StageTimes):
+        arrays: dict[str, Any] = {f"{prefix}/sends": times.sends}
+        for stage, table in enumerate(times.stages):
+            arrays |= _flatten(f"{prefix}/{stage}", table)
+        return arrays
+    return {f"{prefix}/{field.name}": np.asarray(getattr(times, field.name)) for field in fields(BatchTimes)}
+
+
+Parts = tuple[dict[str, BatchTimes], ...]
+
+
+def _unflatten(arrays: dict[str, Any]) -> tuple[tuple[Times, ...], Parts, Parts, Parts]:
+    by_prefix: dict[str, dict[str, Any]] = {}
+    for key, array in arrays.items():
+        prefix, name = key.rsplit("/", 1)
+        by_prefix.setdefault(prefix, {})[name] = array if array.ndim else array.item()
+    pools = range(1 + max(int(prefix.split("/", 1)[0]) for prefix in by_prefix))
+    prefixes = [prefix for prefix in by_prefix if prefix.rsplit("/", 1)[0] not in by_prefix]
+    tables = {prefix: _table(by_prefix, prefix) for prefix in prefixes}
+
+    def parts(kind: str) -> Parts:
+        starts = [f"{pool}/{kind}/" for pool in pools]
+        found = [
+            {name[len(at) :]: whole(table) for name, table in tables.items() if name.startswith(at)} for at in starts
+        ]
+        return tuple(found)
+
+    return tuple(tables[f"{pool}/times"] for pool in pools), parts("sources"), parts("groups"), parts("doubts")
+
+
+def _table(by_prefix: dict[str, dict[str, Any]], prefix: str) -> Times:
+    columns = by_prefix[prefix]
+    if "sends" not in columns:
+        return BatchTimes(**columns)
+    stages = range(len(columns["sends"]) + 1)
+    return StageTimes(tuple(BatchTimes(**by_prefix[f"{prefix}/{stage}"]) for stage in stages), columns["sends"])

@@ -1,0 +1,249 @@
+"""The command line: what it prints, which files it writes, and how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from windtunnel.cli import DONE, INTERRUPTED, WRONG, main
+from windtunnel.cli.run import MISSED
+from windtunnel.report.words import span
+
+QUICK = ("run", "Qwen/Qwen3-8B", "--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
+KEYS = (
+    "schema_version requests ttft tpot itl e2el queue request_throughput output_throughput goodput attainment cost_usd "
+    "energy_wh kv_blocks utilisation preemptions prefix_cache_hit_rate time_share warnings"
+)
+
+SIMULATED_AGAIN = ("bands", "roofline")
+"""Keys that need more simulations."""
+
+Capture = pytest.CaptureFixture[str]
+
+
+def document(capsys: Capture, *words: str) -> dict[str, object]:
+    assert main([*words, "--json"]) == DONE
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_json_is_the_whole_output(capsys: Capture) -> None:
+    found = document(capsys, *QUICK)
+    assert list(found) == [*KEYS.split(), *SIMULATED_AGAIN]
+    assert list(document(capsys, *QUICK, "--no-bands")) == KEYS.split()
+    assert found["requests"] == {"total": 40, "finished": 40, "rejected": 0, "aborted": 0}
+
+
+def test_the_same_words_give_the_same_bytes(capsys: Capture) -> None:
+    outputs = []
+    for _ in range(2):
+        main([*QUICK, "--json"])
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
+def test_the_table(capsys: Capture) -> None:
+    assert main([*QUICK, "--goodput", "ttft:5000"]) == DONE
+    out = capsys.readouterr().out
+    for words in (
+        "Qwen/Qwen3-8B on 1 × h100_sxm",
+        "TTFT",
+        "p99",
+        "40 of 40 finished",
+        "goodput",
+        "kernel times",
+        "note: prefix caching",
+    ):
+        assert words in out
+
+
+def test_other_tools_spellings(capsys: Capture) -> None:
+    ours = (
+        "run",
+        "Qwen/Qwen3-8B",
+        "--num-prompts=9",
+        "--tensor-parallel-size=2",
+        "--random-input-len=50",
+        "--random-output-len=5",
+    )
+    short = ("run", "Qwen/Qwen3-8B", "--num-prompts", "9", "-tp", "2", "--isl", "50", "--osl=5")
+    assert document(capsys, *ours) == document(capsys, *short)
+
+
+def test_seeds_give_intervals(capsys: Capture) -> None:
+    found = document(capsys, *QUICK, "--seeds", "3")
+    assert found["seeds"] == 3
+    interval = found["interval_95"]
+    assert isinstance(interval, dict)
+    low, high = interval["ttft.mean"]
+    assert low < high
+    main([*QUICK, "--seeds", "3"])
+    assert "±" in capsys.readouterr().out
+
+
+def test_a_scenario_file_and_flags_over_it(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "model: Qwen/Qwen3-8B\nrandom_input_len: 200\nrandom_output_len: 20\nnum_prompts: 40\nrequest_rate: 10\n"
+        "burstiness: 0.5\ngoodput: ttft:5000 tpot:500\nenforce_eager: false\n"
+    )
+    file = ("run", "--scenario", str(tmp_path / "s.yaml"))
+    assert document(capsys, *file) != document(capsys, *QUICK)
+    assert document(capsys, *file, "--burstiness", "1") == document(
+        capsys, *QUICK, "--goodput", "ttft:5000", "tpot:500"
+    )
+
+
+def test_a_model_named_beside_a_file_is_not_the_main_job(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "load.yaml").write_text("random_input_len: 9\nnum_prompts: 3\n")
+    assert main(["run", "Qwen/Qwen3-8B", "--scenario", str(tmp_path / "load.yaml")]) == DONE
+    assert "Qwen3-8B on 1 × h100_sxm" in capsys.readouterr().out
+    assert main(["run", "--scenario", str(tmp_path / "load.yaml")]) == DONE
+    assert "Qwen3-32B on 2 × h100_sxm, TP 2" in capsys.readouterr().out
+
+
+def test_a_run_can_be_kept_and_shown_again(capsys: Capture, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "kept"
+    first = document(capsys, *QUICK, "--output", str(folder))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "iterations.parquet",
+        "requests.parquet",
+        "run.json",
+        "stalls.parquet",
+        "times.npz",
+    ]
+    assert document(capsys, "report", str(folder)) == first
+    assert not set(SIMULATED_AGAIN) & set(document(capsys, "report", str(folder), "--exclude-warmup"))
+    assert document(capsys, *QUICK, "--output", str(folder)) == first
+    assert [path.name for path in folder.parent.iterdir()] == ["kept"]
+
+
+def test_the_page_says_how_sure_it_is(capsys: Capture, tmp_path: Path) -> None:
+    low, high = document(capsys, *QUICK, "--html", str(tmp_path / "a.html"))["bands"]["ttft"]["p99"]  # type: ignore[index]
+    assert f"({span(low, high)})</td>" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert main([*QUICK, "--no-bands", "--html", str(tmp_path / "b.html")]) == DONE
+    assert "(low-high)" not in (tmp_path / "b.html").read_text(encoding="utf-8")
+
+
+def test_files_that_are_asked_for(capsys: Capture, tmp_path: Path) -> None:
+    names = {"report": "a.html", "perfetto": "b.json", "save-result": "c.json", "prometheus": "d.txt"}
+    flags = [word for flag, name in names.items() for word in (f"--{flag}", str(tmp_path / name))]
+    assert main([*QUICK, *flags, "--output", str(tmp_path / "run")]) == DONE
+    written = {name: (tmp_path / name).read_bytes() for name in names.values()}
+    assert written["a.html"].lstrip().lower().startswith(b"<!doctype html>")
+    assert json.loads(written["c.json"])["completed"] == 40
+    assert b"vllm:num_requests_running" in written["d.txt"]
+    assert main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "again.html")]) == DONE
+    assert (tmp_path / "again.html").stat().st_size == pytest.approx(len(written["a.html"]), rel=0.01)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("goals", "code"),
+    [
+        (("--slo", "ttft_p99=100", "e2el_p50=100"), DONE),
+        (("--slo", "ttft_p99=0.000001"), MISSED),
+        (("--goodput", "ttft:0.001"), DONE),
+        (("--goodput", "ttft:0.001", "--attainment", "0.5"), MISSED),
+        (("--goodput", "ttft:100000", "--attainment", "1"), DONE),
+    ],
+)
+def test_a_missed_goal_is_exit_1(capsys: Capture, tmp_path: Path, goals: tuple[str, ...], code: int) -> None:
+    assert main([*QUICK, *goals, "--output", str(tmp_path / "run")]) == code
+    assert main(["report", str(tmp_path / "run"), *goals]) == code
+    capsys.readouterr()
+
+
+def test_explain_adds_up(capsys: Capture) -> None:
+    found = document(capsys, "explain", "Qwen/Qwen3-8B", "--batch", "decode=8@1024")
+    rows = found["rows"]
+    assert isinstance(rows, list)
+    assert sum(row["seconds"] for row in rows) == pytest.approx(found["total_seconds"], rel=1e-12)
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert main(["explain", "Qwen/Qwen3-8B"]) == DONE
+    assert "gate_up_proj" in capsys.readouterr().out
+
+
+def test_traces_are_described_and_converted(capsys: Capture, tmp_path: Path) -> None:
+    source = tmp_path / "azure.csv"
+    source.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:02.0000000,10,5\n2023-11-16 18:00:01.0000000,20,6\n"
+    )
+    target = str(tmp_path / "own.parquet")
+    assert main(["trace", "convert", str(source), target]) == WRONG
+    assert "sort" in capsys.readouterr().err
+    assert main(["trace", "convert", str(source), target, "--sort"]) == DONE
+    assert capsys.readouterr().out == f"{target}: 2 requests\n"
+    found = document(capsys, "trace", "describe", target)
+    assert (found["requests"], found["total_prompt_tokens"]) == (2, 30)
+    assert main(["trace", "describe", target]) == DONE
+    assert "burstiness" in capsys.readouterr().out
+
+
+def test_traces_without_times_need_a_rate(capsys: Capture, tmp_path: Path) -> None:
+    source, target = tmp_path / "lengths.csv", tmp_path / "own.jsonl"
+    source.write_text("num_prefill_tokens,num_decode_tokens\n10,5\n20,6\n")
+    assert main(["trace", "describe", str(source)]) == WRONG
+    assert "--request-rate" in capsys.readouterr().err
+    assert document(capsys, "trace", "describe", str(source), "--request-rate", "4")["requests"] == 2
+    assert main(["trace", "convert", str(source), str(target), "--request-rate", "inf"]) == DONE
+    capsys.readouterr()
+    assert document(capsys, "trace", "describe", str(target))["duration"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("models", "Qwen/Qwen3-32B"),
+        ("devices", "h100_sxm"),
+        ("engines", "vllm-0.32"),
+        ("schedulers", "sglang-0.4.6"),
+        ("routers", "round_robin"),
+        ("traces", "azure-conv"),
+    ],
+)
+def test_lists(capsys: Capture, kind: str, name: str) -> None:
+    assert main(["list", kind]) == DONE
+    assert name in capsys.readouterr().out
+    assert main(["list", kind, "--json"]) == DONE
+    rows = json.loads(capsys.readouterr().out)
+    assert name in [row[kind.removesuffix("s")] for row in rows]
+
+
+def test_version_and_help(capsys: Capture) -> None:
+    assert main(["--version"]) == DONE
+    assert capsys.readouterr().out.strip() == "0.1.0"
+    assert main([]) == DONE
+    assert "explain" in capsys.readouterr().out
+
+
+def test_the_package_is_the_command_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "windtunnel", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0.1.0"
+
+
+def test_an_interruption_is_exit_130(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["windtunnel.simulate.simulate"], "run_core", interrupt)
+    assert main(list(QUICK)) == INTERRUPTED
+    assert capsys.readouterr().err == "windtunnel: interrupted\n"
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    code = "import sys; from windtunnel.cli import main; sys.exit(main(['list', 'models']))"
+    reader = subprocess.Popen((sys.executable, "-c", "pass"), stdin=subprocess.PIPE)
+    reader.wait()
+    assert reader.stdin is not None
+    done = subprocess.run((sys.executable, "-c", code), stdout=reader.stdin, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (DONE, b"")
+    reader.stdin.close()
+
+
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    code = "import sys; from windtunnel.cli import main; sys.exit(main(['list', 'models']))"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run((sys.executable, "-c", code), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (WRONG, "windtunnel: standard output: No space left on device\n")

@@ -1,0 +1,108 @@
+"""windtunnel compare: variants in the words of `run`, tables, files and exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from windtunnel.cli import DONE, WRONG, main
+from windtunnel.cli.compare import MISSED, parse_words
+
+QUICK = ("compare", "Qwen/Qwen3-8B", "--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_num_seqs=64", {"max_num_seqs": "64"}),
+        ("max-num-seqs=64 router=random", {"max_num_seqs": "64", "router": "random"}),
+        ("--max-num-seqs 64 --router=random", {"max_num_seqs": "64", "router": "random"}),
+        ("-tp 2 --no-async-scheduling", {"tensor_parallel_size": "2", "async_scheduling": "false"}),
+        ("--enforce-eager", {"enforce_eager": "true"}),
+        ("goodput=ttft:300 tpot:50 seed=1", {"goodput": "ttft:300 tpot:50", "seed": "1"}),
+        ("--slo ttft_p99=0.3 tpot_p90=0.05 --seed 1", {"slo": "ttft_p99=0.3 tpot_p90=0.05", "seed": "1"}),
+        ("--scheduler sarathi:chunk=512", {"scheduler": "sarathi:chunk=512"}),
+        ("scheduler=sarathi:chunk=512", {"scheduler": "sarathi:chunk=512"}),
+        ("trace='my trace.csv'", {"trace": "my trace.csv"}),
+    ],
+)
+def test_variants_are_written_as_words_or_flags(text: str, words: dict[str, str]) -> None:
+    assert parse_words(text) == words
+
+
+def test_the_table(capsys: Capture) -> None:
+    words = ("--with", "max_num_seqs=4", "--with", "--max-num-seqs 8 --no-async-scheduling", "--with", "replicas=2")
+    assert main([*QUICK, "--seeds", "2", "--goodput", "ttft:500", *words]) == DONE
+    out = capsys.readouterr().out
+    for text in (
+        "Qwen/Qwen3-8B on 1 × h100_sxm, vllm-0.32; random: 40 requests; 2 seeds",
+        "baseline", "max_num_seqs=4", "async_scheduling=false", "replicas=2", "difference",
+        "TTFT, p99, ms", "goodput, requests/s", "KV cache, %", "same", "±", "note: prefix caching",
+    ):  # fmt: skip
+        assert text in out
+    assert "…" not in out
+
+
+def test_a_file_names_its_variants(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "variants.yaml"
+    file.write_text("few: {max_num_seqs: 4}\nmany: {max-num-seqs: 64}\n", encoding="utf-8")
+    assert main([*QUICK, "--seeds", "1", "--variants", str(file), "--with", "replicas=2", "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert [variant["name"] for variant in found["variants"]] == ["baseline", "replicas=2", "few", "many"]
+    assert [variant["words"] for variant in found["variants"]][2:] == [{"max_num_seqs": 4}, {"max_num_seqs": 64}]
+
+
+def test_the_baseline_may_come_from_a_file(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text("model: Qwen/Qwen3-8B\nnum_prompts: 20\nrandom_input_len: 50\n", encoding="utf-8")
+    assert main(["compare", "--scenario", str(file), "--seeds", "1", "--with", "replicas=2", "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["title"].endswith("random: 20 requests")
+
+
+def test_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main([*QUICK, "--seeds", "2", "--with", "max_num_seqs=4", "--report", str(page)]) == DONE
+    assert "windtunnel comparison" in page.read_text(encoding="utf-8")
+
+
+def test_a_missed_goal_is_the_exit_code() -> None:
+    words = (*QUICK, "--seeds", "1", "--with", "max_num_seqs=4", "--goodput", "ttft:500")
+    assert main([*words, "--slo", "ttft_p99=5"]) == DONE
+    assert main([*words, "--slo", "ttft_p99=0.001"]) == MISSED
+    assert main([*words, "--attainment", "0.9"]) == DONE
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "at least one variant"),
+        (("--with", "max_num_seq=4"), "did you mean 'max_num_seqs'?"),
+        (("--with", "max_num_seqs"), "must be word=value"),
+        (("--with", ""), "must be word=value"),
+        (("--with", "max_num_seqs='4"), "no closing quotation"),
+        (("--with", "max_num_seqs=4 max-num-seqs=5"), "max_num_seqs: given twice"),
+        (("--with", "max_num_seqs=4", "--with", "--max-num-seqs 4"), "'max_num_seqs=4': given twice"),
+        (("--with", "max_num_seqs=four"), "max_num_seqs='four'"),
+        (("--with", "seed=1"), "same seeds"),
+        (("--with", "max_num_seqs=4", "--seeds", "0"), "seeds=0: must be ≥ 1"),
+        (("--with", "max_num_seqs=4", "--report", "."), "is a folder"),
+        (("--variants", "none.yaml"), "cannot be read"),
+        (("--variant", "none.yaml"), "--variants"),
+    ],
+)
+def test_mistakes_are_one_line(words: tuple[str, ...], message: str, capsys: Capture) -> None:
+    assert main([*QUICK, *words]) == WRONG
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+@pytest.mark.parametrize(("text", "message"), [("few: 4", "few: must be words"), ("- few", "must be lines")])
+def test_a_file_of_something_else(text: str, message: str, capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "variants.yaml"
+    file.write_text(text, encoding="utf-8")
+    assert main([*QUICK, "--variants", str(file)]) == WRONG
+    assert message in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""windtunnel plan and study: the words of the issue, tables, JSON, exit codes and stores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windtunnel.cli import DONE, WRONG, main
+from windtunnel.cli.plan.command import MISSED
+
+SMALL = (
+    *("plan", "Llama-3.1-8B", "--devices", "h100,l40s", "--tensor-parallel-size", "1", "--max-num-seqs", "8", "32"),
+    *("--max-num-batched-tokens", "512", "--axis", "max_model_len=2048", "--isl", "300", "--osl", "40"),
+    *("--num-prompts", "200", "--perf", "modelled", "--executor", "serial", "--seeds", "2"),
+)
+GOODPUT = ("--goodput", "ttft:300", "tpot:30")
+
+Capture = pytest.CaptureFixture[str]
+
+
+def answer(capsys: Capture, *words: str, code: int = DONE) -> dict[str, Any]:
+    assert main([*SMALL, *words, "--json"]) == code
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def test_the_table_says_what_to_deploy(capsys: Capture) -> None:
+    assert main([*SMALL, *GOODPUT]) == DONE
+    out = capsys.readouterr().out
+    for text in ("4 configurations", "requests/s per $/h", "winner", "breaks first", "next cheaper", "vllm serve"):
+        assert text in out
+    assert "--max-num-seqs 32" in out
+
+
+def test_json_is_one_document(capsys: Capture) -> None:
+    found = answer(capsys, *GOODPUT, "--top", "2")
+    assert found["points"] == 4
+    assert len(found["ranking"]) == 2
+    first, second = found["ranking"]
+    assert first["value"] >= second["value"]
+    assert first["value"] == pytest.approx(first["request_rate"] / first["price_per_hour"])
+    assert found["advice"]["capacity_95"][0] <= first["request_rate"] * 1.2
+
+
+def test_a_target_rate_is_served_at_the_least_cost(capsys: Capture) -> None:
+    found = answer(capsys, *GOODPUT, "--target-request-rate", "60")
+    best = found["ranking"][0]
+    assert found["objective"] == "cost for 60 requests/s"
+    assert best["request_rate"] == 60
+    assert best["value"] == best["price_per_hour"] == pytest.approx(min(row["value"] for row in found["ranking"]))
+    assert "least_outstanding" in found["advice"]["routing"] or best["replicas"] == 1
+    gpus = answer(capsys, *GOODPUT, "--target-request-rate", "60", "--objective", "gpus")
+    assert gpus["unit"] == "GPUs"
+
+
+def test_impossible_limits_exit_with_one(capsys: Capture) -> None:
+    found = answer(capsys, "--goodput", "ttft:1", code=MISSED)
+    assert found["ranking"] == []
+    assert found["advice"]["closest"]["limits_times"] > 1
+    assert main([*SMALL, "--goodput", "ttft:1"]) == MISSED
+    assert "no configuration keeps the limits; the closest" in capsys.readouterr().out
+
+
+def test_a_store_is_a_study(capsys: Capture, tmp_path: Path) -> None:
+    store, target = str(tmp_path / "studies.db"), tmp_path / "trials.parquet"
+    first = answer(capsys, *GOODPUT, "--store", store, "--study", "one")
+    again = answer(capsys, *GOODPUT, "--store", store, "--study", "one")
+    assert first["trials"] > 0
+    assert (again["trials"], again["reused"]) == (0, first["trials"])
+    answer(capsys, "--goodput", "ttft:500", "--store", store, "--study", "two")
+    assert main(["study", "list", store]) == DONE
+    out = capsys.readouterr().out
+    assert "one" in out and "two" in out
+    assert main(["study", "show", store, "one", "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["answer"]["ranking"] == first["ranking"]
+    assert main(["study", "show", store, "one"]) == DONE
+    assert "max_num_seqs 32" in capsys.readouterr().out
+    assert main(["study", "compare", store, "one", "two"]) == DONE
+    assert "question.goodput.ttft" in capsys.readouterr().out
+    assert main(["study", "export", store, str(target), "--study", "one"]) == DONE
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(target)
+    assert table.num_rows == first["trials"]
+    assert {"rate", "met", "ttft_p99", "cpu_seconds"} <= set(table.column_names)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("plan", "--devices", "h1000"), "unknown device 'h1000'"),
+        (("plan", "--max-num-seqs", "many"), "max_num_seqs=['many']"),
+        (("plan", "--axis", "max_num_sec=3"), "did you mean 'max_num_seqs'"),
+        (("plan", "--axis", "max_num_seqs"), "must be WORD=VALUE"),
+        (("plan", "--gpus", "h100"), "must be DEVICE=NUMBER"),
+        (("plan", "--study", "one"), "add --store"),
+        (("plan", "--address", "auto"), "add --executor ray"),
+        (("plan", "--workers", "0"), "workers=0"),
+        (("plan", "--top", "0"), "top=0"),
+        (("plan", "--target-request-rate", "3", "--objective", "energy"), "is for the objectives"),
+        (("plan", "--target-request-rate", "3", "--axis", "replicas=1,2"), "are found for a target rate"),
+        (("plan", "--max-concurrency", "3", "--isl", "9", "--objective", "cost"), "has no rate of its own"),
+        (("plan", "--space", "none.yaml"), "cannot be read"),
+        (("plan", "Llama-3.1-70B", "--devices", "a10", "--tensor-parallel-size", "1"), "none of"),
+        (("plan", "--tolerance", "0"), "tolerance=0"),
+        (("study", "list", "none.db"), "there is no such file"),
+    ],
+)
+def test_wrong_words_are_one_line(capsys: Capture, words: tuple[str, ...], text: str) -> None:
+    assert main(list(words)) == WRONG
+    captured = capsys.readouterr()
+    assert text in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""

@@ -1,0 +1,72 @@
+"""Closed forms of pipelines as oracle: a tandem of queues, whose slowest stage is the pace."""
+
+import numpy as np
+import pytest
+
+from windtunnel.core.engine import Demand, Fleet, Record, run
+from windtunnel.core.rebuild import iteration_times
+from windtunnel.perf.batch_times import linear
+from windtunnel.perf.stage_times import StageTimes
+from windtunnel.policy import Limits, VllmV1
+
+ONE_BY_ONE = Limits(max_num_seqs=64, max_num_batched_tokens=64, max_model_len=4000, num_blocks=10_000, block_size=16)
+"""A prompt of 64 tokens fills a step."""
+
+
+def tandem(
+    stages: list[float],
+    send: float,
+    prompt: int,
+    output: int,
+    count: int,
+    asynchronous: bool,
+    limits: Limits = ONE_BY_ONE,
+) -> tuple[Record, StageTimes]:
+    """Equal requests that arrive at 0, in a pipeline whose steps always take as long."""
+    sizes = {"max_num_batched_tokens": limits.max_num_batched_tokens, "max_num_seqs": limits.max_num_seqs}
+    tables = tuple(linear(seconds, 0.0, 0.0, 0.0, max_model_len=limits.max_model_len, **sizes) for seconds in stages)
+    times = StageTimes(tables, np.full((len(stages) - 1, limits.max_num_batched_tokens + 1), send))
+    policy = VllmV1(pipeline_parallel_size=len(stages), async_scheduling=asynchronous)
+    fleet = Fleet((limits,), (policy,), (times,), (1,), (1,), (False,))
+    nobody, zeros = np.full(count, -1), np.zeros(count)
+    demand = Demand(
+        arrival=zeros,
+        prompt_tokens=np.full(count, prompt),
+        output_tokens=np.full(count, output),
+        overruns=np.zeros(count, dtype=np.bool_),
+        refused=np.zeros(count, dtype=np.bool_),
+        follow=nobody,
+        think_time=zeros,
+        max_concurrency=0,
+    )
+    return run(fleet, demand, 0, zeros), times
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("stages", [[1.0, 1.0], [1.0, 3.0], [2.0, 0.5, 1.0]])
+def test_a_request_alone_passes_all_stages_for_every_token(stages: list[float], asynchronous: bool) -> None:
+    record, _ = tandem(stages, 0.25, 64, 20, 1, asynchronous)
+    latency = sum(stages) + 0.25 * (len(stages) - 1)
+    assert record.requests["first_token"][0] == latency
+    assert record.requests["finish"][0] == 20 * latency
+
+
+@pytest.mark.parametrize("stages", [[1.0, 1.0], [1.0, 3.0], [2.0, 0.5, 1.0], [1.0, 2.0, 2.0, 1.0]])
+def test_prompts_end_one_by_one_at_the_pace_of_the_slowest_stage(stages: list[float]) -> None:
+    record, _ = tandem(stages, 0.25, 64, 1, 50, asynchronous=True)
+    first = sum(stages) + 0.25 * (len(stages) - 1)
+    assert record.requests["finish"].tolist() == [first + i * max(stages) for i in range(50)]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_as_many_lanes_as_equal_stages_keep_all_of_them_at_work(stages: int) -> None:
+    """Each request decodes once in a round of all stages, and no stage is ever idle between the first and last step."""
+    record, times = tandem([1.0] * stages, 0.0, 64, 200, stages, asynchronous=True)
+    requests = record.requests
+    assert (requests["finish"] - requests["first_token"]).tolist() == [199.0 * stages] * stages
+    names = ("replica", "lane", "start", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context")
+    columns = tuple(record.rows[name] for name in (*names, "used_blocks", "waiting", "discarded", "transfer"))
+    steps = iteration_times(columns, (times,), np.zeros(1, np.int64), np.ones(1, np.int64))
+    end = (steps.start + steps.duration).max()
+    assert steps.busy.sum() * stages == len(steps.row) * stages
+    assert end == len(steps.row) + stages - 1  # a bubble of stages − 1 at the begin and at the end

@@ -1,0 +1,187 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.deployment import Engine, Pool
+from windtunnel.deployment.memory import KVBudget, kv_blocks
+from windtunnel.errors import InputError
+from windtunnel.hardware import GIB, device
+from windtunnel.model import Quantization, load_model
+from windtunnel.model.stages import stages
+
+
+def budget(model: str, on: str, **settings: Any) -> KVBudget:
+    return kv_blocks(Pool(load_model(model), device(on), Engine(**settings)))
+
+
+SMALL = {"max_num_seqs": 128, "max_num_batched_tokens": 2048}
+
+# num_gpu_blocks as engines reported them: (model, device, settings, blocks, tolerance). Two constants of the formula
+# were fitted with these reports in sight, so this holds the fit, it does not prove it. 0.28 still counted CUDA graphs,
+# which is most of the difference in the two runs marked so.
+REPORTED: list[tuple[str, str, dict[str, Any], int, float]] = [
+    ("Llama-3.1-8B", "a100", {}, 28_781, 0.002),  # vLLM 0.31.0
+    ("Llama-3.1-8B", "rtx_pro_6000", SMALL, 35_913, 0.02),  # 0.28.0, graphs counted
+    ("Qwen3-32B", "rtx_pro_6000", {**SMALL, "tensor_parallel_size": 2}, 28_884, 0.02),  # 0.28.0
+    (
+        "Qwen3-30B-A3B-Instruct-2507",
+        "rtx_pro_6000",
+        {**SMALL, "data_parallel_size": 2, "enable_expert_parallel": True},
+        37_819,
+        0.02,
+    ),  # 0.28.0, graphs counted, each of two ranks
+    (
+        "Llama-3.1-8B",
+        "l40s",
+        {"preset": "vllm-0.10", "max_num_seqs": 1024, "max_model_len": 32768},
+        9_916,
+        0.02,
+    ),  # 0.8.5 with the v1 engine; its default of 1024 requests is assumed
+    ("Llama-3.1-8B", "rtx_4090", {**SMALL, "preset": "vllm-0.19", "max_model_len": 32768}, 2_589, 0.06),
+]
+
+
+@pytest.mark.parametrize(("model", "on", "settings", "blocks", "tolerance"), REPORTED)
+def test_block_counts_are_near_those_that_engines_reported(
+    model: str, on: str, settings: dict[str, Any], blocks: int, tolerance: float
+) -> None:
+    assert budget(model, on, **settings).num_blocks == pytest.approx(blocks, rel=tolerance)
+
+
+def test_the_budget_adds_up() -> None:
+    found = budget("Llama-3.1-8B", "h100")
+    limit = int(device("h100").usable_memory_bytes * 0.92)
+    assert found.available_bytes == limit - found.weight_bytes - found.activation_bytes - found.reserve_bytes
+    assert found.num_blocks == found.available_bytes // found.block_bytes
+    assert found.block_bytes == 16 * 131_072
+    assert found.num_tokens == (found.num_blocks - 1) * 16
+    assert found.weight_bytes == load_model("Llama-3.1-8B").weight_bytes()
+
+
+@given(
+    st.sampled_from(["Qwen3-8B", "gemma-2-9b", "DeepSeek-V2-Lite", "Qwen3-30B-A3B"]),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 1024),
+    st.integers(1024, 8192),
+    st.sampled_from([16, 32]),
+    st.floats(0.85, 0.95),
+)
+def test_more_of_anything_else_leaves_fewer_blocks(
+    model: str, tp: int, seqs: int, tokens: int, size: int, utilization: float
+) -> None:
+    settings: dict[str, Any] = {
+        "tensor_parallel_size": tp,
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": tokens,
+        "block_size": size,
+        "gpu_memory_utilization": utilization,
+        "max_model_len": 2048,
+    }
+    blocks = budget(model, "h100", **settings).num_blocks
+    assert budget(model, "h100", **{**settings, "max_num_seqs": max(seqs - 1, 1)}).num_blocks >= blocks
+    assert budget(model, "h100", **{**settings, "max_num_batched_tokens": tokens + 1024}).num_blocks <= blocks
+    assert budget(model, "h100", **{**settings, "gpu_memory_utilization": utilization + 0.02}).num_blocks >= blocks
+    assert budget(model, "h200", **settings).num_blocks > blocks
+    assert budget(model, "h100", **{**settings, "kv_cache_dtype": "fp8"}).num_blocks >= 1.9 * blocks - 1
+
+
+def test_fp8_weights_leave_more_room() -> None:
+    assert budget("Qwen3-32B", "h100", quantization="fp8", tensor_parallel_size=2).num_blocks > (
+        1.3 * budget("Qwen3-32B", "h100", tensor_parallel_size=2).num_blocks
+    )
+
+
+def test_a_latent_cache_does_not_grow_with_the_gpus() -> None:
+    found = budget("DeepSeek-V2", "h200", tensor_parallel_size=8)
+    assert found.block_bytes == 64 * 60 * 576 * 2
+    absorbed = found.weight_bytes - load_model("DeepSeek-V2").weight_bytes(8)
+    assert absorbed == 2 * 60 * 512 * 16 * (128 + 128)
+
+
+def test_mixed_windows_give_the_larger_lower_bound() -> None:
+    few = budget("gpt-oss-20b", "h100", max_num_seqs=64)
+    assert few.window_bytes > 0
+    assert few.block_bytes == 16 * 12 * 2 * 8 * 64 * 2  # the 12 full layers
+    uniform = (few.available_bytes) // (2 * few.block_bytes)
+    assert few.num_blocks > 1.9 * uniform
+    many = budget("gemma-2-9b", "h100", max_num_seqs=1024)
+    assert many.window_bytes == 0
+    assert many.block_bytes == 16 * load_model("gemma-2-9b").kv_bytes_per_token()
+
+
+def test_weights_that_do_not_fit_are_refused_with_what_would() -> None:
+    with pytest.raises(InputError, match=r"needs 147\.\d GB on each h100_sxm.*tensor_parallel_size=4"):
+        budget("Llama-3.1-70B", "h100")
+    with pytest.raises(InputError, match="no tensor parallel size fits on l4"):
+        budget("Llama-3.1-405B", "l4")
+
+
+def test_a_request_of_max_model_len_must_fit() -> None:
+    with pytest.raises(InputError, match=r"max_model_len=131072.*needs 17\.2 GB.*max_model_len=(\d+)") as error:
+        budget("Llama-3.1-8B", "l4")
+    length = int(str(error.value).split("it would fit with max_model_len=")[1].split()[0])
+    assert budget("Llama-3.1-8B", "l4", max_model_len=length).num_tokens >= length
+    assert "tensor_parallel_size=2" in str(error.value)
+
+
+def test_the_tensor_parallel_size_that_is_named_fits() -> None:
+    for model, on in (("Llama-3.1-70B", "h100"), ("Qwen3-32B", "a100_40gb"), ("Llama-3.1-8B", "l4")):
+        with pytest.raises(InputError) as error:
+            budget(model, on)
+        size = int(str(error.value).rsplit("tensor_parallel_size=", 1)[1].split()[0])
+        assert budget(model, on, tensor_parallel_size=size).num_blocks > 1
+
+
+def test_an_override_wins_within_the_memory() -> None:
+    assert budget("Qwen3-8B", "h100", num_gpu_blocks_override=50).num_blocks == 50
+    with pytest.raises(InputError, match=r"num_gpu_blocks_override=500000 needs .* GB"):
+        budget("Qwen3-8B", "h100", num_gpu_blocks_override=500_000)
+
+
+def test_data_parallel_ranks_have_their_own_cache() -> None:
+    alone = budget("Qwen3-8B", "h100")
+    assert budget("Qwen3-8B", "h100", data_parallel_size=4) == alone
+    spread = budget("Qwen3-30B-A3B", "h100", data_parallel_size=4, enable_expert_parallel=True, max_model_len=8192)
+    together = budget("Qwen3-30B-A3B", "h100", max_model_len=8192)
+    assert spread.weight_bytes < 0.4 * together.weight_bytes
+    assert spread.num_blocks > together.num_blocks
+
+
+def test_eager_engines_have_no_graphs() -> None:
+    assert budget("Qwen3-8B", "h100", enforce_eager=True).graph_bytes == 0
+    assert 0.1 * GIB < budget("Qwen3-8B", "h100").graph_bytes < 2 * GIB
+
+
+def test_a_quantised_model_needs_less() -> None:
+    model = load_model("Qwen3-32B")
+    full = kv_blocks(Pool(model, device("h100"), Engine(tensor_parallel_size=2)))
+    int4 = replace(model, quantization=Quantization("int4", weight_only=True))
+    assert kv_blocks(Pool(int4, device("h100"), Engine(tensor_parallel_size=2))).num_blocks > full.num_blocks
+
+
+def test_the_tightest_stage_decides() -> None:
+    """The last stage of four has as many layers as the others, the output head and sampling."""
+    model = load_model("Llama-3.1-70B")
+    found = budget("Llama-3.1-70B", "h100", pipeline_parallel_size=4)
+    last = stages(model, 4)[-1]
+    assert found.weight_bytes == last.weight_bytes()
+    assert found.block_bytes == 16 * model.kv_bytes_per_token() // 4
+    assert found.num_blocks == found.available_bytes // found.block_bytes
+    assert 4 * found.weight_bytes > model.weight_bytes() > 4 * stages(model, 4)[1].weight_bytes()
+
+
+def test_stages_make_room_for_a_model_that_no_gpu_holds() -> None:
+    with pytest.raises(InputError, match=r"Llama-3\.1-70B needs"):
+        budget("Llama-3.1-70B", "h100")
+    assert budget("Llama-3.1-70B", "h100", pipeline_parallel_size=4).num_blocks > 5000
+
+
+def test_stages_of_unequal_layers_hold_as_many_blocks_as_the_fullest() -> None:
+    """61 layers: the third of four stages has one more, which counts more than the head of a small vocabulary."""
+    settings = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4, "enable_expert_parallel": True}
+    found = budget("DeepSeek-V3", "h200", max_model_len=8192, **settings)
+    parts = stages(load_model("DeepSeek-V3"), 4)
+    assert found.weight_bytes >= max(part.weight_bytes(8, 1, True) for part in parts)

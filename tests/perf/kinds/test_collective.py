@@ -1,0 +1,68 @@
+"""Collectives in the kernel database, on databases made up for the test."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kernel_tables import (
+    H100,
+    ask,
+    gemm_rows,
+    took,
+    write_table,
+)
+
+from windtunnel.perf.database import Measured, open_database
+from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
+from windtunnel.perf.kinds.collective import Collective, LinkTable
+
+
+def test_collectives_by_elements_of_the_message(measured: Measured) -> None:
+    kernel = Collective("all_reduce", 4, 4096)
+    found = ask(measured, kernel, [16, 256, 5000])
+    expected = [took(Collective("all_reduce", 4, 1), m * 4096) * 1e-3 for m in (16, 256, 5000)]
+    np.testing.assert_allclose(found.seconds, expected, rtol=0.05)
+    np.testing.assert_allclose(found.seconds[:2], expected[:2], rtol=1e-9)
+    assert found.sources.tolist() == [MEASURED, MEASURED, INTERPOLATED]
+    assert ask(measured, replace(kernel, gpus=3), [16]).sources[0] == MODELLED
+    assert replace(kernel, gpus=16).measured(measured, np.ones(1), np.zeros(1)) is None
+
+
+def test_a_message_smaller_than_measured_takes_the_least_ones_time(measured: Measured) -> None:
+    found = ask(measured, Collective("all_gather", 2, 1), [1, 256])
+    assert found.seconds[0] == found.seconds[1]
+    assert found.sources.tolist() == [MODELLED, MEASURED]
+
+
+@pytest.fixture
+def systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty kernel database, with gemms, without which none is opened."""
+    monkeypatch.setenv("WINDTUNNEL_KERNELS", str(tmp_path))
+    write_table(tmp_path, "h100_sxm/gemm/vllm/0.24.0/gemm_perf", gemm_rows())
+    return tmp_path
+
+
+def test_an_all_reduce_between_measured_counts_is_a_power_of_the_count(systems: Path) -> None:
+    sizes = [1024, 65536, 4194304]
+    rows = [(gpus, size) for gpus in (4, 8) for size in sizes]
+    table = {
+        "allreduce_dtype": "bfloat16",
+        "num_gpus": [gpus for gpus, _ in rows],
+        "message_size": [size for _, size in rows],
+        "latency": [1e3 * (1e-6 * gpus + 1e-12 * size * gpus) for gpus, size in rows],
+        "kernel_source": "custom",
+        "backend": "vllm_graph",
+    }
+    write_table(systems, "h100_sxm/comm/vllm/0.24.0/custom_allreduce_perf", table)
+    database = open_database("h100_sxm", "vllm")
+    assert database is not None
+    link = LinkTable(Measured(database, H100))
+    kernel = Collective("all_reduce", 6, 1)
+    found = link.times(kernel, np.array(sizes, dtype=float))
+    assert found is not None
+    np.testing.assert_allclose(found.seconds, 6e-6 + 6e-12 * np.array(sizes), rtol=1e-9)
+    assert (found.sources == MODELLED).all()
+    measured = link.times(replace(kernel, gpus=8), np.array(sizes, dtype=float))
+    assert measured is not None
+    np.testing.assert_allclose(measured.seconds, 8e-6 + 8e-12 * np.array(sizes), rtol=1e-9)

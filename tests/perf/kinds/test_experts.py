@@ -1,0 +1,89 @@
+"""Experts in the kernel database, on databases made up for the test."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_tables import (
+    EFFICIENCY,
+    H100,
+    TOKENS,
+    ask,
+    expert_rows,
+    gemm_rows,
+    took,
+    write_table,
+)
+
+from windtunnel.perf.database import Database, Measured, open_database
+from windtunnel.perf.kernel import Kernel
+from windtunnel.perf.kernel_times import MEASURED, MODELLED
+from windtunnel.perf.kinds.experts import TYPICAL, Experts, ExpertTable
+
+SHAPE = Experts(2048, 768, 8, 128)
+
+
+def least(kernel: Kernel, a: Any, b: Any = 0.0) -> np.ndarray:
+    x, y = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
+    return kernel.bound(H100, x, y)
+
+
+def test_measured_experts_come_back_exactly(measured: Measured) -> None:
+    found = ask(measured, SHAPE, TOKENS)
+    np.testing.assert_allclose(found.seconds, [took(SHAPE, m) * 1e-3 for m in TOKENS], rtol=1e-9)
+    assert (found.sources == MEASURED).all()
+
+
+def test_other_experts_take_the_nearest_efficiency_and_say_so(measured: Measured) -> None:
+    kernel = Experts(4096, 1536, 8, 128, ep=2)
+    found = ask(measured, kernel, TOKENS)
+    assert (found.sources == MODELLED).all()
+    assert found.seconds[-1] * EFFICIENCY == pytest.approx(least(kernel, TOKENS[-1]), rel=0.1)
+    assert any("4096×1536" in note for note in measured.notes)
+
+
+@pytest.mark.parametrize(("factor", "believed"), [(0.8, True), (5.0, False)])
+def test_a_quantised_curve_slower_than_bfloat16_is_replaced(tmp_path: Path, factor: float, believed: bool) -> None:
+    kernel = replace(SHAPE, dtype="fp8")
+    plain, eight = expert_rows(SHAPE), expert_rows(kernel, "fp8", factor)
+    both = {
+        name: (plain[name] if isinstance(plain[name], list) else [plain[name]] * len(TOKENS))
+        + (eight[name] if isinstance(eight[name], list) else [eight[name]] * len(TOKENS))
+        for name in plain
+    }
+    write_table(tmp_path, "h100_sxm/moe/vllm/0.24.0/moe_perf", both)
+    table = ExpertTable(Measured(Database(tmp_path, "h100_sxm", "vllm", "0.24.0", "exact"), H100))
+    found = table.times(kernel, np.array(TOKENS, dtype=float))
+    assert found is not None
+    if believed:
+        np.testing.assert_allclose(found.seconds, np.array(eight["latency"]) * 1e-3)
+        assert not table.notes
+    else:
+        np.testing.assert_allclose(found.seconds, TYPICAL * np.array(plain["latency"]) * 1e-3)
+        assert (found.sources == MODELLED).all()
+        assert "slower than bfloat16" in table.notes[0]
+
+
+@pytest.fixture
+def systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty kernel database, with gemms, without which none is opened."""
+    monkeypatch.setenv("WINDTUNNEL_KERNELS", str(tmp_path))
+    write_table(tmp_path, "h100_sxm/gemm/vllm/0.24.0/gemm_perf", gemm_rows())
+    return tmp_path
+
+
+def test_other_experts_take_what_exceeds_the_launch_by_their_work(systems: Path) -> None:
+    rows = expert_rows(Experts(2048, 768, 8, 128))
+    write_table(systems, "h100_sxm/moe/vllm/0.24.0/moe_perf", rows)
+    database = open_database("h100_sxm", "vllm")
+    assert database is not None
+    wider, tokens = Experts(2048, 1536, 8, 128), np.array([1.0, 64.0, 4096.0])
+    found = ExpertTable(Measured(database, H100)).times(wider, tokens)
+    assert found is not None
+    launch = 1e-3 * min(rows["latency"])
+    own = np.array([took(Experts(2048, 768, 8, 128), m) for m in tokens]) * 1e-3
+    ratio = wider.bound(H100, tokens, 0 * tokens) / Experts(2048, 768, 8, 128).bound(H100, tokens, 0 * tokens)
+    np.testing.assert_allclose(found.seconds, launch + (own - launch) * ratio, rtol=1e-9)
+    assert (found.sources == MODELLED).all()

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.perf.kernel import Kernel, pairs
+from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.collective import Collective
+from windtunnel.perf.kinds.elementwise import Elementwise, Quantize
+from windtunnel.perf.kinds.experts import Experts
+from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.latent_attention import LatentAttention
+
+ONE, ZERO = np.ones(1), np.zeros(1)
+KERNELS: list[Kernel] = [
+    Gemm(4096, 8192),
+    Gemm(4096, 8192, "fp8"),
+    Elementwise(100.0),
+    Quantize(4096),
+    Attention("decode", 32, 8, 128, 128),
+    Attention("prefill", 32, 8, 128, 128, window=64),
+    LatentAttention("decode", 16, 512, 128, 64, 128),
+    LatentAttention("prefill", 16, 512, 128, 64, 128),
+    Experts(2048, 768, 8, 128),
+    Collective("all_reduce", 4, 4096),
+]
+
+
+@given(st.integers(1, 40), st.integers(0, 60), st.integers(0, 50))
+def test_pairs_are_counted_one_by_one(a: int, b: int, window: int) -> None:
+    seen = sum(min(b + i, window) if window else b + i for i in range(1, a + 1))
+    assert pairs(np.array([float(a)]), np.array([float(b)]), window)[0] == pytest.approx(seen)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
+def test_costs_grow_with_both_axes(kernel: Kernel) -> None:
+    a, b = np.meshgrid([1.0, 2.0, 8.0, 100.0], [0.0, 1.0, 50.0, 4000.0], indexing="ij")
+    for cost in (kernel.flops(a, b), kernel.bytes_moved(a, b)):
+        assert (cost >= 0).all()
+        assert (np.diff(cost, axis=0) >= 0).all()
+        assert (np.diff(cost, axis=1) >= 0).all()
+    assert kernel.describe()
+
+
+def test_a_gemm_by_hand() -> None:
+    assert Gemm(3, 5).flops(7 * ONE, ZERO)[0] == 2 * 3 * 5 * 7
+    assert Gemm(3, 5).bytes_moved(7 * ONE, ZERO)[0] == 2 * (3 * 5 + 7 * 5 + 7 * 3)
+    assert Gemm(3, 5, "fp8").bytes_moved(7 * ONE, ZERO)[0] == 3 * 5 + 7 * 5 + 2 * 7 * 3
+    assert Gemm(3, 5, "fp8", weight_only=True).bytes_moved(7 * ONE, ZERO)[0] == 3 * 5 + 2 * (7 * 5 + 7 * 3)
+
+
+def test_decode_reads_the_keys_that_a_window_leaves() -> None:
+    full, window = Attention("decode", 8, 2, 64, 64), Attention("decode", 8, 2, 64, 64, window=100)
+    b = np.array([50.0, 100.0, 5000.0])
+    np.testing.assert_allclose(window.bytes_moved(ONE, b), full.bytes_moved(ONE, np.minimum(b, 100.0)))
+
+
+def test_an_fp8_cache_is_half_as_many_bytes() -> None:
+    wide, narrow = (Attention("decode", 8, 8, 64, 64, 0, dtype) for dtype in ("bfloat16", "fp8"))
+    long = np.array([1e6])
+    assert narrow.bytes_moved(ONE, long)[0] == pytest.approx(0.5 * wide.bytes_moved(ONE, long)[0], rel=1e-4)
+
+
+def test_few_tokens_touch_few_experts_and_many_touch_all() -> None:
+    kernel = Experts(64, 64, 2, 16, ep=2)
+    assert kernel.touched(ONE)[0] == pytest.approx(1.0)  # 2 of 16, half of them here
+    assert kernel.touched(1e4 * ONE)[0] == pytest.approx(8.0)
+
+
+def test_an_all_reduce_sends_its_message_twice_around_the_ring() -> None:
+    assert Collective("all_reduce", 4, 100).bytes_moved(3 * ONE, ZERO)[0] == pytest.approx(2 * 0.75 * 600)
+    assert Collective("all_gather", 4, 100).bytes_moved(3 * ONE, ZERO)[0] == pytest.approx(0.75 * 600)
+
+
+def test_weights_that_are_widened_multiply_in_16_bits() -> None:
+    assert Gemm(1, 1, "fp8").rate == "fp8"
+    assert Gemm(1, 1, "fp8", weight_only=True).rate == "bfloat16"
+    assert Gemm(1, 1, "int4", weight_only=True).rate == "bfloat16"
+    assert Experts(1, 1, 1, 1, dtype="nvfp4").rate == "fp4"

@@ -1,0 +1,24 @@
+"""Advice: limits, routing and the next cheaper candidate."""
+
+from dataclasses import replace
+
+from planning import chat, question, small_space
+
+from windtunnel.plan.advice import advise
+from windtunnel.plan.objective import LeastForRate
+from windtunnel.plan.search import search
+from windtunnel.plan.space import Constraints
+
+
+def test_the_advice_names_limits_and_the_next_cheaper() -> None:
+    enumeration = small_space().enumerate()
+    answer = search(enumeration, question(), LeastForRate(60.0, Constraints()), top=2)
+    advice = advise(answer, lambda seed: chat(300, seed), range(2))
+    assert advice is not None
+    assert advice.entry == answer.best
+    assert advice.binding is None or advice.binding.stretch > 1
+    assert advice.interval is not None and advice.interval.runs == 2
+    assert advice.findings
+    assert advice.cheaper
+    many = replace(advice.deployment, router="round_robin")
+    assert ("least_outstanding" in advice.routing) == (many.replicas > 1)

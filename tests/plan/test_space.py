@@ -1,0 +1,157 @@
+"""The space: axes by vLLM's names, constraints, and every point that cannot run counted with its reason."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from planning import question, small_space
+
+from windtunnel.deployment import Deployment, Engine
+from windtunnel.errors import InputError
+from windtunnel.plan.space import AXES, Constraints, Space, load_space
+from windtunnel.plan.trial import candidate_key, deployment_key
+
+OWN = """
+class Mine:
+    def schedule(self, now, waiting, running, limits):
+        return None
+"""
+FILE = """
+model: Llama-3.1-8B
+device: [h100, l40s]
+tensor-parallel-size: [1, 2]
+max_num_seqs: [32, 64]
+max_model_len: 2048
+enable_expert_parallel: no
+constraints:
+  gpus: {h100: 1}
+  max_price_per_hour: 3
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "space.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_axes_are_the_words_of_scenarios() -> None:
+    assert {"engine", "device", "replicas", "router", "max_num_seqs", "kv_cache_dtype"} <= set(AXES)
+    assert "preset" not in AXES
+
+
+def test_a_file_is_a_space(tmp_path: Path) -> None:
+    space = load_space(write(tmp_path, FILE))
+    assert space.size == 8
+    assert space.axes["tensor_parallel_size"] == (1, 2)
+    assert space.axes["max_model_len"] == (2048,)
+    assert space.constraints == Constraints(gpus={"h100_sxm": 1}, max_price_per_hour=3)
+    found = space.enumerate()
+    assert found.size == 8
+    assert found.pruned == {"more than the 1 h100_sxm that are available": 2}
+    assert [candidate.index for candidate in found.candidates] == [0, 1, 4, 5, 6, 7]
+
+
+def test_what_cannot_run_is_counted_with_its_reason() -> None:
+    found = small_space(device=("h100", "l4"), tensor_parallel_size=(1, 3), max_num_seqs=(64, 512)).enumerate()
+    assert found.pruned.total() + len(found.candidates) == 16
+    reasons = " ".join(found.pruned)
+    assert "tensor_parallel_size=3: must divide the 32 heads" in reasons
+    assert "max_num_batched_tokens=256: must be ≥ max_num_seqs=512" in reasons
+    large = Space("Llama-3.1-70B", {"device": ("a10",), "tensor_parallel_size": (1,)}).enumerate()
+    assert list(large.pruned) == ["meta-llama/Llama-3.1-70B does not fit into the memory of 1 × a10"]
+
+
+def test_points_that_come_to_the_same_are_taken_once() -> None:
+    found = small_space(block_size=(None, 16)).enumerate()
+    assert found.pruned == {"the same as another once defaults are filled in": len(found.candidates)}
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        (Constraints(max_gpus=1), 12),
+        (Constraints(max_gpus_per_node=1), 12),
+        (Constraints(max_price_per_hour=2.0), 12),
+        (Constraints(gpus={"l40s": 1}), 18),
+    ],
+)
+def test_constraints_hold(limits: Constraints, left: int) -> None:
+    space = small_space()
+    assert len(Space(space.model, space.axes, limits).enumerate().candidates) == left
+
+
+def test_a_price_can_be_needed() -> None:
+    space = small_space(device=("h100", "h20"))
+    assert len(space.enumerate().candidates) == 2 * len(space.enumerate(with_price=True).candidates)
+    assert any("the price of h20 is not known" in reason for reason in space.enumerate(with_price=True).pruned)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("device: h100", "model is missing"),
+        ("model: Llama-3.1-8B", "needs the axis device"),
+        (
+            "model: Llama-3.1-8B\ndevice: h100\nmax_num_seq: 3",
+            "unknown axis 'max_num_seq': did you mean 'max_num_seqs'",
+        ),
+        ("model: Llama-3.1-8B\ndevice: h100\nmax_num_seqs: [many]", "max_num_seqs=['many']"),
+        ("model: Llama-3.1-8B\ndevice: h100\nmax_num_seqs: [8, 8]", "a value stands twice"),
+        ("model: Llama-3.1-8B\ndevice: h100\nmax_num_seqs: []", "at least one value"),
+        ("model: Llama-3.1-8B\ndevice: h100\nconstraints: {max_gpu: 3}", "did you mean 'max_gpus'"),
+        ("model: Llama-3.1-8B\ndevice: h100\nconstraints: {max_gpus: 0}", "max_gpus=0: must be"),
+        ("model: Llama-3.1-8B\ndevice: h100\nconstraints: {gpus: 3}", "lines of `device: number`"),
+        ("- a", "must be lines of"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_space(write(tmp_path, text))
+    assert words in str(caught.value)
+    assert "space.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        load_space(tmp_path / "none.yaml")
+
+
+def test_the_spec_is_json_able() -> None:
+    spec = small_space().spec()
+    assert spec["axes"]["max_num_seqs"] == [4, 16, 64]
+    assert spec["constraints"]["gpus"] == {}
+
+
+def test_a_scheduler_of_your_own_is_known_by_its_content(tmp_path: Path) -> None:
+    """A changed file is another deployment, so that no old simulation stands for it."""
+    file = tmp_path / "mine.py"
+    pool = small_space().deployment({"device": "h100", "max_model_len": 2048}).pools[0]
+    keys = []
+    for text in (OWN, OWN + "# changed", OWN + "# changed"):
+        file.write_text(text, encoding="utf-8")
+        engine = Engine(max_model_len=2048, scheduler=f"{file}:Mine")
+        own = Deployment((replace(pool, engine=engine),))
+        keys.append((deployment_key(own, "roofline"), candidate_key(question(), own)))
+    assert keys[0][0] != keys[1][0] == keys[2][0]
+    assert keys[0][1] != keys[1][1] == keys[2][1]
+
+
+def test_vidurs_space_is_as_large_as_its_own() -> None:
+    """4,374 jobs in Vidur: its points under three loads."""
+    space = load_space(Path(__file__).parents[2] / "docs" / "studies" / "llama2-70b.yaml")
+    assert 3 * space.size >= 4374
+    assert {axis for axis, values in space.axes.items() if len(values) > 1} == {
+        "device",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "scheduler",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+    }
+    found = space.enumerate(with_price=True)
+    ran = {(one.settings["scheduler"], one.settings["pipeline_parallel_size"]) for one in found.candidates}
+    assert ran == {(name, 1) for name in space.axes["scheduler"]} | {(None, 2), (None, 4)}
+    assert any("not simulated with scheduler='orca'" in reason for reason in found.pruned)

@@ -1,0 +1,114 @@
+"""Executors: jobs come back whatever dies, on processes of this machine and on Ray."""
+
+import os
+import signal
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planning import question, small_space
+
+from windtunnel.errors import InputError
+from windtunnel.plan.objective import RatePerDollar
+from windtunnel.plan.search import Progress, search
+from windtunnel.plan.workers import ATTEMPTS, InTurn, Team, WorkerLost, Workers, processes
+
+
+def die_once(flag: Path) -> str:
+    """Kills its own process the first time."""
+    if not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "done"
+
+
+def die(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(_: int) -> None:
+    raise InputError("no")
+
+
+def drain(workers: Workers[Any, Any]) -> list[Any]:
+    found = []
+    while workers.under_way:
+        found += [result for _, result in workers.results(1.0)]
+    workers.stop()
+    return found
+
+
+def test_a_job_whose_worker_dies_is_done_again(tmp_path: Path) -> None:
+    workers: Workers[Path, str] = Workers(processes(2), die_once)
+    for name in ("a", "b"):
+        workers.submit(tmp_path / name)
+    assert drain(workers) == ["done", "done"]
+    assert workers.lost >= 1
+
+
+def test_a_job_that_kills_every_worker_ends_the_search() -> None:
+    workers: Workers[int, None] = Workers(processes(1), die)
+    workers.submit(1)
+    with pytest.raises(WorkerLost, match=f"died {ATTEMPTS} times"):
+        drain(workers)
+
+
+def test_errors_of_jobs_come_through() -> None:
+    for team in (Team(InTurn, 1), processes(1)):
+        workers: Workers[int, None] = Workers(team, fail)
+        workers.submit(1)
+        with pytest.raises(InputError, match="no"):
+            drain(workers)
+
+
+def test_an_executor_that_takes_no_jobs_is_replaced() -> None:
+    made: list[Executor] = []
+
+    class Gone(InTurn):
+        def submit(self, *_: Any, **__: Any) -> Future[Any]:
+            raise EOFError
+
+    def make() -> Executor:
+        made.append(Gone() if len(made) < 2 else InTurn())
+        return made[-1]
+
+    workers: Workers[int, str] = Workers(Team(make, 1), str)
+    workers.submit(7)
+    assert drain(workers) == ["7"]
+    assert len(made) == 3
+
+
+def test_a_team_of_nobody_is_refused() -> None:
+    with pytest.raises(InputError, match="workers=0"):
+        processes(0)
+
+
+@pytest.mark.long
+def test_a_ray_cluster_that_loses_a_node_gives_the_same_answer() -> None:
+    pytest.importorskip("ray")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from windtunnel.plan.workers import on_ray
+
+    enumeration = small_space().enumerate()
+    alone = search(enumeration, question(), RatePerDollar(), top=3)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    second = cluster.add_node(num_cpus=1)
+    try:
+        team = on_ray(cluster.address, 2, ship=False)
+        assert len(ray.nodes()) == 2
+        killed: list[int] = []
+
+        def watch(progress: Progress) -> None:
+            if progress.trials >= 5 and not killed:
+                killed.append(progress.trials)
+                cluster.remove_node(second, allow_graceful=False)
+
+        found = search(enumeration, question(), RatePerDollar(), top=3, team=team, watch=watch)
+        assert killed
+        assert repr(found.entries) == repr(alone.entries)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

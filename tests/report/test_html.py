@@ -1,0 +1,70 @@
+"""The page in a real browser: every plot drawn, nothing on the console, no request, nothing a name could inject."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import handmade
+import pytest
+
+from report.browser import browser, busy, visit
+from windtunnel.deployment import SLO
+from windtunnel.deployment.slo import PercentileLimit
+from windtunnel.metrics import summary, unroll
+from windtunnel.report import html_report
+from windtunnel.simulate.run import Run
+
+PLOTS = {"requests-cdf", "tokens-cdf", "timeline", "breakdown", "arrivals", "prompts", "outputs"}
+
+
+def page(run: Run, slo: SLO | None = None) -> str:
+    steps = unroll(run)
+    return html_report(steps, summary(run, slo, steps=steps), slo)
+
+
+@browser
+def test_the_browser_draws_every_plot(tmp_path: Path) -> None:
+    slo = SLO(ttft=0.3, tpot=0.05, percentiles=(PercentileLimit("ttft", 99, 2.0),))
+    dom, log = visit(page(busy(2000), slo), tmp_path)
+    assert "CONSOLE" not in log
+    for name in PLOTS:
+        part = re.search(rf'id="{name}".*?(?=<div class="panel"|<h2>|<footer)', dom, re.DOTALL)
+        assert part, name
+        assert part[0].count("<svg") >= 2, name
+        assert re.search(r'<path[^>]* d="M', part[0]), name
+    assert "owned" not in re.search(r"<title>(.*?)</title>", dom, re.DOTALL)[1]  # type: ignore[index]
+    assert 'data-requests="0"' in dom
+
+
+@browser
+@pytest.mark.parametrize("requests", [0, 1])
+def test_the_browser_takes_a_run_of_almost_nothing(requests: int, tmp_path: Path) -> None:
+    run = busy(1) if requests else handmade.run(handmade.requests(arrival=[]), handmade.iterations(), footprint=None)
+    dom, log = visit(page(run), tmp_path)
+    assert "CONSOLE" not in log
+    assert dom.count("js-plotly-plot") >= len(PLOTS)
+
+
+def test_the_page_is_whole_and_escaped() -> None:
+    text = page(busy(50), SLO(ttft=0.3))
+    outside = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    assert "<script" not in outside
+    assert "<img" not in outside
+    assert not re.search(r"""(src|href)=["'](?!data:)""", outside)
+    assert outside.count("&lt;script&gt;") >= 4
+    assert "vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2" in outside
+
+
+def test_points_are_bounded_at_a_hundred_thousand_requests() -> None:
+    run = busy(100_000)
+    steps = unroll(run)
+    result = summary(run, steps=steps)
+    started = time.process_time()
+    text = html_report(steps, result)
+    assert time.process_time() - started < 3.0
+    plots = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    assert set(plots) == PLOTS
+    lengths = [len(trace["x"]) for figure in plots.values() for trace in figure["data"]]
+    assert max(lengths) <= 2000
+    assert len(text) < 6_000_000

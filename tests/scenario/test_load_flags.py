@@ -1,0 +1,152 @@
+"""Loads: the flags' words become the workload they say, and contradictions are refused."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.errors import InputError
+from windtunnel.scenario.load_flags import Load
+from windtunnel.workload import Workload, builtin, save
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    workload = Workload.from_columns(
+        arrival=[0.0, 1.0, 3.0, 4.0], prompt_tokens=[10, 20, 30, 40], output_tokens=[1, 2, 3, 4]
+    )
+    save(workload, tmp_path / "trace.jsonl")
+    return str(tmp_path / "trace.jsonl")
+
+
+def test_by_default_an_hour_of_conversations() -> None:
+    assert Load().workload().equals(builtin("azure-conv"))
+
+
+def test_a_seed_makes_the_workload() -> None:
+    assert Load(seed=3).workload().equals(Load().workload(3))
+    assert not Load(seed=3).workload().equals(Load().workload())
+
+
+def test_a_file_is_replayed(trace: str) -> None:
+    workload = Load(trace=trace).workload()
+    assert workload.arrival.tolist() == [0.0, 1.0, 3.0, 4.0]
+    assert workload.prompt_tokens.tolist() == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize(
+    ("words", "arrival"),
+    [
+        ({"time_scale": 0.5}, [0.0, 0.5, 1.5, 2.0]),
+        ({"num_prompts": 2}, [0.0, 1.0]),
+        ({"request_rate": math.inf}, [0.0, 0.0, 0.0, 0.0]),
+        ({"num_prompts": 1, "repeat": 1}, [0.0]),
+    ],
+)
+def test_what_is_done_to_a_trace(trace: str, words: dict[str, Any], arrival: list[float]) -> None:
+    assert Load(trace=trace, **words).workload().arrival.tolist() == arrival
+
+
+def test_repeat_plays_it_again(trace: str) -> None:
+    workload = Load(trace=trace, repeat=3).workload()
+    assert workload.prompt_tokens.tolist() == [10, 20, 30, 40] * 3
+    assert (np.diff(workload.arrival) > 0).all()
+
+
+def test_a_rate_draws_new_arrivals_and_keeps_the_lengths(trace: str) -> None:
+    drawn = Load(trace=trace, request_rate=2.0).workload()
+    assert drawn.prompt_tokens.tolist() == [10, 20, 30, 40]
+    assert drawn.arrival.tolist() != Load(trace=trace).workload().arrival.tolist()
+    assert drawn.equals(Load(trace=trace, request_rate=2.0).workload())
+
+
+def test_max_concurrency_closes_the_loop(trace: str) -> None:
+    assert Load(trace=trace, max_concurrency=3).workload().max_concurrency == 3
+    assert Load(random_input_len=5, max_concurrency=3).workload().max_concurrency == 3
+
+
+@given(
+    prompt=st.integers(1, 5000),
+    output=st.integers(1, 500),
+    ratio=st.floats(0, 0.9),
+    count=st.integers(1, 50),
+    seed=st.integers(0, 99),
+)
+def test_random_lengths_keep_their_range(prompt: int, output: int, ratio: float, count: int, seed: int) -> None:
+    load = Load(random_input_len=prompt, random_output_len=output, random_range_ratio=ratio, num_prompts=count)
+    workload = replace(load, seed=seed).workload()
+    assert len(workload) == count
+    assert (workload.arrival == 0).all()
+    for column, length in ((workload.prompt_tokens, prompt), (workload.output_tokens, output)):
+        assert column.min() >= max(math.floor(length * (1 - ratio)), 1)
+        assert column.max() <= math.ceil(length * (1 + ratio))
+
+
+def test_random_requests_default_to_those_of_vllm_bench() -> None:
+    workload = Load(random_input_len=7).workload()
+    assert (len(workload), int(workload.output_tokens[0])) == (1000, 128)
+    assert int(Load(random_output_len=7).workload().prompt_tokens[0]) == 1024
+
+
+@given(rate=st.floats(0.1, 100), seed=st.integers(0, 20))
+def test_the_rate_is_kept(rate: float, seed: int) -> None:
+    workload = Load(random_input_len=1, request_rate=rate, num_prompts=2000, seed=seed).workload()
+    assert workload.request_rate == pytest.approx(rate, rel=0.15)
+
+
+def test_a_ramp_grows() -> None:
+    ramp = Load(random_input_len=1, ramp_up_strategy="linear", ramp_up_start_rps=1, ramp_up_end_rps=9).workload()
+    gaps = np.diff(ramp.arrival)
+    assert gaps[:300].mean() > 2 * gaps[-300:].mean()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"num_prompts": 0}, "num_prompts=0: must be ≥ 1"),
+        ({"max_concurrency": 0}, "max_concurrency=0: must be ≥ 1"),
+        ({"random_output_len": 0}, "random_output_len=0: must be ≥ 1"),
+        ({"repeat": 0}, "repeat=0: must be ≥ 1"),
+        ({"seed": -1}, "seed=-1: must be ≥ 0"),
+        ({"trace": "azure-conv", "random_input_len": 5}, "has lengths of its own"),
+        ({"random_input_len": 5, "time_scale": 2.0}, "are for traces"),
+        ({"random_range_ratio": 0.5}, "needs random_input_len"),
+        ({"request_rate": 1.0, "time_scale": 2.0}, "leave out one"),
+        ({"burstiness": 2.0}, "add request_rate"),
+        ({"ramp_up_strategy": "linear"}, "together"),
+        (
+            {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 2, "request_rate": 1},
+            "the ramp sets",
+        ),
+    ],
+)
+def test_contradictions_are_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Load(**words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"trace": "azure-conf"}, "did you mean 'azure-conv'"),
+        ({"trace": "none.csv"}, "no such file"),
+        ({"request_rate": 0.0}, "request_rate=0"),
+        ({"request_rate": -math.inf}, "request_rate=-inf"),
+        ({"request_rate": math.nan}, "request_rate=nan"),
+        ({"time_scale": 0.0}, "must be finite and > 0"),
+        ({"request_rate": 1.0, "burstiness": 0.0}, "burstiness=0"),
+    ],
+)
+def test_what_cannot_be_read_or_drawn_is_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Load(**words).workload()
+
+
+def test_more_prompts_than_a_file_has(trace: str) -> None:
+    with pytest.raises(InputError, match="has 4 requests"):
+        Load(trace=trace, num_prompts=5).workload()

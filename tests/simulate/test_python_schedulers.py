@@ -1,0 +1,203 @@
+"""Schedulers in Python: as exact as the core where they decide the same, and every broken rule is named."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.core.engine import Demand, Fleet, Record, run
+from windtunnel.errors import InputError
+from windtunnel.perf.batch_times import linear
+from windtunnel.policy import Limits, VllmV1
+from windtunnel.reference.custom import Decision
+from windtunnel.reference.request import Request
+from windtunnel.routing import ROUTE_SCORE
+from windtunnel.simulate.on_reference import run_custom
+
+LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, num_blocks=24, block_size=4)
+Requests = Sequence[Request]
+
+
+class FirstComeFirstServed:
+    """vLLM's v1 rules without reservation, in twenty lines."""
+
+    def schedule(self, now: float, waiting: Requests, running: Requests, limits: Limits) -> Decision:  # noqa: ARG002
+        stays, evict = list(running), list[Request]()
+        free = limits.num_blocks - sum(request.num_blocks for request in running)
+        tokens: dict[Request, int] = {}
+        budget = limits.max_num_batched_tokens
+        for request in running:
+            if request not in stays:
+                break
+            n = min(request.num_tokens - request.num_computed_tokens, budget)
+            need = limits.blocks(request.num_computed_tokens + n) - request.num_blocks
+            while need > free and request in stays:
+                evict.insert(0, stays.pop())
+                free += evict[0].num_blocks
+            if request in stays and n:
+                tokens[request], free, budget = n, free - need, budget - n
+        for request in waiting if not evict else ():
+            n = min(request.num_tokens, budget)
+            if not n or limits.blocks(n) > free or len(stays) >= limits.max_num_seqs:
+                break
+            stays.append(request)
+            tokens[request], free, budget = n, free - limits.blocks(n), budget - n
+        return Decision(tokens, evict)
+
+
+def times(limits: Limits = LIMITS) -> Any:
+    return linear(
+        0.5,
+        0.01,
+        0.001,
+        1e-5,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+    )
+
+
+def demand(arrival: Sequence[float], prompt: Sequence[int], output: Sequence[int]) -> Demand:
+    n = len(arrival)
+    return Demand(
+        arrival=np.array(arrival, dtype=np.float64),
+        prompt_tokens=np.array(prompt),
+        output_tokens=np.array(output),
+        overruns=np.zeros(n, dtype=bool),
+        refused=np.zeros(n, dtype=bool),
+        follow=np.full(n, -1),
+        think_time=np.zeros(n),
+        max_concurrency=0,
+    )
+
+
+def fleet(replicas: int = 1) -> Fleet:
+    rules = VllmV1(async_scheduling=False, reserve_full_prompt=False)
+    return Fleet((LIMITS,), (rules,), (times(),), (replicas,), (1,), (False,))
+
+
+def by(rules: Callable[[], Any], asked: Demand, replicas: int = 1) -> Record:
+    return run_custom(rules, fleet(replicas), asked, 0, np.zeros(len(asked.arrival)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2]))
+def test_the_same_decisions_give_the_cores_record(seed: int, replicas: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 40))
+    asked = demand(
+        np.cumsum(rng.exponential(rng.choice([0.1, 2.0]), n)).tolist(),
+        rng.integers(1, 40, n).tolist(),
+        rng.integers(1, 24, n).tolist(),
+    )
+    mine = by(FirstComeFirstServed, asked, replicas)
+    core = run(fleet(replicas), asked, 0, np.zeros(n))
+    for name in ("scheduled", "first_token", "finish", "preemptions", "lane"):
+        assert np.array_equal(mine.requests[name], core.requests[name]), name
+    assert sorted(mine.stalls.tolist()) == sorted(core.stalls.tolist())
+    for column in ("decodes", "chunk_tokens"):
+        sums = [
+            int((log[column].astype(np.int64) * np.maximum(log["steps"], 1)).sum()) for log in (mine.rows, core.rows)
+        ]
+        assert sums[0] == sums[1], column
+
+
+def fullest_but_far(replica: int, outstanding: int, prompt_tokens: int, arrival: float) -> float:
+    return 3.0 * replica - outstanding * (prompt_tokens % 3 - 1) + arrival % 1.0
+
+
+def failing(replica: int, outstanding: int, prompt_tokens: int, arrival: float) -> float:  # noqa: ARG001
+    return 1.0 / (3 - outstanding)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_a_route_score_of_ones_own_is_asked_by_both_engines(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 40))
+    asked = demand(
+        np.cumsum(rng.exponential(0.3, n)).tolist(), rng.integers(1, 40, n).tolist(), rng.integers(1, 24, n).tolist()
+    )
+    served = replace(fleet(3), route_score=fullest_but_far)
+    mine = run_custom(FirstComeFirstServed, served, asked, ROUTE_SCORE, np.zeros(n))
+    core = run(served, asked, ROUTE_SCORE, np.zeros(n))
+    for name in ("lane", "scheduled", "first_token", "finish", "preemptions"):
+        assert np.array_equal(mine.requests[name], core.requests[name]), name
+
+
+def test_what_a_route_score_raises_is_raised_after_the_run() -> None:
+    asked = demand([0.0] * 20, [4] * 20, [4] * 20)
+    with pytest.raises(ZeroDivisionError):
+        run(replace(fleet(2), route_score=failing), asked, ROUTE_SCORE, np.zeros(20))
+
+
+class Alternating:
+    """Decodes the requests of even and odd number in turns, after prefilling all."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def schedule(self, now: float, waiting: Requests, running: Requests, limits: Limits) -> Decision:  # noqa: ARG002
+        if waiting:
+            return Decision({request: request.num_tokens for request in waiting})
+        self.turn += 1
+        chosen = [request for request in running if request.id % 2 == self.turn % 2] or running
+        return Decision(dict.fromkeys(chosen, 1))
+
+
+def test_a_pause_of_some_is_a_stall() -> None:
+    found = by(Alternating, demand([0.0, 0.0], [2, 2], [3, 3]))
+    assert found.rows["decodes"].tolist() == [0, 0, 1, 1, 1, 1]
+    assert found.rows["discarded"].tolist() == [0, 0, 0, 1, 1, 1]
+    ends = [*found.rows["start"][3:].tolist(), float(found.requests["finish"].max())]
+    first = float(found.requests["first_token"][0])
+    assert sorted(found.stalls.tolist()) == sorted([(first, ends[1], 0), (ends[0], ends[2], 1), (ends[1], ends[3], 0)])
+
+
+class Answers:
+    """Returns what it is told, whatever happens."""
+
+    def __init__(self, answer: Callable[[Requests, Requests], Any]) -> None:
+        self.answer = answer
+
+    def schedule(self, now: float, waiting: Requests, running: Requests, limits: Limits) -> Any:  # noqa: ARG002
+        return self.answer(waiting, running)
+
+
+def all_of(waiting: Requests, running: Requests) -> dict[Request, int]:
+    return {request: request.num_tokens - request.num_computed_tokens for request in (*running, *waiting)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda _, __: None, "returned NoneType: must be a Decision"),
+        (lambda w, _: Decision({w[0]: 9}), "tokens=9 for request 0: must be from 1 to the 8 it has left"),
+        (lambda w, _: Decision({w[0]: 0}), "tokens=0 for request 0"),
+        (lambda w, _: Decision({}, [w[0]]), "request 0 is not running"),
+        (lambda w, r: Decision({(*r, *w)[0]: 1 if r else 8}, r), "request 0 is evicted and scheduled"),
+        (lambda w, _: Decision(dict.fromkeys(w, 8)), "max_num_batched_tokens=16: request 2 exceeds it with 8"),
+        (lambda w, _: Decision(dict.fromkeys(w, 1)), "max_num_seqs=4: no place for request 4"),
+        (lambda w, r: Decision({(*r, *w)[0]: 8} if not r else {r[0]: 1 // 0}), "ZeroDivisionError.*_schedulers.py"),
+        (lambda _, __: Decision({}), "Answers: 6 requests never finish, the first is 0"),
+    ],
+)
+def test_a_broken_rule_is_named(answer: Callable[[Requests, Requests], Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        by(lambda: Answers(answer), demand([0.0] * 6, [8] * 6, [4] * 6))
+
+
+def test_memory_is_counted() -> None:
+    tight = Fleet((Limits(4, 64, 64, 4, 4),), (VllmV1(),), (times(Limits(4, 64, 64, 4, 4)),), (1,), (1,), (False,))
+    with pytest.raises(InputError, match="num_blocks=4: request 2 needs 2 more and 0 are free"):
+        run_custom(
+            lambda: Answers(lambda w, r: Decision(all_of(w, r))),
+            tight,
+            demand([0.0] * 3, [8] * 3, [1] * 3),
+            0,
+            np.zeros(3),
+        )

@@ -1,0 +1,116 @@
+"""Served points: how rows are read as servers, replayed and summed up."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from windtunnel.cli import main
+from windtunnel.perf.database import find_systems
+from windtunnel.validation import served_points, served_replay
+from windtunnel.validation.markdown import refusals, served_text
+
+HEADER = ",".join(served_points.COLUMNS)
+LLAMA = "a,silicon_concurrency=4,vllm,0.19.0,meta-llama/Llama-3.1-8B-Instruct,h100_sxm,,agg,128,16,1,1,1,1,20,8"
+
+
+def served_point(**values: object) -> served_points.Point:
+    plain = served_points.Point("a", "agg", "vllm", "0.19.0", "m", "", "h100_sxm", 100, 10, 4, 1, 1, False, 0.1, 0.02)
+    return replace(plain, **values)  # type: ignore[arg-type]
+
+
+def test_errors_of_served_points() -> None:
+    one = served_point()
+    results = [served_replay.Result(one, 0.1 * factor, 0.02, 0.0) for factor in (0.8, 1.1, 1.4)]
+    results.append(served_replay.Result(one, reason="because"))
+    (row,) = served_replay.groups(results)
+    assert (row["rows"], row["simulated"]) == (4, 3)
+    assert row["ttft"] == pytest.approx({"median_ape": 0.2, "mape": 0.7 / 3, "bias": 0.1})
+    assert row["tpot"] == pytest.approx(dict.fromkeys(("median_ape", "mape", "bias"), 0.0), abs=1e-12)
+    text = served_text(results)
+    assert "| all | 4 | 3 | 20.0 % | 23.3 % | +10.0 % |" in text
+    assert "Not simulated (1): because: m 1" in text
+    assert served_replay.document(results)["coverage"] == 0.75
+
+
+def test_reasons_that_differ_in_numbers_are_one_line() -> None:
+    reasons = (("m", "size=3: must be 2"), ("n", "size=5: must be 2"), ("n", "not yet"))
+    results = [served_replay.Result(served_point(model_path=model), reason=reason) for model, reason in reasons]
+    assert refusals(results) == [
+        "Not simulated (2): size=3: must be 2 (and the like): m 1, n 1",
+        "Not simulated (1): not yet: n 1",
+    ]
+
+
+def test_groups_tell_apart_what_differs() -> None:
+    results = [
+        served_replay.Result(served_point(concurrency=n, system=s), 0.1, 0.02, 0.0) for n, s in ((4, "a"), (200, "b"))
+    ]
+    assert [row["group"] for row in served_replay.groups(results)] == [
+        *("all", "a", "b", "a, vllm", "b, vllm", "1 to 8 clients", "129 clients and more")
+    ]
+
+
+def test_the_loop_of_a_served_point() -> None:
+    loop = served_replay.workload(served_point())
+    assert (len(loop), loop.max_concurrency) == (40, 4)
+    assert loop.prompt_tokens.min() >= 80
+    assert loop.prompt_tokens.max() <= 100
+    even = served_replay.workload(served_point(backend="sglang", scripted=False))
+    assert set(even.prompt_tokens) == {100}
+    drifting = served_replay.workload(served_point(scripted=False)).prompt_tokens
+    assert 95 <= drifting.min() < 100 < drifting.max() <= 105
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"mode": "disagg"}, "separate prefill and decode pools"),
+        ({"concurrency": 0}, "how many clients"),
+        ({"ttft": float("nan")}, "no latencies"),
+        ({"backend": "nobody", "model_path": "Qwen/Qwen3-8B"}, "'nobody' is not simulated"),
+    ],
+)
+def test_a_row_that_cannot_be_simulated_says_why(values: dict[str, object], words: str) -> None:
+    assert words in served_replay.replay(served_point(**values)).reason
+
+
+def test_rows_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, table = tmp_path / "rows.csv", tmp_path / "out" / "table.csv"
+    file.write_text(f"{HEADER}\n{LLAMA}\n{LLAMA.replace('agg', 'disagg')}\n", encoding="utf-8")
+    assert main(["validate", str(file), "--csv", str(table), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows"], found["simulated"]) == (2, 1)
+    first, second = csv.DictReader(table.read_text(encoding="utf-8").splitlines())
+    assert float(first["tpot_error"]) == found["points"][0]["tpot_error"]
+    assert (second["tpot_simulated"], second["mode"]) == ("", "disagg")
+    assert "not simulated" in second["reason"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("id,mode\na,agg\n", "no column silicon_data_source"),
+        ("", "no column id"),
+        (f"{HEADER}\n{LLAMA.replace('128', 'x')}\n", "rows.csv:2: invalid literal"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str) -> None:
+    (tmp_path / "rows.csv").write_text(text, encoding="utf-8")
+    assert main(["validate", str(tmp_path / "rows.csv")]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_systems() is None, reason="the kernel database is not installed")
+def test_the_sample_is_always_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    points = served_points.read_points()
+    assert len(points) == 5221
+    chosen = served_replay.sample(points, 7)
+    assert [one.id for one in chosen] == [one.id for one in served_replay.sample(points[::-1], 7)]
+    assert main(["validate", "silicon_sample.csv", "--sample", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 1
+    assert main(["validate", "silicon_sample.csv", "--backend", "nobody"]) == 2
+    assert main(["validate", "silicon_sample.csv", "--sample", "0"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2

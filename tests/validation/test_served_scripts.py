@@ -1,0 +1,92 @@
+"""Which script served a row, and what follows from it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from windtunnel.deployment import engine_scheduler
+from windtunnel.policy import Sglang, scheduler
+from windtunnel.policy.presets import TRTLLM_GUARANTEED_NO_EVICT
+from windtunnel.validation import served_points, served_replay
+from windtunnel.validation.served_scripts import NO_SCRIPT, SCRIPTS
+
+ROW = served_points.Point("a", "agg", "sglang", "0.5.9", "m", "fp8", "b200_sxm", 1024, 1024, 8, 8, 1, False, 0.1, 0.02)
+
+
+def row(**values: Any) -> served_points.Point:
+    return replace(ROW, **values)
+
+
+def test_looks_at_the_queue_are_rarer_from_16_clients_on() -> None:
+    model = "deepseek-ai/DeepSeek-R1"
+    assert row(model_path=model).wait_steps == 4.5
+    assert row(model_path=model, concurrency=16).wait_steps == 14.5
+    assert row(model_path=model, system="h200_sxm").wait_steps == 0.0
+    assert row(model_path=model, scripted=False).script == NO_SCRIPT
+
+
+def test_the_first_event_may_need_many_tokens() -> None:
+    assert row(model_path="deepseek-ai/DeepSeek-R1", precision="fp4", version="0.5.0").wait_steps == 4.5 + 29
+
+
+@pytest.mark.parametrize(("tp", "osl", "steps"), [(4, 1024, 20.0), (8, 1024, 0.0), (4, 8192, 0.0)])
+def test_prompts_wait_for_others_to_share_their_step(tp: int, osl: int, steps: float) -> None:
+    point = row(backend="trtllm", model_path="meta-llama/Llama-3.1-70B", tp=tp, osl=osl)
+    assert point.wait_steps == steps
+
+
+def test_ranks_wait_for_each_other() -> None:
+    point = row(backend="trtllm", model_path="deepseek-ai/DeepSeek-R1", version="1.1.0", tp=1, dp=8)
+    waiting = point.pool().engine.scheduler
+    assert waiting is not None
+    assert scheduler(waiting) == replace(TRTLLM_GUARANTEED_NO_EVICT, balance_timeout=60)
+    assert replace(point, tp=8, dp=1).pool().engine.scheduler is None
+
+
+def test_flags_of_the_script_reach_the_engine() -> None:
+    pool = row(model_path="deepseek-ai/DeepSeek-R1", tp=8, version="0.5.9").pool()
+    assert pool.engine.batched_tokens == 32768
+    assert pool.engine.scheduler is not None
+    assert scheduler(pool.engine.scheduler) == Sglang(max_prefill_tokens=32768, radix_cache=False)
+    assert pool.engine.async_scheduling
+    assert engine_scheduler(pool.engine) != scheduler(pool.engine.scheduler)
+
+
+def test_multi_token_prediction_is_told_by_the_row() -> None:
+    twins = [row(model_path="Qwen/Qwen3.5-397B-A17B", tp=4, expert_parallel=ep).pool().engine for ep in (False, True)]
+    assert [engine.num_speculative_tokens for engine in twins] == [3, 0]
+
+
+def test_a_script_may_send_fewer_requests() -> None:
+    short = row(model_path="zhipuai/GLM-5", system="h200_sxm")
+    assert len(served_replay.workload(short)) == 5 * 8
+    assert len(served_replay.workload(replace(short, system="b200_sxm"))) == 10 * 8
+
+
+def test_every_script_can_be_chosen() -> None:
+    kinds = [(each.backend, each.model, each.precision, each.system, each.version, each.gpus) for each in SCRIPTS]
+    assert len(set(kinds)) == len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("values", "tp", "dp", "replicas"),
+    [
+        ({"batch_size": "28", "moe_tp_size": "1", "moe_ep_size": "4", "tp_size": "4"}, 1, 4, 1),
+        ({"batch_size": "28", "moe_tp_size": "0", "moe_ep_size": "0", "tp_size": "2"}, 2, 1, 4),
+        ({"batch_size": "112", "moe_tp_size": "4", "moe_ep_size": "1", "tp_size": "4"}, 4, 1, 1),
+    ],
+)
+def test_clients_for_each_batch_are_ranks_or_replicas(values: dict[str, str], tp: int, dp: int, replicas: int) -> None:
+    names = dict.fromkeys(served_points.COLUMNS, "") | {"isl": "10", "osl": "10", "backend": "trtllm"}
+    source = "auto-gap-analysis; silicon_concurrency=112"
+    found = served_points._point(names | {"silicon_data_source": source, "backend_version": "1.3.0"} | values)
+    assert (found.tp, found.dp, found.replicas) == (tp, dp, replicas)
+
+
+def test_generated_deployments_hold_the_longest_prompt() -> None:
+    plain = row(backend="trtllm", version="1.0.0", model_path="Qwen/Qwen3-32B", tp=2, scripted=False, system="h100_sxm")
+    long = replace(plain, isl=15000, osl=500, concurrency=64, replicas=4).pool()
+    assert (long.engine.batched_tokens, long.replicas) == (15104, 4)
+    assert plain.pool().engine.batched_tokens == 8192
+    assert plain.pool().engine.kv_cache_dtype == "fp8"

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windtunnel.errors import InputError
+from windtunnel.workload import AllAtOnce, Constant, Poisson, load_trace
+from windtunnel.workload.synthetic import stream
+from windtunnel.workload.traces import spread
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the public traces are not beside the repository")
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+def write(folder: Path, text: str | bytes, name: str = "trace.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def timed(rows: list[dict[str, object]]) -> str:
+    return "\n".join(map(json.dumps, rows)) + "\n"
+
+
+def test_azure_2023_has_crlf_wall_clock_times_and_no_last_newline(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        AZURE
+        + "2023-11-16 23:59:59.9799601,4808,10\r\n2023-11-17 00:00:00.0319602,3180,8\r\n2023-11-17 00:00:01,110,27",
+    )
+    workload = load_trace(path)
+    np.testing.assert_allclose(workload.arrival, [0, 0.0520001, 1.0200399], atol=1e-12)
+    assert workload.prompt_tokens.tolist() == [4808, 3180, 110]
+    assert workload.output_tokens.tolist() == [10, 8, 27]
+    assert (workload.name, workload.notes) == ("trace", ())
+
+
+def test_azure_2024_has_a_time_zone(tmp_path: Path) -> None:
+    rows = "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01+00:00,2399,6\n2024-05-10 00:00:01.5Z,7,6\n"
+    assert load_trace(write(tmp_path, AZURE + rows)).arrival.tolist() == [0, 0.99007, 1.49007]
+
+
+def test_burstgpt_failures_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,0,1087,API log\n118.5,GPT-4,417,276,693,API log\n"
+    workload = load_trace(write(tmp_path, BURSTGPT + rows))
+    assert workload.arrival.tolist() == [0, 113.5]
+    assert workload.output_tokens.tolist() == [18, 276]
+    assert workload.notes[0].startswith("1 of 3 rows left out")
+    assert workload.notes[1] == "times count from the first request, 5 s into the trace"
+
+
+def test_burstgpt_without_a_success_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="every row has 0 response tokens"):
+        load_trace(write(tmp_path, BURSTGPT + "5,ChatGPT,472,0,472,API log\n"))
+
+
+def test_burstgpt_v2_has_more_columns(tmp_path: Path) -> None:
+    header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    assert len(load_trace(write(tmp_path, header + '0,s1,1.5,"GPT-4, new",1,2,3,API log\n'))) == 1
+
+
+def test_vidur_times_start_at_the_first_request(tmp_path: Path) -> None:
+    workload = load_trace(write(tmp_path, VIDUR + "10.5,100,20\n10.5,101,21\n12.0,102.0,22\n\n"))
+    assert workload.arrival.tolist() == [0, 0, 1.5]
+    assert workload.prompt_tokens.tolist() == [100, 101, 102]
+
+
+def test_lengths_need_arrivals(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n9,1,10,9\n"
+    )
+    with pytest.raises(InputError, match="has lengths only: give arrivals"):
+        load_trace(path)
+    assert load_trace(path, arrivals=Constant(2.0)).arrival.tolist() == [0, 0.5]
+    assert load_trace(path, arrivals=Poisson(2.0), seed=1).equals(load_trace(path, arrivals=Poisson(2.0), seed=1))
+
+
+def test_given_arrivals_replace_a_files_own(tmp_path: Path) -> None:
+    path = write(tmp_path, VIDUR + "1,100,20\n2,101,21\n")
+    assert load_trace(path, arrivals=AllAtOnce(), max_concurrency=3).spec()["max_concurrency"] == 3
+    assert load_trace(path, arrivals=AllAtOnce()).arrival.tolist() == [0, 0]
+
+
+def test_mooncake_counts_in_milliseconds_and_blocks_of_512(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"timestamp": 3000, "input_length": 1025, "output_length": 5, "hash_ids": [0, 1, 2]},
+        {"timestamp": 6500, "input_length": 512, "output_length": 7, "hash_ids": [0]},
+    ]
+    workload = load_trace(write(tmp_path, timed(rows), "m.jsonl"))
+    assert workload.arrival.tolist() == [0, 3.5]
+    assert workload.hash_block_size == 512
+    assert workload.hash_ids is not None
+    assert workload.hash_ids[1].tolist() == [0, 1, 2, 0]
+
+
+def test_timed_trace_counts_in_seconds_and_chunks_of_16(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"timestamp": 0, "input_length": 20, "output_length": 5, "hash_ids": [0, 1], "chat_id": 4, "turn": 1},
+        {"timestamp": 1.5, "input_length": 16, "output_length": 7, "hash_ids": [0], "chat_id": 5, "turn": 1},
+    ]
+    path = write(tmp_path, timed(rows), "t.jsonl")
+    workload = load_trace(path)
+    assert (workload.arrival.tolist(), workload.hash_block_size) == ([0, 1.5], 16)
+    assert load_trace(path, "timed_trace", hash_block_size=10).hash_block_size == 10
+
+
+def test_timestamps_of_unknown_unit_ask_for_the_format(tmp_path: Path) -> None:
+    path = write(tmp_path, timed([{"timestamp": 2, "input_length": 20, "output_length": 5}]), "t.jsonl")
+    with pytest.raises(InputError, match=r"may be ms \(mooncake\) or s \(timed_trace\).*--format mooncake"):
+        load_trace(path)
+    assert load_trace(path, "mooncake").hash_ids is None
+
+
+def test_sharegpt_counts_or_estimates_tokens_and_says_so(tmp_path: Path) -> None:
+    entries = [
+        {"id": "a", "conversations": [{"from": "human", "value": "x" * 9}, {"from": "gpt", "value": "y" * 80}]},
+        {"id": "b", "conversations": [{"from": "human", "tokens": 7}, {"from": "gpt", "tokens": 8, "value": "z"}]},
+        {"id": "c", "conversations": [{"from": "human", "value": "only one turn"}]},
+        {"id": "d", "conversations": [{"from": "human", "value": "hm"}, {"from": "gpt", "value": ""}]},
+    ]
+    workload = load_trace(write(tmp_path, json.dumps(entries), "s.json"), arrivals=AllAtOnce())
+    assert workload.prompt_tokens.tolist() == [3, 7]
+    assert workload.output_tokens.tolist() == [20, 8]
+    assert workload.notes[0].startswith("2 of 4 conversations left out")
+    assert "1 requests are estimated: 4 characters a token" in workload.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        (" \r\n \n", "is empty"),
+        (AZURE, "has no rows below its header"),
+        (b"\x00\x01\x02\xff" * 99, "neither text nor Parquet: known formats are azure"),
+        (b"\xff\xfe\xfd garbage", "neither text nor Parquet"),
+        (b"\x1f\x8b\x08 zipped", "compressed: unpack it first"),
+        (b"PAR1 is no Parquet", "not a readable Parquet file"),
+        ("a,b,c\n1,2,3\n", "columns 'a, b, c' fit no known trace format"),
+        (
+            "arrived_at,num_prefill_tokens,num_decode_token\n1,2,3\n",
+            "'num_decode_tokens' of the vidur format is missing",
+        ),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens,x\n1,2,3,4\n", "unknown column of the vidur format 'x'"),
+        (AZURE + "yesterday,1,2\n", "row 1: TIMESTAMP='yesterday': must be a time such as"),
+        (AZURE + "2023-11-16 18:17:03.9,1,2\nNaT,1,2\n", "row 2: TIMESTAMP='NaT'"),
+        (AZURE + "2023-11-16 18:17:03.9,1,2\n2023-11-16 18:17:03.9+02:00,1,2\n", "row 2: TIMESTAMP=.*UTC"),
+        (AZURE + "2023-11-16 18:17:03.9,1\n", "row 1: has 2 cells: must have 3"),
+        (AZURE + "2023-11-16 18:17:03.9,1,2\n2023-11-16 18:17:03.9,1,2,3\n", "row 2: has 4 cells"),
+        (AZURE + "2023-11-16 18:17:03.9,1,2\n2023-11-16 18:17:02.9,1,2\n", "row 2: arrival=0 comes after 1: .*--sort"),
+        (AZURE + "2023-11-16 18:17:03.9,1,0\n", "row 1: output_tokens=0: .*--drop-empty"),
+        (VIDUR + "-1,2,3\n", "row 1: arrival=-1: must be finite seconds ≥ 0"),
+        (VIDUR + "1,2,3\nnan,2,3\n", "row 2: arrival=nan"),
+        (VIDUR + "1,2,3\ninf,2,3\n", "row 2: arrival=inf"),
+        (VIDUR + "1,2,3\n0.5,2,3\n", "row 2: arrival=0.5 comes after 1"),
+        (VIDUR + "1\r2,3\n", "row 1: is no CSV"),
+        ('[{"conversations": [{"tokens": 99999999999999999999}, {"tokens": 1}]}]', "row 1: a turn has neither"),
+        (VIDUR + "1,two,3\n", "row 1: num_prefill_tokens='two': must be a whole number"),
+        (VIDUR + "1,2.5,3\n", "row 1: num_prefill_tokens='2.5': must be a whole number"),
+        (VIDUR + "1,-2,3\n", "row 1: prompt_tokens=-2: must be ≥ 1"),
+        (VIDUR + "1,99999999999999999999,3\n", "row 1: num_prefill_tokens='9+': must be a whole number"),
+        ("{", "row 1: '{': must be a JSON object"),
+        ('{"timestamp": 1}\n[1]\n', "row 2: .*must be a JSON object"),
+        ("[1, 2]", "row 1: has no list of conversations"),
+        ("[", "is not valid JSON"),
+        ("[]", "no conversation has two"),
+        ('[{"conversations": [{"from": "human"}, 3]}]', "row 1: a turn has neither"),
+        (timed([{"timestamp": 0, "input_length": 1, "output_length": 2, "hash_ids": "x"}]), "row 1: hash_ids='"),
+        (
+            timed([{"timestamp": 0, "input_length": "1", "output_length": 2, "hash_ids": [1]}]),
+            "row 1: input_length='1'",
+        ),
+        (
+            timed([{"timestamp": 0, "input_length": 1, "outputlength": 2, "hash_ids": [1]}]),
+            "output_length is missing; did",
+        ),
+        (timed([{"timestamp": -5, "input_length": 1, "output_length": 2, "hash_ids": [1]}]), "row 1: arrival=-0.005"),
+        (timed([{"timestamp": float("nan"), "input_length": 1, "output_length": 2, "hash_ids": [1]}]), "arrival=nan"),
+    ],
+)
+def test_a_bad_file_gives_one_line_that_starts_with_its_path(tmp_path: Path, text: str | bytes, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(InputError, match=message) as caught:
+        load_trace(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(path))
+
+
+def test_missing_files_directories_and_formats(tmp_path: Path) -> None:
+    write(tmp_path, AZURE, "azure_conv.csv")
+    with pytest.raises(InputError, match=r"no such file; did you mean 'azure_conv\.csv'\?"):
+        load_trace(tmp_path / "azure_conf.csv")
+    with pytest.raises(InputError, match=r"trace\.csv: no such file$"):
+        load_trace(tmp_path / "nowhere" / "trace.csv")
+    with pytest.raises(InputError, match="is a directory: give a trace file"):
+        load_trace(tmp_path)
+    with pytest.raises(InputError, match="unknown trace format 'azur': did you mean 'azure'"):
+        load_trace(tmp_path / "azure_conv.csv", "azur")
+    with pytest.raises(InputError, match="fit no known trace format"):
+        load_trace(write(tmp_path, AZURE + "2023-11-16 18:17:03.9,1,0\n"), "vidur")
+
+
+def test_sorting_and_dropping_are_offered_and_work(tmp_path: Path) -> None:
+    path = write(tmp_path, VIDUR + "3,30,1\n1,10,1\n2,0,1\n2,20,1\n4,40,0\n")
+    workload = load_trace(path, sort=True, drop_empty=True)
+    assert workload.prompt_tokens.tolist() == [10, 20, 30]
+    assert workload.arrival.tolist() == [0, 1, 2]
+    assert "2 of 5 rows left out: 0 prompt or output tokens" in workload.notes
+    with pytest.raises(InputError, match="every row has 0 prompt or output"):
+        load_trace(write(tmp_path, VIDUR + "3,30,0\n"), drop_empty=True)
+
+
+def test_dropping_keeps_hash_ids_with_their_rows(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"timestamp": 0, "input_length": 600, "output_length": 0, "hash_ids": [0, 1]},
+        {"timestamp": 1, "input_length": 700, "output_length": 1, "hash_ids": [5, 6]},
+    ]
+    workload = load_trace(write(tmp_path, timed(rows), "m.jsonl"), drop_empty=True)
+    assert workload.hash_ids is not None
+    assert workload.hash_ids[1].tolist() == [5, 6]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.floats(0.1, 3), st.integers(0, 3))
+def test_jitter_spreads_ties_but_keeps_the_order_and_the_ticks(ticks: list[int], quantum: float, seed: int) -> None:
+    arrival = np.sort(np.array(ticks, np.float64))
+    moved = spread(arrival, quantum, stream(seed, "jitter"))
+    assert (np.diff(moved) >= 0).all()
+    assert (moved >= arrival).all()
+    assert (moved <= arrival + quantum).all()
+    later = arrival[np.minimum(np.searchsorted(arrival, arrival, side="right"), len(arrival) - 1)]
+    assert ((moved <= later) | (later == arrival)).all()
+
+
+def test_jitter_is_part_of_reading(tmp_path: Path) -> None:
+    path = write(tmp_path, VIDUR + "0,1,1\n0,1,1\n3,1,1\n")
+    moved = load_trace(path, jitter=3.0).arrival
+    assert 0 < moved[0] < moved[1] < 3 < moved[2] < 6
+    with pytest.raises(InputError, match="jitter=-1"):
+        load_trace(path, jitter=-1.0)
+
+
+@with_traces
+@pytest.mark.parametrize(
+    ("file", "rows", "duration", "prompt", "output"),
+    [
+        ("AzureLLMInferenceTrace_conv.csv", 19_366, 3501.721937, 1154.697, 211.126),
+        ("AzureLLMInferenceTrace_code.csv", 8_819, 3435.948056, 2047.848, 27.883),
+        ("conversation_trace.jsonl", 12_031, 3536.999, 12035.061, 342.619),
+        ("synthetic_trace.jsonl", 3_993, 1022.025, 15325.477, 149.119),
+    ],
+)
+def test_the_public_traces_have_their_known_rows(
+    file: str, rows: int, duration: float, prompt: float, output: float
+) -> None:
+    workload = load_trace(TRACES / file)
+    assert len(workload) == rows
+    assert workload.duration == pytest.approx(duration, abs=1e-6)
+    assert workload.prompt_tokens.mean() == pytest.approx(prompt, abs=1e-3)
+    assert workload.output_tokens.mean() == pytest.approx(output, abs=1e-3)
+
+
+@with_traces
+def test_the_arxiv_lengths_have_their_known_rows() -> None:
+    workload = load_trace(TRACES / "arxiv_lengths.csv", arrivals=AllAtOnce())
+    assert len(workload) == 28_257
+    assert workload.prompt_tokens.mean() == pytest.approx(2588.1, abs=0.1)
+    assert workload.output_tokens.mean() == pytest.approx(291.4, abs=0.1)
+
+
+@with_traces
+def test_reading_the_azure_trace_is_quick_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, time; from windtunnel.workload import load_trace; t = time.process_time();"
+        f"load_trace({str(TRACES / 'AzureLLMInferenceTrace_conv.csv')!r}); print(time.process_time() - t,"
+        "*sorted({'pyarrow', 'pandas', 'numba', 'plotly', 'sklearn', 'pydantic'} & set(sys.modules)))"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
+    parts = [run.stdout.split() for run in runs]
+    assert all(len(part) == 1 for part in parts)
+    assert min(float(part[0]) for part in parts) < 0.06
