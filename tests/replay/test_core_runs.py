@@ -5,6 +5,7 @@ The recorder's linear time of a step becomes tables, in ticks of 100 ns, which a
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from windtunnel.core.engine import with_room
 from windtunnel.core.records import ROWS
 from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.reference.vllm_v0_settings import Settings
-from windtunnel.replay import core_sglang, core_vllm_v0, core_vllm_v1, sglang, vllm_v0, vllm_v1
+from windtunnel.replay import core_sglang, core_vllm_v1, sglang, vllm_v0, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, read_recording
 from windtunnel.replay.vllm_v1_settings import CONFIG, known, limits, policy
 
@@ -62,10 +62,9 @@ def lane(path: Path, config: dict[str, Any]) -> Stepper:
         requests = [entry.request for entry in replayed]
         return core_sglang.CoreScheduler(sglang._settings(config), requests, recorded.requests).stepper
     if path.parent.name == "v0":
-        sequences = [vllm_v0._request(row) for row in recorded.requests]
-        v0 = core_vllm_v0.CoreScheduler(Settings.from_config(config), sequences, recorded.requests)
+        v0 = vllm_v0.Lane(replace(recorded, config=config))
         per_block = recorded.batch_time.get("per_swap_block", 0.0) * TICKS_PER_SECOND
-        v0.stepper.state.own.rules["swap_seconds_per_block"] = per_block
+        v0.stepper.state.pools["swap_seconds_per_block"] = per_block
         v0.columns["arrival"] = [row.arrival for row in recorded.requests]
         return v0.stepper
     full = known(config, CONFIG, "setting")

@@ -146,7 +146,10 @@ def test_wrong_settings_are_refused(config: Record, words: str) -> None:
 
 def test_null_is_the_default() -> None:
     given = recording({"num_gpu_blocks": 9, "preemption_mode": None, "policy": None}, (0.0, 5, 5))
-    assert list(replay(given, "vllm-0.8-v0"))[1:] == list(replay(recording({"num_gpu_blocks": 9}, (0.0, 5, 5)), "vllm-0.8-v0"))[1:]
+    assert (
+        list(replay(given, "vllm-0.8-v0"))[1:]
+        == list(replay(recording({"num_gpu_blocks": 9}, (0.0, 5, 5)), "vllm-0.8-v0"))[1:]
+    )
 
 
 def test_other_engines_are_refused() -> None:
