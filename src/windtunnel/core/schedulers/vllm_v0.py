@@ -333,7 +333,7 @@ def suspend(pool: Pool, lane: Lane, seats: Array, i: int, request: Request) -> N
 
 @part
 def serve_decode(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int) -> None:
-    """Let the decode of seat ``i`` take part. If it was out of the clock, its token ends a stall, at an unknown time."""
+    """Let the decode of seat ``i`` take part. If it was out of the clock, its token ends a stall, some time later."""
     r = seats[WHO, i]
     request, ends = state.requests[r], seats[ENDS, i]
     append(pool, lane, cache, request, request.context if ends == NEVER else context_of(lane, request, ends))
