@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from replay_engines import RECORDINGS
-from windtunnel.core.advance import FULL
-from windtunnel.core.loop import open_loop
 
 from windtunnel.core import stepper
 from windtunnel.core.engine import with_room
+from windtunnel.core.loops import FULL, open_loop
 from windtunnel.core.records import ROWS
 from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.perf.batch_times import BatchTimes
