@@ -80,7 +80,7 @@ def test_whole_runs_take_the_recorded_times(path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(stepper, "linear", tables)
     core = lane(path, header["config"])
     while open_loop(core.state, ONLY) == FULL:
-        core.state = with_room(core.state, core.module)
+        core.state = with_room(core.state, core.scheduler)
     rows = core.state.requests
     order = np.argsort(rows["arrival"], kind="stable")
     taken = core.state.rows["steps"][: core.state.counters[ROWS]]

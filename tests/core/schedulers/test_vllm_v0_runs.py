@@ -1,5 +1,6 @@
 """vLLM's v0 scheduler in whole runs: what clients and logs see, and that equal steps made at once change nothing."""
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -8,27 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from vllm_v0_cases import Case, by_core, cases
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
-from windtunnel.core.expand import iteration_times
+from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, IGNORED
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV0
+from windtunnel.simulate.run import Iterations
 
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large]
-COLUMNS = (
-    "replica",
-    "lane",
-    "start",
-    "steps",
-    "decodes",
-    "kv_tokens",
-    "chunk_tokens",
-    "chunk_context",
-    "used_blocks",
-    "waiting",
-    "discarded",
-    "transfer",
-)
 
 
 def serve(
@@ -87,7 +75,7 @@ def test_a_prompt_that_evicts_itself_for_ever_is_an_error() -> None:
 
 def steps(case: Case, record: Record) -> list[Any]:
     """Every single step: row by row of the log, unrolled."""
-    columns = tuple(np.ascontiguousarray(record.rows[name]) for name in COLUMNS)
+    columns = tuple(np.ascontiguousarray(record.rows[field.name]) for field in fields(Iterations))
     ones = np.ones(case.replicas, dtype=np.int64)
     times = iteration_times(columns, (case.times,), 0 * ones, ones)
     return sorted(zip(record.rows["replica"][times.row], times.start, times.duration, times.decodes, strict=True))

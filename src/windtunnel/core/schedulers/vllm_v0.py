@@ -1021,6 +1021,8 @@ def join_time(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any,
         return limit
     if lane.unsorted or (head != NONE and worse(requests, seats[WHO, lane.top - 1], head)):
         return now
+    if cache is not None and head != NONE and requests[head].hit == UNKNOWN:
+        return now
     return min(until, limit)
 
 
