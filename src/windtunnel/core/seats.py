@@ -68,6 +68,8 @@ def sit(lane: Lane, seats: Array, r: int) -> int:
     lane.top += 1
     lane.running += 1
     seats[WHO, i], seats[ENDS, i] = r, NEVER
+    if i % 32 == 0:  # those who sat here have left, and their ends no longer count
+        seats[SOONEST, i // 32] = NEVER
     return i
 
 
