@@ -13,13 +13,13 @@ import pytest
 from replay_engines import RECORDINGS
 from windtunnel.core.advance import FULL
 from windtunnel.core.loop import open_loop
+from windtunnel.reference.vllm_v0_settings import Settings
 
 from windtunnel.core import stepper
 from windtunnel.core.engine import with_room
 from windtunnel.core.records import ROWS
 from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.reference.vllm_v0_settings import Settings
 from windtunnel.replay import core_sglang, core_vllm_v0, core_vllm_v1, sglang, vllm_v0, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, read_recording
 from windtunnel.replay.vllm_v1_settings import CONFIG, known, limits, policy
