@@ -277,8 +277,6 @@ def pipeline_cases(draw: st.DrawFn) -> Case:
     if draw(st.booleans()):
         sends = rng.random(sends.shape) if kind is _random_times else sends + 1
     policy = replace(case.policy, pipeline_parallel_size=count)
-    known = {"long_prefill_token_threshold": 0, "victim": "newest", "stop_at_last_token": True}
-    policy = replace(policy, **known)  # type: ignore[arg-type]
     return replace(case, policy=policy, times=StageTimes(tuple(stages), sends))
 
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from vllm_v0_bench import Bench, ids, request, tokens
-
-from windtunnel.errors import InputError
 from windtunnel.reference.vllm_v0 import Scheduler
 from windtunnel.reference.vllm_v0_request import Status
 from windtunnel.reference.vllm_v0_settings import Settings
+
+from windtunnel.errors import InputError
 
 
 def test_prefills_come_first_and_never_share_a_step_with_decodes() -> None:

@@ -1,7 +1,6 @@
 """Prefix caching in vLLM's v0 engine: sharing, hits, eviction."""
 
 from vllm_v0_bench import Bench, hits, ids, request, tokens
-
 from windtunnel.reference.vllm_v0_blocks import BlockPool
 from windtunnel.reference.vllm_v0_request import Batch
 

@@ -1,7 +1,6 @@
 """The rules of vLLM's v0 scheduler with chunked prefill, one by one."""
 
 from vllm_v0_bench import Bench, ids, request, tokens
-
 from windtunnel.reference.vllm_v0_settings import Settings
 
 

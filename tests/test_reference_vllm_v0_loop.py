@@ -1,6 +1,7 @@
 """vLLM's v0 scheduler in the event loop: what clients and logs see of swapping, ignored requests and circles."""
 
 import pytest
+from windtunnel.reference.vllm_v0_loop import Scheduler
 
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
@@ -8,7 +9,6 @@ from windtunnel.policy import Limits, VllmV0
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v0_loop import Scheduler
 
 
 def serve(

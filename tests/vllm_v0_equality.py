@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from equality import _contents, _integer_times, _linear_times, _random_times, _sessions
 from hypothesis import strategies as st
+from windtunnel.reference.vllm_v0_loop import Scheduler
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.perf.batch_times import BatchTimes
@@ -13,7 +14,6 @@ from windtunnel.policy import Limits, VllmV0, generated
 from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v0_loop import Scheduler
 
 MODES = ("default", "chunked")
 

@@ -23,7 +23,7 @@ CACHE_OF_LANE: Fields = [
         "front",  # of the free queue
         "back",
         "queued",  # blocks in the queue; those beyond lane.free are handed out, but not taken from it yet
-        "unused",  # the first unused item
+        "unused",  # the first item that is not used
         "slots",  # first entry of the lane's index
         "mask",  # its size − 1
         "version",  # rises when a search may find something else
@@ -365,9 +365,7 @@ def give_back(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int, 
         lane.free += blocks_of(pool, tokens)
     else:
         holding = cache.holdings[r]
-        put_back(
-            pool, lane, holding, cache.items, cache.slots, cache.tables, cache.ids, r, tokens, offered, returns
-        )
+        put_back(pool, lane, holding, cache.items, cache.slots, cache.tables, cache.ids, r, tokens, offered, returns)
 
 
 @compiled

@@ -35,7 +35,7 @@ class _NoMachine:
         """The environment is that of the entry."""
 
 
-class Unoptimised(JITCodeLibrary):  # type: ignore[misc]
+class Unoptimised(JITCodeLibrary):
     """The code of one function, to be linked into others."""
 
     codegen = _NoMachine()
@@ -52,7 +52,7 @@ class Unoptimised(JITCodeLibrary):  # type: ignore[misc]
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)
-class UseUnoptimised(LoweringPass):  # type: ignore[misc]
+class UseUnoptimised(LoweringPass):
     """Lower the function into such a library."""
 
     _name = "use_unoptimised"
@@ -66,7 +66,7 @@ class UseUnoptimised(LoweringPass):  # type: ignore[misc]
         return True
 
 
-class InnerCompiler(CompilerBase):  # type: ignore[misc]
+class InnerCompiler(CompilerBase):
     """numba's own passes, and that one."""
 
     def define_pipelines(self) -> list[Any]:

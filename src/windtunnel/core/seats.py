@@ -103,7 +103,7 @@ def soonest_of(seats: Array, block: int, clock: int) -> int:
     soonest = np.uint32(NEVER)
     for k in range(32):
         soonest = min(soonest, np.uint32(ends[k] - clock - 1))
-    return min(clock + 1 + soonest, NEVER)
+    return int(min(clock + 1 + soonest, NEVER))
 
 
 @part
@@ -112,7 +112,7 @@ def earliest_of(seats: Array, block: int) -> int:
     ends, earliest = seats[ENDS, block * 32 : block * 32 + 32], np.int32(NEVER)
     for k in range(32):
         earliest = min(earliest, ends[k])
-    return earliest
+    return int(earliest)
 
 
 @compiled

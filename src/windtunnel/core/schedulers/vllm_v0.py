@@ -27,7 +27,6 @@ from windtunnel.core.records import (
     NONE,
     PREFILLING,
     QUEUED,
-    ROWS,
     STALLS,
     STEPPED,
     SWAPPED,
@@ -56,7 +55,6 @@ from windtunnel.core.schedulers.vllm_v0_blocks import (
     wanted,
 )
 from windtunnel.core.seats import (
-    CONTEXT,
     EMPTY,
     ENDS,
     LEAVING,
@@ -1007,9 +1005,7 @@ def host_blocked(pool: Pool, lane: Lane, requests: Array, cache: Any) -> bool:
 
 
 @part
-def join_time(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, now: float, until: float
-) -> float:
+def join_time(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, now: float, until: float) -> float:
     """Until when no request can be admitted, given that the next arrival comes at ``until``; ``now`` if one can."""
     head = lane.head
     tried = lane.swapped_head == NONE
