@@ -111,7 +111,7 @@ def _once(dispatcher: Any) -> Any:
 def _widened(kind: Any) -> Any:
     if isinstance(kind, types.Literal):
         kind = kind.literal_type
-    return types.int64 if isinstance(kind, types.Integer) and kind.signed else kind
+    return types.int64 if kind in types.signed_domain else kind
 
 
 def entry(function: Function) -> Function:
