@@ -23,7 +23,7 @@ CACHE_OF_LANE: Fields = [
         "front",  # of the free queue
         "back",
         "queued",  # blocks in the queue; those beyond lane.free are handed out, but not taken from it yet
-        "spare",  # the first unused item
+        "unused",  # the first item that is not used
         "slots",  # first entry of the lane's index
         "mask",  # its size − 1
         "version",  # rises when a search may find something else
@@ -45,7 +45,7 @@ ITEM: Fields = [
     ("key", np.int64),
     ("count", np.int32),  # blocks of a run; 1 for a block with a key
     ("references", np.int32),
-    ("next", np.int32),  # in the free queue, or among the spare items
+    ("next", np.int32),  # in the free queue, or among the unused items
     ("previous", np.int32),
     ("next_same", np.int32),  # ring of equal keys; the index knows the oldest
     ("previous_same", np.int32),
@@ -73,7 +73,7 @@ def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
     first = 0
     for lane, count, size, slots in zip(lanes, blocks, sizes, np.cumsum([0, *sizes[:-1]]), strict=True):
         lane["front"] = lane["back"] = first
-        lane["queued"], lane["spare"], lane["slots"], lane["mask"] = count, first + 1, slots, size - 1
+        lane["queued"], lane["unused"], lane["slots"], lane["mask"] = count, first + 1, slots, size - 1
         run, last = items[first], items[first + count]
         run["key"], run["count"], run["next"], run["previous"], last["next"] = NO_KEY, count, NONE, NONE, NONE
         first += count + 1
@@ -182,9 +182,9 @@ def close_gap(items: Array, slots: Array, lane: Lane, gap: int) -> None:
 @part
 def new_item(items: Array, lane: Lane, key: int, count: int) -> int:
     """Take an unused item."""
-    x = lane.spare
+    x = lane.unused
     item = items[x]
-    lane.spare = item.next
+    lane.unused = item.next
     item.key, item.count, item.references = key, count, 0
     return x
 
@@ -250,8 +250,8 @@ def settle(items: Array, slots: Array, lane: Lane) -> None:
         unlink(items, lane, x)
         if item.key != NO_KEY:
             forget(items, slots, lane, x)
-        item.next = lane.spare
-        lane.spare = x
+        item.next = lane.unused
+        lane.unused = x
 
 
 # What a scheduler asks.
@@ -365,9 +365,7 @@ def give_back(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int, 
         lane.free += blocks_of(pool, tokens)
     else:
         holding = cache.holdings[r]
-        put_back(
-            pool, lane, holding, cache.items, cache.slots, cache.tables, cache.ids, r, tokens, offered, returns
-        )
+        put_back(pool, lane, holding, cache.items, cache.slots, cache.tables, cache.ids, r, tokens, offered, returns)
 
 
 @compiled

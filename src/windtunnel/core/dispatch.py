@@ -104,7 +104,8 @@ def _compile(function: Callable[..., Any], absent: Callable[..., Any] | None = N
         found = getattr(module, function.__name__, absent)
         return getattr(found, "py_func", found)
 
-    overload(function, jit_options=INNER | {"forceinline": True}, strict=False)(chosen)
+    options: Any = INNER | {"forceinline": True}
+    overload(function, jit_options=options, strict=False)(chosen)
 
 
 for _function in (enqueue, step, decide, conclude, pass_over, jump, update_bound):

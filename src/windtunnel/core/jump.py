@@ -176,8 +176,8 @@ def equal_steps(
     """Make as many equal steps as possible while ``now`` < ``until``; 0: the next step has to be made singly.
 
     ``steady(state, pool, i)`` says of lane ``i``: (steps that are equal, tokens of its one prompt in each of them,
-    whether a request that arrives now could change them: only then ``until`` counts). ``jumped(state, pool, i, tokens)``
-    is called when they have been made. ``reserved``: a prompt has all its blocks before its first chunk.
+    whether a request that arrives now could change them: only then ``until`` counts). When they have been made,
+    ``jumped(state, pool, i, tokens)`` is called. ``reserved``: a prompt has all its blocks before its first chunk.
     """
     first, num_lanes, counters = group.first_lane, group.num_lanes, state.counters
     if counters[JUMPS] == 0 or (pool.async_scheduling and group.end <= group.now):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from windtunnel.core.compiled import compiled, entry, part
+from windtunnel.core.compiled import entry, part
 from windtunnel.core.dispatch import enqueue, jump, room, step, update_bound
 from windtunnel.core.log import log_has_room
 from windtunnel.core.records import (
@@ -18,7 +18,6 @@ from windtunnel.core.records import (
     QUEUED,
     REFUSED,
     RELEASES,
-    Array,
     State,
 )
 from windtunnel.core.router import LEAST_OUTSTANDING, ROUTE_SCORE, VLLM_DP, choose, poll_balancer

@@ -1,9 +1,9 @@
 """Pipelines: a lane whose steps pass through several stages (EngineCore.step_with_batch_queue of vLLM, 0.32).
 
-Step n belongs to slot n mod stages: whoever decodes in it decodes next in step n + stages, at the earliest time at which
-its token is known. The slots share seats, queue and blocks. The lane's clock counts steps, so a decode that ends at clock
-e takes its turns at e − 1, e − 1 − stages, …; between its turns a slot keeps its sums here, in its turn they stand in the
-lane. Without a pipeline ``pipe`` is None, there is one stage, and each step is everybody's turn.
+Step n belongs to slot n mod stages: a request that decodes in it decodes next in step n + stages, at the earliest time
+at which its token is known. The slots share seats, queue and blocks. The lane's clock counts steps, so a decode that
+ends at clock e takes its turns at e − 1, e − 1 − stages, …. In its turn the sums of a slot stand in the lane, between
+its turns here. Without a pipeline ``pipe`` is None, and each step is the turn of all.
 """
 
 from typing import Any, NamedTuple
@@ -60,8 +60,8 @@ SLOT: Fields = [
 
 LINE: Fields = [
     *((name, np.float64) for name in ("tokens", "low", "slope", "sequences", "overlapped", "serial")),
-    ("base", np.int64),
-    ("above", np.int64),  # tokens in the cache from which on another line holds
+    ("begin", np.int64),  # tokens in the cache from which on this line holds
+    ("above", np.int64),  # and from which on another one does
 ]
 """How long a stage takes for the decodes of one slot, as a line in their tokens in the cache."""
 
@@ -117,7 +117,12 @@ def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
         count_of = policy.pipeline_parallel_size
         for lane in lanes[i : i + replicas * ranks]:
             lane["depth"] = policy.max_concurrent_batches
-            lane["first_slot"], lane["first_flight"], lane["first_line"], lane["first_stage"] = slot, flight, line, stage
+            lane["first_slot"], lane["first_flight"], lane["first_line"], lane["first_stage"] = (
+                slot,
+                flight,
+                line,
+                stage,
+            )
             lane["sends"], lane["sends_row"] = sends, times.sends.shape[1]
             slot, flight, line = slot + count_of, flight + policy.max_concurrent_batches, line + count_of**2
         i += replicas * ranks
@@ -165,9 +170,7 @@ def phases_of(slot: int) -> int:
 
 
 @part
-def count_turn(
-    pool: Pool, lane: Lane, seats: Array, pipe: Pipe | None, ends: int, context: int, change: int
-) -> None:
+def count_turn(pool: Pool, lane: Lane, seats: Array, pipe: Pipe | None, ends: int, context: int, change: int) -> None:
     """Let a decode that ends at clock ``ends`` join the sums of its slot (``change`` = 1) or leave them (−1)."""
     if pipe is None:
         count(pool, lane, seats, context, change)
@@ -181,6 +184,18 @@ def count_turn(
             slot.decodes += change
             slot.kv_tokens += change * context
         seats[phases_of(turn % pool.stages), (turn // pool.stages - context) % pool.block_size] += change
+
+
+@part
+def count_held(pool: Pool, lane: Lane, seats: Array, pipe: Pipe | None, ends: int, context: int) -> None:
+    """Count a decode again that this step held back: its turn is the next step, whatever its slot was, and it ends at
+    clock ``ends`` now."""
+    if pipe is None:
+        lane.decodes += 1
+        lane.kv_tokens += context - 1  # the step adds one to each decode
+        seats[PHASES, (lane.clock + 1 - context) % pool.block_size] += 1
+    else:
+        count_turn(pool, lane, seats, pipe, ends, context, 1)
 
 
 @part
@@ -208,7 +223,7 @@ def is_in_flight(lane: Lane, step: int) -> bool:
 
 
 @part
-def pass_stages(state: State, pool: Pool, lane: Lane, seats: Array, pipe: Pipe, start: float) -> float:
+def pass_stages(pool: Pool, lane: Lane, seats: Array, pipe: Pipe, start: float) -> float:
     """Send the step that has been scheduled, whose first stage begins at ``start``, through the stages.
 
     Returns when the last one is done; see StageTimes.
@@ -260,7 +275,7 @@ def decide(
     slot.tokens_known, pipe.ends[flight], end = 0.0, 0.0, 0.0
     scheduled = lane.step_decodes + lane.chunks > 0
     if scheduled:
-        end = pass_stages(state, pool, lane, seats, pipe, start)
+        end = pass_stages(pool, lane, seats, pipe, start)
         pipe.ends[flight] = slot.last_end = end
         first_row = state.counters[ROWS]
         write_step(state, pool, group, lane, seats, start, discarded(state, pool, group.first_lane), 0.0)
@@ -343,8 +358,8 @@ def draw(pipe: Pipe, stage: Pool, line: Any, decodes: int, kv_tokens: int) -> No
     knot = pipe.integers[stage.context_knots + j]
     width = decodes * (pipe.integers[stage.context_knots + j + 1] - knot)
     at = stage.decode_attention + decodes * stage.num_contexts + j
-    line.base = decodes * knot
-    line.above = line.base + width if j < stage.num_contexts - 2 else 1 << 60
+    line.begin = decodes * knot
+    line.above = line.begin + width if j < stage.num_contexts - 2 else 1 << 60
     line.low = pipe.floats[at]
     line.slope = (pipe.floats[at + 1] - line.low) / float(width)
 
@@ -359,7 +374,7 @@ def pass_stages_decoding(pool: Pool, lane: Lane, pipe: Pipe, start: float) -> fl
         line, slot = pipe.lines[first_line + s], pipe.slots[lane.first_slot + s]
         if kv_tokens >= line.above:
             draw(pipe, pipe.stages[lane.first_stage + s], line, decodes, kv_tokens)
-        gpu = (line.tokens + (line.low + line.slope * float(kv_tokens - line.base))) + line.sequences
+        gpu = (line.tokens + (line.low + line.slope * float(kv_tokens - line.begin))) + line.sequences
         end = max(arrival, slot.stage_free) + (max(gpu, line.overlapped) + line.serial)
         slot.stage_free = end
         if s < pool.stages - 1:
@@ -396,9 +411,7 @@ def blocks_of_round(pool: Pool, lane: Lane, seats: Array) -> int:
 
 
 @part
-def equal_rounds(
-    state: State, pool: Pool, group: Group, pipe: Pipe, until: float, steady: Any
-) -> int:
+def equal_rounds(state: State, pool: Pool, group: Group, pipe: Pipe, until: float, steady: Any) -> int:
     """Make as many equal rounds as possible while steps are decided before ``until``; returns how many.
 
     ``steady(state, pool, i)``: (rounds in which lane ``i`` only decodes and no request ends, whether a request that

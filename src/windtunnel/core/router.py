@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from windtunnel.core.hooks import call_route_score
 from windtunnel.core.compiled import part
+from windtunnel.core.hooks import call_route_score
 from windtunnel.core.records import ROUTE_HOOK, ROUTED, Array, Group, Lane, State
 
 ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP, ROUTE_SCORE = range(5)

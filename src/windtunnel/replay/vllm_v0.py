@@ -14,7 +14,7 @@ from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV0
 from windtunnel.replay.core_requests import demand, linked
-from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, RecordedRequest, Recording
+from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, Recording
 from windtunnel.replay.vllm_v1_settings import known
 
 VERSIONS = {"vllm-0.8-v0": "0.8.5", "vllm-0.8-v0-chunked": "0.8.5"}

@@ -21,12 +21,12 @@ from windtunnel.core.pipeline import (
     PIPE_OF_LANE,
     blocks_due,
     context_of,
+    count_held,
     count_turn,
     equal_rounds,
     is_in_flight,
     last_token_of,
     num_stages,
-    phases_of,
     pipes,
     turn_of,
 )
@@ -78,7 +78,15 @@ SETTINGS = (
 
 POOL_FIELDS: Fields = [
     (name, np.int64)
-    for name in (*SETTINGS[:2], *SETTINGS[3:], "watermark_blocks", "by_priority", "evict_worst", "hash_block_size", "stages")
+    for name in (
+        *SETTINGS[:2],
+        *SETTINGS[3:],
+        "watermark_blocks",
+        "by_priority",
+        "evict_worst",
+        "hash_block_size",
+        "stages",
+    )
 ]
 
 LANE_FIELDS: Fields = [
@@ -207,9 +215,7 @@ def compute_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Ow
 
 
 @part
-def schedule_together(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, most: int
-) -> tuple[int, bool]:
+def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, most: int) -> tuple[int, bool]:
     """Schedule all running requests at once: (the budget that is left, or NO_ROOM, whether any was preempted).
 
     Where blocks lack, the newest go until they suffice, which equals the engine's loop in list order: shorter lists
@@ -341,9 +347,7 @@ def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int
 
 
 @compiled
-def schedule_in_turn(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, most: int
-) -> tuple[int, bool]:
+def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Own, most: int) -> tuple[int, bool]:
     """Visit the seats as the engine does: (the budget that is left, whether any request was preempted)."""
     budget, preempted, i, skipped = pool.max_num_batched_tokens, False, 0, 0
     for k in range(lane.top):
@@ -384,8 +388,6 @@ def schedule_in_turn(
 @compiled
 def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
     """Decodes that this step did not reach keep their context while the clock goes on; a leaving one is done."""
-    stages = num_stages(pool, pipe)
-    next_turn = lane.clock + stages
     lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
     for i in range(lane.top):
         ends = seats[ENDS, i]
@@ -401,17 +403,15 @@ def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) 
         lane.step_kv -= context
         count_turn(pool, lane, seats, pipe, ends, context, -1)
         if ends <= lane.clock:
-            request.held_clock = next_turn
+            request.held_clock = lane.clock + 1
             lane.spared += 1
             continue
-        lane.kv_tokens += context - 1  # the step adds one to each decode
-        lane.decodes += 1
-        seats[phases_of(lane.clock % stages), (next_turn // stages - context) % pool.block_size] += 1
+        count_held(pool, lane, seats, pipe, ends + 1, context)
         if request.held_clock != lane.clock:
             request.last_token = last_token_of(pool, lane, pipe, ends)
-            request.last_step = lane.clock - stages
-        seats[ENDS, i] += stages
-        request.held_clock = lane.held = next_turn
+            request.last_step = lane.clock - num_stages(pool, pipe)
+        seats[ENDS, i] += 1
+        request.held_clock = lane.held = lane.clock + 1
         request.certain = context
 
 
@@ -436,9 +436,9 @@ def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, room: 
     if request.context != 0:
         return 0, 0
     passes = pool.skip_unfit_prompts and not pool.chunked_prefill
-    if pool.reserve_full_prompt and not passes:
-        if blocks_of(pool, request.prompt + request.generated) - most_hits(pool, request, cache, r) > room:
-            return NO_ROOM, 0
+    least = blocks_of(pool, request.prompt + request.generated) - most_hits(pool, request, cache, r)
+    if pool.reserve_full_prompt and not passes and least > room:
+        return NO_ROOM, 0
     return find(pool, lane, request, cache, r)
 
 
@@ -657,7 +657,7 @@ def release_of(state: State, pool: Pool, i: int, step: int, pipe: Any) -> None:
         r = seats[WHO, seat]
         request = requests[r]
         context = request.prompt + request.output - 1
-        if overruns(pool, request) and request.held_clock != ends - 1 + 2 * num_stages(pool, pipe):
+        if overruns(pool, request) and request.held_clock != ends + num_stages(pool, pipe):
             context += 1
             count_turn(pool, lane, seats, pipe, ends, context, -1)
         give_back(pool, lane, own.cache, r, context, request.prompt + request.output - 1, False)
