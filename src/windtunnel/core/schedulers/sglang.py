@@ -41,13 +41,17 @@ from windtunnel.core.schedulers.sglang_admission import (
     UNLIMITED,
     admit,
     allocate,
+    close_up,
+    drop_ended,
     give_back,
+    join_prefilled,
     keep,
     left_of,
     make_room,
+    move,
     take_back,
 )
-from windtunnel.core.seats import EMPTY, ENDS, NEVER, PHASES, SOONEST, WHO, ends_at, soonest_of
+from windtunnel.core.seats import ENDS, NEVER, PHASES, SOONEST, WHO, ends_at
 from windtunnel.core.step import begin_boundary, count_released, depart
 from windtunnel.errors import InputError
 
@@ -192,74 +196,6 @@ def room(state: State, pool: Pool, group: Group) -> bool:
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         wanted += 6 * pool.max_num_seqs + state.lanes[i].waiting + 8
     return has_nodes(state.own.tree, wanted)
-
-
-# Seats.
-
-
-@part
-def move(seats: Array, i: int, to: int) -> None:
-    """Give a seat's request another seat."""
-    seats[WHO, to], seats[ENDS, to], seats[BEYOND, to] = seats[WHO, i], seats[ENDS, i], seats[BEYOND, i]
-
-
-@compiled
-def close_up(lane: Lane, seats: Array, top: int, end: int) -> None:
-    """``top`` seats run now; those from there to ``end`` are empty, unless prompts have them. Find the next end."""
-    lane.top = top
-    for i in range(top + lane.batch, end):
-        seats[ENDS, i] = EMPTY
-    lane.next_end = NEVER
-    for block in range((top + lane.batch + 31) // 32):
-        seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
-        lane.next_end = min(lane.next_end, seats[SOONEST, block])
-
-
-@compiled
-def drop_ended(lane: Lane, seats: Array) -> None:
-    """Take those that have ended out of the running batch."""
-    if lane.ended == 0:
-        return
-    kept, end = 0, lane.top + lane.batch
-    for i in range(end):
-        if i >= lane.top or seats[ENDS, i] > lane.clock:
-            if kept < i:
-                move(seats, i, kept)
-            kept += 1
-    lane.ended = 0
-    close_up(lane, seats, kept - lane.batch, end)
-
-
-@compiled
-def join_prefilled(lane: Lane, requests: Array, seats: Array, scratch: Array) -> None:
-    """The latest round's prompts decode from now on, before those that decoded beside them. Where that round is still
-    in flight, they count as decodes before their first token is known."""
-    end, kept = lane.top + lane.batch, lane.top
-    for i in range(lane.top, end):
-        r = seats[WHO, i]
-        if r != lane.chunked and seats[ENDS, i] > lane.clock:
-            lane.kv_tokens += requests[r].filled
-            move(seats, i, kept)
-            kept += 1
-    joining, old, mixed = kept - lane.top, lane.top, lane.mixed
-    shrunk = joining < lane.batch
-    if shrunk or mixed or old == 0:
-        lane.full = 0
-    lane.batch = lane.mixed = 0
-    if mixed:
-        for row in range(WHO, BEYOND + 1):
-            for i in range(old):
-                scratch[row, i] = seats[row, i]
-            for i in range(joining):
-                seats[row, i] = seats[row, old + i]
-            for i in range(old):
-                seats[row, joining + i] = scratch[row, i]
-    if shrunk or mixed:
-        close_up(lane, seats, kept, end)
-    else:
-        lane.top = kept
-    if mixed:
-        drop_ended(lane, seats)
 
 
 # A prefill round.

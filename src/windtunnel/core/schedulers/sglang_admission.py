@@ -1,4 +1,4 @@
-"""Which requests prefill in a round of SGLang's scheduler: memory, the order of the queue, admission (0.4.6.post5:
+"""Which requests run and prefill in SGLang's scheduler: seats, memory, the order of the queue, admission (0.4.6.post5:
 managers/schedule_policy.py, mem_cache/radix_cache.py, chunk_cache.py)."""
 
 from typing import Any
@@ -9,7 +9,7 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import pop_first
 from windtunnel.core.radix import Tree, common, descend, evict, insert, lock, offer, renew, unlock
 from windtunnel.core.records import NONE, PREFILLING, Array, Lane, Pool, Request
-from windtunnel.core.seats import ENDS, NEVER, NOW, WHO, add_chunk
+from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, SOONEST, WHO, add_chunk, soonest_of
 
 FCFS, LPM, DFS_WEIGHT, LOF = range(4)
 ORDERS = {"fcfs": FCFS, "lpm": LPM, "dfs-weight": DFS_WEIGHT, "lof": LOF}
@@ -36,11 +36,79 @@ QUEUE, KEYS, OTHERS = range(3)
 """Rows of ``Own.scratch``."""
 
 
+# Seats of the running batch and, behind them, of the latest prefill round.
+
+
 @part
 def left_of(lane: Lane, seats: Array, i: int) -> int:
     """Tokens that the request of a seat has declared and not generated."""
     ends = seats[ENDS, i]
     return seats[BEYOND, i] + (0 if ends == NEVER else max(ends - lane.clock, 0))
+
+
+@part
+def move(seats: Array, i: int, to: int) -> None:
+    """Give a seat's request another seat."""
+    seats[WHO, to], seats[ENDS, to], seats[BEYOND, to] = seats[WHO, i], seats[ENDS, i], seats[BEYOND, i]
+
+
+@compiled
+def close_up(lane: Lane, seats: Array, top: int, end: int) -> None:
+    """``top`` seats run now; those from there to ``end`` are empty, unless prompts have them. Find the next end."""
+    lane.top = top
+    for i in range(top + lane.batch, end):
+        seats[ENDS, i] = EMPTY
+    lane.next_end = NEVER
+    for block in range((top + lane.batch + 31) // 32):
+        seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
+        lane.next_end = min(lane.next_end, seats[SOONEST, block])
+
+
+@compiled
+def drop_ended(lane: Lane, seats: Array) -> None:
+    """Take those that have ended out of the running batch."""
+    if lane.ended == 0:
+        return
+    kept, end = 0, lane.top + lane.batch
+    for i in range(end):
+        if i >= lane.top or seats[ENDS, i] > lane.clock:
+            if kept < i:
+                move(seats, i, kept)
+            kept += 1
+    lane.ended = 0
+    close_up(lane, seats, kept - lane.batch, end)
+
+
+@compiled
+def join_prefilled(lane: Lane, requests: Array, seats: Array, scratch: Array) -> None:
+    """The latest round's prompts decode from now on, before those that decoded beside them. Where that round is still
+    in flight, they count as decodes before their first token is known."""
+    end, kept = lane.top + lane.batch, lane.top
+    for i in range(lane.top, end):
+        r = seats[WHO, i]
+        if r != lane.chunked and seats[ENDS, i] > lane.clock:
+            lane.kv_tokens += requests[r].filled
+            move(seats, i, kept)
+            kept += 1
+    joining, old, mixed = kept - lane.top, lane.top, lane.mixed
+    shrunk = joining < lane.batch
+    if shrunk or mixed or old == 0:
+        lane.full = 0
+    lane.batch = lane.mixed = 0
+    if mixed:
+        for row in range(WHO, BEYOND + 1):
+            for i in range(old):
+                scratch[row, i] = seats[row, i]
+            for i in range(joining):
+                seats[row, i] = seats[row, old + i]
+            for i in range(old):
+                seats[row, joining + i] = scratch[row, i]
+    if shrunk or mixed:
+        close_up(lane, seats, kept, end)
+    else:
+        lane.top = kept
+    if mixed:
+        drop_ended(lane, seats)
 
 
 # Memory, with or without the radix tree (mem_cache/radix_cache.py, chunk_cache.py, and the allocations of
