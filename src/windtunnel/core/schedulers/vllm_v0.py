@@ -998,6 +998,8 @@ def host_blocked(pool: Pool, lane: Lane, requests: Array, cache: Any) -> bool:
 def join_time(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, now: float, until: float) -> float:
     """Until when no request can be admitted, given that the next arrival comes at ``until``; ``now`` if one can."""
     head = lane.head
+    if cache is not None and pool.by_priority and lane.unsorted:
+        return now  # blocks are handed out in the order of seats
     tried = lane.swapped_head == NONE
     if pool.chunked_prefill:
         tried = pool.max_num_batched_tokens > lane.decodes
