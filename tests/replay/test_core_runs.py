@@ -19,7 +19,7 @@ from windtunnel.core.loops import FULL, open_loop
 from windtunnel.core.records import ROWS
 from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.replay import core_sglang, core_vllm_v1, sglang, vllm_v0, vllm_v1
+from windtunnel.replay import core_vllm_v1, sglang, vllm_v0, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, read_recording
 from windtunnel.replay.vllm_v1_settings import CONFIG, known, limits, policy
 
@@ -57,9 +57,8 @@ def lane(path: Path, config: dict[str, Any]) -> Stepper:
     """The recording's requests before a lane of its scheduler."""
     recorded = read_recording(path)
     if path.parent.name == "sglang":
-        replayed = sglang._requests(recorded)
-        requests = [entry.request for entry in replayed]
-        return core_sglang.CoreScheduler(sglang._settings(config), requests, recorded.requests).stepper
+        declared = sglang._declared(recorded)
+        return sglang.Scheduler(sglang._settings(config), recorded.requests, declared).stepper
     if path.parent.name == "v0":
         v0 = vllm_v0.Lane(replace(recorded, config=config))
         per_block = recorded.batch_time.get("per_swap_block", 0.0) * TICKS_PER_SECOND
