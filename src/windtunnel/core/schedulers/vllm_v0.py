@@ -943,6 +943,8 @@ def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     lane, requests, seats, cache = state.lanes[i], state.requests, state.seats[i], state.own.cache
     if lane.running == 0 or (pool.chunked_prefill and lane.unreached > 0) or failed(state, group):
         return 0
+    if cache is not None and pool.by_priority and lane.unsorted:
+        return 0  # blocks are handed out in the order of seats
     if not host_blocked(pool, lane, requests, cache):
         return 0
     limit = until
@@ -1019,9 +1021,8 @@ def join_time(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any,
             return now
     if not pool.by_priority:
         return limit
-    if lane.unsorted or (head != NONE and worse(requests, seats[WHO, lane.top - 1], head)):
-        return now
-    if cache is not None and head != NONE and requests[head].hit == UNKNOWN:
+    unknown = cache is not None and head != NONE and requests[head].hit == UNKNOWN
+    if lane.unsorted or unknown or (head != NONE and worse(requests, seats[WHO, lane.top - 1], head)):
         return now
     return min(until, limit)
 
