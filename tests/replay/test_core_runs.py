@@ -5,6 +5,7 @@ The recorder's linear time of a step becomes tables, in ticks of 100 ns, which a
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from windtunnel.core.loops import FULL, open_loop
 from windtunnel.core.records import ROWS
 from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.replay import core_vllm_v1, vllm_v0, vllm_v1
+from windtunnel.replay import core_vllm_v1, sglang, vllm_v0, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, read_recording
 from windtunnel.replay.vllm_v1_settings import CONFIG, known, limits, policy
 
-PATHS = sorted(RECORDINGS.glob("v*/*.in.json"))
+PATHS = sorted(RECORDINGS.glob("*/*.in.json"))
 BASE, TOKEN, CACHED_TOKEN = 100_000, 1_000, 1
 """Ticks: 10 ms, 100 µs a token, 100 ns a cached token."""
 MOST_TOKENS, MOST_REQUESTS, LONGEST = 24_576, 256, 49_152
@@ -55,8 +56,11 @@ def tables(*_: float, **__: int) -> BatchTimes:
 def lane(path: Path, config: dict[str, Any]) -> Stepper:
     """The recording's requests before a lane of its scheduler."""
     recorded = read_recording(path)
+    if path.parent.name == "sglang":
+        declared = sglang._declared(recorded)
+        return sglang.Scheduler(sglang._settings(config), recorded.requests, declared).stepper
     if path.parent.name == "v0":
-        v0 = vllm_v0.Lane(recorded)
+        v0 = vllm_v0.Lane(replace(recorded, config=config))
         per_block = recorded.batch_time.get("per_swap_block", 0.0) * TICKS_PER_SECOND
         v0.stepper.state.pools["swap_seconds_per_block"] = per_block
         v0.columns["arrival"] = [row.arrival for row in recorded.requests]
