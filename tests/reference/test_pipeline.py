@@ -31,8 +31,8 @@ from windtunnel.replay.vllm_v1 import VERSIONS as RELEASES
 from windtunnel.replay.vllm_v1_settings import CONFIG, limits, policy
 
 WHEELS = os.environ.get("WINDTUNNEL_VLLM_V1", "")
-"""A folder of releases, as in test_replay_vllm_v1.py."""
-DRIVER = Path(__file__).with_name("vllm_v1_pipeline_driver.py")
+"""A folder of releases, as in tests/replay/test_vllm_v1.py."""
+DRIVER = Path(__file__).parents[1] / "vllm_v1_pipeline_driver.py"
 CASES = int(os.environ.get("WINDTUNNEL_VLLM_V1_CASES", "400"))
 FIRST_SEED = int(os.environ.get("WINDTUNNEL_VLLM_V1_SEED", "0"))
 

