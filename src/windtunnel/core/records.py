@@ -42,6 +42,7 @@ POOL = np.dtype(
             "plain_blocks_first",
             "return_victim_tokens",
             "track_place",
+            "go_on_after_own_preemption",
             "by_priority",
             "evict_worst",
             "hash_block_size",

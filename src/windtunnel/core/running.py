@@ -89,22 +89,23 @@ def compute(state: State, pool: Any, i: int, r: int, tokens: int) -> None:
 
 
 @kernel
-def make_room(state: State, pool: Any, i: int, r: int, missing: int, end: float) -> tuple[bool, int, int]:
+def make_room(state: State, pool: Any, i: int, r: int, missing: int, end: float) -> tuple[bool, int, int, int]:
     """Evict until ``missing`` blocks are free, or the request itself had to go.
 
-    Returns whether it stays, the tokens that return to the budget, and how many of the following are passed over.
+    Returns whether it stays, the tokens that return to the budget, who comes next, and how many are passed over then.
     """
     lane, requests, holdings = state.lanes[i], state.requests, state.own.holdings
     returned, skipped = 0, 0
     while missing > lane.free:
         found = victim(pool, lane, requests, holdings)
+        following = requests[r].next
         tokens = evict(state, pool, i, found, end)
         if found == r:
-            return False, returned, 0
+            return False, returned, following, skipped
         returned += tokens
         if holdings[found].sequence < holdings[r].sequence and tokens == 0 and not pool.track_place:
             skipped += 1
-    return True, returned, skipped
+    return True, returned, requests[r].next, skipped
 
 
 @called_kernel
@@ -120,18 +121,19 @@ def schedule_in_turn(state: State, pool: Any, i: int, most: int, end: float) -> 
     r = lane.head
     while r != NONE and budget > 0:
         tokens = min(wanted_tokens(requests[r]), most, budget)
-        skipped = 0
+        following, skipped, stays = requests[r].next, 0, True
         if tokens > 0:
             missing = missing_blocks(pool, lane, requests[r], tokens)
             if missing > lane.free:
                 preempted = True
-                stays, returned, skipped = make_room(state, pool, i, r, missing, end)
+                stays, returned, following, skipped = make_room(state, pool, i, r, missing, end)
                 budget += returned
-                if not stays:
+                if not stays and not pool.go_on_after_own_preemption:
                     break
-            compute(state, pool, i, r, tokens)
-            budget -= tokens
-        r = requests[r].next
+            if stays:
+                compute(state, pool, i, r, tokens)
+                budget -= tokens
+        r = following
         while skipped > 0 and r != NONE:
             skipped -= 1
             r = requests[r].next

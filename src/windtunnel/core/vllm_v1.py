@@ -34,6 +34,7 @@ SETTINGS = (
     "plain_blocks_first",
     "return_victim_tokens",
     "track_place",
+    "go_on_after_own_preemption",
 )
 """Fields of VllmV1 that a pool has, too."""
 

@@ -14,6 +14,7 @@ from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, Recording
 from windtunnel.replay.vllm_v1_settings import BATCH_TIME, CONFIG, known, limits, policy
 
 VERSIONS = {
+    "vllm-0.33": "0.33.0",
     "vllm-0.32": "0.32.0",
     "vllm-0.20": "0.20.2",
     "vllm-0.16": "0.16.0",
