@@ -37,7 +37,7 @@ def engine_scheduler(engine: Any) -> Settings:
     """The settings of the scheduler that the engine has when none is named: the rules of its preset, in its words.
 
     SGLang reads ``max_num_batched_tokens`` as chunked_prefill_size, TensorRT-LLM as max_num_tokens. A pipeline of vLLM
-    is simulated with the newest rules.
+    is simulated with the newest rules, but for what follows a request's own preemption.
     """
     rules = PRESETS[preset(engine.preset).rules]
     chunked = engine.enable_chunked_prefill is not False
@@ -52,8 +52,10 @@ def engine_scheduler(engine: Any) -> Settings:
         return replace(rules, chunked_prefill=chunked, refuse_long_prompts=not chunked)
     by_priority = engine.scheduling_policy == "priority"
     assert isinstance(rules, VllmV1)
+    if engine.pipeline_parallel_size > 1:
+        rules = VllmV1(go_on_after_own_preemption=rules.go_on_after_own_preemption)
     return replace(
-        rules if engine.pipeline_parallel_size == 1 else VllmV1(),
+        rules,
         chunked_prefill=chunked,
         reserve_full_prompt=engine.scheduler_reserve_full_isl is not False,
         watermark=engine.watermark,

@@ -79,12 +79,12 @@ POLICIES: dict[str, Policy] = {
 
 PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang] = {
     **vllm_v1.VERSIONS,
-    "vllm": next(iter(vllm_v1.VERSIONS.values())),
+    "vllm": vllm_v1.VERSIONS["vllm-0.32"],
     **vllm_v0.VERSIONS,
     "sglang-0.4.6": Sglang(),
     **POLICIES,
 }
-"""Every scheduler that has a name; ``vllm`` is its newest version."""
+"""Every scheduler that has a name; ``vllm`` is the version that runs have by default."""
 
 
 def infermax_grid() -> dict[str, Policy]:

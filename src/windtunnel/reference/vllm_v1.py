@@ -1,4 +1,4 @@
-"""vLLM's v1 scheduler, 0.10 to 0.32, step by step (vllm/v1/core/sched/scheduler.py, async_scheduler.py)."""
+"""vLLM's v1 scheduler, 0.10 to 0.33, step by step (vllm/v1/core/sched/scheduler.py, async_scheduler.py)."""
 
 from bisect import insort
 from collections import deque
@@ -95,6 +95,8 @@ class Scheduler:
             if tokens > 0:
                 place -= self._make_room(request, tokens, place, batch)
                 if request in batch.preempted:
+                    if self.policy.go_on_after_own_preemption:
+                        continue
                     break
                 self._compute(request, tokens, [], batch)
             place += 1
