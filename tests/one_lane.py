@@ -54,11 +54,11 @@ def seats_of(state: State) -> Iterator[str]:
         ends, r = seats[ENDS, i], seats[WHO, i]
         request = state.requests[r]
         if ends == EMPTY:
-            yield "–"
+            yield "hole"
         elif ends == NEVER:
-            yield f"{NAMES[r]} prefills, {request.context}"
+            yield f"{NAMES[r]} (prefill, context {request.context})"
         else:
-            yield f"{NAMES[r]} ends at {ends}, {context_of(lane, request, ends)}"
+            yield f"{NAMES[r]} (ends {ends}, context {context_of(lane, request, ends)})"
 
 
 def line(state: State, done: str) -> str:
@@ -66,7 +66,7 @@ def line(state: State, done: str) -> str:
     lane, seats = state.lanes[0], state.seats[0]
     phases = " ".join(str(count) for count in seats[PHASES, : LIMITS.block_size])
     now = f"{1000 * state.groups[0].now:.0f}"
-    seated = "; ".join(seats_of(state))
+    seated = ", ".join(seats_of(state))
     return (
         f"| {done} | {now} | {lane.clock} | {seated} | {lane.decodes} | {lane.kv_tokens} | {lane.free} | {phases} |\n"
     )
