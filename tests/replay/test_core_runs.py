@@ -5,22 +5,21 @@ The recorder's linear time of a step becomes tables, in ticks of 100 ns, which a
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from replay_engines import RECORDINGS
-from windtunnel.core.advance import FULL
-from windtunnel.core.loop import open_loop
-from windtunnel.reference.vllm_v0_settings import Settings
 
 from windtunnel.core import stepper
 from windtunnel.core.engine import with_room
+from windtunnel.core.loops import FULL, open_loop
 from windtunnel.core.records import ROWS
 from windtunnel.core.stepper import ONLY, Stepper
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.replay import core_sglang, core_vllm_v0, core_vllm_v1, sglang, vllm_v0, vllm_v1
+from windtunnel.replay import core_vllm_v1, sglang, vllm_v0, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, read_recording
 from windtunnel.replay.vllm_v1_settings import CONFIG, known, limits, policy
 
@@ -58,14 +57,12 @@ def lane(path: Path, config: dict[str, Any]) -> Stepper:
     """The recording's requests before a lane of its scheduler."""
     recorded = read_recording(path)
     if path.parent.name == "sglang":
-        replayed = sglang._requests(recorded)
-        requests = [entry.request for entry in replayed]
-        return core_sglang.CoreScheduler(sglang._settings(config), requests, recorded.requests).stepper
+        declared = sglang._declared(recorded)
+        return sglang.Scheduler(sglang._settings(config), recorded.requests, declared).stepper
     if path.parent.name == "v0":
-        sequences = [vllm_v0._request(row) for row in recorded.requests]
-        v0 = core_vllm_v0.CoreScheduler(Settings.from_config(config), sequences, recorded.requests)
+        v0 = vllm_v0.Lane(replace(recorded, config=config))
         per_block = recorded.batch_time.get("per_swap_block", 0.0) * TICKS_PER_SECOND
-        v0.stepper.state.own.rules["swap_seconds_per_block"] = per_block
+        v0.stepper.state.pools["swap_seconds_per_block"] = per_block
         v0.columns["arrival"] = [row.arrival for row in recorded.requests]
         return v0.stepper
     full = known(config, CONFIG, "setting")
@@ -82,7 +79,7 @@ def test_whole_runs_take_the_recorded_times(path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(stepper, "linear", tables)
     core = lane(path, header["config"])
     while open_loop(core.state, ONLY) == FULL:
-        core.state = with_room(core.state, core.module)
+        core.state = with_room(core.state, core.scheduler)
     rows = core.state.requests
     order = np.argsort(rows["arrival"], kind="stable")
     taken = core.state.rows["steps"][: core.state.counters[ROWS]]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-from numba import config
+from numba import config, types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import LoweringPass, register_pass
@@ -91,12 +91,27 @@ INNER: dict[str, Any] = OPTIONS | {
 
 def part(function: Function) -> Function:
     """Compile into each caller: handing over arrays costs more than most functions do. For one or two callers."""
-    return cast(Function, numba.njit(**INNER, forceinline=True)(function))
+    return _once(numba.njit(**INNER, forceinline=True)(function))
 
 
 def compiled(function: Function) -> Function:
     """Compile once, to be called: for what is rare, or large and called from several places."""
-    return cast(Function, numba.njit(**INNER)(function))
+    return _once(numba.njit(**INNER)(function))
+
+
+def _once(dispatcher: Any) -> Any:
+    """Compile a function for integers and for flags, not anew for each width of them and for each constant."""
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return dispatcher
+    template = dispatcher.get_call_template
+    dispatcher.get_call_template = lambda args, kws: template(tuple(map(_widened, args)), kws)
+    return dispatcher
+
+
+def _widened(kind: Any) -> Any:
+    if isinstance(kind, types.Literal):
+        kind = kind.literal_type
+    return types.int64 if kind in types.signed_domain else kind
 
 
 def entry(function: Function) -> Function:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import decode_time, lockstep_tokens, prefill_time, step_time
 from windtunnel.core.compiled import entry, part
-from windtunnel.core.records import Array, Pool
+from windtunnel.core.records import Array, Pool, attributes
 from windtunnel.core.tables import flatten
 from windtunnel.perf.stage_times import StageTimes, Times
 
@@ -48,7 +48,7 @@ def iteration_times(
     row, counts = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
     starts, durations, busy = np.empty(total), np.empty(total), np.empty(total)
     rebuild(
-        stages,
+        attributes(stages),
         floats,
         integers,
         np.concatenate([*sends, np.zeros(1)]),

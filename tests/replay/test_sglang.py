@@ -1,4 +1,4 @@
-"""The reference equals every schedule that was recorded from SGLang's real scheduler, and the scheduler itself."""
+"""The core makes every schedule that was recorded from SGLang's real scheduler, and those of the scheduler itself."""
 
 import gzip
 import json
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from replay_engines import RECORDINGS
 
 from windtunnel.errors import InputError
 from windtunnel.replay.recording import Recording, read_recording
 from windtunnel.replay.sglang import replay
 
-PATHS = sorted((Path(__file__).parents[2] / "shared" / "vllm_schedules" / "sglang").glob("*.in.json"))
+PATHS = sorted(RECORDINGS.glob("sglang/*.in.json"))
 VERSION = "sglang-0.4.6"
 TIMES = ("t_start", "t_end", "makespan", "ttft", "first_token_t", "e2e_t")
 
@@ -163,7 +164,7 @@ def real_steps(recordings: list[Recording]) -> list[tuple[list[Record], bool]]:
             for r in recorded.requests
         ]
         documents.append({"config": recorded.config, "requests": rows})
-    command = (PYTHON, str(Path(__file__).with_name("sglang_driver.py")), SOURCE)
+    command = (PYTHON, str(Path(__file__).parents[1] / "sglang_driver.py"), SOURCE)
     done = subprocess.run(command, input=json.dumps(documents), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
@@ -171,7 +172,7 @@ def real_steps(recordings: list[Recording]) -> list[tuple[list[Record], bool]]:
 
 
 def our_steps(recorded: Recording) -> tuple[list[Record], bool]:
-    """The same, times in ticks."""
+    """What the core does, times in ticks."""
     steps = list[Record]()
     try:
         for record in replay(recorded, VERSION):
@@ -199,3 +200,31 @@ def test_equals_the_real_scheduler(seed: int, tmp_path: Path) -> None:
         assert (len(ours), ours_died) == (len(theirs), died), f"workload {number}"
         for mine, real in zip(ours, theirs, strict=True):
             check_equal({key: mine[key] for key in real}, real, f"workload {number} step {mine['step']}")
+
+
+def test_a_mixed_batch_has_taken_the_place_of_the_running_one(tmp_path: Path) -> None:
+    rows = [row("a", 3, 5), row("b", 3, 3, 0.011)]
+    config: Record = {"enable_mixed_chunk": True, "chunked_prefill_size": 8}
+    steps = list(replay(recording(tmp_path, rows, **config), VERSION))[1:-1]
+    mixed = [(step["running"], list(step["scheduled"])) for step in steps if step["mode"] == "mixed"]
+    assert mixed == [([], ["b", "a"])]
+
+
+def test_an_engine_that_dies_says_so(tmp_path: Path) -> None:
+    """More is generated than was declared: what was retracted comes back into memory that it does not have."""
+    lengths = [(27, 11), (50, 2), (48, 7), (19, 2), (62, 14), (5, 15), (36, 10), (31, 3), (10, 19), (62, 7)]
+    rows = [row(f"r{i}", prompt, output) for i, (prompt, output) in enumerate(lengths)]
+    config: Record = {
+        "max_total_tokens": 200,
+        "max_running_requests": 8,
+        "chunked_prefill_size": -1,
+        "max_prefill_tokens": 256,
+    }
+    config |= {"disable_radix_cache": True, "declared_max_new_tokens": 1}
+    with pytest.raises(InputError, match="max_total_tokens=200: SGLang runs out of memory"):
+        list(replay(recording(tmp_path, rows, **config), VERSION))
+
+
+def test_other_engines_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="unknown engine 'cor': did you mean 'core'"):
+        list(replay(recording(tmp_path, [row("a", 3, 2)]), VERSION, "cor"))
