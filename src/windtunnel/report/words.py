@@ -44,7 +44,7 @@ def percent(value: float) -> str:
 
 
 def money(value: float) -> str:
-    """An amount in US dollars; a dash if it is unknown."""
+    """US dollars."""
     return f"${number(value)}" if math.isfinite(value) else "–"
 
 
