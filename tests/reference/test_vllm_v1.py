@@ -69,7 +69,7 @@ def test_cached_tokens_cost_no_budget() -> None:
 
 
 def test_blocks_taken_from_the_free_list_are_not_free_any_more() -> None:
-    """b hits two blocks that nobody holds: five are free, and it needs these two and three more."""
+    """b hits two blocks that no request holds: five are free, and it needs these two and three more."""
     config = {"num_gpu_blocks": 6}
     rows = [request(8, 1, prefix=[["s", 8]]), request(20, 1, prefix=[["s", 8]], arrival=0.001)]
     second = steps(NEWEST, config, *rows)[1]

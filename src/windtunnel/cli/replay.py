@@ -46,7 +46,8 @@ def replay(
     scheduler
         vllm-0.33, vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0 or sglang-0.4.6.
     engine
-        The readable engine, or the compiled core step by step, which is compiled on its first run. They write the same.
+        For vLLM's v1 schedulers: the readable engine, or the compiled core step by step. They write the same. All
+        others run in the core.
     output
         File to write instead of standard output.
     """

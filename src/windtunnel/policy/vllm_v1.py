@@ -16,8 +16,8 @@ class VllmV1:
 
     There is no prefill and no decode phase (vllm/v1/core/sched/scheduler.py): running requests are visited in the
     order of their admission, then waiting ones from the head of the queue, each getting the tokens it has not
-    computed, while the budget lasts. A running request that lacks a block evicts the newest one, and nobody is
-    admitted in that step.
+    computed, while the budget lasts. A running request that lacks a block evicts the newest one, and no request
+    is admitted in that step.
     """
 
     chunked_prefill: bool = True
@@ -30,7 +30,7 @@ class VllmV1:
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while anything runs (vLLM ≥ 0.32)."""
     max_num_active_seqs: int = 0
-    """Admit nobody while so many requests run; 0: as many as max_num_seqs (vLLM ≥ 0.32)."""
+    """Admit none while so many requests run; 0: as many as max_num_seqs (vLLM ≥ 0.32)."""
     long_prefill_token_threshold: int = 0
     """Tokens that one request may compute in a step, so that long prompts leave budget to others; 0: no such limit
     (config/scheduler.py)."""

@@ -215,7 +215,7 @@ class Loop:
         }
 
     def stuck(self) -> Record:
-        """The last record of a scheduler that cannot go on: who is left."""
+        """The last record of a scheduler that cannot go on: the requests that are left."""
         return {
             "type": "stuck",
             "steps": self.number,
