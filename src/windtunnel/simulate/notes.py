@@ -1,7 +1,6 @@
 """Notes: what the reader of a run should know about its load and its end."""
 
 from windtunnel.core.engine import Demand, Fleet
-from windtunnel.policy import Policy, Sglang
 from windtunnel.simulate.run import UNFINISHED, Requests
 
 _NO_HASH_IDS = "prefix caching is on, but the trace has no hash_ids: no shared prefixes are known, "
@@ -16,8 +15,7 @@ def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
     """Requests that are rejected or cut, and shared prompts that are not known or not looked for."""
     found, limit = [], fleet.limits[0]
     if refused := int(demand.refused.sum()):
-        settings = fleet.policies[0]
-        whole = isinstance(settings, Policy) and settings.refuse_long_prompts
+        whole = fleet.policies[0].refuse_long_prompts
         longest = f", or their prompts the {limit.max_num_batched_tokens} tokens of a step" if whole else ""
         found.append(
             f"{refused} of {len(demand.refused)} requests can never run and were rejected: they exceed max_model_len="
@@ -25,13 +23,13 @@ def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
         )
     if cut:
         found.append(f"{cut} requests end at max_model_len={limit.max_model_len}, before their full output")
-    if demand.hash_ids is not None and any(isinstance(settings, Policy) for settings in fleet.policies):
+    if demand.hash_ids is not None and not all(settings.can_cache_prefixes for settings in fleet.policies):
         found.append(
             "prompts of this workload begin alike, but this scheduler is simulated without prefix caching: all are "
             "computed"
         )
-    if demand.hash_ids is None and any(getattr(policy, "prefix_caching", False) for policy in fleet.policies):
-        pipelines = any(getattr(policy, "pipeline_parallel_size", 1) > 1 for policy in fleet.policies)
+    if demand.hash_ids is None and any(settings.prefix_caching for settings in fleet.policies):
+        pipelines = any(settings.pipeline_parallel_size > 1 for settings in fleet.policies)
         found.append(QUIET[pipelines])
     return found
 
@@ -39,10 +37,5 @@ def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
 def about_the_unfinished(requests: Requests, fleet: Fleet) -> list[str]:
     """Requests that never finish, and why."""
     stuck = int((requests.status == UNFINISHED).sum())
-    retracted = any(isinstance(policy, Sglang) for policy in fleet.policies)
-    reason = (
-        "one that was retracted asks for more memory than there is, with what it had generated"
-        if retracted
-        else "requests of equal priority and arrival preempt each other for ever"
-    )
+    reason = fleet.policies[0].why_unfinished
     return [f"{stuck} requests never finish: {reason}, as in the engine"] if stuck else []
