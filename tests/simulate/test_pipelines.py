@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from windtunnel.core.engine import Fleet
 from windtunnel.policy import Sglang, VllmV1
-from windtunnel.simulate.pipelines import beyond_the_core, run_pipelines
+from windtunnel.simulate.on_reference import beyond_the_core, run_pipelines
 
 
 def fleet_of(case: Case) -> Fleet:

@@ -38,7 +38,7 @@ from windtunnel.core.records import (
 from windtunnel.core.seats import NEVER, tables
 from windtunnel.core.tables import flatten
 from windtunnel.errors import InputError
-from windtunnel.perf.stage_times import StageTimes, Times, whole
+from windtunnel.perf.batch_times import StageTimes, Times, whole
 from windtunnel.policy import Limits, Settings
 
 Integers = NDArray[np.int64]

@@ -24,7 +24,7 @@ from windtunnel.model import MLA, Attention, CompressedAttention, Model, MoE, St
 from windtunnel.model.families.compressed import held_blocks
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
-from windtunnel.model.stages import stages
+from windtunnel.model.spec import stages
 
 SAMPLING_BYTES_PER_LOGIT = 46
 HIDDEN_STATES = 4

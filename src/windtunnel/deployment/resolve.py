@@ -15,8 +15,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLP, Attention, CompressedAttention, Model, MoE, Quantization, StateSpace
 from windtunnel.model.layers import Layer
-from windtunnel.model.spec import VOCAB_PADDING
-from windtunnel.model.stages import layers_of_stages
+from windtunnel.model.spec import VOCAB_PADDING, layers_of_stages
 
 OF_PRESET = ("gpu_memory_utilization", "async_scheduling", "enable_prefix_caching", "scheduler_reserve_full_isl")
 """Arguments whose defaults change with the engine and its version alone."""

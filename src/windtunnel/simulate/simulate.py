@@ -14,8 +14,8 @@ from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
+from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
-from windtunnel.perf.stage_times import Times
 from windtunnel.perf.tabulate.cache import cache_folder
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
@@ -23,9 +23,8 @@ from windtunnel.policy import Limits, Settings
 from windtunnel.policy.named import find_router, find_scheduler
 from windtunnel.reference.custom import PythonScheduler
 from windtunnel.simulate.notes import about_load, about_the_unfinished
-from windtunnel.simulate.on_reference import run_custom
+from windtunnel.simulate.on_reference import beyond_the_core, run_custom, run_pipelines
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads, at_client, at_engine
-from windtunnel.simulate.pipelines import beyond_the_core, run_pipelines
 from windtunnel.simulate.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
 from windtunnel.version import __version__
 from windtunnel.workload.columns import Workload

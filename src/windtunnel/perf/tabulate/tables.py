@@ -8,15 +8,14 @@ import numpy as np
 
 from windtunnel.deployment import Pool, capture_sizes, preset
 from windtunnel.model.layers import Layer
-from windtunnel.model.stages import stages
-from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, Floats, Integers
+from windtunnel.model.spec import stages
+from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, Floats, Integers, StageTimes, added
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kernel_errors import HOST, family_errors
 from windtunnel.perf.kernel_times import SOURCES, KernelTimes
 from windtunnel.perf.kinds.attention import flash_attention_2
 from windtunnel.perf.kinds.collective import CROSSING, Collective
 from windtunnel.perf.predictor import Predictor
-from windtunnel.perf.stage_times import StageTimes, added
 from windtunnel.perf.tabulate.operator import GROUPS, Operator
 
 KNOTS_PER_OCTAVE = 16
