@@ -5,8 +5,7 @@ import pytest
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
-from windtunnel.perf.batch_times import linear
-from windtunnel.perf.stage_times import StageTimes
+from windtunnel.perf.batch_times import StageTimes, linear
 from windtunnel.policy import Limits, VllmV1
 
 ONE_BY_ONE = Limits(max_num_seqs=64, max_num_batched_tokens=64, max_model_len=4000, num_blocks=10_000, block_size=16)

@@ -15,8 +15,7 @@ from record_vllm_v1 import driven, spelled_out
 from vllm_v1_pipeline_driver import passage
 
 from windtunnel.errors import InputError
-from windtunnel.perf.batch_times import linear
-from windtunnel.perf.stage_times import Passage, StageTimes
+from windtunnel.perf.batch_times import Passage, StageTimes, linear
 from windtunnel.policy import VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.reference.batch import Batch

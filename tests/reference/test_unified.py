@@ -7,7 +7,7 @@ from handmade_unified import SMALL, firsts, requests, steps, tokens
 
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits, Policy, scheduler
-from windtunnel.policy.presets import POLICIES
+from windtunnel.policy.unified import POLICIES
 
 PREFILL_FIRST = Policy(group_order="prefill_first", mixed=False)
 TWO = [(0, 8, 3), (1, 8, 2)]

@@ -75,7 +75,11 @@ def test_recorded_settings_reach_the_engine(tmp_path: Path) -> None:
     settings = {"num_gpu_blocks_override": 1234, "gpu_memory_utilization": None, "enable_prefix_caching": True}
     run = read_measured_run(write(tmp_path / "run", RUN | {"engine": ENGINE | settings}, REQUESTS))
     engine = run.pool().engine
-    assert (engine.num_gpu_blocks_override, engine.seqs, engine.batched_tokens) == (1234, 8, 512)
+    assert (
+        engine.num_gpu_blocks_override,
+        engine.resolved("max_num_seqs"),
+        engine.resolved("max_num_batched_tokens"),
+    ) == (1234, 8, 512)
     assert engine.gpu_memory_utilization == 0.9
     assert any("prefix caching was on" in note for note in compare(run.measurement, run.pool()).warnings)
 

@@ -57,7 +57,7 @@ def run(
         Print the results as one JSON document instead of the table.
     """
     from windtunnel.metrics import summary, uncertainty, unroll
-    from windtunnel.simulate.refuse_extrapolation import refuse_extrapolation
+    from windtunnel.simulate.notes import refuse_extrapolation
     from windtunnel.simulate.simulate import batch_times, simulate
 
     if seeds < 1:

@@ -10,7 +10,7 @@ from windtunnel.core.batch_time import decode_time, lockstep_tokens, prefill_tim
 from windtunnel.core.compiled import entry, part
 from windtunnel.core.records import Array, Pool, attributes
 from windtunnel.core.tables import flatten
-from windtunnel.perf.stage_times import StageTimes, Times
+from windtunnel.perf.batch_times import StageTimes, Times
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -22,8 +22,8 @@ class EnginePreset:
     """Largest such batch on data-centre Blackwell."""
     captures_max_num_seqs: bool = False
     """``max_num_seqs`` itself is captured too."""
-    watermark: bool = False
-    """The engine knows ``watermark``."""
+    lacks: tuple[str, ...] = ("watermark",)
+    """Flags of newer versions of its scheduler."""
     scheduler: str = ""
     """Name of its scheduler among ``windtunnel.policy.PRESETS``; empty: its own."""
     enable_prefix_caching: bool = True
@@ -68,7 +68,7 @@ VLLM_0_32 = EnginePreset(
     gpu_memory_utilization=0.92,
     max_capture_size_blackwell=1024,
     captures_max_num_seqs=True,
-    watermark=True,
+    lacks=(),
     pipelines=(True, False),
 )
 TENSORRT_LLM = EnginePreset(
@@ -129,9 +129,3 @@ def require_pipeline(engine_preset: EnginePreset, stages: int, async_scheduling:
             "stages, which is not simulated; use async_scheduling=False or preset='vllm-0.32'"
         )
     raise InputError(f"{given}: {engine_preset.name} has no async_scheduling with it; leave that out")
-
-
-def require_watermark(engine_preset: EnginePreset, watermark: float) -> None:
-    """Raise InputError when the engine has no watermark."""
-    if watermark and not engine_preset.watermark:
-        raise InputError(f"watermark={watermark}: {engine_preset.name} has none; use preset='vllm-0.32' or watermark=0")

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.steps import Steps, in_flight, sums, work
 from windtunnel.metrics.window import Window
-from windtunnel.perf.batch_times import BatchTimes
+from windtunnel.perf.batch_times import BatchTimes, whole
 from windtunnel.perf.kernel_errors import HOST, family_errors
-from windtunnel.perf.stage_times import whole
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -1,22 +1,28 @@
 """vLLM's v0 scheduler as data: its settings beyond the limits, as of version 0.8.5."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self, get_args
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy.limits import Limits
+from windtunnel.hardware import GIB
+from windtunnel.policy.settings import Limits, Settings
 
 AdmissionOrder = Literal["fcfs", "priority"]
 PreemptionMode = Literal["recompute", "swap"]
 
+SWAP_SPACE = 4 * GIB
+"""Bytes of the host for the blocks of one GPU (vllm/config.py)."""
+
 
 @dataclass(frozen=True)
-class VllmV0:
+class VllmV0(Settings):
     """vLLM's v0 scheduler: prefills and decodes are different stages of a request (vllm/core/scheduler.py, 0.8.5).
 
     By default a step holds either prefills or decodes, and prefills come first. With chunked prefill decodes come
     first, and pieces of prompts fill the rest of the budget. Whoever finds no block preempts the newest.
     """
+
+    unused_blocks: ClassVar[int] = 0
 
     chunked_prefill: bool = False
     """Mix decodes with pieces of prompts; otherwise a prompt is computed whole, in a step without decodes."""
@@ -82,6 +88,20 @@ class VllmV0:
         if self.max_num_partial_prefills > 1 and self.long_prefill_token_threshold == 0:
             return int(limits.max_model_len * 0.04)
         return self.long_prefill_token_threshold
+
+    def with_host(self, limits: Limits, block_bytes: int, pcie_bandwidth: float) -> Self:
+        """The settings; where they swap, with the room and the time that they leave open.
+
+        vLLM sets 4 GiB of the host's memory aside for each GPU (swap_space), and blocks move over PCIe.
+        """
+        self.check(limits)
+        if not self.swaps:
+            return self
+        return replace(
+            self,
+            num_cpu_blocks=self.num_cpu_blocks or SWAP_SPACE // block_bytes,
+            swap_seconds_per_block=self.swap_seconds_per_block or block_bytes / pcie_bandwidth,
+        )
 
     def transfer_time(self, blocks_out: int, blocks_in: int) -> float:
         """Seconds that a step waits for blocks that move to the host and back."""

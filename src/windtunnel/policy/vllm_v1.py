@@ -1,17 +1,18 @@
 """vLLM's v1 scheduler as data: what differs between its versions and settings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy.limits import Limits
+from windtunnel.policy.settings import Limits, Settings
 
 AdmissionOrder = Literal["fcfs", "priority"]
 Victim = Literal["newest", "lowest_priority"]
 
 
 @dataclass(frozen=True)
-class VllmV1:
+class VllmV1(Settings):
     """vLLM's v1 scheduler: tokens catch up with what is known, first come first served, recompute on preemption.
 
     There is no prefill and no decode phase (vllm/v1/core/sched/scheduler.py): running requests are visited in the
@@ -19,6 +20,17 @@ class VllmV1:
     computed, while the budget lasts. A running request that lacks a block evicts the newest one, and no request
     is admitted in that step.
     """
+
+    follows: ClassVar[frozenset[str]] = frozenset(
+        {
+            "enable_chunked_prefill",
+            "enable_prefix_caching",
+            "long_prefill_token_threshold",
+            "scheduler_reserve_full_isl",
+            "scheduling_policy",
+            "watermark",
+        }
+    )
 
     chunked_prefill: bool = True
     """Cut a prompt that exceeds the rest of the budget; otherwise it waits (max_model_len must fit)."""
@@ -98,6 +110,26 @@ class VllmV1:
     def watermark_blocks(self, limits: Limits) -> int:
         """Blocks that an admission must leave free; the share is of all blocks, block 0 included (vLLM ≥ 0.32)."""
         return int(self.watermark * (limits.num_blocks + 1))
+
+    def with_flags(self, flags: Mapping[str, Any]) -> Self:
+        """The settings of an engine with these arguments; a pipeline is simulated with the newest rules, but for what
+        follows a request's own preemption."""
+        by_priority = flags["scheduling_policy"] == "priority"
+        in_a_pipeline = type(self)(go_on_after_own_preemption=self.go_on_after_own_preemption)
+        return replace(
+            self if flags["pipeline_parallel_size"] == 1 else in_a_pipeline,
+            chunked_prefill=flags["enable_chunked_prefill"] is not False,
+            reserve_full_prompt=flags["scheduler_reserve_full_isl"] is not False,
+            prefix_caching=bool(flags["enable_prefix_caching"]),
+            admission_order="priority" if by_priority else "fcfs",
+            victim="lowest_priority" if by_priority else "newest",
+            async_scheduling=flags["async_scheduling"] is not False,
+            **{name: flags[name] for name in ("watermark", "long_prefill_token_threshold", "pipeline_parallel_size")},
+        )
+
+    def without_known_prefixes(self) -> Self:
+        """A pipeline without its cache, where only preempted requests would get hits."""
+        return replace(self, prefix_caching=False) if self.pipeline_parallel_size > 1 else self
 
     def check(self, limits: Limits) -> None:
         """Raise InputError if the policy cannot run within the limits."""

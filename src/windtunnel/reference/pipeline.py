@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
 
-from windtunnel.perf.stage_times import Passage, StageTimes
+from windtunnel.perf.batch_times import Passage, StageTimes
 from windtunnel.policy import VllmV1
 from windtunnel.reference.batch import Batch, Scheduled
 from windtunnel.reference.replica import Step

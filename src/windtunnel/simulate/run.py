@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
-from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.perf.stage_times import StageTimes, Times, whole
+from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, whole
 
 if TYPE_CHECKING:
     from windtunnel.core.rebuild import IterationTimes
