@@ -92,19 +92,18 @@ def _with_bands(
     exclude_warmup: bool,
 ) -> "Run":
     """The run with its error band, and what perfect kernels would give, in its manifest."""
-    from windtunnel.metrics import LATENCIES, summary, summary_json, uncertainty, unroll
+    from windtunnel.metrics import client_json, summary_json, uncertainty, unroll
     from windtunnel.simulate.error_band import error_band, with_perfect_kernels
 
     def measure(end: "Run") -> Mapping[str, Any]:
-        return summary_json(summary(end, exclude_warmup=exclude_warmup))
+        return client_json(end, exclude_warmup=exclude_warmup)
 
     said, error = summary_json(result), uncertainty(unroll(run)).error
     simulated = scenario.deployment(), workload, scenario.load.seed
     with progress("simulating both ends of the error band"):
         band = error_band(said, error, measure, *simulated, tables, scenario.overheads())
-        perfect = summary_json(summary(with_perfect_kernels(*simulated)))
-    roofline = {name: perfect[name] for name in (*LATENCIES, "request_throughput", "output_throughput")}
-    known = {"bands": band, "roofline": roofline, "bands_without_warmup": exclude_warmup}
+        perfect = client_json(with_perfect_kernels(*simulated))
+    known = {"bands": band, "roofline": perfect, "bands_without_warmup": exclude_warmup}
     return replace(run, manifest=run.manifest | known)
 
 

@@ -246,7 +246,7 @@ def _shares(
         times = (whole(table) for table in steps.run.times)
         tables = tuple(_part(by_name, name, table) for by_name, table in zip(parts, times, strict=True))
         if any(_is_not_zero(table) for table in tables):
-            found[name] = float(steps.run.iteration_times(tables).duration.sum())
+            found[name] = float(steps.run.durations(tables).sum())
         else:
             found.setdefault(name, 0.0)
     found[rest] = found.get(rest, 0.0) + max(total - sum(found.values()), 0.0)
@@ -318,4 +318,4 @@ def _seconds(steps: Steps, tables: tuple[BatchTimes, ...]) -> float:
         replace(table, host_overlapped=np.zeros_like(table.host_serial), host_serial=np.zeros_like(table.host_serial))
         for table in tables
     )
-    return float(steps.run.iteration_times(silent).duration.sum())
+    return float(steps.run.durations(silent).sum())
