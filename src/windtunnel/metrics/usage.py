@@ -131,10 +131,12 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
     lanes = np.array([replica["lanes"] for replica in replicas], dtype=np.float64)
     piped = np.array([replica.get("stages", 1) > 1 for replica in replicas], dtype=np.bool_)
     heads, share = steps.heads, steps.share_inside(window)
+    length = window.seconds if window.seconds > 0 else NAN
+    mfu, mbu = _efficiency(steps, prints, pool, lanes * length, share)
+    used, under_way = _held(steps, pool, window)
     owner = log.replica[heads]
     count = log.steps[heads] * share * (steps.batch > 0)
     seconds = steps.row_seconds[heads] * share
-    length = window.seconds if window.seconds > 0 else NAN
 
     def total(values: Floats) -> Floats:
         return sums(owner, values, number)
@@ -144,15 +146,10 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
     iterations = total(count)
     worked = total(seconds * (steps.batch > 0))
     blocks = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool] * lanes
-    present = in_flight(steps, _blocks_in_use(steps, pool))
-    flying = present.inside(window)
-    used = sums(present.replica, present.blocks * flying, number)
-    under_way = sums(present.replica, flying, number)
     peak = np.zeros(number)
     np.maximum.at(peak, owner, log.used_blocks[heads].astype(np.float64))
     requests = run.requests
     served = requests.replica >= 0
-    mfu, mbu = _efficiency(steps, prints, pool, lanes * length, share)
     with np.errstate(invalid="ignore", divide="ignore"):
         return ReplicaUsage(
             pool=pool,
@@ -173,6 +170,13 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
             mfu=mfu,
             mbu=mbu,
         )
+
+
+def _held(steps: Steps, pool: Integers, window: Window) -> tuple[Floats, Floats]:
+    """[replicas] block-seconds in use, and seconds in which a step is in flight, of all ranks."""
+    present = in_flight(steps, _blocks_in_use(steps, pool))
+    flying = present.inside(window)
+    return sums(present.replica, present.blocks * flying, len(pool)), sums(present.replica, flying, len(pool))
 
 
 def _blocks_in_use(steps: Steps, pool: Integers) -> Floats:
