@@ -17,12 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-<<<<<<< HEAD
 from numba import config, types
-=======
-from numba import config
 from numba.core.caching import FunctionCache
->>>>>>> startup
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import LoweringPass, register_pass
