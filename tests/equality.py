@@ -276,7 +276,7 @@ def pipeline_cases(draw: st.DrawFn) -> Case:
     sends: Any = np.zeros((count - 1, case.limits.max_num_batched_tokens + 1))
     if draw(st.booleans()):
         sends = rng.random(sends.shape) if kind is _random_times else sends + 1
-    policy = replace(case.policy, pipeline_parallel_size=count, stop_at_last_token=True)
+    policy = replace(case.policy, pipeline_parallel_size=count)
     return replace(case, policy=policy, times=StageTimes(tuple(stages), sends))
 
 

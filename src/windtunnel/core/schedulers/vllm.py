@@ -616,7 +616,7 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, pipe: Any, en
             start_leaving(lane, seats, i)
         if left > 0 or overruns(pool, request):
             count_turn(pool, lane, seats, pipe, ends, request.context, 1)
-            goes_on = True
+        goes_on |= left > 0 or request.overruns != 0
     skip_decodes(lane, seats)
     return goes_on
 
