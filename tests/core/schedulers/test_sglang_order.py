@@ -1,7 +1,12 @@
 """SGLang's orders of the queue, and what requests find in the radix cache."""
 
+import numpy as np
 import pytest
 from sglang_rounds import SHARED, Ask, Engine, ask, engine
+
+from windtunnel.core.engine import Demand, Fleet, run
+from windtunnel.perf.batch_times import linear
+from windtunnel.policy import Limits, Sglang
 
 
 def cached(order: str, requests: list[Ask], prompts: list[list[int]]) -> Engine:
@@ -109,3 +114,24 @@ def test_two_that_compute_the_same_prompt_keep_it_once() -> None:
     scheduler = engine(ask("a", SHARED, 3), ask("b", SHARED, 3), disable_radix_cache=False)
     assert scheduler.rounds(1) == ["extend a100 b100"]
     assert scheduler.available == 1000 - 100
+
+
+def test_a_pool_without_a_cache_finds_nothing_beside_one_that_has_one() -> None:
+    n = 6
+    demand = Demand(
+        arrival=np.arange(n) * 100.0,
+        prompt_tokens=np.full(n, 20),
+        output_tokens=np.full(n, 2),
+        overruns=np.zeros(n, dtype=bool),
+        refused=np.zeros(n, dtype=bool),
+        follow=np.full(n, -1),
+        think_time=np.zeros(n),
+        max_concurrency=0,
+        hash_ids=(np.arange(n + 1), np.zeros(n, dtype=np.int64)),
+        hash_block_size=16,
+    )
+    limits = Limits(4, 64, 64, 1000, 1)
+    times = linear(1.0, 0.0, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64)
+    policies = (Sglang(), Sglang(radix_cache=False))
+    fleet = Fleet((limits, limits), policies, (times, times), (1, 1), (1, 1), (False, False))
+    assert run(fleet, demand, 0, np.zeros(n)).requests["cached_tokens"].tolist() == [0, 0, 16, 0, 16, 0]
