@@ -22,7 +22,7 @@ import numpy as np
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.perf.batch_times import BatchTimes, linear
 from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0, VllmV1
-from windtunnel.policy.presets import POLICIES
+from windtunnel.policy.unified import POLICIES
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, REFUSED
-from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.perf.stage_times import StageTimes, Times
+from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.vllm_v1 import AdmissionOrder, Victim
 from windtunnel.reference.batch import Batch
@@ -97,6 +96,7 @@ def policies(draw: st.DrawFn, chunked: bool) -> VllmV1:
         victim=order[1],
         return_victim_tokens=draw(st.booleans()),
         track_place=draw(st.booleans()),
+        go_on_after_own_preemption=draw(st.booleans()),
         async_scheduling=draw(st.booleans()),
         stop_at_last_token=draw(st.booleans()),
     )

@@ -13,7 +13,7 @@ from windtunnel.core.records import GONE
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.policy import Limits, Policy, can_ever_run, generated
-from windtunnel.policy.presets import POLICIES, infermax_grid
+from windtunnel.policy.unified import POLICIES, infermax_grid
 from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request

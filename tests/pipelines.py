@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from windtunnel.perf.stage_times import Passage
+from windtunnel.perf.batch_times import Passage
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.reference.batch import Batch
 from windtunnel.reference.loop import Loop, Replica, round_robin

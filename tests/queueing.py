@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.metrics import Interval, spread
-from windtunnel.perf.batch_times import linear
-from windtunnel.perf.stage_times import StageTimes
+from windtunnel.perf.batch_times import StageTimes, linear
 from windtunnel.policy import Limits, VllmV1
 
 Floats = NDArray[np.float64]

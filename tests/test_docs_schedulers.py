@@ -1,6 +1,6 @@
 """The tables of docs/schedulers.md are those of the values.
 
-``python -m tests.test_docs_schedulers`` writes them anew.
+``python -m tests.test_docs_schedulers`` writes them again.
 """
 
 import ast
@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from windtunnel.policy import Policy, presets
-from windtunnel.policy.presets import POLICIES
+from windtunnel.policy import Policy, unified
+from windtunnel.policy.unified import POLICIES
 from windtunnel.policy.vllm_v1 import VERSIONS
 
 PAGE = Path(__file__).parents[1] / "docs" / "schedulers.md"
@@ -45,7 +45,7 @@ def table(values: dict[str, Any], default: Any, first: str) -> str:
 
 def docstrings() -> dict[str, str]:
     """The text below each preset."""
-    body = ast.parse(Path(presets.__file__).read_text(encoding="utf-8")).body
+    body = ast.parse(Path(unified.__file__).read_text(encoding="utf-8")).body
     found = {}
     for assignment, text in pairwise(body):
         if isinstance(assignment, ast.Assign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
@@ -58,12 +58,12 @@ def docstrings() -> dict[str, str]:
 def sources() -> str:
     """One line for each preset."""
     texts = docstrings()
-    named = {name: next(k for k, v in vars(presets).items() if v is value) for name, value in POLICIES.items()}
+    named = {name: next(k for k, v in vars(unified).items() if v is value) for name, value in POLICIES.items()}
     return "".join(f"- `{name}`: {texts[variable]}\n" for name, variable in named.items())
 
 
 def page() -> str:
-    """The page with its tables written anew."""
+    """The page with its tables written again."""
     newest, *older = VERSIONS.items()
     parts = {
         "policies": table(POLICIES, Policy(), "default"),
@@ -74,7 +74,7 @@ def page() -> str:
 
 
 def test_the_tables_are_those_of_the_values() -> None:
-    assert page() == PAGE.read_text(encoding="utf-8"), "python -m tests.test_docs_schedulers writes them anew"
+    assert page() == PAGE.read_text(encoding="utf-8"), "python -m tests.test_docs_schedulers writes them again"
 
 
 def test_every_preset_says_where_it_comes_from() -> None:

@@ -19,7 +19,7 @@ LAYERS = (
     ("model", "workload", "policy"),
     ("deployment",),
     ("perf",),
-    ("reference", "core", "routing"),
+    ("reference", "core"),
     ("replay", "simulate"),
     ("metrics",),
     ("plan",),

@@ -1,7 +1,7 @@
 """A bench for vLLM's v0 scheduler: small requests, steps of 10 ms, blocks of 4 tokens."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording
 from windtunnel.replay.vllm_v0 import Decision, Lane
@@ -36,7 +36,7 @@ class Step:
 class Bench:
     """A lane whose steps take 10 ms, from 1 s on."""
 
-    def __init__(self, *requests: RecordedRequest, arrived: Sequence[str] | None = None, **config: object) -> None:
+    def __init__(self, *requests: RecordedRequest, arrived: Any = None, **config: object) -> None:
         """``arrived``: those that are in the queue already; None: all."""
         settings = {"num_gpu_blocks": 90, "block_size": 4} | config
         self.lane = Lane(Recording(settings, {}, requests))

@@ -1,4 +1,4 @@
-"""Errors that a user can mend. Everything else is a bug and keeps its traceback."""
+"""Errors that a user can mend, and checks of whole numbers. Everything else is a bug and keeps its traceback."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -25,3 +25,17 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> InputError:
     match = nearest(name, known)
     hint = f"did you mean {match!r}?" if match else f"known: {', '.join(known[:12])}{', …' if len(known) > 12 else ''}"
     return InputError(f"unknown {kind} {name!r}: {hint}")
+
+
+def require_positive(owner: str, **values: int) -> None:
+    """Raise InputError unless every value is an integer ≥ 1."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{owner}: {name}={value!r}: must be an integer ≥ 1")
+
+
+def require_not_negative(owner: str, **values: int) -> None:
+    """Raise InputError unless every value is an integer ≥ 0."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InputError(f"{owner}: {name}={value!r}: must be an integer ≥ 0")

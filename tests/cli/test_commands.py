@@ -9,7 +9,7 @@ import pytest
 
 from windtunnel.cli import DONE, INTERRUPTED, WRONG, main
 from windtunnel.cli.run import MISSED
-from windtunnel.report.words import span
+from windtunnel.report.page import span
 
 QUICK = ("run", "Qwen/Qwen3-8B", "--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
 KEYS = (

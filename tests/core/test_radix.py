@@ -16,10 +16,11 @@ PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 
 
 @numba.njit
-def put(tree, lanes, r, tokens):  # type: ignore[no-untyped-def]
-    present, node = radix.descend(tree, lanes[0], r, 0, 0, tokens)
-    radix.offer(tree, lanes[0], radix.insert(tree, lanes[0], r, node, present, tokens))
-    return present
+def put(tree, lanes, requests, r, tokens):  # type: ignore[no-untyped-def]
+    request = requests[r]
+    request.context, request.node = radix.descend(tree, lanes[0], r, 0, 0, tokens)
+    radix.offer(tree, lanes[0], radix.insert(tree, lanes[0], request, r, tokens))
+    return request.context
 
 
 @numba.njit
@@ -64,6 +65,7 @@ class Cache:
         self.prompts = prompts
         self.tree: Tree = radix.radix_tree(demand, lanes)
         self.lanes = attributes(lanes)
+        self.requests = attributes(records(n, [("context", np.int64), ("node", np.int64)]))
 
     @property
     def nodes(self) -> list[int]:
@@ -88,7 +90,7 @@ class Cache:
         return sum(len(self.tokens(node)) for node in self.nodes)
 
     def put(self, r: int) -> int:
-        return int(put(self.tree, self.lanes, r, len(self.prompts[r])))
+        return int(put(self.tree, self.lanes, self.requests, r, len(self.prompts[r])))
 
     def match(self, r: int) -> tuple[int, int]:
         length, node = match(self.tree, self.lanes, r, len(self.prompts[r]))

@@ -9,7 +9,7 @@ import pytest
 from queueing import SYNCHRONOUS, serve, sojourn
 
 from windtunnel.policy import Limits, Policy, scheduler
-from windtunnel.policy.presets import POLICIES, infermax_grid
+from windtunnel.policy.unified import POLICIES, infermax_grid
 
 COSTS: dict[str, Any] = {"base": 0.02, "token": 1e-4, "kv_token": 1e-6}
 LIMITS = Limits(max_num_seqs=32, max_num_batched_tokens=1024, max_model_len=1024, num_blocks=256, block_size=16)

@@ -91,8 +91,8 @@ def test_what_the_rules_do_not_know_is_refused(preset: str, setting: dict[str, A
 
 def test_ranks_of_attention_share_sglangs_limits() -> None:
     shared = served("deepseek-ai/DeepSeek-V2-Lite", preset="sglang-0.5", data_parallel_size=4).pools[0].engine
-    assert (shared.batched_tokens, shared.seqs) == (8192 // 4, 2048 // 4)
-    assert engine(preset="sglang-0.5", data_parallel_size=4).batched_tokens == 8192
+    assert (shared.resolved("max_num_batched_tokens"), shared.resolved("max_num_seqs")) == (8192 // 4, 2048 // 4)
+    assert engine(preset="sglang-0.5", data_parallel_size=4).resolved("max_num_batched_tokens") == 8192
 
 
 @pytest.mark.parametrize("preset", ["sglang-0.5", "trtllm-1.0"])

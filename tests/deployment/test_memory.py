@@ -10,7 +10,7 @@ from windtunnel.deployment.memory import KVBudget, kv_blocks
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, device
 from windtunnel.model import Quantization, load_model
-from windtunnel.model.stages import stages
+from windtunnel.model.spec import stages
 
 
 def budget(model: str, on: str, **settings: Any) -> KVBudget:

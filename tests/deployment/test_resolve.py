@@ -66,9 +66,9 @@ def test_presets_differ_as_the_versions_do() -> None:
     assert Engine(preset="vllm").preset == "vllm-0.32"
     assert (Engine().backend, preset("vllm").version) == ("vllm", "0.32")
     assert resolved(preset="vllm-0.12", async_scheduling=True).async_scheduling
-    with pytest.raises(InputError, match=r"did you mean 'vllm-0\.32'"):
-        Engine(preset="vllm-0.33")
-    with pytest.raises(InputError, match=r"watermark=0.1: vllm-0.20 has none"):
+    with pytest.raises(InputError, match=r"did you mean 'vllm-0\.33'"):
+        Engine(preset="vllm-0.34")
+    with pytest.raises(InputError, match=r"watermark=0.1: not simulated with the scheduler of vllm-0.20"):
         resolved(preset="vllm-0.20", watermark=0.1)
 
 
@@ -92,11 +92,13 @@ def test_resolving_fills_everything_once(
         enforce_eager=eager,
     )
     assert resolve_engine(engine, DENSE, H100) == engine
-    assert engine.batched_tokens >= engine.seqs
-    assert engine.enable_chunked_prefill or engine.batched_tokens >= engine.model_len
+    assert engine.resolved("max_num_batched_tokens") >= engine.resolved("max_num_seqs")
+    assert engine.enable_chunked_prefill or engine.resolved("max_num_batched_tokens") >= engine.resolved(
+        "max_model_len"
+    )
     sizes = capture_sizes(engine, H100)
     assert sizes == engine.cudagraph_capture_sizes == tuple(sorted(set(sizes)))
-    assert all(1 <= size <= engine.batched_tokens for size in sizes)
+    assert all(1 <= size <= engine.resolved("max_num_batched_tokens") for size in sizes)
     assert bool(sizes) != eager
 
 

@@ -6,8 +6,7 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import Quantization, load_model
-from windtunnel.model.modelopt import mixed
-from windtunnel.model.quantization_config import read_quantization
+from windtunnel.model.quantization import mixed, read_quantization
 from windtunnel.perf.tabulate.cache import cache_key
 from windtunnel.perf.tabulate.operators import operators
 

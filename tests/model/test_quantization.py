@@ -5,8 +5,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.model import Quantization, load_model
-from windtunnel.model.quantization import EXPERTS, LINEARS, kv_bytes
-from windtunnel.model.quantization_config import read_quantization
+from windtunnel.model.quantization import EXPERTS, LINEARS, kv_bytes, read_quantization
 
 
 @pytest.mark.parametrize(

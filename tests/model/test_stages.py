@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.model import load_model
-from windtunnel.model.stages import layers_of_stages, stages
+from windtunnel.model.spec import layers_of_stages, stages
 
 
 @pytest.mark.parametrize(

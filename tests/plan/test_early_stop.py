@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 from planning import chat, question, small_space
 
 from windtunnel.deployment import SLO, parse_slo
-from windtunnel.plan.early_stop import beginning, is_lost
 from windtunnel.plan.outcome import measure
-from windtunnel.plan.trial import tables_of, whole_run
+from windtunnel.plan.trial import beginning, is_lost, tables_of, whole_run
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import head, with_concurrency
 

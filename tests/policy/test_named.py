@@ -73,7 +73,7 @@ def test_settings_in_a_file(mine: str) -> None:
 
 
 def test_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("rivals", "windtunnel.policy.presets:ORCA", "windtunnel.schedulers")
+    point = EntryPoint("rivals", "windtunnel.policy.unified:ORCA", "windtunnel.schedulers")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if "schedulers" in group else [])
     assert find_scheduler("rivals") == find_scheduler("orca")
     with pytest.raises(InputError, match="did you mean 'rivals'"):
@@ -142,7 +142,7 @@ def test_settings_of_the_engines_own_scheduler_have_no_place(setting: dict[str, 
 def test_a_named_asynchronous_scheduler_is_asynchronous() -> None:
     assert served(scheduler="vllm-0.32").pools[0].engine.async_scheduling
     assert not served(scheduler="orca").pools[0].engine.async_scheduling
-    assert served(scheduler="orca").pools[0].engine.batched_tokens >= 4096
+    assert served(scheduler="orca").pools[0].engine.resolved("max_num_batched_tokens") >= 4096
 
 
 def test_a_named_scheduler_fills_the_stages_that_it_has() -> None:

@@ -5,8 +5,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.policy import PRESETS, Limits, Policy, scheduler
-from windtunnel.policy.presets import POLICIES, infermax_grid
-from windtunnel.policy.unified import _AMOUNTS
+from windtunnel.policy.unified import _AMOUNTS, POLICIES, infermax_grid
 from windtunnel.policy.vllm_v1 import VERSIONS
 
 LIMITS = Limits(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=512, num_blocks=100, block_size=16)

@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.policy import Policy
-from windtunnel.reference.balance import Balance
+from windtunnel.reference.replica import Balance
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import AllAtOnce, Both, Uniform, generate
 

@@ -7,7 +7,7 @@ from handmade_unified import SMALL, firsts, requests, steps, tokens
 
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits, Policy, scheduler
-from windtunnel.policy.presets import POLICIES
+from windtunnel.policy.unified import POLICIES
 
 PREFILL_FIRST = Policy(group_order="prefill_first", mixed=False)
 TWO = [(0, 8, 3), (1, 8, 2)]
@@ -86,7 +86,7 @@ def test_the_watermark_holds_while_anything_runs() -> None:
 
 
 def test_a_decode_may_ask_for_a_block_that_it_does_not_need() -> None:
-    """Two blocks, one each with room for one more token: nobody needs any, but the last one asks."""
+    """Two blocks, one each with room for one more token: none is needed, but the last one asks."""
     limits, asked = replace(SMALL, num_blocks=2), requests((0, 3, 2), (0, 3, 2))
     assert [step.evicted for step in steps(Policy(), asked, limits)] == ["", ""]
     asking = Policy(decodes_ask_for_a_block=True)
@@ -254,7 +254,7 @@ def test_fastertransformer_finishes_its_batch_before_anybody_joins() -> None:
 
 
 def test_a_static_batch_forms_over_several_prefill_steps() -> None:
-    """A step holds 64 tokens, so that the second prompt needs its own; nobody decodes before."""
+    """A step holds 64 tokens, so that the second prompt needs its own; none decodes before."""
     policy = preset("fastertransformer", allocation="prompt_and_output")
     found = tokens(policy, requests((0, 40, 2), (0, 40, 2), (3, 4, 1)))
     assert found == [{"a": 40}, {"b": 40}, {"a": 1, "b": 1}, {"c": 4}]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from windtunnel.core.engine import Fleet
 from windtunnel.policy import Sglang, VllmV1
-from windtunnel.simulate.pipelines import beyond_the_core, run_pipelines, settled
+from windtunnel.simulate.on_reference import beyond_the_core, run_pipelines
 
 
 def fleet_of(case: Case) -> Fleet:
@@ -44,10 +44,7 @@ def test_what_the_core_lacks_is_named() -> None:
     assert named(Sglang()) == []
 
 
-@pytest.mark.parametrize(("stages", "shares", "caches"), [(2, False, False), (2, True, True), (1, False, True)])
-def test_a_prefix_cache_counts_in_a_pipeline_only_where_prompts_begin_alike(
-    stages: int, shares: bool, caches: bool
-) -> None:
-    policy = settled(VllmV1(prefix_caching=True, pipeline_parallel_size=stages), shares)
-    assert isinstance(policy, VllmV1)
-    assert policy.prefix_caching is caches
+@pytest.mark.parametrize(("stages", "caches"), [(1, True), (2, False)])
+def test_a_pipeline_has_no_prefix_cache_where_no_prompts_are_known_to_begin_alike(stages: int, caches: bool) -> None:
+    policy = VllmV1(prefix_caching=True, pipeline_parallel_size=stages)
+    assert policy.without_known_prefixes().prefix_caching is caches

@@ -13,9 +13,9 @@ from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV1
+from windtunnel.policy.named import ROUTE_SCORE
 from windtunnel.reference.custom import Decision
 from windtunnel.reference.request import Request
-from windtunnel.routing import ROUTE_SCORE
 from windtunnel.simulate.on_reference import run_custom
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, num_blocks=24, block_size=4)

@@ -8,7 +8,7 @@ import pytest
 from handmade import flat_times, iterations, requests
 
 from windtunnel.errors import InputError
-from windtunnel.perf.stage_times import StageTimes, whole
+from windtunnel.perf.batch_times import StageTimes, whole
 from windtunnel.simulate.run import REJECTED, Run, Stalls
 
 NOTHING = np.zeros(0)

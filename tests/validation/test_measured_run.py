@@ -75,7 +75,11 @@ def test_recorded_settings_reach_the_engine(tmp_path: Path) -> None:
     settings = {"num_gpu_blocks_override": 1234, "gpu_memory_utilization": None, "enable_prefix_caching": True}
     run = read_measured_run(write(tmp_path / "run", RUN | {"engine": ENGINE | settings}, REQUESTS))
     engine = run.pool().engine
-    assert (engine.num_gpu_blocks_override, engine.seqs, engine.batched_tokens) == (1234, 8, 512)
+    assert (
+        engine.num_gpu_blocks_override,
+        engine.resolved("max_num_seqs"),
+        engine.resolved("max_num_batched_tokens"),
+    ) == (1234, 8, 512)
     assert engine.gpu_memory_utilization == 0.9
     assert any("prefix caching was on" in note for note in compare(run.measurement, run.pool()).warnings)
 
@@ -100,7 +104,13 @@ def test_every_folder_is_compared_and_what_is_not_simulated_says_why(
 
 @pytest.mark.parametrize(
     ("version", "preset"),
-    [("0.19.1", "vllm-0.19"), ("0.18.0", "vllm-0.16"), ("0.6.3", "vllm-0.10"), ("9", "vllm-0.32")],
+    [
+        ("0.19.1", "vllm-0.19"),
+        ("0.18.0", "vllm-0.16"),
+        ("0.6.3", "vllm-0.10"),
+        ("0.32.1", "vllm-0.32"),
+        ("9", "vllm-0.33"),
+    ],
 )
 def test_the_nearest_preset_is_the_newest_that_is_not_newer(version: str, preset: str) -> None:
     assert nearest_preset("vllm", version) == preset

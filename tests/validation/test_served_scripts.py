@@ -7,7 +7,7 @@ import pytest
 
 from windtunnel.deployment import engine_scheduler
 from windtunnel.policy import Sglang, scheduler
-from windtunnel.policy.presets import TRTLLM_GUARANTEED_NO_EVICT
+from windtunnel.policy.unified import TRTLLM_GUARANTEED_NO_EVICT
 from windtunnel.validation import served_points, served_replay
 from windtunnel.validation.served_scripts import NO_SCRIPT, SCRIPTS
 
@@ -46,7 +46,7 @@ def test_ranks_wait_for_each_other() -> None:
 
 def test_flags_of_the_script_reach_the_engine() -> None:
     pool = row(model_path="deepseek-ai/DeepSeek-R1", tp=8, version="0.5.9").pool()
-    assert pool.engine.batched_tokens == 32768
+    assert pool.engine.resolved("max_num_batched_tokens") == 32768
     assert pool.engine.scheduler is not None
     assert scheduler(pool.engine.scheduler) == Sglang(max_prefill_tokens=32768, radix_cache=False)
     assert pool.engine.async_scheduling
@@ -87,6 +87,6 @@ def test_clients_for_each_batch_are_ranks_or_replicas(values: dict[str, str], tp
 def test_generated_deployments_hold_the_longest_prompt() -> None:
     plain = row(backend="trtllm", version="1.0.0", model_path="Qwen/Qwen3-32B", tp=2, scripted=False, system="h100_sxm")
     long = replace(plain, isl=15000, osl=500, concurrency=64, replicas=4).pool()
-    assert (long.engine.batched_tokens, long.replicas) == (15104, 4)
-    assert plain.pool().engine.batched_tokens == 8192
+    assert (long.engine.resolved("max_num_batched_tokens"), long.replicas) == (15104, 4)
+    assert plain.pool().engine.resolved("max_num_batched_tokens") == 8192
     assert plain.pool().engine.kv_cache_dtype == "fp8"

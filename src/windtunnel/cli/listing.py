@@ -88,7 +88,7 @@ def _schedulers() -> list[Row]:
 
 
 def _routers() -> list[Row]:
-    from windtunnel.routing import ROUTERS
+    from windtunnel.policy.named import ROUTERS
 
     return [{"router": name, "sends a request to": text} for name, text in ROUTERS.items()]
 

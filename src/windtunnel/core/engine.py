@@ -38,7 +38,7 @@ from windtunnel.core.records import (
 from windtunnel.core.seats import NEVER, tables
 from windtunnel.core.tables import flatten
 from windtunnel.errors import InputError
-from windtunnel.perf.stage_times import StageTimes, Times, whole
+from windtunnel.perf.batch_times import StageTimes, Times, whole
 from windtunnel.policy import Limits, Settings
 
 Integers = NDArray[np.int64]
@@ -128,7 +128,7 @@ def _require_stages(fleet: Fleet) -> None:
     """Raise InputError where a scheduler does not expect the stages that the batch times have."""
     for policy, times in zip(fleet.policies, fleet.times, strict=True):
         stages = len(times.stages) if isinstance(times, StageTimes) else 1
-        if getattr(policy, "pipeline_parallel_size", 1) != stages:
+        if policy.pipeline_parallel_size != stages:
             raise InputError(
                 f"pipeline_parallel_size={stages}: not simulated with {type(policy).__name__} as it is set; "
                 "use 1, or the engine's own scheduler"
@@ -164,7 +164,7 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
         len(lanes),
         max(limits.max_num_seqs for limits in fleet.limits),
         max(limits.block_size for limits in fleet.limits),
-        max(getattr(policy, "pipeline_parallel_size", 1) for policy in fleet.policies),
+        max(policy.pipeline_parallel_size for policy in fleet.policies),
     )
     return State(
         own=scheduler.arrays(fleet, demand, pools, lanes, requests),

@@ -104,7 +104,7 @@ def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
         for name in unsupported(policy):
             raise InputError(
                 f"{name}={getattr(policy, name)!r}: not simulated by the compiled core in a pipeline, only by "
-                f"windtunnel.simulate.pipelines; use {KEEPS_TURNS[name]!r}"
+                f"windtunnel.simulate.on_reference; use {KEEPS_TURNS[name]!r}"
             )
     if any(fleet.lockstep):
         raise InputError("pipelines of ranks in lockstep are not simulated: use data_parallel_size=1 with experts")

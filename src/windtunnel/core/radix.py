@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.records import NONE, Array, Fields, Lane, attributes, records
+from windtunnel.core.records import NONE, Array, Fields, Lane, Request, attributes, records
 
 PRIVATE = 1 << 62
 """Tokens from here on are like no other request's."""
@@ -23,24 +23,22 @@ TOKENS_OF_NODE = 64
 """Tokens of a lane for each of which there is room for a node at the start."""
 
 NODE: Fields = [
-    ("used", np.int64),  # when it was last on the path of a look-up or an insertion, by the lane's clock of uses
-    ("born", np.int64),  # when its first tokens were entered below its parent
-    ("key", np.int64),  # ``used`` when it joined the list of leaves; NONE: it is not in it
-    ("first", np.int64),  # its first token
-    *(
-        (name, np.int32)
-        for name in (
-            "parent",
-            "request",  # whose tokens these are
-            "start",  # place of the first one
-            "length",
-            "children",
-            "locks",
-            "weight",  # waiting requests that are found here or below
-            "next",  # in its slot of the index, or among the free nodes
-            "later",  # among the leaves that may be evicted
-        )
-    ),
+    (name, np.int64)
+    for name in (
+        "used",  # when it was last on the path of a look-up or an insertion, by the lane's clock of uses
+        "born",  # when its first tokens were entered below its parent
+        "key",  # ``used`` when it joined the list of leaves; NONE: it is not in it
+        "first",  # its first token
+        "parent",
+        "request",  # whose tokens these are
+        "start",  # place of the first one
+        "length",
+        "children",
+        "locks",
+        "weight",  # waiting requests that are found here or below
+        "next",  # in its slot of the index, or among the free nodes
+        "later",  # among the leaves that may be evicted
+    )
 ]
 
 TREE_OF_LANE: Fields = [
@@ -85,7 +83,7 @@ def radix_tree(demand: Any, lanes: NDArray[Any]) -> Tree:
     hashed = np.minimum(np.diff(offsets) * demand.hash_block_size, demand.prompt_tokens)
     return Tree(
         nodes=attributes(nodes),
-        slots=np.full(1 << (2 * len(nodes)).bit_length(), NONE, dtype=np.int32),
+        slots=np.full(1 << (2 * len(nodes)).bit_length(), NONE, dtype=np.int64),
         room=np.array([count, len(nodes) - count], dtype=np.int64),
         hashed=np.ascontiguousarray(hashed, dtype=np.int64),
         offsets=np.ascontiguousarray(offsets, dtype=np.int64),
@@ -132,16 +130,16 @@ def common(tree: Tree, a: int, b: int, start: int, end: int) -> int:
 @part
 def slot_of(tree: Tree, parent: int, first: int) -> int:
     """The slot of the index in which a child stands."""
-    mixed = (first & 0x7FFFFFFF) * 0x6C8E9CF5 + (first >> 31) * 0x1B873593 + int(parent) * 0x45D9F3B  # below 2⁶³
+    mixed = (first & 0x7FFFFFFF) * 0x6C8E9CF5 + (first >> 31) * 0x1B873593 + parent * 0x45D9F3B  # below 2⁶³
     return (mixed ^ (mixed >> 17) ^ (mixed >> 33)) & (len(tree.slots) - 1)
 
 
 @part
 def child_of(tree: Tree, parent: int, first: int) -> int:
     """The child that begins with a token, NONE if there is none."""
-    node = int(tree.slots[slot_of(tree, parent, first)])
+    node = tree.slots[slot_of(tree, parent, first)]
     while node != NONE and (tree.nodes[node].parent != parent or tree.nodes[node].first != first):
-        node = int(tree.nodes[node].next)
+        node = tree.nodes[node].next
     return node
 
 
@@ -192,11 +190,11 @@ def split(tree: Tree, lane: Lane, lower: int, length: int) -> int:
     """Cut a node in two; the upper part is new and newly used, in the old one's place among the children."""
     record = tree.nodes[lower]
     strike(tree, lower)
-    upper = new_node(tree, lane, int(record.parent), int(record.request), int(record.start), length)
+    upper = new_node(tree, lane, record.parent, record.request, record.start, length)
     tree.nodes[upper].born, tree.nodes[upper].locks, tree.nodes[upper].children = record.born, record.locks, 1
     record.start += length
     record.length -= length
-    enter(tree, lower, upper, token(tree, int(record.request), int(record.start)))
+    enter(tree, lower, upper, token(tree, record.request, record.start))
     return upper
 
 
@@ -213,7 +211,7 @@ def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int
         record = tree.nodes[child]
         lane.uses += 1
         record.used = lane.uses
-        length = common(tree, int(record.request), r, matched, min(matched + record.length, tokens))
+        length = common(tree, record.request, r, matched, min(matched + record.length, tokens))
         matched += length
         if length < record.length:
             return matched, split(tree, lane, child, length)
@@ -222,17 +220,17 @@ def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int
 
 
 @part
-def insert(tree: Tree, lane: Lane, r: int, node: int, start: int, tokens: int) -> int:
-    """Put the request's tokens from ``start`` on, at ``node``, into the tree; returns where they end.
+def insert(tree: Tree, lane: Lane, request: Request, r: int, tokens: int) -> int:
+    """Put the request's tokens up to ``tokens``, from where its node ends, into the tree; returns the new end.
 
     None of them is held any more: those that were there before become free, the others evictable.
     """
-    present, node = descend(tree, lane, r, node, start, tokens)
+    present, node = descend(tree, lane, r, request.node, request.context, tokens)
     if present < tokens:
         tree.nodes[node].children += 1
         node = new_node(tree, lane, node, r, present, tokens - present)
         lane.evictable += tokens - present
-    lane.free += tokens - start
+    lane.free += tokens - request.context
     return node
 
 
@@ -256,7 +254,7 @@ def lock(tree: Tree, lane: Lane, node: int, above: int) -> None:
             lane.evictable -= record.length
             lane.free -= record.length
         record.locks += 1
-        node = int(record.parent)
+        node = record.parent
 
 
 @part
@@ -269,7 +267,7 @@ def unlock(tree: Tree, lane: Lane, node: int) -> None:
         if record.locks == 0:
             lane.evictable += record.length
             lane.free += record.length
-        node = int(record.parent)
+        node = record.parent
     offer(tree, lane, lowest)
 
 
@@ -319,5 +317,5 @@ def evict(tree: Tree, lane: Lane, tokens: int) -> None:
         tree.room[FREE] = node
         tree.room[LEFT] += 1
         tree.nodes[record.parent].children -= 1
-        offer(tree, lane, int(record.parent))
+        offer(tree, lane, record.parent)
     lane.evictable -= evicted

@@ -1,6 +1,6 @@
 """Settings of one serving engine, by vLLM's argument names."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any
 
@@ -15,6 +15,8 @@ LOW_LATENCY, HIGH_THROUGHPUT, AUTO = "deepep_low_latency", "deepep_high_throughp
 EXCHANGES = (GATHERED, LOW_LATENCY, HIGH_THROUGHPUT, AUTO)
 """The ways in which ranks send tokens to each other's experts, by vLLM's names (config/parallel.py); ``deepep_auto`` is
 SGLang's ``--deepep-mode auto``: low latency for decodes, high throughput for prompts."""
+SCHEDULING = {"scheduling": True}
+"""Marks an argument that only the engine's own scheduler reads."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Engine:
     """One engine's arguments. None: the preset's default for the model and device, filled in by ``resolve_engine``."""
 
     preset: str = "vllm-0.32"
-    """Engine and version whose defaults and scheduler are simulated; ``vllm`` is the newest."""
+    """Engine and version whose defaults and scheduler are simulated; ``vllm`` stands for the default."""
     tensor_parallel_size: int = 1
     """GPUs that share every layer."""
     pipeline_parallel_size: int = 1
@@ -57,9 +59,9 @@ class Engine:
     """``auto``, ``bfloat16``, ``float16``, ``fp8``, ``fp8_e4m3`` or ``fp8_e5m2``."""
     quantization: str | None = None
     """``fp8`` quantises a 16-bit model while it is loaded; else it must be the checkpoint's own method."""
-    enable_prefix_caching: bool | None = None
+    enable_prefix_caching: bool | None = field(default=None, metadata=SCHEDULING)
     """Share full blocks of equal beginnings, and keep those of ended requests until their place is needed."""
-    enable_chunked_prefill: bool | None = None
+    enable_chunked_prefill: bool | None = field(default=None, metadata=SCHEDULING)
     """A prompt may be computed in several steps."""
     num_gpu_blocks_override: int | None = None
     """Blocks of the KV cache instead of what fits into memory."""
@@ -67,13 +69,13 @@ class Engine:
     """Schedule the next step while the current one runs."""
     enforce_eager: bool = False
     """No CUDA graphs."""
-    watermark: float = 0.0
+    watermark: float = field(default=0.0, metadata=SCHEDULING)
     """Share of the blocks that stays free when a request is admitted."""
-    scheduler_reserve_full_isl: bool | None = None
+    scheduler_reserve_full_isl: bool | None = field(default=None, metadata=SCHEDULING)
     """Admit a prompt only when blocks for all of it are free."""
-    scheduling_policy: str = "fcfs"
+    scheduling_policy: str = field(default="fcfs", metadata=SCHEDULING)
     """``fcfs``, or ``priority``: the lowest number first, and the highest is preempted first."""
-    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold: int = field(default=0, metadata=SCHEDULING)
     """Most tokens that one request computes in a step, so that long prompts leave room to others; 0: no such limit."""
     scheduler: str | None = None
     """Another scheduler than the engine's: a name of ``windtunnel list schedulers``, with settings of its own as in
@@ -150,33 +152,18 @@ class Engine:
 
     def spec(self) -> dict[str, Any]:
         """Every setting, for JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
-    # Read only where the engine is resolved: the value, which is then never None.
-
-    @property
-    def model_len(self) -> int:
-        """``max_model_len`` of a resolved engine."""
-        return _resolved("max_model_len", self.max_model_len)
-
-    @property
-    def seqs(self) -> int:
-        """``max_num_seqs`` of a resolved engine."""
-        return _resolved("max_num_seqs", self.max_num_seqs)
-
-    @property
-    def batched_tokens(self) -> int:
-        """``max_num_batched_tokens`` of a resolved engine."""
-        return _resolved("max_num_batched_tokens", self.max_num_batched_tokens)
-
-    @property
-    def tokens_per_block(self) -> int:
-        """``block_size`` of a resolved engine."""
-        return _resolved("block_size", self.block_size)
+    def resolved(self, name: str) -> int:
+        """A whole number that ``resolve_engine`` has filled in, such as ``max_num_batched_tokens``."""
+        value = getattr(self, name)
+        if not isinstance(value, int):
+            raise TypeError(f"{name} is not set: resolve_engine fills it in")
+        return value
 
 
-def _resolved(name: str, value: int | None) -> int:
-    if value is None:
-        raise TypeError(f"{name} is not set: resolve_engine fills it in")
-    return value
+SCHEDULER_FLAGS: dict[str, Any] = {
+    each.name: each.default for each in fields(Engine) if each.metadata.get("scheduling")
+}
+"""Arguments that only the engine's own scheduler reads, and what they are where they are not given."""

@@ -24,7 +24,7 @@ from windtunnel.model import MLA, Attention, CompressedAttention, Model, MoE, St
 from windtunnel.model.families.compressed import held_blocks
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
-from windtunnel.model.stages import stages
+from windtunnel.model.spec import stages
 
 SAMPLING_BYTES_PER_LOGIT = 46
 HIDDEN_STATES = 4
@@ -89,7 +89,7 @@ def kv_blocks(pool: Pool) -> KVBudget:
 
 def state_notes(pool: Pool, budget: KVBudget, alike: bool = False) -> list[str]:
     """What a reader should know about states beside the KV cache; ``alike``: prompts of the workload begin so."""
-    found, asked, running = [], pool.engine.seqs, budget.max_num_seqs
+    found, asked, running = [], pool.engine.resolved("max_num_seqs"), budget.max_num_seqs
     if alike and pool.engine.enable_prefix_caching and pool.model.state_bytes():
         found.append(
             f"{pool.model.name} keeps states: a cached prefix is taken up after any block here, by engines only where "
@@ -127,7 +127,7 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     together = tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)
     reserve = RESERVE + (COLLECTIVES if together > 1 else 0)
     available = _available(device, engine, weights, activations, reserve)
-    size = engine.tokens_per_block
+    size = engine.resolved("block_size")
     state = _state_bytes(model, engine)
     running = _requests_with_state(model, engine, max(available, 0))
     blocks, block_bytes, window_bytes = _pool_of_blocks(model, engine, max(available, 0) - running * state)
@@ -152,11 +152,11 @@ def _requests_with_state(model: Model, engine: Engine, available: int) -> int:
     room for their longest contexts, if those are more."""
     state = _state_bytes(model, engine)
     if not state:
-        return engine.seqs
+        return engine.resolved("max_num_seqs")
     fitting = available // 2 // state
     if engine.backend == "vllm":
         fitting = max(fitting, available // (state + _longest_request_bytes(model, engine)))
-    return min(engine.seqs, fitting)
+    return min(engine.resolved("max_num_seqs"), fitting)
 
 
 def _state_bytes(model: Model, engine: Engine) -> int:
@@ -171,7 +171,7 @@ def _held_bytes(model: Model, engine: Engine, tokens: int) -> int:
     if not layers or engine.backend != "vllm":
         return 0
     every = model.kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel_size)
-    return engine.tokens_per_block * every * held_blocks(layers, min(tokens, engine.model_len))
+    return engine.resolved("block_size") * every * held_blocks(layers, min(tokens, engine.resolved("max_model_len")))
 
 
 def _available(device: Device, engine: Engine, weights: int, activations: int, reserve: int) -> int:
@@ -193,10 +193,10 @@ def _absorbed_bytes(model: Model, tp: int) -> int:
 
 def _activation_bytes(model: Model, engine: Engine) -> int:
     """Peak of the profile run: the widest layer over all tokens, or sampling, whichever is larger."""
-    size, tokens = DTYPE_BYTES[model.dtype], engine.batched_tokens
+    size, tokens = DTYPE_BYTES[model.dtype], engine.resolved("max_num_batched_tokens")
     widest = max(_layer_elements(model, engine, layer) for layer in model.layer_counts)
     kept = tokens * (2 * model.hidden_size + model.layer_inputs) * size
-    sampling = kept + SAMPLING_BYTES_PER_LOGIT * engine.seqs * model.vocab_size * model.samples
+    sampling = kept + SAMPLING_BYTES_PER_LOGIT * engine.resolved("max_num_seqs") * model.vocab_size * model.samples
     return max(int(tokens * (widest + model.layer_inputs) * size), sampling)
 
 
@@ -235,29 +235,29 @@ def _network_elements(model: Model, engine: Engine, layer: Layer) -> float:
 
 def _pool_of_blocks(model: Model, engine: Engine, available: int) -> tuple[int, int, int]:
     """(blocks, bytes of a block, bytes set aside for windows) for this much memory."""
-    size, tp = engine.tokens_per_block, engine.tensor_parallel_size
+    size, tp = engine.resolved("block_size"), engine.tensor_parallel_size
     every = size * model.kv_bytes_per_token(engine.kv_cache_dtype, tp)
     full = [(count, layer) for count, layer in model.layers if not layer.window]
-    step = _held_bytes(model, engine, engine.batched_tokens)
+    step = _held_bytes(model, engine, engine.resolved("max_num_batched_tokens"))
     uniform = (max(available - step, 0) // every if every else UNBOUNDED, every, step)
     if not full or len(full) == len(model.layers):
         return uniform
     full_bytes = size * replace(model, layers=tuple(full)).kv_bytes_per_token(engine.kv_cache_dtype, tp)
     if not full_bytes:
         return uniform
-    windows = engine.seqs * _window_bytes(model, engine, with_chunk=False)
+    windows = engine.resolved("max_num_seqs") * _window_bytes(model, engine, with_chunk=False)
     hybrid = (max(available - windows, 0) // full_bytes, full_bytes, windows)
     return hybrid if hybrid[0] > uniform[0] else uniform
 
 
 def _window_bytes(model: Model, engine: Engine, with_chunk: bool) -> int:
     """Bytes that the windowed layers keep for one long request, with or without the chunk that is being computed."""
-    size, tp = engine.tokens_per_block, engine.tensor_parallel_size
-    chunk = engine.batched_tokens if with_chunk else 1
+    size, tp = engine.resolved("block_size"), engine.tensor_parallel_size
+    chunk = engine.resolved("max_num_batched_tokens") if with_chunk else 1
     total = 0
     for count, layer in model.layers:
         if isinstance(layer.attention, Attention) and layer.attention.window:
-            tokens = min(layer.attention.window - 1 + chunk, engine.model_len)
+            tokens = min(layer.attention.window - 1 + chunk, engine.resolved("max_model_len"))
             one = replace(model, layers=((count, layer),)).kv_bytes_per_token(engine.kv_cache_dtype, tp)
             total += (-(-tokens // size) + 1) * size * one
     return total
@@ -266,10 +266,12 @@ def _window_bytes(model: Model, engine: Engine, with_chunk: bool) -> int:
 def _longest_request_bytes(model: Model, engine: Engine) -> int:
     """Bytes of the KV cache for one request of ``max_model_len`` tokens."""
     full = tuple((count, layer) for count, layer in model.layers if not layer.window)
-    size = engine.tokens_per_block
-    length = -(-engine.model_len // size) * size
+    size = engine.resolved("block_size")
+    length = -(-engine.resolved("max_model_len") // size) * size
     dense = replace(model, layers=full).kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel_size)
-    kept = _window_bytes(model, engine, with_chunk=True) + _held_bytes(model, engine, engine.batched_tokens)
+    kept = _window_bytes(model, engine, with_chunk=True) + _held_bytes(
+        model, engine, engine.resolved("max_num_batched_tokens")
+    )
     return length * dense + kept if full else kept
 
 
@@ -301,8 +303,8 @@ def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) ->
     longest = _longest_request_bytes(model, engine)
     if longest > budget.available_bytes:
         return (
-            f"max_model_len={engine.model_len} of {model.name} needs {longest / GB:.1f} GB of KV cache on each "
-            f"{device.name}, but {budget.available_bytes / GB:.1f} GB are left of {room}"
+            f"max_model_len={engine.resolved('max_model_len')} of {model.name} needs {longest / GB:.1f} GB of KV cache "
+            f"on each {device.name}, but {budget.available_bytes / GB:.1f} GB are left of {room}"
         )
     return ""
 

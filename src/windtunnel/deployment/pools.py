@@ -11,7 +11,7 @@ from windtunnel.deployment.resolve import effective_model, resolve_engine
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device
 from windtunnel.model import Attention, Model
-from windtunnel.model.stages import stages
+from windtunnel.model.spec import stages
 
 ROLES = ("mixed", "prefill", "decode")
 

@@ -22,8 +22,8 @@ class EnginePreset:
     """Largest such batch on data-centre Blackwell."""
     captures_max_num_seqs: bool = False
     """``max_num_seqs`` itself is captured too."""
-    watermark: bool = False
-    """The engine knows ``watermark``."""
+    lacks: tuple[str, ...] = ("watermark",)
+    """Flags of newer versions of its scheduler."""
     scheduler: str = ""
     """Name of its scheduler among ``windtunnel.policy.PRESETS``; empty: its own."""
     enable_prefix_caching: bool = True
@@ -61,6 +61,16 @@ class EnginePreset:
         return self.scheduler or self.name
 
 
+VLLM_0_32 = EnginePreset(
+    "vllm-0.32",
+    async_scheduling=True,
+    scheduler_reserve_full_isl=True,
+    gpu_memory_utilization=0.92,
+    max_capture_size_blackwell=1024,
+    captures_max_num_seqs=True,
+    lacks=(),
+    pipelines=(True, False),
+)
 TENSORRT_LLM = EnginePreset(
     "trtllm-1.0",
     async_scheduling=True,
@@ -76,16 +86,8 @@ TENSORRT_LLM = EnginePreset(
 PRESETS: dict[str, EnginePreset] = {
     preset.name: preset
     for preset in (
-        EnginePreset(
-            "vllm-0.32",
-            async_scheduling=True,
-            scheduler_reserve_full_isl=True,
-            gpu_memory_utilization=0.92,
-            max_capture_size_blackwell=1024,
-            captures_max_num_seqs=True,
-            watermark=True,
-            pipelines=(True, False),
-        ),
+        replace(VLLM_0_32, name="vllm-0.33"),
+        VLLM_0_32,
         EnginePreset("vllm-0.20", True, True, 0.9, pipelines=(False,)),
         EnginePreset("vllm-0.19", True, True, 0.9, pipelines=(False,), scheduler="vllm-0.20"),
         EnginePreset("vllm-0.16", True, False, 0.9, pipelines=(False,)),
@@ -102,7 +104,7 @@ ALIASES = {"vllm": "vllm-0.32"}
 
 
 def preset(name: str) -> EnginePreset:
-    """The preset of this name; ``vllm`` is the newest. Raises InputError with the nearest name."""
+    """The preset of this name; ``vllm`` is the default of new runs. Raises InputError with the nearest name."""
     full = ALIASES.get(name, name)
     if full not in PRESETS:
         raise unknown("engine preset", name, [*PRESETS, *ALIASES])
@@ -127,9 +129,3 @@ def require_pipeline(engine_preset: EnginePreset, stages: int, async_scheduling:
             "stages, which is not simulated; use async_scheduling=False or preset='vllm-0.32'"
         )
     raise InputError(f"{given}: {engine_preset.name} has no async_scheduling with it; leave that out")
-
-
-def require_watermark(engine_preset: EnginePreset, watermark: float) -> None:
-    """Raise InputError when the engine has no watermark."""
-    if watermark and not engine_preset.watermark:
-        raise InputError(f"watermark={watermark}: {engine_preset.name} has none; use preset='vllm-0.32' or watermark=0")

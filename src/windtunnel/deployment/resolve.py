@@ -10,13 +10,15 @@ from windtunnel.deployment.engine_scheduler import (
     with_named_scheduler,
 )
 from windtunnel.deployment.exchange import require_exchange
-from windtunnel.deployment.presets import preset, require_pipeline, require_watermark
+from windtunnel.deployment.presets import preset, require_pipeline
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLP, Attention, CompressedAttention, Model, MoE, Quantization, StateSpace
 from windtunnel.model.layers import Layer
-from windtunnel.model.spec import VOCAB_PADDING
-from windtunnel.model.stages import layers_of_stages
+from windtunnel.model.spec import VOCAB_PADDING, layers_of_stages
+
+OF_PRESET = ("gpu_memory_utilization", "async_scheduling", "enable_prefix_caching", "scheduler_reserve_full_isl")
+"""Arguments whose defaults change with the engine and its version alone."""
 
 SAME_METHOD = {
     "fp8": {"fp8", "fp8_block"},
@@ -51,7 +53,6 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     Raises InputError for a setting that vLLM would refuse, and for one that is not simulated yet.
     """
     chosen = preset(engine.preset)
-    require_watermark(chosen, engine.watermark)
     require_own_settings(engine)
     effective_model(model, device, engine)
     require_shardable(engine, model, device)
@@ -60,8 +61,8 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     chunked = chosen.enable_chunked_prefill if engine.enable_chunked_prefill is None else engine.enable_chunked_prefill
     named = named_settings(engine.scheduler)
     if engine.scheduler is not None:
-        chunked = getattr(named, "chunked_prefill", True)
-    refuses = getattr(named, "refuse_long_prompts", False) or (named is None and not chosen.enable_chunked_prefill)
+        chunked = named is None or named.chunked_prefill
+    refuses = not chosen.enable_chunked_prefill if named is None else named.refuse_long_prompts
     ranks = engine.data_parallel_size if model.has_moe else 1
     tokens, seqs = _batch_limits(engine, _defaults(device, engine.backend, ranks), length, chunked or refuses)
     resolved = replace(
@@ -72,14 +73,7 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         enable_chunked_prefill=chunked,
         block_size=engine.block_size or _block_size(model, device, engine.backend),
         dtype=effective_model(model, device, engine).dtype,
-        gpu_memory_utilization=engine.gpu_memory_utilization or chosen.gpu_memory_utilization,
-        async_scheduling=chosen.async_scheduling if engine.async_scheduling is None else engine.async_scheduling,
-        enable_prefix_caching=chosen.enable_prefix_caching
-        if engine.enable_prefix_caching is None
-        else engine.enable_prefix_caching,
-        scheduler_reserve_full_isl=chosen.scheduler_reserve_full_isl
-        if engine.scheduler_reserve_full_isl is None
-        else engine.scheduler_reserve_full_isl,
+        **{name: getattr(chosen, name) for name in OF_PRESET if getattr(engine, name) is None},
     )
     if engine.scheduler is not None:
         resolved = with_named_scheduler(resolved, engine)
@@ -217,14 +211,18 @@ def capture_sizes(engine: Engine, device: Device) -> tuple[int, ...]:
         return ()
     chosen = preset(engine.preset)
     if engine.cudagraph_capture_sizes is not None:
-        return tuple(size for size in engine.cudagraph_capture_sizes if size <= engine.batched_tokens)
+        return tuple(
+            size for size in engine.cudagraph_capture_sizes if size <= engine.resolved("max_num_batched_tokens")
+        )
     if chosen.backend != "vllm":
-        return _decode_sizes(chosen.backend, min(engine.seqs, engine.batched_tokens))
+        return _decode_sizes(
+            chosen.backend, min(engine.resolved("max_num_seqs"), engine.resolved("max_num_batched_tokens"))
+        )
     limit = chosen.max_capture_size_blackwell if device.is_blackwell_datacentre else chosen.max_capture_size
-    largest = min(2 * engine.seqs, limit, engine.batched_tokens)
+    largest = min(2 * engine.resolved("max_num_seqs"), limit, engine.resolved("max_num_batched_tokens"))
     sizes = {size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest}
-    if chosen.captures_max_num_seqs and engine.seqs <= largest:
-        sizes.add(engine.seqs)
+    if chosen.captures_max_num_seqs and engine.resolved("max_num_seqs") <= largest:
+        sizes.add(engine.resolved("max_num_seqs"))
     return tuple(sorted(sizes))
 
 

@@ -20,8 +20,7 @@ from windtunnel.model.families.shared_index import chooses_tokens
 from windtunnel.model.families.traits import FAMILIES, Family
 from windtunnel.model.keys import Json, Keys
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
-from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, Quantization
-from windtunnel.model.quantization_config import MODULES, read_quantization
+from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, MODULES, Quantization, read_quantization
 from windtunnel.model.spec import Model
 from windtunnel.model.state_space import StateSpace
 

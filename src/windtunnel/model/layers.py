@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, require_not_negative, require_positive
 from windtunnel.model.families.compressed import CompressedAttention
-from windtunnel.model.sizes import require_not_negative, require_positive
 from windtunnel.model.state_space import StateSpace
 
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from windtunnel.errors import InputError
-from windtunnel.model.sizes import require_not_negative, require_positive
+from windtunnel.errors import InputError, require_not_negative, require_positive
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ def _check(pool: Pool, batch: Batch, ax: Axes) -> None:
     for what, value, limit in (
         ("max_num_batched_tokens", batch.tokens, ax.max_num_batched_tokens),
         ("max_num_seqs", batch.sequences, ax.max_num_seqs),
-        ("max_model_len", longest, pool.engine.model_len),
+        ("max_model_len", longest, pool.engine.resolved("max_model_len")),
     ):
         if value > limit:
             raise InputError(f"batch {batch} needs {what} ≥ {value}: the engine has {limit}; give a larger {what}")

@@ -15,7 +15,7 @@ from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import Margin, Outcome, measure
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.trial import trial, whole_run
-from windtunnel.routing import ROUTERS
+from windtunnel.policy.named import ROUTERS
 from windtunnel.simulate.run import Run
 from windtunnel.workload import Workload
 

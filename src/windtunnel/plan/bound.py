@@ -148,7 +148,7 @@ def _bound(deployment: Deployment, question: Question, lines_of_pools: Sequence[
 def _work(pool: Pool, workload: Workload) -> Work:
     """The least work of every request: none for one that may not fit, and one token of a prompt whose beginning may be
     cached."""
-    room = pool.engine.model_len - workload.prompt_tokens
+    room = pool.engine.resolved("max_model_len") - workload.prompt_tokens
     output = np.minimum(workload.output_tokens, room)
     fits = (output >= 1) & (workload.prompt_tokens + output - 1 <= _cache_tokens(pool))
     prompt = np.ones(len(workload)) if shares_blocks(pool, workload) else workload.prompt_tokens.astype(np.float64)

@@ -247,16 +247,11 @@ def warm_ups(question: Question, candidates: Iterable[Candidate]) -> list[WarmUp
 
 
 def _kind(pool: Pool) -> str:
-    """What decides which kernels run: the type of the scheduler's settings, and which parts of its rules it uses."""
+    """What decides which kernels run: the scheduler, and whether it has a prefix cache and stages."""
     settings = named_settings(pool.engine.scheduler) if pool.engine.scheduler else engine_scheduler(pool.engine)
-    parts = (
-        "pipeline_parallel_size",
-        "prefix_caching",
-        "radix_cache",
-        "admission_order",
-        "long_prefill_token_threshold",
-    )
-    return f"{type(settings).__name__} {[getattr(settings, part, None) for part in parts]}"
+    if settings is None:
+        return "the user's"
+    return f"{type(settings).__name__} {settings.prefix_caching} {settings.pipeline_parallel_size}"
 
 
 def warm_up(job: WarmUp) -> None:

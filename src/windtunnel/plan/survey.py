@@ -73,7 +73,12 @@ def promising(answer: SearchResult, most: int) -> list[Candidate]:
     turns = []
     for place, candidate in enumerate(candidates):
         pool = candidate.deployment.pools[0]
-        key = (pool.device.name, pool.engine.tensor_parallel_size, pool.engine.pipeline_parallel_size, pool.engine.seqs)
+        key = (
+            pool.device.name,
+            pool.engine.tensor_parallel_size,
+            pool.engine.pipeline_parallel_size,
+            pool.engine.resolved("max_num_seqs"),
+        )
         turns.append((seen.get(key, 0), place))
         seen[key] = seen.get(key, 0) + 1
     return [candidates[place] for _, place in sorted(turns)[:most]]

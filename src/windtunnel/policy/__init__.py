@@ -1,8 +1,7 @@
 """Policy: what a scheduler is, as data. ``reference`` runs it object by object, ``core`` runs it compiled."""
 
-from windtunnel.policy.limits import Limits, can_ever_run, generated
-from windtunnel.policy.named import Settings, scheduler
-from windtunnel.policy.presets import PRESETS
+from windtunnel.policy.named import PRESETS, scheduler
+from windtunnel.policy.settings import Limits, Settings, can_ever_run, generated
 from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.unified import Policy
 from windtunnel.policy.vllm_v0 import VllmV0

@@ -1,4 +1,4 @@
-"""From a name to a scheduler: a preset with settings, a name in a Python file, a plug-in."""
+"""From a name to a scheduler or router: a preset with settings, a name in a Python file, a plug-in."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy.presets import PRESETS
+from windtunnel.policy import vllm_v0, vllm_v1
+from windtunnel.policy.settings import Settings
 from windtunnel.policy.sglang import Sglang
-from windtunnel.policy.unified import Policy
+from windtunnel.policy.unified import POLICIES, Policy
 from windtunnel.policy.vllm_v0 import VllmV0
 from windtunnel.policy.vllm_v1 import VllmV1
 
-Settings = VllmV1 | VllmV0 | Policy | Sglang
-"""Settings of any scheduler that windtunnel knows."""
+PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang] = {
+    **vllm_v1.VERSIONS,
+    "vllm": vllm_v1.VERSIONS["vllm-0.32"],
+    **vllm_v0.VERSIONS,
+    "sglang-0.4.6": Sglang(),
+    **POLICIES,
+}
+"""Every scheduler that has a name; ``vllm`` is the version that runs have by default."""
 
 Scheduler = Settings | Callable[[], Any]
 """Settings of a scheduler that windtunnel knows, or a function that makes a ``PythonScheduler`` of
@@ -24,6 +31,17 @@ Scheduler = Settings | Callable[[], Any]
 
 ENTRY_POINTS = "windtunnel.schedulers"
 """Group of entry points in which a package offers its schedulers."""
+
+ROUTERS = {
+    "round_robin": "replicas in turn",
+    "random": "a replica drawn at random, from a stream of its own",
+    "least_outstanding": "the replica with the fewest requests queued and running, the first of equals",
+    "vllm_dp": "the replica with the lowest 4 · waiting + running, as vLLM balances ranks: counted every 0.1 s",
+}
+"""Name → what it does. Ranks inside a replica are always balanced by vLLM's own rule, ``vllm_dp``."""
+
+ROUTE_SCORE = len(ROUTERS)
+"""The number of the router that asks a function of the user's."""
 
 ALIASES = {"chunk": "max_num_batched_tokens", "order": "admission_order", "interval": "reschedule_interval"}
 """Short words for fields."""
@@ -93,7 +111,7 @@ def settable(settings: Settings) -> dict[str, Any]:
     hints = get_type_hints(type(settings))
     return {
         field.name: hints[field.name]
-        for field in fields(settings)
+        for field in fields(cast(Any, settings))
         if hints[field.name] in (int, float, bool) or all(isinstance(one, str) for one in get_args(hints[field.name]))
     }
 
@@ -154,12 +172,12 @@ def _guessed(text: str) -> Any:
 def _made(text: str, found: object, arguments: Mapping[str, Any]) -> Scheduler:
     if isinstance(found, type) and callable(getattr(found, "schedule", None)):
         return _factory(text, found, arguments)
-    if isinstance(found, get_args(Settings)):
-        known = [field.name for field in fields(found)]
+    if isinstance(found, Settings):
+        known = [field.name for field in fields(cast(Any, found))]
         for name in arguments:
             if name not in known:
                 raise unknown(f"setting of {text.partition(':')[0]}", name, known)
-        return cast(Settings, replace(found, **arguments))
+        return cast(Settings, replace(cast(Any, found), **arguments))
     if not callable(getattr(found, "schedule", None)):
         raise InputError(
             f"scheduler {text!r}: is a {type(found).__name__}: must be a class or object with a method schedule, or "
@@ -176,3 +194,29 @@ def _factory(text: str, kind: type, arguments: Mapping[str, Any]) -> Callable[[]
     except TypeError as error:
         raise InputError(f"scheduler {text!r}: {error}") from error
     return partial(kind, **arguments)
+
+
+def router_number(name: str) -> int:
+    """The number of a router in the compiled core.
+
+    Raises:
+        InputError: no router has this name.
+    """
+    if name not in ROUTERS:
+        raise unknown("router", name, ROUTERS)
+    return list(ROUTERS).index(name)
+
+
+def find_router(name: str) -> tuple[int, Callable[..., float] | None]:
+    """The number of a router in the core, and the user's function that it asks: ``./mine.py:score``, or None.
+
+    Raises:
+        InputError: there is no such router, file or function.
+    """
+    path, _, rest = name.partition(":")
+    if not path.endswith(".py"):
+        return router_number(name), None
+    score = python_object(name, rest)
+    if not callable(score):
+        raise InputError(f"router {name!r}: must be a function of (replica, outstanding, prompt_tokens, arrival)")
+    return ROUTE_SCORE, score

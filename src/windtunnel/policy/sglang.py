@@ -1,10 +1,11 @@
 """SGLang's scheduler as data (0.4.6.post5: managers/scheduler.py, schedule_policy.py, server_args.py)."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy.limits import Limits
+from windtunnel.policy.settings import Limits, Settings
 
 Order = Literal["fcfs", "lpm", "dfs-weight", "lof"]
 
@@ -15,13 +16,18 @@ NEW_TOKEN_RATIO_DECAY_STEPS = 600
 
 
 @dataclass(frozen=True)
-class Sglang:
+class Sglang(Settings):
     """SGLang's rules, in its words: rounds of prefills alone, otherwise one decode of all; memory counted in tokens.
 
     A round prefills waiting requests as long as the memory that they and the running ones are expected to need is
     free; what running ones still need is guessed by a ratio, which falls while decoding goes well and jumps when
-    memory ran out and somebody had to be retracted. Page size 1.
+    memory ran out and a request had to be retracted. Page size 1.
     """
+
+    follows: ClassVar[frozenset[str]] = frozenset({"enable_chunked_prefill", "enable_prefix_caching"})
+    why_unfinished: ClassVar[str] = (
+        "one that was retracted asks for more memory than there is, with what it had generated"
+    )
 
     chunked_prefill: bool = True
     """Cut prompts at max_num_batched_tokens, which is chunked_prefill_size."""
@@ -56,6 +62,11 @@ class Sglang:
         return not self.disable_overlap_schedule
 
     @property
+    def prefix_caching(self) -> bool:
+        """Prompts that share a beginning share its tokens."""
+        return self.radix_cache
+
+    @property
     def init_new_token_ratio(self) -> float:
         """The ratio at the start, and again after every idle round."""
         return min(INIT_NEW_TOKEN_RATIO * self.schedule_conservativeness, 1.0)
@@ -77,7 +88,7 @@ class Sglang:
 
     def longest_round(self, limits: Limits) -> int:
         """Most tokens of a round without chunks: of the first request, or up to max_prefill_tokens. Exact release
-        looks at that limit only before it admits somebody, who may then exceed it."""
+        looks at that limit only before it admits a request, which may then exceed it."""
         if self.exact_release:
             return self.max_prefill_tokens - 1 + limits.max_model_len
         return max(self.max_prefill_tokens, limits.max_model_len)
@@ -91,8 +102,16 @@ class Sglang:
                 f"chunked_prefill, {what} max_model_len"
             )
 
-    @staticmethod
-    def longest_request(limits: Limits) -> int:
+    def with_flags(self, flags: Mapping[str, Any]) -> Self:
+        """The settings of an engine with these arguments; max_num_batched_tokens is its chunked_prefill_size."""
+        return replace(
+            self,
+            chunked_prefill=flags["enable_chunked_prefill"] is not False,
+            radix_cache=bool(flags["enable_prefix_caching"]),
+            disable_overlap_schedule=flags["async_scheduling"] is False,
+        )
+
+    def longest_request(self, limits: Limits) -> int:
         """Tokens of prompt and output together that a request may declare: what memory and max_model_len hold, less
         two. Source: managers/scheduler.py, ``max_req_len``."""
         return min(limits.max_model_len, limits.num_blocks * limits.block_size) - 2

@@ -1,12 +1,13 @@
 """One scheduler with parameters: InferMax's finding that the field's schedulers are one loop (arXiv 2411.07447)."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
-from typing import Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_args, get_type_hints
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy.limits import Limits
+from windtunnel.policy.settings import Limits, Settings
 
 GroupOrder = Literal["prefill_first", "decode_first"]
 Allocation = Literal["on_demand", "prompt", "prompt_and_output", "max_model_len", "look_ahead"]
@@ -29,13 +30,17 @@ RESERVING = ("prompt_and_output", "max_model_len")
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(Settings):
     """A scheduler as a value: which requests a step computes, in the words of InferMax's GetNextBatch.
 
     A step visits the groups of running requests and the queue in ``group_order``. Decodes are one group: in each step
     all of them take part or none. A running request that lacks blocks evicts others; a waiting one never does, and
-    nobody is admitted in a step that evicted. Blocks go to running requests first, whatever the order of the groups.
+    none is admitted in a step that evicted. Blocks go to running requests first, whatever the order of the groups.
     """
+
+    follows: ClassVar[frozenset[str]] = frozenset({"enable_chunked_prefill"})
+    leaves_async_to_engine: ClassVar[bool] = True
+    can_cache_prefixes: ClassVar[bool] = False
 
     group_order: GroupOrder = "decode_first"
     """Who gets tokens first: waiting and part-way prefills (vLLM v0, Orca's successors: time to first token), or
@@ -79,7 +84,7 @@ class Policy:
 
     preemption: Preemption = "recompute"
     """What happens to an evicted request: it drops its blocks and computes them again later, they move to the host, or
-    nobody is ever evicted (checklist 316-318; vLLM v0's two modes)."""
+    no request is ever evicted (checklist 316-318; vLLM v0's two modes)."""
     host_blocks: int = 0
     """Blocks of the host that hold evicted requests; when none is left, and for part-way prompts, recompute."""
     swap_time_per_block: float = 0.0
@@ -92,32 +97,32 @@ class Policy:
 
     admission_order: Order = "fcfs"
     """Whom to admit next. First come first served puts evicted requests before all others, the latest victim first;
-    the others order them like everybody, equals by arrival. A job is prompt and declared output."""
+    the others order them like all requests, equals by arrival. A job is prompt and declared output."""
     admission_key: Callable[..., float] | None = None
     """In place of ``admission_order``: the smallest key first, equals by arrival. See ``windtunnel.core.hooks``."""
     pass_over: bool = False
     """Try the next waiting request when one does not fit (InferMax's loop); otherwise all wait behind it (vLLM)."""
     batching: Batching = "continuous"
-    """When the queue is open: in every step (Orca); or when nobody runs, until the batch decodes for the first time
+    """When the queue is open: in every step (Orca); or when none runs, until the batch decodes for the first time
     (FasterTransformer); or the same, but only a full batch, or one whose head has waited (Triton's dynamic
     batching)."""
     max_queue_delay: float = 0.0
     """Seconds that the head waits for a full batch with dynamic batching (Triton's max_queue_delay_microseconds)."""
     reschedule_interval: int = 1
-    """Decode steps from one look at the queue to the next (checklist 308: 16); it is open while nobody decodes."""
+    """Decode steps from one look at the queue to the next (checklist 308: 16); it is open while none decodes."""
     queue_ratio: float = 0.0
-    """Look at the queue when it is this many times as long as the running list (checklist 309: 1.2), or while nobody
+    """Look at the queue when it is this many times as long as the running list (checklist 309: 1.2), or while none
     decodes; 0: no such rule. With an interval, too, either opens it."""
     delay_factor: float = 0.0
     """Keep the queue closed until its head has waited for so many times the duration of the last step with prefills,
-    unless nobody runs (vLLM v0, --scheduler-delay-factor)."""
+    unless none runs (vLLM v0, --scheduler-delay-factor)."""
     prefill_batch: int = 0
     """Prompts prefilled together: the queue opens when so many places are free, or as many as wait if that is less, and
     no more are admitted in a step (MindSpore's report, checklist 341-356); 0: no such rule."""
     prefill_batch_share: float = 0.0
-    """The same as a share of the places, at least 1 (the report's coefficient, 1/64; its code has 1/32)."""
+    """That number as a share of the places, at least 1 (the report's coefficient, 1/64; its code has 1/32)."""
     balance_timeout: int = 0
-    """Data-parallel ranks in lockstep, while all of them decode, admit when each has somebody waiting, or when so many
+    """Data-parallel ranks in lockstep, while all of them decode, admit when each has a request waiting, or when so many
     steps have passed without (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: each as it can."""
     token_budget: Callable[..., int] | None = None
     """Tokens of the next step, at least one for each decode and at most C. See ``windtunnel.core.hooks``."""
@@ -139,16 +144,21 @@ class Policy:
             if contradicts(self):
                 raise InputError(words)
 
+    def with_flags(self, flags: Mapping[str, Any]) -> Self:
+        """The settings of an engine with these arguments; max_num_batched_tokens is TensorRT-LLM's max_num_tokens."""
+        chunked = flags["enable_chunked_prefill"] is not False
+        return replace(self, chunked_prefill=chunked, refuse_long_prompts=not chunked)
+
     def tokens(self, limits: Limits) -> int:
-        """C."""
+        """Tokens of a step (C)."""
         return self.max_num_batched_tokens or limits.max_num_batched_tokens
 
     def prefill_tokens(self, limits: Limits) -> int:
-        """P, or C where it is less."""
+        """Tokens of prompts in a step (P), or C where that is less."""
         return min(self.max_num_prefill_tokens or self.tokens(limits), self.tokens(limits))
 
     def places(self, limits: Limits) -> int:
-        """R_max."""
+        """Requests that may run (R_max)."""
         return min(self.max_num_seqs or limits.max_num_seqs, limits.max_num_seqs)
 
     def watermark_blocks(self, limits: Limits) -> int:
@@ -214,7 +224,7 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
     (
         lambda p: p.preemption == "none" and p.allocation not in RESERVING,
         "preemption='none': a request may lack a block and wait for ever; use allocation='prompt_and_output' or "
-        "'max_model_len', or let somebody be evicted",
+        "'max_model_len', or let a request be evicted",
     ),
     (
         lambda p: p.refuse_long_prompts and (p.chunked_prefill or p.preemption != "none"),
@@ -288,3 +298,102 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
     ),
 )
 """Combinations that make no scheduler, and what to do about them."""
+
+
+SARATHI = Policy(
+    chunked_prefill=True,
+    max_num_batched_tokens=512,
+    max_num_seqs=128,
+    allocation="prompt",
+    watermark=0.01,
+    decodes_ask_for_a_block=True,
+)
+"""Sarathi-Serve (arXiv 2403.02310; sarathi/core/scheduler/sarathi_scheduler.py): decodes first, and one chunk of
+prompts fills the step up to chunk_size, so that no decode ever waits for a long prompt."""
+
+ORCA = Policy(allocation="max_model_len", preemption="none")
+"""Orca (OSDI 2022, as re-implemented in sarathi/core/scheduler/orca_scheduler.py): requests join and leave at every
+iteration, prompts and decodes share it, each holds the memory of the longest sequence."""
+
+FASTERTRANSFORMER = Policy(
+    group_order="prefill_first", mixed=False, allocation="max_model_len", preemption="none", batching="static"
+)
+"""FasterTransformer (sarathi/core/scheduler/faster_transformer_scheduler.py): request-level batches; nobody joins until
+the last one has finished."""
+
+DYNAMIC = Policy(
+    group_order="prefill_first",
+    mixed=False,
+    allocation="max_model_len",
+    preemption="none",
+    batching="dynamic",
+    max_queue_delay=0.1,
+)
+"""Triton's dynamic batcher (model configuration, dynamic_batching): a batch starts when it is full or its oldest
+request has waited for max_queue_delay, and runs to its end."""
+
+LIGHTLLM = Policy(group_order="prefill_first", mixed=False, allocation="look_ahead", look_ahead_margin=6)
+"""LightLLM (router/req_queue/continues_batch/impl.py): a new prompt is prefilled alone and at once if the peak of all
+requests, each running to its declared end, fits memory; in need the newest is paused."""
+
+TRTLLM_MAX_UTILIZATION = Policy()
+"""TensorRT-LLM, MAX_UTILIZATION (capacityScheduler.cpp, microBatchScheduler.cpp): everybody runs whose next step fits;
+the last started one is paused when it does not. Whole contexts beside all generations."""
+
+TRTLLM_GUARANTEED_NO_EVICT = Policy(allocation="prompt_and_output", preemption="none", refuse_long_prompts=True)
+"""TensorRT-LLM, GUARANTEED_NO_EVICT (same files): admitted only if the blocks of prompt and declared output are free,
+so that nobody is ever paused; prompts beyond max_num_tokens are refused."""
+
+MINDSPORE = Policy(group_order="prefill_first", mixed=False, prefill_batch_share=1 / 64)
+"""ms-llm-serve as in the MindSpore tuning report (checklist 330-358): prefill first, in batches of a share of the
+decode batch; 1/64 is the report's coefficient, its code breaks at 1/32."""
+
+FCFS_INTERVAL = Policy(group_order="prefill_first", mixed=False, reschedule_interval=16)
+"""Interval scheduling (checklist 308): the queue is looked at every 16 decode steps."""
+
+QUEUE_RATIO = Policy(group_order="prefill_first", mixed=False, queue_ratio=1.2)
+"""Queue-ratio scheduling (checklist 309): the queue is looked at when it is 1.2 times as long as the running list."""
+
+POLICIES: dict[str, Policy] = {
+    "sarathi": SARATHI,
+    "orca": ORCA,
+    "fastertransformer": FASTERTRANSFORMER,
+    "dynamic": DYNAMIC,
+    "lightllm": LIGHTLLM,
+    "trtllm-max-utilization": TRTLLM_MAX_UTILIZATION,
+    "trtllm-guaranteed-no-evict": TRTLLM_GUARANTEED_NO_EVICT,
+    "mindspore": MINDSPORE,
+    "fcfs-interval": FCFS_INTERVAL,
+    "queue-ratio": QUEUE_RATIO,
+}
+"""The presets of the unified scheduler."""
+
+
+def infermax_grid() -> dict[str, Policy]:
+    """InferMax's variants: {vllm, sarathi} × hybrid × chunked × eviction × order, by a name that says all of it.
+
+    Its vLLM visits waiting prefills first, its Sarathi decodes; both take the memory of a whole prompt, pass over what
+    does not fit, and have neither a watermark nor another limit than C and M. Look-ahead admission, which counts whole
+    prompts, is left out where prompts are chunked.
+    """
+    bases: dict[str, dict[str, Any]] = {"vllm": {"group_order": "prefill_first"}, "sarathi": {}}
+    victims: tuple[Victim, ...] = ("newest", "shortest", "longest")
+    reserving: dict[str, Allocation] = {"reserve": "prompt_and_output", "look_ahead": "look_ahead"}
+    memory: dict[str, dict[str, Any]] = {name: {"allocation": "prompt", "victim": name} for name in victims}
+    memory |= {name: {"allocation": value} for name, value in reserving.items()}
+    memory["reserve"]["preemption"] = "none"
+    orders: tuple[Order, ...] = ("fcfs", "shortest_prompt", "shortest_output", "shortest_job")
+    grid = {}
+    for base, mixed, chunked, eviction, order in product(bases, (False, True), (False, True), memory, orders):
+        if eviction == "look_ahead" and chunked:
+            continue
+        words = (base, "hybrid" * mixed, "chunked" * chunked, eviction, order)
+        grid["-".join(word for word in words if word)] = Policy(
+            **bases[base],
+            **memory[eviction],
+            mixed=mixed,
+            chunked_prefill=chunked,
+            admission_order=order,
+            pass_over=True,
+        )
+    return grid

@@ -1,22 +1,28 @@
 """vLLM's v0 scheduler as data: its settings beyond the limits, as of version 0.8.5."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self, get_args
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy.limits import Limits
+from windtunnel.hardware import GIB
+from windtunnel.policy.settings import Limits, Settings
 
 AdmissionOrder = Literal["fcfs", "priority"]
 PreemptionMode = Literal["recompute", "swap"]
 
+SWAP_SPACE = 4 * GIB
+"""Bytes of the host for the blocks of one GPU (vllm/config.py)."""
+
 
 @dataclass(frozen=True)
-class VllmV0:
+class VllmV0(Settings):
     """vLLM's v0 scheduler: prefills and decodes are different stages of a request (vllm/core/scheduler.py, 0.8.5).
 
     By default a step holds either prefills or decodes, and prefills come first. With chunked prefill decodes come
     first, and pieces of prompts fill the rest of the budget. Whoever finds no block preempts the newest.
     """
+
+    unused_blocks: ClassVar[int] = 0
 
     chunked_prefill: bool = False
     """Mix decodes with pieces of prompts; otherwise a prompt is computed whole, in a step without decodes."""
@@ -83,6 +89,20 @@ class VllmV0:
             return int(limits.max_model_len * 0.04)
         return self.long_prefill_token_threshold
 
+    def with_host(self, limits: Limits, block_bytes: int, pcie_bandwidth: float) -> Self:
+        """The settings; where they swap, with the room and the time that they leave open.
+
+        vLLM sets 4 GiB of the host's memory aside for each GPU (swap_space), and blocks move over PCIe.
+        """
+        self.check(limits)
+        if not self.swaps:
+            return self
+        return replace(
+            self,
+            num_cpu_blocks=self.num_cpu_blocks or SWAP_SPACE // block_bytes,
+            swap_seconds_per_block=self.swap_seconds_per_block or block_bytes / pcie_bandwidth,
+        )
+
     def transfer_time(self, blocks_out: int, blocks_in: int) -> float:
         """Seconds that a step waits for blocks that move to the host and back."""
         transfers = int(blocks_out > 0) + int(blocks_in > 0)
@@ -122,7 +142,7 @@ def no_room_on_host(num_cpu_blocks: int, request: str) -> InputError:
 
 
 def no_way_to_displace(request: str) -> InputError:
-    """The same: swapping for the sake of a better priority."""
+    """What ends a simulation where vLLM 0.8.5 ends: swapping for the sake of a better priority."""
     return InputError(
         f"preemption_mode='swap': {request!r} must make way for a better priority, and vLLM 0.8.5 does not "
         "survive swapping it out for that: preempt by recompute"
@@ -130,7 +150,7 @@ def no_way_to_displace(request: str) -> InputError:
 
 
 def no_way_back(request: str) -> InputError:
-    """The same: a prompt on the host of which a part was computed."""
+    """What ends a simulation where vLLM 0.8.5 ends: a prompt on the host of which a part was computed."""
     return InputError(
         f"preemption_mode='swap': {request!r} was swapped out part-way through its prompt, which vLLM 0.8.5 does not "
         "survive with prefix caching: preempt by recompute, or disable prefix caching"
@@ -138,7 +158,7 @@ def no_way_back(request: str) -> InputError:
 
 
 def patience(limits: Limits) -> int:
-    """Steps in a row without a token for anybody, after which only a circle remains: prompts evict each other."""
+    """Steps in a row without a token, after which only a circle remains: prompts evict each other."""
     return 100 + limits.max_num_seqs * limits.max_model_len
 
 

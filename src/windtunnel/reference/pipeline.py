@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
 
-from windtunnel.perf.stage_times import Passage, StageTimes
+from windtunnel.perf.batch_times import Passage, StageTimes
 from windtunnel.policy import VllmV1
 from windtunnel.reference.batch import Batch, Scheduled
 from windtunnel.reference.replica import Step
@@ -38,8 +38,8 @@ class InFlight:
 class Pipeline:
     """Steps in flight, as many as the engine allows, and the stages that they occupy.
 
-    Step n belongs to lane n mod the number of stages: whoever decodes in it decodes next in step n + stages. An empty
-    step takes a place like any other, until all before it have ended.
+    Step n belongs to lane n mod the number of stages: a request that decodes in it decodes next in step n + stages. An
+    empty step takes a place like any other, until all before it have ended.
     """
 
     ask_again = inf

@@ -1,15 +1,51 @@
-"""Group: the ranks that step together, and the steps they have in flight."""
+"""Group: the ranks that step together, the steps they have in flight, and how they admit together."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nextafter
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.reference.balance import Balance, Balanced
 from windtunnel.reference.batch import Batch, StepScheduler
 from windtunnel.reference.request import Request
+
+
+class Balanced(Protocol):
+    """A rank's scheduler, as far as the others look at it."""
+
+    held: bool
+    """Admits nothing in the next step."""
+
+    @property
+    def has_prompts(self) -> bool:
+        """A request waits that holds nothing yet."""
+
+    @property
+    def has_decodes(self) -> bool:
+        """A request decodes."""
+
+
+class Balance:
+    """Counts the steps in which not every rank had a request to admit."""
+
+    def __init__(self, timeout: int) -> None:
+        self.timeout = timeout
+        self.steps = 0
+
+    def begin_step(self, ranks: Sequence[Balanced]) -> None:
+        """While all ranks decode, none admits before each has one waiting, or ``timeout`` steps have passed.
+
+        The steps are counted without a pause, also while nothing waits at all.
+        """
+        together = all(rank.has_prompts for rank in ranks)
+        self.steps = 0 if together else self.steps + 1
+        due = self.steps >= self.timeout or not all(rank.has_decodes for rank in ranks)
+        if due:
+            self.steps = 0
+        for rank in ranks:
+            rank.held = not (together or due)
+
 
 BatchTime = Callable[[list[Batch]], float]
 """Seconds of a step from the batches of the ranks that take part in it."""
@@ -62,9 +98,9 @@ class Group:
     def schedule(self, now: float) -> float | None:
         """Start steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
 
-        An empty decision waits for the step in flight. With none in flight it is repeated if it preempted somebody, and
-        may name the time at which it wants to be asked again. If it ignored somebody it takes the shortest time there
-        is: others that decide at the same time do not see it.
+        An empty decision waits for the step in flight. With none in flight it is repeated if it preempted a request,
+        and may name the time at which it wants to be asked again. If it ignored a request it takes the shortest time
+        there is: others that decide at the same time do not see it.
         """
         while len(self.in_flight) < self.depth:
             if self.balance is not None:

@@ -30,6 +30,9 @@ CONFIG: Settings = {
 BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
 """The recorder's coefficients in seconds."""
 
+SINCE_0_32 = ("vllm-0.33", "vllm-0.32")
+"""Versions that know ``watermark``, ``max_num_active_seqs`` and ``long_prefill_token_threshold_adaptive``."""
+
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -60,15 +63,15 @@ def policy(config: Settings, version: str) -> VllmV1:
     if config["policy"] not in ("fcfs", "priority"):
         raise unknown("policy", config["policy"], ("fcfs", "priority"))
     by_priority = config["policy"] == "priority"
-    newest = version == "vllm-0.32"
+    new = version in SINCE_0_32
     return replace(
         rules,
         chunked_prefill=config["enable_chunked_prefill"],
         reserve_full_prompt=rules.reserve_full_prompt and config["scheduler_reserve_full_isl"],
-        watermark=config["watermark"] if newest else 0.0,
-        max_num_active_seqs=(config["max_num_active_seqs"] or 0) if newest else 0,
+        watermark=config["watermark"] if new else 0.0,
+        max_num_active_seqs=(config["max_num_active_seqs"] or 0) if new else 0,
         long_prefill_token_threshold=config["long_prefill_token_threshold"],
-        adaptive_threshold=newest and config["long_prefill_token_threshold_adaptive"],
+        adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
         prefix_caching=config["enable_prefix_caching"],
         admission_order="priority" if by_priority else "fcfs",
         victim="lowest_priority" if by_priority else "newest",

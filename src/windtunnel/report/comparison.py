@@ -10,8 +10,7 @@ import numpy as np
 from windtunnel.metrics import Comparison, Interval, Measure, Variant
 from windtunnel.metrics.comparison import plain
 from windtunnel.report.figures import Figure, cdf, over_time, rounded
-from windtunnel.report.page import page, plot, warnings
-from windtunnel.report.words import number, table
+from windtunnel.report.page import number, page, plot, table, warnings
 from windtunnel.report.write import write_whole
 
 DISTRIBUTIONS = {

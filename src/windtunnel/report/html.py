@@ -9,9 +9,21 @@ from typing import Any
 from windtunnel.deployment import SLO
 from windtunnel.metrics import LATENCIES, PERCENTILES, Steps, Summary
 from windtunnel.report.figures import BINS, figures
-from windtunnel.report.page import page, plot, warnings
+from windtunnel.report.page import (
+    card,
+    flatten,
+    money,
+    number,
+    page,
+    percent,
+    plain,
+    plot,
+    seconds,
+    span,
+    table,
+    warnings,
+)
 from windtunnel.report.serve_line import serve_line
-from windtunnel.report.words import card, flatten, money, number, percent, plain, seconds, span, table
 
 MAX_REPLICAS = 64
 """Most replicas that the table lists."""

@@ -11,10 +11,9 @@ from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.survey import Surveyed
 from windtunnel.plan.trial import whole_run
 from windtunnel.plan.what_if import WhatIf
-from windtunnel.report.page import page, plot, script, warnings
+from windtunnel.report.page import number, page, percent, plot, script, table, warnings
 from windtunnel.report.plan_figures import label, pareto, slices
 from windtunnel.report.serve_line import serve_line
-from windtunnel.report.words import number, percent, table
 from windtunnel.report.write import write_whole
 
 ABOUT = {

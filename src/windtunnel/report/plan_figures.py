@@ -129,7 +129,7 @@ def _configuration(answer: SearchResult, one: Surveyed) -> dict[str, Any]:
         "gpus": replica.gpus,
         "device": replica.pools[0].device.name,
         "tp": replica.pools[0].engine.tensor_parallel_size,
-        "seqs": replica.pools[0].engine.seqs,
+        "seqs": replica.pools[0].engine.resolved("max_num_seqs"),
         "points": [_point(outcome) for outcome in one.outcomes],
     }
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from windtunnel.deployment import Pool
 from windtunnel.perf.explain import Explanation, Row
-from windtunnel.report.page import page, plot
-from windtunnel.report.words import percent, seconds, table
+from windtunnel.report.page import page, percent, plot, seconds, table
 from windtunnel.report.write import write_whole
 
 EDGE = 4.0

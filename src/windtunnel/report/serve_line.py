@@ -5,9 +5,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, SCHEDULER_FLAGS
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 
+SCHEDULER_VALUES = {name: default for name, default in SCHEDULER_FLAGS.items() if default is not None}
 VALUES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -24,9 +25,7 @@ VALUES = (
     "kv_cache_dtype",
     "quantization",
     "num_gpu_blocks_override",
-    "long_prefill_token_threshold",
-    "watermark",
-    "scheduling_policy",
+    *SCHEDULER_VALUES,
 )
 SWITCHES = (
     "enable_expert_parallel",
@@ -44,9 +43,7 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "kv_cache_dtype": ("auto",),
     "enable_expert_parallel": (False,),
     "enable_prefix_caching": (True,),
-    "long_prefill_token_threshold": (0,),
-    "watermark": (0,),
-    "scheduling_policy": ("fcfs",),
+    **{name: (default,) for name, default in SCHEDULER_VALUES.items()},
 }
 """Values that are vLLM's own defaults on every device and need no flag."""
 DEEPEP_MODES = {LOW_LATENCY: "low_latency", HIGH_THROUGHPUT: "normal", AUTO: "auto"}

@@ -17,8 +17,7 @@ from windtunnel.metrics import (
     timeline,
     unroll,
 )
-from windtunnel.policy.named import find_scheduler
-from windtunnel.routing import find_router
+from windtunnel.policy.named import find_router, find_scheduler
 from windtunnel.scenario import Scenario, vary, words_of
 from windtunnel.scenario.load_flags import TRACE
 from windtunnel.simulate.simulate import simulate

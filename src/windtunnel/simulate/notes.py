@@ -1,8 +1,8 @@
-"""Notes: what the reader of a run should know about its load and its end."""
+"""Notes: what the reader of a run should know about its load and its end; and what a strict one is refused for."""
 
 from windtunnel.core.engine import Demand, Fleet
-from windtunnel.policy import Policy, Sglang
-from windtunnel.simulate.run import UNFINISHED, Requests
+from windtunnel.errors import InputError
+from windtunnel.simulate.run import UNFINISHED, Requests, Run
 
 _NO_HASH_IDS = "prefix caching is on, but the trace has no hash_ids: no shared prefixes are known, "
 QUIET = (
@@ -16,8 +16,7 @@ def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
     """Requests that are rejected or cut, and shared prompts that are not known or not looked for."""
     found, limit = [], fleet.limits[0]
     if refused := int(demand.refused.sum()):
-        settings = fleet.policies[0]
-        whole = isinstance(settings, Policy) and settings.refuse_long_prompts
+        whole = fleet.policies[0].refuse_long_prompts
         longest = f", or their prompts the {limit.max_num_batched_tokens} tokens of a step" if whole else ""
         found.append(
             f"{refused} of {len(demand.refused)} requests can never run and were rejected: they exceed max_model_len="
@@ -25,13 +24,13 @@ def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
         )
     if cut:
         found.append(f"{cut} requests end at max_model_len={limit.max_model_len}, before their full output")
-    if demand.hash_ids is not None and any(isinstance(settings, Policy) for settings in fleet.policies):
+    if demand.hash_ids is not None and not all(settings.can_cache_prefixes for settings in fleet.policies):
         found.append(
             "prompts of this workload begin alike, but this scheduler is simulated without prefix caching: all are "
             "computed"
         )
-    if demand.hash_ids is None and any(getattr(policy, "prefix_caching", False) for policy in fleet.policies):
-        pipelines = any(getattr(policy, "pipeline_parallel_size", 1) > 1 for policy in fleet.policies)
+    if demand.hash_ids is None and any(settings.prefix_caching for settings in fleet.policies):
+        pipelines = any(settings.pipeline_parallel_size > 1 for settings in fleet.policies)
         found.append(QUIET[pipelines])
     return found
 
@@ -39,10 +38,30 @@ def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
 def about_the_unfinished(requests: Requests, fleet: Fleet) -> list[str]:
     """Requests that never finish, and why."""
     stuck = int((requests.status == UNFINISHED).sum())
-    retracted = any(isinstance(policy, Sglang) for policy in fleet.policies)
-    reason = (
-        "one that was retracted asks for more memory than there is, with what it had generated"
-        if retracted
-        else "requests of equal priority and arrival preempt each other for ever"
-    )
+    reason = fleet.policies[0].why_unfinished
     return [f"{stuck} requests never finish: {reason}, as in the engine"] if stuck else []
+
+
+def refuse_extrapolation(run: Run, beyond: float) -> None:
+    """Raise InputError if the batch times of a run are beyond the kernel data.
+
+    ``beyond`` is the share of its time beyond the ends of tables (``metrics.uncertainty``).
+
+    They are where a pool's device or engine has no tables, where those of another engine version answered, and where a
+    kernel of the run was asked beyond the ends of its table or took the efficiency of another shape. What no table of
+    any device holds (norms, copies, chunks with context, host work) is modelled all the same, and no reason to refuse.
+    """
+    for pool, origins in zip(run.manifest["pools"], run.manifest["provenance"], strict=True):
+        first = origins[0]
+        if first["source"] != "kernel database":
+            raise InputError(f"strict: kernel times of {pool['device']} would be modelled: {first['reason']}")
+        if first["version_rule"] != "exact":
+            raise InputError(
+                f"strict: the kernel database has no {first['backend']} {first['wanted']} on {first['system']}: ask "
+                f"for what it has, kernel_version={first['version']}"
+            )
+    if beyond > 0:
+        raise InputError(
+            f"strict: {beyond:.2%} of the batch time is beyond the kernel data: `windtunnel explain` names the "
+            "operators; leave out strict, or choose another model, parallelism or batch limits"
+        )

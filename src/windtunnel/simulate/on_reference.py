@@ -1,17 +1,19 @@
 """The reference engine in place of the compiled core: takes its demand and returns its record, some thousand requests a
-second; with schedulers written in Python, for which there is no other way."""
+second; for schedulers written in Python, and for pipelines of releases whose steps do not keep turns (vLLM ≤ 0.20)."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, Record
+from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
 from windtunnel.errors import InputError
-from windtunnel.perf.stage_times import StageTimes
+from windtunnel.perf.batch_times import StageTimes
+from windtunnel.policy import VllmV1
 from windtunnel.reference.custom import Custom, PythonScheduler
 from windtunnel.reference.loop import (
     Loop,
@@ -23,9 +25,10 @@ from windtunnel.reference.loop import (
     round_robin,
     vllm_dp,
 )
-from windtunnel.reference.pipeline import Pipeline
+from windtunnel.reference.pipeline import Pipeline, table_passage
 from windtunnel.reference.replica import Group, Step, table_time
 from windtunnel.reference.request import Request
+from windtunnel.reference.vllm_v1 import Scheduler
 
 
 class Lane(NamedTuple):
@@ -168,3 +171,32 @@ def _table(requests: list[Request], lane_of: dict[int, int]) -> Any:
     table["lane"] = [lane_of.get(request.id, NONE) for request in requests]
     table["state"] = [REFUSED if request.refused else GONE if request.finished else 0 for request in requests]
     return table
+
+
+def beyond_the_core(fleet: Fleet) -> list[str]:
+    """The settings that keep a fleet of pipelines from the compiled core; none for any other fleet."""
+    pipelines = [policy for policy in fleet.policies if policy.pipeline_parallel_size > 1]
+    if len(pipelines) < len(fleet.policies):
+        return []
+    return sorted({name for policy in pipelines for name in unsupported(policy)})
+
+
+def run_pipelines(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
+    """Simulate a fleet of pipelines; ``router`` and ``uniforms`` as for the core.
+
+    Raises:
+        InputError: ranks in lockstep.
+    """
+    replicas = [_pipelines(fleet, pool) for pool, count in enumerate(fleet.replicas) for _ in range(count)]
+    requests = requests_of(demand)
+    run_replicas(replicas, requests, fleet, demand, router, uniforms)
+    return record_of(requests, replicas)
+
+
+def _pipelines(fleet: Fleet, pool: int) -> Replica:
+    limits, policy, times = fleet.limits[pool], fleet.policies[pool], fleet.times[pool]
+    policy.check(limits)
+    if fleet.lockstep[pool]:
+        raise InputError("pipelines of ranks in lockstep are not simulated: use data_parallel_size=1 with experts")
+    passage, rules = table_passage(cast(StageTimes, times)), cast(VllmV1, policy)  # no others have stages
+    return Replica([Pipeline(Scheduler(limits, rules), rules, passage) for _ in range(fleet.lanes[pool])])

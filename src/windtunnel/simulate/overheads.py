@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.perf.stage_times import StageTimes, Times
+from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times
 from windtunnel.simulate.run import Requests
 from windtunnel.workload.columns import Workload
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, cast, get_args
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -14,26 +14,20 @@ from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
-from windtunnel.hardware import GIB
+from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
-from windtunnel.perf.stage_times import Times
 from windtunnel.perf.tabulate.cache import cache_folder
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
-from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0
-from windtunnel.policy.named import find_scheduler
+from windtunnel.policy import Limits, Settings
+from windtunnel.policy.named import find_router, find_scheduler
 from windtunnel.reference.custom import PythonScheduler
-from windtunnel.routing import find_router
 from windtunnel.simulate.notes import about_load, about_the_unfinished
-from windtunnel.simulate.on_reference import run_custom
+from windtunnel.simulate.on_reference import beyond_the_core, run_custom, run_pipelines
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads, at_client, at_engine
-from windtunnel.simulate.pipelines import beyond_the_core, run_pipelines, settled
 from windtunnel.simulate.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
 from windtunnel.version import __version__
 from windtunnel.workload.columns import Workload
-
-SWAP_SPACE = 4 * GIB
-"""Bytes of the host for the blocks of one GPU (vllm/config.py, 0.8.5)."""
 
 Integers = NDArray[np.int64]
 
@@ -83,8 +77,8 @@ def simulate(
         demand = replace(demand, turnaround=client.turnaround(workload, delays))
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += [*about_load(demand, cut, fleet), *_state_notes(deployment, budgets, demand)]
-    shares_prompts = demand.hash_ids is not None
-    fleet = replace(fleet, policies=tuple(settled(policy, shares_prompts) for policy in fleet.policies))
+    if demand.hash_ids is None:
+        fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     record, slowly = _record(fleet, demand, router, seed, scheduler or own)
     requests = _requests(workload, record)
     notes += [*slowly, *about_the_unfinished(requests, fleet)]
@@ -123,10 +117,9 @@ def _schedulers(deployment: Deployment) -> tuple[Callable[[], PythonScheduler] |
     settings: list[Settings] = []
     for pool in deployment.pools:
         found = find_scheduler(pool.engine.scheduler) if pool.engine.scheduler else engine_scheduler(pool.engine)
-        if not isinstance(found, get_args(Settings)):
-            made = cast(Callable[[], PythonScheduler], found)
-            return made, [engine_scheduler(pool.engine) for pool in deployment.pools]
-        settings.append(cast(Settings, found))
+        if callable(found):
+            return found, [engine_scheduler(pool.engine) for pool in deployment.pools]
+        settings.append(found)
     return None, settings
 
 
@@ -144,10 +137,14 @@ def _fleet(
     policies: Sequence[Settings],
 ) -> Fleet:
     pools = deployment.pools
-    rows = list(zip(pools, budgets, policies, strict=True))
+    of_ranks = tuple(limits(*row) for row in zip(pools, budgets, policies, strict=True))
+    rows = zip(policies, of_ranks, budgets, pools, strict=True)
     return Fleet(
-        limits=tuple(limits(*row) for row in rows),
-        policies=tuple(with_host(*row) for row in rows),
+        limits=of_ranks,
+        policies=tuple(
+            settings.with_host(limit, budget.block_bytes, pool.device.pcie_bandwidth)
+            for settings, limit, budget, pool in rows
+        ),
         times=times,
         replicas=tuple(pool.replicas for pool in pools),
         lanes=tuple(pool.engine.data_parallel_size for pool in pools),
@@ -156,32 +153,12 @@ def _fleet(
 
 
 def limits(pool: Pool, budget: KVBudget, settings: Settings) -> Limits:
-    """What one rank of the pool may use; vLLM never hands out block 0, but for its v0 engine."""
-    engine = pool.engine
-    unused = 0 if isinstance(settings, VllmV0) else 1
+    """What one rank of the pool may use."""
+    names = ("max_num_batched_tokens", "max_model_len", "block_size")
     return Limits(
         max_num_seqs=budget.max_num_seqs,
-        max_num_batched_tokens=engine.batched_tokens,
-        max_model_len=engine.model_len,
-        num_blocks=budget.num_blocks - unused,
-        block_size=engine.tokens_per_block,
-    )
-
-
-def with_host(pool: Pool, budget: KVBudget, settings: Settings) -> Settings:
-    """Settings that swap, with the host's blocks and the time to move one where they leave them open.
-
-    vLLM 0.8.5 sets 4 GiB of the host's memory aside for each GPU (swap_space), and blocks move over PCIe.
-    """
-    if not isinstance(settings, VllmV0):
-        return settings
-    settings.check(limits(pool, budget, settings))
-    if not settings.swaps:
-        return settings
-    return replace(
-        settings,
-        num_cpu_blocks=settings.num_cpu_blocks or SWAP_SPACE // budget.block_bytes,
-        swap_seconds_per_block=settings.swap_seconds_per_block or budget.block_bytes / pool.device.pcie_bandwidth,
+        num_blocks=budget.num_blocks - settings.unused_blocks,
+        **{name: pool.engine.resolved(name) for name in names},
     )
 
 
@@ -190,13 +167,10 @@ def _demand(workload: Workload, limit: Limits, settings: Settings) -> tuple[Dema
 
     A request is refused if it does not fit an empty engine; see ``policy.can_ever_run``.
     """
-    longest = settings.longest_request(limit) if isinstance(settings, Sglang) else limit.max_model_len
-    room = longest - workload.prompt_tokens
+    room = settings.longest_request(limit) - workload.prompt_tokens
     output = np.minimum(workload.output_tokens, room)
     blocks = -(-(workload.prompt_tokens + output - 1) // limit.block_size)
-    refused = (output < 1) | (blocks > limit.num_blocks)
-    if isinstance(settings, Policy):
-        refused |= workload.prompt_tokens > settings.longest_prompt(limit)
+    refused = (output < 1) | (blocks > limit.num_blocks) | (workload.prompt_tokens > settings.longest_prompt(limit))
     demand = Demand(
         arrival=workload.arrival,
         prompt_tokens=workload.prompt_tokens,

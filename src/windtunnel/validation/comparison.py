@@ -12,8 +12,8 @@ import numpy as np
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.metrics import clean, delay_growth, overloaded, request_metrics, time_share, uncertainty, unroll
 from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.simulate.notes import refuse_extrapolation
 from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads
-from windtunnel.simulate.refuse_extrapolation import refuse_extrapolation
 from windtunnel.simulate.run import Requests as RunRequests
 from windtunnel.simulate.run import Run
 from windtunnel.simulate.simulate import simulate

@@ -17,7 +17,7 @@ from windtunnel.perf.explain import Batch, explain
 from windtunnel.validation.measurement import Measurement
 
 BIN = 2.0
-"""Seconds."""
+"""Seconds in which the rate of steps counts as constant."""
 
 SMOOTH = 0.02
 """Weight of equal rates in neighbouring bins, as a share of the requests' own; keeps empty bins defined."""
@@ -69,7 +69,7 @@ def steps_table(measurement: Measurement, pool: Pool, width: float = BIN, perf: 
     head = ("at, s", "running", "cached tokens", "measured step, ms", "simulated", "difference, ms", "error")
     lines = [f"| {' | '.join(head)} |", "|" + "---:|" * len(head)]
     for one in decode_bins(measurement, width):
-        decodes = min(-(-one.running // ranks), pool.engine.seqs)
+        decodes = min(-(-one.running // ranks), pool.engine.resolved("max_num_seqs"))
         batch = Batch(decodes=decodes, kv_tokens=one.cached_tokens // ranks)
         simulated = explain(pool, batch, perf).total_seconds
         off = f"{(simulated - one.measured) * 1e3:+.1f} | {(simulated / one.measured - 1) * 100:+.0f} % |"

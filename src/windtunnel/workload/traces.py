@@ -12,7 +12,7 @@ from windtunnel.errors import InputError, nearest, unknown
 from windtunnel.workload import csv_traces, json_traces, own_files
 from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload, take_hashes
-from windtunnel.workload.csv_table import Table, header, read_table
+from windtunnel.workload.csv_traces import Table, header, read_table
 from windtunnel.workload.rules import Floats, check_sorted, integers, later_turns, ragged
 from windtunnel.workload.synthetic import stream
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sglang_rounds import SHARED, Engine, ask, engine
 
 from windtunnel.core.radix import FREE, Tree
-from windtunnel.core.schedulers.sglang import BEYOND
+from windtunnel.core.schedulers.sglang_admission import BEYOND
 from windtunnel.errors import InputError
 from windtunnel.replay.sglang import Settings
 
@@ -251,7 +251,7 @@ ENGINES: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(ENGINES, st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=12))
-def test_every_request_ends_and_all_memory_comes_back(config: dict[str, object], sizes: list[tuple[int, int]]) -> None:
+def test_every_request_ends_and_all_memory_comes_back(config: dict[str, Any], sizes: list[tuple[int, int]]) -> None:
     requests = [ask(str(i), [*SHARED[:shared], -i - 1], output) for i, (shared, output) in enumerate(sizes)]
     scheduler = engine(*requests, **config)
     total, idle = config["max_total_tokens"], 0

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.errors import InputError
-from windtunnel.perf.batch_times import linear
-from windtunnel.perf.stage_times import StageTimes, Times
+from windtunnel.perf.batch_times import StageTimes, Times, linear
 from windtunnel.policy import Limits, Policy, Settings, VllmV1
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "200"))

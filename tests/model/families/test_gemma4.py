@@ -13,7 +13,7 @@ from windtunnel.deployment.resolve import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import MLP, Model, MoE, load_model, read_config
-from windtunnel.model.stages import stages
+from windtunnel.model.spec import stages
 from windtunnel.perf.tabulate.host import eager_floor
 from windtunnel.perf.tabulate.operators import operators
 

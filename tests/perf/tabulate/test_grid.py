@@ -59,7 +59,7 @@ def test_shares_by_source_and_by_group_add_up(built: tuple[Pool, Tabulated]) -> 
         assert sum(times.prefill_base for times in split.values()) == pytest.approx(tables.times.prefill_base)
         batch = (3, 3000, [(200, 16), (90, 0)])
         assert sum(times.rank(*batch) for times in split.values()) == pytest.approx(tables.times.rank(*batch))
-    assert of.engine.seqs == tables.times.max_num_seqs
+    assert of.engine.resolved("max_num_seqs") == tables.times.max_num_seqs
 
 
 def test_more_work_takes_longer(built: tuple[Pool, Tabulated]) -> None:
@@ -80,11 +80,11 @@ def test_more_work_takes_longer(built: tuple[Pool, Tabulated]) -> None:
 def test_the_tables_cover_the_engine(built: tuple[Pool, Tabulated]) -> None:
     of, tables = built
     times, engine = tables.times, of.engine
-    assert times.max_num_batched_tokens == engine.batched_tokens
-    assert times.context_knots[-1] >= engine.model_len
-    assert times.chunk_knots[-1] >= engine.batched_tokens
+    assert times.max_num_batched_tokens == engine.resolved("max_num_batched_tokens")
+    assert times.context_knots[-1] >= engine.resolved("max_model_len")
+    assert times.chunk_knots[-1] >= engine.resolved("max_num_batched_tokens")
     ranks = engine.data_parallel_size if of.lockstep else 1
-    assert len(times.expert_tokens) == (ranks * engine.batched_tokens + 1 if ranks > 1 else 1)
+    assert len(times.expert_tokens) == (ranks * engine.resolved("max_num_batched_tokens") + 1 if ranks > 1 else 1)
 
 
 def test_batches_are_padded_to_their_graph(built: tuple[Pool, Tabulated]) -> None:

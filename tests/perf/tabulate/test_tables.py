@@ -8,8 +8,8 @@ import pytest
 from windtunnel.deployment import Engine, Pool, stage_pools
 from windtunnel.hardware import device
 from windtunnel.model import load_model
+from windtunnel.perf.batch_times import StageTimes
 from windtunnel.perf.predictor import predictor
-from windtunnel.perf.stage_times import StageTimes
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import across_nodes, activations, axes, sends
 

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, fields
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, require_positive
 from windtunnel.model.keys import Keys
 from windtunnel.model.layers import Attention
-from windtunnel.model.sizes import require_positive
 
 INDEX_BYTES = 2
 """Of a number in the cache of index keys: 16 bits, whatever the KV cache has (``resolve_indexer_kv_dtype`` in vLLM

@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, require_not_negative, require_positive
 from windtunnel.model.keys import Json, Keys
-from windtunnel.model.modelopt import mixed
-from windtunnel.model.quantization import EXPERTS, LINEARS, Quantization, kv_bytes
-from windtunnel.model.sizes import require_not_negative, require_positive
+from windtunnel.model.quantization import EXPERTS, LINEARS, Quantization, kv_bytes, mixed
 
 RATIOS = (0, 4, 128)
 """Tokens that one entry stands for; 0: the layer has a window alone. Engines have kernels for no others

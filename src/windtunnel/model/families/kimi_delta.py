@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, require_positive
 from windtunnel.model.keys import Keys
 from windtunnel.model.layers import LinearAttention
-from windtunnel.model.sizes import require_positive
 
 
 @dataclass(frozen=True)

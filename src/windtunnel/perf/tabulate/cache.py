@@ -14,6 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from windtunnel.deployment import Pool
+from windtunnel.deployment.engine import SCHEDULER_FLAGS
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.database import Database
 from windtunnel.perf.tabulate.tables import PARTS, Axes, Sums, Tabulated, total
@@ -26,17 +27,7 @@ KEPT = 256
 """Tables that a cache keeps, a few megabytes each; the oldest go first."""
 
 
-BESIDES = (
-    "gpu_memory_utilization",
-    "num_gpu_blocks_override",
-    "watermark",
-    "scheduler",
-    "scheduler_reserve_full_isl",
-    "scheduling_policy",
-    "long_prefill_token_threshold",
-    "enable_chunked_prefill",
-    "enable_prefix_caching",
-)
+BESIDES = ("gpu_memory_utilization", "num_gpu_blocks_override", "scheduler", *SCHEDULER_FLAGS)
 """Settings of an engine that only its memory and its scheduler read: no batch takes longer for them."""
 
 

@@ -8,15 +8,14 @@ import numpy as np
 
 from windtunnel.deployment import Pool, capture_sizes, preset
 from windtunnel.model.layers import Layer
-from windtunnel.model.stages import stages
-from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, Floats, Integers
+from windtunnel.model.spec import stages
+from windtunnel.perf.batch_times import CONTEXT_STEP, BatchTimes, Floats, Integers, StageTimes, added
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kernel_errors import HOST, family_errors
 from windtunnel.perf.kernel_times import SOURCES, KernelTimes
 from windtunnel.perf.kinds.attention import flash_attention_2
 from windtunnel.perf.kinds.collective import CROSSING, Collective
 from windtunnel.perf.predictor import Predictor
-from windtunnel.perf.stage_times import StageTimes, added
 from windtunnel.perf.tabulate.operator import GROUPS, Operator
 
 KNOTS_PER_OCTAVE = 16
@@ -67,7 +66,7 @@ class Axes:
 def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
     """The axes for a pool's limits and captured graphs."""
     engine = pool.engine
-    tokens = np.arange(engine.batched_tokens + 1)
+    tokens = np.arange(engine.resolved("max_num_batched_tokens") + 1)
     sizes = np.array(capture_sizes(engine, pool.device), dtype=np.int64)
     largest = int(sizes[-1]) if len(sizes) else 0
     padded = tokens.copy()
@@ -79,9 +78,9 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
         graph_tokens=largest,
         mixed_graph_tokens=largest if preset(engine.preset).graphs_prefill else 0,
         one_call=corrections.mixed_attention and flash_attention_2(pool.engine.backend, pool.device),
-        max_num_seqs=min(engine.seqs, engine.batched_tokens),
-        context_knots=octave_knots(engine.model_len, CONTEXT_STEP),
-        chunk_knots=octave_knots(engine.batched_tokens, 1),
+        max_num_seqs=min(engine.resolved("max_num_seqs"), engine.resolved("max_num_batched_tokens")),
+        context_knots=octave_knots(engine.resolved("max_model_len"), CONTEXT_STEP),
+        chunk_knots=octave_knots(engine.resolved("max_num_batched_tokens"), 1),
         ranks=engine.data_parallel_size if pool.lockstep else 1,
         drafts=engine.num_speculative_tokens,
         accepted=engine.acceptance_length or 1.0,

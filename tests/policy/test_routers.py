@@ -2,7 +2,7 @@ import pytest
 
 from windtunnel.core import router
 from windtunnel.errors import InputError
-from windtunnel.routing import ROUTERS, router_number
+from windtunnel.policy.named import ROUTERS, router_number
 
 
 def test_numbers_are_those_of_the_core() -> None:

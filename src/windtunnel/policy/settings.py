@@ -1,0 +1,127 @@
+"""What one scheduler may use, which requests fit into it, and what the settings of every scheduler can answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from windtunnel.errors import InputError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one scheduler (one data-parallel rank) may use."""
+
+    max_num_seqs: int
+    """Requests that may hold memory at once."""
+    max_num_batched_tokens: int
+    """Tokens that one step may compute."""
+    max_model_len: int
+    """Prompt and generated tokens of one request together."""
+    num_blocks: int
+    """KV blocks that requests can use: one fewer than vLLM's num_gpu_blocks, whose block 0 is never handed out."""
+    block_size: int
+    """Tokens in one KV block."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "block_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)}: must be ≥ 1")
+        if self.max_model_len < 2:
+            raise InputError(f"max_model_len={self.max_model_len}: must be ≥ 2, one prompt and one generated token")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InputError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens}: must be ≥ max_num_seqs={self.max_num_seqs}, "
+                "so that every running request can decode in each step"
+            )
+
+    def blocks(self, tokens: int) -> int:
+        """KV blocks that hold so many tokens."""
+        return -(-tokens // self.block_size)
+
+
+def generated(prompt_tokens: int, output_tokens: int, limits: Limits) -> int:
+    """Tokens that a request really generates: its output, cut where prompt and output reach max_model_len."""
+    return min(output_tokens, limits.max_model_len - prompt_tokens)
+
+
+def can_ever_run(prompt_tokens: int, output_tokens: int, limits: Limits) -> bool:
+    """Whether a request fits an empty engine; one that does not is rejected (vLLM refuses it or waits for ever).
+
+    The last token never gets a KV entry, so prompt + generated − 1 tokens must fit the blocks.
+    """
+    tokens = generated(prompt_tokens, output_tokens, limits)
+    return tokens >= 1 and limits.blocks(prompt_tokens + tokens - 1) <= limits.num_blocks
+
+
+class Settings:
+    """What shared code asks of any scheduler's settings, so that it need not know which scheduler they are of.
+
+    Here stand the answers of a plain scheduler; the frozen dataclasses of this room give those that differ.
+    """
+
+    unused_blocks: ClassVar[int] = 1
+    """Blocks of the cache that are never handed out: vLLM's block 0."""
+    follows: ClassVar[frozenset[str]] = frozenset()
+    """Arguments of an engine that the scheduler obeys where the engine names no other; see ``with_flags``."""
+    leaves_async_to_engine: ClassVar[bool] = False
+    """Whether it works ahead of the GPU is the engine's matter: it is simulated as if it knew each step's outcome."""
+    can_cache_prefixes: ClassVar[bool] = True
+    """It is simulated with prompts that share a beginning."""
+    why_unfinished: ClassVar[str] = "requests of equal priority and arrival preempt each other for ever"
+    """Why a request may never finish, as in the engine."""
+
+    @property
+    def chunked_prefill(self) -> bool:
+        """A prompt may be computed in several steps."""
+        return True
+
+    @property
+    def refuse_long_prompts(self) -> bool:
+        """A prompt that no step can hold is refused when it comes."""
+        return False
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Prompts that share a beginning share its memory."""
+        return False
+
+    @property
+    def async_scheduling(self) -> bool:
+        """A step is decided while the one before it runs."""
+        return False
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        """Stages that it keeps busy."""
+        return 1
+
+    def check(self, limits: Limits) -> None:
+        """Raise InputError if the scheduler cannot run within the limits."""
+
+    def longest_request(self, limits: Limits) -> int:
+        """Tokens of prompt and output together that a request may declare."""
+        return limits.max_model_len
+
+    def longest_prompt(self, limits: Limits) -> int:
+        """Tokens of a prompt that is not refused when it comes."""
+        return limits.max_model_len
+
+    def with_flags(self, flags: Mapping[str, Any]) -> Self:
+        """The settings of an engine with these arguments, by vLLM's names, whose scheduler has these rules."""
+        del flags
+        return self
+
+    def with_host(self, limits: Limits, block_bytes: int, pcie_bandwidth: float) -> Self:
+        """Settings that swap, with the host's blocks and the time to move one where they leave them open.
+
+        Args:
+            limits: what a rank may use.
+            block_bytes: of one block on each GPU.
+            pcie_bandwidth: bytes a second between a GPU and the host.
+        """
+        del limits, block_bytes, pcie_bandwidth
+        return self
+
+    def without_known_prefixes(self) -> Self:
+        """The settings for a workload that tells of no shared beginnings."""
+        return self
