@@ -943,10 +943,11 @@ def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     lane, requests, seats, cache = state.lanes[i], state.requests, state.seats[i], state.own.cache
     if lane.running == 0 or (pool.chunked_prefill and lane.unreached > 0) or failed(state, group):
         return 0
-    if cache is not None and pool.by_priority and lane.unsorted:
-        return 0  # blocks are handed out in the order of seats
     if not host_blocked(pool, lane, requests, cache):
         return 0
+    if cache is not None and pool.by_priority and lane.unsorted and lane.head == NONE:
+        sort_seats(pool, lane, requests, seats, 0)  # blocks are handed out in their order
+        lane.unsorted = 0
     limit = until
     if lane.first == lane.top:
         limit = join_time(pool, lane, requests, seats, cache, group.now, until)
