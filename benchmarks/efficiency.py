@@ -1,6 +1,6 @@
 """Derive ``data/efficiency.toml``: what each measured device attains of its own roofline, family by family.
 
-``python -m benchmarks.efficiency`` prints the file anew from the kernel database.
+``python -m benchmarks.efficiency`` prints the file from the kernel database.
 The three numbers of a family minimise the mean |log(predicted / measured)| over the shapes below.
 """
 

@@ -1,6 +1,6 @@
 """Fit the built-in workloads to the public traces: ``python -m benchmarks.fit_workloads ../shared/traces [--write]``.
 
-Prints each fit beside its original as Markdown. ``--write`` first stores the fitted numbers in
+Prints each fit next to its original as Markdown. ``--write`` first stores the fitted numbers in
 src/windtunnel/data/workloads.toml, and afterwards the tables in docs/workloads.md between the markers.
 """
 

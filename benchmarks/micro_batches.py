@@ -1,4 +1,4 @@
-"""What two micro-batches are worth: steps of DeepSeek-V3 with and without, beside what others measured.
+"""What two micro-batches are worth: steps of DeepSeek-V3 with and without, next to what others measured.
 
 ``python -m benchmarks.micro_batches`` writes the tables of docs/batch-times.md; it needs the kernel database.
 """

@@ -1,4 +1,4 @@
-"""Speed of a search by several teams: what a simulation costs when more workers run beside each other."""
+"""Speed of a search by several teams: what a simulation costs when more workers run at once."""
 
 import time
 from collections.abc import Callable, Sequence

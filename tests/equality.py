@@ -96,6 +96,7 @@ def policies(draw: st.DrawFn, chunked: bool) -> VllmV1:
         victim=order[1],
         return_victim_tokens=draw(st.booleans()),
         track_place=draw(st.booleans()),
+        go_on_after_own_preemption=draw(st.booleans()),
         async_scheduling=draw(st.booleans()),
         stop_at_last_token=draw(st.booleans()),
     )

@@ -140,7 +140,7 @@ def two_requests() -> Run:
 
 
 def with_host(times: BatchTimes, host_overlapped: NDArray[np.float64]) -> BatchTimes:
-    """The same tables with host work beside the GPU."""
+    """Those tables with host work that overlaps with the GPU's."""
     return replace(times, host_overlapped=host_overlapped)
 
 

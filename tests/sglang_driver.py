@@ -221,9 +221,9 @@ def run(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """
     s = build(document["config"])
     coming = [(row["arrival"], request(row, document["config"])) for row in document["requests"]]
-    everybody, now, idle, fresh = [req for _, req in coming], 0, 0, FIRST_TOKEN
+    requests, now, idle, fresh = [req for _, req in coming], 0, 0, FIRST_TOKEN
     flying = deque[Flying]()
-    while (flying or not all(req.finished() for req in everybody)) and idle < IDLE_LIMIT:
+    while (flying or not all(req.finished() for req in requests)) and idle < IDLE_LIMIT:
         while coming and coming[0][0] <= now:
             s.waiting_queue.append(coming.pop(0)[1])
         queued = [r.rid for r in s.waiting_queue]

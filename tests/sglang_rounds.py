@@ -1,61 +1,83 @@
 """Small SGLang engines, run round by round."""
 
 from collections import deque
+from dataclasses import dataclass
 from itertools import count
 
-from windtunnel.reference.sglang import Batch, Scheduler
-from windtunnel.reference.sglang_request import Request, Settings
+from windtunnel.replay.recording import RecordedRequest
+from windtunnel.replay.sglang import Round, Scheduler, Settings
 
 SHARED = list(range(100))
 """Tokens for prompts that begin alike."""
 PRIVATE = count(1_000_000)
 
 
-def ask(name: str, prompt: int | list[int], output: int, declared: int | None = None) -> Request:
+@dataclass(eq=False)
+class Ask:
+    """A request."""
+
+    name: str
+    tokens: list[int]
+    output: int
+    declared: int
+
+
+def ask(name: str, prompt: int | list[int], output: int, declared: int | None = None) -> Ask:
     """A request; ``prompt`` a length of private tokens, or the tokens."""
     tokens = [next(PRIVATE) for _ in range(prompt)] if isinstance(prompt, int) else list(prompt)
-    return Request(name, tokens, output, declared or output)
+    return Ask(name, tokens, output, declared or output)
 
 
-def engine(*requests: Request, **settings: object) -> Scheduler:
-    plain: dict[str, object] = {"max_total_tokens": 1000, "disable_radix_cache": True}
-    scheduler = Scheduler(Settings(**(plain | settings)))  # type: ignore[arg-type]
-    scheduler.waiting += requests
-    return scheduler
+class Engine(Scheduler):
+    """The core's scheduler, with names for its requests."""
 
+    def __init__(self, asks: list[Ask], settings: Settings) -> None:
+        rows = [
+            RecordedRequest(one.name, rank, 0, len(one.tokens), one.output, 0, tuple(one.tokens))
+            for rank, one in enumerate(asks)
+        ]
+        super().__init__(settings, rows, [one.declared for one in asks])
+        self.asks = asks
+        self.flying: deque[Round] = deque()
+        self.ended = 0.0
 
-def one_round(scheduler: Scheduler) -> Batch | None:
-    batch = scheduler.schedule()
-    if batch is not None:
-        scheduler.update(batch)
-    return batch
+    def number(self, name: str) -> int:
+        return next(r for r, one in enumerate(self.asks) if one.name == name)
 
+    def names(self, numbers: list[int]) -> list[str]:
+        return [self.asks[r].name for r in numbers]
 
-def rounds(scheduler: Scheduler, number: int) -> list[str]:
-    """Mode and tokens of each round, like ``extend a3 b4``."""
-    return [words(one_round(scheduler)) for _ in range(number)]
+    def arrive(self, *names: str) -> None:
+        for name in names:
+            self.add(self.number(name))
 
-
-def words(batch: Batch | None) -> str:
-    """One of them."""
-    parts = [f"{part.request.id}{part.tokens}" for part in batch.scheduled] if batch else []
-    return " ".join([batch.mode if batch else "idle", *parts])
-
-
-class Overlapped:
-    """The same with the overlap schedule: a round's outcome is told when the one after it is decided."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self.flying: deque[Batch] = deque()
-
-    def one_round(self) -> Batch | None:
-        batch = self.scheduler.schedule()
+    def one_round(self) -> Round | None:
+        """A round; with the overlap schedule its outcome is told when the one after it is decided."""
+        batch = self.schedule()
         if batch is not None:
             self.flying.append(batch)
-        if len(self.flying) == 2 or (batch is None and self.flying):
-            self.scheduler.update(self.flying.popleft())
+        if len(self.flying) == (2 if self.overlaps else 1) or (batch is None and self.flying):
+            self.ended += 1.0
+            self.update(self.flying.popleft(), self.ended)
         return batch
 
     def rounds(self, number: int) -> list[str]:
-        return [words(self.one_round()) for _ in range(number)]
+        """Mode and tokens of each round, like ``extend a3 b4``."""
+        return [self.words(self.one_round()) for _ in range(number)]
+
+    def words(self, batch: Round | None) -> str:
+        if batch is None:
+            return "idle"
+        return " ".join([batch.mode, *(f"{self.asks[part.request].name}{part.tokens}" for part in batch.scheduled)])
+
+    def finished(self, name: str) -> bool:
+        row = self.columns[self.number(name)]
+        return bool(row["generated"] == row["output"])
+
+
+def engine(*asks: Ask, later: tuple[Ask, ...] = (), **settings: object) -> Engine:
+    """An engine in whose queue ``asks`` wait; those of ``later`` may arrive."""
+    plain: dict[str, object] = {"max_total_tokens": 1000, "disable_radix_cache": True}
+    made = Engine([*asks, *later], Settings(**(plain | settings)))  # type: ignore[arg-type]
+    made.arrive(*(one.name for one in asks))
+    return made

@@ -1,6 +1,6 @@
 """The documentation: every example runs and prints what the page shows; every link leads somewhere.
 
-``python -m tests.test_docs`` writes the outputs anew.
+``python -m tests.test_docs`` writes the outputs again.
 """
 
 import contextlib
@@ -120,12 +120,12 @@ def test_examples_print_what_the_page_shows(page: Path) -> None:
     if (
         find_systems() is not None
     ):  # without the kernel database, times are modelled: the examples run, with other numbers
-        assert now == page.read_text(encoding="utf-8"), "python -m tests.test_docs writes it anew"
+        assert now == page.read_text(encoding="utf-8"), "python -m tests.test_docs writes it again"
 
 
 def test_the_reference_is_the_help() -> None:
     with workplace():
-        assert REFERENCE.read_text(encoding="utf-8") == reference(), "python -m tests.test_docs writes it anew"
+        assert REFERENCE.read_text(encoding="utf-8") == reference(), "python -m tests.test_docs writes it again"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -1,6 +1,6 @@
 """The tables of docs/schedulers.md are those of the values.
 
-``python -m tests.test_docs_schedulers`` writes them anew.
+``python -m tests.test_docs_schedulers`` writes them again.
 """
 
 import ast
@@ -63,7 +63,7 @@ def sources() -> str:
 
 
 def page() -> str:
-    """The page with its tables written anew."""
+    """The page with its tables written again."""
     newest, *older = VERSIONS.items()
     parts = {
         "policies": table(POLICIES, Policy(), "default"),
@@ -74,7 +74,7 @@ def page() -> str:
 
 
 def test_the_tables_are_those_of_the_values() -> None:
-    assert page() == PAGE.read_text(encoding="utf-8"), "python -m tests.test_docs_schedulers writes them anew"
+    assert page() == PAGE.read_text(encoding="utf-8"), "python -m tests.test_docs_schedulers writes them again"
 
 
 def test_every_preset_says_where_it_comes_from() -> None:

@@ -69,7 +69,7 @@ def chunks(tokens: list[int], size: int) -> Iterator[list[int]]:
 
 
 def silent(*_: object) -> None:
-    """A log that nobody reads."""
+    """A log that is not read."""
 
 
 NEEDED: dict[str, dict[str, Any]] = {
@@ -163,7 +163,7 @@ class Run:
         self.fruitless = self.idle = 0
 
     def go(self) -> None:
-        """Add records until everybody has ended, or nobody has got a token for long."""
+        """Add records until all requests have ended, or none has got a token for long."""
         s = self.scheduler
         while self.coming or s.has_unfinished_seqs():
             arrived = 0

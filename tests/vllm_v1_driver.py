@@ -15,6 +15,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -131,7 +132,12 @@ class Replacements(Loader, MetaPathFinder):
 
 def known(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
     """Those values that the release's signature has."""
-    return {name: value for name, value in values.items() if name in inspect.signature(function).parameters}
+    return {name: value for name, value in values.items() if name in parameters(function)}
+
+
+@cache
+def parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def digest(value: Any) -> bytes:
@@ -162,11 +168,14 @@ def build(config: dict[str, Any]) -> Any:
 def vllm_config(config: dict[str, Any]) -> Unset:
     chunked = config["enable_chunked_prefill"]
     return Unset(
-        scheduler_config=Unset(**config, chunked_prefill_enabled=chunked, max_num_encoder_input_tokens=0),
+        scheduler_config=Unset(
+            **config, chunked_prefill_enabled=chunked, max_num_encoder_input_tokens=0, prefill_schedule_interval=1
+        ),
         cache_config=Unset(**config),
         model_config=Unset(max_model_len=config["max_model_len"], runner_type="generate"),
         parallel_config=Unset(
             pipeline_parallel_size=config.get("pipeline_parallel_size", 1),
+            data_parallel_size=1,
             decode_context_parallel_size=1,
             prefill_context_parallel_size=1,
         ),
@@ -215,8 +224,10 @@ class Loop:
         self.coming = deque(self.requests.values())
         self.overlapping = config["async_scheduling"]
         self.in_flight: deque[tuple[int, Any, dict[str, bool], dict[str, Any]]] = deque()
-        self.now = self.last_end = self.sampled = 0
+        self.now = self.last_end = self.sampled = self.number = 0
         self.most = workload["most"]
+        self.arrived: list[str] = []
+        self.admitted: set[str] = set()
 
     def records(self) -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
@@ -236,6 +247,7 @@ class Loop:
 
     def schedule(self) -> bool:
         while self.coming and self.coming[0].ticks <= self.now:
+            self.arrived.append(self.coming[0].request_id)
             self.scheduler.add_request(self.coming.popleft())
         running = {one.request_id for one in self.scheduler.running}
         sampling = {name: one.num_output_placeholders for name, one in self.requests.items()}
@@ -249,17 +261,28 @@ class Loop:
         begin = self.last_end = max(self.now, self.last_end)
         if tokens:  # the recorder's formula: with its default coefficients prefills and decodes cost the same
             self.last_end += STEP_BASE + PER_TOKEN * sum(tokens.values()) + sum(start.values())
+        joined = [name for name in tokens if name not in running]
         record = {
+            "type": "step",
+            "step": self.number,
+            "t_sched": self.now / 1e7,
             "t_start": begin / 1e7,
             "t_end": self.last_end / 1e7,
+            "arrived": self.arrived,
             "scheduled": tokens,
             "start_pos": start,
+            "new": [name for name in joined if name not in self.admitted],
+            "resumed": [name for name in joined if name in self.admitted],
+            "cached_hit": {name: start[name] for name in joined if start[name]},
             "preempted": [name for name in self.requests if name in left],
             "running_order": [one.request_id for one in self.scheduler.running],
             "waiting_order": [one.request_id for one in self.scheduler.waiting],
             "free_blocks": self.free_blocks(),
         }
         self.in_flight.append((self.last_end, output, emits, record))
+        self.number += 1
+        self.arrived = []
+        self.admitted.update(joined)
         return True
 
     def emits(self, one: Any, sampling: int) -> bool:

@@ -1,4 +1,4 @@
-"""Who waits for ever, and what priorities can do about it (checklist 272, 278, 417)."""
+"""Which requests starve, and what priorities can do about it (checklist 272, 278, 417)."""
 
 from dataclasses import replace
 from functools import cache

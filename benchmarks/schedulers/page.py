@@ -20,7 +20,7 @@ class Findings:
 
 
 def written(name: str, findings: Findings) -> str:
-    """The text of an experiment, ``name.md`` beside this module, with its numbers."""
+    """The text of an experiment, ``name.md`` next to this module, with its numbers."""
     text = (FOLDER / f"{name}.md").read_text(encoding="utf-8").format(**findings.facts)
     return re.sub(r"(?<=[ (])-(?=\d)", "−", text)
 

@@ -64,5 +64,5 @@ def test_the_file_holds_every_engine() -> None:
     assert "[vllm]\nfloor = " in text
     for engine in ("vllm", "sglang", "trtllm"):
         assert served_errors(engine).step_low <= 0 <= served_errors(engine).step_high
-    widest = served_errors("nobody")
+    widest = served_errors("unknown")
     assert widest.first_token_high == max(served_errors(name).first_token_high for name in ("vllm", "sglang", "trtllm"))

@@ -56,7 +56,7 @@ def complaint(capsys: Capture, *words: str) -> str:
         (("run", "a", "b"), "b"),
         (("run", "Qwen/Qwen3-23B"), "did you mean 'Qwen/Qwen3-"),
         (("run", "--device", "h1000"), "did you mean 'h100"),
-        (("run", "--engine", "vllm-0.33"), "vllm-0.32"),
+        (("run", "--engine", "vllm-0.34"), "vllm-0.33"),
         (("run", "--router", "round_robbin"), "did you mean 'round_robin'"),
         (("run", "--perf", "mesured"), "measured"),
         (("run", "--dtype", "bf16"), "bfloat16"),

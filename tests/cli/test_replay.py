@@ -47,7 +47,7 @@ def test_nothing_is_left_of_a_refused_replay(tmp_path: Path, capsys: Capture) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["FILE", "--scheduler", "vllm-0.33"], "unknown scheduler 'vllm-0.33': did you mean 'vllm-0.32'?"),
+        (["FILE", "--scheduler", "vllm-0.9"], "unknown scheduler 'vllm-0.9': did you mean 'vllm-0.33'?"),
         (["missing.in.json", "--scheduler", "vllm-0.32"], "not a recording's input"),
         (["FILE", "--scheduler", "vllm-0.32", "--output", "."], "is a folder: give the name of a file"),
         (["FILE"], "--scheduler"),

@@ -129,6 +129,7 @@ def test_time_has_no_unit(case: Case, factor: float) -> None:
 
     Not with vLLM's data-parallel balancer, which looks every 0.1 s.
     """
+    assert isinstance(case.times, BatchTimes)
     if case.router == 3 or case.lanes > 1:
         alone = replace(case.times, expert_tokens=np.zeros(1))
         case = replace(case, router=0, lanes=1, lockstep=False, times=alone)

@@ -27,14 +27,14 @@ def tandem(
     times = StageTimes(tables, np.full((len(stages) - 1, limits.max_num_batched_tokens + 1), send))
     policy = VllmV1(pipeline_parallel_size=len(stages), async_scheduling=asynchronous)
     fleet = Fleet((limits,), (policy,), (times,), (1,), (1,), (False,))
-    nobody, zeros = np.full(count, -1), np.zeros(count)
+    alone, zeros = np.full(count, -1), np.zeros(count)
     demand = Demand(
         arrival=zeros,
         prompt_tokens=np.full(count, prompt),
         output_tokens=np.full(count, output),
         overruns=np.zeros(count, dtype=np.bool_),
         refused=np.zeros(count, dtype=np.bool_),
-        follow=nobody,
+        follow=alone,
         think_time=zeros,
         max_concurrency=0,
     )

@@ -1,4 +1,4 @@
-"""Queueing theory as oracle: the core against formulas that nobody fitted to it."""
+"""Queueing theory as oracle: the core against formulas that were not fitted to it."""
 
 import math
 from dataclasses import replace
@@ -179,7 +179,7 @@ def served_by(order: Any, rng: np.random.Generator) -> Record:
 
 @pytest.mark.parametrize("kind", [0, 1])
 def test_priorities(kind: int) -> None:
-    """Cobham: W_k = W0/((1 − σ_{k−1})(1 − σ_k)) for classes whose service nobody interrupts."""
+    """Cobham: W_k = W0/((1 − σ_{k−1})(1 − σ_k)) for classes whose service is not interrupted."""
     loads = np.concatenate(([0.0], np.cumsum(RATES * SERVICES)))
     wait = RESIDUAL / ((1 - loads[kind]) * (1 - loads[kind + 1]))
 

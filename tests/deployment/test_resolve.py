@@ -66,8 +66,8 @@ def test_presets_differ_as_the_versions_do() -> None:
     assert Engine(preset="vllm").preset == "vllm-0.32"
     assert (Engine().backend, preset("vllm").version) == ("vllm", "0.32")
     assert resolved(preset="vllm-0.12", async_scheduling=True).async_scheduling
-    with pytest.raises(InputError, match=r"did you mean 'vllm-0\.32'"):
-        Engine(preset="vllm-0.33")
+    with pytest.raises(InputError, match=r"did you mean 'vllm-0\.33'"):
+        Engine(preset="vllm-0.34")
     with pytest.raises(InputError, match=r"watermark=0.1: not simulated with the scheduler of vllm-0.20"):
         resolved(preset="vllm-0.20", watermark=0.1)
 

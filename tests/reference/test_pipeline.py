@@ -1,10 +1,7 @@
 """What may be in flight together in a pipeline, when it starts, and that the real schedulers decide the same."""
 
-import json
 import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 from handmade_schedules import random_recording
 from pipelines import ROOMY, constant, serve, steps, tokens
+from record_vllm_v1 import driven, spelled_out
 from vllm_v1_pipeline_driver import passage
 
 from windtunnel.errors import InputError
@@ -27,11 +25,11 @@ from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
 from windtunnel.replay.recording import Recording
 from windtunnel.replay.vllm_v1 import VERSIONS as RELEASES
-from windtunnel.replay.vllm_v1_settings import CONFIG, limits, policy
+from windtunnel.replay.vllm_v1_settings import CONFIG, SINCE_0_32, limits, policy
 
 WHEELS = os.environ.get("WINDTUNNEL_VLLM_V1", "")
-"""A folder of releases, as in test_replay_vllm_v1.py."""
-DRIVER = Path(__file__).with_name("vllm_v1_pipeline_driver.py")
+"""A folder of releases, as in tests/replay/test_vllm_v1.py."""
+DRIVER = Path(__file__).parents[1] / "vllm_v1_pipeline_driver.py"
 CASES = int(os.environ.get("WINDTUNNEL_VLLM_V1_CASES", "400"))
 FIRST_SEED = int(os.environ.get("WINDTUNNEL_VLLM_V1_SEED", "0"))
 
@@ -180,10 +178,10 @@ def test_a_pipeline_has_stages() -> None:
 
 
 def case(seed: int, version: str) -> tuple[Recording, dict[str, Any], VllmV1]:
-    """A random workload and settings with 2 to 4 stages; asynchronous in 0.32 only."""
+    """A random workload and settings with 2 to 4 stages; asynchronous from 0.32 on only."""
     recording, rng = random_recording(seed), random.Random(seed)
     stages = rng.choice([2, 2, 3, 4])
-    asynchronous = version == "vllm-0.32" and rng.random() < 0.5
+    asynchronous = version in SINCE_0_32 and rng.random() < 0.5
     config = CONFIG | recording.config | {"pipeline_parallel_size": stages, "async_scheduling": asynchronous}
     only = {name: config[name] for name in CONFIG}
     return recording, config, replace(policy(only, version), pipeline_parallel_size=stages)
@@ -229,30 +227,12 @@ def test_equals_the_real_scheduler_with_several_steps_in_flight(version: str) ->
     cases = [case(seed, version) for seed in range(FIRST_SEED, FIRST_SEED + CASES)]
     found = [ours(*each) for each in cases]
     asked = [
-        {
-            "config": config,
-            "most": len(made) + 1,
-            "fills_up": rules.decide_after_empty_step,
-            "requests": [
-                {
-                    "id": row.id,
-                    "arrival": row.arrival,
-                    "output_len": row.output_tokens,
-                    "priority": row.priority,
-                    "tokens": [token if token >= 0 else (1 << 31) - token for token in row.tokens],
-                }
-                for row in recording.requests
-            ],
-        }
+        spelled_out(recording, len(made) + 1) | {"config": config, "fills_up": rules.decide_after_empty_step}
         for (recording, config, rules), made in zip(cases, found, strict=True)
     ]
-    done = subprocess.run(
-        (sys.executable, str(DRIVER), str(release)), input=json.dumps(asked), capture_output=True, text=True, check=True
-    )
-    lines = done.stdout.splitlines()
-    assert len(lines) == CASES
-    for seed, (line, made) in enumerate(zip(lines, found, strict=True), FIRST_SEED):
-        theirs = json.loads(line)
+    real_steps = driven(release, asked, DRIVER)
+    assert len(real_steps) == CASES
+    for seed, (theirs, made) in enumerate(zip(real_steps, found, strict=True), FIRST_SEED):
         assert len(theirs) == len(made), f"seed {seed}"
         for number, (mine, real) in enumerate(zip(made, theirs, strict=True)):
             where = f"seed {seed}, step {number}"

@@ -13,7 +13,7 @@ from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
 from windtunnel.replay.vllm_v1 import replay
 
-NEWEST = "vllm-0.32"
+NEWEST = "vllm-0.33"
 
 
 def of(step: Step, *names: str) -> tuple[object, ...]:
@@ -69,7 +69,7 @@ def test_cached_tokens_cost_no_budget() -> None:
 
 
 def test_blocks_taken_from_the_free_list_are_not_free_any_more() -> None:
-    """b hits two blocks that nobody holds: five are free, and it needs these two and three more."""
+    """b hits two blocks that no request holds: five are free, and it needs these two and three more."""
     config = {"num_gpu_blocks": 6}
     rows = [request(8, 1, prefix=[["s", 8]]), request(20, 1, prefix=[["s", 8]], arrival=0.001)]
     second = steps(NEWEST, config, *rows)[1]
@@ -180,14 +180,24 @@ def test_a_victim_that_had_nothing_to_compute_costs_its_neighbour_a_step_until_0
     assert of(found[3], "preempted", "scheduled") == (["a"], batch)
 
 
-def test_equal_priorities_and_arrivals_can_preempt_each_other_for_ever() -> None:
+@pytest.mark.parametrize(("version", "rest"), [("vllm-0.33", {"b": 1, "c": 1}), ("vllm-0.32", {})])
+def test_who_preempts_itself_leaves_the_step_to_those_behind_it_since_0_33(version: str, rest: dict[str, int]) -> None:
+    """a, the worst, lacks a block when it is its turn, and gives its own away."""
+    rows = [request(3, 4, priority=9), request(2, 2, arrival=0.001), request(2, 2, arrival=0.0011)]
+    found = steps(version, PRESSED, *rows)
+    assert of(found[2], "preempted", "scheduled") == (["a"], rest)
+
+
+def test_equal_priorities_and_arrivals_can_preempt_each_other_for_ever_until_0_32() -> None:
     """Of equals, the one that stands first goes: each in turn, before it has its prompt together."""
     config = {"policy": "priority", "num_gpu_blocks": 5, "max_num_batched_tokens": 8, "enable_prefix_caching": False}
     config |= {"scheduler_reserve_full_isl": False, "long_prefill_token_threshold": 4}
-    *_, last = replay(recording(config, request(16, 1), request(16, 1)), NEWEST)
+    *_, last = replay(recording(config, request(16, 1), request(16, 1)), "vllm-0.32")
     assert last["type"] == "stuck"
     assert len(last["running_order"]) + len(last["waiting_order"]) == 2
-    *_, last = replay(recording(config, request(16, 1), request(16, 1, arrival=0.001)), NEWEST)
+    *_, last = replay(recording(config, request(16, 1), request(16, 1, arrival=0.001)), "vllm-0.32")
+    assert last["type"] == "summary"
+    *_, last = replay(recording(config, request(16, 1), request(16, 1)), NEWEST)
     assert last["type"] == "summary"
 
 
@@ -219,8 +229,8 @@ def test_a_block_is_shared_when_its_last_token_is_known_and_computed() -> None:
 
 
 def test_versions_by_default() -> None:
-    assert list(VERSIONS) == ["vllm-0.32", "vllm-0.20", "vllm-0.16", "vllm-0.12", "vllm-0.10"]
-    assert [policy.async_scheduling for policy in VERSIONS.values()] == [True, True, True, False, False]
+    assert list(VERSIONS) == ["vllm-0.33", "vllm-0.32", "vllm-0.20", "vllm-0.16", "vllm-0.12", "vllm-0.10"]
+    assert [policy.async_scheduling for policy in VERSIONS.values()] == [True, True, True, True, False, False]
     assert all(policy.prefix_caching for policy in VERSIONS.values())
     Scheduler(Limits(**{**SMALL, "num_blocks": 9}), VERSIONS[NEWEST])
 

@@ -9,23 +9,20 @@ import pytest
 from handmade_schedules import random_recording, recording, request
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from replay_engines import RECORDINGS, check_equal
+from replay_engines import V1_PATHS, V1_VERSIONS, check_equal
 
 from windtunnel.errors import InputError
 from windtunnel.replay.core_requests import hash_ids
 from windtunnel.replay.recording import read_recording
 from windtunnel.replay.vllm_v1 import VERSIONS, replay
 
-PATHS = sorted(RECORDINGS.glob("v1*/*.in.json"))
-FOLDERS = {"v1": "vllm-0.32", "v1-0.20.2": "vllm-0.20", "v1-0.10.2": "vllm-0.10"}
 CASES = int(os.environ.get("WINDTUNNEL_REPLAY_CASES", "1000"))
 FIRST_SEED = int(os.environ.get("WINDTUNNEL_REPLAY_SEED", "1000000"))
 
 
-@pytest.mark.skipif(not PATHS, reason="the recordings are not here")
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.name[:2]}")
+@pytest.mark.parametrize("path", V1_PATHS, ids=lambda path: f"{path.parent.name}/{path.name[:2]}")
 def test_every_recording(path: Path) -> None:
-    records = check_equal(replay, read_recording(path), FOLDERS[path.parent.name])
+    records = check_equal(replay, read_recording(path), V1_VERSIONS[path.parent.name])
     assert records[-1]["type"] == "summary"
 
 

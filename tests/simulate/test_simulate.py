@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from windtunnel.deployment import Deployment, Engine, Pool, engine_scheduler
+from windtunnel.deployment.presets import PRESETS
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
@@ -239,7 +240,7 @@ def test_a_threshold_bounds_the_tokens_of_a_prompt_in_a_step() -> None:
     assert rows.chunk_tokens.max() > 128
 
 
-@pytest.mark.parametrize("preset", ["vllm-0.32", "vllm-0.20", "vllm-0.19", "vllm-0.16", "vllm-0.12", "vllm-0.10"])
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name.startswith("vllm-")])
 def test_every_version_serves_everybody(preset: str) -> None:
     simulated = run(deployment(preset=preset, num_gpu_blocks_override=400), generate(Gamma(20.0, 0.5), LENGTHS, 300))
     assert (simulated.requests.status == FINISHED).all()

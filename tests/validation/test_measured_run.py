@@ -104,7 +104,13 @@ def test_every_folder_is_compared_and_what_is_not_simulated_says_why(
 
 @pytest.mark.parametrize(
     ("version", "preset"),
-    [("0.19.1", "vllm-0.19"), ("0.18.0", "vllm-0.16"), ("0.6.3", "vllm-0.10"), ("9", "vllm-0.32")],
+    [
+        ("0.19.1", "vllm-0.19"),
+        ("0.18.0", "vllm-0.16"),
+        ("0.6.3", "vllm-0.10"),
+        ("0.32.1", "vllm-0.32"),
+        ("9", "vllm-0.33"),
+    ],
 )
 def test_the_nearest_preset_is_the_newest_that_is_not_newer(version: str, preset: str) -> None:
     assert nearest_preset("vllm", version) == preset

@@ -70,7 +70,7 @@ def test_the_loop_of_a_served_point() -> None:
         ({"mode": "disagg"}, "separate prefill and decode pools"),
         ({"concurrency": 0}, "how many clients"),
         ({"ttft": float("nan")}, "no latencies"),
-        ({"backend": "nobody", "model_path": "Qwen/Qwen3-8B"}, "'nobody' is not simulated"),
+        ({"backend": "unknown", "model_path": "Qwen/Qwen3-8B"}, "'unknown' is not simulated"),
     ],
 )
 def test_a_row_that_cannot_be_simulated_says_why(values: dict[str, object], words: str) -> None:
@@ -111,6 +111,6 @@ def test_the_sample_is_always_the_same(capsys: pytest.CaptureFixture[str]) -> No
     assert [one.id for one in chosen] == [one.id for one in served_replay.sample(points[::-1], 7)]
     assert main(["validate", "silicon_sample.csv", "--sample", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 1
-    assert main(["validate", "silicon_sample.csv", "--backend", "nobody"]) == 2
+    assert main(["validate", "silicon_sample.csv", "--backend", "unknown"]) == 2
     assert main(["validate", "silicon_sample.csv", "--sample", "0"]) == 2
     assert capsys.readouterr().err.count("\n") == 2

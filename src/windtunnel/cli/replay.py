@@ -15,6 +15,7 @@ from windtunnel.scenario.output_files import check_file
 Replay = Callable[..., Iterator[dict[str, Any]]]
 
 SCHEDULERS = {
+    "vllm-0.33": "windtunnel.replay.vllm_v1",
     "vllm-0.32": "windtunnel.replay.vllm_v1",
     "vllm-0.20": "windtunnel.replay.vllm_v1",
     "vllm-0.16": "windtunnel.replay.vllm_v1",
@@ -43,9 +44,10 @@ def replay(
     recording
         NAME.in.json with config, requests and, if its defaults do not hold, batch_time.
     scheduler
-        vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0 or sglang-0.4.6.
+        vllm-0.33, vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0 or sglang-0.4.6.
     engine
-        The readable engine, or the compiled core step by step, which is compiled on its first run. They write the same.
+        For vLLM's v1 schedulers: the readable engine, or the compiled core step by step. They write the same. All
+        others run in the core.
     output
         File to write instead of standard output.
     """

@@ -74,38 +74,43 @@ def run(
             done = simulate(deployment, workload, seed, tables=tables, overheads=overheads)
             results.append(summary(done, slo, exclude_warmup=exclude_warmup))
         if len(results) == 1:
-            if strict:
-                refuse_extrapolation(done, uncertainty(unroll(done)).beyond)
-            first = _with_bands(done, results[0], scenario, workload, tables, exclude_warmup) if bands else done
-    if output is not None:
-        first.save(output)
-    outputs.write(first, slo)
-    return _finish(results, first, scenario.goals, as_json)
+            doubts = uncertainty(unroll(done)) if strict or bands else None
+            if strict and doubts:
+                refuse_extrapolation(done, doubts.beyond)
+            manifest, first = done.manifest, done if output is not None or outputs.wanted() else None
+            del done  # hundreds of bytes a request, and the ends of the band take as much each
+            if bands and doubts:
+                manifest = manifest | _bands(results[0], doubts.error, scenario, workload, tables, exclude_warmup)
+    if first is not None:
+        first = replace(first, manifest=manifest)
+        if output is not None:
+            first.save(output)
+        outputs.write(first, slo)
+    return _finish(results, manifest, scenario.goals, as_json)
 
 
-def _with_bands(
-    run: "Run",
+def _bands(
     result: "Summary",
+    error: float,
     scenario: Scenario,
     workload: "Workload",
     tables: "Sequence[Tabulated]",
     exclude_warmup: bool,
-) -> "Run":
-    """The run with its error band, and what perfect kernels would give, in its manifest."""
-    from windtunnel.metrics import LATENCIES, summary, summary_json, uncertainty, unroll
+) -> dict[str, Any]:
+    """For the manifest of a run: its error band, from the relative error of its steps, and what perfect kernels would
+    give."""
+    from windtunnel.metrics import client_json, summary_json
     from windtunnel.simulate.error_band import error_band, with_perfect_kernels
 
     def measure(end: "Run") -> Mapping[str, Any]:
-        return summary_json(summary(end, exclude_warmup=exclude_warmup))
+        return client_json(end, exclude_warmup=exclude_warmup)
 
-    said, error = summary_json(result), uncertainty(unroll(run)).error
+    said = summary_json(result)
     simulated = scenario.deployment(), workload, scenario.load.seed
     with progress("simulating both ends of the error band"):
         band = error_band(said, error, measure, *simulated, tables, scenario.overheads())
-        perfect = summary_json(summary(with_perfect_kernels(*simulated)))
-    roofline = {name: perfect[name] for name in (*LATENCIES, "request_throughput", "output_throughput")}
-    known = {"bands": band, "roofline": roofline, "bands_without_warmup": exclude_warmup}
-    return replace(run, manifest=run.manifest | known)
+        perfect = client_json(with_perfect_kernels(*simulated))
+    return {"bands": band, "roofline": perfect, "bands_without_warmup": exclude_warmup}
 
 
 def report(
@@ -137,13 +142,13 @@ def report(
         stored = replace(stored, manifest=stored.manifest | {"bands": None, "roofline": None})
     outputs.write(stored, slo)
     found = summary(stored, slo, exclude_warmup=exclude_warmup)
-    return _finish([found], stored, goals, as_json)
+    return _finish([found], stored.manifest, goals, as_json)
 
 
-def _finish(results: Sequence["Summary"], first: "Run", goals: Goals, as_json: bool) -> int:
+def _finish(results: Sequence["Summary"], manifest: Mapping[str, Any], goals: Goals, as_json: bool) -> int:
     from windtunnel.metrics import clean, spread, summary_json
 
-    around, perfect = first.manifest.get("bands"), first.manifest.get("roofline")
+    around, perfect = manifest.get("bands"), manifest.get("roofline")
     documents = [summary_json(result) for result in results]
     if as_json:
         document = documents[0]
@@ -156,7 +161,7 @@ def _finish(results: Sequence["Summary"], first: "Run", goals: Goals, as_json: b
     else:
         from windtunnel.cli.terminal import show_run
 
-        show_run(results, documents, first.manifest, around, perfect)
+        show_run(results, documents, manifest, around, perfect)
     share = goals.attainment
     reached = share is None or all(result.attainment >= share for result in results)
     return DONE if reached and all(result.meets_slo for result in results) else MISSED

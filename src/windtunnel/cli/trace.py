@@ -19,7 +19,7 @@ def describe(trace: str, /, *, request_rate: float | None = None, as_json: Json 
     trace
         A file, or a name of `windtunnel list traces`.
     request_rate
-        Draw arrivals anew, so many a second (inf: all at once); needed for files without times.
+        Draw new arrivals, so many a second (inf: all at once); needed for files without times.
     as_json
         Print one JSON document instead of the tables.
     """
@@ -58,7 +58,7 @@ def convert(
     drop_empty
         Leave out requests without prompt or output tokens; otherwise they are an error.
     request_rate
-        Draw arrivals anew, so many a second (inf: all at once); needed for files without times.
+        Draw new arrivals, so many a second (inf: all at once); needed for files without times.
     trace_format
         The source's format, where its content does not tell.
     """

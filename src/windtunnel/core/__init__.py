@@ -1,1 +1,4 @@
-"""The schedulers compiled: lazy decode clock and exact fast-forward. Equal to ``windtunnel.reference``, bit for bit."""
+"""The engine room: each scheduler's rules written once, compiled or as plain Python, and equal steps made at once.
+
+``docs/architecture.md`` explains it.
+"""

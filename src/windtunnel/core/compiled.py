@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-from numba import config
+from numba import config, types
+from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import LoweringPass, register_pass
@@ -91,22 +92,50 @@ INNER: dict[str, Any] = OPTIONS | {
 
 def part(function: Function) -> Function:
     """Compile into each caller: handing over arrays costs more than most functions do. For one or two callers."""
-    return cast(Function, numba.njit(**INNER, forceinline=True)(function))
+    return _once(numba.njit(**INNER, forceinline=True)(function))
 
 
 def compiled(function: Function) -> Function:
     """Compile once, to be called: for what is rare, or large and called from several places."""
-    return cast(Function, numba.njit(**INNER)(function))
+    return _once(numba.njit(**INNER)(function))
+
+
+def _once(dispatcher: Any) -> Any:
+    """Compile a function for integers and for flags, not anew for each width of them and for each constant."""
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return dispatcher
+    template = dispatcher.get_call_template
+    dispatcher.get_call_template = lambda args, kws: template(tuple(map(_widened, args)), kws)
+    return dispatcher
+
+
+def _widened(kind: Any) -> Any:
+    if isinstance(kind, types.Literal):
+        kind = kind.literal_type
+    return types.int64 if kind in types.signed_domain else kind
+
+
+class KeptCode(FunctionCache):
+    """numba's cache on disk, less what a compiler needs: to call machine code that is there, none of numba's tables of
+    Python's and NumPy's functions, for which it imports SciPy too, have to be filled (half a second)."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The kept code for a signature, None if there is none; the compiler then fills those tables itself."""
+        return self._load_overload(sig, target_context)
 
 
 def entry(function: Function) -> Function:
     """Compile what Python calls, and keep the machine code of it and all that it calls on disk."""
+    made: Any = numba.njit(**OPTIONS)(function)
+    if made is function:  # NUMBA_DISABLE_JIT
+        return function
     previous = config.CACHE_DIR  # type: ignore[attr-defined]
     config.CACHE_DIR = str(kernel_folder())  # type: ignore[attr-defined]
     try:
-        return cast(Function, numba.njit(**OPTIONS, cache=True)(function))
+        made._cache = KeptCode(function)
     finally:
         config.CACHE_DIR = previous  # type: ignore[attr-defined]
+    return cast(Function, made)
 
 
 @cache

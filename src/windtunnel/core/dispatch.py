@@ -20,11 +20,11 @@ from numba.extending import overload
 
 from windtunnel.core.compiled import INNER
 from windtunnel.core.records import Group, Lane, Pool, State
-from windtunnel.core.schedulers import unified, vllm, vllm_v0
+from windtunnel.core.schedulers import sglang, unified, vllm, vllm_v0
 from windtunnel.errors import InputError
-from windtunnel.policy import Policy, VllmV0, VllmV1
+from windtunnel.policy import Policy, Sglang, VllmV0, VllmV1
 
-SCHEDULERS: dict[type, ModuleType] = {VllmV1: vllm, VllmV0: vllm_v0, Policy: unified}
+SCHEDULERS: dict[type, ModuleType] = {VllmV1: vllm, VllmV0: vllm_v0, Policy: unified, Sglang: sglang}
 """Type of a scheduler's settings → its module."""
 
 

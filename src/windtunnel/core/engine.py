@@ -176,7 +176,7 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
         seats=seats,
         floats=floats,
         integers=integers,
-        rows=attributes(np.empty(3 * n + margin, dtype=records(0, ROW).dtype)),
+        rows=attributes(np.empty(8 * n + margin, dtype=records(0, ROW).dtype)),
         stalls=attributes(np.empty(n // 8 + margin, dtype=records(0, STALL).dtype)),
         counters=counters,
         clocks=np.full(1, -1.0),

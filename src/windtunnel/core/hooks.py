@@ -1,4 +1,4 @@
-"""A user's functions in the compiled core, by address: no core is compiled anew for them.
+"""A user's functions in the compiled core, by address: the core need not be compiled again for them.
 
 A hook is a Python function of plain numbers. It is compiled where numba can compile it (what it reads from outside is
 then fixed at its first use), otherwise called back. Signatures, and when each is asked:

@@ -72,7 +72,7 @@ def ticks_until(time: float) -> float:
 
 @part
 def looks(state: State, router: int) -> bool:
-    """Whether anybody asks vLLM's balancer: the router, or ranks inside a replica."""
+    """Whether vLLM's balancer is asked: by the router, or among the ranks of a replica."""
     return len(state.lanes) > len(state.replicas) - 1 or router == VLLM_DP
 
 
@@ -219,7 +219,7 @@ def complete(state: State, r: int, time: float) -> None:
 
 @part
 def wants_place(state: State, r: int, limit: int) -> bool:
-    """Take a place in flight for a request that is released now, or put it at the end of those who wait for one."""
+    """Take a place in flight for a request that is released now, or put it behind those that wait for one."""
     counters = state.counters
     if state.requests[r].state == ADMITTED:
         return True
@@ -237,7 +237,7 @@ def wants_place(state: State, r: int, limit: int) -> bool:
 
 @part
 def release_followers(state: State, g: int) -> None:
-    """Let the clients of those who left at the group's boundary go on."""
+    """Let the clients of the requests that left at the group's boundary go on."""
     group = state.groups[g]
     group.untold = 0
     for i in range(group.first_lane, group.first_lane + group.num_lanes):

@@ -60,8 +60,8 @@ SLOT: Fields = [
 
 LINE: Fields = [
     *((name, np.float64) for name in ("tokens", "low", "slope", "sequences", "overlapped", "serial")),
-    ("base", np.int64),
-    ("above", np.int64),  # tokens in the cache from which on another line holds
+    ("begin", np.int64),  # tokens in the cache from which on this line holds
+    ("above", np.int64),  # and from which on another one does
 ]
 """How long a stage takes for the decodes of one slot, as a line in their tokens in the cache."""
 
@@ -358,8 +358,8 @@ def draw(pipe: Pipe, stage: Pool, line: Any, decodes: int, kv_tokens: int) -> No
     knot = pipe.integers[stage.context_knots + j]
     width = decodes * (pipe.integers[stage.context_knots + j + 1] - knot)
     at = stage.decode_attention + decodes * stage.num_contexts + j
-    line.base = decodes * knot
-    line.above = line.base + width if j < stage.num_contexts - 2 else 1 << 60
+    line.begin = decodes * knot
+    line.above = line.begin + width if j < stage.num_contexts - 2 else 1 << 60
     line.low = pipe.floats[at]
     line.slope = (pipe.floats[at + 1] - line.low) / float(width)
 
@@ -374,7 +374,7 @@ def pass_stages_decoding(pool: Pool, lane: Lane, pipe: Pipe, start: float) -> fl
         line, slot = pipe.lines[first_line + s], pipe.slots[lane.first_slot + s]
         if kv_tokens >= line.above:
             draw(pipe, pipe.stages[lane.first_stage + s], line, decodes, kv_tokens)
-        gpu = (line.tokens + (line.low + line.slope * float(kv_tokens - line.base))) + line.sequences
+        gpu = (line.tokens + (line.low + line.slope * float(kv_tokens - line.begin))) + line.sequences
         end = max(arrival, slot.stage_free) + (max(gpu, line.overlapped) + line.serial)
         slot.stage_free = end
         if s < pool.stages - 1:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import decode_time, lockstep_tokens, prefill_time, step_time
 from windtunnel.core.compiled import entry, part
-from windtunnel.core.records import Array, Pool
+from windtunnel.core.records import Array, Pool, attributes
 from windtunnel.core.tables import flatten
 from windtunnel.perf.batch_times import StageTimes, Times
 
@@ -22,11 +22,11 @@ REPLICA, LANE, STEPS, DECODES, KV_TOKENS, CHUNK_TOKENS, CHUNK_CONTEXT = range(7)
 class IterationTimes(NamedTuple):
     """One entry per step and lane."""
 
-    row: Integers
+    row: NDArray[np.int32]
     """The row of the iterations table (steps ≥ 1) that it belongs to."""
     start: Floats
     duration: Floats
-    decodes: Integers
+    decodes: NDArray[np.int32]
     """Tokens that decodes emit in it; discarded ones do not count."""
     busy: Floats
     """Seconds in which a GPU computes it: its duration, or the mean over the stages of a pipeline."""
@@ -39,16 +39,43 @@ def iteration_times(
 
     Of each replica ``lockstep_lanes`` step together.
     """
-    replica, lane, start, steps, decodes, kv_tokens, chunk_tokens, chunk_context, _, _, discarded, transfer = columns
-    integer_columns = np.stack([replica, lane, steps, decodes, kv_tokens, chunk_tokens, chunk_context]).astype(np.int64)
+    total = int(columns[3].sum())
+    row, decodes = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
+    start, duration = np.empty(total), np.empty(total)
+    piped = any(isinstance(table, StageTimes) for table in times)
+    busy = np.empty(total) if piped else duration
+    _fill(columns, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy))
+    discarded = columns[10]
+    if discarded.any():
+        decodes -= discarded.astype(np.int32)[row]
+    return IterationTimes(row, start, duration, decodes, busy)
+
+
+def durations(
+    columns: tuple[Any, ...], times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers
+) -> Floats:
+    """Of ``iteration_times`` the durations alone."""
+    nothing, filled = np.empty(0), np.empty(int(columns[3].sum()))
+    unwanted = np.empty(0, dtype=np.int32)
+    _fill(columns, times, pool_of_replica, lockstep_lanes, (unwanted, unwanted, nothing, filled, nothing))
+    return filled
+
+
+def _fill(
+    columns: tuple[Any, ...],
+    times: tuple[Times, ...],
+    pool_of_replica: Integers,
+    lockstep_lanes: Integers,
+    out: tuple[NDArray[Any], ...],
+) -> None:
+    """Write row, decodes, start, duration and busy of each step into the arrays that have room for them."""
+    replica, lane, start, steps, decodes, kv_tokens, chunk_tokens, chunk_context, _, _, _, transfer = columns
+    integer_columns = np.stack([replica, lane, steps, decodes, kv_tokens, chunk_tokens, chunk_context], dtype=np.int64)
     stages, floats, integers = flatten(tuple(stage for table in times for stage in _stages(table)))
     sends = [table.sends.ravel() for table in times if isinstance(table, StageTimes)]
     layout, clocks = _layout(times, pool_of_replica, lockstep_lanes, replica, lane)
-    total = int(steps.sum())
-    row, counts = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
-    starts, durations, busy = np.empty(total), np.empty(total), np.empty(total)
     rebuild(
-        stages,
+        attributes(stages),
         floats,
         integers,
         np.concatenate([*sends, np.zeros(1)]),
@@ -57,13 +84,8 @@ def iteration_times(
         integer_columns,
         layout,
         np.zeros((2, clocks)),
-        row,
-        counts,
-        starts,
-        durations,
-        busy,
+        *out,
     )
-    return IterationTimes(row, starts, durations, counts - discarded[row], busy)
 
 
 def _stages(table: Times) -> tuple[Any, ...]:
@@ -185,7 +207,7 @@ def rebuild(
     out_duration: Array,
     out_busy: Array,
 ) -> None:
-    """Fill the five outputs, step by step and lane by lane.
+    """Fill the five outputs, step by step and lane by lane; those of length 0 are not wanted.
 
     ``pools`` are those of all stages. ``clocks`` [2, n], zeros: when each stage of a rank is free, and when each slot's
     latest step has ended.
@@ -217,9 +239,11 @@ def rebuild(
                 clocks[1, slot] = end
                 lane = head
                 for _ in range(lanes):
-                    out_row[at], out_decodes[at] = lane, columns[DECODES, lane]
-                    out_start[at], out_duration[at] = begin, end - begin
-                    out_busy[at] = busy / stages if stages > 1 else end - begin
+                    out_duration[at] = end - begin
+                    if len(out_row) > 0:
+                        out_row[at], out_decodes[at] = lane, columns[DECODES, lane]
+                        out_start[at] = begin
+                        out_busy[at] = busy / stages if stages > 1 else end - begin
                     at += 1
                     lane = after_batch(columns, lane)
                 head = last

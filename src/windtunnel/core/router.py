@@ -11,8 +11,8 @@ ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP, ROUTE_SCORE = range(5)
 
 @part
 def unseen(group: Group, lane: Lane, time: float) -> int:
-    """Requests that leave at the group's boundary, when that lies after ``time``: still there for whoever looks
-    then."""
+    """Requests that leave at the group's boundary, when that lies after ``time``: still there at that
+    time."""
     return lane.released if group.now > time else 0
 
 

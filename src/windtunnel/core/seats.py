@@ -7,6 +7,8 @@ full: positions stay valid within a step, and the newest seat is the one below `
 Loops that matter run over blocks of 32 seats in int32, which LLVM turns into a few vector instructions.
 """
 
+from typing import Any
+
 import numpy as np
 
 from windtunnel.core.compiled import compiled, part
@@ -68,6 +70,8 @@ def sit(lane: Lane, seats: Array, r: int) -> int:
     lane.top += 1
     lane.running += 1
     seats[WHO, i], seats[ENDS, i] = r, NEVER
+    if i % 32 == 0:  # those who sat here have left, and their ends no longer count
+        seats[SOONEST, i // 32] = NEVER
     return i
 
 
@@ -100,7 +104,7 @@ def skip_decodes(lane: Lane, seats: Array) -> None:
 def soonest_of(seats: Array, block: int, clock: int) -> int:
     """The first end after ``clock`` among 32 seats."""
     ends = seats[ENDS, block * 32 : block * 32 + 32]
-    soonest = np.uint32(NEVER)
+    soonest: Any = np.uint32(NEVER)
     for k in range(32):
         soonest = min(soonest, np.uint32(ends[k] - clock - 1))
     return int(min(clock + 1 + soonest, NEVER))

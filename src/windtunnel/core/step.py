@@ -10,7 +10,7 @@ from windtunnel.core.records import GONE, IDLE, NONE, STEPPED, Array, Group, Lan
 
 @part
 def depart(lane: Lane, requests: Array, r: int) -> None:
-    """A request has ended, and whoever waits for it can see that."""
+    """A request has ended, and its client can see that."""
     requests[r].state = GONE
     requests[r].next = lane.left
     lane.left = r
@@ -28,7 +28,7 @@ def begin_boundary(group: Group, lanes: Array) -> None:
 
 @part
 def count_released(group: Group, lanes: Array) -> None:
-    """Add up who left."""
+    """Add up the requests that left."""
     group.released = 0
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         group.released += lanes[i].released

@@ -24,7 +24,7 @@ class Engine:
     """One engine's arguments. None: the preset's default for the model and device, filled in by ``resolve_engine``."""
 
     preset: str = "vllm-0.32"
-    """Engine and version whose defaults and scheduler are simulated; ``vllm`` is the newest."""
+    """Engine and version whose defaults and scheduler are simulated; ``vllm`` stands for the default."""
     tensor_parallel_size: int = 1
     """GPUs that share every layer."""
     pipeline_parallel_size: int = 1

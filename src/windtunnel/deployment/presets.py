@@ -61,6 +61,16 @@ class EnginePreset:
         return self.scheduler or self.name
 
 
+VLLM_0_32 = EnginePreset(
+    "vllm-0.32",
+    async_scheduling=True,
+    scheduler_reserve_full_isl=True,
+    gpu_memory_utilization=0.92,
+    max_capture_size_blackwell=1024,
+    captures_max_num_seqs=True,
+    lacks=(),
+    pipelines=(True, False),
+)
 TENSORRT_LLM = EnginePreset(
     "trtllm-1.0",
     async_scheduling=True,
@@ -76,16 +86,8 @@ TENSORRT_LLM = EnginePreset(
 PRESETS: dict[str, EnginePreset] = {
     preset.name: preset
     for preset in (
-        EnginePreset(
-            "vllm-0.32",
-            async_scheduling=True,
-            scheduler_reserve_full_isl=True,
-            gpu_memory_utilization=0.92,
-            max_capture_size_blackwell=1024,
-            captures_max_num_seqs=True,
-            lacks=(),
-            pipelines=(True, False),
-        ),
+        replace(VLLM_0_32, name="vllm-0.33"),
+        VLLM_0_32,
         EnginePreset("vllm-0.20", True, True, 0.9, pipelines=(False,)),
         EnginePreset("vllm-0.19", True, True, 0.9, pipelines=(False,), scheduler="vllm-0.20"),
         EnginePreset("vllm-0.16", True, False, 0.9, pipelines=(False,)),
@@ -102,7 +104,7 @@ ALIASES = {"vllm": "vllm-0.32"}
 
 
 def preset(name: str) -> EnginePreset:
-    """The preset of this name; ``vllm`` is the newest. Raises InputError with the nearest name."""
+    """The preset of this name; ``vllm`` is the default of new runs. Raises InputError with the nearest name."""
     full = ALIASES.get(name, name)
     if full not in PRESETS:
         raise unknown("engine preset", name, [*PRESETS, *ALIASES])

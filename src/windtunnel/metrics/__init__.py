@@ -6,7 +6,7 @@ from windtunnel.metrics.gaps import token_gaps, token_gaps_by_request
 from windtunnel.metrics.overload import Growth, delay_growth, overload_warning, overloaded, queue_growth
 from windtunnel.metrics.requests import RequestMetrics, Verdict, good_requests, request_metrics, verdicts, waits
 from windtunnel.metrics.steps import Steps, unroll, work
-from windtunnel.metrics.summary import LATENCIES, Summary, clean, output_tokens, summary, summary_json
+from windtunnel.metrics.summary import LATENCIES, Summary, clean, client_json, output_tokens, summary, summary_json
 from windtunnel.metrics.timeline import Timeline, timeline
 from windtunnel.metrics.usage import ReplicaUsage, Uncertainty, Usage, group_share, time_share, uncertainty, usage
 from windtunnel.metrics.window import WARMUP_SHARE, Window, measured_window, trimmed_window
@@ -31,6 +31,7 @@ __all__ = [
     "Verdict",
     "Window",
     "clean",
+    "client_json",
     "comparison_json",
     "delay_growth",
     "good_requests",

@@ -57,12 +57,12 @@ class Interval:
 
     @property
     def low(self) -> float:
-        """Lower end."""
+        """Lower end of the interval."""
         return self.mean - self.half_width
 
     @property
     def high(self) -> float:
-        """Upper end."""
+        """Upper end of the interval."""
         return self.mean + self.half_width
 
 

@@ -26,30 +26,40 @@ TOLERANCE = 1e-9
 class DecodeSteps:
     """The steps with decodes, lane by lane and in order of time in each."""
 
-    lane: Integers
-    """[d] replica and rank as one number."""
+    lanes: Integers
+    """Replica and rank of each lane as one number, ascending."""
+    first: Integers
+    """[lanes + 1] where each begins in the columns."""
     start: Floats
     end: Floats
-    previous: Floats
-    """[d] end of the decode step before it in its lane, −∞ for the first."""
-    decodes: Integers
+    decodes: NDArray[np.int32]
 
     def lane_bounds(self, lane: int) -> tuple[int, int]:
         """First entry of a lane, and the one after its last."""
-        return int(np.searchsorted(self.lane, lane)), int(np.searchsorted(self.lane, lane, side="right"))
+        low, high = np.searchsorted(self.lanes, lane), np.searchsorted(self.lanes, lane, side="right")
+        return int(self.first[low]), int(self.first[high])
+
+    def paused(self) -> NDArray[np.bool_]:
+        """Which do not begin when the one before them in their lane ends; the first of each lane."""
+        found = np.empty(len(self.start), dtype=np.bool_)
+        np.greater(self.start[1:], self.end[:-1] + TOLERANCE, out=found[1:])
+        found[self.first[:-1]] = True
+        return found
 
 
 def decode_steps(steps: Steps) -> DecodeSteps:
     """The steps with decodes of a run."""
     log = steps.run.iterations
-    some = np.flatnonzero(log.decodes[steps.row] > 0)
-    lane = lane_number(log.replica, log.lane)[steps.row[some]]
+    lane_of_row = lane_number(log.replica, log.lane)
+    some = (log.decodes > 0)[steps.row]
+    if len(lane_of_row) and (lane_of_row == lane_of_row[0]).all():
+        first = np.array([0, np.count_nonzero(some)])
+        return DecodeSteps(lane_of_row[:1], first, steps.start[some], steps.end[some], steps.decodes[some])
+    lane = lane_of_row[steps.row[some]]
     order = np.argsort(lane, kind="stable")  # each lane wrote its steps in order of time
-    some, lane = some[order], lane[order]
-    end = steps.end[some]
-    previous = np.concatenate([[-np.inf], end[:-1]])[: len(end)]
-    previous[np.flatnonzero(np.diff(lane, prepend=-1))] = -np.inf
-    return DecodeSteps(lane, steps.start[some], end, previous, steps.decodes[some])
+    lanes, counts = np.unique(lane, return_counts=True)
+    columns = (column[some][order] for column in (steps.start, steps.end, steps.decodes))
+    return DecodeSteps(lanes, np.concatenate([[0], np.cumsum(counts)]), *columns)
 
 
 def lane_number(replica: Integers, rank: Integers) -> Integers:
@@ -60,18 +70,19 @@ def lane_number(replica: Integers, rank: Integers) -> Integers:
 def pooled_gaps(steps: Steps) -> tuple[Floats, Integers, Floats]:
     """All gaps that end with a decode, as (seconds, how many of them, when they end)."""
     found = decode_steps(steps)
-    gap, count = found.end - found.start, found.decodes.copy()
-    paused = np.flatnonzero(found.start > found.previous + TOLERANCE)
-    after = paused[np.isfinite(found.previous[paused])]
-    gap[after] = found.end[after] - found.previous[after]
+    gap, count, is_paused = found.end - found.start, found.decodes.copy(), found.paused()
+    after = is_paused.copy()
+    after[found.first[:-1]] = False
+    after = np.flatnonzero(after)
+    gap[after] = found.end[after] - found.end[after - 1]
     lane, joined = _joins(steps)
-    at = _first_after(found, paused, lane, joined)
-    lane, joined, at = lane[at >= 0], joined[at >= 0], at[at >= 0]
+    at = _first_after(found, is_paused, lane, joined)
+    joined, at = joined[at >= 0], at[at >= 0]
     np.subtract.at(count, at, 1)
     own = found.end[at] - joined
     some = count > 0
     ends = np.concatenate([found.end[some], found.end[at]])
-    return np.concatenate([gap[some], own]), np.concatenate([count[some], np.ones(len(own), dtype=np.int64)]), ends
+    return np.concatenate([gap[some], own]), np.concatenate([count[some], np.ones(len(own), dtype=np.int32)]), ends
 
 
 def token_gaps(steps: Steps, window: Window) -> Distribution:
@@ -119,17 +130,14 @@ def _joins(steps: Steps) -> tuple[Integers, Floats]:
     return lanes_at(steps, who[decodes], time[decodes]), time[decodes]
 
 
-def _first_after(found: DecodeSteps, paused: Integers, lane: Integers, time: Floats) -> Integers:
+def _first_after(found: DecodeSteps, is_paused: NDArray[np.bool_], lane: Integers, time: Floats) -> Integers:
     """For each join the decode step that comes next in its lane, if there was a pause before it; otherwise −1."""
     at = np.full(len(lane), -1, dtype=np.int64)
-    for number in np.unique(found.lane[paused]):
-        low, high = found.lane_bounds(int(number))
+    for number, low, high in zip(found.lanes, found.first[:-1], found.first[1:], strict=True):
         mine = np.flatnonzero(lane == number)
         at[mine] = low + np.searchsorted(found.start[low:high], time[mine] - TOLERANCE)
         at[mine[at[mine] >= high]] = -1
-    is_paused = np.zeros(len(found.lane) + 1, dtype=np.bool_)
-    is_paused[paused] = True
-    return np.where(is_paused[at], at, -1)
+    return np.where(np.append(is_paused, np.False_)[at], at, -1)
 
 
 def token_gaps_by_request(steps: Steps) -> list[Floats]:

@@ -65,7 +65,7 @@ class Verdict:
     metric: str
     percentile: float
     limit: float
-    """Seconds."""
+    """Seconds that the percentile may last."""
     value: float
     """Seconds; NaN when nothing was measured."""
 

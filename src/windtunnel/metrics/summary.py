@@ -12,7 +12,7 @@ from windtunnel.deployment import SLO
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.gaps import token_gaps
 from windtunnel.metrics.overload import overload_warning
-from windtunnel.metrics.requests import Verdict, good_requests, request_metrics, verdicts, waits
+from windtunnel.metrics.requests import RequestMetrics, Verdict, good_requests, request_metrics, verdicts, waits
 from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.usage import SOURCES, Usage, time_share, usage
 from windtunnel.metrics.window import Window, measured_window
@@ -83,10 +83,7 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
     arrived = window.holds(requests.arrival)
     ended = (requests.status == FINISHED) & window.holds(requests.finish)
     counted = arrived & (requests.status == FINISHED)
-    latencies = {name: Distribution(getattr(metrics, name)[arrived]) for name in ("ttft", "tpot")}
-    latencies["itl"] = token_gaps(steps, window)
-    latencies |= {name: Distribution(getattr(metrics, name)[arrived]) for name in ("e2el", "queue", "prefill")}
-    latencies["normalised"] = Distribution(metrics.normalised[arrived])
+    latencies = _latencies(steps, window, metrics, (*LATENCIES, "prefill", "normalised"))
     outputs, prompts = output_tokens(steps, window), _prompt_tokens(steps, window)
     good = good_requests(metrics, requests.status == FINISHED, slo)
     total, wait = int(arrived.sum()), waits(requests, window.end)[arrived]
@@ -116,6 +113,30 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
             *_warnings(run, window, total, int(counted.sum()), exclude_warmup),
             *_modelled(shares),
         ),
+    )
+
+
+def _latencies(steps: Steps, window: Window, metrics: RequestMetrics, names: Sequence[str]) -> dict[str, Distribution]:
+    """Each latency over the requests that arrived in the window; itl over their tokens."""
+    arrived = window.holds(steps.run.requests.arrival)
+    return {
+        name: token_gaps(steps, window) if name == "itl" else Distribution(getattr(metrics, name)[arrived])
+        for name in names
+    }
+
+
+def client_json(run: Run, *, exclude_warmup: bool = False) -> dict[str, Any]:
+    """What of ``summary_json`` a benchmarking client sees: latencies and throughputs, at half the work of all."""
+    steps = unroll(run)
+    window = measured_window(run.requests, steps.end, exclude_warmup)
+    found = _latencies(steps, window, request_metrics(run.requests), LATENCIES)
+    ended = (run.requests.status == FINISHED) & window.holds(run.requests.finish)
+    return clean(
+        {
+            **{name: values.statistics() for name, values in found.items()},
+            "request_throughput": _per_second(int(ended.sum()), window),
+            "output_throughput": _per_second(output_tokens(steps, window), window),
+        }
     )
 
 

@@ -130,10 +130,12 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
     lanes = np.array([replica["lanes"] for replica in replicas], dtype=np.float64)
     piped = np.array([replica.get("stages", 1) > 1 for replica in replicas], dtype=np.bool_)
     heads, share = steps.heads, steps.share_inside(window)
+    length = window.seconds if window.seconds > 0 else NAN
+    mfu, mbu = _efficiency(steps, prints, pool, lanes * length, share)
+    used, under_way = _held(steps, pool, window)
     owner = log.replica[heads]
     count = log.steps[heads] * share * (steps.batch > 0)
     seconds = steps.row_seconds[heads] * share
-    length = window.seconds if window.seconds > 0 else NAN
 
     def total(values: Floats) -> Floats:
         return sums(owner, values, number)
@@ -143,15 +145,10 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
     iterations = total(count)
     worked = total(seconds * (steps.batch > 0))
     blocks = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool] * lanes
-    present = in_flight(steps, _blocks_in_use(steps, pool))
-    flying = present.inside(window)
-    used = sums(present.replica, present.blocks * flying, number)
-    under_way = sums(present.replica, flying, number)
     peak = np.zeros(number)
     np.maximum.at(peak, owner, log.used_blocks[heads].astype(np.float64))
     requests = run.requests
     served = requests.replica >= 0
-    mfu, mbu = _efficiency(steps, prints, pool, lanes * length, share)
     with np.errstate(invalid="ignore", divide="ignore"):
         return ReplicaUsage(
             pool=pool,
@@ -172,6 +169,13 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
             mfu=mfu,
             mbu=mbu,
         )
+
+
+def _held(steps: Steps, pool: Integers, window: Window) -> tuple[Floats, Floats]:
+    """[replicas] block-seconds in use, and seconds in which a step is in flight, of all ranks."""
+    present = in_flight(steps, _blocks_in_use(steps, pool))
+    flying = present.inside(window)
+    return sums(present.replica, present.blocks * flying, len(pool)), sums(present.replica, flying, len(pool))
 
 
 def _blocks_in_use(steps: Steps, pool: Integers) -> Floats:
@@ -245,7 +249,7 @@ def _shares(
         times = (whole(table) for table in steps.run.times)
         tables = tuple(_part(by_name, name, table) for by_name, table in zip(parts, times, strict=True))
         if any(_is_not_zero(table) for table in tables):
-            found[name] = float(steps.run.iteration_times(tables).duration.sum())
+            found[name] = float(steps.run.durations(tables).sum())
         else:
             found.setdefault(name, 0.0)
     found[rest] = found.get(rest, 0.0) + max(total - sum(found.values()), 0.0)
@@ -317,4 +321,4 @@ def _seconds(steps: Steps, tables: tuple[BatchTimes, ...]) -> float:
         replace(table, host_overlapped=np.zeros_like(table.host_serial), host_serial=np.zeros_like(table.host_serial))
         for table in tables
     )
-    return float(steps.run.iteration_times(silent).duration.sum())
+    return float(steps.run.durations(silent).sum())

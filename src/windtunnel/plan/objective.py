@@ -104,7 +104,7 @@ class RatePerDollar:
         return RateClimb(candidate, question, *rate_levels(question, bound.rate), candidate.deployment.price_per_hour)
 
     def value(self, score: float) -> float:
-        """The score."""
+        """The score itself: it is the value."""
         return score
 
 

@@ -27,7 +27,7 @@ class WhatIf:
     not keep the limits there at all. For costs, the share by which it costs more; infinite where it cannot serve."""
 
     def to_json(self) -> dict[str, Any]:
-        """For JSON."""
+        """As a document of numbers, lists and names."""
         best = {
             name: dict(answer.contenders[answer.best.index].candidate.settings) if answer.best else None
             for name, answer in self.answers.items()

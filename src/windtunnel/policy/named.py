@@ -18,12 +18,12 @@ from windtunnel.policy.vllm_v1 import VllmV1
 
 PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang] = {
     **vllm_v1.VERSIONS,
-    "vllm": next(iter(vllm_v1.VERSIONS.values())),
+    "vllm": vllm_v1.VERSIONS["vllm-0.32"],
     **vllm_v0.VERSIONS,
     "sglang-0.4.6": Sglang(),
     **POLICIES,
 }
-"""Every scheduler that has a name; ``vllm`` is its newest version."""
+"""Every scheduler that has a name; ``vllm`` is the version that runs have by default."""
 
 Scheduler = Settings | Callable[[], Any]
 """Settings of a scheduler that windtunnel knows, or a function that makes a ``PythonScheduler`` of

@@ -21,7 +21,7 @@ class Sglang(Settings):
 
     A round prefills waiting requests as long as the memory that they and the running ones are expected to need is
     free; what running ones still need is guessed by a ratio, which falls while decoding goes well and jumps when
-    memory ran out and somebody had to be retracted. Page size 1.
+    memory ran out and a request had to be retracted. Page size 1.
     """
 
     follows: ClassVar[frozenset[str]] = frozenset({"enable_chunked_prefill", "enable_prefix_caching"})
@@ -88,7 +88,7 @@ class Sglang(Settings):
 
     def longest_round(self, limits: Limits) -> int:
         """Most tokens of a round without chunks: of the first request, or up to max_prefill_tokens. Exact release
-        looks at that limit only before it admits somebody, who may then exceed it."""
+        looks at that limit only before it admits a request, which may then exceed it."""
         if self.exact_release:
             return self.max_prefill_tokens - 1 + limits.max_model_len
         return max(self.max_prefill_tokens, limits.max_model_len)

@@ -35,7 +35,7 @@ class Policy(Settings):
 
     A step visits the groups of running requests and the queue in ``group_order``. Decodes are one group: in each step
     all of them take part or none. A running request that lacks blocks evicts others; a waiting one never does, and
-    nobody is admitted in a step that evicted. Blocks go to running requests first, whatever the order of the groups.
+    none is admitted in a step that evicted. Blocks go to running requests first, whatever the order of the groups.
     """
 
     follows: ClassVar[frozenset[str]] = frozenset({"enable_chunked_prefill"})
@@ -84,7 +84,7 @@ class Policy(Settings):
 
     preemption: Preemption = "recompute"
     """What happens to an evicted request: it drops its blocks and computes them again later, they move to the host, or
-    nobody is ever evicted (checklist 316-318; vLLM v0's two modes)."""
+    no request is ever evicted (checklist 316-318; vLLM v0's two modes)."""
     host_blocks: int = 0
     """Blocks of the host that hold evicted requests; when none is left, and for part-way prompts, recompute."""
     swap_time_per_block: float = 0.0
@@ -97,32 +97,32 @@ class Policy(Settings):
 
     admission_order: Order = "fcfs"
     """Whom to admit next. First come first served puts evicted requests before all others, the latest victim first;
-    the others order them like everybody, equals by arrival. A job is prompt and declared output."""
+    the others order them like all requests, equals by arrival. A job is prompt and declared output."""
     admission_key: Callable[..., float] | None = None
     """In place of ``admission_order``: the smallest key first, equals by arrival. See ``windtunnel.core.hooks``."""
     pass_over: bool = False
     """Try the next waiting request when one does not fit (InferMax's loop); otherwise all wait behind it (vLLM)."""
     batching: Batching = "continuous"
-    """When the queue is open: in every step (Orca); or when nobody runs, until the batch decodes for the first time
+    """When the queue is open: in every step (Orca); or when none runs, until the batch decodes for the first time
     (FasterTransformer); or the same, but only a full batch, or one whose head has waited (Triton's dynamic
     batching)."""
     max_queue_delay: float = 0.0
     """Seconds that the head waits for a full batch with dynamic batching (Triton's max_queue_delay_microseconds)."""
     reschedule_interval: int = 1
-    """Decode steps from one look at the queue to the next (checklist 308: 16); it is open while nobody decodes."""
+    """Decode steps from one look at the queue to the next (checklist 308: 16); it is open while none decodes."""
     queue_ratio: float = 0.0
-    """Look at the queue when it is this many times as long as the running list (checklist 309: 1.2), or while nobody
+    """Look at the queue when it is this many times as long as the running list (checklist 309: 1.2), or while none
     decodes; 0: no such rule. With an interval, too, either opens it."""
     delay_factor: float = 0.0
     """Keep the queue closed until its head has waited for so many times the duration of the last step with prefills,
-    unless nobody runs (vLLM v0, --scheduler-delay-factor)."""
+    unless none runs (vLLM v0, --scheduler-delay-factor)."""
     prefill_batch: int = 0
     """Prompts prefilled together: the queue opens when so many places are free, or as many as wait if that is less, and
     no more are admitted in a step (MindSpore's report, checklist 341-356); 0: no such rule."""
     prefill_batch_share: float = 0.0
-    """The same as a share of the places, at least 1 (the report's coefficient, 1/64; its code has 1/32)."""
+    """That number as a share of the places, at least 1 (the report's coefficient, 1/64; its code has 1/32)."""
     balance_timeout: int = 0
-    """Data-parallel ranks in lockstep, while all of them decode, admit when each has somebody waiting, or when so many
+    """Data-parallel ranks in lockstep, while all of them decode, admit when each has a request waiting, or when so many
     steps have passed without (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: each as it can."""
     token_budget: Callable[..., int] | None = None
     """Tokens of the next step, at least one for each decode and at most C. See ``windtunnel.core.hooks``."""
@@ -150,15 +150,15 @@ class Policy(Settings):
         return replace(self, chunked_prefill=chunked, refuse_long_prompts=not chunked)
 
     def tokens(self, limits: Limits) -> int:
-        """C."""
+        """Tokens of a step (C)."""
         return self.max_num_batched_tokens or limits.max_num_batched_tokens
 
     def prefill_tokens(self, limits: Limits) -> int:
-        """P, or C where it is less."""
+        """Tokens of prompts in a step (P), or C where that is less."""
         return min(self.max_num_prefill_tokens or self.tokens(limits), self.tokens(limits))
 
     def places(self, limits: Limits) -> int:
-        """R_max."""
+        """Requests that may run (R_max)."""
         return min(self.max_num_seqs or limits.max_num_seqs, limits.max_num_seqs)
 
     def watermark_blocks(self, limits: Limits) -> int:
@@ -224,7 +224,7 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
     (
         lambda p: p.preemption == "none" and p.allocation not in RESERVING,
         "preemption='none': a request may lack a block and wait for ever; use allocation='prompt_and_output' or "
-        "'max_model_len', or let somebody be evicted",
+        "'max_model_len', or let a request be evicted",
     ),
     (
         lambda p: p.refuse_long_prompts and (p.chunked_prefill or p.preemption != "none"),

@@ -142,7 +142,7 @@ def no_room_on_host(num_cpu_blocks: int, request: str) -> InputError:
 
 
 def no_way_to_displace(request: str) -> InputError:
-    """The same: swapping for the sake of a better priority."""
+    """What ends a simulation where vLLM 0.8.5 ends: swapping for the sake of a better priority."""
     return InputError(
         f"preemption_mode='swap': {request!r} must make way for a better priority, and vLLM 0.8.5 does not "
         "survive swapping it out for that: preempt by recompute"
@@ -150,7 +150,7 @@ def no_way_to_displace(request: str) -> InputError:
 
 
 def no_way_back(request: str) -> InputError:
-    """The same: a prompt on the host of which a part was computed."""
+    """What ends a simulation where vLLM 0.8.5 ends: a prompt on the host of which a part was computed."""
     return InputError(
         f"preemption_mode='swap': {request!r} was swapped out part-way through its prompt, which vLLM 0.8.5 does not "
         "survive with prefix caching: preempt by recompute, or disable prefix caching"
@@ -158,7 +158,7 @@ def no_way_back(request: str) -> InputError:
 
 
 def patience(limits: Limits) -> int:
-    """Steps in a row without a token for anybody, after which only a circle remains: prompts evict each other."""
+    """Steps in a row without a token, after which only a circle remains: prompts evict each other."""
     return 100 + limits.max_num_seqs * limits.max_model_len
 
 

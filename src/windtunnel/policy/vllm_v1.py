@@ -17,8 +17,8 @@ class VllmV1(Settings):
 
     There is no prefill and no decode phase (vllm/v1/core/sched/scheduler.py): running requests are visited in the
     order of their admission, then waiting ones from the head of the queue, each getting the tokens it has not
-    computed, while the budget lasts. A running request that lacks a block evicts the newest one, and nobody is
-    admitted in that step.
+    computed, while the budget lasts. A running request that lacks a block evicts the newest one, and no request
+    is admitted in that step.
     """
 
     follows: ClassVar[frozenset[str]] = frozenset(
@@ -40,15 +40,15 @@ class VllmV1(Settings):
     reserve_full_prompt: bool = True
     """Admit only when the blocks of the whole prompt are free (scheduler_reserve_full_isl, vLLM ≥ 0.20)."""
     watermark: float = 0.0
-    """Share of all blocks that an admission must leave free while anything runs (vLLM 0.32)."""
+    """Share of all blocks that an admission must leave free while anything runs (vLLM ≥ 0.32)."""
     max_num_active_seqs: int = 0
-    """Admit nobody while so many requests run; 0: as many as max_num_seqs (vLLM 0.32)."""
+    """Admit none while so many requests run; 0: as many as max_num_seqs (vLLM ≥ 0.32)."""
     long_prefill_token_threshold: int = 0
     """Tokens that one request may compute in a step, so that long prompts leave budget to others; 0: no such limit
     (config/scheduler.py)."""
     adaptive_threshold: bool = False
     """Raise the threshold to an equal share of the budget where that is more
-    (long_prefill_token_threshold_adaptive, vLLM 0.32)."""
+    (long_prefill_token_threshold_adaptive, vLLM ≥ 0.32)."""
     threshold_when_alone: bool = False
     """The threshold holds for a request that has the engine to itself, too (vLLM ≤ 0.20)."""
     prefix_caching: bool = False
@@ -68,6 +68,9 @@ class VllmV1(Settings):
     track_place: bool = True
     """After a preemption go on with the next running request; otherwise every victim that stood before the present one
     and returned no tokens makes the pass skip one (vLLM ≤ 0.20)."""
+    go_on_after_own_preemption: bool = True
+    """After a request that had to preempt itself, because it was the worst, go on with the running requests behind it;
+    otherwise they get nothing in that step (vLLM ≤ 0.32). Where the newest goes, there are none behind it."""
     async_scheduling: bool = True
     """Decide step k + 1 before the output of step k is known (AsyncScheduler with two steps in flight)."""
     stop_at_last_token: bool = True
@@ -76,9 +79,9 @@ class VllmV1(Settings):
     pipeline_parallel_size: int = 1
     """Stages that a step passes through one by one. So many steps are in flight, and one more with asynchronous
     scheduling, where a request then decodes in every so-many-th step only (EngineCore.step_with_batch_queue;
-    next_decode_eligible_step, vLLM 0.32)."""
+    next_decode_eligible_step, vLLM ≥ 0.32)."""
     wait_for_output: bool = True
-    """Pass over a preempted request while a step with it is in flight (num_stale_output_tokens, vLLM 0.32); otherwise
+    """Pass over a preempted request while a step with it is in flight (num_stale_output_tokens, vLLM ≥ 0.32); otherwise
     it can be admitted before its latest token is known."""
     decide_after_empty_step: bool = True
     """Go on deciding while there is a place in flight; otherwise an empty step is followed by the output of the oldest
@@ -105,14 +108,16 @@ class VllmV1(Settings):
         return self.pipeline_parallel_size + self.async_scheduling
 
     def watermark_blocks(self, limits: Limits) -> int:
-        """Blocks that an admission must leave free; the share is of all blocks, block 0 included (vLLM 0.32)."""
+        """Blocks that an admission must leave free; the share is of all blocks, block 0 included (vLLM ≥ 0.32)."""
         return int(self.watermark * (limits.num_blocks + 1))
 
     def with_flags(self, flags: Mapping[str, Any]) -> Self:
-        """The settings of an engine with these arguments; a pipeline is simulated with the newest rules."""
+        """The settings of an engine with these arguments; a pipeline is simulated with the newest rules, but for what
+        follows a request's own preemption."""
         by_priority = flags["scheduling_policy"] == "priority"
+        in_a_pipeline = type(self)(go_on_after_own_preemption=self.go_on_after_own_preemption)
         return replace(
-            self if flags["pipeline_parallel_size"] == 1 else type(self)(),
+            self if flags["pipeline_parallel_size"] == 1 else in_a_pipeline,
             chunked_prefill=flags["enable_chunked_prefill"] is not False,
             reserve_full_prompt=flags["scheduler_reserve_full_isl"] is not False,
             prefix_caching=bool(flags["enable_prefix_caching"]),
@@ -140,8 +145,9 @@ class VllmV1(Settings):
 
 
 _NEWEST = VllmV1(prefix_caching=True)
+_UNTIL_0_32 = replace(_NEWEST, go_on_after_own_preemption=False)
 _UNTIL_0_20 = replace(
-    _NEWEST,
+    _UNTIL_0_32,
     threshold_when_alone=True,
     plain_blocks_first=False,
     track_place=False,
@@ -150,7 +156,8 @@ _UNTIL_0_20 = replace(
 )
 
 VERSIONS: dict[str, VllmV1] = {
-    "vllm-0.32": _NEWEST,
+    "vllm-0.33": _NEWEST,
+    "vllm-0.32": _UNTIL_0_32,
     "vllm-0.20": _UNTIL_0_20,
     "vllm-0.16": replace(_UNTIL_0_20, reserve_full_prompt=False),
     "vllm-0.12": replace(_UNTIL_0_20, reserve_full_prompt=False, async_scheduling=False),

@@ -1,1 +1,4 @@
-"""The schedulers object by object: the readable specification, and the oracle of ``windtunnel.core``."""
+"""Plain objects, step by step: vLLM v1 and the unified algorithm a second time, the oracle of ``windtunnel.core``.
+
+The schedulers that users write in Python run here, too.
+"""

@@ -42,7 +42,7 @@ class Batch:
 
     @property
     def decodes(self) -> list[Scheduled]:
-        """The decodes."""
+        """The requests that compute one token after their prompt."""
         return [part for part in self.scheduled if part.decodes]
 
     @property

@@ -22,7 +22,7 @@ class Blocks(Protocol):
 
     @property
     def free(self) -> int:
-        """Blocks that can be handed out, those that keep a reusable prefix for nobody included."""
+        """Blocks that can be handed out, those that keep a reusable prefix but have no owner included."""
 
     def find(self, request: Request) -> list[Block]:
         """The longest cached beginning of a request that holds no blocks, without its last known token."""
@@ -47,11 +47,11 @@ class CountedBlocks:
         self.free = count
 
     def find(self, _: Request) -> list[Block]:
-        """Nothing."""
+        """Finds no block."""
         return []
 
     def idle(self, _: list[Block]) -> int:
-        """None."""
+        """Nothing is found, so none is free."""
         return 0
 
     def take(self, request: Request, _: list[Block], count: int) -> None:
@@ -60,7 +60,7 @@ class CountedBlocks:
         request.num_blocks += count
 
     def offer(self, request: Request, tokens: int) -> None:
-        """Nobody looks."""
+        """Blocks cannot be found, so there is nothing to offer."""
 
     def release(self, request: Request) -> None:
         """Count the blocks back."""
@@ -69,10 +69,10 @@ class CountedBlocks:
 
 
 class CachedBlocks:
-    """Full blocks are found by their key; those that nobody holds keep it until they are handed out again.
+    """Full blocks are found by their key; those that no request holds keep it until they are handed out again.
 
-    Two blocks may have the same key: whoever computes what another one computes in the same step has its own copy. A
-    search finds the one that got the key first.
+    Two blocks may have the same key, because requests that compute the same tokens in the same step have copies of
+    their own. A search finds the one that got the key first.
     """
 
     def __init__(self, count: int, block_size: int, plain_blocks_first: bool) -> None:
@@ -90,7 +90,7 @@ class CachedBlocks:
         return len(self.queue)
 
     def find(self, request: Request) -> list[Block]:
-        """See Blocks: a prompt that is cached to its end computes its last block anew, to have a token to sample."""
+        """See Blocks: a prompt that is cached to its end computes its last block again, to have a token to sample."""
         hits: list[Block] = []
         for i in range((request.num_tokens - 1) // self.block_size):
             same = self.by_key.get(self.keys.key(request, i))
@@ -100,7 +100,7 @@ class CachedBlocks:
         return hits
 
     def idle(self, hits: list[Block]) -> int:
-        """See Blocks: those that nobody holds stand in the free queue."""
+        """See Blocks: those that no request holds stand in the free queue."""
         return sum(block.references == 0 for block in hits)
 
     def take(self, request: Request, hits: list[Block], count: int) -> None:
@@ -117,7 +117,7 @@ class CachedBlocks:
         request.num_blocks += len(hits) + count
 
     def offer(self, request: Request, tokens: int) -> None:
-        """See Blocks."""
+        """See Blocks: each full block gets its key."""
         full = tokens // self.block_size
         for i in range(self.offered[request], full):
             block = self.held[request][i]

@@ -33,7 +33,7 @@ class PythonScheduler(Protocol):
 
         ``waiting`` is in order of arrival behind those that were evicted, ``running`` in order of admission. A
         request has ``num_tokens`` known tokens, of which ``num_computed_tokens`` are in the cache, and holds
-        ``num_blocks`` of ``limits.num_blocks``. It is asked again when the step has ended, or when somebody arrives
+        ``num_blocks`` of ``limits.num_blocks``. It is asked again when the step has ended, or when a request arrives
         at an idle engine.
         """
 
@@ -121,7 +121,7 @@ class Custom:
         if wanted > free:
             raise self._error(
                 f"num_blocks={self.limits.num_blocks}: request {request.id} needs {wanted} more and {free} are free; "
-                "evict somebody, or schedule fewer tokens"
+                "evict a request, or schedule fewer tokens"
             )
         request.num_blocks += wanted
         self.used_blocks += wanted
@@ -131,7 +131,7 @@ class Custom:
         request.num_blocks = 0
 
     def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
-        """Everybody who caught up has one more token; who has all of them leaves."""
+        """Requests that caught up have one more token; those that have all of them leave."""
         emitted = [part.request for part in batch.scheduled if part.emits]
         for request in emitted:
             request.receive_token(time)

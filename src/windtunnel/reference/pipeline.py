@@ -38,8 +38,8 @@ class InFlight:
 class Pipeline:
     """Steps in flight, as many as the engine allows, and the stages that they occupy.
 
-    Step n belongs to lane n mod the number of stages: whoever decodes in it decodes next in step n + stages. An empty
-    step takes a place like any other, until all before it have ended.
+    Step n belongs to lane n mod the number of stages: a request that decodes in it decodes next in step n + stages. An
+    empty step takes a place like any other, until all before it have ended.
     """
 
     ask_again = inf

@@ -98,9 +98,9 @@ class Group:
     def schedule(self, now: float) -> float | None:
         """Start steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
 
-        An empty decision waits for the step in flight. With none in flight it is repeated if it preempted somebody, and
-        may name the time at which it wants to be asked again. If it ignored somebody it takes the shortest time there
-        is: others that decide at the same time do not see it.
+        An empty decision waits for the step in flight. With none in flight it is repeated if it preempted a request,
+        and may name the time at which it wants to be asked again. If it ignored a request it takes the shortest time
+        there is: others that decide at the same time do not see it.
         """
         while len(self.in_flight) < self.depth:
             if self.balance is not None:

@@ -1,4 +1,4 @@
-"""vLLM's v1 scheduler, 0.10 to 0.32, step by step (vllm/v1/core/sched/scheduler.py, async_scheduler.py)."""
+"""vLLM's v1 scheduler, 0.10 to 0.33, step by step (vllm/v1/core/sched/scheduler.py, async_scheduler.py)."""
 
 from bisect import insort
 from collections import deque
@@ -11,18 +11,18 @@ from windtunnel.reference.request import Request
 
 
 class PriorityQueue(deque[Request]):
-    """Waiting requests, the best one first; whoever was preempted has no right to the front."""
+    """Waiting requests, the best one first; preempted ones have no right to the front."""
 
     def append(self, request: Request) -> None:
         """Put a request in its place."""
         insort(self, request, key=lambda one: one.order)
 
     def appendleft(self, request: Request) -> None:
-        """The same."""
+        """Put it in its place, too: the order holds for preempted requests."""
         self.append(request)
 
     def extendleft(self, requests: Iterable[Request]) -> None:
-        """The same for each of them."""
+        """Put each of them in its place."""
         for request in requests:
             self.append(request)
 
@@ -66,7 +66,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self, now: float = 0.0) -> Batch:  # noqa: ARG002 - these rules do not look at the time
-        """Decide the next step: running requests first, then the queue unless somebody was preempted."""
+        """Decide the next step: running requests first, then the queue unless any was preempted."""
         self.step += 1
         batch = Batch(self.limits.max_num_batched_tokens, self._threshold())
         self._schedule_running(batch)
@@ -95,6 +95,8 @@ class Scheduler:
             if tokens > 0:
                 place -= self._make_room(request, tokens, place, batch)
                 if request in batch.preempted:
+                    if self.policy.go_on_after_own_preemption:
+                        continue
                     break
                 self._compute(request, tokens, [], batch)
             place += 1
@@ -185,7 +187,7 @@ class Scheduler:
     def _fits(self, request: Request, hits: list[Block], tokens: int) -> bool:
         """Whether there is memory to admit a request: for all it knows, or for this chunk only.
 
-        Cached blocks need no new ones, but those that nobody holds will no longer be free.
+        Cached blocks need no new ones, but those that no request holds will no longer be free.
         """
         margin = self.policy.watermark_blocks(self.limits) if self.running else 0
         wanted = request.num_computed_tokens + len(hits) * self.limits.block_size + tokens

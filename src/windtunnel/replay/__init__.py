@@ -1,1 +1,1 @@
-"""Replay a recorded workload through a scheduler of the reference, and write the same step records as the recorder."""
+"""A recorded workload through a scheduler, one step at a time, in the step records of the recorder."""

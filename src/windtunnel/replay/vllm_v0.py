@@ -210,8 +210,10 @@ class Lane:
         )
 
     def update(self, decision: Decision, time: float) -> tuple[list[int], list[int]]:
-        """The batch has run at ``time``: whoever has nothing left gets a token. Returns (emitted, finished), in batch
-        order."""
+        """The batch has run at ``time``: requests with nothing left to compute get a token.
+
+        Returns (emitted, finished), in batch order.
+        """
         if not decision.parts:
             self.stepper.pass_over(decision.changed)
             return [], []

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from windtunnel.replay.core_vllm_v1 import CoreScheduler
 
 VERSIONS = {
+    "vllm-0.33": "0.33.0",
     "vllm-0.32": "0.32.0",
     "vllm-0.20": "0.20.2",
     "vllm-0.16": "0.16.0",
@@ -214,7 +215,7 @@ class Loop:
         }
 
     def stuck(self) -> Record:
-        """The last record of a scheduler that cannot go on: who is left."""
+        """The last record of a scheduler that cannot go on: the requests that are left."""
         return {
             "type": "stuck",
             "steps": self.number,

@@ -30,6 +30,9 @@ CONFIG: Settings = {
 BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
 """The recorder's coefficients in seconds."""
 
+SINCE_0_32 = ("vllm-0.33", "vllm-0.32")
+"""Versions that know ``watermark``, ``max_num_active_seqs`` and ``long_prefill_token_threshold_adaptive``."""
+
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -59,11 +62,11 @@ def policy(config: Settings, version: str) -> VllmV1:
     rules = VERSIONS[version]
     if config["policy"] not in ("fcfs", "priority"):
         raise unknown("policy", config["policy"], ("fcfs", "priority"))
-    newest = version == "vllm-0.32"
+    new = version in SINCE_0_32
     return replace(
         rules.with_flags(config | {"scheduling_policy": config["policy"], "pipeline_parallel_size": 1}),
         reserve_full_prompt=rules.reserve_full_prompt and config["scheduler_reserve_full_isl"],
-        watermark=config["watermark"] if newest else 0.0,
-        max_num_active_seqs=(config["max_num_active_seqs"] or 0) if newest else 0,
-        adaptive_threshold=newest and config["long_prefill_token_threshold_adaptive"],
+        watermark=config["watermark"] if new else 0.0,
+        max_num_active_seqs=(config["max_num_active_seqs"] or 0) if new else 0,
+        adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
     )

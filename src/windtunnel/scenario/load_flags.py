@@ -23,9 +23,9 @@ class Load:
     trace: str | None = None
     """A name of ``windtunnel list traces`` or a file. Without one and without random lengths: azure-conv."""
     request_rate: float | None = None
-    """Requests per second, drawn anew; inf: all at once. Without it a trace keeps its times and others come at once."""
+    """Requests per second, newly drawn; inf: all at once. Without it a trace keeps its times, others arrive at once."""
     burstiness: float = 1.0
-    """Shape of the gaps between requests drawn anew: 1 is Poisson, smaller is burstier."""
+    """Shape of the gaps between newly drawn requests: 1 is Poisson, smaller is burstier."""
     max_concurrency: int | None = None
     """Closed loop: the next request is sent when fewer than so many are in flight."""
     num_prompts: int | None = None
@@ -83,7 +83,7 @@ class Load:
                 raise InputError(f"request_rate={self.request_rate:g}: the ramp sets the rate: leave out one of them")
         if self.redraws and self.time_scale != 1.0:
             raise InputError(
-                f"time_scale={self.time_scale:g}: arrivals drawn anew have no times to scale: leave out one of them"
+                f"time_scale={self.time_scale:g}: newly drawn arrivals have no times to scale: leave out one of them"
             )
         if self.burstiness != 1.0 and not self.redraws:
             raise InputError(f"burstiness={self.burstiness:g}: shapes arrivals that are drawn: add request_rate")

@@ -29,17 +29,18 @@ class Outputs:
 
     def check(self) -> None:
         """Raise InputError for a file that could not be written; before hours are spent on what goes in."""
-        for name, path in self._wanted().items():
+        for name, path in self.wanted().items():
             check_file(name, path)
 
     def write(self, run: "Run", slo: SLO) -> None:
         """Write every file that was asked for, each whole or not at all. Raises InputError if one cannot be written."""
-        for name, path in self._wanted().items():
+        for name, path in self.wanted().items():
             from windtunnel.report import WRITERS
 
             WRITERS[name](run, path, slo)
 
-    def _wanted(self) -> dict[str, Path]:
+    def wanted(self) -> dict[str, Path]:
+        """The files that were asked for, by name."""
         paths = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: path for name, path in paths.items() if path is not None}
 

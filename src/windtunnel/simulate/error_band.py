@@ -89,7 +89,7 @@ def error_band(
     Args:
         said: what ``run --json`` says about the run.
         error: relative error of its steps (``metrics.uncertainty``); where that is not known (NaN), nor is the band.
-        measure: what ``run --json`` says about another run.
+        measure: what of that concerns latencies and throughputs, of another run.
         deployment: as simulated.
         workload: as simulated.
         seed: as simulated.

@@ -114,13 +114,23 @@ class Run:
         engine's)."""
         from windtunnel.core.rebuild import iteration_times
 
+        return iteration_times(*self._log(times))
+
+    def durations(self, times: tuple[Times, ...]) -> Floats:
+        """How long every single step of every lane would take under these tables."""
+        from windtunnel.core.rebuild import durations
+
+        return durations(*self._log(times))
+
+    def _log(self, times: tuple[Times, ...] | None) -> tuple[tuple[Any, ...], tuple[Times, ...], Integers, Integers]:
+        """What steps are rebuilt from."""
         pool_of_replica = np.array([replica["pool"] for replica in self.manifest["replicas"]], dtype=np.int64)
         lanes = np.array(
             [replica["lanes"] if replica.get("lockstep") else 1 for replica in self.manifest["replicas"]],
             dtype=np.int64,
         )
         columns = tuple(getattr(self.iterations, field.name) for field in fields(Iterations))
-        return iteration_times(columns, times or self.times, pool_of_replica, lanes)
+        return columns, times or self.times, pool_of_replica, lanes
 
     def save(self, directory: Path) -> None:
         """Write run.json, requests.parquet, iterations.parquet, stalls.parquet and times.npz; all of it or nothing.

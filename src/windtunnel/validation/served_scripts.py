@@ -22,7 +22,7 @@ class Script:
     model: str
     """Part of the model's name."""
     precision: str
-    """Empty: any."""
+    """The precision of its weights; empty: any."""
     system: str
     """Beginning of the system's name."""
     flags: Flags

@@ -17,7 +17,7 @@ from windtunnel.perf.explain import Batch, explain
 from windtunnel.validation.measurement import Measurement
 
 BIN = 2.0
-"""Seconds."""
+"""Seconds in which the rate of steps counts as constant."""
 
 SMOOTH = 0.02
 """Weight of equal rates in neighbouring bins, as a share of the requests' own; keeps empty bins defined."""

@@ -183,7 +183,7 @@ class Modulated:
             raise InputError(f"profile={self.profile}: must be finite numbers ≥ 0, not all 0")
 
     def times(self, n: int, rng: np.random.Generator) -> Floats:
-        """Arrival times in s; the profile begins anew every len(profile) · window seconds."""
+        """Arrival times in s; the profile repeats every len(profile) · window seconds."""
         period = len(self.profile) * self.window
         passed = np.concatenate([[0.0], np.cumsum(self.profile)])
         passed *= period / passed[-1]  # steady seconds passed at each window's start

@@ -50,7 +50,7 @@ class Fixed:
     """Always the same count."""
 
     tokens: int
-    """Tokens, ≥ 1."""
+    """The length of every request, ≥ 1."""
 
     def __post_init__(self) -> None:
         """Refuse counts below 1."""

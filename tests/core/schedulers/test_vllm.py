@@ -1,6 +1,7 @@
 """vLLM's v1 scheduler in the core equals the reference, bit for bit, with its jumps over equal steps and without."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,7 @@ TWO = VllmV1(pipeline_parallel_size=2)
         ((Policy(),), (STAGES,), False, "pipeline_parallel_size=2: not simulated with Policy"),
         ((VllmV1(pipeline_parallel_size=3),), (STAGES,), False, "pipeline_parallel_size=2: not simulated"),
         ((TWO,), (TABLE,), False, "pipeline_parallel_size=1: not simulated"),
+        ((replace(TWO, wait_for_output=False),), (STAGES,), False, "wait_for_output=False: not simulated"),
         ((TWO,), (STAGES,), True, "ranks in lockstep are not simulated"),
         ((TWO, VllmV1()), (STAGES, TABLE), False, "with and without a pipeline"),
     ],

@@ -16,7 +16,7 @@ from windtunnel.reference.vllm_v1 import Scheduler
 from windtunnel.workload.traces import load_trace
 from windtunnel.workload.transforms import head
 
-TRACE = Path(__file__).parents[2] / "shared" / "traces" / "conversation_trace.jsonl"
+TRACE = Path(__file__).parents[3] / "shared" / "traces" / "conversation_trace.jsonl"
 LONGEST, BLOCK = 131_072, 16
 
 

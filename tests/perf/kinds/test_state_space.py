@@ -31,7 +31,7 @@ CHUNKS = Scan("prefill", 64, 64, 128, 8, 128, 4)
 
 
 def mamba_rows(nheads: int) -> dict[str, Any]:
-    """Convolutions of nheads·64 + 2·8·128 channels: 4 µs + 1 ns a row and kilochannel; a scan that nobody asks."""
+    """Convolutions of nheads·64 + 2·8·128 channels: 4 µs + 1 ns a row and kilochannel; a scan that is not asked."""
     points = [("generation", n, 1) for n in REQUESTS] + [("context", 1, n) for n in TOKENS] + [("context", 4, 4096)]
     channels = nheads * 64 + 2048
     each = [(4.0 + 1e-3 * batch * length * channels / 1024) * 1e-3 for _, batch, length in points]
@@ -129,8 +129,8 @@ def test_engines_without_the_table_take_their_own_convolution_or_borrow(tmp_path
     np.testing.assert_allclose(found.seconds, [2e-6 + 1e-9 * n for n in TOKENS], rtol=1e-9)
     assert (found.sources == MEASURED).all()
     assert own.notes == ()
-    nobody = measured(tmp_path / "elsewhere", "vllm")
-    assert Convolution("prefill", 6144, 4).measured(nobody, np.ones(1), np.zeros(1)) is None
+    unmeasured = measured(tmp_path / "elsewhere", "vllm")
+    assert Convolution("prefill", 6144, 4).measured(unmeasured, np.ones(1), np.zeros(1)) is None
 
 
 @pytest.mark.skipif(find_systems() is None, reason="the kernel database is not here")

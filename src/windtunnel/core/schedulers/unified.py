@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import group_time
-from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.hooks import HOOKS, address, call_token_budget, call_victim_key
+from windtunnel.core.hooks import HOOKS, address, call_token_budget
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall, write_step
-from windtunnel.core.records import IDLE, NONE, STEPPED, Array, Fields, Group, Lane, Pool, Request, State
-from windtunnel.core.schedulers.unified_queue import (
+from windtunnel.core.records import IDLE, NONE, STEPPED, Array, Fields, Group, Lane, Pool, State
+from windtunnel.core.schedulers.unified_seats import (
     CONTINUOUS,
     LOOK_AHEAD,
     ON_DEMAND,
@@ -24,14 +23,18 @@ from windtunnel.core.schedulers.unified_queue import (
     add_prefill,
     admit,
     blocks_with,
+    bring_back,
+    can_return,
+    count_decode,
     enqueue,
+    evict,
     head_tokens,
     is_long_enough,
     is_open,
+    leave,
     opens,
-    put,
     remove_end,
-    watermark,
+    start_decoding,
 )
 from windtunnel.core.seats import (
     EMPTY,
@@ -42,14 +45,10 @@ from windtunnel.core.seats import (
     WHO,
     blocks_due,
     context_of,
-    count,
-    ends_at,
-    sit,
     skip_decodes,
     soonest_of,
-    stand_up,
 )
-from windtunnel.core.step import begin_boundary, count_released, depart
+from windtunnel.core.step import begin_boundary, count_released
 from windtunnel.policy import Limits, Policy
 from windtunnel.policy.unified import RESERVING, Allocation, Batching
 
@@ -170,123 +169,6 @@ def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:
     }
 
 
-# Eviction, to the queue or to the host, and the way back.
-
-
-@part
-def count_decode(pool: Pool, lane: Lane, seats: Array, context: int, change: int) -> None:
-    """Let a decode join the sums or leave them; one whose blocks are reserved never needs another."""
-    if pool.reserves:
-        lane.decodes += change
-        lane.kv_tokens += change * context
-    else:
-        count(pool, lane, seats, context, change)
-
-
-@part
-def start_decoding(pool: Pool, lane: Lane, seats: Array, request: Request, i: int) -> None:
-    """Count the request in seat ``i``, whose context is up to date, among the decodes."""
-    ends_at(lane, seats, i, lane.clock + request.output - request.generated)
-    count_decode(pool, lane, seats, request.context, 1)
-
-
-@part
-def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
-    """The seat of the request that has to go: the one with the largest key, of equals the newest."""
-    chosen, largest = lane.top - 1, -np.inf
-    if pool.victim_key == 0 and pool.victim_seat > 0:
-        return chosen
-    for i in range(lane.top - 1, -1, -1):
-        if seats[ENDS, i] == EMPTY:
-            continue
-        request = requests[seats[WHO, i]]
-        context, generated = request.context, request.generated
-        if seats[ENDS, i] != NEVER:
-            context = context_of(lane, request, seats[ENDS, i])
-            generated = context - request.prompt + 1
-        if pool.victim_key != 0:
-            prompt, declared, priority = request.prompt, request.max_tokens, request.priority
-            key = call_victim_key(pool.victim_key, prompt, declared, priority, generated, context, request.arrival)
-        else:
-            key = float(pool.victim_seat * i + pool.victim_context * context + pool.victim_priority * request.priority)
-        if key > largest:
-            chosen, largest = i, key
-    return chosen
-
-
-@compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> None:
-    """A request has to go: to the host with its context, if it decodes and there is room, or back to the queue."""
-    i = choose_victim(pool, lane, requests, seats)
-    r = seats[WHO, i]
-    request, decodes = requests[r], seats[ENDS, i] != NEVER
-    lane.evicted = 1
-    request.preemptions += 1
-    blocks = blocks_with(pool, request, request.context)
-    if decodes:
-        context = context_of(lane, request, seats[ENDS, i])
-        request.context, request.generated = context, context - request.prompt + 1
-        count_decode(pool, lane, seats, context, -1)
-        if not pool.reserves:
-            blocks = blocks_of(pool, context)
-        if request.returned:
-            request.returned = 0
-            lane.returned -= 1
-        else:
-            request.last_token = max(request.last_token, lane.end)
-    lane.free += blocks
-    if pool.allocation == LOOK_AHEAD:
-        remove_end(lane, ends, r)
-    stand_up(lane, seats, i)
-    if not decodes or blocks > lane.free_host:
-        request.context = 0
-        put(pool, lane, requests, r, True)
-        return
-    lane.free_host -= blocks
-    lane.moved += blocks
-    request.next = NONE
-    if lane.swapped == NONE:
-        lane.swapped = r
-    else:
-        requests[lane.swapped_tail].next = r
-    lane.swapped_tail = r
-    lane.on_host += 1
-    lane.waiting += 1
-
-
-@part
-def can_return(pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
-    """Whether the first request on the host may come back: with it there is memory for the next step of all decodes,
-    and no prompt is part-way."""
-    if lane.swapped == NONE or lane.running >= pool.max_num_seqs or lane.running > lane.decodes:
-        return False
-    context = requests[lane.swapped].context
-    wanted = blocks_of(pool, context + 1)
-    if pool.decodes_ask_for_a_block and lane.running > 0:
-        wanted = blocks_of(pool, context) + 1
-    return blocks_due(pool, lane, seats) + wanted + watermark(pool, lane) <= lane.free
-
-
-@compiled
-def bring_back(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> None:
-    """Requests return from the host, the first to go first, while they can."""
-    while can_return(pool, lane, requests, seats):
-        r = lane.swapped
-        request = requests[r]
-        lane.swapped = request.next
-        lane.on_host -= 1
-        lane.waiting -= 1
-        blocks = blocks_of(pool, request.context)
-        lane.free -= blocks
-        lane.free_host += blocks
-        lane.moved += blocks
-        start_decoding(pool, lane, seats, request, sit(lane, seats, r))
-        if pool.allocation == LOOK_AHEAD:
-            add_end(lane, ends, request, r)
-        request.returned = 1
-        lane.returned += 1
-
-
 # What a step computes.
 
 
@@ -369,20 +251,6 @@ def asked_block(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
 
 
 # What it leaves behind.
-
-
-@part
-def leave(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, i: int, end: float) -> None:
-    """The request in seat ``i`` has got its last token: free seat and blocks."""
-    r = seats[WHO, i]
-    request = requests[r]
-    request.finish = end
-    context = request.prompt + request.output - 1
-    lane.free += blocks_with(pool, request, context) if pool.reserves else blocks_of(pool, context)
-    if pool.allocation == LOOK_AHEAD:
-        remove_end(lane, ends, r)
-    stand_up(lane, seats, i)
-    depart(lane, requests, r)
 
 
 @part

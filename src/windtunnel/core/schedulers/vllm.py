@@ -1,4 +1,4 @@
-"""vLLM's v1 scheduler, 0.10 to 0.32 (vllm/v1/core/sched/scheduler.py, async_scheduler.py): ``policy.VllmV1``.
+"""vLLM's v1 scheduler, 0.10 to 0.33 (vllm/v1/core/sched/scheduler.py, async_scheduler.py): ``policy.VllmV1``.
 
 A step visits the running requests in the order of their admission, then the queue. Most steps serve all running
 requests at once, because their tokens and blocks suffice (``schedule_together``); otherwise seats are visited one by
@@ -73,6 +73,7 @@ SETTINGS = (
     "plain_blocks_first",
     "return_victim_tokens",
     "track_place",
+    "go_on_after_own_preemption",
 )
 """Fields of VllmV1 that a pool has, too."""
 
@@ -372,9 +373,9 @@ def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own:
                 budget += returned
                 if found < i and returned == 0 and not pool.track_place:
                     skipped += 1
-        if gone:
+        if gone and not pool.go_on_after_own_preemption:
             break
-        if tokens > 0:
+        if tokens > 0 and not gone:
             lane.free -= missing
             seats[NOW, i] = tokens
             budget -= tokens
@@ -615,7 +616,7 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, pipe: Any, en
             start_leaving(lane, seats, i)
         if left > 0 or overruns(pool, request):
             count_turn(pool, lane, seats, pipe, ends, request.context, 1)
-            goes_on = True
+        goes_on |= left > 0 or request.overruns != 0
     skip_decodes(lane, seats)
     return goes_on
 

@@ -27,6 +27,7 @@ from windtunnel.core.records import (
     NONE,
     PREFILLING,
     QUEUED,
+    ROWS,
     STALLS,
     STEPPED,
     SWAPPED,
@@ -180,7 +181,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["patience"] = patience(limits)
         counts += [limits.num_blocks, policy.num_cpu_blocks] * (fleet.replicas[i] * fleet.lanes[i])
     lanes["cpu_free"] = counts[1::2]
-    lanes["decoded"] = -np.inf
+    lanes["decoded"], lanes["spare"] = -np.inf, 1  # a decode asks for a free block even if it needs none
     lanes["swapped_head"] = lanes["swapped_tail"] = NONE
     if demand.priority is not None:
         requests["priority"] = demand.priority
@@ -332,8 +333,7 @@ def suspend(pool: Pool, lane: Lane, seats: Array, i: int, request: Request) -> N
 
 @part
 def serve_decode(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int) -> None:
-    """Let the decode of seat ``i`` take part. If it was out of the clock, its token ends a stall, whose end is not known
-    yet."""
+    """Let the decode of seat ``i`` take part. If it was out of the clock, its token ends a stall, some time later."""
     r = seats[WHO, i]
     request, ends = state.requests[r], seats[ENDS, i]
     append(pool, lane, cache, request, request.context if ends == NEVER else context_of(lane, request, ends))
@@ -578,7 +578,7 @@ def fits_now(pool: Pool, lane: Lane, request: Request, cached: int) -> bool:
 
 
 @part
-def consider_prefills(pool: Pool, lane: Lane, now: float) -> None:
+def consider_prefills(lane: Lane, now: float) -> None:
     """Prefills are considered: the first time after a step with prefills measures that step."""
     if lane.after_prefill:
         lane.last_prompt_latency = now - lane.asked
@@ -617,7 +617,7 @@ def try_prefills(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: A
     """
     if lane.budget == 0:
         return
-    consider_prefills(pool, lane, start)
+    consider_prefills(lane, start)
     before = lane.passed
     r = lane.head if before == NONE else requests[before].next
     while r != NONE and gate_opens(pool, lane, requests, r, start):
@@ -811,8 +811,7 @@ def end_decodes(pool: Pool, lane: Lane, requests: Array, seats: Array, end: floa
 
 @part
 def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, end: float) -> bool:
-    """Advance the step's chunks in the order of the batch; a finished prefill yields a token at ``end``. Returns whether
-    any did."""
+    """Advance the step's chunks in the order of the batch; a finished prefill yields a token at ``end``: did any?"""
     requests = state.requests
     emitted = False
     for k in range(lane.chunks):
@@ -944,31 +943,20 @@ def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     lane, requests, seats, cache = state.lanes[i], state.requests, state.seats[i], state.own.cache
     if lane.running == 0 or (pool.chunked_prefill and lane.unreached > 0) or failed(state, group):
         return 0
+    if cache is not None and pool.by_priority and lane.unsorted:
+        return 0  # blocks are handed out in the order of seats
     if not host_blocked(pool, lane, requests, cache):
         return 0
     limit = until
     if lane.first == lane.top:
         limit = join_time(pool, lane, requests, seats, cache, group.now, until)
-    clock = lane.clock
-    done = equal_steps(state, pool, group, limit, steady, do_nothing, True)
-    lane.steps += done
-    if done > 0 and lane.decodes > 0:
-        lane.decoding, lane.decoded = lane.steps - 1, group.now
-        if cache is not None:
-            for at in range(clock, lane.clock):
-                append_in_order(pool, lane, requests, seats, cache, at)
-    return done
-
-
-@part
-def do_nothing(state: State, pool: Pool, i: int, tokens: int) -> None:
-    """After equal steps."""
+    return equal_steps(state, pool, group, limit, steady, jumped, True)
 
 
 @part
 def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
-    """How many steps are equal, and the tokens of a prompt in each: until one ends a request or that prompt, or leaves
-    no block free; see ``core.jump``."""
+    """How many steps are equal, and the tokens of a prompt in each: until one ends a request or that prompt; see
+    ``core.jump``."""
     lane, seats, cache = state.lanes[i], state.seats[i], state.own.cache
     tokens, steps = 0, FOREVER if lane.decodes == 0 else lane.next_end - lane.clock - 1
     if lane.first < lane.top:
@@ -981,17 +969,21 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
         steps = min(steps, (left - 1) // tokens - 1)
     elif pool.chunked_prefill and chunk_of(pool, cache, pool.max_num_batched_tokens - lane.decodes + 1, 1) <= 0:
         return 0, 0, False
-    free, done = lane.free - 1, 0
-    if free < 0:
-        return 0, 0, False
-    if lane.decodes > 0:
-        done = free // lane.decodes * pool.block_size
-        free %= lane.decodes
-        while done < steps and free >= seats[PHASES, (lane.clock + done) % pool.block_size]:
-            free -= seats[PHASES, (lane.clock + done) % pool.block_size]
-            done += 1
-        steps = min(steps, done)
     return steps, tokens, tokens == 0
+
+
+@part
+def jumped(state: State, pool: Pool, i: int, tokens: int) -> None:  # noqa: ARG001 - core.jump gives it
+    """Equal steps have been made: their decodes got blocks one step after the other."""
+    lane, seats, cache = state.lanes[i], state.seats[i], state.own.cache
+    done = state.rows[state.counters[ROWS] - 1].steps
+    lane.steps += done
+    if lane.decodes == 0:
+        return
+    lane.decoding, lane.decoded = lane.steps - 1, lane.end
+    if cache is not None:
+        for clock in range(lane.clock - done, lane.clock):
+            append_in_order(pool, lane, state.requests, seats, cache, clock)
 
 
 @part
@@ -1012,7 +1004,7 @@ def join_time(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any,
     if pool.chunked_prefill:
         tried = pool.max_num_batched_tokens > lane.decodes
     if tried:
-        consider_prefills(pool, lane, now)
+        consider_prefills(lane, now)
     if head == NONE and tried:
         return until
     if pool.max_num_partial_prefills > 1:  # an arrival may pass others, or make the shares smaller
@@ -1029,7 +1021,8 @@ def join_time(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any,
             return now
     if not pool.by_priority:
         return limit
-    if lane.unsorted or (head != NONE and worse(requests, seats[WHO, lane.top - 1], head)):
+    unknown = cache is not None and head != NONE and requests[head].hit == UNKNOWN
+    if lane.unsorted or unknown or (head != NONE and worse(requests, seats[WHO, lane.top - 1], head)):
         return now
     return min(until, limit)
 

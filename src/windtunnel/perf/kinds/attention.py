@@ -58,7 +58,7 @@ class Attention(Kernel):
 
     @property
     def error_family(self) -> str:
-        """By phase."""
+        """Families differ by phase."""
         return f"attention_{self.phase}"
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:
@@ -66,7 +66,7 @@ class Attention(Kernel):
         return known.table(AttentionTable).times(self, a, b)
 
     def beside_prefill(self) -> Self:
-        """In tiles."""
+        """Decodes next to a chunk fill whole tiles of queries."""
         return replace(self, tiled=True)
 
 

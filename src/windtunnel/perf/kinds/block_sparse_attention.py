@@ -69,7 +69,7 @@ class BlockSparseAttention(Kernel):
 
     @property
     def error_family(self) -> str:
-        """By phase."""
+        """Families differ by phase."""
         return f"block_sparse_{self.phase}"
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:

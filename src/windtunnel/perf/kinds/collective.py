@@ -34,7 +34,7 @@ class Collective(Kernel):
     """Launched from a captured graph."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
-        """None."""
+        """It multiplies nothing."""
         return 0.0 * a
 
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
@@ -125,7 +125,7 @@ class LinkTable:
         return self._curves[key]
 
     def _all_reduce(self, gpus: int, graph: bool) -> Curve | None:
-        """The engine's own kernel, NCCL where it has none; the fastest that anybody measured between linked GPUs."""
+        """The engine's own kernel, NCCL where it has none; the fastest that was measured between linked GPUs."""
         own = self._build("all_reduce", gpus, self._custom(gpus, graph, None)) or self._build("all_reduce", gpus)
         if own is None or not self.known.corrections.kernel_choice or self.known.device.link != "nvlink" or not graph:
             return own

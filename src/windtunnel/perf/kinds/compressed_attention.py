@@ -110,7 +110,7 @@ class CompressedAttention(Kernel):
 
     @property
     def efficiency_family(self) -> str:
-        """By phase."""
+        """Families differ by phase."""
         return f"compressed_{self.phase}"
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:

@@ -35,7 +35,7 @@ class Moving(Kernel):
         """Small kernels that it is."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
-        """None."""
+        """It multiplies nothing."""
         return 0.0 * a
 
     @property
@@ -60,7 +60,7 @@ class Elementwise(Moving):
     """Launched from a captured graph."""
 
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
-        """Of all rows."""
+        """What it reads and writes for all rows."""
         return self.row_bytes * a
 
     def describe(self) -> str:
@@ -98,7 +98,7 @@ class Quantize(Moving):
         return 3.0 * self.k * a
 
     def describe(self) -> str:
-        """Width."""
+        """The width of its rows."""
         return f"k={self.k} to fp8"
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002

@@ -76,7 +76,7 @@ class Exchange(Kernel):
         return self.copies()[1] * self.row_bytes * a / self.tp
 
     def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
-        """None."""
+        """It multiplies nothing."""
         return 0.0 * a
 
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002

@@ -64,12 +64,12 @@ class Experts(Kernel):
 
     @property
     def error_family(self) -> str:
-        """By weight format."""
+        """Families differ by weight format."""
         return f"experts_{'bfloat16' if self.dtype == 'float16' else self.dtype}"
 
     @property
     def efficiency_family(self) -> str:
-        """By rate."""
+        """Families differ by the rate at which they multiply."""
         return f"experts_{self.rate}"
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002
@@ -423,9 +423,7 @@ class WideExpertTable:
         """
         curves = self._of(kernel)
         if not curves:
-            note_once(
-                self.notes, f"experts {kernel.describe()}: nobody measured them behind DeepEP, so priced as without it"
-            )
+            note_once(self.notes, f"experts {kernel.describe()}: not measured behind DeepEP, so priced as without it")
             return None
         if kernel.ep not in curves:
             note_once(

@@ -55,7 +55,7 @@ class Gemm(Kernel):
 
     @property
     def efficiency_family(self) -> str:
-        """By rate."""
+        """Families differ by the rate at which they multiply."""
         return f"gemm_{self.rate}"
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002

@@ -35,7 +35,7 @@ class KimiDelta(Recurrence):
 
     @property
     def efficiency_family(self) -> str:
-        """By phase."""
+        """Families differ by phase."""
         return f"kimi_delta_{self.phase}"
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002

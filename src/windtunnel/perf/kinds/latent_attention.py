@@ -63,7 +63,7 @@ class LatentAttention(Kernel):
 
     @property
     def error_family(self) -> str:
-        """By phase."""
+        """Families differ by phase."""
         return f"latent_{self.phase}"
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:

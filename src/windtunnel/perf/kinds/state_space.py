@@ -60,7 +60,7 @@ class Convolution(Kernel):
 
     @property
     def efficiency_family(self) -> str:
-        """By phase."""
+        """Families differ by phase."""
         return f"convolution_{self.phase}"
 
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002
@@ -122,7 +122,7 @@ class Scan(Kernel):
 
     @property
     def efficiency_family(self) -> str:
-        """By phase."""
+        """Families differ by phase."""
         return f"scan_{self.phase}"
 
 

@@ -39,8 +39,8 @@ def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None, correc
     """Batch-time tables of one data-parallel rank of a pool.
 
     ``source``: ``auto`` (measured where possible), ``measured`` or ``roofline``. ``cache``: folder in which tables are
-    kept (``cache_folder()`` names the usual one); None: build them anew. A cache that cannot be read or written is said
-    in ``notes`` and otherwise ignored. ``corrections``: what is modelled beyond the sum of kernels.
+    kept (``cache_folder()`` names the usual one); None: build them each time. A cache that cannot be read or written is
+    named in ``notes`` and otherwise ignored. ``corrections``: what is modelled beyond the sum of kernels.
     """
     times = predictor(pool, source, corrections)
     tables = [_stage(stage, source, times, cache, corrections) for stage in stage_pools(pool)]

@@ -1,0 +1,321 @@
+"""The radix trees of SGLang's lanes: prompts that share a beginning share its tokens in memory (0.4.6,
+mem_cache/radix_cache.py).
+
+A node holds a run of tokens, given as a piece of some request. The path to a node is locked while a request computes on
+it; what is not locked can be evicted, leaf by leaf, the longest unused first. ``lane.free`` counts all tokens that no
+request holds, ``lane.evictable`` those of them that are in the tree. All trees share one array of nodes and one index
+of children by their parent and first token.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.records import NONE, Array, Fields, Lane, Request, attributes, records
+
+PRIVATE = 1 << 62
+"""Tokens from here on are like no other request's."""
+DEEPEST = 1 << 24
+"""More nodes than any path has."""
+TOKENS_OF_NODE = 64
+"""Tokens of a lane for each of which there is room for a node at the start."""
+
+NODE: Fields = [
+    (name, np.int64)
+    for name in (
+        "used",  # when it was last on the path of a look-up or an insertion, by the lane's clock of uses
+        "born",  # when its first tokens were entered below its parent
+        "key",  # ``used`` when it joined the list of leaves; NONE: it is not in it
+        "first",  # its first token
+        "parent",
+        "request",  # whose tokens these are
+        "start",  # place of the first one
+        "length",
+        "children",
+        "locks",
+        "weight",  # waiting requests that are found here or below
+        "next",  # in its slot of the index, or among the free nodes
+        "later",  # among the leaves that may be evicted
+    )
+]
+
+TREE_OF_LANE: Fields = [
+    (name, np.int64)
+    for name in (
+        "evictable",  # tokens in the tree that no request holds
+        "root",
+        "oldest",  # of the leaves that may be evicted
+        "newest",
+        "uses",  # clock of uses
+    )
+]
+
+FREE, LEFT = range(2)
+"""Entries of ``Tree.room``: the first free node; how many there are."""
+
+
+class Tree(NamedTuple):
+    """The trees of all lanes; None in its place where no pool has one."""
+
+    nodes: Array
+    slots: Array
+    """The first node in each slot of the index."""
+    room: Array
+    hashed: Array
+    """[requests] tokens of each prompt whose content is named."""
+    offsets: Array
+    """[requests + 1] where its names begin in ``ids``."""
+    ids: Array
+    size: int
+    """Tokens that a name stands for."""
+
+
+def radix_tree(demand: Any, lanes: NDArray[Any]) -> Tree:
+    """Empty trees for lanes whose ``free`` memory is set."""
+    n, count = len(demand.arrival), len(lanes)
+    lanes["root"], lanes["oldest"] = np.arange(count), NONE
+    nodes = records(2 * count + int(lanes["free"].sum()) // TOKENS_OF_NODE + 64, NODE)
+    nodes["next"] = np.arange(1, len(nodes) + 1)
+    nodes["parent"][:count] = NONE
+    offsets, ids = demand.hash_ids if demand.hash_ids is not None else (np.zeros(n + 1), np.zeros(1))
+    hashed = np.minimum(np.diff(offsets) * demand.hash_block_size, demand.prompt_tokens)
+    return Tree(
+        nodes=attributes(nodes),
+        slots=np.full(1 << (2 * len(nodes)).bit_length(), NONE, dtype=np.int64),
+        room=np.array([count, len(nodes) - count], dtype=np.int64),
+        hashed=np.ascontiguousarray(hashed, dtype=np.int64),
+        offsets=np.ascontiguousarray(offsets, dtype=np.int64),
+        ids=np.ascontiguousarray(ids, dtype=np.int64),
+        size=max(demand.hash_block_size, 1),
+    )
+
+
+def with_more_nodes(tree: Tree) -> Tree:
+    """The trees with twice as many nodes."""
+    old = tree.nodes
+    nodes = records(2 * len(old), NODE)
+    nodes[: len(old)] = old
+    nodes["next"][len(old) :] = np.arange(len(old) + 1, len(nodes) + 1)
+    nodes["next"][-1] = tree.room[FREE]
+    tree.room[FREE] = len(old)
+    tree.room[LEFT] += len(old)
+    return tree._replace(nodes=attributes(nodes))
+
+
+# Tokens, and the index of children.
+
+
+@part
+def token(tree: Tree, r: int, place: int) -> int:
+    """A number that is equal for equal tokens after equal beginnings."""
+    if place < tree.hashed[r]:
+        return tree.ids[tree.offsets[r] + place // tree.size] * tree.size + place % tree.size
+    return PRIVATE | (int(r) << 31) | int(place)
+
+
+@compiled
+def common(tree: Tree, a: int, b: int, start: int, end: int) -> int:
+    """How many tokens two requests with equal beginnings share from ``start`` on, at most to ``end``."""
+    if a == b:
+        return end - start
+    end = min(end, tree.hashed[a], tree.hashed[b])
+    at = start
+    while at < end and tree.ids[tree.offsets[a] + at // tree.size] == tree.ids[tree.offsets[b] + at // tree.size]:
+        at = min((at // tree.size + 1) * tree.size, end)
+    return max(at - start, 0)
+
+
+@part
+def slot_of(tree: Tree, parent: int, first: int) -> int:
+    """The slot of the index in which a child stands."""
+    mixed = (first & 0x7FFFFFFF) * 0x6C8E9CF5 + (first >> 31) * 0x1B873593 + parent * 0x45D9F3B  # below 2⁶³
+    return (mixed ^ (mixed >> 17) ^ (mixed >> 33)) & (len(tree.slots) - 1)
+
+
+@part
+def child_of(tree: Tree, parent: int, first: int) -> int:
+    """The child that begins with a token, NONE if there is none."""
+    node = tree.slots[slot_of(tree, parent, first)]
+    while node != NONE and (tree.nodes[node].parent != parent or tree.nodes[node].first != first):
+        node = tree.nodes[node].next
+    return node
+
+
+@part
+def enter(tree: Tree, node: int, parent: int, first: int) -> None:
+    """Let a node be found as its parent's child."""
+    record, slot = tree.nodes[node], slot_of(tree, parent, first)
+    record.parent, record.first = parent, first
+    record.next = tree.slots[slot]
+    tree.slots[slot] = node
+
+
+@part
+def strike(tree: Tree, node: int) -> None:
+    """Undo ``enter``."""
+    record = tree.nodes[node]
+    slot = slot_of(tree, record.parent, record.first)
+    if tree.slots[slot] == node:
+        tree.slots[slot] = record.next
+        return
+    before = tree.slots[slot]
+    while tree.nodes[before].next != node:
+        before = tree.nodes[before].next
+    tree.nodes[before].next = record.next
+
+
+# Paths.
+
+
+@part
+def new_node(tree: Tree, lane: Lane, parent: int, request: int, start: int, length: int) -> int:
+    """A node that is used now, as a child of its parent."""
+    node = tree.room[FREE]
+    record = tree.nodes[node]
+    tree.room[FREE] = record.next
+    tree.room[LEFT] -= 1
+    lane.uses += 1
+    record.used = record.born = lane.uses
+    record.request, record.start, record.length = request, start, length
+    record.children = record.locks = record.weight = 0
+    record.key = NONE
+    enter(tree, node, parent, token(tree, request, start))
+    return node
+
+
+@part
+def split(tree: Tree, lane: Lane, lower: int, length: int) -> int:
+    """Cut a node in two; the upper part is new and newly used, in the old one's place among the children."""
+    record = tree.nodes[lower]
+    strike(tree, lower)
+    upper = new_node(tree, lane, record.parent, record.request, record.start, length)
+    tree.nodes[upper].born, tree.nodes[upper].locks, tree.nodes[upper].children = record.born, record.locks, 1
+    record.start += length
+    record.length -= length
+    enter(tree, lower, upper, token(tree, record.request, record.start))
+    return upper
+
+
+@part
+def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int) -> tuple[int, int]:
+    """Follow the request's first ``tokens`` below a node at depth ``matched``, renewing what is passed.
+
+    Returns (length, node) of the longest beginning that is there; a node in which it ends is split.
+    """
+    while matched < tokens:
+        child = child_of(tree, node, token(tree, r, matched))
+        if child == NONE:
+            break
+        record = tree.nodes[child]
+        lane.uses += 1
+        record.used = lane.uses
+        length = common(tree, record.request, r, matched, min(matched + record.length, tokens))
+        matched += length
+        if length < record.length:
+            return matched, split(tree, lane, child, length)
+        node = child
+    return matched, node
+
+
+@part
+def insert(tree: Tree, lane: Lane, request: Request, r: int, tokens: int) -> int:
+    """Put the request's tokens up to ``tokens``, from where its node ends, into the tree; returns the new end.
+
+    None of them is held any more: those that were there before become free, the others evictable.
+    """
+    present, node = descend(tree, lane, r, request.node, request.context, tokens)
+    if present < tokens:
+        tree.nodes[node].children += 1
+        node = new_node(tree, lane, node, r, present, tokens - present)
+        lane.evictable += tokens - present
+    lane.free += tokens - request.context
+    return node
+
+
+@part
+def renew(tree: Tree, lane: Lane, node: int) -> None:
+    """Everything on the path to a node is used now, parents first."""
+    lane.uses += DEEPEST
+    time = lane.uses
+    while node != lane.root:
+        tree.nodes[node].used = time
+        time -= 1
+        node = tree.nodes[node].parent
+
+
+@part
+def lock(tree: Tree, lane: Lane, node: int, above: int) -> None:
+    """Keep the path from ``above`` to a node from eviction."""
+    while node != above:
+        record = tree.nodes[node]
+        if record.locks == 0:
+            lane.evictable -= record.length
+            lane.free -= record.length
+        record.locks += 1
+        node = record.parent
+
+
+@part
+def unlock(tree: Tree, lane: Lane, node: int) -> None:
+    """Take one lock from the path to a node."""
+    lowest = node
+    while node != lane.root:
+        record = tree.nodes[node]
+        record.locks -= 1
+        if record.locks == 0:
+            lane.evictable += record.length
+            lane.free += record.length
+        node = record.parent
+    offer(tree, lane, lowest)
+
+
+# Leaves that may be evicted, in the order of their last use when they joined the list. One that has been used since, is
+# locked or has children by now is found out when its turn comes.
+
+
+@part
+def offer(tree: Tree, lane: Lane, node: int) -> None:
+    """A leaf that is not locked may be evicted from now on. Most were used just now, or are the oldest."""
+    nodes, record = tree.nodes, tree.nodes[node]
+    if record.locks > 0 or record.children > 0 or record.key != NONE or node == lane.root:
+        return
+    record.key, record.later = record.used, NONE
+    if lane.oldest == NONE:
+        lane.oldest = lane.newest = node
+    elif record.key > nodes[lane.newest].key:
+        nodes[lane.newest].later = node
+        lane.newest = node
+    elif record.key < nodes[lane.oldest].key:
+        record.later = lane.oldest
+        lane.oldest = node
+    else:
+        before = lane.oldest
+        while nodes[nodes[before].later].key < record.key:
+            before = nodes[before].later
+        record.later = nodes[before].later
+        nodes[before].later = node
+
+
+@compiled
+def evict(tree: Tree, lane: Lane, tokens: int) -> None:
+    """Remove leaves, longest unused first, until at least ``tokens`` are gone. A parent left without children is a leaf
+    from then on."""
+    evicted = 0
+    while evicted < tokens and lane.oldest != NONE:
+        node = lane.oldest
+        record = tree.nodes[node]
+        lane.oldest = record.later
+        joined, record.key = record.key, NONE
+        if record.locks > 0 or record.children > 0 or record.used > joined:
+            offer(tree, lane, node)
+            continue
+        evicted += record.length
+        strike(tree, node)
+        record.next = tree.room[FREE]
+        tree.room[FREE] = node
+        tree.room[LEFT] += 1
+        tree.nodes[record.parent].children -= 1
+        offer(tree, lane, record.parent)
+    lane.evictable -= evicted

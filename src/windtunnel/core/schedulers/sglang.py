@@ -1,0 +1,571 @@
+"""SGLang's scheduler, 0.4.6.post5 (managers/scheduler.py, schedule_policy.py, schedule_batch.py): ``policy.Sglang``.
+
+A round prefills waiting requests alone, or decodes all running ones; with mixed chunks both share it. Memory is counted
+in tokens: the core's blocks are tokens. With the overlap schedule a round is decided before the outcome of the one in
+flight is known, and no end is foreseen, not even one by length (event_loop_overlap,
+scheduler_output_processor_mixin.py).
+
+Running requests have the first seats of a lane, in the order of the engine's running batch. Whoever has ended, so that
+its end is not after the clock, stays among them until the next decode round. Behind them sit the prompts of the latest
+prefill round. The clock counts the decode rounds that have run; what is in flight counts in ``lane.kv_tokens`` alone.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core import step as steps
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.jump import equal_steps
+from windtunnel.core.log import write_stall, write_step
+from windtunnel.core.queues import put_last
+from windtunnel.core.radix import LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
+from windtunnel.core.records import (
+    IDLE,
+    NONE,
+    QUEUED,
+    ROWS,
+    STEPPED,
+    Array,
+    Fields,
+    Group,
+    Lane,
+    Pool,
+    Request,
+    State,
+)
+from windtunnel.core.schedulers.sglang_admission import (
+    BEYOND,
+    ORDERS,
+    UNLIMITED,
+    admit,
+    allocate,
+    close_up,
+    drop_ended,
+    give_back,
+    join_prefilled,
+    keep,
+    left_of,
+    make_room,
+    move,
+    take_back,
+)
+from windtunnel.core.seats import ENDS, NEVER, PHASES, SOONEST, WHO, ends_at
+from windtunnel.core.step import begin_boundary, count_released, depart
+from windtunnel.errors import InputError
+
+RETRACT_DECODE_STEPS = 20
+"""A retraction leaves room for so many tokens of every request that stays (sglang/global_config.py)."""
+NO_SPACE_FOR_ONE = 2
+"""A fault beside OUT_OF_MEMORY."""
+PROMPTS, ENDING = range(2)
+"""Rows of ``Own.flying``."""
+
+
+def _integers(*names: str) -> Fields:
+    return [(name, np.int64) for name in names]
+
+
+POOL_FIELDS: Fields = [
+    *((name, np.float64) for name in ("init_ratio", "min_ratio", "decay")),
+    *_integers(
+        "reported_block",  # in which memory is reported
+        "chunk_limit",  # prompt tokens of a round
+        "max_prefill_tokens",
+        "order",
+        "radix_cache",
+        "mixed",
+        "exact_release",
+        "looks",  # at an idle lane in which requests wait: an idle round says nothing about the next one
+    ),
+]
+
+LANE_FIELDS: Fields = [
+    *((name, np.float64) for name in ("ratio", "last_decode")),  # the latter: when the last decode round ended
+    *_integers(
+        "ended",  # running requests that have ended
+        "batch",  # seats of the latest prefill round
+        "mixed",  # it held the running requests, too
+        "full",  # batch_is_full
+        "chunked",  # the request whose prompt is part-way
+        "idle",  # the latest decision found nothing, and nothing was in flight
+        "late",  # decodes of the round in flight whose requests had ended before
+        "row",  # in the log, the first of the round that was decided
+        # the round in flight
+        "flying",  # whether there is one
+        "flying_prompts",  # requests whose prompt it completes
+        "flying_decodes",
+        "flying_ends",  # requests whose last decode it is
+        "flying_row",
+        # the round that is being filled
+        "computed",  # tokens
+        "ends",  # entries in the list of ends, NONE before it is made
+        "before",  # the clock before equal rounds
+    ),
+    ("reserved", np.float64),
+    *TREE_OF_LANE,
+]
+
+REQUEST_FIELDS: Fields = _integers(
+    "declared",  # tokens; the scheduler knows only this number
+    "filled",  # tokens in the cache after the round that computes its prompt
+    "node",  # where those before it end in the tree; locked from admission on
+    "ends",  # the clock at its last token; NONE until its prompt has run
+)
+
+
+class Own(NamedTuple):
+    """What only this scheduler reads and writes."""
+
+    tree: Any
+    """core.radix.Tree, or None where no pool has a radix cache."""
+    flying: Array
+    """[lanes, 2, max_num_seqs] requests whose prompt the round in flight completes, and those whose last decode is in
+    it, in the order of the batch: a retraction may sort the seats before that is known."""
+    scratch: Array
+    """[3, longest list] room for sorting."""
+    fault: Array
+    """[3] what made the engine die, and two numbers for the message."""
+
+
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
+    """Write the settings into the pools, and make the arrays of a run."""
+    for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
+        policy.check(limits)
+        pool["reported_block"], pool["block_size"] = limits.block_size, 1
+        pool["num_blocks"] = limits.num_blocks * limits.block_size
+        pool["init_ratio"], pool["min_ratio"] = policy.init_new_token_ratio, policy.min_new_token_ratio
+        pool["decay"] = policy.new_token_ratio_decay
+        pool["chunk_limit"] = limits.max_num_batched_tokens if policy.chunked_prefill else UNLIMITED
+        pool["order"] = ORDERS[policy.schedule_policy]
+        pool["mixed"] = policy.enable_mixed_chunk and policy.chunked_prefill
+        for name in ("async_scheduling", "max_prefill_tokens", "radix_cache", "exact_release"):
+            pool[name] = getattr(policy, name)
+    pools["looks"] = 2
+    pool_of_lane = np.repeat(np.arange(len(pools)), np.multiply(fleet.replicas, fleet.lanes))
+    lanes["chunked"], lanes["idle"] = NONE, 1
+    lanes["ratio"], lanes["free"] = pools["init_ratio"][pool_of_lane], pools["num_blocks"][pool_of_lane]
+    requests["declared"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
+    requests["node"] = NONE
+    seats = int(pools["max_num_seqs"].max())
+    return Own(
+        tree=radix_tree(demand, lanes) if pools["radix_cache"].any() else None,
+        flying=np.zeros((len(lanes), 2, seats), dtype=np.int64),
+        scratch=np.zeros((3, max(len(requests), 2 * seats) + 2), dtype=np.int64),
+        fault=np.zeros(3, dtype=np.int64),
+    )
+
+
+def with_more_room(own: Own) -> Own:
+    """Twice as many nodes in the trees, if there are any."""
+    return own if own.tree is None else own._replace(tree=with_more_nodes(own.tree))
+
+
+def check(state: State) -> None:
+    """Raise InputError if the engine died on the way."""
+    fault = state.own.fault
+    if fault[0] == NO_SPACE_FOR_ONE:
+        raise InputError(f"max_total_tokens={fault[1]}: no space left for only one request: SGLang stops, give more")
+    if fault[0]:
+        totals = " or ".join(map(str, sorted(set(state.pools["num_blocks"].tolist()))))
+        raise InputError(
+            f"max_total_tokens={totals}: SGLang runs out of memory ({fault[1]} tokens wanted, "
+            f"{fault[2]} free) and stops: give it more, or a larger schedule_conservativeness"
+        )
+
+
+@part
+def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG001 - as in every scheduler
+    """Put an arriving request at the end of the queue."""
+    put_last(lane, state.requests, r)
+
+
+@part
+def has_nodes(tree: Any, wanted: int) -> bool:
+    """Whether so many nodes are free."""
+    if tree is None:
+        return True
+    return tree.room[LEFT] >= wanted
+
+
+@part
+def room(state: State, pool: Pool, group: Group) -> bool:
+    """Whether the trees can take what one step may add: a leaf and two splits for each request that is looked at."""
+    wanted = 0
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        wanted += 6 * pool.max_num_seqs + state.lanes[i].waiting + 8
+    return has_nodes(state.own.tree, wanted)
+
+
+# A prefill round.
+
+
+@part
+def prefill(tree: Any, own: Own, pool: Pool, lane: Lane, requests: Array, seats: Array, start: float) -> bool:
+    """Choose a batch of prompts, if any may be admitted; with mixed chunks the running requests share it."""
+    if lane.chunked == NONE:
+        if lane.full or lane.head == NONE:
+            return False
+        if lane.top >= pool.max_num_seqs:
+            lane.full = 1
+            return False
+    admit(tree, pool, lane, requests, seats, own.scratch, start)
+    if lane.batch == 0 or not allocate(tree, own.fault, pool, lane, lane.chunk_tokens):
+        return False
+    if pool.mixed:
+        lane.mixed = 1
+        drop_ended(lane, seats)
+        lane.step_decodes = lane.top
+        return lane.top == 0 or allocate(tree, own.fault, pool, lane, lane.top)
+    return True
+
+
+# A decode round.
+
+
+@part
+def decode(tree: Any, state: State, own: Own, pool: Pool, lane: Lane, seats: Array) -> bool:
+    """One token for every running request; some are retracted if memory is short."""
+    before = lane.top
+    drop_ended(lane, seats)
+    if lane.top > 0:
+        if make_room(tree, pool, lane, lane.top):
+            lane.ratio = max(lane.ratio - pool.decay, pool.min_ratio)
+        else:
+            retract(tree, pool, lane, state.requests, seats, state.rows, own.scratch, own.fault)
+        if own.fault[0] or not allocate(tree, own.fault, pool, lane, lane.top):
+            return False
+    if lane.top < before:
+        lane.full = 0
+    lane.step_decodes = lane.top
+    return lane.top > 0
+
+
+@compiled
+def retract(
+    tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, scratch: Array, fault: Array
+) -> None:
+    """Send back to the queue's end those with the fewest generated tokens, of equals those with longer prompts.
+
+    The others stay in order of what they have generated, and set a new ratio: the share of what they declared that
+    they will have generated after the steps that were made room for.
+    """
+    sort_seats(lane, requests, seats, scratch)
+    left, end = lane.top, lane.top
+    while left > 1 and (left == end or lane.free - lane.evictable < RETRACT_DECODE_STEPS * left):
+        left -= 1
+        send_back(tree, pool, lane, requests, seats, rows, left)
+    if lane.free == lane.evictable:
+        fault[0], fault[1] = NO_SPACE_FOR_ONE, pool.num_blocks
+        return
+    close_up(lane, seats, left, end)
+    generated, declared = RETRACT_DECODE_STEPS * left, 0
+    for i in range(left):
+        request = requests[seats[WHO, i]]
+        generated += request.declared - left_of(lane, seats, i)
+        declared += request.declared
+    lane.ratio = min(1.0, float(generated) / float(declared))
+
+
+@part
+def sort_seats(lane: Lane, requests: Array, seats: Array, scratch: Array) -> None:
+    """Most generated first, of equals the shorter prompt, of equals as they were."""
+    for i in range(lane.top):
+        r, ends, beyond = seats[WHO, i], seats[ENDS, i], seats[BEYOND, i]
+        key = (int(requests[r].declared - left_of(lane, seats, i)) << 32) - int(requests[r].prompt)
+        at = i
+        while at > 0 and scratch[0, at - 1] < key:
+            scratch[0, at] = scratch[0, at - 1]
+            move(seats, at - 1, at)
+            at -= 1
+        scratch[0, at] = key
+        seats[WHO, at], seats[ENDS, at], seats[BEYOND, at] = r, ends, beyond
+
+
+@part
+def send_back(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, i: int) -> None:
+    """Retract the request of the last seat; evict until each of the ``i`` others can go on for a while."""
+    r = int(seats[WHO, i])
+    request = requests[r]
+    if seats[ENDS, i] == NEVER:  # its first token is in flight
+        held = request.filled
+        lane.kv_tokens -= held
+    else:
+        held = request.prompt + request.output - 1 - seats[ENDS, i] + lane.clock
+        request.generated = held - request.prompt + 1
+        request.last_token = max(request.last_token, lane.last_decode)
+        if lane.flying_decodes > 0:  # its token in flight is lost
+            held += 1
+            rows[lane.flying_row].discarded += 1
+        lane.kv_tokens -= held
+    take_back(tree, pool, lane, request, held, RETRACT_DECODE_STEPS * i)
+    request.preemptions += 1
+    request.state = QUEUED
+    put_last(lane, requests, r)
+
+
+@part
+def schedule(tree: Any, state: State, pool: Pool, i: int, start: float) -> bool:
+    """Decide the next round of lane ``i``, which starts at ``start``; False if it is idle."""
+    own, lane, requests, seats = state.own, state.lanes[i], state.requests, state.seats[i]
+    if lane.chunked != NONE:
+        keep(tree, pool, lane, requests[lane.chunked], lane.chunked)
+    if lane.batch > 0:
+        join_prefilled(lane, requests, seats, own.scratch)
+    lane.chunks, lane.chunk_tokens, lane.step_decodes = 0, 0, 0
+    found = prefill(tree, own, pool, lane, requests, seats, start)
+    if not found and not own.fault[0]:
+        found = decode(tree, state, own, pool, lane, seats)
+    lane.idle = not found and not lane.flying
+    if lane.idle:
+        lane.ratio = pool.init_ratio
+    lane.step_kv = lane.kv_tokens if lane.step_decodes > 0 else 0
+    lane.running = lane.outstanding - lane.waiting
+    return found
+
+
+# What a round gives. With the overlap schedule it counts as computed when it is launched; the clock, tokens, ends and
+# the tree go on when it has run.
+
+
+@part
+def launch(lane: Lane, seats: Array, flying: Array) -> None:
+    """The round that was decided is in flight from now on; the one before it has run."""
+    lane.flying, lane.flying_row = lane.chunks + lane.step_decodes > 0, lane.row
+    lane.flying_prompts, lane.flying_ends, lane.flying_decodes = 0, 0, lane.step_decodes
+    for i in range(lane.top, lane.top + lane.chunks):
+        if seats[WHO, i] != lane.chunked:
+            flying[PROMPTS, lane.flying_prompts] = seats[WHO, i]
+            lane.flying_prompts += 1
+    lane.kv_tokens += lane.step_decodes
+    if lane.step_decodes == 0 or lane.next_end > lane.clock + 1:
+        return
+    for block in range((lane.top + 31) // 32):
+        if seats[SOONEST, block] <= lane.clock + 1:
+            for i in range(block * 32, min(block * 32 + 32, lane.top)):
+                if seats[ENDS, i] == lane.clock + 1:
+                    flying[ENDING, lane.flying_ends] = seats[WHO, i]
+                    lane.flying_ends += 1
+
+
+@part
+def emit_first(state: State, lane: Lane, request: Request, r: int, end: float) -> None:
+    """A prompt is done: its request gets a token."""
+    request.generated += 1
+    if request.generated == 1:
+        request.first_token = end
+    else:
+        write_stall(state, r, request.last_token, end)
+    request.last_token = end
+    request.ends = lane.clock + request.output - request.generated
+
+
+@part
+def sit_down(lane: Lane, requests: Array, seats: Array) -> None:
+    """Write down when those end whose prompts are done."""
+    for i in range(lane.top + lane.batch):
+        if seats[ENDS, i] == NEVER:
+            request = requests[seats[WHO, i]]
+            if request.ends != NONE:
+                seats[ENDS, i], seats[BEYOND, i] = request.ends, request.declared - request.output
+                if request.ends > lane.clock:
+                    ends_at(lane, seats, i, request.ends)
+
+
+@compiled
+def end_request(tree: Any, pool: Pool, lane: Lane, requests: Array, r: int, end: float) -> None:
+    """The last token of a request has come: it is done and gone."""
+    request = requests[r]
+    request.generated, request.finish = request.output, end
+    give_back(tree, pool, lane, request, r)
+    depart(lane, requests, r)
+
+
+@part
+def land(tree: Any, state: State, pool: Pool, i: int, end: float) -> None:
+    """Lane ``i``'s round in flight has run at ``end``; with the overlap schedule the next one, if any, was decided and
+    logged before. Who ends now takes part in that one if it decodes; the place of its token there is free when it has
+    run."""
+    lane, requests, seats, flying = state.lanes[i], state.requests, state.seats[i], state.own.flying[i]
+    lane.free += lane.late
+    late = 1 if pool.async_scheduling and lane.step_decodes > 0 else 0
+    ended = 0
+    if lane.flying_decodes > 0:
+        lane.clock += 1
+        lane.last_decode = end
+    for k in range(lane.flying_prompts):
+        r = flying[PROMPTS, k]
+        request = requests[r]
+        if request.state == QUEUED:  # it was retracted
+            continue
+        emit_first(state, lane, request, r, end)
+        if request.generated < request.output:
+            keep(tree, pool, lane, request, r)
+            continue
+        end_request(tree, pool, lane, requests, r, end)
+        if pool.async_scheduling:  # it was among the running ones already
+            lane.kv_tokens -= request.filled + late
+            ended += 1
+    if lane.flying_prompts > 0:
+        sit_down(lane, requests, seats)
+    for k in range(lane.flying_ends):
+        r = flying[ENDING, k]
+        if requests[r].state != QUEUED:
+            lane.kv_tokens -= requests[r].prompt + requests[r].output - 1 + late
+            end_request(tree, pool, lane, requests, r, end)
+            ended += 1
+    if lane.flying_ends > 0:
+        close_up(lane, seats, lane.top, lane.top)
+    lane.ended += ended
+    lane.late = late * ended
+    if lane.late > 0:
+        state.rows[lane.row].discarded += lane.late
+    lane.flying, lane.flying_prompts, lane.flying_decodes, lane.flying_ends = 0, 0, 0, 0
+    lane.running = lane.outstanding - lane.waiting
+
+
+# A step of a group.
+
+
+@part
+def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
+    """Decide the next round of every lane; returns whether there is any, and False."""
+    begin_boundary(group, state.lanes)
+    fault, found, mine = state.own.fault, False, False
+    if fault[0]:
+        return False, False
+    start = max(group.now, group.end)
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        for _ in range(1 if group.end > group.now else pool.looks):
+            mine = schedule(state.own.tree, state, pool, i, start)
+            if mine or lane.head == NONE or fault[0]:
+                break
+        found |= mine
+    return found and not fault[0], False
+
+
+@part
+def land_group(state: State, pool: Pool, group: Group, end: float) -> None:
+    """The round in flight of every lane has run."""
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        land(state.own.tree, state, pool, i, end)
+    group.now = end
+    count_released(group, state.lanes)
+
+
+@part
+def report_blocks(state: State, pool: Pool, first: int, last: int) -> None:
+    """The log counts memory in blocks, where the rules count tokens."""
+    if pool.reported_block > 1:
+        for k in range(first, last):
+            state.rows[k].used_blocks = -(-state.rows[k].used_blocks // pool.reported_block)
+
+
+@part
+def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
+    """The round that was decided ends at ``end``: log it, let its results take effect, or with the overlap schedule
+    those of the round in flight, and move the clock."""
+    start = max(group.now, group.end)
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        state.lanes[i].row = state.counters[ROWS]
+        write_step(state, pool, group, state.lanes[i], state.seats[i], start, 0, 0.0)
+        report_blocks(state, pool, state.lanes[i].row, state.counters[ROWS])
+    if pool.async_scheduling and group.end > group.now:
+        land_group(state, pool, group, group.end)
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        launch(state.lanes[i], state.seats[i], state.own.flying[i])
+    if not pool.async_scheduling:
+        land_group(state, pool, group, end)
+    group.end = end
+    return STEPPED
+
+
+@part
+def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:  # noqa: ARG001 - as in every scheduler
+    """Nothing is scheduled: the round in flight ends, if there is one."""
+    if group.end <= group.now or state.own.fault[0]:
+        return IDLE
+    land_group(state, pool, group, group.end)
+    return STEPPED
+
+
+@part
+def step(state: State, pool: Pool, group: Group) -> int:
+    """Schedule and run one round; IDLE if there is nothing to do until something arrives, or the engine has died."""
+    return steps.step(state, pool, group, decide, conclude, pass_over)
+
+
+# Many rounds at once.
+
+
+@part
+def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
+    """Decode rounds in which no request ends, is retracted or can be admitted; see ``core.jump``."""
+    lane, ahead = state.lanes[i], 1 if pool.async_scheduling else 0
+    busy = lane.batch > 0 or lane.chunked != NONE or lane.ended > 0 or lane.top == 0
+    busy |= state.groups[lane.group].num_lanes > 1
+    if ahead:
+        busy |= lane.flying_prompts > 0 or lane.flying_decodes == 0 or lane.late > 0
+    if busy or (lane.head != NONE and not lane.full):
+        return 0, 0, False
+    lane.decodes = state.seats[i, PHASES, 0] = lane.top
+    lane.before = lane.clock
+    return min(lane.next_end - lane.clock - 1, lane.free // lane.top) - ahead, 0, not lane.full
+
+
+@part
+def fill_up(tree: Any, pool: Pool, lane: Lane, rounds: int) -> None:
+    """Evict what so many equal rounds have evicted."""
+    if tree is not None and pool.radix_cache:
+        free = lane.free + rounds * lane.top - lane.evictable
+        while rounds > 0:
+            spared = min(rounds, free // lane.top)
+            rounds -= spared
+            free -= spared * lane.top
+            if rounds > 0:
+                free += lane.evictable
+                evict(tree, lane, lane.top)
+                free -= lane.evictable
+
+
+@part
+def jumped(state: State, pool: Pool, i: int, tokens: int) -> None:  # noqa: ARG001 - as in every scheduler
+    """What so many equal rounds leave behind."""
+    lane = state.lanes[i]
+    group, rounds = state.groups[lane.group], lane.clock - lane.before
+    fill_up(state.own.tree, pool, lane, rounds)
+    for _ in range(rounds):
+        if lane.ratio == pool.min_ratio:
+            break
+        lane.ratio = max(lane.ratio - pool.decay, pool.min_ratio)
+    lane.last_decode = group.now
+    lane.flying_row = state.counters[ROWS] - 1
+    report_blocks(state, pool, lane.flying_row, lane.flying_row + 1)
+
+
+@part
+def jump(state: State, pool: Pool, group: Group, until: float) -> int:
+    """Make as many equal rounds as possible; see ``core.jump``."""
+    return equal_steps(state, pool, group, until, steady, jumped)
+
+
+@part
+def update_bound(state: State, pool: Pool, group: Group) -> None:
+    """A lane that only decodes cannot end any request before its next end; a step of slack for rounding."""
+    group.bound = np.inf
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        settled = lane.idle or not pool.async_scheduling  # the ratio starts anew when nothing is in flight
+        if lane.outstanding == 0 and lane.ended == 0 and lane.batch == 0 and settled:
+            continue
+        decodes = lane.top - lane.ended
+        waits = lane.head == NONE or (lane.full and lane.ended == 0)
+        if lane.batch > 0 or lane.chunked != NONE or lane.flying_prompts > 0 or not waits or decodes == 0:
+            group.bound = group.now
+            return
+        shortest = state.floats[pool.shortest_step + decodes]
+        group.bound = min(group.bound, group.now + float(lane.next_end - lane.clock - 1) * shortest)
+    if group.bound == np.inf and group.end > group.now:
+        group.bound = group.end  # a round of those alone that had ended is in flight

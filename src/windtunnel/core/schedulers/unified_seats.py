@@ -1,0 +1,360 @@
+"""How requests get a seat under the unified scheduler, and lose it: queue, memory, admission, eviction, the host."""
+
+import numpy as np
+
+from windtunnel.core.blocks import blocks_of
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.hooks import call_admission_key, call_victim_key
+from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
+from windtunnel.core.records import NONE, Array, Lane, Pool, Request, State
+from windtunnel.core.seats import (
+    EMPTY,
+    ENDS,
+    NEVER,
+    NOW,
+    WHO,
+    add_chunk,
+    blocks_due,
+    context_of,
+    count,
+    ends_at,
+    sit,
+    stand_up,
+)
+from windtunnel.core.step import depart
+
+ON_DEMAND, PROMPT, PROMPT_AND_OUTPUT, MAX_MODEL_LEN, LOOK_AHEAD = range(5)
+"""Allocations, in the order in which the policy names them."""
+
+CONTINUOUS, DYNAMIC, STATIC = range(3)
+"""Ways of batching, likewise."""
+
+OVERTAKEN = -1
+"""In place of the tokens of a waiting request: its prompt would be one too many of those that are part-way."""
+
+
+@part
+def key_of(pool: Pool, request: Request) -> float:
+    """The request's place in the order of admission; the smallest key comes first."""
+    prompt, declared, priority = request.prompt, request.max_tokens, request.priority
+    if pool.admission_key != 0:
+        return call_admission_key(pool.admission_key, prompt, declared, priority, request.generated, request.arrival)
+    return float(pool.key_prompt * prompt + pool.key_output * declared + pool.key_priority * priority)
+
+
+@compiled
+def put(pool: Pool, lane: Lane, requests: Array, r: int, first: bool) -> None:
+    """A request joins the queue: in its place by key, or where it comes first or last."""
+    if pool.keyed:
+        requests[r].key = key_of(pool, requests[r])
+        put_by_key(lane, requests, r)
+    elif first:
+        put_first(lane, requests, r)
+    else:
+        put_last(lane, requests, r)
+
+
+@part
+def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Put an arriving request into the queue."""
+    put(pool, lane, state.requests, r, False)
+
+
+@part
+def opens(pool: Pool, lane: Lane, requests: Array) -> float:
+    """When a queue opens while nothing runs: with dynamic batching, a batch that is not full waits."""
+    if pool.batching == DYNAMIC and lane.waiting - lane.on_host < pool.max_num_seqs:
+        return requests[lane.head].arrival + pool.max_queue_delay
+    return 0.0
+
+
+@part
+def is_long_enough(pool: Pool, lane: Lane) -> bool:
+    """Whether the ratio, where there is such a rule, asks for a look at the queue beside decodes."""
+    return pool.queue_ratio > 0.0 and float(lane.waiting - lane.on_host) > pool.queue_ratio * float(lane.running)
+
+
+@part
+def is_open(pool: Pool, lane: Lane, requests: Array) -> bool:
+    """Whether a request may be admitted in the step that is being scheduled."""
+    waiting = lane.waiting - lane.on_host
+    if lane.held or waiting == 0 or pool.max_num_seqs - lane.running < min(pool.prefills_together, waiting):
+        return False
+    if pool.batching != CONTINUOUS and not lane.forming:
+        return False
+    if lane.running == 0:
+        return lane.started >= opens(pool, lane, requests)
+    waited = lane.started - requests[lane.head].arrival
+    if pool.delay_factor > 0.0 and not waited > pool.delay_factor * lane.last_prefill_time:
+        return False
+    if lane.decodes == 0 or (pool.reschedule_interval == 1 and pool.queue_ratio == 0.0):
+        return True
+    return is_long_enough(pool, lane) or (pool.reschedule_interval > 1 and lane.clock >= lane.opens_at_clock)
+
+
+# Memory.
+
+
+@part
+def blocks_with(pool: Pool, request: Request, tokens: int) -> int:
+    """Blocks that a prefill holds once ``tokens`` of it are in the cache."""
+    if pool.allocation == PROMPT:
+        tokens = max(tokens, request.prompt + request.generated)
+    elif pool.allocation == PROMPT_AND_OUTPUT:
+        tokens = max(tokens, min(request.prompt + request.max_tokens, pool.max_model_len) - 1)
+    elif pool.allocation == MAX_MODEL_LEN:
+        tokens = max(tokens, pool.max_model_len)
+    return min(blocks_of(pool, tokens), pool.num_blocks)
+
+
+@part
+def watermark(pool: Pool, lane: Lane) -> int:
+    """Blocks that an admission must leave free."""
+    return pool.watermark_blocks if lane.running > 0 else 0
+
+
+@part
+def add_end(lane: Lane, ends: Array, request: Request, r: int) -> None:
+    """Note at which clock a running request ends if it goes on as it declares (look-ahead)."""
+    end = ((lane.clock + request.max_tokens - request.generated - 1) << 32) | r
+    i = lane.num_ends
+    lane.num_ends += 1
+    while i > 0 and ends[i - 1] < end:
+        ends[i] = ends[i - 1]
+        i -= 1
+    ends[i] = end
+
+
+@compiled
+def remove_end(lane: Lane, ends: Array, r: int) -> None:
+    """Forget it."""
+    i = 0
+    while ends[i] & 0xFFFFFFFF != r:
+        i += 1
+    lane.num_ends -= 1
+    for k in range(i, lane.num_ends):
+        ends[k] = ends[k + 1]
+
+
+@part
+def peak_fits(pool: Pool, lane: Lane, requests: Array, ends: Array, candidate: int) -> bool:
+    """Whether the candidate can join, if each request goes on to its declared end.
+
+    The peak is reached when one ends: when the i-th longest does, all longer ones are still there (LightLLM,
+    router/req_queue/continues_batch/impl.py).
+    """
+    room = pool.num_blocks * pool.block_size
+    tokens, at, placed = 0, 0, False
+    mine = lane.clock + requests[candidate].max_tokens - requests[candidate].generated - 1
+    for i in range(lane.num_ends + 1):
+        if not placed and (at == lane.num_ends or ends[at] >> 32 <= mine):
+            placed = True
+            r, left = candidate, mine - lane.clock
+        else:
+            r, left = ends[at] & 0xFFFFFFFF, (ends[at] >> 32) - lane.clock
+            at += 1
+        tokens += requests[r].prompt + requests[r].max_tokens - left
+        if (max(left, 0) + pool.look_ahead_margin) * (i + 1) + tokens >= room:
+            return False
+    return True
+
+
+# Admission.
+
+
+@compiled
+def head_tokens(pool: Pool, lane: Lane, requests: Array, ends: Array, left: int, kept: int) -> int:
+    """Tokens that the head of the queue computes in its first step, of the ``left`` ones; 0 if it cannot be admitted
+    beside ``kept`` blocks; or OVERTAKEN."""
+    request = requests[lane.head]
+    known = request.prompt + request.generated
+    tokens = min(known, pool.long_prefill_token_threshold)
+    if pool.chunked_prefill:
+        tokens = min(tokens, left)
+        if tokens < known:
+            is_long = known > pool.long_prefill_token_threshold
+            too_many_long = is_long and lane.long_part_ways >= pool.max_long_partial_prefills
+            if too_many_long or lane.part_ways >= pool.max_num_partial_prefills:
+                return OVERTAKEN
+    if tokens > left or blocks_with(pool, request, tokens) + kept + watermark(pool, lane) > lane.free:
+        return 0
+    if pool.allocation == LOOK_AHEAD and lane.running > 0 and not peak_fits(pool, lane, requests, ends, lane.head):
+        return 0
+    return tokens
+
+
+@part
+def add_prefill(pool: Pool, lane: Lane, seats: Array, request: Request, i: int, tokens: int) -> None:
+    """Seat ``i`` computes so many tokens of its prompt in this step, which may be part-way after it."""
+    seats[NOW, i] = tokens
+    if tokens > 0:
+        add_chunk(lane, seats, tokens, request.context, 0)
+    known = request.prompt + request.generated
+    if request.context + tokens < known:
+        lane.part_ways += 1
+        lane.long_part_ways += 1 if known > pool.long_prefill_token_threshold else 0
+
+
+@compiled
+def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, left: int, kept: int) -> None:
+    """Admit from the queue while there are tokens, and memory beside ``kept`` blocks; those that are passed over take
+    their old places, the last one first."""
+    aside, admitted = NONE, 0
+    while lane.head != NONE and left > 0 and lane.running < pool.max_num_seqs:
+        if 0 < pool.prefills_together == admitted:
+            break
+        tokens = head_tokens(pool, lane, requests, ends, left, kept)
+        if tokens == 0 and not pool.pass_over:
+            break
+        r = pop_by_key(lane, requests) if pool.keyed else pop_first(lane, requests)
+        request = requests[r]
+        if tokens <= 0:
+            request.next = aside
+            aside = r
+            continue
+        add_prefill(pool, lane, seats, request, sit(lane, seats, r), tokens)
+        lane.free -= blocks_with(pool, request, tokens)
+        if np.isnan(request.scheduled):
+            request.scheduled = lane.started
+        if pool.allocation == LOOK_AHEAD:
+            add_end(lane, ends, request, r)
+        admitted += 1
+        left -= tokens
+    while aside != NONE:
+        following = requests[aside].next
+        if pool.keyed:
+            put_by_key(lane, requests, aside)
+        else:
+            put_first(lane, requests, aside)
+        aside = following
+
+
+# Decodes; eviction, to the queue or to the host, and the way back.
+
+
+@part
+def count_decode(pool: Pool, lane: Lane, seats: Array, context: int, change: int) -> None:
+    """Let a decode join the sums or leave them; one whose blocks are reserved never needs another."""
+    if pool.reserves:
+        lane.decodes += change
+        lane.kv_tokens += change * context
+    else:
+        count(pool, lane, seats, context, change)
+
+
+@part
+def start_decoding(pool: Pool, lane: Lane, seats: Array, request: Request, i: int) -> None:
+    """Count the request in seat ``i``, whose context is up to date, among the decodes."""
+    ends_at(lane, seats, i, lane.clock + request.output - request.generated)
+    count_decode(pool, lane, seats, request.context, 1)
+
+
+@part
+def leave(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, i: int, end: float) -> None:
+    """The request in seat ``i`` has got its last token: free seat and blocks."""
+    r = seats[WHO, i]
+    request = requests[r]
+    request.finish = end
+    context = request.prompt + request.output - 1
+    lane.free += blocks_with(pool, request, context) if pool.reserves else blocks_of(pool, context)
+    if pool.allocation == LOOK_AHEAD:
+        remove_end(lane, ends, r)
+    stand_up(lane, seats, i)
+    depart(lane, requests, r)
+
+
+@part
+def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
+    """The seat of the request that has to go: the one with the largest key, of equals the newest."""
+    chosen, largest = lane.top - 1, -np.inf
+    if pool.victim_key == 0 and pool.victim_seat > 0:
+        return chosen
+    for i in range(lane.top - 1, -1, -1):
+        if seats[ENDS, i] == EMPTY:
+            continue
+        request = requests[seats[WHO, i]]
+        context, generated = request.context, request.generated
+        if seats[ENDS, i] != NEVER:
+            context = context_of(lane, request, seats[ENDS, i])
+            generated = context - request.prompt + 1
+        if pool.victim_key != 0:
+            prompt, declared, priority = request.prompt, request.max_tokens, request.priority
+            key = call_victim_key(pool.victim_key, prompt, declared, priority, generated, context, request.arrival)
+        else:
+            key = float(pool.victim_seat * i + pool.victim_context * context + pool.victim_priority * request.priority)
+        if key > largest:
+            chosen, largest = i, key
+    return chosen
+
+
+@compiled
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> None:
+    """A request has to go: to the host with its context, if it decodes and there is room, or back to the queue."""
+    i = choose_victim(pool, lane, requests, seats)
+    r = seats[WHO, i]
+    request, decodes = requests[r], seats[ENDS, i] != NEVER
+    lane.evicted = 1
+    request.preemptions += 1
+    blocks = blocks_with(pool, request, request.context)
+    if decodes:
+        context = context_of(lane, request, seats[ENDS, i])
+        request.context, request.generated = context, context - request.prompt + 1
+        count_decode(pool, lane, seats, context, -1)
+        if not pool.reserves:
+            blocks = blocks_of(pool, context)
+        if request.returned:
+            request.returned = 0
+            lane.returned -= 1
+        else:
+            request.last_token = max(request.last_token, lane.end)
+    lane.free += blocks
+    if pool.allocation == LOOK_AHEAD:
+        remove_end(lane, ends, r)
+    stand_up(lane, seats, i)
+    if not decodes or blocks > lane.free_host:
+        request.context = 0
+        put(pool, lane, requests, r, True)
+        return
+    lane.free_host -= blocks
+    lane.moved += blocks
+    request.next = NONE
+    if lane.swapped == NONE:
+        lane.swapped = r
+    else:
+        requests[lane.swapped_tail].next = r
+    lane.swapped_tail = r
+    lane.on_host += 1
+    lane.waiting += 1
+
+
+@part
+def can_return(pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
+    """Whether the first request on the host may come back: with it there is memory for the next step of all decodes,
+    and no prompt is part-way."""
+    if lane.swapped == NONE or lane.running >= pool.max_num_seqs or lane.running > lane.decodes:
+        return False
+    context = requests[lane.swapped].context
+    wanted = blocks_of(pool, context + 1)
+    if pool.decodes_ask_for_a_block and lane.running > 0:
+        wanted = blocks_of(pool, context) + 1
+    return blocks_due(pool, lane, seats) + wanted + watermark(pool, lane) <= lane.free
+
+
+@compiled
+def bring_back(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> None:
+    """Requests return from the host, the first to go first, while they can."""
+    while can_return(pool, lane, requests, seats):
+        r = lane.swapped
+        request = requests[r]
+        lane.swapped = request.next
+        lane.on_host -= 1
+        lane.waiting -= 1
+        blocks = blocks_of(pool, request.context)
+        lane.free -= blocks
+        lane.free_host += blocks
+        lane.moved += blocks
+        start_decoding(pool, lane, seats, request, sit(lane, seats, r))
+        if pool.allocation == LOOK_AHEAD:
+            add_end(lane, ends, request, r)
+        request.returned = 1
+        lane.returned += 1
