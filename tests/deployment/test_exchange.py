@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from windtunnel.deployment import Engine, Pool, resolve_engine
-from windtunnel.deployment.exchange import split_from
+from windtunnel.deployment.resolve import split_from
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model

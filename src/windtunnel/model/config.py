@@ -15,9 +15,8 @@ from windtunnel.model.families.gemma4 import (
 )
 from windtunnel.model.families.hybrid import Parts, state_space
 from windtunnel.model.families.kimi_delta import read_kimi_delta
-from windtunnel.model.families.refused import refuse_what_is_not_simulated
 from windtunnel.model.families.shared_index import chooses_tokens
-from windtunnel.model.families.traits import FAMILIES, Family
+from windtunnel.model.families.traits import FAMILIES, Family, refuse_what_is_not_simulated
 from windtunnel.model.keys import Json, Keys
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, MODULES, Quantization, read_quantization

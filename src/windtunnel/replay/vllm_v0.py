@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,15 +40,7 @@ CONFIG: dict[str, Any] = {
 """SchedulerConfig and CacheConfig of vLLM 0.8.5, as far as its v0 scheduler reads them, and their defaults. Every block
 can be used: v0 has no null block."""
 
-SAME_NAME = (
-    "num_cpu_blocks",
-    "preemption_mode",
-    "delay_factor",
-    "max_num_partial_prefills",
-    "max_long_partial_prefills",
-    "long_prefill_token_threshold",
-    "watermark",
-)
+SAME_NAME = tuple(field.name for field in fields(VllmV0) if field.name in CONFIG)
 """Settings that VllmV0 has under vLLM's names."""
 
 BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7, "per_swap_block": 0.0}

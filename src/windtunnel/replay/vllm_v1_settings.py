@@ -62,18 +62,11 @@ def policy(config: Settings, version: str) -> VllmV1:
     rules = VERSIONS[version]
     if config["policy"] not in ("fcfs", "priority"):
         raise unknown("policy", config["policy"], ("fcfs", "priority"))
-    by_priority = config["policy"] == "priority"
     new = version in SINCE_0_32
     return replace(
-        rules,
-        chunked_prefill=config["enable_chunked_prefill"],
+        rules.with_flags(config | {"scheduling_policy": config["policy"], "pipeline_parallel_size": 1}),
         reserve_full_prompt=rules.reserve_full_prompt and config["scheduler_reserve_full_isl"],
         watermark=config["watermark"] if new else 0.0,
         max_num_active_seqs=(config["max_num_active_seqs"] or 0) if new else 0,
-        long_prefill_token_threshold=config["long_prefill_token_threshold"],
         adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
-        prefix_caching=config["enable_prefix_caching"],
-        admission_order="priority" if by_priority else "fcfs",
-        victim="lowest_priority" if by_priority else "newest",
-        async_scheduling=config["async_scheduling"],
     )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment import Pool
 from windtunnel.deployment.engine import AUTO, HIGH_THROUGHPUT
-from windtunnel.deployment.exchange import split_from
+from windtunnel.deployment.resolve import split_from
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kernel_times import KernelTimes
