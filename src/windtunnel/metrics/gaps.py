@@ -52,7 +52,7 @@ def decode_steps(steps: Steps) -> DecodeSteps:
     log = steps.run.iterations
     lane_of_row = lane_number(log.replica, log.lane)
     some = (log.decodes > 0)[steps.row]
-    if len(lane_of_row) and (lane_of_row == lane_of_row[0]).all():
+    if some.any() and (lane_of_row == lane_of_row[0]).all():
         first = np.array([0, np.count_nonzero(some)])
         start = steps.start[some]
         return DecodeSteps(lane_of_row[:1], first, start, start + steps.duration[some], steps.decodes[some])
