@@ -13,6 +13,7 @@ from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
 from windtunnel.scenario.output_files import Outputs, check_directory
 
 if TYPE_CHECKING:
+    from windtunnel.deployment import SLO
     from windtunnel.metrics import Summary
     from windtunnel.perf.tabulate.tables import Tabulated
     from windtunnel.simulate.run import Run
@@ -56,7 +57,7 @@ def run(
     as_json
         Print the results as one JSON document instead of the table.
     """
-    from windtunnel.metrics import summary, uncertainty, unroll
+    from windtunnel.metrics import summary, summary_json, uncertainty, unroll
     from windtunnel.simulate.notes import refuse_extrapolation
     from windtunnel.simulate.simulate import batch_times, simulate
 
@@ -66,31 +67,39 @@ def run(
     check_directory(output)
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     tables = batch_times(deployment, scenario.server.perf)
-    results = []
+    results, documents = [], []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
         with progress(f"seed {seed}: reading the load"):
             workload = scenario.load.workload(seed)
         with progress(f"seed {seed}: simulating {len(workload):,} requests"):
             done = simulate(deployment, workload, seed, tables=tables, overheads=overheads)
-            results.append(summary(done, slo, exclude_warmup=exclude_warmup))
+            result = summary(done, slo, exclude_warmup=exclude_warmup)
+            documents.append(summary_json(result))
+            results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
-            doubts = uncertainty(unroll(done)) if strict or bands else None
-            if strict and doubts:
+            doubts = uncertainty(unroll(done))
+            if strict:
                 refuse_extrapolation(done, doubts.beyond)
             manifest, first = done.manifest, done if output is not None or outputs.wanted() else None
-            del done  # hundreds of bytes a request, and the ends of the band take as much each
-            if bands and doubts:
-                manifest = manifest | _bands(results[0], doubts.error, scenario, workload, tables, exclude_warmup)
-    if first is not None:
-        first = replace(first, manifest=manifest)
-        if output is not None:
-            first.save(output)
-        outputs.write(first, slo)
-    return _finish(results, manifest, scenario.goals, as_json)
+            del done, result  # hundreds of bytes a request, and the ends of the band take as much each
+            if bands:
+                manifest |= _bands(documents[0], doubts.error, scenario, workload, tables, exclude_warmup)
+    _write(first, manifest, output, outputs, slo)
+    return _finish(results, documents, manifest, scenario.goals, as_json)
+
+
+def _write(first: "Run | None", manifest: Mapping[str, Any], output: Path | None, outputs: Outputs, slo: "SLO") -> None:
+    """The folder and files that were asked for; None where none was."""
+    if first is None:
+        return
+    first = replace(first, manifest=dict(manifest))
+    if output is not None:
+        first.save(output)
+    outputs.write(first, slo)
 
 
 def _bands(
-    result: "Summary",
+    said: Mapping[str, Any],
     error: float,
     scenario: Scenario,
     workload: "Workload",
@@ -99,13 +108,12 @@ def _bands(
 ) -> dict[str, Any]:
     """For the manifest of a run: its error band, from the relative error of its steps, and what perfect kernels would
     give."""
-    from windtunnel.metrics import client_json, summary_json
+    from windtunnel.metrics import client_json
     from windtunnel.simulate.error_band import error_band, with_perfect_kernels
 
     def measure(end: "Run") -> Mapping[str, Any]:
         return client_json(end, exclude_warmup=exclude_warmup)
 
-    said = summary_json(result)
     simulated = scenario.deployment(), workload, scenario.load.seed
     with progress("simulating both ends of the error band"):
         band = error_band(said, error, measure, *simulated, tables, scenario.overheads())
@@ -133,7 +141,7 @@ def report(
     as_json
         Print the results as one JSON document instead of the table.
     """
-    from windtunnel.metrics import summary
+    from windtunnel.metrics import summary, summary_json
     from windtunnel.simulate.run import Run
 
     outputs.check()
@@ -142,14 +150,19 @@ def report(
         stored = replace(stored, manifest=stored.manifest | {"bands": None, "roofline": None})
     outputs.write(stored, slo)
     found = summary(stored, slo, exclude_warmup=exclude_warmup)
-    return _finish([found], stored.manifest, goals, as_json)
+    return _finish([found], [summary_json(found)], stored.manifest, goals, as_json)
 
 
-def _finish(results: Sequence["Summary"], manifest: Mapping[str, Any], goals: Goals, as_json: bool) -> int:
-    from windtunnel.metrics import clean, spread, summary_json
+def _finish(
+    results: Sequence["Summary"],
+    documents: Sequence[dict[str, Any]],
+    manifest: Mapping[str, Any],
+    goals: Goals,
+    as_json: bool,
+) -> int:
+    from windtunnel.metrics import clean, spread
 
     around, perfect = manifest.get("bands"), manifest.get("roofline")
-    documents = [summary_json(result) for result in results]
     if as_json:
         document = documents[0]
         if len(documents) > 1:

@@ -1,5 +1,6 @@
 """Terminal: results as tables that a person can read. Plain text where the output is no terminal."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
@@ -85,9 +86,17 @@ def _width(part: Table | Text | str) -> int:
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Say on standard error what takes its time, while it does."""
-    with Console(stderr=True).status(text):
-        yield
+    """Say on standard error what takes its time, while it does; and what is compiled for it, while that lasts."""
+    with Console(stderr=True).status(text) as shown:
+        heard = logging.Handler()
+        heard.emit = lambda record: shown.update(f"{text}: {record.getMessage()}".removesuffix(": "))  # type: ignore[method-assign]
+        log = logging.getLogger("windtunnel.core.compiled")
+        log.setLevel(logging.INFO)
+        log.addHandler(heard)
+        try:
+            yield
+        finally:
+            log.removeHandler(heard)
 
 
 def show_run(

@@ -8,6 +8,7 @@ With ``NUMBA_DISABLE_JIT=1`` they leave plain Python functions, through which a 
 """
 
 import hashlib
+import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -115,13 +116,34 @@ def _widened(kind: Any) -> Any:
     return types.int64 if kind in types.signed_domain else kind
 
 
+LOG = logging.getLogger(__name__)
+"""Says what is being compiled when that begins, and an empty message when it ends: for those who wait."""
+
+
 class KeptCode(FunctionCache):
     """numba's cache on disk, less what a compiler needs: to call machine code that is there, none of numba's tables of
     Python's and NumPy's functions, for which it imports SciPy too, have to be filled (half a second)."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kept code for a signature, None if there is none; the compiler then fills those tables itself."""
-        return self._load_overload(sig, target_context)
+        found = self._load_overload(sig, target_context)
+        if found is None:
+            LOG.info("compiling %s (once on this machine)", _subject(self._py_func, sig))
+        return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what has been compiled."""
+        super().save_overload(sig, data)
+        LOG.info("")
+
+
+def _subject(function: Callable[..., Any], signature: Any) -> str:
+    """What a user knows of an entry: the scheduler that its first argument, a State, belongs to; or its name."""
+    state = signature[0]
+    if "own" not in getattr(state, "fields", ()):
+        return function.__name__
+    module: str = state.types[state.fields.index("own")].instance_class.__module__
+    return f"the scheduler {module.rsplit('.', 1)[-1]}"
 
 
 def entry(function: Function) -> Function:

@@ -12,7 +12,9 @@ Where its arrays may have to grow, it has ``room(state, pool, group)``, compiled
 real engine may die, ``check(state)`` raises the error after the run.
 """
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -20,12 +22,11 @@ from numba.extending import overload
 
 from windtunnel.core.compiled import INNER
 from windtunnel.core.records import Group, Lane, Pool, State
-from windtunnel.core.schedulers import sglang, unified, vllm, vllm_v0
 from windtunnel.errors import InputError
 from windtunnel.policy import Policy, Sglang, VllmV0, VllmV1
 
-SCHEDULERS: dict[type, ModuleType] = {VllmV1: vllm, VllmV0: vllm_v0, Policy: unified, Sglang: sglang}
-"""Type of a scheduler's settings → its module."""
+SCHEDULERS: dict[type, str] = {VllmV1: "vllm", VllmV0: "vllm_v0", Policy: "unified", Sglang: "sglang"}
+"""Type of a scheduler's settings → its module in ``core.schedulers``, imported when it runs."""
 
 
 def scheduler_of(policies: tuple[Any, ...]) -> ModuleType:
@@ -38,12 +39,12 @@ def scheduler_of(policies: tuple[Any, ...]) -> ModuleType:
     if len(kinds) > 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise InputError(f"schedulers of {len(kinds)} kinds ({names}): the pools of one deployment need one kind")
-    return SCHEDULERS[kinds.pop()]
+    return import_module(f"windtunnel.core.schedulers.{SCHEDULERS[kinds.pop()]}")
 
 
 def module_of(own: Any) -> ModuleType:
     """The module that runs these arrays."""
-    return next(module for module in SCHEDULERS.values() if module.Own is type(own))
+    return sys.modules[type(own).__module__]
 
 
 def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
@@ -100,8 +101,7 @@ def _compile(function: Callable[..., Any], absent: Callable[..., Any] | None = N
 
     def chosen(state: Any, *_: Any) -> Any:
         own = state.types[state.fields.index("own")].instance_class
-        module = next(module for module in SCHEDULERS.values() if module.Own is own)
-        found = getattr(module, function.__name__, absent)
+        found = getattr(sys.modules[own.__module__], function.__name__, absent)
         return getattr(found, "py_func", found)
 
     options: Any = INNER | {"forceinline": True}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ class Distribution:
     gaps of millions of tokens need no expansion. Statistics of an empty distribution are NaN.
     """
 
-    def __init__(self, values: Floats, weights: Integers | None = None) -> None:
+    def __init__(self, values: Floats, weights: NDArray[np.integer[Any]] | None = None) -> None:
         keep = ~np.isnan(values)
         if weights is not None:
             keep &= weights > 0
@@ -31,7 +32,7 @@ class Distribution:
         self._weights = weights if weights is None or keep.all() else weights[keep]
 
     @classmethod
-    def pooled(cls, values: Floats, weights: Integers, singles: Floats) -> "Distribution":
+    def pooled(cls, values: Floats, weights: NDArray[np.integer[Any]], singles: Floats) -> "Distribution":
         """A weighted sample together with values that occur once each."""
         if len(singles) == 0:
             return cls(values, weights)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics.distribution import Distribution
-from windtunnel.metrics.steps import Steps
+from windtunnel.metrics.steps import Counts, Steps
 from windtunnel.metrics.window import Window
 from windtunnel.simulate.run import FINISHED
 
@@ -32,7 +32,7 @@ class DecodeSteps:
     """[lanes + 1] where each begins in the columns."""
     start: Floats
     end: Floats
-    decodes: NDArray[np.int32]
+    decodes: Counts
 
     def lane_bounds(self, lane: int) -> tuple[int, int]:
         """First entry of a lane, and the one after its last."""
@@ -52,14 +52,16 @@ def decode_steps(steps: Steps) -> DecodeSteps:
     log = steps.run.iterations
     lane_of_row = lane_number(log.replica, log.lane)
     some = (log.decodes > 0)[steps.row]
-    if len(lane_of_row) and (lane_of_row == lane_of_row[0]).all():
+    if some.any() and (lane_of_row == lane_of_row[0]).all():
         first = np.array([0, np.count_nonzero(some)])
-        return DecodeSteps(lane_of_row[:1], first, steps.start[some], steps.end[some], steps.decodes[some])
+        start = steps.start[some]
+        return DecodeSteps(lane_of_row[:1], first, start, start + steps.duration[some], steps.decodes[some])
     lane = lane_of_row[steps.row[some]]
     order = np.argsort(lane, kind="stable")  # each lane wrote its steps in order of time
     lanes, counts = np.unique(lane, return_counts=True)
-    columns = (column[some][order] for column in (steps.start, steps.end, steps.decodes))
-    return DecodeSteps(lanes, np.concatenate([[0], np.cumsum(counts)]), *columns)
+    place = np.flatnonzero(some)[order]
+    first = np.concatenate([[0], np.cumsum(counts)])
+    return DecodeSteps(lanes, first, steps.start[place], steps.end[place], steps.decodes[place])
 
 
 def lane_number(replica: Integers, rank: Integers) -> Integers:
@@ -67,35 +69,44 @@ def lane_number(replica: Integers, rank: Integers) -> Integers:
     return replica * 2**20 + rank
 
 
-def pooled_gaps(steps: Steps) -> tuple[Floats, Integers, Floats]:
+def pooled_gaps(steps: Steps) -> tuple[Floats, Counts, Floats]:
     """All gaps that end with a decode, as (seconds, how many of them, when they end)."""
+    gaps, counts, found, at = _gaps(steps)
+    return gaps, counts, np.concatenate([found.end[found.decodes > 0], found.end[at]])
+
+
+def _gaps(steps: Steps) -> tuple[Floats, Counts, DecodeSteps, Integers]:
+    """(Seconds, how many, the decode steps less what of them is no such gap, the steps of the last gaps); in few
+    arrays, since there are millions of steps."""
     found = decode_steps(steps)
-    gap, count, is_paused = found.end - found.start, found.decodes.copy(), found.paused()
-    after = is_paused.copy()
-    after[found.first[:-1]] = False
-    after = np.flatnonzero(after)
-    gap[after] = found.end[after] - found.end[after - 1]
+    is_paused = found.paused()
     lane, joined = _joins(steps)
     at = _first_after(found, is_paused, lane, joined)
     joined, at = joined[at >= 0], at[at >= 0]
-    np.subtract.at(count, at, 1)
-    own = found.end[at] - joined
-    some = count > 0
-    ends = np.concatenate([found.end[some], found.end[at]])
-    return np.concatenate([gap[some], own]), np.concatenate([count[some], np.ones(len(own), dtype=np.int32)]), ends
+    np.subtract.at(found.decodes, at, 1)
+    gap = np.subtract(found.end, found.start, out=found.start)
+    is_paused[found.first[:-1]] = False
+    after = np.flatnonzero(is_paused)
+    gap[after] = found.end[after] - found.end[after - 1]
+    some = found.decodes > 0
+    number = np.count_nonzero(some)
+    gaps, counts = np.empty(number + len(at)), np.ones(number + len(at), dtype=np.int32)
+    np.compress(some, gap, out=gaps[:number])
+    np.compress(some, found.decodes, out=counts[:number])
+    np.subtract(found.end[at], joined, out=gaps[number:])
+    return gaps, counts, found, at
 
 
 def token_gaps(steps: Steps, window: Window) -> Distribution:
     """Inter-token latencies of all requests pooled, those of stalls included; in a trimmed window those that end
     inside."""
-    gaps, counts, ends = pooled_gaps(steps)
     stalls = steps.run.stalls
-    resumed = np.ones(len(stalls.request), dtype=np.bool_)
-    if window.trimmed:
-        inside = window.holds(ends)
-        gaps, counts = gaps[inside], counts[inside]
-        resumed = window.holds(stalls.resumed_token)
-    return Distribution.pooled(gaps, counts, (stalls.resumed_token - stalls.last_token)[resumed])
+    waited = stalls.resumed_token - stalls.last_token
+    if not window.trimmed:
+        return Distribution.pooled(*_gaps(steps)[:2], waited)
+    gaps, counts, ends = pooled_gaps(steps)
+    inside = window.holds(ends)
+    return Distribution.pooled(gaps[inside], counts[inside], waited[window.holds(stalls.resumed_token)])
 
 
 def lanes_at(steps: Steps, who: Integers, time: Floats) -> Integers:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from windtunnel.simulate.run import Run
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Counts = NDArray[np.integer[Any]]
+"""Integers of any size: int32 where there is one for each step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,11 +22,11 @@ class Steps:
     """A run with every single step of every lane; build it once and hand it to the metrics that need it."""
 
     run: Run
-    row: Integers
+    row: Counts
     """[m] index of the log row of each step."""
     start: Floats
     duration: Floats
-    decodes: Integers
+    decodes: Counts
     """[m] requests that emit a token in the step."""
     busy: Floats
     """[m] seconds in which a GPU computes it, the mean over the stages of a pipeline; else the duration."""
@@ -100,7 +103,7 @@ def unroll(run: Run) -> Steps:
     return Steps(run, steps.row, steps.start, steps.duration, steps.decodes, steps.busy)
 
 
-def sums(index: NDArray[np.int64], values: NDArray[np.generic], length: int) -> NDArray[np.float64]:
+def sums(index: Counts, values: NDArray[np.generic], length: int) -> NDArray[np.float64]:
     """[length] Σ of the ``values`` that belong to each index, float64 even without values."""
     return np.bincount(index, weights=values, minlength=length).astype(np.float64, copy=False)
 

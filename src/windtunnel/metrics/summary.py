@@ -128,16 +128,17 @@ def _latencies(steps: Steps, window: Window, metrics: RequestMetrics, names: Seq
 def client_json(run: Run, *, exclude_warmup: bool = False) -> dict[str, Any]:
     """What of ``summary_json`` a benchmarking client sees: latencies and throughputs, at half the work of all."""
     steps = unroll(run)
-    window = measured_window(run.requests, steps.end, exclude_warmup)
+    window = measured_window(run.requests, steps.start + steps.duration, exclude_warmup)
     found = _latencies(steps, window, request_metrics(run.requests), LATENCIES)
     ended = (run.requests.status == FINISHED) & window.holds(run.requests.finish)
-    return clean(
+    document: dict[str, Any] = clean(
         {
             **{name: values.statistics() for name, values in found.items()},
             "request_throughput": _per_second(int(ended.sum()), window),
             "output_throughput": _per_second(output_tokens(steps, window), window),
         }
     )
+    return document
 
 
 def summary_json(result: Summary) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.metrics import Distribution, Steps, request_metrics
+from windtunnel.metrics.steps import Counts
 from windtunnel.report.write import write_whole
 from windtunnel.simulate.run import FINISHED, UNFINISHED
 
@@ -127,7 +128,7 @@ def _histograms(steps: Steps) -> Iterator[tuple[str, str, tuple[float, ...], Lab
 
 
 def _by_engine(
-    steps: Steps, owner: NDArray[np.int64], values: Floats, weights: NDArray[np.int64] | None, stalls: bool = False
+    steps: Steps, owner: NDArray[np.int64], values: Floats, weights: Counts | None, stalls: bool = False
 ) -> Labelled:
     """One distribution per replica."""
     found = []
