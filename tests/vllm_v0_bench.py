@@ -1,7 +1,7 @@
 """A bench for vLLM's v0 scheduler: small requests, steps of 10 ms, blocks of 4 tokens."""
 
-from dataclasses import dataclass
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.replay.recording import TICKS_PER_SECOND, RecordedRequest, Recording
