@@ -111,7 +111,7 @@ def poisson_shares(rate: float, states: int) -> Floats:
 
 def stationary(chain: Floats) -> Floats:
     """Shares of the states of a Markov chain."""
-    states = len(chain)
-    system = np.vstack((chain.T - np.eye(states), np.ones(states)))
-    shares: Floats = np.linalg.lstsq(system, np.append(np.zeros(states), 1.0), rcond=None)[0]
+    system = chain.T - np.eye(len(chain))
+    system[-1] = 1.0  # in place of one balance, which follows from the others
+    shares: Floats = np.linalg.solve(system, np.eye(len(chain))[-1])
     return shares

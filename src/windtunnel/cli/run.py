@@ -13,9 +13,10 @@ from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
 from windtunnel.scenario.output_files import Outputs, check_directory
 
 if TYPE_CHECKING:
-    from windtunnel.deployment import SLO
+    from windtunnel.deployment import SLO, Deployment
     from windtunnel.metrics import Summary
     from windtunnel.perf.tabulate.tables import Tabulated
+    from windtunnel.simulate.overheads import Overheads
     from windtunnel.simulate.run import Run
     from windtunnel.workload import Workload
 
@@ -59,7 +60,7 @@ def run(
     """
     from windtunnel.metrics import summary, summary_json, uncertainty, unroll
     from windtunnel.simulate.notes import refuse_extrapolation
-    from windtunnel.simulate.simulate import batch_times, simulate
+    from windtunnel.simulate.simulate import batch_times
 
     if seeds < 1:
         raise InputError(f"seeds={seeds}: must be ≥ 1")
@@ -69,13 +70,10 @@ def run(
     tables = batch_times(deployment, scenario.server.perf)
     results, documents = [], []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
-        with progress(f"seed {seed}: reading the load"):
-            workload = scenario.load.workload(seed)
-        with progress(f"seed {seed}: simulating {len(workload):,} requests"):
-            done = simulate(deployment, workload, seed, tables=tables, overheads=overheads)
-            result = summary(done, slo, exclude_warmup=exclude_warmup)
-            documents.append(summary_json(result))
-            results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
+        workload, done = _simulated(scenario, deployment, tables, overheads, seed)
+        result = summary(done, slo, exclude_warmup=exclude_warmup)
+        documents.append(summary_json(result))
+        results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
             doubts = uncertainty(unroll(done))
             if strict:
@@ -86,6 +84,18 @@ def run(
                 manifest |= _bands(documents[0], doubts.error, scenario, workload, tables, exclude_warmup)
     _write(first, manifest, output, outputs, slo)
     return _finish(results, documents, manifest, scenario.goals, as_json)
+
+
+def _simulated(
+    scenario: Scenario, deployment: "Deployment", tables: "Sequence[Tabulated]", overheads: "Overheads", seed: int
+) -> "tuple[Workload, Run]":
+    """The load of a seed, and what becomes of it."""
+    from windtunnel.simulate.simulate import simulate
+
+    with progress(f"seed {seed}: reading the load"):
+        workload = scenario.load.workload(seed)
+    with progress(f"seed {seed}: simulating {len(workload):,} requests"):
+        return workload, simulate(deployment, workload, seed, tables=tables, overheads=overheads)
 
 
 def _write(first: "Run | None", manifest: Mapping[str, Any], output: Path | None, outputs: Outputs, slo: "SLO") -> None:

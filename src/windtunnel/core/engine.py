@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.core.batch_time import flatten
 from windtunnel.core.dispatch import scheduler_of
 from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.loops import FULL, closed_loop, open_loop
@@ -36,7 +37,6 @@ from windtunnel.core.records import (
     records,
 )
 from windtunnel.core.seats import NEVER, tables
-from windtunnel.core.tables import flatten
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times, whole
 from windtunnel.policy import Limits, Settings

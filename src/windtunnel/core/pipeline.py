@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.batch_time import rank_time, step_time
+from windtunnel.core.batch_time import flatten, rank_time, step_time
 from windtunnel.core.compiled import part
 from windtunnel.core.log import write_step
 from windtunnel.core.records import (
@@ -31,7 +31,6 @@ from windtunnel.core.records import (
 )
 from windtunnel.core.seats import PHASES, ROWS_OF_SEATS, count
 from windtunnel.core.step import begin_boundary, count_released
-from windtunnel.core.tables import flatten
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import CONTEXT_STEP
 

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.batch_time import decode_time, lockstep_tokens, prefill_time, step_time
+from windtunnel.core.batch_time import decode_time, flatten, lockstep_tokens, prefill_time, step_time
 from windtunnel.core.compiled import entry, part
 from windtunnel.core.records import Array, Pool, attributes
-from windtunnel.core.tables import flatten
 from windtunnel.perf.batch_times import StageTimes, Times
 
 Integers = NDArray[np.int64]

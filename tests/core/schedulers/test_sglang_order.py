@@ -119,7 +119,7 @@ def test_two_that_compute_the_same_prompt_keep_it_once() -> None:
 def test_a_pool_without_a_cache_finds_nothing_beside_one_that_has_one() -> None:
     n = 6
     demand = Demand(
-        arrival=np.arange(n) * 100.0,
+        arrival=np.arange(n, dtype=np.float64) * 100,
         prompt_tokens=np.full(n, 20),
         output_tokens=np.full(n, 2),
         overruns=np.zeros(n, dtype=bool),

@@ -17,20 +17,16 @@ from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import group_time
 from windtunnel.core.blocks import blocks_of
-from windtunnel.core.compiled import compiled, part
+from windtunnel.core.compiled import part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall, write_step
-from windtunnel.core.queues import put_first, put_last
 from windtunnel.core.records import (
     IDLE,
     IGNORED,
     NONE,
-    PREFILLING,
-    QUEUED,
     ROWS,
     STALLS,
     STEPPED,
-    SWAPPED,
     Array,
     Fields,
     Group,
@@ -44,36 +40,47 @@ from windtunnel.core.records import (
 from windtunnel.core.schedulers.vllm_v0_blocks import (
     DEVICE,
     HELD_BY_REQUEST,
-    HOST,
     UNKNOWN,
-    allocate,
-    append,
-    cached_tokens,
     free,
-    move,
     prefix_cache,
-    touched,
     wanted,
 )
+from windtunnel.core.schedulers.vllm_v0_passes import (
+    NO_END,
+    NO_ROOM_ON_HOST,
+    NO_WAY_BACK,
+    NO_WAY_TO_DISPLACE,
+    SERVED,
+    UNREACHED,
+    append_in_order,
+    chunk_of,
+    consider_prefills,
+    displace,
+    fail,
+    never_fits,
+    oldest_arrival,
+    pause_unreached,
+    put_new_first,
+    return_swapped,
+    serve_in_turn,
+    serve_together,
+    share_budget,
+    sort_seats,
+    try_prefills,
+    worse,
+)
 from windtunnel.core.seats import (
-    EMPTY,
     ENDS,
     LEAVING,
     NEVER,
     NOW,
-    PHASES,
     SEQUENCE,
     SOONEST,
     TOKENS,
     WHO,
-    add_chunk,
-    blocks_due,
-    close_gaps,
-    context_of,
     count,
     ends_at,
     look_again,
-    sit,
     skip_decodes,
     soonest_of,
     stand_up,
@@ -135,13 +142,6 @@ REQUEST_FIELDS: Fields = [
     ("prefilling", np.int32),  # until all tokens known at its admission are computed
     ("standing", np.int32),  # its place in the next order of seats
 ]
-
-UNREACHED, BACK_DECODING, BACK_PREFILLING, SERVED, FINISHING, UNFINISHED, NEW = range(7)
-"""Order of seats in chunked mode: those that the budget did not reach, those back from the host, decodes, prefills that
-finish in this step and those that do not, new prefills."""
-
-NO_ROOM_ON_HOST, NO_WAY_TO_DISPLACE, NO_END, NO_WAY_BACK = 1, 2, 3, 4
-"""What ends the engine; see ``policy.vllm_v0``."""
 
 FAILURE: Fields = [
     ("time", np.float64),
@@ -206,515 +206,11 @@ def check(state: State, names: Sequence[str] | None = None) -> None:
         raise no_end(setting)
 
 
-@compiled
-def fail(failures: Array, requests: Array, r: int, kind: int, start: float, setting: int) -> None:
-    """The engine of this request's lane ends; the earliest end counts, and the first lane's at the same time.
-    ``setting``: what caused it."""
-    failure, lane = failures[0], requests[r].lane
-    if failure.kind == 0 or start < failure.time or (start == failure.time and lane < failure.lane):
-        failure.kind, failure.time, failure.lane, failure.request = kind, start, lane, r
-        failure.setting = setting
-
-
 @part
 def failed(state: State, group: Group) -> bool:
     """Whether an engine has ended before the group's next step: then nothing that follows counts."""
     failure = state.own.failure[0]
     return failure.kind != 0 and (group.now > failure.time or failure.lane == group.first_lane)
-
-
-# The queue, and the order of seats.
-
-
-@part
-def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Put an arriving request at the end of the queue."""
-    put_last(lane, state.requests, r)
-    lane.unsorted = pool.by_priority
-
-
-@part
-def unqueue(lane: Lane, requests: Array, before: int, r: int) -> None:
-    """Take the request after ``before`` out of the queue; NONE: the head."""
-    following = requests[r].next
-    if before == NONE:
-        lane.head = following
-    else:
-        requests[before].next = following
-    if following == NONE:
-        lane.tail = before
-    lane.waiting -= 1
-
-
-@part
-def worse(requests: Array, a: int, b: int) -> bool:
-    """Whether request ``a`` has a higher (priority, arrival) than ``b``."""
-    if requests[a].priority != requests[b].priority:
-        return requests[a].priority > requests[b].priority
-    return requests[a].arrival > requests[b].arrival
-
-
-@compiled
-def sort_queue(lane: Lane, requests: Array) -> None:
-    """Sort the queue, the best first, equals in their order; most stand behind the one before them already."""
-    r, latest = lane.head, NONE
-    lane.head = lane.tail = NONE
-    while r != NONE:
-        following = requests[r].next
-        before = latest if latest != NONE and not worse(requests, latest, r) else NONE
-        after = lane.head if before == NONE else requests[before].next
-        while after != NONE and not worse(requests, after, r):
-            before, after = after, requests[after].next
-        requests[r].next = after
-        if before == NONE:
-            lane.head = r
-        else:
-            requests[before].next = r
-        if after == NONE:
-            lane.tail = r
-        latest, r = r, following
-
-
-@part
-def stands_behind(pool: Pool, requests: Array, seats: Array, i: int, r: int) -> bool:
-    """Whether seat ``i`` belongs behind that of request ``r``; a hole goes to the end."""
-    if seats[ENDS, i] == EMPTY:
-        return True
-    a = seats[WHO, i]
-    return worse(requests, a, r) if pool.by_priority else requests[a].standing > requests[r].standing
-
-
-@compiled
-def sort_seats(pool: Pool, lane: Lane, requests: Array, seats: Array, begin: int) -> None:
-    """Sort the seats from ``begin`` on, equals in their order."""
-    if begin == 0:
-        close_gaps(lane, seats)
-    for i in range(begin + 1, lane.top):
-        r, ends, now = seats[WHO, i], seats[ENDS, i], seats[NOW, i]
-        j = i
-        while ends != EMPTY and j > begin and stands_behind(pool, requests, seats, j - 1, r):
-            for row in range(NOW + 1):
-                seats[row, j] = seats[row, j - 1]
-            j -= 1
-        seats[WHO, j], seats[ENDS, j], seats[NOW, j] = r, ends, now
-    while lane.top > 0 and seats[ENDS, lane.top - 1] == EMPTY:
-        lane.top -= 1
-    if begin == 0:
-        for i in range(lane.top):
-            requests[seats[WHO, i]].standing = SERVED
-    lane.first = begin
-    skip_decodes(lane, seats)
-    look_again(lane, seats)
-
-
-@part
-def stand(lane: Lane, request: Request, standing: int) -> None:
-    """The place of a request in the next order of seats, given those on the seats before its own."""
-    request.standing = standing
-    if standing < lane.standing:
-        lane.unsorted = 1
-    else:
-        lane.standing = standing
-
-
-# What happens to one request.
-
-
-@part
-def suspend(pool: Pool, lane: Lane, seats: Array, i: int, request: Request) -> None:
-    """Take the decode of seat ``i`` out of the clock; what it has computed and generated is up to date then."""
-    request.context = context_of(lane, request, seats[ENDS, i])
-    count(pool, lane, seats, request.context, -1)
-    seats[ENDS, i] = NEVER
-    request.generated = request.context - request.prompt + 1
-    request.last_token = max(request.last_token, lane.decoded)
-    request.accessed = max(request.accessed, lane.decoding)
-
-
-@part
-def serve_decode(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int) -> None:
-    """Let the decode of seat ``i`` take part. If it was out of the clock, its token ends a stall, some time later."""
-    r = seats[WHO, i]
-    request, ends = state.requests[r], seats[ENDS, i]
-    append(pool, lane, cache, request, request.context if ends == NEVER else context_of(lane, request, ends))
-    if ends == NEVER:
-        ends_at(lane, seats, i, lane.clock + request.output - request.generated)
-        count(pool, lane, seats, request.context, 1)
-        write_stall(state, r, request.last_token, np.nan)
-        lane.late += 1
-    lane.serves = 1
-
-
-@part
-def serve_prefill(lane: Lane, seats: Array, i: int, r: int, request: Request, tokens: int) -> None:
-    """Put a chunk of seat ``i`` into the step."""
-    add_chunk(lane, seats, tokens, request.context, r)
-    seats[NOW, i] = tokens
-
-
-@compiled
-def evict(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int, start: float) -> None:
-    """Take seat and blocks from a request: to be computed again, from the front of the queue, or on the host."""
-    requests = state.requests
-    r = seats[WHO, i]
-    request = requests[r]
-    if seats[ENDS, i] != NEVER:
-        suspend(pool, lane, seats, i, request)
-    stand_up(lane, seats, i)
-    request.preemptions += 1
-    lane.preempted += 1
-    lane.lacking += 1
-    if pool.swaps:
-        swap_out(state, pool, lane, cache, r, start)
-        return
-    free(pool, lane, cache, request, r)
-    request.context, request.state = 0, QUEUED
-    put_first(lane, requests, r)
-    lane.passed = r if lane.passed == NONE else lane.passed
-    lane.unsorted |= pool.by_priority
-
-
-@part
-def swap_out(state: State, pool: Pool, lane: Lane, cache: Any, r: int, start: float) -> None:
-    """Move a request's blocks to the host, which must have room for them and for its next token."""
-    requests = state.requests
-    request = requests[r]
-    if lane.cpu_free < wanted(pool, cache, request, r, HOST):
-        fail(state.own.failure, requests, r, NO_ROOM_ON_HOST, start, pool.num_cpu_blocks)
-        return
-    lane.blocks_out += move(pool, lane, cache, request, r, HOST)
-    lane.waiting += 1
-    request.state, request.next = SWAPPED, NONE
-    if lane.swapped_head == NONE:
-        lane.swapped_head = r
-    else:
-        requests[lane.swapped_tail].next = r
-    lane.swapped_tail = r
-
-
-@part
-def ignore(lane: Lane, requests: Array, r: int) -> None:
-    """A request that is in no queue any more ends with this step, without the rest of its output."""
-    requests[r].state, requests[r].next = IGNORED, lane.ghost
-    lane.ghost = r
-    lane.ghosts += 1
-
-
-# The pass over the running requests.
-
-
-@part
-def chunk_of(pool: Pool, cache: Any, limit: int, tokens: int) -> int:
-    """How many of ``tokens`` a chunk may hold; with prefix caching whole blocks only, or all."""
-    if cache is not None:
-        limit -= limit % pool.block_size
-    return min(tokens, limit)
-
-
-@compiled
-def share_budget(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
-    """What each of several prefills may have of the step: an equal share of the budget."""
-    prefills, lane.long = 0, 0
-    for i in range(lane.first, lane.top):
-        request = requests[seats[WHO, i]]
-        if seats[ENDS, i] == NEVER and request.prefilling:
-            prefills += 1
-            lane.long += request.prompt + request.generated - request.context > pool.long_threshold
-    r, long = lane.head, lane.long
-    while r != NONE and prefills < pool.max_num_partial_prefills:
-        is_long = requests[r].prompt + requests[r].generated > pool.long_threshold
-        if not is_long or long < pool.max_long_partial_prefills:
-            long += is_long
-            prefills += 1
-        r = requests[r].next
-    lane.share = pool.max_num_batched_tokens // max(min(prefills, pool.max_num_partial_prefills), 1)
-
-
-@part
-def serve_together(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any) -> bool:
-    """Serve all running requests, if tokens and blocks suffice for each in turn; otherwise no chunk is valid.
-
-    Only seats from the first prefill on are visited: those before it decode.
-    """
-    need, behind = blocks_due(pool, lane, seats), 0
-    if lane.free <= need and lane.running > 0:
-        return False
-    for i in range(lane.first, lane.top):
-        behind += seats[ENDS, i] < EMPTY
-    budget = lane.budget - (lane.decodes - behind)
-    if lane.decodes > behind:
-        if pool.chunked_prefill and chunk_of(pool, cache, min(budget + 1, lane.share), 1) <= 0:
-            return False
-        lane.standing = SERVED
-    for i in range(lane.first, lane.top):
-        ends = seats[ENDS, i]
-        if ends == EMPTY:
-            continue
-        r = seats[WHO, i]
-        request = requests[r]
-        if ends == NEVER and not request.prefilling:
-            return False
-        left = request.prompt + request.generated - request.context if ends == NEVER else 1
-        tokens = chunk_of(pool, cache, min(budget, lane.share), left)
-        if tokens <= 0:
-            return False
-        if ends == NEVER:
-            serve_prefill(lane, seats, i, r, request, tokens)
-        stand(lane, request, SERVED if ends != NEVER else FINISHING if tokens == left else UNFINISHED)
-        budget -= tokens
-    lane.budget = budget
-    lane.serves = 1 if lane.decodes > 0 else 0
-    if cache is None:
-        lane.free -= need
-    else:
-        append_in_order(pool, lane, requests, seats, cache, lane.clock)
-    return True
-
-
-@compiled
-def append_in_order(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, clock: int) -> None:
-    """Blocks for the decodes that begin one at ``clock``, in the order of seats."""
-    i, need = 0, seats[PHASES, clock % pool.block_size]
-    while need > 0:
-        if seats[ENDS, i] < EMPTY:
-            request = requests[seats[WHO, i]]
-            context = request.prompt + request.output - 1 - seats[ENDS, i] + clock
-            if context % pool.block_size == 0:
-                append(pool, lane, cache, request, context)
-                need -= 1
-        i += 1
-
-
-@compiled
-def serve_in_turn(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, start: float) -> None:
-    """Visit the seats as the engine does, until the budget has nothing for one of them; it and all behind it stay
-    first."""
-    requests = state.requests
-    lane.chunks, lane.chunk_tokens, lane.standing = 0, 0, UNREACHED
-    for i in range(lane.first, lane.top):
-        seats[NOW, i] = 0
-    i = 0
-    while i < lane.top:
-        if seats[ENDS, i] != EMPTY:
-            r = seats[WHO, i]
-            request = requests[r]
-            left = request.prompt + request.generated - request.context if request.prefilling else 1
-            tokens = left
-            if pool.chunked_prefill:
-                tokens = chunk_of(pool, cache, min(lane.budget, lane.share), left)
-            if tokens <= 0:
-                break
-            if make_room(state, pool, lane, seats, cache, i, start):
-                lane.budget -= tokens
-                if not request.prefilling:
-                    stand(lane, request, SERVED)
-                    serve_decode(state, pool, lane, seats, cache, i)
-                else:
-                    stand(lane, request, FINISHING if tokens == left else UNFINISHED)
-                    serve_prefill(lane, seats, i, r, request, tokens)
-        i += 1
-    lane.unreached = 0
-    for k in range(i, lane.top):
-        if seats[ENDS, k] != EMPTY:
-            lane.unreached += 1
-            requests[seats[WHO, k]].standing = UNREACHED
-    lane.unsorted |= lane.unreached > 0
-
-
-@part
-def make_room(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int, start: float) -> bool:
-    """Evict the newest that was not visited until seat ``i`` finds its block; False: it had to go itself."""
-    while touched(pool, state.requests[seats[WHO, i]]) > lane.free:
-        newest = lane.top - 1
-        evict(state, pool, lane, seats, cache, newest, start)
-        if newest == i:
-            return False
-    return True
-
-
-@compiled
-def pause_unreached(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
-    """Decodes that the budget did not reach miss this step, in which others take part."""
-    for i in range(lane.top):
-        if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].standing == UNREACHED:
-            suspend(pool, lane, seats, i, requests[seats[WHO, i]])
-
-
-@compiled
-def displace(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, start: float) -> None:
-    """Make room for the head of the queue at the cost of running ones that are worse, the worst first; then sort."""
-    requests = state.requests
-    if lane.unsorted:
-        sort_seats(pool, lane, requests, seats, 0)
-    head = lane.head
-    if head != NONE:
-        unqueue(lane, requests, NONE, head)
-        cached = cached_tokens(pool, lane, cache, requests[head], head)
-        while lane.running > 0 and worse(requests, seats[WHO, lane.top - 1], head):
-            if fits_now(pool, lane, requests[head], cached):
-                break
-            if pool.swaps:
-                fail(state.own.failure, requests, seats[WHO, lane.top - 1], NO_WAY_TO_DISPLACE, start, 0)
-                break
-            lane.seqs -= 1
-            evict(state, pool, lane, seats, cache, lane.top - 1, start)
-        put_first(lane, requests, head)
-        if lane.unsorted:
-            sort_queue(lane, requests)
-    lane.lacking, lane.unsorted = 0, 0
-
-
-@part
-def fits_now(pool: Pool, lane: Lane, request: Request, cached: int) -> bool:
-    """Whether the head of the queue could be admitted."""
-    known = request.prompt + request.generated
-    blocks = blocks_of(pool, known)
-    if never_fits(pool, blocks) or lane.free - blocks < pool.watermark_blocks:
-        return False
-    return known - cached <= lane.budget and lane.seqs < pool.max_num_seqs
-
-
-# New prompts, and those that come back from the host.
-
-
-@part
-def consider_prefills(lane: Lane, now: float) -> None:
-    """Prefills are considered: the first time after a step with prefills measures that step."""
-    if lane.after_prefill:
-        lane.last_prompt_latency = now - lane.asked
-        lane.after_prefill = 0
-
-
-@part
-def oldest_arrival(requests: Array, r: int) -> float:
-    """The earliest arrival from ``r`` on in the queue."""
-    oldest = np.inf
-    while r != NONE:
-        oldest = min(oldest, requests[r].arrival)
-        r = requests[r].next
-    return oldest
-
-
-@part
-def gate_opens(pool: Pool, lane: Lane, requests: Array, r: int, now: float) -> bool:
-    """Whether the queue from ``r`` on has waited long enough, measured by the last prefill step (delay_factor)."""
-    if pool.delay_factor <= 0.0 or lane.unreached == 0:
-        return True
-    return now - oldest_arrival(requests, r) > pool.delay_factor * lane.last_prompt_latency
-
-
-@part
-def never_fits(pool: Pool, blocks: int) -> bool:
-    """Whether a prompt leaves too little free even in an empty engine."""
-    return pool.num_blocks - blocks < pool.watermark_blocks
-
-
-@part
-def try_prefills(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, start: float) -> None:
-    """Admit from the head of the queue while gate, blocks, tokens and places allow; what can never fit is ignored.
-
-    A long prompt, while as many as allowed are under way, lets others pass.
-    """
-    if lane.budget == 0:
-        return
-    consider_prefills(lane, start)
-    before = lane.passed
-    r = lane.head if before == NONE else requests[before].next
-    while r != NONE and gate_opens(pool, lane, requests, r, start):
-        request = requests[r]
-        following = request.next
-        known = request.prompt + request.generated
-        long = pool.max_num_partial_prefills > 1 and known > pool.long_threshold
-        if long and lane.long >= pool.max_long_partial_prefills:
-            before, r = r, following
-            continue
-        cached = cached_tokens(pool, lane, cache, request, r)
-        tokens = known - cached
-        if pool.chunked_prefill:
-            tokens = chunk_of(pool, cache, min(lane.budget, lane.share), tokens)
-        blocks = blocks_of(pool, known)
-        hopeless = tokens + cached > pool.prompt_limit or never_fits(pool, blocks)
-        if not hopeless:
-            blocked = lane.free - blocks < pool.watermark_blocks or lane.budget <= 0 or tokens == 0
-            if blocked or tokens > lane.budget or lane.seqs >= pool.max_num_seqs:
-                break
-        unqueue(lane, requests, before, r)
-        if hopeless:
-            ignore(lane, requests, r)
-        else:
-            lane.long += long
-            admit(pool, lane, requests, seats, cache, r, tokens, cached, start)
-        r = following
-
-
-@part
-def admit(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, r: int, tokens: int, cached: int, start: float
-) -> None:
-    """Give a request that has left the queue a seat, the blocks of all its known tokens, and a chunk in the step."""
-    request = requests[r]
-    request.state, request.prefilling, request.context = PREFILLING, 1, cached
-    allocate(pool, lane, cache, request, r)
-    if request.preemptions == 0:
-        request.cached_tokens = cached
-    if np.isnan(request.scheduled):
-        request.scheduled = start
-    serve_prefill(lane, seats, sit(lane, seats, r), r, request, tokens)
-    stand(lane, request, NEW)
-    lane.budget -= tokens
-    lane.seqs += 1
-    lane.asked, lane.after_prefill = start, 1
-    lane.unsorted |= pool.by_priority
-
-
-@part
-def put_new_first(lane: Lane, seats: Array, others: int) -> None:
-    """New prefills come before all ``others`` in the batch."""
-    if others == 0:
-        return
-    for k in range(others, lane.chunks):
-        for row in range(TOKENS, SEQUENCE + 1):
-            moved = seats[row, k]
-            for j in range(k, k - others, -1):
-                seats[row, j] = seats[row, j - 1]
-            seats[row, k - others] = moved
-
-
-@compiled
-def return_swapped(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, start: float) -> None:
-    """Swap in from the first on the host while blocks, tokens and places last; what returns runs in this step."""
-    requests = state.requests
-    while lane.swapped_head != NONE and lane.running < seats.shape[1]:
-        r = lane.swapped_head
-        request = requests[r]
-        blocks = wanted(pool, cache, request, r, DEVICE)
-        tokens = request.prompt + request.generated - request.context if request.prefilling else 1
-        hopeless = pool.num_blocks < blocks
-        if not hopeless:
-            if lane.free - blocks < pool.watermark_blocks:
-                break
-            if cache is not None and request.prefilling and request.hit < request.context:
-                fail(state.own.failure, requests, r, NO_WAY_BACK, start, 0)
-                break
-            if tokens > lane.budget or lane.seqs >= pool.max_num_seqs:
-                break
-        lane.swapped_head = request.next
-        lane.waiting -= 1
-        if hopeless:
-            ignore(lane, requests, r)
-            continue
-        lane.blocks_in += move(pool, lane, cache, request, r, DEVICE)
-        request.state = PREFILLING
-        i = sit(lane, seats, r)
-        seats[NOW, i] = 0
-        if request.prefilling:
-            serve_prefill(lane, seats, i, r, request, tokens)
-        else:
-            serve_decode(state, pool, lane, seats, cache, i)
-        request.standing = BACK_PREFILLING if request.prefilling else BACK_DECODING
-        lane.budget -= tokens
-        lane.seqs += 1
-        lane.unsorted = 1
 
 
 # A step.

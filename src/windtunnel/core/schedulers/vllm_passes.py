@@ -1,0 +1,438 @@
+"""The passes of vLLM's v1 scheduler over the running and the waiting requests; see ``vllm``.
+
+Where prefixes are not cached ``own.cache`` is None, without a pipeline ``own.pipe``; what asks for them then vanishes
+when it is compiled.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from windtunnel.core.blocks import blocks_of, find, give_back, most_hits, offer, take
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.pipeline import (
+    blocks_due,
+    context_of,
+    count_held,
+    count_turn,
+    is_in_flight,
+    last_token_of,
+    num_stages,
+    turn_of,
+)
+from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
+from windtunnel.core.records import NONE, QUEUED, Array, Lane, Pool, Request
+from windtunnel.core.seats import (
+    CONTEXT,
+    EMPTY,
+    ENDS,
+    NEVER,
+    NOW,
+    SEQUENCE,
+    TOKENS,
+    WHO,
+    add_chunk,
+    sit,
+    stand_up,
+)
+
+UNLIMITED = 1 << 40
+NO_ROOM = -1
+"""In place of the budget that is left: blocks or tokens do not suffice for all running requests."""
+PASSED_OVER = -1
+"""In place of the tokens of a waiting request: it does not fit the budget, but the next one may."""
+
+
+# The queue.
+
+
+@part
+def put(pool: Pool, lane: Lane, requests: Array, r: int, front: bool) -> None:
+    """Put a request into the queue; one that comes back goes to the front, unless the queue has an order."""
+    if pool.by_priority:
+        put_by_key(lane, requests, r)
+    elif front:
+        put_first(lane, requests, r)
+    else:
+        put_last(lane, requests, r)
+
+
+@part
+def pop(pool: Pool, lane: Lane, requests: Array) -> int:
+    """Take the head out of the queue."""
+    return pop_by_key(lane, requests) if pool.by_priority else pop_first(lane, requests)
+
+
+# Seats.
+
+
+@part
+def overruns(pool: Pool, request: Request) -> bool:
+    """Whether an asynchronous scheduler schedules it once more when its last token is in flight already."""
+    if not pool.async_scheduling:
+        return False
+    if pool.stop_at_last_token:
+        return request.overruns != 0
+    return request.prompt + request.output < pool.max_model_len
+
+
+@part
+def decodes(pool: Pool, lane: Lane, request: Request, ends: int) -> bool:
+    """Whether a seat is among the decodes, of its slot where there are several."""
+    if overruns(pool, request):
+        return ends < EMPTY
+    return lane.clock < ends < EMPTY
+
+
+# The running pass.
+
+
+@part
+def most_tokens(pool: Pool, lane: Lane) -> int:
+    """Tokens that one request may compute in this step."""
+    eligible = lane.running + lane.waiting
+    most = pool.long_prefill_token_threshold
+    if most == 0 or (eligible <= 1 and not pool.threshold_when_alone):
+        return UNLIMITED
+    share = pool.max_num_batched_tokens // max(eligible, 1)
+    return max(most, share) if pool.adaptive_threshold else most
+
+
+@part
+def compute_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: int) -> None:
+    """Put the prefill of seat ``i`` into the step; others can find what it computes from now on."""
+    r = seats[WHO, i]
+    request = requests[r]
+    add_chunk(lane, seats, seats[NOW, i], request.context, request.sequence)
+    offer(pool, lane, own.cache, r, request.context + seats[NOW, i])
+
+
+@part
+def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, most: int) -> tuple[int, bool]:
+    """Schedule all running requests at once: (the budget that is left, or NO_ROOM, whether any was preempted).
+
+    Where blocks lack, the newest go until they suffice, which equals the engine's loop in list order: shorter lists
+    need less and free more. The oldest are served before a victim's blocks come back, because with a prefix cache it
+    matters which blocks they get.
+    """
+    preempted, given = False, 0
+    while True:
+        decodes_need = blocks_due(pool, lane, seats, own.pipe) - given
+        need = decodes_need
+        budget = pool.max_num_batched_tokens - lane.decodes
+        for i in range(lane.first, lane.top):
+            if seats[ENDS, i] != NEVER:
+                continue
+            request = requests[seats[WHO, i]]
+            tokens = min(request.prompt + request.generated - request.context, most)
+            if tokens > budget:
+                if i != lane.top - 1:
+                    return NO_ROOM, False
+                tokens = budget
+            seats[NOW, i] = tokens
+            need += blocks_of(pool, request.context + tokens) - blocks_of(pool, request.context)
+            budget -= tokens
+        if need <= lane.free:
+            break
+        if pool.evict_worst or most != UNLIMITED:
+            return NO_ROOM, False
+        served = min(decodes_need, lane.free)
+        lane.free -= served
+        given += served
+        evict(pool, lane, requests, seats, own, lane.top - 1, 0)
+        preempted = True
+    lane.free -= need
+    for i in range(lane.first, lane.top):
+        if seats[ENDS, i] == NEVER and seats[NOW, i] > 0:
+            compute_chunk(pool, lane, requests, seats, own, i)
+    lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
+    return budget, preempted
+
+
+@part
+def victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
+    """The seat that has to go: the newest, or the worst (priority, arrival), the first of equals."""
+    if not pool.evict_worst:
+        return lane.top - 1
+    worst = 0
+    while seats[ENDS, worst] == EMPTY:
+        worst += 1
+    for i in range(worst + 1, lane.top):
+        if seats[ENDS, i] == EMPTY:
+            continue
+        a, b = requests[seats[WHO, i]], requests[seats[WHO, worst]]
+        if a.key > b.key or (a.key == b.key and a.arrival > b.arrival):
+            worst = i
+    return worst
+
+
+@compiled
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: int, now: int) -> int:
+    """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
+    budget."""
+    r = seats[WHO, i]
+    request = requests[r]
+    request.preemptions += 1
+    ends = seats[ENDS, i]
+    prefills, leaves = ends == NEVER, ends <= lane.clock
+    context = request.context if prefills else request.prompt + request.output - 1
+    turn = turn_of(pool, lane, own.pipe, ends)
+    if decodes(pool, lane, request, ends):
+        context = context_of(pool, lane, own.pipe, request, ends)
+        count_turn(pool, lane, seats, own.pipe, ends, context, -1)
+    if leaves:
+        request.last_step = ends - 1
+    elif not prefills:
+        request.generated = context - request.prompt + 1
+        if request.held_clock != turn:
+            request.last_token = last_token_of(pool, lane, own.pipe, ends)
+            request.last_step = turn - num_stages(pool, own.pipe)
+    offered = context + now
+    if pool.async_scheduling and not prefills:  # a decode's token is known one step after it was computed
+        offered = max(offered - 1, request.certain)
+    give_back(pool, lane, own.cache, r, context + now, offered, not leaves)
+    request.context, request.held_clock, request.certain = 0, 0, 0
+    if now > 0:
+        withdraw(pool, lane, seats, request, now, prefills)
+    stand_up(lane, seats, i)
+    if leaves:
+        request.next = lane.ghost
+        lane.ghost = r
+        lane.ghosts += 1
+    else:
+        request.state = QUEUED
+        put(pool, lane, requests, r, True)
+    return now if pool.return_victim_tokens else 0
+
+
+@part
+def withdraw(pool: Pool, lane: Lane, seats: Array, request: Request, now: int, prefills: bool) -> None:
+    """Take a victim's tokens out of the step, or leave them there as a chunk of a request that is gone (vLLM ≤ 0.10,
+    a flaw: they count as computed, too)."""
+    k = 0
+    while k < lane.chunks and seats[SEQUENCE, k] < request.sequence:
+        k += 1
+    if pool.return_victim_tokens:
+        if prefills:
+            lane.chunks -= 1
+            lane.chunk_tokens -= now
+            for row in range(TOKENS, SEQUENCE + 1):
+                for j in range(k, lane.chunks):
+                    seats[row, j] = seats[row, j + 1]
+        return
+    request.context = now
+    if not prefills:
+        for row in range(TOKENS, SEQUENCE + 1):
+            for j in range(lane.chunks, k, -1):
+                seats[row, j] = seats[row, j - 1]
+        lane.chunks += 1
+        lane.chunk_tokens += now
+        seats[TOKENS, k], seats[SEQUENCE, k] = now, request.sequence
+    seats[CONTEXT, k] = 0
+
+
+@part
+def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int) -> int:
+    """Tokens that a running request has to compute."""
+    if ends == NEVER:
+        return request.prompt + request.generated - request.context
+    return 1 if decodes(pool, lane, request, ends) and turn_of(pool, lane, pipe, ends) == lane.clock else 0
+
+
+@compiled
+def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, most: int) -> tuple[int, bool]:
+    """Visit the seats as the engine does: (the budget that is left, whether any request was preempted)."""
+    budget, preempted, i, skipped = pool.max_num_batched_tokens, False, 0, 0
+    for k in range(lane.top):
+        seats[NOW, k] = 0
+    while i < lane.top and budget > 0:
+        ends = seats[ENDS, i]
+        if ends == EMPTY or skipped > 0:
+            skipped -= 0 if ends == EMPTY else 1
+            i += 1
+            continue
+        request = requests[seats[WHO, i]]
+        tokens = min(wanted_tokens(pool, lane, own.pipe, request, ends), most, budget)
+        context = request.context if ends == NEVER else context_of(pool, lane, own.pipe, request, ends)
+        missing = blocks_of(pool, context + tokens) - blocks_of(pool, context) if tokens > 0 else 0
+        gone = False
+        while missing > lane.free and not gone:
+            preempted = True
+            found = victim(pool, lane, requests, seats)
+            returned = evict(pool, lane, requests, seats, own, found, seats[NOW, found])
+            gone = found == i
+            if not gone:
+                budget += returned
+                if found < i and returned == 0 and not pool.track_place:
+                    skipped += 1
+        if gone and not pool.go_on_after_own_preemption:
+            break
+        if tokens > 0 and not gone:
+            lane.free -= missing
+            seats[NOW, i] = tokens
+            budget -= tokens
+            if ends == NEVER:
+                compute_chunk(pool, lane, requests, seats, own, i)
+        i += 1
+    hold_back(pool, lane, requests, seats, own.pipe)
+    return budget, preempted
+
+
+@compiled
+def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
+    """Decodes that this step did not reach keep their context while the clock goes on; a leaving one is done."""
+    lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
+    for i in range(lane.top):
+        ends = seats[ENDS, i]
+        if ends >= EMPTY or wanted_tokens(pool, lane, pipe, requests[seats[WHO, i]], ends) == 0:
+            continue
+        request = requests[seats[WHO, i]]
+        context = context_of(pool, lane, pipe, request, ends)
+        if seats[NOW, i] > 0:
+            if request.held_clock == lane.clock:
+                request.certain = context + 1
+            continue
+        lane.step_decodes -= 1
+        lane.step_kv -= context
+        count_turn(pool, lane, seats, pipe, ends, context, -1)
+        if ends <= lane.clock:
+            request.held_clock = lane.clock + 1
+            lane.spared += 1
+            continue
+        count_held(pool, lane, seats, pipe, ends + 1, context)
+        if request.held_clock != lane.clock:
+            request.last_token = last_token_of(pool, lane, pipe, ends)
+            request.last_step = lane.clock - num_stages(pool, pipe)
+        seats[ENDS, i] += 1
+        request.held_clock = lane.held = lane.clock + 1
+        request.certain = context
+
+
+@compiled
+def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
+    """Those that were held back in their latest turn have nothing in flight: they offer this step's token at once."""
+    for i in range(lane.top):
+        if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].held_clock == lane.clock:
+            request = requests[seats[WHO, i]]
+            request.certain = context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
+
+
+# The waiting pass.
+
+
+@part
+def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, room: int) -> tuple[int, int]:
+    """(Blocks of a waiting request's beginning that are cached, or NO_ROOM if none could suffice, those of them that no
+    request holds)."""
+    if cache is None:
+        return 0, 0
+    if request.context != 0:
+        return 0, 0
+    passes = pool.skip_unfit_prompts and not pool.chunked_prefill
+    least = blocks_of(pool, request.prompt + request.generated) - most_hits(pool, request, cache, r)
+    if pool.reserve_full_prompt and not passes and least > room:
+        return NO_ROOM, 0
+    return find(pool, lane, request, cache, r)
+
+
+@part
+def head_tokens(pool: Pool, lane: Lane, requests: Array, own: Any, budget: int, most: int) -> int:
+    """Tokens that the head of the queue would compute: 0 if it cannot be admitted, PASSED_OVER if the next may be."""
+    r = lane.head
+    if r == NONE or budget <= 0 or lane.running >= pool.max_num_seqs:
+        return 0
+    request = requests[r]
+    known = request.prompt + request.generated
+    room = lane.free - (pool.watermark_blocks if lane.running > 0 else 0)
+    found, idle = look_up(pool, lane, request, own.cache, r, room)
+    if found == NO_ROOM:
+        return 0
+    tokens = min(known - request.context - found * pool.block_size, most)
+    if tokens > budget and not pool.chunked_prefill:
+        return PASSED_OVER if pool.skip_unfit_prompts else 0
+    tokens = min(tokens, budget)
+    wanted = known if pool.reserve_full_prompt else request.context + found * pool.block_size + tokens
+    return tokens if blocks_of(pool, wanted) - found + idle <= room else 0
+
+
+@part
+def take_found(pool: Pool, lane: Lane, request: Request, cache: Any, r: int) -> int:
+    """Give an admitted request the cached blocks of its beginning; returns how many."""
+    if cache is None:
+        return 0
+    if request.context != 0:
+        return 0
+    found = take(lane, cache, r)
+    request.context = found * pool.block_size
+    if request.preemptions == 0:
+        request.cached_tokens = request.context
+    return found
+
+
+@part
+def admit_head(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, r: int, tokens: int, start: float
+) -> None:
+    """Give a request, just popped, a seat and its blocks, and its first ``tokens`` a place in the step."""
+    request = requests[r]
+    found = take_found(pool, lane, request, own.cache, r)
+    lane.free -= blocks_of(pool, request.context + tokens) - found
+    if np.isnan(request.scheduled):
+        request.scheduled = start
+    request.sequence = lane.sequence
+    lane.sequence += 1
+    i = sit(lane, seats, r)
+    seats[NOW, i] = tokens
+    compute_chunk(pool, lane, requests, seats, own, i)
+
+
+@part
+def set_aside(pool: Pool, lane: Lane, requests: Array, pipe: Any, budget: int, aside: int) -> int:
+    """Take those from the head of the queue whose latest token is not known yet, so that they have to wait for it.
+
+    Returns them, linked by ``previous`` to the earlier ones (``aside``).
+    """
+    if pipe is not None:
+        while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
+            if not is_in_flight(lane, requests[lane.head].last_step):
+                break
+            r = pop(pool, lane, requests)
+            requests[r].previous = aside
+            aside = r
+    return aside
+
+
+@part
+def admit(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, budget: int, most: int, start: float
+) -> None:
+    """Admit from the head of the queue while it fits.
+
+    Those passed over go back to the front, the last one first, and before them those whose latest token is not known
+    yet, in their order.
+    """
+    first, last, aside = NONE, NONE, NONE
+    while True:
+        aside = set_aside(pool, lane, requests, own.pipe, budget, aside)
+        tokens = head_tokens(pool, lane, requests, own, budget, most)
+        if tokens == 0:
+            break
+        r = pop(pool, lane, requests)
+        if tokens == PASSED_OVER:
+            requests[r].next = NONE
+            if first == NONE:
+                first = r
+            else:
+                requests[last].next = r
+            last = r
+            continue
+        admit_head(pool, lane, requests, seats, own, r, tokens, start)
+        budget -= tokens
+    while first != NONE:
+        following = requests[first].next
+        put(pool, lane, requests, first, True)
+        first = following
+    while aside != NONE:
+        following = requests[aside].previous
+        put(pool, lane, requests, aside, True)
+        aside = following
