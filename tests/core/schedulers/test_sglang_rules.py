@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_rounds import SHARED, Engine, ask, engine
 
-from windtunnel.core.radix import FREE, Tree
+from windtunnel.core.radix import FREE, LEFT, Tree
 from windtunnel.core.schedulers.sglang_admission import BEYOND
 from windtunnel.errors import InputError
 from windtunnel.replay.sglang import Settings
@@ -280,7 +280,7 @@ def living(tree: Tree) -> list[int]:
     """The nodes that are not free."""
     nodes, free = tree.nodes, set()
     node = int(tree.room[FREE])
-    while node < len(nodes):
+    for _ in range(int(tree.room[LEFT])):  # what follows the last of them means nothing
         free.add(node)
         node = int(nodes[node]["next"])
     return [node for node in range(1, len(nodes)) if node not in free]
