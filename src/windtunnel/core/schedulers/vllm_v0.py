@@ -20,6 +20,7 @@ from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall, write_step
+from windtunnel.core.queues import put_last
 from windtunnel.core.records import (
     IDLE,
     IGNORED,
@@ -211,6 +212,13 @@ def failed(state: State, group: Group) -> bool:
     """Whether an engine has ended before the group's next step: then nothing that follows counts."""
     failure = state.own.failure[0]
     return failure.kind != 0 and (group.now > failure.time or failure.lane == group.first_lane)
+
+
+@part
+def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Put an arriving request at the end of the queue."""
+    put_last(lane, state.requests, r)
+    lane.unsorted = pool.by_priority
 
 
 # A step.

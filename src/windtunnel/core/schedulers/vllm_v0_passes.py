@@ -7,7 +7,7 @@ import numpy as np
 from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.log import write_stall
-from windtunnel.core.queues import put_first, put_last
+from windtunnel.core.queues import put_first
 from windtunnel.core.records import (
     IGNORED,
     NONE,
@@ -71,13 +71,6 @@ def fail(failures: Array, requests: Array, r: int, kind: int, start: float, sett
 
 
 # The queue, and the order of seats.
-
-
-@part
-def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Put an arriving request at the end of the queue."""
-    put_last(lane, state.requests, r)
-    lane.unsorted = pool.by_priority
 
 
 @part
