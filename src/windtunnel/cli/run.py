@@ -62,10 +62,7 @@ def run(
     from windtunnel.simulate.notes import refuse_extrapolation
     from windtunnel.simulate.simulate import batch_times
 
-    if seeds < 1:
-        raise InputError(f"seeds={seeds}: must be ≥ 1")
-    outputs.check()
-    check_directory(output)
+    _check(seeds, outputs, output)
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     tables = batch_times(deployment, scenario.server.perf)
     results, documents = [], []
@@ -84,6 +81,14 @@ def run(
                 manifest |= _bands(documents[0], doubts.error, scenario, workload, tables, exclude_warmup)
     _write(first, manifest, output, outputs, slo)
     return _finish(results, documents, manifest, scenario.goals, as_json)
+
+
+def _check(seeds: int, outputs: Outputs, output: Path | None) -> None:
+    """Raise InputError for what cannot be repeated or written, before anything is simulated."""
+    if seeds < 1:
+        raise InputError(f"seeds={seeds}: must be ≥ 1")
+    outputs.check()
+    check_directory(output)
 
 
 def _simulated(
