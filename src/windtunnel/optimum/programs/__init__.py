@@ -1,0 +1,1 @@
+"""Constraint programs: optimal schedules of few requests, by OR-Tools."""
