@@ -1,0 +1,1 @@
+"""Which estimator predicts operators best, and what the source documents claim about them, measured."""

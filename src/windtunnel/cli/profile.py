@@ -1,0 +1,90 @@
+"""profile: measure the operators of a model on this machine."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from windtunnel.cli.arguments import OUTPUT
+from windtunnel.profiling.sizes import Extent
+
+if TYPE_CHECKING:
+    from windtunnel.perf.profile.folder import Profile
+
+
+def profile(
+    model: Annotated[str, Parameter(name="MODEL")],
+    /,
+    *,
+    output: Annotated[Path, Parameter(group=OUTPUT)] = Path("profile"),
+    device_kind: Literal["auto", "cuda", "cpu"] = "auto",
+    name: str = "",
+    tensor_parallel_size: tuple[int, ...] = (1,),
+    points: Annotated[Extent, Parameter(name="*")] = Extent(),  # noqa: B008 - frozen
+    threads: int = 0,
+    against: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
+) -> None:
+    """Measure the operators of a model's shards on this machine, with torch.
+
+    Writes Vidur's CSV files, profile.json and device.toml, which run reads with --perf profile:FOLDER --device NAME
+    --devices-file FOLDER/device.toml. Started again with the same settings it goes on where it was stopped.
+
+    Parameters
+    ----------
+    model
+        A name of windtunnel list models, or a config.json or its folder: layers of attention and a dense network.
+    output
+        Folder of the profile.
+    device_kind
+        cuda, cpu, or auto: a GPU if torch sees one.
+    name
+        What the device is called in the profile; without one torch's name of it.
+    tensor_parallel_size
+        Degrees whose shards are measured, all on one device; all-reduces of so many processes.
+    threads
+        Of torch on a CPU; 0: as many as it takes by itself.
+    against
+        Another profile folder: print how far this one is from it, by operator.
+    """
+    from windtunnel.model import load_model
+    from windtunnel.perf.profile.folder import read_profile
+    from windtunnel.profiling.machine import find_machine
+    from windtunnel.profiling.profile import profile as measure
+
+    shards = tuple(sorted(set(tensor_parallel_size)))
+    known = load_model(model)
+    machine = find_machine(device_kind, name, threads)
+    measured = measure(machine, known, shards, points, output, lambda text: print(text, file=sys.stderr))  # noqa: T201
+    _show(measured)
+    if against is not None:
+        _show_difference(measured, read_profile(against, (machine.name,), measured.shape))
+    place = f"--device {machine.name} --devices-file {output / 'device.toml'}"
+    sys.stdout.write(f"\nuse it: windtunnel run --model {model} {place} --perf profile:{output}\n")
+
+
+def _show(measured: "Profile") -> None:
+    from windtunnel.cli.terminal import show, table
+    from windtunnel.perf.estimators.kinds import DEFAULT, grid
+    from windtunnel.perf.estimators.selection import errors, held_out
+
+    repeats, rows = measured.about["repeats_differ"], []
+    for (operator, tp), points in measured.points.items():
+        found = errors(held_out(grid(DEFAULT)[0], points))
+        again = f"{100 * repeats[operator]:.1f}" if operator in repeats else "–"
+        times = [f"{1e6 * points.seconds[i]:.1f}" for i in (points.seconds.argmin(), points.seconds.argmax())]
+        rows.append([f"{operator} TP {tp}", str(len(points)), *times, f"{100 * found.median:.1f}", again])
+    names = ["operator", "points", "least µs", "most µs", "held out %", "again %"]
+    title = f"{measured.device}: median error of a fifth of the points from the others; of points measured again"
+    show(table(names, rows, title))
+
+
+def _show_difference(one: "Profile", other: "Profile") -> None:
+    from windtunnel.cli.terminal import show, table
+    from windtunnel.profiling.profile import differences
+
+    rows = [
+        [row.operator, str(row.points), f"{100 * row.median:.1f}", f"{100 * row.p90:.1f}"]
+        for row in differences(one, other)
+    ]
+    show(table(["operator", "points in both", "median %", "p90 %"], rows, "difference of the two profiles"))

@@ -1,0 +1,1 @@
+"""Profiles: times of operators that were measured on one device, as sources of batch times."""

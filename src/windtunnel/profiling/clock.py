@@ -1,0 +1,59 @@
+"""Clock: how long a call takes: warm-up, repeats, medians; events on a GPU, the wall elsewhere."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean, median, pstdev
+from time import perf_counter
+from typing import Any
+
+LEAST = 2e-4
+"""Seconds of one reading at least: shorter calls are made several times for it."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Seconds of one call, over the repeats."""
+
+    min: float
+    max: float
+    mean: float
+    median: float
+    std: float
+
+
+def reading(seconds: list[float]) -> Reading:
+    """What the repeats come to."""
+    return Reading(min(seconds), max(seconds), fmean(seconds), median(seconds), pstdev(seconds))
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A device's clock."""
+
+    torch: Any
+    device: str
+    repeats: int
+
+    def time(self, call: Callable[[], Any]) -> Reading:
+        """Time a call; the first two warm up, and say how many fit a reading."""
+        call()
+        once = self._seconds(call, 1)
+        inner = max(1, min(int(LEAST / max(once, 1e-9)), 200))
+        return reading([self._seconds(call, inner) for _ in range(self.repeats)])
+
+    def _seconds(self, call: Callable[[], Any], count: int) -> float:
+        if self.device == "cuda":
+            return self._on_gpu(call, count)
+        start = perf_counter()
+        for _ in range(count):
+            call()
+        return (perf_counter() - start) / count
+
+    def _on_gpu(self, call: Callable[[], Any], count: int) -> float:
+        first, last = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for _ in range(count):
+            call()
+        last.record()
+        self.torch.cuda.synchronize()
+        return float(first.elapsed_time(last)) / 1000.0 / count

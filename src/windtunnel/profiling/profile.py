@@ -1,0 +1,86 @@
+"""Profile: a model measured on this machine into a folder, and two such profiles compared point by point."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.deployment import Engine, Pool
+from windtunnel.errors import InputError
+from windtunnel.files import write_whole
+from windtunnel.hardware import device
+from windtunnel.model import Model
+from windtunnel.perf.profile.folder import Profile, read_profile
+from windtunnel.perf.profile.shapes import shape_of
+from windtunnel.profiling.clock import Clock
+from windtunnel.profiling.journal import open_journal
+from windtunnel.profiling.machine import Machine, device_toml, host_seconds, peaks
+from windtunnel.profiling.measure import Session
+from windtunnel.profiling.sizes import Extent
+from windtunnel.profiling.tables import write_tables
+
+
+def profile(
+    machine: Machine, model: Model, shards: tuple[int, ...], extent: Extent, folder: Path, say: Callable[[str], None]
+) -> Profile:
+    """Measure what the folder lacks of a model, write its tables and ``device.toml``, and read them.
+
+    Args:
+        machine: what is measured on.
+        model: layers of attention and a dense network.
+        shards: degrees of tensor parallelism.
+        extent: at which points.
+        folder: of the profile; made if need be.
+        say: told what has been done.
+
+    Raises:
+        InputError: the model cannot be profiled or divided, or the folder was begun with other settings.
+    """
+    shape = shape_of(Pool(model, device("h100"), Engine()))  # any device: it has no part in the shape
+    for tp in shards:
+        if tp < 1 or shape.n_head % tp or shape.n_expanded_embd % tp:
+            raise InputError(f"tensor_parallel_size={tp}: must divide {shape.n_head} heads and {shape.n_expanded_embd}")
+    settings = asdict(extent) | {"shards": list(shards), "shape": shape.spec()}
+    settings |= {"device": machine.name, "threads": machine.threads}
+    journal = open_journal(folder, settings | {"torch": machine.torch.__version__})
+    if journal.readings:
+        say(f"{len(journal.readings)} points are there from before")
+    clock = Clock(machine.torch, machine.kind, extent.repeats)
+    Session(machine, shape, shards, extent, journal, clock, say).all()
+    step, request = host_seconds(machine, extent.repeats)
+    label = model.name.replace("/", "--")
+    write_tables(folder, label, machine.name, shape, journal, settings, {"step": step, "request": request})
+    write_whole(folder / "device.toml", [device_toml(machine, peaks(machine, extent.repeats), max(shards))])
+    for (operator, tp, a, b), why in journal.skipped.items():
+        say(f"skipped: {operator} of TP {tp} at {a}, {b}: {why}")
+    return read_profile(folder, (machine.name,), shape)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one operator's points are apart in two profiles."""
+
+    operator: str
+    points: int
+    """In both."""
+    median: float
+    """Of the absolute differences, as a share."""
+    p90: float
+
+
+def differences(one: Profile, other: Profile) -> list[Difference]:
+    """By operator, over the points that both have."""
+    names = dict.fromkeys(name for name, _ in one.points)
+    rows = []
+    for name in names:
+        apart: list[float] = []
+        for (operator, tp), points in one.points.items():
+            if operator == name and (operator, tp) in other.points:
+                there = other.points[operator, tp]
+                known = dict(zip(zip(there.a, there.b, strict=True), there.seconds, strict=True))
+                places = zip(points.a, points.b, points.seconds, strict=True)
+                apart += [abs(known[a, b] / seconds - 1.0) for a, b, seconds in places if (a, b) in known]
+        if apart:
+            rows.append(Difference(name, len(apart), float(np.median(apart)), float(np.quantile(apart, 0.9))))
+    return rows

@@ -1,0 +1,133 @@
+"""Tables: the journal as a profile folder, in Vidur's CSV schema (milliseconds), with a manifest."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from windtunnel.files import write_whole
+from windtunnel.perf.profile.folder import MANIFEST
+from windtunnel.perf.profile.shapes import ATTENTION, HEAD, TOKEN_OPERATORS, Shape
+from windtunnel.profiling.clock import Reading
+from windtunnel.profiling.journal import Journal, Key
+from windtunnel.profiling.measure import AGAIN
+
+STATISTICS = ("min", "max", "mean", "median", "std")
+Row = dict[str, Any]
+
+
+def write_tables(
+    folder: Path, model: str, device: str, shape: Shape, journal: Journal, extent: Mapping[str, Any], host: Row
+) -> list[Path]:
+    """Write every table and the manifest; the files."""
+    place = folder / "compute" / device / model
+    keys = {
+        "n_head": shape.n_head,
+        "n_kv_head": shape.n_kv_head,
+        "n_embd": shape.n_embd,
+        "n_expanded_embd": shape.n_expanded_embd,
+        "vocab_size": shape.vocab_size,
+        "use_gated_mlp": shape.use_gated_mlp,
+        "head_dim": shape.head_dim,
+    }
+    files = {
+        place / "mlp.csv": _by_tokens(journal, TOKEN_OPERATORS, keys),
+        place / "head.csv": _by_tokens(journal, HEAD, keys),
+        place / "attention.csv": _attention(journal, shape, extent),
+    }
+    if rows := _collectives(journal, shape):
+        files[folder / "network" / device / "all_reduce.csv"] = rows
+    for path, table in files.items():
+        write_whole(path, [_csv(table)])
+    manifest = {
+        "format": "windtunnel profile",
+        "version": 1,
+        "units": "ms",
+        "device": device,
+        "model": model,
+        "settings": dict(extent),
+        "host": host,
+        "repeats_differ": repeatability(journal),
+        "skipped": [
+            {"operator": key[0], "tp": key[1], "a": key[2], "b": key[3], "why": why}
+            for key, why in journal.skipped.items()
+        ],
+    }
+    write_whole(folder / MANIFEST, [json.dumps(manifest, indent=1) + "\n"])
+    return [*files, folder / MANIFEST]
+
+
+def _by_tokens(journal: Journal, operators: Iterable[str], keys: Mapping[str, Any]) -> list[Row]:
+    """One row for every shard and size that any of the operators has."""
+    rows: dict[tuple[int, int], Row] = {}
+    for operator in operators:
+        for (_, tp, a, _), reading in journal.of(operator):
+            row = rows.setdefault((tp, a), {**keys, "num_tokens": a, "num_tensor_parallel_workers": tp})
+            row |= _statistics(operator, reading)
+    return [rows[place] for place in sorted(rows)]
+
+
+def _attention(journal: Journal, shape: Shape, extent: Mapping[str, Any]) -> list[Row]:
+    rows = []
+    for operator, phase in ATTENTION.items():
+        for (_, tp, a, b), reading in sorted(journal.of(operator)):
+            prefill = phase == "prefill" or (phase == "tokens" and a > extent["max_num_seqs"])
+            rows.append(
+                {
+                    "n_embd": shape.n_embd,
+                    "n_q_head": shape.n_head,
+                    "n_kv_head": shape.n_kv_head,
+                    "block_size": 16,
+                    "num_tensor_parallel_workers": tp,
+                    "max_model_len": extent["max_model_len"],
+                    "batch_size": 1 if prefill else a,
+                    "prefill_chunk_size": a if prefill else 0,
+                    "kv_cache_size": b,
+                    "is_prefill": prefill,
+                    "attention_backend": "torch",
+                    **_statistics(operator, reading),
+                }
+            )
+    return rows
+
+
+def _collectives(journal: Journal, shape: Shape) -> list[Row]:
+    return [
+        {
+            "rank": 0,
+            "num_workers": tp,
+            "size": 2 * shape.n_embd * a,
+            "collective": "all_reduce",
+            "devices_per_node": tp,
+            "max_devices_per_node": tp,
+            **_statistics("all_reduce", reading),
+        }
+        for (_, tp, a, _), reading in sorted(journal.of("all_reduce"))
+    ]
+
+
+def _statistics(operator: str, reading: Reading) -> Row:
+    return {f"time_stats.{operator}.{name}": 1000.0 * value for name, value in asdict(reading).items()}
+
+
+def _csv(rows: list[Row]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def repeatability(journal: Journal) -> dict[str, float]:
+    """Operator → median of how far its points were from themselves when they were measured again."""
+    found: dict[str, list[float]] = {}
+    for (name, *place), reading in journal.readings.items():
+        if name.startswith(AGAIN):
+            first: Key = (name.removeprefix(AGAIN), *place)  # type: ignore[assignment]
+            found.setdefault(first[0], []).append(abs(reading.median / journal.readings[first].median - 1.0))
+    return {name: median(values) for name, values in found.items()}

@@ -1,0 +1,116 @@
+"""A profile as the source of batch times: its times come back in tables, and what does not fit is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from profiling.handmade import seconds, write_profile
+
+from perf.profile.test_folder import VIDUR, edit
+from windtunnel.deployment import Engine, Pool
+from windtunnel.errors import InputError
+from windtunnel.hardware import device
+from windtunnel.model import load_model
+from windtunnel.perf.explain import explain, parse_batch
+from windtunnel.perf.profile.estimates import estimate, read_estimates
+from windtunnel.perf.profile.folder import read_profile
+from windtunnel.perf.sources import predictor_from as predictor
+from windtunnel.perf.tabulate.grid import tabulate
+
+LIMITS: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "max_model_len": 2048}
+
+
+def pool(name: str = "h100", model: str = "meta-llama/Llama-3.1-8B", tp: int = 1, **engine: Any) -> Pool:
+    return Pool(load_model(model), device(name), Engine(tensor_parallel_size=tp, **(LIMITS | engine)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_profile(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_batch_takes_the_sum_of_its_operators(folder: Path, tp: int) -> None:
+    """64 tokens of one prompt: all but the logits' gathering is in the profile, at a measured size."""
+    found = explain(pool(tp=tp), parse_batch("prefill=1x64"), f"profile:{folder}")
+    layers = {"attn_pre_proj": 1, "attn_post_proj": 1, "mlp_up_proj": 1, "mlp_down_proj": 1, "attn_rope": 1}
+    layers |= {"attn_prefill": 1, "mlp_act": 1, "attn_kv_cache_save": 1, "all_reduce": 2 * (tp > 1)}
+    layers |= {"input_layernorm": 1, "post_attention_layernorm": 1, "add": 1}
+    expected = 32 * sum(count * seconds(name, tp, 64, 0) for name, count in layers.items() if count)
+    expected += seconds("emb", tp, 64, 0) + seconds("input_layernorm", tp, 64, 0)
+    expected += seconds("lm_head", tp, 1, 0) + seconds("sampling", tp, 1, 0)
+    expected += seconds("all_reduce", tp, 64, 0) if tp > 1 else 0.0
+    others = sum(row.seconds for row in found.rows if row.name == "logits_all_gather")
+    assert found.gpu_seconds - others == pytest.approx(expected, rel=1e-9)
+    assert found.total_seconds - found.gpu_seconds == pytest.approx(1e-3 + 1e-5)
+
+
+def test_tables_are_interpolated_and_say_where_they_are_from(folder: Path) -> None:
+    found = tabulate(pool(), f"profile:{folder}")
+    origin = found.provenance[0]
+    assert (origin["source"], origin["device"]) == ("profile", "h100_sxm")
+    kinds = {row["operator"]: row["sources"] for row in found.provenance if "operator" in row}
+    assert kinds["gate_up_proj"] == kinds["decode_attention"] == ["interpolated"]
+    assert found.times.host_serial[4] == pytest.approx(1e-3 + 4e-5)
+
+
+def test_beyond_the_points_times_count_as_modelled(folder: Path) -> None:
+    larger = tabulate(pool(max_num_batched_tokens=1024), f"profile:{folder}")
+    kinds = {row["operator"]: row["sources"] for row in larger.provenance if "operator" in row}
+    assert kinds["gate_up_proj"] == ["interpolated", "modelled"]
+    assert larger.doubts["beyond"].mixed_tokens[1024] > 0 == larger.doubts["beyond"].mixed_tokens[512]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tp": 4}, r"has no shards of tensor_parallel_size=4 \(1, 2 measured\)"),
+        ({"name": "a100"}, "measured on h100_sxm, the deployment has a100_sxm"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "no model of this shape"),
+        ({"model": "mistralai/Mixtral-8x7B-v0.1"}, "equal layers of attention and a dense network"),
+    ],
+)
+def test_a_deployment_that_was_not_profiled(folder: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        predictor(pool(**changes), f"profile:{folder}")
+
+
+def test_times_in_another_unit_are_noticed(folder: Path) -> None:
+    def in_seconds(rows: list[list[str]]) -> list[list[str]]:
+        times = [i for i, name in enumerate(rows[0]) if name.startswith("time_stats")]
+        return [
+            rows[0],
+            *([f"{float(x) / 1000}" if i in times and x else x for i, x in enumerate(row)] for row in rows[1:]),
+        ]
+
+    edit(folder / "compute" / "h100_sxm" / "llama" / "mlp.csv", in_seconds)
+    with pytest.raises(InputError, match="times must be in ms"):
+        predictor(pool(), f"profile:{folder}")
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(InputError, match="no such folder; write one with windtunnel profile"):
+        predictor(pool(), "profile:/nowhere/at/all")
+    with pytest.raises(InputError, match="profile:FOLDER"):
+        predictor(pool(), "profil")
+
+
+def test_estimators_on_disk_answer_as_the_profile(folder: Path, tmp_path: Path) -> None:
+    trained = estimate(read_profile(folder))
+    trained.save(tmp_path / "trained")
+    again = read_estimates(tmp_path / "trained")
+    a, b = np.array([[3.0, 7.0], [16.0, 2.0]]), np.array([[100.0, 900.0], [1.0, 2000.0]])
+    assert np.array_equal(trained.times("attn_decode", 2, a, b).seconds, again.times("attn_decode", 2, a, b).seconds)
+    tables = [tabulate(pool(), f"profile:{place}").times for place in (folder, tmp_path / "trained")]
+    assert np.array_equal(tables[0].mixed_tokens, tables[1].mixed_tokens)
+
+
+@pytest.mark.skipif(not VIDUR.is_dir(), reason="Vidur's profile is not here")
+def test_vidur_s_profile_serves_its_model() -> None:
+    known = pool("a100", "meta-llama/Llama-2-70b-hf", 2, max_model_len=4096)
+    found = explain(known, parse_batch("decode=15@1024,prefill=1x256"), f"profile:{VIDUR}")
+    assert 0.05 < found.total_seconds < 0.3
+    with pytest.raises(InputError, match=r"tensor_parallel_size=4 \(2 measured\)"):
+        predictor(pool("a100", "meta-llama/Llama-2-70b-hf", 4), f"profile:{VIDUR}")
