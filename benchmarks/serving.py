@@ -1,0 +1,159 @@
+"""A served load as its clients see it, beside a run of its record.
+
+``python -m benchmarks.serving --streams 10 100 1000 --requests 3 --tokens 150`` starts ``windtunnel serve`` with each
+number of streams in turn, sends so many requests on each, and replays what was recorded. Clients are raw sockets in
+this process, so that little of the time is theirs; on a busy machine the latencies are the machine's.
+
+``--virtual-time 100000`` sends so many requests of 20 tokens, whole, over each number of kept connections to a server
+that waits for nothing, and prints what it needs for them.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from windtunnel.scenario import Scenario, Server
+from windtunnel.simulate.simulate import simulate
+from windtunnel.workload import load_trace
+
+MODEL = "Qwen/Qwen3-8B"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client saw, seconds."""
+
+    ttft: float
+    e2el: float
+
+
+async def ask(port: int, number: int, tokens: int) -> Answer:
+    """One request on a connection of its own."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    prompt = "word" * (200 + number % 50) + str(number)
+    body = json.dumps({"prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    sent = time.monotonic()
+    writer.write(head.encode() + body)
+    first, last = 0.0, 0.0
+    while data := await reader.read(1 << 16):
+        if b'"text"' in data:
+            last = time.monotonic()
+            first = first or last
+    writer.close()
+    return Answer(first - sent, last - sent)
+
+
+async def talk(port: int, streams: int, requests: int, tokens: int) -> tuple[list[Answer], float]:
+    """What all clients saw, and in how many seconds."""
+    numbers, found = iter(range(streams * requests)), list[Answer]()
+
+    async def client(mine: Iterator[int]) -> None:
+        for number in mine:
+            found.append(await ask(port, number, tokens))
+
+    begun = time.monotonic()
+    await asyncio.gather(*(client(numbers) for _ in range(streams)))
+    return found, time.monotonic() - begun
+
+
+async def ask_whole(port: int, numbers: Iterator[int], tokens: int) -> None:
+    """Requests one after the other on a connection that stays."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for number in numbers:
+        body = json.dumps({"prompt": f"{number} {'word' * 50}", "max_tokens": tokens, "ignore_eos": True}).encode()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if b" 200 " not in head[:20]:
+            raise RuntimeError(head.decode())
+        await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n")[0]))
+    writer.close()
+
+
+async def ask_all(port: int, requests: int, connections: int, tokens: int) -> float:
+    """Seconds for all requests."""
+    numbers, begun = iter(range(requests)), time.monotonic()
+    await asyncio.gather(*(ask_whole(port, numbers, tokens) for _ in range(connections)))
+    return time.monotonic() - begun
+
+
+def virtual(connections: int, requests: int) -> str:
+    """A line of the table of a server that waits for nothing; what it used is read from Linux."""
+    command = [sys.executable, "-m", "windtunnel", "serve", MODEL, "--port", "0", "--virtual-time"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            port = int(server.stdout.readline().rpartition(":")[2])
+            asyncio.run(ask_all(port, 200, connections, 20))
+            before, resident = used(server.pid)
+            seconds = asyncio.run(ask_all(port, requests, connections, 20))
+            after, grown = used(server.pid)
+        finally:
+            server.terminate()
+    cpu = after - before
+    memory = f"{resident:.0f} → {grown:.0f}"
+    return f"| {connections} | {requests:,} | {requests / seconds:,.0f} | {requests / cpu:,.0f} | {memory} |"
+
+
+def used(process: int) -> tuple[float, float]:
+    """CPU seconds of a process, and its memory in MB."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds, int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def measured(streams: int, requests: int, tokens: int, folder: Path) -> str:
+    """A line of the table."""
+    record = folder / f"{streams}.jsonl"
+    command = [sys.executable, "-m", "windtunnel", "serve", MODEL, "--port", "0", "--record", str(record)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            port = int(server.stdout.readline().rpartition(":")[2])
+            answers, seconds = asyncio.run(talk(port, streams, requests, tokens))
+        finally:
+            server.terminate()
+    rows = simulate(Scenario(Server(MODEL)).deployment(), load_trace(record)).requests
+    simulated = (rows.first_token - rows.arrival).mean(), (rows.finish - rows.arrival).mean()
+    seen = np.mean([answer.ttft for answer in answers]), np.mean([answer.e2el for answer in answers])
+    pairs = []
+    for mine, theirs in zip(simulated, seen, strict=True):
+        pairs.append(f"{mine * 1e3:.1f} | {theirs * 1e3:.1f}")
+    tpots = [(pair[1] - pair[0]) / (tokens - 1) * 1e3 for pair in (simulated, seen)]
+    rate = len(answers) * tokens / seconds
+    return f"| {streams} | {rate:.0f} | {pairs[0]} | {tpots[0]:.3f} | {tpots[1]:.3f} | {pairs[1]} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--requests", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=150)
+    parser.add_argument("--virtual-time", type=int, metavar="REQUESTS")
+    words = parser.parse_args()
+    if words.virtual_time:
+        print("| connections | requests | requests/s | requests per CPU-s of the server | its memory, MB |")
+        print("|--:|--:|--:|--:|--:|")
+        for connections in words.streams:
+            print(virtual(connections, words.virtual_time), flush=True)
+        return
+    print("| streams | tokens/s | TTFT, ms: run | clients | TPOT: run | clients | E2EL: run | clients |")
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|")
+    with tempfile.TemporaryDirectory() as folder:
+        for streams in words.streams:
+            print(measured(streams, words.requests, words.tokens, Path(folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Server: one replica, by the names of the flags."""
+
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from windtunnel.deployment import Engine, Pool
+from windtunnel.errors import InputError, nearest
+from windtunnel.hardware import Device, device
+from windtunnel.model import load_model
+from windtunnel.perf import CHOICES
+
+MAIN_JOB = {"model": "Qwen/Qwen3-32B", "tensor_parallel_size": 2}
+"""What is simulated when no model is named."""
+ENGINE = Group("Engine, in vLLM's words", sort_key=1)
+"""Where the help has the flags of an engine."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One replica: a model on GPUs, run by an engine."""
+
+    model: str = "Qwen/Qwen3-32B"
+    """A name of ``windtunnel list models``, or a config.json or its folder. Without one: Qwen3-32B on two GPUs."""
+    _: KW_ONLY
+    device: str = "h100"
+    """The GPU, a name of ``windtunnel list devices``."""
+    devices_file: Path | None = None
+    """TOML file with devices of your own, or other values for known ones."""
+    perf: str = "auto"
+    """Kernel times: measured where there is data and modelled elsewhere (auto), or one of the two alone; roofline:
+    perfect kernels and no host work, what no server can beat; profile:FOLDER: what windtunnel profile or Vidur
+    measured there."""
+    engine: Annotated[Engine, Parameter(name="*", group=ENGINE)] = field(default_factory=Engine)
+
+    def __post_init__(self) -> None:
+        """Refuse a source of kernel times that there is not."""
+        if self.perf not in CHOICES and not self.perf.startswith("profile:"):
+            hint = nearest(self.perf, CHOICES)
+            said = f"did you mean {hint!r}?" if hint else f"must be {', '.join(CHOICES)} or profile:FOLDER"
+            raise InputError(f"perf={self.perf!r}: {said}")
+
+    def gpu(self) -> Device:
+        """The device. Raises InputError for an unknown name, or a file that cannot be read."""
+        return device(self.device, (self.devices_file,) if self.devices_file else ())
+
+    def pool(self, replicas: int = 1) -> Pool:
+        """So many of these replicas, every default of the engine filled in. Raises InputError for what cannot run."""
+        return Pool(load_model(self.model), self.gpu(), self.engine, replicas)

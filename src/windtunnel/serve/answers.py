@@ -1,0 +1,113 @@
+"""Answers in OpenAI's words: the text of a request's tokens, whole or as server-sent events."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windtunnel.serve.requests import Asked
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass
+class Text:
+    """What one answer says, a piece a token, read as its tokens come."""
+
+    pieces: Iterator[str]
+    output_tokens: int
+    """Tokens that it has, the stop among them."""
+    finish_reason: str
+    last: str | None = None
+    """In place of the last token's piece, where a stop cuts into it; None: as it is."""
+    taken: int = 0
+
+    def take(self, tokens: int) -> str:
+        """The text of the tokens that have come since the last call, ``tokens`` altogether."""
+        count, self.taken = tokens - self.taken, tokens
+        parts = [next(self.pieces) for _ in range(count)]
+        if self.last is not None and tokens >= self.output_tokens and parts:
+            parts[-1] = self.last
+        return "".join(parts)
+
+
+def text_of(pieces: Iterator[str], drawn: int, limit: int, asked: Asked) -> Text:
+    """An answer of at most ``limit`` tokens that would end by itself after ``drawn``, or at a stop."""
+    natural = limit if asked.ignore_eos else min(max(drawn, asked.min_tokens, 1), limit)
+    reason = "stop" if natural < limit else "length"
+    if not asked.stop:
+        return Text(pieces, natural, reason)
+    kept: list[str] = []
+    said = ""
+    for piece in (next(pieces) for _ in range(natural)):
+        kept.append(piece)
+        said += piece
+        found = [
+            (at, one) for one in asked.stop if (at := said.find(one, max(len(said) - len(piece) - len(one), 0))) >= 0
+        ]
+        if found and len(kept) > asked.min_tokens:
+            at, stop = min(found)
+            return _cut(kept, at + len(stop) if asked.include_stop else at)
+    return Text(iter(kept), natural, reason)
+
+
+def _cut(pieces: list[str], end: int) -> Text:
+    """The first ``end`` characters. A stop that begins in an earlier token has been held back until it was complete."""
+    said = "".join(pieces)[:end]
+    before, at = [], 0
+    for piece in pieces[:-1]:
+        before.append(said[at : at + len(piece)])
+        at += len(piece)
+    return Text(iter([*before, ""]), len(pieces), "stop", said[at:])
+
+
+class Wording:
+    """The objects of one answer: its name, kind and model are the same in all of them."""
+
+    def __init__(self, asked: Asked, name: str, model: str, created: int) -> None:
+        self.asked = asked
+        kind = "chat.completion" if asked.chat else "text_completion"
+        self._head = {"id": name, "object": kind, "created": created, "model": model}
+        chunk = "chat.completion.chunk" if asked.chat else "text_completion"
+        self._chunk = {"id": name, "object": chunk, "created": created, "model": model}
+        self._before = json.dumps(self._chunk)[:-1].encode()
+
+    def whole(self, said: Sequence[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
+        """The answer in one piece, from (text, finish reason) of each choice."""
+        choices: list[dict[str, Any]] = []
+        for index, (text, reason) in enumerate(said):
+            body: dict[str, Any] = (
+                {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
+            )
+            choices.append({"index": index, **body, "logprobs": None, "finish_reason": reason, "stop_reason": None})
+        return {**self._head, "choices": choices, "usage": usage}
+
+    def first(self, index: int) -> bytes:
+        """The event that begins a choice of a chat."""
+        return self._event(index, '"delta":{"role":"assistant","content":""}', None, None)
+
+    def piece(self, index: int, text: str, reason: str | None, usage: dict[str, Any] | None) -> bytes:
+        """The event of some tokens."""
+        said = json.dumps(text)
+        body = f'"delta":{{"content":{said}}}' if self.asked.chat else f'"text":{said}'
+        return self._event(index, body, reason, usage)
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The event that closes a stream with ``include_usage``."""
+        return b"data: " + json.dumps({**self._chunk, "choices": [], "usage": usage}).encode() + b"\n\n"
+
+    def _event(self, index: int, body: str, reason: str | None, usage: dict[str, Any] | None) -> bytes:
+        end = "null" if reason is None else f'"{reason}"'
+        counted = "" if usage is None else f',"usage":{json.dumps(usage)}'
+        choice = f'{{"index":{index},{body},"logprobs":null,"finish_reason":{end}}}'
+        return b'data: %b,"choices":[%b]%b}\n\n' % (self._before, choice.encode(), counted.encode())
+
+
+def usage_of(prompt_tokens: int, cached: int, completion_tokens: int) -> dict[str, Any]:
+    """OpenAI's count of tokens."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

@@ -1,0 +1,247 @@
+"""The server's routes: OpenAI's completions and chat completions, and what vLLM has beside them."""
+
+import asyncio
+import hmac
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from windtunnel.serve.answers import Text, Wording, text_of
+from windtunnel.serve.choices import Choice, latency_headers, usage
+from windtunnel.serve.engine import Engine
+from windtunnel.serve.log import Log
+from windtunnel.serve.meters import Meters
+from windtunnel.serve.openapi import document
+from windtunnel.serve.requests import Asked, RefusedError, check_model, read_chat, read_completion, read_object
+from windtunnel.serve.streaming import EventStream, whole_answer
+from windtunnel.serve.tokens import BytesRule, Tokenizer, block_names, chat_text, echoed_words, seeded_words
+from windtunnel.simulate.live import Arrival
+from windtunnel.version import __version__
+
+UNLIMITED_ANSWER = 256
+"""Tokens of an answer that has no limit of its own, where no mean length is given."""
+
+
+@dataclass(frozen=True)
+class Manners:
+    """How the server behaves towards its clients."""
+
+    model: str
+    """The name that it serves the model under."""
+    tokenizer: Tokenizer = field(default_factory=BytesRule)
+    seed: int = 0
+    """Of the answers' words and lengths, and of the names of prompts' blocks."""
+    echo: bool = False
+    """Answers repeat their prompts, instead of words that the seed draws."""
+    answer_tokens: int | None = None
+    """Mean of the answers' drawn lengths; None: every answer goes on to its limit."""
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 16 << 20
+    max_in_flight: int = 4096
+    """Requests beyond these are turned away (429)."""
+    body_seconds: float = 30.0
+    """In which a request's body must have come."""
+
+
+class Front:
+    """Answers requests with the tokens of an engine."""
+
+    def __init__(self, engine: Engine, manners: Manners, meters: Meters, log: Log) -> None:
+        self.engine, self.manners, self.meters, self.log = engine, manners, meters, log
+        self._secret = manners.seed.to_bytes(16, signed=True)
+        self._numbers = itertools.count()
+        self._began = int(time.time())
+
+    # Answers.
+
+    async def completions(self, request: Request) -> Response:
+        """/v1/completions."""
+        return await self._answer(request, read_completion)
+
+    async def chat(self, request: Request) -> Response:
+        """/v1/chat/completions."""
+        return await self._answer(request, lambda body: read_chat(body, chat_text))
+
+    async def _answer(self, request: Request, read: Callable[[dict[str, Any]], Asked]) -> Response:
+        body = read_object(await self._body(request))
+        check_model(body, self.manners.model)
+        asked = read(body)
+        name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{next(self._numbers):08x}"
+        changed = asyncio.Event()
+        choices = self._submit(self._arrivals(asked), changed, asked.stream)
+        wording = Wording(asked, name, self.manners.model, int(time.time()))
+        ended = self.log.answer(name, request, [choice.stream for choice in choices])
+        if asked.stream:
+            return EventStream(self.engine, choices, wording, changed, ended)
+        with suppress(ClientDisconnect):
+            await whole_answer(self.engine, choices, changed, request.receive)
+        ended()
+        if any(not choice.stream.tokens for choice in choices):
+            raise RefusedError("the scheduler ignored the request, as the real one would", 400)
+        said = [(choice.text.take(choice.stream.tokens), choice.text.finish_reason) for choice in choices]
+        return JSONResponse(wording.whole(said, usage(choices)), headers=latency_headers(choices))
+
+    def _arrivals(self, asked: Asked) -> list[tuple[Arrival, Text, int]]:
+        """What each choice asks of the engine and will say, and which prompt it continues."""
+        found = []
+        for number, prompt in enumerate(asked.prompts):
+            tokens = self.manners.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            count = max(len(tokens), 1)
+            limit = self._limit(count, asked)
+            size = self.engine.deployment.hash_block_size
+            names = block_names(tokens, size, self._secret) if size else ()
+            said = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+            for k in range(asked.n):
+                drawn = self._drawn(said, asked.seed, k, limit)
+                text = text_of(self._pieces(said, asked.seed, k), drawn, limit, asked)
+                found.append((Arrival(count, text.output_tokens, limit, asked.priority, names), text, number))
+        return found
+
+    def _limit(self, prompt_tokens: int, asked: Asked) -> int:
+        """Tokens that the answer may have. Raises RefusedError where prompt and limit do not fit."""
+        room = self.engine.deployment.longest - prompt_tokens
+        limit = asked.max_tokens
+        if limit is None:
+            limit = min(max(room, 1), UNLIMITED_ANSWER if self.manners.answer_tokens is None else room)
+        if reason := self.engine.deployment.refusal(prompt_tokens, limit):
+            raise RefusedError(f"the request has {reason}")
+        return limit
+
+    def _key(self, prompt: str, seed: int | None, k: int) -> tuple[int, bytes]:
+        """What the words of a choice depend on."""
+        return self.manners.seed + (seed or 0), prompt.encode("utf-8", "surrogatepass") + bytes([k])
+
+    def _pieces(self, prompt: str, seed: int | None, k: int) -> Iterator[str]:
+        return echoed_words(prompt) if self.manners.echo else seeded_words(*self._key(prompt, seed, k))
+
+    def _drawn(self, prompt: str, seed: int | None, k: int, limit: int) -> int:
+        """Tokens after which an answer ends by itself: geometric, so that it is never due."""
+        if self.manners.answer_tokens is None:
+            return limit
+        own, text = self._key(prompt, seed, k)
+        rng = np.random.default_rng([own & 0xFFFFFFFF, *text[-64:], len(text)])
+        return int(rng.geometric(1.0 / self.manners.answer_tokens))
+
+    def _submit(self, arrivals: list[tuple[Arrival, Text, int]], changed: asyncio.Event, eager: bool) -> list[Choice]:
+        most = self.manners.max_in_flight
+        if self.engine.in_flight + len(arrivals) > most:
+            self.meters.turned_away += 1
+            raise RefusedError(f"{most} requests are in flight: try again", 429, "RateLimitError", retry_after=1)
+        return [
+            Choice(text, self.engine.submit(arrival, changed, text.finish_reason, eager), number, arrival.prompt_tokens)
+            for arrival, text, number in arrivals
+        ]
+
+    async def _body(self, request: Request) -> bytes:
+        """The body of a request. Raises RefusedError where it is too large, or too slow."""
+        most, parts, size = self.manners.max_body_bytes, [], 0
+        try:
+            async with asyncio.timeout(self.manners.body_seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > most:
+                        raise RefusedError(f"the body has more than {most} bytes", 413, "RequestTooLarge")
+                    parts.append(part)
+        except TimeoutError as error:
+            raise RefusedError("the body did not come in time", 408, "RequestTimeout") from error
+        return b"".join(parts)
+
+    # What stands beside.
+
+    async def models(self, _: Request) -> Response:
+        """/v1/models."""
+        card = {"id": self.manners.model, "object": "model", "created": self._began, "owned_by": "windtunnel"}
+        longest = self.engine.deployment.longest
+        return JSONResponse({"object": "list", "data": [card | {"root": card["id"], "max_model_len": longest}]})
+
+    async def tokenize(self, request: Request) -> Response:
+        """/tokenize."""
+        body = read_object(await self._body(request))
+        check_model(body, self.manners.model)
+        asked = read_chat(body, chat_text) if "messages" in body else read_completion(body)
+        if len(asked.prompts) > 1 or not isinstance(asked.prompts[0], str):
+            raise RefusedError("prompt: must be one text")
+        tokens = list(self.manners.tokenizer.encode(asked.prompts[0]))
+        return JSONResponse({"count": len(tokens), "max_model_len": self.engine.deployment.longest, "tokens": tokens})
+
+    async def refuse(self, request: Request) -> Response:
+        """What vLLM has and a simulated model has not."""
+        raise RefusedError(f"{request.url.path}: not simulated: only completions and chat completions are")
+
+    async def health(self, _: Request) -> Response:
+        """/health, /ping."""
+        return Response(status_code=503 if self.engine.failure else 200)
+
+    async def version(self, _: Request) -> Response:
+        """/version."""
+        return JSONResponse({"version": __version__, "engine": self.engine.deployment.engine_version})
+
+    async def metrics(self, _: Request) -> Response:
+        """/metrics."""
+        return Response(self.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, _: Request) -> Response:
+        """/openapi.json."""
+        return JSONResponse(document())
+
+
+def error(refused: RefusedError) -> Response:
+    """An error as vLLM's server writes it."""
+    headers = {"retry-after": str(refused.retry_after)} if refused.retry_after else {}
+    detail = {"message": refused.message, "type": refused.kind, "param": None, "code": refused.status}
+    return JSONResponse({"error": detail}, refused.status, headers=headers)
+
+
+def application(front: Front, lifespan: Any = None) -> Starlette:
+    """The server as an ASGI application."""
+
+    def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """With a key, if the server has any, as vLLM guards what stands under /v1."""
+
+        async def checked(request: Request) -> Response:
+            keys = front.manners.api_keys
+            given = request.headers.get("authorization", "").encode("latin-1", "replace")
+            if keys and not any(hmac.compare_digest(given, f"Bearer {key}".encode()) for key in keys):
+                return JSONResponse({"error": "Unauthorized"}, 401, headers={"www-authenticate": "Bearer"})
+            return await endpoint(request)
+
+        return checked
+
+    async def refused(_: Request, exception: Exception) -> Response:
+        assert isinstance(exception, RefusedError)
+        return error(exception)
+
+    async def plain(_: Request, exception: Exception) -> Response:
+        assert isinstance(exception, HTTPException)
+        response = error(RefusedError(str(exception.detail), exception.status_code, "HTTPException"))
+        response.headers.update(exception.headers or {})
+        return response
+
+    async def gone(_: Request, __: Exception) -> Response:
+        return Response(status_code=400)
+
+    routes = [
+        Route("/v1/completions", guarded(front.completions), methods=["POST"]),
+        Route("/v1/chat/completions", guarded(front.chat), methods=["POST"]),
+        Route("/v1/models", guarded(front.models)),
+        *(Route(path, guarded(front.refuse), methods=["POST"]) for path in ("/v1/embeddings", "/v1/responses")),
+        Route("/tokenize", front.tokenize, methods=["POST"]),
+        Route("/detokenize", front.refuse, methods=["POST"]),
+        Route("/health", front.health),
+        Route("/ping", front.health),
+        Route("/version", front.version),
+        Route("/metrics", front.metrics),
+        Route("/openapi.json", front.openapi),
+    ]
+    handlers: dict[Any, Any] = {RefusedError: refused, HTTPException: plain, ClientDisconnect: gone}
+    return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)

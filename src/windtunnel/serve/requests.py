@@ -1,0 +1,154 @@
+"""What an OpenAI client asks for, read from the body of its request."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error, as vLLM words it."""
+
+    def __init__(self, message: str, status: int = 400, kind: str = "BadRequestError", retry_after: int = 0) -> None:
+        super().__init__(message)
+        self.message, self.status, self.kind, self.retry_after = message, status, kind, retry_after
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A completion or chat completion."""
+
+    chat: bool
+    prompts: tuple[str | tuple[int, ...], ...]
+    """Text, or tokens."""
+    max_tokens: int | None
+    n: int
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    stop: tuple[str, ...]
+    include_stop: bool
+    ignore_eos: bool
+    min_tokens: int
+    priority: int
+    seed: int | None
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body. Raises RefusedError for anything else."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"the body is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise RefusedError("the body must be a JSON object")
+    return found
+
+
+def check_model(body: Mapping[str, Any], served: str) -> None:
+    """Raise RefusedError unless the model is the one that is served; without one, it is."""
+    model = body.get("model")
+    if model not in (None, served):
+        raise RefusedError(f"The model `{model}` does not exist.", 404, "NotFoundError")
+
+
+def read_completion(body: Mapping[str, Any]) -> Asked:
+    """The body of /v1/completions. Raises RefusedError, naming what is wrong or not simulated."""
+    _refuse(body, ("logprobs", "echo", "suffix", "prompt_logprobs", "prompt_embeds"))
+    if (best_of := _integer(body, "best_of", None, 1)) not in (None, body.get("n") or 1):
+        raise RefusedError(f"best_of={best_of}: not simulated; use n")
+    return _asked(body, False, _prompts(body.get("prompt")), _integer(body, "max_tokens", 16, 1))
+
+
+def read_chat(body: Mapping[str, Any], joined: Any) -> Asked:
+    """The body of /v1/chat/completions; ``joined`` makes a prompt of (role, text) pairs."""
+    _refuse(body, ("logprobs", "top_logprobs", "prompt_logprobs"))
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RefusedError("messages: must be a list with at least one message")
+    limit = _integer(body, "max_completion_tokens", None, 1) or _integer(body, "max_tokens", None, 1)
+    return _asked(body, True, (joined([_message(one) for one in messages]),), limit)
+
+
+def _message(message: Any) -> tuple[str, str]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RefusedError("messages: each must be an object with a role and content")
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise RefusedError("content: only parts with text are simulated")
+        content = "".join(str(part) for part in parts)
+    if content is not None and not isinstance(content, str):
+        raise RefusedError("content: must be text, or a list of parts")
+    return message["role"], content or ""
+
+
+def _asked(body: Mapping[str, Any], chat: bool, prompts: tuple[Any, ...], max_tokens: int | None) -> Asked:
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise RefusedError("stream_options: must be an object")
+    stream = _flag(body, "stream")
+    if options and not stream:
+        raise RefusedError("stream_options: only with stream")
+    return Asked(
+        chat=chat,
+        prompts=prompts,
+        max_tokens=max_tokens,
+        n=_integer(body, "n", 1, 1, 128) or 1,
+        stream=stream,
+        include_usage=_flag(options or {}, "include_usage"),
+        continuous_usage=_flag(options or {}, "continuous_usage_stats"),
+        stop=_stop(body.get("stop")),
+        include_stop=_flag(body, "include_stop_str_in_output"),
+        ignore_eos=_flag(body, "ignore_eos"),
+        min_tokens=_integer(body, "min_tokens", 0, 0) or 0,
+        priority=_integer(body, "priority", 0, -(2**31), 2**31 - 1) or 0,
+        seed=_integer(body, "seed", None, -(2**63), 2**63 - 1),
+    )
+
+
+def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt, list) and prompt:
+        if all(map(_is_token, prompt)):
+            return (tuple(prompt),)
+        if all(isinstance(one, str) for one in prompt):
+            return tuple(prompt)
+        if all(isinstance(one, list) and one and all(map(_is_token, one)) for one in prompt):
+            return tuple(tuple(one) for one in prompt)
+    raise RefusedError("prompt: must be text, a list of tokens, or a list of these")
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _refuse(body: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        if body.get(name) not in (None, False, 0, ""):
+            raise RefusedError(f"{name}: not simulated: leave it out")
+
+
+def _integer(body: Mapping[str, Any], name: str, default: int | None, least: int, most: int = 2**31 - 1) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise RefusedError(f"{name}: must be a whole number from {least} to {most}")
+    return value
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise RefusedError(f"{name}: must be true or false")
+    return bool(value)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    found = [value] if isinstance(value, str) else value if value is not None else []
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise RefusedError("stop: must be text, or a list of texts")
+    return tuple(one for one in found if one)

@@ -1,0 +1,72 @@
+"""A process that serves: the routes, the task that simulates, what is recorded, and the end of it all."""
+
+import asyncio
+import gc
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from windtunnel.serve.clock import Clock
+from windtunnel.serve.engine import Engine
+from windtunnel.serve.front import Front, Manners, application
+from windtunnel.serve.log import Log
+from windtunnel.serve.meters import Meters
+from windtunnel.serve.record import Recorder
+from windtunnel.simulate.live import LiveDeployment
+
+DRAIN_SECONDS = 30
+"""Answers under way get so long to end when the server is told to stop."""
+
+
+def serving(
+    deployment: LiveDeployment, clock: Clock, manners: Manners, log: Log, record: Path | None = None
+) -> Starlette:
+    """The application of a deployment, which simulates while it runs."""
+    engine = Engine(deployment, clock)
+    recorder = Recorder(record, engine) if record else None
+    meters = Meters(engine, manners.model)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(engine.run())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        if recorder:
+            recorder.close()
+
+    return application(Front(engine, manners, meters, log), lifespan)
+
+
+def listen(app: Any, place: socket.socket) -> None:
+    """Serve until told to stop; then let the answers under way end."""
+    gc.collect()
+    gc.freeze()  # what is there stays: else each full collection walks through the compiler's and the tables' objects
+    with suppress(KeyboardInterrupt):  # the way to stop a server
+        uvicorn.Server(config(app)).run(sockets=[place])
+
+
+def config(app: Any) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        headers=[("server", "windtunnel")],
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+
+
+def log_to(name: str) -> Log:
+    """A log on standard error, or none."""
+    return Log(sys.stderr if name == "requests" else None)

@@ -1,0 +1,100 @@
+"""Tokens: how many a prompt has, which of its blocks are alike, and what an answer says."""
+
+import re
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Protocol
+
+from windtunnel.errors import InputError
+
+NAME_BITS = 52
+"""Of a block's name: numbers up to 2⁵³ keep their value in every reader of JSON."""
+
+WORDS = re.findall(
+    r"\S+",
+    "the of and to in is was for on as with by he at from his it an were are which this be had also or has first one "
+    "their its new after but who they have her she two been other when there all during into school time may years "
+    "more most only over city some world would where later up such used many can state about national out known "
+    "university united then made game team",
+)
+"""What answers are made of: each word, with a space before it, stands for a token."""
+
+
+class Tokenizer(Protocol):
+    """Text to tokens."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """The tokens of a text."""
+        ...
+
+
+class BytesRule:
+    """Every ``bytes_per_token`` bytes of UTF-8 are a token: for servers whose tokenizer is not at hand."""
+
+    def __init__(self, bytes_per_token: int = 4) -> None:
+        """Raises InputError for less than a byte."""
+        if bytes_per_token < 1:
+            raise InputError(f"bytes_per_token={bytes_per_token}: must be ≥ 1")
+        self.bytes_per_token = bytes_per_token
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Pieces of the text, as numbers that are equal for equal pieces."""
+        data, size = text.encode("utf-8", "surrogatepass"), self.bytes_per_token
+        if size > 6:
+            pieces = (data[i : i + size] for i in range(0, len(data), size))
+            return [int.from_bytes(blake2b(piece, digest_size=6).digest()) for piece in pieces]
+        return [int.from_bytes(data[i : i + size]) for i in range(0, len(data), size)]
+
+
+class FileTokenizer:
+    """A ``tokenizer.json``, as Hugging Face's models have it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InputError for a file that is none, and where the package that reads it is missing."""
+        try:
+            from tokenizers import Tokenizer as Reader
+        except ImportError as error:
+            raise InputError("tokenizer: needs the package tokenizers: pip install 'windtunnel[serve]'") from error
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.is_file():
+            raise InputError(f"tokenizer {str(path)!r}: no such file: give a tokenizer.json, or its folder")
+        try:
+            self._reader: Any = Reader.from_file(str(file))
+        except Exception as error:  # the package raises plain exceptions
+            raise InputError(f"tokenizer {str(path)!r}: {error}") from error
+
+    def encode(self, text: str) -> Sequence[int]:
+        """The tokens of a text; what a template adds around it is not among them."""
+        found: Sequence[int] = self._reader.encode(text, add_special_tokens=False).ids
+        return found
+
+
+def block_names(tokens: Sequence[int], block_size: int, secret: bytes) -> tuple[int, ...]:
+    """A name for each full block: equal for equal text up to its end, and of no use without the secret."""
+    names, before = [], secret
+    for first in range(0, len(tokens) - block_size + 1, block_size):
+        block = b"".join(token.to_bytes(8) for token in tokens[first : first + block_size])
+        before = blake2b(block, key=secret, salt=before[:16], digest_size=16).digest()
+        names.append(int.from_bytes(before[:8]) >> (64 - NAME_BITS))
+    return tuple(names)
+
+
+def chat_text(messages: Sequence[tuple[str, str]]) -> str:
+    """A conversation as one prompt, in the words of ChatML; no file says how a simulated model's template goes."""
+    turns = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
+    return f"{turns}<|im_start|>assistant\n"
+
+
+def seeded_words(seed: int, prompt: bytes) -> Iterator[str]:
+    """Words that depend on the seed and the prompt alone, one a token."""
+    state = int.from_bytes(blake2b(prompt, digest_size=8, salt=seed.to_bytes(16, signed=True)).digest())
+    while True:
+        state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
+        yield " " + WORDS[(state >> 33) % len(WORDS)]
+
+
+def echoed_words(text: str) -> Iterator[str]:
+    """The words of a text again and again, one a token."""
+    return cycle(re.findall(r"\s*\S+", text) or [" "])

@@ -1,0 +1,110 @@
+"""A deployment that takes requests as they come: what a server needs that answers while it simulates."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from windtunnel.core.stepwise.live import Arrival, Live
+from windtunnel.deployment import Deployment
+from windtunnel.deployment.memory import kv_blocks
+from windtunnel.errors import InputError
+from windtunnel.perf.tabulate.tables import Tabulated
+from windtunnel.policy import VllmV0
+from windtunnel.policy.named import find_router
+from windtunnel.policy.routing import LEAST_OUTSTANDING, RANDOM, ROUND_ROBIN, ROUTE_SCORE, VLLM_DP
+from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
+from windtunnel.simulate.simulate import batch_times, fleet_of, router_stream, schedulers_of
+
+__all__ = ["Arrival", "LiveDeployment"]
+
+ROUTERS = (ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP, ROUTE_SCORE)
+"""Those whose choice needs no more than what the engines show."""
+
+
+class LiveDeployment:
+    """A deployment's replicas, live: the same engines, schedulers and batch times as in ``simulate``."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        seed: int = 0,
+        *,
+        perf: str = "auto",
+        tables: Sequence[Tabulated] | None = None,
+        overheads: Overheads = ENGINE_CLOCK,
+    ) -> None:
+        """Raises InputError for a deployment that cannot be served live: pipelines, prefill and decode pools, and
+        schedulers in Python."""
+        router = find_router(deployment.router)
+        own, policies = schedulers_of(deployment)
+        if deployment.scaling or deployment.faults or any(pool.stores for pool in deployment.pools):
+            raise InputError("autoscale, fail, store: not served live; leave them out")
+        if router.number not in ROUTERS:
+            raise InputError(f"router={deployment.router!r}: not served live; use least_outstanding")
+        if own:
+            raise InputError("a scheduler of your own: not served live; use an engine's own scheduler")
+        if any(isinstance(policy, VllmV0) for policy in policies):
+            raise InputError("vLLM's first scheduler (v0): not served live; use vllm-0.10 or a later one")
+        tables = batch_times(deployment, perf) if tables is None else tables
+        times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
+        budgets = [kv_blocks(pool) for pool in deployment.pools]
+        self.hash_block_size = _hash_block(deployment, any(policy.prefix_caching for policy in policies))
+        """Tokens of a block of a prompt whose contents must be named; 0: none need be."""
+        if not self.hash_block_size:
+            policies = [policy.without_known_prefixes() for policy in policies]
+        fleet = fleet_of(deployment, times, budgets, policies, router)
+        self.deployment, self.fleet = deployment, fleet
+        self._router, self._seed = router.number, seed
+        self.engine = self._idle()
+        rows = list(zip(fleet.policies, fleet.limits, strict=True))
+        self.longest = min(policy.longest_request(limits) for policy, limits in rows)
+        """Tokens of prompt and answer that any replica takes."""
+
+    def warm_up(self) -> None:
+        """Compile what serves a request, which takes a while once on a machine, before the first one waits for it."""
+        self.engine.arrive(Arrival(1, 2, 2), 0.0)
+        self.engine.advance(np.inf)
+        self.engine = self._idle()
+
+    def _idle(self) -> Live:
+        """The engines before any request."""
+        return Live(self.fleet, self._router, lambda n: router_stream(self._seed).random(n), self.hash_block_size)
+
+    @property
+    def engine_version(self) -> str:
+        """The engine whose rules hold, with its version."""
+        return self.deployment.pools[0].engine.preset
+
+    def refusal(self, prompt_tokens: int, output_tokens: int) -> str:
+        """Why no replica could ever run such a request; empty where each could."""
+        tokens = prompt_tokens + output_tokens
+        for policy, limits in zip(self.fleet.policies, self.fleet.limits, strict=True):
+            if tokens > policy.longest_request(limits):
+                return f"{tokens} tokens, more than the {policy.longest_request(limits)} of max_model_len"
+            if prompt_tokens > policy.longest_prompt(limits):
+                return f"{prompt_tokens} prompt tokens, more than the {policy.longest_prompt(limits)} of a step"
+            if -(-(tokens - 1) // limits.block_size) > limits.num_blocks:
+                return f"{tokens} tokens, more than the KV memory of a replica"
+        return ""
+
+    def load(self) -> list[tuple[int, int, float]]:
+        """For each replica: requests running and waiting, and the share of its KV blocks in use."""
+        state = self.engine.state
+        found = []
+        for j in range(len(state.replicas) - 1):
+            lanes = state.lanes[state.replicas[j] : state.replicas[j + 1]]
+            blocks = state.pools["num_blocks"][state.groups["pool"][lanes["group"]]]
+            waiting = int(lanes["waiting"].sum())
+            used = 1.0 - float(lanes["free"].sum()) / float(blocks.sum())
+            found.append((int(lanes["outstanding"].sum()) - waiting, waiting, used))
+        return found
+
+    def replica_of(self, slot: int) -> int:
+        """The replica that a request was sent to."""
+        state = self.engine.state
+        return int(state.groups["replica"][state.lanes["group"][state.requests["lane"][slot]]])
+
+
+def _hash_block(deployment: Deployment, caching: bool) -> int:
+    """The block size of all pools that cache prefixes."""
+    return int(deployment.pools[0].engine.resolved("block_size")) if caching else 0

@@ -1,0 +1,117 @@
+"""bench on the command line: what it prints and writes, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from windtunnel.cli import DONE, WRONG, main
+
+FILE = """
+model: Qwen/Qwen3-0.6B
+perf: roofline
+num_prompts: 20
+random_output_len: 10
+matrix:
+  random_input_len: [100, 300]
+  engine: [vllm-0.32]
+  replicas: [1, 2]
+"""
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_table_page_and_parquet(capsys: Capture, file: Path) -> None:
+    assert main(["bench", str(file), "--workers", "1"]) == DONE
+    out = capsys.readouterr().out
+    assert "random_input_len" in out
+    assert "vllm-0.32" in out
+    folder = file.parent / "small"
+    rows = pq.read_table(folder / "bench.parquet").to_pylist()
+    assert [(row["random_input_len"], row["replicas"], row["gpus"]) for row in rows] == [
+        ("100", "1", 1.0),
+        ("100", "2", 2.0),
+        ("300", "1", 1.0),
+        ("300", "2", 2.0),
+    ]
+    page = (folder / "bench.html").read_text()
+    assert "vllm-0.32" in page
+    assert "https://" not in page.split("<script>")[0]
+    assert main(["bench", str(file), "--json"]) == DONE
+    document = json.loads(capsys.readouterr().out)
+    for case, row in zip(document["cases"], rows, strict=True):
+        assert case["runs"][0]["ttft"]["mean"] == row["ttft_mean"]
+        assert case["names"]["replicas"] == row["replicas"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["none.yaml"], "none.yaml"),
+        (["{}", "--workers", "0"], "workers=0"),
+        (["{}", "--output", "{}"], "is the file of"),
+        (["{}", "--output", "/proc/x"], "cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line(capsys: Capture, file: Path, words: list[str], said: str) -> None:
+    assert main(["bench", *(word.format(file) for word in words)]) == WRONG
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_no_server_at_the_endpoint(capsys: Capture, file: Path) -> None:
+    file.write_text(f"{FILE}endpoint: http://127.0.0.1:9\n")
+    assert main(["bench", str(file)]) == WRONG
+    assert "no OpenAI-compatible server answers" in capsys.readouterr().err
+    file.write_text(f"{FILE}endpoint: localhost\n")
+    assert main(["bench", str(file)]) == WRONG
+    assert "must be the URL of a server" in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_bench_that_is_killed_leaves_nothing_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    file, cases = tmp_path / "many.yaml", tmp_path / "many" / "cases"
+    rates = list(range(1, 41))
+    file.write_text(f"model: Qwen/Qwen3-0.6B\nperf: roofline\nnum_prompts: 3000\nmatrix: {{request_rate: {rates}}}\n")
+    command = [sys.executable, "-m", "windtunnel", "bench", str(file), "--workers", "2", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as run:
+        while not cases.is_dir() or len([*cases.glob("*.json")]) < 3:
+            assert run.poll() is None
+            time.sleep(0.02)
+        run.send_signal(number)
+    deadline = time.monotonic() + 10
+    while of_session(run.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert of_session(run.pid) == []
+    before = {path.name: path.stat().st_mtime_ns for path in cases.glob("*.json")}
+    assert 3 <= len(before) < 40
+    assert main(["bench", str(file)]) == DONE
+    assert len([*cases.iterdir()]) == 40
+    assert {name: (cases / name).stat().st_mtime_ns for name in before} == before
+
+
+def of_session(session: int) -> list[int]:
+    """Processes that are left of it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.getsid(int(entry.name)) == session:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found

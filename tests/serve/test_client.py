@@ -1,0 +1,83 @@
+"""The measuring client: what it sends is the workload, and what it says is what the server did."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serve.endpoint import app, on_a_socket, real_time
+from windtunnel.deployment import SLO
+from windtunnel.errors import InputError
+from windtunnel.serve.client import Prompts, measured, served_model
+from windtunnel.workload import Workload, load_trace
+
+LOAD = Workload.from_columns(
+    arrival=[0.0, 0.05, 0.1, 0.15],
+    prompt_tokens=[40, 70, 40, 33],
+    output_tokens=[5, 1, 8, 3],
+    hash_ids=[[7, 8], [7, 8, 9, 10], [7, 8], [7, 11]],
+    hash_block_size=16,
+)
+
+
+def test_prompts_share_what_their_blocks_share() -> None:
+    prompts = Prompts(LOAD, 0)
+    first, second, third, fourth = (prompts.tokens(row) for row in range(4))
+    assert [len(first), len(second), len(third), len(fourth)] == [40, 70, 40, 33]
+    assert first[:32] == second[:32] == third[:32]
+    assert first[32:] != third[32:]
+    assert fourth[:16] == first[:16]
+    assert fourth[16:32] != first[16:32]
+    assert Prompts(LOAD, 1).tokens(0) != first
+
+
+def test_the_server_gets_the_workload(tmp_path: Path) -> None:
+    with on_a_socket(app(clock=real_time(5.0), record=tmp_path / "load.jsonl")) as url:
+        assert served_model(url) == "small"
+        found = measured(url, "small", LOAD, 0, SLO())
+    got = load_trace(tmp_path / "load.jsonl")
+    assert sorted(got.prompt_tokens) == sorted(LOAD.prompt_tokens)
+    assert sorted(got.output_tokens) == sorted(LOAD.output_tokens)
+    assert got.hash_ids is not None
+    assert len(np.unique(got.hash_ids[1])) == 5  # five different full blocks
+    assert found["requests"] == {"total": 4, "finished": 4, "failed": 0}
+    assert found["warnings"] == []
+    assert 0 < found["ttft"]["mean"] <= found["e2el"]["mean"]
+    assert found["output_throughput"] == pytest.approx(
+        17 / 4 * found["request_throughput"],
+    )
+
+
+def test_a_closed_loop_with_sessions(tmp_path: Path) -> None:
+    load = Workload.from_columns(
+        arrival=[0.0, 0.0, 0.0, 0.0],
+        prompt_tokens=[20, 30, 40, 50],
+        output_tokens=4,
+        session=[0, 1, 0, 1],
+        think_time=[0.0, 0.0, 0.02, 0.02],
+        max_concurrency=1,
+    )
+    with on_a_socket(app(clock=real_time(), record=tmp_path / "load.jsonl")) as url:
+        found = measured(url, "small", load, 0, SLO(e2el=10.0))
+    got = load_trace(tmp_path / "load.jsonl")
+    assert found["requests"]["finished"] == 4
+    assert found["attainment"] == 1.0
+    order = got.prompt_tokens.tolist()
+    assert order.index(20) < order.index(40)
+    assert order.index(30) < order.index(50)
+    assert (np.diff(got.arrival) > 0).all()  # one after the other
+
+
+def test_what_fails_is_counted() -> None:
+    long = Workload.from_columns(arrival=[0.0, 0.0], prompt_tokens=[10, 100_000_0], output_tokens=2)
+    with on_a_socket(app(clock=real_time())) as url:
+        found = measured(url, "small", long, 0, SLO(e2el=10.0))
+        assert found["requests"] == {"total": 2, "finished": 1, "failed": 1}
+        assert found["attainment"] == 0.5
+        assert "max_model_len" in found["warnings"][0]
+        with pytest.raises(InputError, match="no request was answered: 404"):
+            measured(url, "other", LOAD, 0, SLO())
+        with pytest.raises(InputError, match="serves small, not large"):
+            served_model(url, "large")
+    with pytest.raises(InputError, match="no OpenAI-compatible server answers"):
+        served_model(url)

@@ -1,0 +1,240 @@
+"""What OpenAI clients ask, and what they get."""
+
+import asyncio
+import json
+from io import StringIO
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serve.endpoint import app, ask, client, deployment, live
+
+CHAT = {"messages": [{"role": "user", "content": "Say something"}], "max_tokens": 5}
+
+
+def events(text: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_chat_completion() -> None:
+    (answer,) = ask(app(), ("POST", "/v1/chat/completions", CHAT))
+    assert answer.status_code == 200
+    document = answer.json()
+    assert document["object"] == "chat.completion" and document["model"] == "small"
+    (choice,) = document["choices"]
+    assert choice["finish_reason"] == "length" and len(choice["message"]["content"].split()) == 5
+    prompt = len("<|im_start|>user\nSay something<|im_end|>\n<|im_start|>assistant\n")
+    assert document["usage"]["prompt_tokens"] == -(-prompt // 4)
+    assert document["usage"]["completion_tokens"] == 5
+    parts = [float(answer.headers[f"x-windtunnel-{part}-seconds"]) for part in ("queue", "prefill", "decode")]
+    assert parts[0] == 0.0 and parts[1] > 0 and parts[2] > 0
+
+
+def test_a_stream_says_what_the_whole_answer_says() -> None:
+    body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+    whole, streamed = ask(app(), ("POST", "/v1/chat/completions", CHAT), ("POST", "/v1/chat/completions", body))
+    found = events(streamed.text)
+    assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in found[:-1])
+    assert text == whole.json()["choices"][0]["message"]["content"]
+    assert [event["choices"][0]["finish_reason"] for event in found[:-1]].count("length") == 1
+    assert found[-1]["choices"] == [] and found[-1]["usage"]["completion_tokens"] == 5
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+
+
+def test_several_prompts_and_choices() -> None:
+    (answer,) = ask(app(), ("POST", "/v1/completions", {"prompt": ["one", "two"], "n": 2, "max_tokens": 3}))
+    document = answer.json()
+    assert [choice["index"] for choice in document["choices"]] == [0, 1, 2, 3]
+    assert len({choice["text"] for choice in document["choices"]}) == 4
+    assert document["usage"] == {
+        "prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }  # fmt: skip
+
+
+def test_the_same_prompt_and_seed_give_the_same_words() -> None:
+    body = {"prompt": "hello", "max_tokens": 20}
+    first, again, other, of_server = (
+        ask(served, ("POST", "/v1/completions", asked))[0].json()["choices"][0]["text"]
+        for served, asked in ((app(), body), (app(), body), (app(), body | {"seed": 7}), (app(seed=7), body))
+    )
+    assert first == again != other == of_server
+
+
+def test_an_echo_repeats_the_prompt() -> None:
+    (answer,) = ask(app(echo=True), ("POST", "/v1/completions", {"prompt": "to be or", "max_tokens": 5}))
+    assert answer.json()["choices"][0]["text"] == "to be orto be"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("include", "text"), [(False, "to b"), (True, "to be o")])
+def test_a_stop_ends_the_answer_within_a_token(stream: bool, include: bool, text: str) -> None:
+    body = {"prompt": "to be or not", "max_tokens": 50, "stop": ["e o"], "include_stop_str_in_output": include}
+    body |= {"stream": stream, **({"stream_options": {"include_usage": True}} if stream else {})}
+    (answer,) = ask(app(echo=True), ("POST", "/v1/completions", body))
+    found = events(answer.text) if stream else [answer.json()]
+    assert "".join(event["choices"][0]["text"] for event in found if event["choices"]) == text
+    assert found[-1]["usage"]["completion_tokens"] == 3
+
+
+def test_answers_of_a_mean_length_unless_eos_is_ignored() -> None:
+    served = app(answer_tokens=10)
+    calls = [("POST", "/v1/completions", {"prompt": f"number {i}", "max_tokens": 1000}) for i in range(300)]
+    counts = [answer.json() for answer in ask(served, *calls)]
+    lengths = [one["usage"]["completion_tokens"] for one in counts]
+    assert 8 < sum(lengths) / len(lengths) < 12 and len(set(lengths)) > 10
+    assert {one["choices"][0]["finish_reason"] for one in counts} == {"stop"}
+    (whole,) = ask(
+        app(answer_tokens=10), ("POST", "/v1/completions", {"prompt": "a", "max_tokens": 99, "ignore_eos": True})
+    )
+    assert whole.json()["usage"]["completion_tokens"] == 99
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        ("/v1/completions", {}, 400, "prompt"),
+        ("/v1/completions", {"prompt": 5}, 400, "prompt"),
+        ("/v1/completions", {"prompt": [[]]}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 10**9}, 400, "max_model_len"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 3}, 400, "logprobs"),
+        ("/v1/completions", {"prompt": "a", "model": "other"}, 404, "other"),
+        ("/v1/completions", {"prompt": "a", "stream": "yes"}, 400, "stream"),
+        ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ("/v1/completions", {"prompt": "a", "stop": 5}, 400, "stop"),
+        ("/v1/completions", {"prompt": "a", "n": 1000}, 400, "n"),
+        ("/v1/completions", {"prompt": "a", "best_of": 3}, 400, "best_of"),
+        ("/v1/completions", [1], 400, "object"),
+        ("/v1/chat/completions", {"messages": []}, 400, "messages"),
+        ("/v1/chat/completions", {"messages": ["hi"]}, 400, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "content"),
+        ("/v1/chat/completions", CHAT | {"logprobs": True}, 400, "logprobs"),
+        ("/v1/embeddings", {"input": "a"}, 400, "not simulated"),
+        ("/v1/nothing", {}, 404, "Not Found"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(path: str, body: Any, status: int, word: str) -> None:
+    (answer,) = ask(app(), ("POST", path, body))
+    assert answer.status_code == status
+    assert word in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'"text"', b"[" * 100_000, b'{"prompt": "\\ud800"}'])
+def test_a_body_that_is_no_request(content: bytes) -> None:
+    async def sent() -> httpx.Response:
+        async with client(app()) as found:
+            return await found.post("/v1/completions", content=content)
+
+    answer = asyncio.run(sent())
+    assert answer.status_code in (200, 400)
+    assert answer.status_code == 200 or answer.json()["error"]["message"]
+
+
+def test_keys() -> None:
+    served = app(api_keys=("secret",))
+    call = ("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})
+    assert ask(served, call)[0].status_code == 401
+    assert ask(app(api_keys=("secret",)), call, headers={"authorization": "Bearer wrong"})[0].status_code == 401
+    assert ask(app(api_keys=("secret",)), call, headers={"authorization": "Bearer secret"})[0].status_code == 200
+    assert ask(app(api_keys=("secret",)), ("GET", "/health", None))[0].status_code == 200
+
+
+def test_a_body_that_is_too_large() -> None:
+    (answer,) = ask(app(max_body_bytes=100), ("POST", "/v1/completions", {"prompt": "a" * 200}))
+    assert answer.status_code == 413
+
+
+def test_a_body_that_comes_too_slowly() -> None:
+    async def dripping() -> Any:
+        yield b"{"
+        await asyncio.sleep(5)
+
+    async def sent() -> httpx.Response:
+        async with client(app(body_seconds=0.01)) as found:
+            return await found.post("/v1/completions", content=dripping())
+
+    assert asyncio.run(sent()).status_code == 408
+
+
+def test_too_many_requests_are_turned_away() -> None:
+    async def sent() -> list[httpx.Response]:
+        async with client(app(max_in_flight=3)) as found:
+            body = {"prompt": "a", "max_tokens": 50}
+            return list(await asyncio.gather(*(found.post("/v1/completions", json=body) for _ in range(8))))
+
+    answers = asyncio.run(sent())
+    assert sorted(answer.status_code for answer in answers) == [200] * 3 + [429] * 5
+    assert {answer.headers.get("retry-after") for answer in answers if answer.status_code == 429} == {"1"}
+
+
+def test_a_prompt_that_came_before_is_cached() -> None:
+    body = {"prompt": "word " * 200, "max_tokens": 2}
+    first, second = ask(app(), ("POST", "/v1/completions", body), ("POST", "/v1/completions", body))
+    details = [answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (first, second)]
+    assert details == [0, 240]  # 250 tokens: 15 full blocks of 16
+
+
+def test_the_better_priority_is_first() -> None:
+    served = live(deployment(max_num_seqs=1, scheduling_policy="priority"))
+
+    async def sent() -> list[float]:
+        async with client(app(served)) as found:
+
+            async def one(priority: int) -> float:
+                body = {"prompt": f"{priority}", "max_tokens": 20, "priority": priority}
+                answer = await found.post("/v1/completions", json=body)
+                return float(answer.headers["x-windtunnel-queue-seconds"])
+
+            return list(await asyncio.gather(*map(one, (0, 3, 1, 2))))
+
+    queues = asyncio.run(sent())
+    assert queues[0] < queues[2] < queues[3] < queues[1]
+
+
+def test_what_stands_beside() -> None:
+    models, health, version, tokens, document = ask(
+        app(),
+        ("GET", "/v1/models", None),
+        ("GET", "/health", None),
+        ("GET", "/version", None),
+        ("POST", "/tokenize", {"prompt": "12345678"}),
+        ("GET", "/openapi.json", None),
+    )
+    assert [card["id"] for card in models.json()["data"]] == ["small"]
+    assert health.status_code == 200 and "vllm" in version.json()["engine"]
+    assert tokens.json()["count"] == 2
+    assert "/v1/chat/completions" in document.json()["paths"]
+
+
+def test_metrics_are_of_the_answers() -> None:
+    body = {"prompt": "word " * 200, "max_tokens": 10}
+    *_, scraped = ask(app(), *[("POST", "/v1/completions", body)] * 3, ("GET", "/metrics", None))
+    found = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(scraped.text)
+        for sample in family.samples
+        if sample.labels.get("le") in (None, "+Inf") and sample.labels.get("finished_reason") in (None, "length")
+    }
+    assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+    assert found["vllm:prompt_tokens_total"] == 750 and found["vllm:generation_tokens_total"] == 30
+    assert found["vllm:prefix_cache_queries_total"] == 750 and found["vllm:prefix_cache_hits_total"] == 480
+    assert found["vllm:request_success_total"] == 3
+    assert found["vllm:inter_token_latency_seconds_bucket"] == 27
+    assert found["vllm:time_to_first_token_seconds_count"] == 3
+    whole = found["vllm:request_queue_time_seconds_sum"] + found["vllm:request_inference_time_seconds_sum"]
+    assert found["vllm:e2e_request_latency_seconds_sum"] == pytest.approx(whole)
+
+
+def test_a_line_of_the_log_for_each_answer() -> None:
+    log = StringIO()
+    ask(app(log=log), ("POST", "/v1/completions", {"prompt": "abcd", "max_tokens": 2}), ("POST", "/v1/completions", {}))
+    (line,) = map(json.loads, log.getvalue().splitlines())
+    assert (line["event"], line["prompt_tokens"], line["output_tokens"], line["aborted"]) == ("answer", 1, 2, False)
+    assert "abcd" not in log.getvalue()

@@ -1,0 +1,100 @@
+"""What was served is a load that a run replays, with the same latencies."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serve.endpoint import app, client, deployment, live, tables
+from windtunnel.serve.clock import RealClock
+from windtunnel.simulate.simulate import simulate
+from windtunnel.workload import load_trace
+
+
+async def talk(served: Any, number: int, seed: int) -> list[dict[str, float]]:
+    """Clients that come one after the other; their latencies by the headers."""
+    rng = np.random.default_rng(seed)
+
+    async def one(i: int) -> dict[str, float]:
+        await asyncio.sleep(float(rng.random()) * 0.02)
+        prompt = ("shared beginning " * 20 if i % 3 else "") + f"client {i} " * int(rng.integers(1, 200))
+        body = {"prompt": prompt, "max_tokens": int(rng.integers(1, 60)), "priority": int(rng.integers(0, 3))}
+        answer = await found.post("/v1/completions", json=body)
+        assert answer.status_code == 200
+        parts = ("queue", "prefill", "decode")
+        return {part: float(answer.headers[f"x-windtunnel-{part}-seconds"]) for part in parts}
+
+    async with client(served) as found:
+        return list(await asyncio.gather(*map(one, range(number))))
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_num_seqs": 4},
+        pytest.param({"enable_prefix_caching": False}, marks=pytest.mark.long),  # each is compiled anew
+        pytest.param({"preset": "sglang-0.5"}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_run_of_the_record_has_the_latencies_that_were_served(
+    settings: dict[str, Any], virtual: bool, tmp_path: Path
+) -> None:
+    served, path = deployment(**settings), tmp_path / "load.jsonl"
+    clock = None if virtual else RealClock(20.0)
+    found = asyncio.run(talk(app(live(served), clock, record=path), 60, 1))
+    load = load_trace(path)
+    assert len(load) == 60
+    run = simulate(served, load, tables=tables(served))
+    rows = run.requests
+    for part, (begin, end) in {
+        "queue": (rows.arrival, rows.scheduled),
+        "prefill": (rows.scheduled, rows.first_token),
+        "decode": (rows.first_token, rows.finish),
+    }.items():
+        assert np.allclose(np.sort(end - begin), np.sort([one[part] for one in found]), rtol=0, atol=1e-6), part
+
+
+def test_a_router_that_looks_chooses_the_same_replicas(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    (pool,) = deployment(max_num_seqs=4).pools
+    for router in ("round_robin", "least_outstanding", "random", "vllm_dp"):
+        served = replace(deployment(), pools=(replace(pool, replicas=3),), router=router)
+        found = asyncio.run(talk(app(live(served), record=path), 40, 2))
+        rows = simulate(served, load_trace(path), tables=tables(served)).requests
+        expected = np.sort(rows.finish - rows.arrival)
+        assert np.allclose(expected, np.sort([sum(one.values()) for one in found]), rtol=0, atol=1e-5), router
+
+
+def test_prompts_are_not_in_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    asyncio.run(talk(app(record=path), 5, 3))
+    assert "client" not in path.read_text() and "shared" not in path.read_text()
+    assert load_trace(path).hash_ids is not None
+
+
+def test_a_client_that_leaves_is_recorded_with_what_was_computed(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    served = app(record=path, clock=RealClock())
+
+    async def leave() -> None:
+        async with client(served) as found:
+            body = {"prompt": "a" * 100, "max_tokens": 30_000, "stream": True}
+            answers = [asyncio.create_task(found.post("/v1/completions", json=body)) for _ in range(2)]
+            await asyncio.sleep(0.5)
+            for answer in answers:
+                answer.cancel()
+            await asyncio.gather(*answers, return_exceptions=True)
+            await asyncio.sleep(0.2)
+            gauges = (await found.get("/metrics")).text
+            assert 'vllm:num_requests_running{engine="0",model_name="small"} 0.0' in gauges
+            assert 'finished_reason="abort",model_name="small"} 2.0' in gauges
+
+    asyncio.run(leave())
+    load = load_trace(path)
+    assert len(load) == 2 and (load.output_tokens < 20_000).all() and (load.max_tokens == 30_000).all()

@@ -1,0 +1,97 @@
+"""Clients on real connections: those that vanish, read slowly, or send what is no HTTP."""
+
+import json
+import socket
+import struct
+import time
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+
+from serve.endpoint import app, live, on_a_socket, real_time
+
+LONG = {"prompt": "a", "max_tokens": 30_000, "stream": True}
+
+
+def connected(url: str, data: bytes) -> socket.socket:
+    found = socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=20)
+    found.sendall(data)
+    return found
+
+
+def request(body: Any) -> bytes:
+    data = json.dumps(body).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+
+
+def metric(url: str, name: str) -> float:
+    lines = urlopen(f"{url}/metrics").read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}"))
+
+
+def reached(url: str, name: str, value: float) -> bool:
+    """Whether a metric has the value within a while."""
+    for _ in range(200):
+        if metric(url, name) == value:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_vanish_end_their_requests(stream: bool, virtual: bool) -> None:
+    served = live()
+    served.warm_up()
+    with on_a_socket(app(served, None if virtual else real_time(0.01))) as url:
+        body = LONG | {"stream": stream}
+        clients = [connected(url, request(body)) for _ in range(5)]
+        if not virtual:
+            assert reached(url, "num_requests_running", 5.0)
+        for client in clients:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, as by kill -9
+            client.close()
+        assert reached(url, "num_requests_running", 0.0)
+        assert virtual or reached(url, 'request_success_total{engine="0",finished_reason="abort"', 5.0)
+        assert served.load() == [(0, 0, 0.0)]
+
+
+def test_who_reads_slowly_gets_everything() -> None:
+    with on_a_socket(app(real_clock_tokens())) as url:
+        client = connected(url, request(LONG | {"max_tokens": 5_000}))
+        time.sleep(0.5)
+        text = b""
+        while b"[DONE]" not in text:
+            text += client.recv(1 << 12)
+        client.close()
+    events = [
+        json.loads(part[6:]) for part in text.decode().replace("\r", "").split("\n") if part.startswith("data: {")
+    ]
+    assert sum(len(event["choices"][0]["text"].split()) for event in events) == 5_000
+
+
+def real_clock_tokens() -> Any:
+    served = live()
+    served.warm_up()
+    return served
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n{}x",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"GET /%ff%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 200_000 + b"\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_the_clients_fault(data: bytes) -> None:
+    with on_a_socket(app()) as url:
+        client = connected(url, data)
+        assert client.recv(100).startswith(b"HTTP/1.1 4")
+        client.close()
+        assert metric(url, "num_requests_running") == 0.0
