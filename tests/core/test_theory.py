@@ -9,8 +9,8 @@ import pytest
 from equality import Case, by_core, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from queueing import SYNCHRONOUS, Floats, poisson, serve, sojourn
 
+from core.queueing import SYNCHRONOUS, Floats, poisson, serve, sojourn
 from windtunnel.core.engine import Record
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.perf.batch_times import BatchTimes, linear

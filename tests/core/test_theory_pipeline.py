@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from queueing import Floats, check, estimate, poisson, poisson_shares, serve, stationary
 
+from core.queueing import Floats, check, estimate, poisson, poisson_shares, serve, stationary
 from windtunnel.core.engine import Record
 from windtunnel.policy import Limits, VllmV1
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from queueing import SYNCHRONOUS, Floats, check, estimate, poisson, poisson_shares, serve, sojourn, stationary
 
+from core.queueing import SYNCHRONOUS, Floats, check, estimate, poisson, poisson_shares, serve, sojourn, stationary
 from windtunnel.core.engine import Record
 from windtunnel.policy import Limits
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from queueing import SYNCHRONOUS, serve, sojourn
 
+from core.queueing import SYNCHRONOUS, serve, sojourn
 from windtunnel.policy import Limits, Policy, scheduler
 from windtunnel.policy.unified import POLICIES, infermax_grid
 

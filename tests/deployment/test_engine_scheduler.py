@@ -10,7 +10,7 @@ from windtunnel.deployment import Deployment, Engine, Pool, engine_scheduler
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.policy import PRESETS, Policy, Sglang, VllmV1
+from windtunnel.policy import PRESETS, Policy, Sglang, VllmV0, VllmV1
 from windtunnel.simulate.run import FINISHED, REJECTED, Run
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import AllAtOnce, Both, Uniform, Workload, generate
@@ -37,7 +37,9 @@ def run(deployment: Deployment, workload: Workload) -> Run:
 def test_every_engine_names_a_scheduler() -> None:
     assert {name: type(PRESETS[found.rules]) for name, found in ENGINES.items()} == {
         **{name: VllmV1 for name in ENGINES if name.startswith("vllm")},
+        "vllm-0.6": VllmV0,
         "sglang-0.5": Sglang,
+        "trtllm-0.11": Policy,
         "trtllm-1.0": Policy,
         "trtllm-1.1": Policy,
     }
@@ -71,7 +73,7 @@ def test_settings_reach_the_rules() -> None:
     assert plain == Sglang(radix_cache=False, chunked_prefill=False)
     assert engine_scheduler(engine(preset="trtllm-1.0")) == PRESETS["trtllm-guaranteed-no-evict"]
     assert engine_scheduler(engine(preset="trtllm-1.0", enable_chunked_prefill=True)) == Policy(
-        allocation="prompt_and_output", preemption="none", chunked_prefill=True
+        allocation="prompt_and_output", preemption="none", chunked_prefill=True, places_per_step=True
     )
 
 

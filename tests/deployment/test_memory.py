@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -185,3 +186,101 @@ def test_stages_of_unequal_layers_hold_as_many_blocks_as_the_fullest() -> None:
     found = budget("DeepSeek-V3", "h200", max_model_len=8192, **settings)
     parts = stages(load_model("DeepSeek-V3"), 4)
     assert found.weight_bytes >= max(part.weight_bytes(8, 1, True) for part in parts)
+
+
+# Activations by hand, 16 bits: tokens × (four hidden states and the widest of a layer), or what sampling takes.
+@pytest.mark.parametrize(
+    ("model", "settings", "expected"),
+    [
+        ("Llama-3.1-8B", {}, 16384 * (4 * 4096 + 3 * 14336) * 2),
+        ("Llama-3.1-8B", {"tensor_parallel_size": 2}, 16384 * (4 * 4096 + 3 * 14336 // 2) * 2),
+        (
+            "Llama-3.1-8B",
+            {"max_num_seqs": 256, "max_num_batched_tokens": 2048},
+            2048 * 2 * 4096 * 2 + 46 * 256 * 128_256,
+        ),
+        ("Qwen3-30B-A3B", {}, 16384 * (4 * 2048 + 8 * (2048 + 768)) * 2),
+        ("Qwen3-30B-A3B", {"tensor_parallel_size": 2}, 16384 * (4 * 2048 + 8 * (2048 + 384)) * 2),
+        ("Qwen3-30B-A3B", {"data_parallel_size": 2}, 16384 * (4 * 2048 + 2 * 8 * (2048 + 384)) * 2),
+        (
+            "Qwen3-30B-A3B",
+            {"data_parallel_size": 2, "enable_expert_parallel": True},
+            16384 * (4 * 2048 + 2 * 4 * (2048 + 768)) * 2,
+        ),
+    ],
+)
+def test_activations_by_hand(model: str, settings: dict[str, Any], expected: int) -> None:
+    limits: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 16384, "max_model_len": 4096}
+    assert budget(model, "h200", **{**limits, **settings}).activation_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "together"),
+    [
+        ("Llama-3.1-8B", {}, False),
+        ("Llama-3.1-8B", {"tensor_parallel_size": 2}, True),
+        ("Llama-3.1-8B", {"pipeline_parallel_size": 2}, True),
+        ("Llama-3.1-8B", {"data_parallel_size": 2}, False),
+        ("Qwen3-30B-A3B", {"data_parallel_size": 2}, True),
+    ],
+)
+def test_gpus_that_work_together_set_memory_aside(model: str, settings: dict[str, Any], together: bool) -> None:
+    """Ranks of a dense model never meet; those of a mixture of experts do. 0.26 GiB alone, 0.35 GiB more together."""
+    gib = 0.61 if together else 0.26
+    found = budget(model, "h200", max_model_len=4096, **settings)
+    assert found.reserve_bytes == pytest.approx(gib * 2**30, abs=2)
+
+
+def test_graphs_by_hand() -> None:
+    """A quarter of a MiB for each of 32 layers and three captured sizes; each of two stages has half the layers."""
+    assert budget("Llama-3.1-8B", "h100", cudagraph_capture_sizes=(1, 2, 4)).graph_bytes == 3 * 32 * 2**18
+    halves = budget("Llama-3.1-8B", "h100", cudagraph_capture_sizes=(1, 2, 4), pipeline_parallel_size=2)
+    assert halves.graph_bytes == 3 * 16 * 2**18
+
+
+def test_windows_by_hand() -> None:
+    """128 tokens of a window touch nine blocks of 16, in 12 of the 24 layers, 2 × 8 heads × 64 numbers of 2 bytes."""
+    found = budget("gpt-oss-20b", "h100", max_num_seqs=64)
+    assert found.window_bytes == 64 * 12 * (9 * 16) * (2 * 8 * 64 * 2)
+    assert found.num_blocks == (found.available_bytes - found.window_bytes) // found.block_bytes
+
+
+def test_the_longest_request_that_fits_exactly_is_taken() -> None:
+    """24 GB hold no context of 131,072; the memory of the blocks is the limit, to the last one."""
+    limits: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 2048}
+    most = 16 * budget("Llama-3.1-8B", "l4", max_model_len=4096, **limits).num_blocks
+    assert budget("Llama-3.1-8B", "l4", max_model_len=most, **limits).num_blocks * 16 == most
+    with pytest.raises(InputError, match=f"max_model_len={most + 1} "):
+        budget("Llama-3.1-8B", "l4", max_model_len=most + 1, **limits)
+
+
+def test_an_override_may_take_all_that_the_weights_leave() -> None:
+    plain = budget("Qwen3-8B", "h100")
+    most = (device("h100").usable_memory_bytes - plain.weight_bytes) // plain.block_bytes
+    assert budget("Qwen3-8B", "h100", num_gpu_blocks_override=most).num_blocks == most
+    left = (device("h100").usable_memory_bytes - plain.weight_bytes) / 1e9
+    with pytest.raises(InputError, match=rf"but {left:.1f} GB are left beside the weights"):
+        budget("Qwen3-8B", "h100", num_gpu_blocks_override=most + 1)
+
+
+def test_refusals_add_up_and_name_the_smallest_size_that_fits() -> None:
+    """16.1 GB of weights are more than a fifth of 80 GB; two GPUs hold half of them each."""
+    with pytest.raises(InputError) as error:
+        budget("Llama-3.1-8B", "h100", gpu_memory_utilization=0.2, max_model_len=2048)
+    text = str(error.value)
+    found = re.search(r"needs ([\d.]+) GB .*weights ([\d.]+) GB, activations ([\d.]+) GB", text)
+    assert found is not None
+    used, weights, activations = map(float, found.groups())
+    assert weights == 16.1
+    assert used == pytest.approx(weights + activations + 0.26 * GIB / 1e9, abs=0.11)
+    assert text.endswith("it would fit with tensor_parallel_size=2")
+
+
+def test_only_the_last_stage_samples() -> None:
+    """The third of four stages is the fullest, and has no logits: 46 bytes for each of 64 × 129,280 would be 380 MB."""
+    settings: dict[str, Any] = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4, "enable_expert_parallel": True}
+    limits: dict[str, Any] = {"max_model_len": 8192, "max_num_seqs": 64, "max_num_batched_tokens": 1024}
+    found = budget("DeepSeek-V3", "h200", **settings, **limits)
+    parts = stages(load_model("DeepSeek-V3"), 4)
+    assert found.weight_bytes < 1.05 * parts[2].weight_bytes(8, 1, True)
+    assert found.activation_bytes < 46 * 64 * 129_280

@@ -1,12 +1,23 @@
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.deployment import Deployment, Engine, Pool, capture_sizes, preset, resolve_engine, warnings
+from windtunnel.deployment import (
+    Deployment,
+    Engine,
+    Handover,
+    Link,
+    Pool,
+    capture_sizes,
+    preset,
+    resolve_engine,
+    warnings,
+)
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, device
 from windtunnel.model import Model, Quantization, load_model
@@ -141,7 +152,8 @@ def test_capture_sizes() -> None:
         ({"pipeline_parallel_size": 65}, "the model has 64 layers; use ≤ 64"),
         ({"pipeline_parallel_size": 2, "preset": "vllm-0.20"}, "use async_scheduling=False or preset='vllm-0.32'"),
         ({"pipeline_parallel_size": 2, "preset": "vllm-0.12", "async_scheduling": True}, "has no async_scheduling"),
-        ({"pipeline_parallel_size": 2, "preset": "sglang-0.5"}, "not simulated for sglang-0.5; use a vLLM preset"),
+        ({"pipeline_parallel_size": 2, "preset": "sglang-0.5", "async_scheduling": True}, "has no async_scheduling"),
+        ({"pipeline_parallel_size": 2, "preset": "trtllm-1.0", "async_scheduling": True}, "has no async_scheduling"),
         ({"long_prefill_token_threshold": -1}, "must be an integer ≥ 0"),
     ],
 )
@@ -198,8 +210,6 @@ def test_pools() -> None:
     for settings, words in (({"replicas": 0}, "replicas=0"), ({"role": "prefil"}, "'prefill'")):
         with pytest.raises(InputError, match=words):
             Pool(DENSE, H100, **settings)
-    with pytest.raises(InputError, match="not simulated yet"):
-        Pool(DENSE, H100, role="prefill")
 
 
 def test_deployments() -> None:
@@ -212,10 +222,32 @@ def test_deployments() -> None:
     assert spec["pools"][0]["model"] == "Qwen/Qwen3-32B"
     assert pickle.loads(pickle.dumps(deployment)) == deployment
     assert len({deployment, Deployment((pool,))}) == 1
-    with pytest.raises(InputError, match=r"2 pools.*not simulated yet"):
-        Deployment((pool, pool))
+    assert Deployment((pool, replace(pool, replicas=1))).gpus == 6
     with pytest.raises(InputError, match="at least one pool"):
         Deployment(())
+
+
+def test_pools_of_one_role_need_those_of_the_other_and_equal_kv() -> None:
+    prefill, decode = Pool(DENSE, H100, role="prefill"), Pool(DENSE, H100, role="decode", replicas=2)
+    assert Deployment((prefill, decode)).gpus == 3
+    for pools in ((prefill,), (decode,), (prefill, decode, Pool(DENSE, H100))):
+        with pytest.raises(InputError, match=r"roles .*at least one prefill and one decode pool"):
+            Deployment(pools)
+    for engine, words in (
+        (Engine(block_size=32), "block_size=16 and 32"),
+        (Engine(kv_cache_dtype="fp8"), "kv_cache_dtype=.* and fp8"),
+    ):
+        with pytest.raises(InputError, match=words):
+            Deployment((prefill, Pool(DENSE, H100, engine, role="decode")))
+    with pytest.raises(InputError, match="model=Qwen/Qwen3-32B and "):
+        Deployment((prefill, Pool(MOE, H100, role="decode")))
+    apart = Deployment((prefill, decode), link=Link(bandwidth=50e9), handover=Handover("pull"), decode_router="random")
+    spec = json.loads(json.dumps(apart.spec()))
+    assert (spec["link"]["bandwidth"], spec["handover"]["transfer"], spec["decode_router"]) == (50e9, "pull", "random")
+    with pytest.raises(InputError, match="a hand-over without a transfer"):
+        replace(apart, handover=Handover())
+    with pytest.raises(InputError, match="nothing is handed over between mixed pools"):
+        Deployment((Pool(DENSE, H100),), handover=Handover("pull"))
 
 
 def test_warnings_tell_what_the_real_engine_would_do() -> None:

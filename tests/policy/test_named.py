@@ -121,7 +121,7 @@ def test_a_run_by_a_scheduler_of_ones_own(mine: str) -> None:
             first = [*running, *waiting][:1]  # type: ignore[misc]
             return Decision({one: one.num_tokens - one.num_computed_tokens for one in first})
 
-    again = simulate(served(async_scheduling=False), workload, perf="modelled", cache=False, scheduler=Same)
+    again = simulate(served(), workload, perf="modelled", cache=False, scheduler=Same)
     assert np.array_equal(again.requests.finish, requests.finish)
 
 
@@ -139,6 +139,35 @@ def test_settings_of_the_engines_own_scheduler_have_no_place(setting: dict[str, 
         served(scheduler="sarathi", **setting)
 
 
+@pytest.mark.parametrize(
+    ("flags", "text", "sizes"),
+    [
+        ({}, "sarathi", (512, 128)),
+        ({"max_num_batched_tokens": 2048}, "sarathi", (2048, 128)),
+        ({"max_num_batched_tokens": 256, "max_num_seqs": 200}, "sarathi", (256, 200)),
+        ({"max_num_batched_tokens": 2048}, "sarathi:chunk=1024", (1024, 128)),
+        ({"max_num_seqs": 64}, "mindspore", (0, 64)),
+        ({}, "mindspore", (0, 128)),
+    ],
+)
+def test_an_argument_takes_the_place_of_a_presets_size(
+    flags: dict[str, int], text: str, sizes: tuple[int, int]
+) -> None:
+    pool = served(scheduler=text, **flags).pools[0]
+    found = find_scheduler(str(pool.engine.scheduler))
+    assert isinstance(found, Policy)
+    assert (found.max_num_batched_tokens, found.max_num_seqs) == sizes
+    assert replace(pool, replicas=2).engine == pool.engine
+
+
+def test_a_scheduler_of_ones_own_decides_when_the_engines_would(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class S:\n    def schedule(self, *_): pass")
+    own = f"{tmp_path / 'mine.py'}:S"
+    assert served(scheduler=own).pools[0].engine.async_scheduling
+    assert not served(scheduler=own, async_scheduling=False).pools[0].engine.async_scheduling
+    assert not served(scheduler=own, preset="vllm-0.10").pools[0].engine.async_scheduling
+
+
 def test_a_named_asynchronous_scheduler_is_asynchronous() -> None:
     assert served(scheduler="vllm-0.32").pools[0].engine.async_scheduling
     assert not served(scheduler="orca").pools[0].engine.async_scheduling
@@ -146,7 +175,15 @@ def test_a_named_asynchronous_scheduler_is_asynchronous() -> None:
 
 
 def test_a_named_scheduler_fills_the_stages_that_it_has() -> None:
-    with pytest.raises(InputError, match="pipeline_parallel_size=2: not simulated with scheduler='sarathi'"):
-        served(scheduler="sarathi", pipeline_parallel_size=2)
+    for words, scheduler in (
+        ("pipeline_parallel_size=2: not simulated with VllmV0; use", "vllm-0.8-v0"),
+        ("allocation='look_ahead': not simulated in a pipeline", "lightllm"),
+        ("reschedule_interval: not simulated in a pipeline", "fcfs-interval"),
+        ("is for another number of stages", "vllm-0.32:pipeline_parallel_size=3"),
+    ):
+        with pytest.raises(InputError, match=words):
+            served(scheduler=scheduler, pipeline_parallel_size=2)
+    for scheduler in ("sarathi", "sglang-0.4.6", "vllm-0.32", "vllm-0.32:pipeline_parallel_size=2"):
+        assert served(scheduler=scheduler, pipeline_parallel_size=2).pools[0].engine.pipeline_parallel_size == 2
     pools = served(scheduler="vllm-0.32:pipeline_parallel_size=2,prefix_caching=false", pipeline_parallel_size=2).pools
     assert pools[0].engine.pipeline_parallel_size == 2

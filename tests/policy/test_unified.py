@@ -132,3 +132,11 @@ def test_infermax_varies_five_ideas() -> None:
     assert grid["sarathi-hybrid-chunked-shortest-shortest_job"] == Policy(
         chunked_prefill=True, allocation="prompt", victim="shortest", admission_order="shortest_job", pass_over=True
     )
+
+
+def test_swapping_takes_the_time_of_the_bus_unless_another_is_given() -> None:
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=10, block_size=16)
+    free = Policy(preemption="swap", host_blocks=10)
+    assert free.with_host(limits, 2_000_000, 50e9).swap_time_per_block == 4e-05
+    assert replace(free, swap_time_per_block=0.5).with_host(limits, 2_000_000, 50e9).swap_time_per_block == 0.5
+    assert Policy().with_host(limits, 2_000_000, 50e9) == Policy()

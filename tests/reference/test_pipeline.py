@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade_schedules import random_recording
-from pipelines import ROOMY, constant, serve, steps, tokens
-from record_vllm_v1 import driven, spelled_out
+from replay.handmade_schedules import random_recording
+from replay.record_vllm_v1 import driven, spelled_out
 from vllm_v1_pipeline_driver import passage
 
+from reference.pipelines import ROOMY, constant, serve, steps, tokens
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Passage, StageTimes, linear
 from windtunnel.policy import VllmV1
@@ -24,8 +24,8 @@ from windtunnel.reference.pipeline import Pipeline, table_passage
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
 from windtunnel.replay.recording import Recording
+from windtunnel.replay.vllm_v1 import CONFIG, SINCE_0_32, limits, policy
 from windtunnel.replay.vllm_v1 import VERSIONS as RELEASES
-from windtunnel.replay.vllm_v1_settings import CONFIG, SINCE_0_32, limits, policy
 
 WHEELS = os.environ.get("WINDTUNNEL_VLLM_V1", "")
 """A folder of releases, as in tests/replay/test_vllm_v1.py."""

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from handmade_unified import SMALL, firsts, requests, steps, tokens
 
+from reference.handmade_unified import SMALL, firsts, requests, steps, tokens
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits, Policy, scheduler
 from windtunnel.policy.unified import POLICIES
@@ -42,6 +42,14 @@ def test_a_chunk_respects_both_token_limits() -> None:
     assert tokens(both, requests(*asked))[1:4] == [{"a": 1, "b": 6}, {"a": 1, "b": 6}, {"a": 1, "b": 6}]
     only_c = replace(both, max_num_prefill_tokens=0)
     assert tokens(only_c, requests(*asked))[1:3] == [{"a": 1, "b": 9}, {"a": 1, "b": 9}]
+
+
+def test_padded_prompts_count_as_the_longest() -> None:
+    """12 tokens of prompts are within the 14 of a step, twice the longest is not."""
+    narrow = replace(SMALL, max_num_batched_tokens=14, max_model_len=14)
+    for padded, expected in ((False, [{"a": 8, "b": 4}]), (True, [{"a": 8}, {"b": 4}])):
+        policy = replace(PREFILL_FIRST, padded_prefills=padded)
+        assert tokens(policy, requests((0, 8, 1), (0, 4, 1)), narrow) == expected
 
 
 def test_the_limit_of_running_requests_is_not_the_one_of_memory() -> None:

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from replay_engines import OWN_RECORDINGS, RECORDINGS, V1_VERSIONS
 
-from windtunnel.core import stepper
+from replay.replay_engines import OWN_RECORDINGS, RECORDINGS, V1_VERSIONS
 from windtunnel.core.engine import with_room
 from windtunnel.core.loops import FULL, open_loop
 from windtunnel.core.records import ROWS
-from windtunnel.core.stepper import ONLY, Stepper
+from windtunnel.core.stepwise import stepper
+from windtunnel.core.stepwise.stepper import ONLY, Stepper
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.replay import core_vllm_v1, sglang, vllm_v0, vllm_v1
-from windtunnel.replay.recording import TICKS_PER_SECOND, read_recording
-from windtunnel.replay.vllm_v1_settings import CONFIG, known, limits, policy
+from windtunnel.replay import sglang, vllm_v0, vllm_v1
+from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
+from windtunnel.replay.vllm_v1_core import Core
 
 PATHS = sorted([*OWN_RECORDINGS.glob("*/*.in.json"), *RECORDINGS.glob("*/*.in.json")])
 BASE, TOKEN, CACHED_TOKEN = 100_000, 1_000, 1
@@ -56,18 +56,15 @@ def lane(path: Path, config: dict[str, Any]) -> Stepper:
     """The recording's requests before a lane of its scheduler."""
     recorded = read_recording(path)
     if path.parent.name == "sglang":
-        declared = sglang._declared(recorded)
-        return sglang.Scheduler(sglang._settings(config), recorded.requests, declared).stepper
+        return sglang.Scheduler(recorded.requests, config).stepper
     if path.parent.name == "v0":
-        v0 = vllm_v0.Lane(replace(recorded, config=config))
+        v0 = vllm_v0.Scheduler(replace(recorded, config=config))
         per_block = recorded.batch_time.get("per_swap_block", 0.0) * TICKS_PER_SECOND
-        v0.stepper.state.pools["swap_seconds_per_block"] = per_block
+        v0.pool["swap_seconds_per_block"] = per_block
         v0.columns["arrival"] = [row.arrival for row in recorded.requests]
         return v0.stepper
-    full = known(config, CONFIG, "setting")
-    room, rules = limits(full), policy(full, V1_VERSIONS[path.parent.name])
-    waiting = vllm_v1._requests(recorded, room)
-    return core_vllm_v1.CoreScheduler(room, rules, waiting, recorded.requests, lambda _: 0).stepper
+    full = known(config, vllm_v1.CONFIG)
+    return Core(recorded, vllm_v1.limits(full), vllm_v1.policy(full, V1_VERSIONS[path.parent.name])).stepper
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.parent.name}/{path.name[:5]}")
@@ -77,7 +74,7 @@ def test_whole_runs_take_the_recorded_times(path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(stepper, "linear", tables)
     core = lane(path, header["config"])
     while open_loop(core.state, ONLY) == FULL:
-        core.state = with_room(core.state, core.scheduler)
+        core.state = with_room(core.state)
     rows = core.state.requests
     order = np.argsort(rows["arrival"], kind="stable")
     taken = core.state.rows["steps"][: core.state.counters[ROWS]]

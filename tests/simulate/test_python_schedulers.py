@@ -13,7 +13,7 @@ from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV1
-from windtunnel.policy.named import ROUTE_SCORE
+from windtunnel.policy.routing import ROUTE_SCORE
 from windtunnel.reference.custom import Decision
 from windtunnel.reference.request import Request
 from windtunnel.simulate.on_reference import run_custom
@@ -75,18 +75,20 @@ def demand(arrival: Sequence[float], prompt: Sequence[int], output: Sequence[int
     )
 
 
-def fleet(replicas: int = 1) -> Fleet:
-    rules = VllmV1(async_scheduling=False, reserve_full_prompt=False)
-    return Fleet((LIMITS,), (rules,), (times(),), (replicas,), (1,), (False,))
+def fleet(replicas: int = 1, ahead: bool = False) -> Fleet:
+    """``ahead``: steps are decided while others run, and there is memory for all who run."""
+    rules = VllmV1(async_scheduling=ahead, reserve_full_prompt=False)
+    limits = replace(LIMITS, num_blocks=64) if ahead else LIMITS
+    return Fleet((limits,), (rules,), (times(),), (replicas,), (1,), (False,))
 
 
-def by(rules: Callable[[], Any], asked: Demand, replicas: int = 1) -> Record:
-    return run_custom(rules, fleet(replicas), asked, 0, np.zeros(len(asked.arrival)))
+def by(rules: Callable[[], Any], asked: Demand, replicas: int = 1, ahead: bool = False) -> Record:
+    return run_custom(rules, fleet(replicas, ahead), asked, 0, np.zeros(len(asked.arrival)))
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2]))
-def test_the_same_decisions_give_the_cores_record(seed: int, replicas: int) -> None:
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2]), st.booleans())
+def test_the_same_decisions_give_the_cores_record(seed: int, replicas: int, ahead: bool) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 40))
     asked = demand(
@@ -94,8 +96,8 @@ def test_the_same_decisions_give_the_cores_record(seed: int, replicas: int) -> N
         rng.integers(1, 40, n).tolist(),
         rng.integers(1, 24, n).tolist(),
     )
-    mine = by(FirstComeFirstServed, asked, replicas)
-    core = run(fleet(replicas), asked, 0, np.zeros(n))
+    mine = by(FirstComeFirstServed, asked, replicas, ahead)
+    core = run(fleet(replicas, ahead), asked, 0, np.zeros(n))
     for name in ("scheduled", "first_token", "finish", "preemptions", "lane"):
         assert np.array_equal(mine.requests[name], core.requests[name]), name
     assert sorted(mine.stalls.tolist()) == sorted(core.stalls.tolist())
@@ -104,6 +106,75 @@ def test_the_same_decisions_give_the_cores_record(seed: int, replicas: int) -> N
             int((log[column].astype(np.int64) * np.maximum(log["steps"], 1)).sum()) for log in (mine.rows, core.rows)
         ]
         assert sums[0] == sums[1], column
+
+
+class Holding(FirstComeFirstServed):
+    """Asks to be left alone while nothing happens, and counts how often it was asked."""
+
+    asked = 0
+
+    def schedule(self, now: float, waiting: Requests, running: Requests, limits: Limits) -> Decision:
+        Holding.asked += 1
+        return replace(super().schedule(now, waiting, running, limits), hold=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2]), st.booleans(), st.sampled_from([0, 3]))
+def test_a_decision_that_is_held_changes_nothing(seed: int, replicas: int, ahead: bool, clients: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 40))
+    asked = demand(
+        np.cumsum(rng.exponential(rng.choice([0.1, 2.0, 6.0]), n)).tolist(),
+        rng.integers(1, 40, n).tolist(),
+        rng.integers(1, 24, n).tolist(),
+    )
+    asked = replace(asked, overruns=rng.random(n) < rng.choice([0.0, 0.5, 1.0]), max_concurrency=clients)
+    served = fleet(replicas, ahead)
+    served = replace(served, limits=(replace(LIMITS, num_blocks=int(rng.integers(16, 64))),))
+    singly, held = (run_custom(rules, served, asked, 2, np.zeros(n)) for rules in (FirstComeFirstServed, Holding))
+    for name in singly.requests.dtype.names or ():
+        assert np.array_equal(singly.requests[name], held.requests[name], equal_nan=True), name
+    assert sorted(singly.stalls.tolist()) == sorted(held.stalls.tolist())
+    assert singly.rows["steps"].sum() == held.rows["steps"].sum()
+    for column in ("decodes", "discarded", "chunk_tokens"):
+        sums = [int((log[column] * np.maximum(log["steps"], 1)).sum()) for log in (singly.rows, held.rows)]
+        assert sums[0] == sums[1], column
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_held_decision_is_made_once(ahead: bool) -> None:
+    Holding.asked = 0
+    found = by(Holding, demand([0.0, 30.0], [4, 4], [40, 20]), 1, ahead)
+    assert found.rows["steps"].sum() == 60  # one after the other
+    assert Holding.asked <= 6  # when each arrives, and about its end, of 60
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_whoever_is_evicted_ahead_of_its_token_gets_all_tokens(seed: int, early: bool) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 30))
+    output = rng.integers(1, 24, n)
+    asked = demand(np.zeros(n).tolist(), rng.integers(1, 40, n).tolist(), output.tolist())
+    asked = replace(asked, overruns=np.full(n, early))
+    found = run_custom(FirstComeFirstServed, replace(fleet(1, ahead=True), limits=(LIMITS,)), asked, 0, np.zeros(n))
+    emitted = int((found.rows["decodes"] - found.rows["discarded"]).sum()) + n + len(found.stalls)
+    assert emitted == int(output.sum())
+    assert (found.requests["finish"] >= found.requests["first_token"]).all()
+    assert found.rows["used_blocks"].max() <= LIMITS.num_blocks
+
+
+class Swinging:
+    """Admits one request and evicts it for the next one, for ever."""
+
+    def schedule(self, now: float, waiting: Requests, running: Requests, limits: Limits) -> Decision:  # noqa: ARG002
+        return Decision({waiting[0]: 1}, running) if waiting else Decision({}, running)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_evictions_without_end_end(ahead: bool) -> None:
+    with pytest.raises(InputError, match=r"Swinging at .* evictions since a request received a token"):
+        by(Swinging, demand([0.0] * 3, [4] * 3, [4] * 3), 1, ahead)
 
 
 def fullest_but_far(replica: int, outstanding: int, prompt_tokens: int, arrival: float) -> float:
@@ -168,6 +239,11 @@ class Answers:
         return self.answer(waiting, running)
 
 
+def wrong(value: Any) -> Any:
+    """A value whose type is not what is asked for."""
+    return value
+
+
 def all_of(waiting: Requests, running: Requests) -> dict[Request, int]:
     return {request: request.num_tokens - request.num_computed_tokens for request in (*running, *waiting)}
 
@@ -176,6 +252,13 @@ def all_of(waiting: Requests, running: Requests) -> dict[Request, int]:
     ("answer", "message"),
     [
         (lambda _, __: None, "returned NoneType: must be a Decision"),
+        (
+            lambda w, _: Decision(wrong({w[0].id: 9})),
+            "Decision names 0: must name requests of waiting",
+        ),
+        (lambda _, __: Decision({}, wrong([3])), "Decision names 3"),
+        (lambda w, _: Decision(wrong([(w[0], 1)])), "Decision\\(list, tuple\\): must hold a mapping"),
+        (lambda _, __: Decision({}, wrong(None)), "Decision\\(dict, NoneType\\): must hold"),
         (lambda w, _: Decision({w[0]: 9}), "tokens=9 for request 0: must be from 1 to the 8 it has left"),
         (lambda w, _: Decision({w[0]: 0}), "tokens=0 for request 0"),
         (lambda w, _: Decision({}, [w[0]]), "request 0 is not running"),
@@ -189,6 +272,15 @@ def all_of(waiting: Requests, running: Requests) -> dict[Request, int]:
 def test_a_broken_rule_is_named(answer: Callable[[Requests, Requests], Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         by(lambda: Answers(answer), demand([0.0] * 6, [8] * 6, [4] * 6))
+
+
+def worded(replica: int, outstanding: int, prompt_tokens: int, arrival: float) -> Any:  # noqa: ARG001
+    return "first"
+
+
+def test_a_route_score_that_is_no_number_is_named() -> None:
+    with pytest.raises(InputError, match="route_score returned 'first': must be a number"):
+        run(replace(fleet(2), route_score=worded), demand([0.0] * 3, [4] * 3, [4] * 3), ROUTE_SCORE, np.zeros(3))
 
 
 def test_memory_is_counted() -> None:

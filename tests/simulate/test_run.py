@@ -1,5 +1,5 @@
 import errno
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,8 @@ import pytest
 from handmade import flat_times, iterations, requests
 
 from windtunnel.errors import InputError
-from windtunnel.perf.batch_times import StageTimes, whole
-from windtunnel.simulate.run import REJECTED, Run, Stalls
+from windtunnel.perf.batch_times import BatchTimes, StageTimes, whole
+from windtunnel.simulate.run import REJECTED, Handovers, Run, Stalls
 
 NOTHING = np.zeros(0)
 
@@ -51,13 +51,29 @@ def test_save_and_load_keep_every_bit(run: Run, tmp_path: Path) -> None:
     assert again.iteration_times().duration.tolist() == pytest.approx([0.1, 0.1, 0.1], rel=1e-12)
 
 
+def test_what_pools_add_stands_beside_the_requests(run: Run, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    columns = {field.name: np.array([0.25, np.nan]) for field in fields(Handovers)}
+    columns |= {name: np.array([0, -1]) for name in ("prefill_pool", "prefill_replica")}
+    apart = replace(run, handovers=Handovers(**columns))
+    apart.save(tmp_path / "run")
+    again = Run.load(tmp_path / "run").handovers
+    assert again is not None
+    for column, values in columns.items():
+        assert np.array_equal(getattr(again, column), values, equal_nan=True), column
+    assert set(columns) < set(pq.read_schema(tmp_path / "run" / "requests.parquet").names)
+    run.save(tmp_path / "run")
+    assert Run.load(tmp_path / "run").handovers is None
+
+
 def test_a_run_replaces_a_run_but_nothing_else(run: Run, tmp_path: Path) -> None:
     run.save(tmp_path / "run")
     run.save(tmp_path / "run")
     assert files(tmp_path) == ["run"]
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")
-    with pytest.raises(InputError, match="exists and is not a run"):
+    with pytest.raises(InputError, match="holds something that is not a run"):
         run.save(tmp_path / "home")
     assert files(tmp_path / "home") == ["letter.txt"]
 
@@ -135,3 +151,10 @@ def test_stages_are_saved_and_loaded(run: Run, tmp_path: Path) -> None:
     assert steps.duration.tolist() == pytest.approx([0.35, 0.35, 0.35])
     assert steps.busy.tolist() == pytest.approx([0.15, 0.15, 0.15])
     assert steps.start.tolist() == pytest.approx([0.0, 0.4, 0.75])
+
+
+def test_durations_are_those_of_the_steps(run: Run) -> None:
+    assert run.durations(run.times).tolist() == run.iteration_times().duration.tolist()
+    tables = [times for times in run.times if isinstance(times, BatchTimes)]
+    twice = tuple(replace(times, decode_tokens=2 * times.decode_tokens) for times in tables)
+    assert run.durations(twice).sum() > run.durations(run.times).sum()

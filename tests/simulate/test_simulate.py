@@ -241,8 +241,9 @@ def test_a_threshold_bounds_the_tokens_of_a_prompt_in_a_step() -> None:
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name.startswith("vllm-")])
-def test_every_version_serves_everybody(preset: str) -> None:
-    simulated = run(deployment(preset=preset, num_gpu_blocks_override=400), generate(Gamma(20.0, 0.5), LENGTHS, 300))
+def test_every_version_finishes_every_request(preset: str) -> None:
+    served = deployment(preset=preset, num_gpu_blocks_override=400, max_num_batched_tokens=4096)
+    simulated = run(served, generate(Gamma(20.0, 0.5), LENGTHS, 300))
     assert (simulated.requests.status == FINISHED).all()
 
 
@@ -296,3 +297,49 @@ def test_requests_that_preempt_each_other_for_ever_are_told_of() -> None:
     assert (circling.requests.status == UNFINISHED).all()
     assert any("2 requests never finish: requests of equal priority" in note for note in circling.manifest["warnings"])
     assert (run(deployment(**engine), workload).requests.status == FINISHED).all()
+
+
+def test_unlike_pools_take_turns() -> None:
+    served = deployment()
+    other = deployment(preset="sglang-0.5", num_gpu_blocks_override=3000).pools[0]
+    both = run(replace(served, pools=(*served.pools, other)), generate(Gamma(20.0, 0.5), LENGTHS, 200, seed=1))
+    requests = both.requests
+    assert (requests.status == FINISHED).all()
+    assert requests.pool.tolist() == requests.replica.tolist() == [0, 1] * 100
+    assert [replica["pool"] for replica in both.manifest["replicas"]] == [0, 1]
+    assert both.manifest["schedulers"][0] != both.manifest["schedulers"][1]
+    assert len(both.iteration_times().start) == both.iterations.steps.sum()
+
+
+def test_a_request_must_fit_every_pool() -> None:
+    served = deployment()
+    small = deployment(max_model_len=300).pools[0]
+    requests = run(
+        replace(served, pools=(*served.pools, small)), generate(Gamma(20.0, 0.5), LENGTHS, 200, seed=1)
+    ).requests
+    rejected = requests.status == REJECTED
+    assert (rejected == (requests.prompt_tokens > 299)).all()
+    assert (requests.prompt_tokens + requests.output_tokens)[~rejected].max() == 300
+
+
+def test_prefill_and_decode_apart() -> None:
+    pool = deployment().pools[0]
+    apart = Deployment((replace(pool, role="prefill"), replace(pool, role="decode", replicas=2)))
+    workload = generate(Gamma(20.0, 0.5), LENGTHS, 300, seed=1)
+    found = run(apart, workload)
+    requests, rows, stalls = found.requests, found.iterations, found.stalls
+    assert (requests.status == FINISHED).all()
+    assert (requests.first_token <= requests.finish).all()
+    assert (requests.pool == np.where(requests.output_tokens > 1, 1, 0)).all()
+    assert set(requests.replica[requests.pool == 1].tolist()) == {1, 2}
+    prefills = rows.replica == 0
+    assert rows.decodes[prefills].sum() == 0
+    assert rows.chunk_tokens[~prefills].sum() == 0
+    decoded = int((rows.decodes * rows.steps - rows.discarded).sum()) + len(stalls.request)
+    assert decoded == int((requests.output_tokens - 1).sum())
+    joined = np.sort(stalls.request)
+    assert joined.tolist() == np.nonzero(requests.output_tokens > 1)[0].tolist()
+    one = np.ones_like(workload.output_tokens)
+    alone = run(deployment(), replace(workload, output_tokens=one, max_tokens=one))
+    assert (alone.requests.first_token == requests.first_token).all()
+    assert len(found.iteration_times().start) == rows.steps.sum()

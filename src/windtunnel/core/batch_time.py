@@ -38,9 +38,9 @@ def flatten(
             floats.append(values)
         indices = {
             "context_knots": table.context_knots,
-            "context_index": _context_index(table),
+            "context_index": _index(table.context_knots, CONTEXT_STEP),
             "chunk_knots": table.chunk_knots,
-            "chunk_index": _chunk_index(table),
+            "chunk_index": _index(table.chunk_knots, 1),
             "padded": table.padded,
         }
         for name, index in indices.items():
@@ -62,16 +62,10 @@ def shortest_step(table: BatchTimes) -> NDArray[np.float64]:
     return np.minimum.accumulate(step)
 
 
-def _context_index(table: BatchTimes) -> NDArray[np.int64]:
-    contexts = np.arange(int(table.context_knots[-1]) // CONTEXT_STEP + 1) * CONTEXT_STEP
-    index = np.searchsorted(table.context_knots, contexts, side="right") - 1
-    return np.minimum(index, len(table.context_knots) - 2)
-
-
-def _chunk_index(table: BatchTimes) -> NDArray[np.int64]:
-    sizes = np.arange(int(table.chunk_knots[-1]) + 1)
-    index = np.searchsorted(table.chunk_knots, sizes, side="right") - 1
-    return np.minimum(index, len(table.chunk_knots) - 2)
+def _index(knots: NDArray[np.int64], step: int) -> NDArray[np.int64]:
+    """[n] the last knot but one at most that is not above each multiple of ``step``."""
+    multiples = np.arange(int(knots[-1]) // step + 1) * step
+    return np.minimum(np.searchsorted(knots, multiples, side="right") - 1, len(knots) - 2)
 
 
 @part
@@ -127,35 +121,37 @@ def step_time(pool: Pool, floats: Array, gpu: float, sequences: int) -> float:
     return max(gpu, floats[pool.host_overlapped + sequences]) + floats[pool.host_serial + sequences]
 
 
-@part
-def lockstep_tokens(pool: Pool, integers: Array, largest: int, total: int, num_lanes: int) -> int:
-    """Tokens that the experts see; see BatchTimes.lockstep."""
-    if largest <= pool.graph_tokens:
-        return num_lanes * integers[pool.padded + largest]
-    return total
-
-
-@part
-def group_time(state: State, pool: Pool, group: Group) -> float:
-    """Seconds of the step that the group's lanes have scheduled; see BatchTimes.batch and BatchTimes.lockstep."""
-    first = group.first_lane
-    if group.num_lanes > 1:
-        return lockstep_time(pool, group, state.lanes, state.seats, state.floats, state.integers)
-    lane = state.lanes[first]
-    gpu = rank_time(pool, state.floats, state.integers, lane, state.seats[first])
-    return step_time(pool, state.floats, gpu, lane.step_decodes + lane.chunks)
-
-
 @compiled
-def lockstep_time(pool: Pool, group: Group, lanes: Array, seats: Array, floats: Array, integers: Array) -> float:
-    """Seconds of a step of lanes that wait for each other; see BatchTimes.lockstep."""
+def lockstep_time(
+    pool: Pool, lanes: Array, seats: Array, floats: Array, integers: Array, first: int, end: int
+) -> float:
+    """Seconds of a step of lanes that wait for each other, whose experts see the tokens of all; see
+    BatchTimes.lockstep."""
     gpu, largest, total, sequences = 0.0, 0, 0, 1
-    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+    for i in range(first, end):
         lane = lanes[i]
         gpu = max(gpu, rank_time(pool, floats, integers, lane, seats[i]))
         tokens = max(lane.step_decodes + lane.chunk_tokens, 1)
         largest = max(largest, tokens)
         total += tokens
         sequences = max(sequences, lane.step_decodes + lane.chunks)
-    experts = lockstep_tokens(pool, integers, largest, total, group.num_lanes)
-    return step_time(pool, floats, gpu + floats[pool.expert_tokens + experts], sequences)
+    if largest <= pool.graph_tokens:
+        total = (end - first) * integers[pool.padded + largest]
+    return step_time(pool, floats, gpu + floats[pool.expert_tokens + total], sequences)
+
+
+@part
+def lanes_time(pool: Pool, lanes: Array, seats: Array, floats: Array, integers: Array, first: int, count: int) -> float:
+    """Seconds of the step that ``count`` lanes have scheduled; see BatchTimes.batch and BatchTimes.lockstep."""
+    if count > 1:
+        return lockstep_time(pool, lanes, seats, floats, integers, first, first + count)
+    lane = lanes[first]
+    gpu = rank_time(pool, floats, integers, lane, seats[first])
+    return step_time(pool, floats, gpu, lane.step_decodes + lane.chunks)
+
+
+@part
+def group_time(state: State, pool: Pool, group: Group) -> float:
+    """Seconds of the step that the group's lanes have scheduled."""
+    first, count = group.first_lane, group.num_lanes
+    return lanes_time(pool, state.lanes, state.seats, state.floats, state.integers, first, count)

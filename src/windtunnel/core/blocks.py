@@ -77,14 +77,20 @@ def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
         run, last = items[first], items[first + count]
         run["key"], run["count"], run["next"], run["previous"], last["next"] = NO_KEY, count, NONE, NONE, NONE
         first += count + 1
-    holdings, tables, ids = _holdings(demand, block_size)
+    holdings = records(len(demand.arrival), HOLDING)
+    holdings["version"] = -1
+    tables, ids = tables_and_contents(demand, block_size, holdings)
+    if len(ids):
+        common = _leading(np.bincount(ids)[ids] > 1, demand.hash_ids[0])
+        holdings["shared"] = np.minimum(common * demand.hash_block_size, demand.prompt_tokens) // block_size
     return Cache(attributes(holdings), attributes(items), np.full(sum(sizes), NONE, dtype=np.int32), tables, ids)
 
 
-def _holdings(demand: Any, block_size: int) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int64]]:
-    """Holdings, tables and contents of all requests."""
-    rows = records(len(demand.arrival), HOLDING)
-    rows["version"] = -1
+def tables_and_contents(
+    demand: Any, block_size: int, rows: NDArray[Any]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """(Room for the blocks of all requests, contents of their prompts, numbered densely); sets in ``rows``, one for
+    each request, where its own begin."""
     blocks = (demand.prompt_tokens + demand.output_tokens) // block_size + 1
     rows["table"] = np.cumsum(blocks) - blocks
     ids = np.zeros(0, dtype=np.int64)
@@ -92,9 +98,7 @@ def _holdings(demand: Any, block_size: int) -> tuple[NDArray[Any], NDArray[np.in
         offsets, values = demand.hash_ids
         rows["ids"] = offsets[:-1]
         ids = np.unique(values, return_inverse=True)[1].astype(np.int64)
-        common = _leading(np.bincount(ids)[ids] > 1, offsets) if len(ids) else np.zeros(len(rows), dtype=np.int64)
-        rows["shared"] = np.minimum(common * demand.hash_block_size, demand.prompt_tokens) // block_size
-    return rows, np.empty(int(blocks.sum()), dtype=np.int32), ids
+    return np.empty(int(blocks.sum()), dtype=np.int32), ids
 
 
 def _leading(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -190,37 +194,38 @@ def new_item(items: Array, lane: Lane, key: int, count: int) -> int:
 
 
 @compiled
-def push(items: Array, lane: Lane, x: int, front: bool) -> None:
-    """Put an item at one end of the queue."""
-    end = lane.front if front else lane.back
-    if front:
-        items[x].previous, items[x].next = NONE, end
+def link(items: Array, queue: Any, x: int, before: int, after: int) -> None:
+    """Put an item between two neighbours; NONE: at an end."""
+    items[x].previous, items[x].next = before, after
+    if before == NONE:
+        queue.front = x
     else:
-        items[x].next, items[x].previous = NONE, end
-    if front or end == NONE:
-        lane.front = x
-    if not front or end == NONE:
-        lane.back = x
-    if end != NONE and front:
-        items[end].previous = x
-    if end != NONE and not front:
-        items[end].next = x
-    lane.queued += items[x].count
+        items[before].next = x
+    if after == NONE:
+        queue.back = x
+    else:
+        items[after].previous = x
 
 
 @compiled
-def unlink(items: Array, lane: Lane, x: int) -> None:
-    """Take an item out of the queue."""
+def unlink(items: Array, queue: Any, x: int) -> None:
+    """Take an item out."""
     before, after = items[x].previous, items[x].next
     if before == NONE:
-        lane.front = after
+        queue.front = after
     else:
         items[before].next = after
     if after == NONE:
-        lane.back = before
+        queue.back = before
     else:
         items[after].previous = before
-    lane.queued -= items[x].count
+
+
+@part
+def push(items: Array, lane: Lane, x: int) -> None:
+    """Put an item at the end of the queue."""
+    link(items, lane, x, lane.back, NONE)
+    lane.queued += items[x].count
 
 
 @part
@@ -228,12 +233,16 @@ def push_run(items: Array, lane: Lane, count: int, front: bool) -> None:
     """Put blocks that no search can find at one end of the queue."""
     if count == 0:
         return
+    lane.queued += count
     end = lane.front if front else lane.back
     if end != NONE and items[end].key == NO_KEY:
         items[end].count += count
-        lane.queued += count
+        return
+    x = new_item(items, lane, NO_KEY, count)
+    if front:
+        link(items, lane, x, NONE, end)
     else:
-        push(items, lane, new_item(items, lane, NO_KEY, count), front)
+        link(items, lane, x, end, NONE)
 
 
 @compiled
@@ -243,9 +252,9 @@ def settle(items: Array, slots: Array, lane: Lane) -> None:
         x = lane.front
         item = items[x]
         taken = min(item.count, lane.queued - lane.free)
+        lane.queued -= taken
         if taken < item.count:
             item.count -= taken
-            lane.queued -= taken
             return
         unlink(items, lane, x)
         if item.key != NO_KEY:
@@ -288,21 +297,20 @@ def find(pool: Pool, lane: Lane, request: Request, cache: Cache, r: int) -> tupl
     settle(cache.items, cache.slots, lane)
     if holding.version != lane.version:
         holding.version = lane.version
-        search(pool, lane, holding, cache.items, cache.slots, cache.tables, cache.ids, r, longest)
+        search(pool, lane, cache, r, longest)
     return holding.found, holding.idle
 
 
 @compiled
-def search(
-    pool: Pool, lane: Lane, holding: Any, items: Array, slots: Array, tables: Array, ids: Array, r: int, longest: int
-) -> None:
+def search(pool: Pool, lane: Lane, cache: Cache, r: int, longest: int) -> None:
     """Look for the first ``longest`` blocks of a request, up to the first that is not cached."""
+    holding, items = cache.holdings[r], cache.items
     found, idle = 0, 0
     while found < longest:
-        x = slots[lane.slots + slot_of(items, slots, lane, key_of(pool, holding, ids, r, found))]
+        x = cache.slots[lane.slots + slot_of(items, cache.slots, lane, key_of(pool, holding, cache.ids, r, found))]
         if x == NONE:
             break
-        tables[holding.table + found] = x
+        cache.tables[holding.table + found] = x
         found += 1
         if items[x].references == 0:
             idle += 1
@@ -312,19 +320,21 @@ def search(
 @part
 def take(lane: Lane, cache: Cache, r: int) -> int:
     """Give a request the blocks that the latest search has found; returns how many."""
-    holding = cache.holdings[r]
-    if holding.found > 0:
-        take_found(lane, holding, cache.items, cache.tables)
-    return holding.found
+    found = cache.holdings[r].found
+    if found > 0:
+        take_found(lane, cache, r)
+    return found
 
 
 @compiled
-def take_found(lane: Lane, holding: Any, items: Array, tables: Array) -> None:
+def take_found(lane: Lane, cache: Cache, r: int) -> None:
     """The blocks that a search has found are held by one request more."""
+    holding, items = cache.holdings[r], cache.items
     for k in range(holding.found):
-        x = tables[holding.table + k]
+        x = cache.tables[holding.table + k]
         if items[x].references == 0:
             unlink(items, lane, x)
+            lane.queued -= 1
         items[x].references += 1
     holding.kept = holding.found
     lane.free -= holding.idle
@@ -338,20 +348,27 @@ def offer(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int) -> N
         holding = cache.holdings[r]
         full = min(tokens // pool.block_size, holding.shared)
         if full > holding.kept:
-            add_keys(pool, lane, holding, cache.items, cache.slots, cache.tables, cache.ids, r, full)
+            add_keys(pool, lane, cache, r, full)
+
+
+@part
+def keyed_item(pool: Pool, lane: Lane, cache: Cache, r: int, block: int) -> int:
+    """A new item that others can find, for a full block of a request."""
+    key = key_of(pool, cache.holdings[r], cache.ids, r, block)
+    x = new_item(cache.items, lane, key, 1)
+    remember(cache.items, cache.slots, lane, x)
+    return x
 
 
 @compiled
-def add_keys(
-    pool: Pool, lane: Lane, holding: Any, items: Array, slots: Array, tables: Array, ids: Array, r: int, full: int
-) -> None:
+def add_keys(pool: Pool, lane: Lane, cache: Cache, r: int, full: int) -> None:
     """Let the first ``full`` blocks of a request be found."""
-    settle(items, slots, lane)
+    holding = cache.holdings[r]
+    settle(cache.items, cache.slots, lane)
     for k in range(holding.kept, full):
-        x = new_item(items, lane, key_of(pool, holding, ids, r, k), 1)
-        items[x].references = 1
-        tables[holding.table + k] = x
-        remember(items, slots, lane, x)
+        x = keyed_item(pool, lane, cache, r, k)
+        cache.items[x].references = 1
+        cache.tables[holding.table + k] = x
     holding.kept = full
 
 
@@ -364,41 +381,38 @@ def give_back(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int, 
     if cache is None:
         lane.free += blocks_of(pool, tokens)
     else:
-        holding = cache.holdings[r]
-        put_back(pool, lane, holding, cache.items, cache.slots, cache.tables, cache.ids, r, tokens, offered, returns)
+        put_back(pool, lane, cache, r, blocks_of(pool, tokens), offered // pool.block_size, returns)
 
 
 @compiled
-def put_back(
-    pool: Pool,
-    lane: Lane,
-    holding: Any,
-    items: Array,
-    slots: Array,
-    tables: Array,
-    ids: Array,
-    r: int,
-    tokens: int,
-    offered: int,
-    returns: bool,
-) -> None:
-    """The blocks of a request join the queue; see ``give_back``."""
-    count, full = blocks_of(pool, tokens), offered // pool.block_size
-    settle(items, slots, lane)
+def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, full: int, returns: bool) -> None:
+    """``count`` blocks of a request join the queue, of which the first ``full`` keep their keys; see ``give_back``."""
+    holding, items = cache.holdings[r], cache.items
+    settle(items, cache.slots, lane)
     push_run(items, lane, count - full, pool.plain_blocks_first != 0)
     if returns:
         for k in range(full - 1, holding.kept - 1, -1):
-            x = new_item(items, lane, key_of(pool, holding, ids, r, k), 1)
-            remember(items, slots, lane, x)
-            push(items, lane, x, False)
+            push(items, lane, keyed_item(pool, lane, cache, r, k))
     else:
         push_run(items, lane, full - holding.kept, False)
     if holding.kept > 0:
         for k in range(holding.kept - 1, -1, -1):
-            x = tables[holding.table + k]
+            x = cache.tables[holding.table + k]
             items[x].references -= 1
             if items[x].references == 0:
-                push(items, lane, x, False)
+                push(items, lane, x)
         holding.kept = 0
         lane.version += 1
+    lane.free = lane.queued
+
+
+@compiled
+def implant(pool: Pool, lane: Lane, cache: Cache, r: int, first: int, last: int) -> None:
+    """Blocks ``first`` to ``last`` of a request come from elsewhere: free blocks take them, as if just given back."""
+    settle(cache.items, cache.slots, lane)
+    last = min(last, first + lane.free)
+    lane.free -= last - first
+    settle(cache.items, cache.slots, lane)
+    for k in range(last - 1, first - 1, -1):
+        push(cache.items, lane, keyed_item(pool, lane, cache, r, k))
     lane.free = lane.queued

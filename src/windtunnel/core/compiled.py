@@ -12,6 +12,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from getpass import getuser
 from pathlib import Path
@@ -26,6 +27,7 @@ from numba.core.compiler_machinery import LoweringPass, register_pass
 from numba.core.typed_passes import AnnotateTypes
 
 from windtunnel.perf.tabulate.cache import cache_folder
+from windtunnel.policy import routing
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -126,15 +128,25 @@ class KeptCode(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kept code for a signature, None if there is none; the compiler then fills those tables itself."""
-        found = self._load_overload(sig, target_context)
+        try:
+            found = self._load_overload(sig, target_context)
+        except Exception:  # whatever pickle makes of half a file, or of one that is no longer readable
+            self._forget()
+            found = None
         if found is None:
             LOG.info("compiling %s (once on this machine)", _subject(self._py_func, sig))
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what has been compiled."""
-        super().save_overload(sig, data)
+        """Keep what has been compiled, if there is room; otherwise it is compiled again the next time."""
+        with suppress(OSError):
+            super().save_overload(sig, data)
         LOG.info("")
+
+    def _forget(self) -> None:
+        """Leave out what is kept of this function."""
+        with suppress(OSError):
+            self.flush()
 
 
 def _subject(function: Callable[..., Any], signature: Any) -> str:
@@ -142,8 +154,10 @@ def _subject(function: Callable[..., Any], signature: Any) -> str:
     state = signature[0]
     if "own" not in getattr(state, "fields", ()):
         return function.__name__
-    module: str = state.types[state.fields.index("own")].instance_class.__module__
-    return f"the scheduler {module.rsplit('.', 1)[-1]}"
+    own = state.types[state.fields.index("own")]
+    kinds: Any = [own] if isinstance(own, types.BaseNamedTuple) else own.types
+    names = list(dict.fromkeys(kind.instance_class.__module__.rsplit(".", 1)[-1] for kind in kinds))
+    return f"the scheduler{'s' if len(names) > 1 else ''} {' and '.join(names)}"
 
 
 def entry(function: Function) -> Function:
@@ -162,12 +176,13 @@ def entry(function: Function) -> Function:
 
 @cache
 def kernel_folder() -> Path:
-    """Where compiled code lives: a folder named after the content of all sources of this package.
+    """Where compiled code lives: a folder named after the content of all sources of this package, and of
+    the formulas that it compiles.
 
     numba's own key is the time stamp of one function's file, and misses edits of what it calls in other files.
     """
     digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
+    for source in (*sorted(Path(__file__).parent.rglob("*.py")), Path(routing.__file__)):
         digest.update(source.read_bytes())
     for candidate in (cache_folder(), Path(tempfile.gettempdir()) / f"windtunnel-{getuser()}"):
         folder = candidate / "kernels" / digest.hexdigest()[:16]

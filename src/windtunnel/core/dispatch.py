@@ -1,78 +1,178 @@
 """Schedulers: the type of ``State.own`` decides, when a loop is compiled, whose rules it follows.
 
-So each scheduler's loop holds its own code alone, and costs nothing when another one grows. A scheduler is a module of
-``core.schedulers`` with
+So each scheduler's loop holds its own code alone, and costs nothing when another one grows. Where the pools of a
+deployment have unlike schedulers, ``own`` is the tuple of what each of them keeps, and a pool's ``scheduler`` says
+which is its own: the loop then holds the code of these, and each sees the State as if it were alone. A scheduler is a
+module of ``core.schedulers`` with
 
 - ``POOL_FIELDS``, ``LANE_FIELDS``, ``REQUEST_FIELDS``: what it appends to the records,
 - ``Own``: a named tuple of what else it reads and writes, and ``arrays(fleet, demand, pools, lanes, requests)``, which
   makes it before a run and fills in the fields,
 - the compiled functions below.
 
-Where its arrays may have to grow, it has ``room(state, pool, group)``, compiled, and ``with_more_room(own)``; where the
-real engine may die, ``check(state)`` raises the error after the run.
+``SEATS_OF_STAGES`` says that each stage of a pipeline has a table of seats. Where its arrays may have to grow, it has
+``room(state, pool, group)``, compiled, and ``with_more_room(own)``; where requests sit behind ``lane.top``, ``seated``;
+where the real engine may die, ``check(state)`` raises the error after the run. ``let_go``,
+``occupied``, ``may_stage``, ``stage`` and ``join`` are for prefill and decode pools alone.
 """
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+from numba import types
 from numba.extending import overload
+from numpy.typing import NDArray
 
-from windtunnel.core.compiled import INNER
-from windtunnel.core.records import Group, Lane, Pool, State
-from windtunnel.errors import InputError
+from windtunnel.core.compiled import INNER, part
+from windtunnel.core.records import Fields, Group, Lane, Pool, State, attributes
 from windtunnel.policy import Policy, Sglang, VllmV0, VllmV1
 
 SCHEDULERS: dict[type, str] = {VllmV1: "vllm", VllmV0: "vllm_v0", Policy: "unified", Sglang: "sglang"}
 """Type of a scheduler's settings → its module in ``core.schedulers``, imported when it runs."""
 
 
-def scheduler_of(policies: tuple[Any, ...]) -> ModuleType:
-    """The module that runs these settings; the pools of one simulation share it.
+# The schedulers of a run.
+
+
+def kind_of(policy: Any) -> tuple[int, bool, bool]:
+    """What a loop is compiled for: pools of one kind share what their scheduler keeps."""
+    return list(SCHEDULERS).index(type(policy)), policy.pipeline_parallel_size > 1, policy.prefix_caching
+
+
+def kinds_of(policies: tuple[Any, ...]) -> tuple[list[ModuleType], NDArray[np.int64]]:
+    """(The scheduler of each kind, the kind of each pool's settings)."""
+    kinds = sorted(set(map(kind_of, policies)))  # so that the order of pools changes nothing that is compiled
+    names = list(SCHEDULERS.values())
+    modules = [import_module(f"windtunnel.core.schedulers.{names[scheduler]}") for scheduler, *_ in kinds]
+    return modules, np.array([kinds.index(kind_of(policy)) for policy in policies])
+
+
+def fields_of(policies: tuple[Any, ...], name: str) -> Fields:
+    """What these schedulers append to the pools, lanes or requests; several share the fields that both name.
+
+    The first one is then named after all of them: numba takes a record for a kind of any other that it begins with.
+    """
+    modules, _ = kinds_of(policies)
+    if len(modules) == 1:
+        return list(getattr(modules[0], name))
+    found: dict[str, type[np.generic]] = {"_".join(module.__name__.rsplit(".", 1)[-1] for module in modules): np.int8}
+    if name == "POOL_FIELDS":
+        found["scheduler"] = np.int64
+    for module in modules:
+        for field, kind in getattr(module, name):
+            if found.setdefault(field, kind) is not kind:
+                raise TypeError(f"{field}: {kind.__name__} in {module.__name__}, {found[field].__name__} in another")
+    return list(found.items())
+
+
+def seats_of_stages(policies: tuple[Any, ...]) -> bool:
+    """Whether each stage of a pipeline has a table of seats."""
+    return any(hasattr(module, "SEATS_OF_STAGES") for module in kinds_of(policies)[0])
+
+
+def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Any:
+    """Fill in the schedulers' fields, and make ``State.own``.
+
+    Where there are several, each makes its arrays as if all pools were its own, so that lanes keep their numbers, and
+    no blocks stood in those of the others.
 
     Raises:
-        InputError: they are of several kinds.
+        InputError: a scheduler cannot run within its limits.
     """
-    kinds = {type(policy) for policy in policies}
-    if len(kinds) > 1:
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise InputError(f"schedulers of {len(kinds)} kinds ({names}): the pools of one deployment need one kind")
-    return import_module(f"windtunnel.core.schedulers.{SCHEDULERS[kinds.pop()]}")
+    modules, kinds = kinds_of(fleet.policies)
+    if len(modules) == 1:
+        return modules[0].arrays(fleet, demand, pools, lanes, requests)
+    kind_of_lane = np.repeat(kinds, np.multiply(fleet.replicas, fleet.lanes))
+    own = []
+    for k, module in enumerate(modules):
+        some_pools, some_lanes = pools.copy(), lanes.copy()
+        some_lanes["free"][kind_of_lane != k] = 0
+        own.append(module.arrays(_as_if_all(fleet, kinds == k), demand, some_pools, some_lanes, requests))
+        pools[kinds == k], lanes[kind_of_lane == k] = some_pools[kinds == k], some_lanes[kind_of_lane == k]
+    pools["scheduler"] = kinds
+    return tuple(own)
+
+
+def _as_if_all(fleet: Any, mine: NDArray[np.bool_]) -> Any:
+    """The fleet with the first of these pools in place of all others, as far as a scheduler looks at them."""
+    first = int(np.argmax(mine))
+    chosen = [i if mine[i] else first for i in range(len(mine))]
+    columns = {name: tuple(getattr(fleet, name)[i] for i in chosen) for name in ("limits", "policies", "times")}
+    return replace(fleet, lockstep=tuple(np.logical_and(fleet.lockstep, mine)), **columns)
 
 
 def module_of(own: Any) -> ModuleType:
-    """The module that runs these arrays."""
+    """The scheduler that these arrays are of."""
     return sys.modules[type(own).__module__]
+
+
+def several(own: Any) -> bool:
+    """Whether ``State.own`` is of several schedulers."""
+    return type(own) is tuple
+
+
+def with_more_room(own: Any) -> Any:
+    """Twice as much room in what the schedulers keep."""
+    if several(own):
+        return tuple(map(with_more_room, own))
+    module = module_of(own)
+    return module.with_more_room(own) if hasattr(module, "with_more_room") else own
+
+
+def check(state: State) -> None:
+    """Raise InputError if an engine died on the way."""
+    for k, own in enumerate(state.own if several(state.own) else (state.own,)):
+        pools = attributes(state.pools[state.pools["scheduler"] == k]) if several(state.own) else state.pools
+        if hasattr(module_of(own), "check"):
+            module_of(own).check(state._replace(own=own, pools=pools))
+
+
+def seen_by(state: State, pool: Pool) -> tuple[ModuleType, State]:
+    """The pool's scheduler, and the state as if it were alone."""
+    if several(state.own):
+        state = state._replace(own=state.own[pool.scheduler])
+    return module_of(state.own), state
+
+
+# What a loop calls.
 
 
 def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Put the arriving request ``r`` into the queue of a lane."""
-    module_of(state.own).enqueue(state, pool, lane, r)
+    scheduler, state = seen_by(state, pool)
+    scheduler.enqueue(state, pool, lane, r)
 
 
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one step of a group, and move its clock; IDLE if there is nothing to do until an arrival."""
-    done: int = module_of(state.own).step(state, pool, group)
+    scheduler, state = seen_by(state, pool)
+    done: int = scheduler.step(state, pool, group)
     return done
 
 
 def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
     """The first half of ``step``: whether anything is scheduled, and whether any request was preempted."""
-    scheduled, preempted = module_of(state.own).decide(state, pool, group)
+    scheduler, state = seen_by(state, pool)
+    scheduled, preempted = scheduler.decide(state, pool, group)
     return scheduled, preempted
 
 
 def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
     """The second half, if anything is scheduled: the step ends at ``end``."""
-    done: int = module_of(state.own).conclude(state, pool, group, end)
+    scheduler, state = seen_by(state, pool)
+    done: int = scheduler.conclude(state, pool, group, end)
     return done
 
 
 def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
     """The second half, if nothing is scheduled."""
-    done: int = module_of(state.own).pass_over(state, pool, group, preempted)
+    scheduler, state = seen_by(state, pool)
+    done: int = scheduler.pass_over(state, pool, group, preempted)
     return done
 
 
@@ -81,33 +181,125 @@ def jump(state: State, pool: Pool, group: Group, until: float) -> int:
 
     Returns how many; 0: the next step has to be made singly.
     """
-    done: int = module_of(state.own).jump(state, pool, group, until)
+    scheduler, state = seen_by(state, pool)
+    done: int = scheduler.jump(state, pool, group, until)
     return done
 
 
 def update_bound(state: State, pool: Pool, group: Group) -> None:
     """Set the group's ``bound``: no change can be seen from outside before it; infinite while the group is idle."""
-    module_of(state.own).update_bound(state, pool, group)
+    scheduler, state = seen_by(state, pool)
+    scheduler.update_bound(state, pool, group)
 
 
 def room(state: State, pool: Pool, group: Group) -> bool:
     """Whether the scheduler's own arrays can take one more step."""
-    module = module_of(state.own)
-    return bool(module.room(state, pool, group)) if hasattr(module, "room") else True
+    scheduler, state = seen_by(state, pool)
+    return bool(scheduler.room(state, pool, group)) if hasattr(scheduler, "room") else True
+
+
+def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Take back the blocks of a request that has left and holds them."""
+    scheduler, state = seen_by(state, pool)
+    scheduler.let_go(state, pool, lane, r)
+
+
+def occupied(state: State, pool: Pool, i: int) -> int:
+    """Requests that have a seat in lane ``i``."""
+    scheduler, state = seen_by(state, pool)
+    return int(scheduler.occupied(state, pool, i))
+
+
+def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
+    """Whether a request of another lane gets memory in lane ``i``, which keeps so many tokens for each."""
+    scheduler, state = seen_by(state, pool)
+    return bool(scheduler.may_stage(state, pool, i, r, reserved))
+
+
+def stage(state: State, pool: Pool, i: int, r: int) -> None:
+    """Give it that memory."""
+    scheduler, state = seen_by(state, pool)
+    scheduler.stage(state, pool, i, r)
+
+
+def join(state: State, pool: Pool, i: int, r: int) -> None:
+    """Let it decode from the next step on: its KV is here."""
+    scheduler, state = seen_by(state, pool)
+    scheduler.join(state, pool, i, r)
+
+
+def seated(state: State, pool: Pool, lane: Lane) -> int:
+    """How many seats of the lane's table, the first ones, may be of requests that are running."""
+    scheduler, state = seen_by(state, pool)
+    return int(scheduler.seated(state, pool, lane)) if hasattr(scheduler, "seated") else int(lane.top)
+
+
+@part
+def up_to_the_newest(state: State, pool: Pool, lane: Lane) -> int:  # noqa: ARG001 - as in every scheduler
+    """In a scheduler whose seats are all below ``top``."""
+    return lane.top
+
+
+@part
+def always_room(state: State, pool: Pool, group: Group) -> bool:  # noqa: ARG001 - as in every scheduler
+    """In a scheduler whose arrays never grow."""
+    return True
+
+
+@part
+def _with(state: Any, own: Any) -> Any:
+    """The state with these arrays alone as ``own``, its last field."""
+    return State(*state[:-1], own)  # type: ignore[call-arg]
+
+
+def _one_of(k: int, rule: Callable[..., Any], others: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The rule of the k-th scheduler for its pools, and for the rest that of the others, if there are any."""
+
+    def alone(state: Any, pool: Any, *rest: Any) -> Any:
+        return rule(_with(state, state.own[k]), pool, *rest)
+
+    def chosen(state: Any, pool: Any, *rest: Any) -> Any:
+        if pool.scheduler == k:
+            return rule(_with(state, state.own[k]), pool, *rest)
+        return others(state, pool, *rest)  # type: ignore[misc]
+
+    return chosen if others else alone
 
 
 def _compile(function: Callable[..., Any], absent: Callable[..., Any] | None = None) -> None:
     """Let compiled code call ``function``: it becomes that of the scheduler, by the compiler's type of a State."""
 
+    def rule_of(own: Any) -> Any:
+        return getattr(sys.modules[own.instance_class.__module__], function.__name__, absent)
+
     def chosen(state: Any, *_: Any) -> Any:
-        own = state.types[state.fields.index("own")].instance_class
-        found = getattr(sys.modules[own.__module__], function.__name__, absent)
-        return getattr(found, "py_func", found)
+        own = state.types[state.fields.index("own")]
+        if isinstance(own, types.BaseNamedTuple):
+            rule = rule_of(own)
+            return getattr(rule, "py_func", rule)
+        others = None
+        for k in range(len(own) - 1, 0, -1):
+            others = part(_one_of(k, rule_of(own[k]), others))
+        return _one_of(0, rule_of(own[0]), others)
 
     options: Any = INNER | {"forceinline": True}
     overload(function, jit_options=options, strict=False)(chosen)
 
 
-for _function in (enqueue, step, decide, conclude, pass_over, jump, update_bound):
+for _function in (
+    enqueue,
+    step,
+    decide,
+    conclude,
+    pass_over,
+    jump,
+    update_bound,
+    let_go,
+    occupied,
+    may_stage,
+    stage,
+    join,
+):
     _compile(_function)
-_compile(room, lambda state, pool, group: True)  # noqa: ARG005 - numba matches them by name
+_compile(room, always_room)
+_compile(seated, up_to_the_newest)

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import flatten
-from windtunnel.core.dispatch import scheduler_of
+from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.loops import FULL, closed_loop, open_loop
 from windtunnel.core.records import (
@@ -36,10 +35,14 @@ from windtunnel.core.records import (
     attributes,
     records,
 )
+from windtunnel.core.routing import routing_arrays, sends_kv
 from windtunnel.core.seats import NEVER, tables
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times, whole
 from windtunnel.policy import Limits, Settings
+from windtunnel.policy.routing import ROUND_ROBIN, Routing
+from windtunnel.policy.scaling import Autoscale, Lives
+from windtunnel.policy.tiers import Tier, TierUse
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -59,6 +62,17 @@ class Fleet:
     """Whether the ranks of a replica wait for each other in every step."""
     route_score: Callable[..., float] | None = None
     """The user's function that the router ``ROUTE_SCORE`` asks; see ``core.hooks``."""
+    routing: Routing | None = None
+    """The settings of the router ``SCORED``."""
+    tiers: tuple[tuple[Tier, ...], ...] = ()
+    """Stores of KV behind each pool, the fastest first, which only the reference engine has; (): none."""
+    scaling: Autoscale | None = None
+    """Starts and stops replicas; only the reference engine has it, and faults."""
+    failures: tuple[tuple[float, int, float], ...] = ()
+    """(When, which replica, for how many seconds), in order."""
+    on_failure: str = "retry"
+    roles: tuple[str, ...] = ()
+    """``mixed``, ``prefill`` or ``decode`` of each pool; the latter two are for ``core.apart.handover``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,22 +117,24 @@ class Record:
     stalls: NDArray[Any]
     replica_of_lane: Integers
     rank_of_lane: Integers
+    tiers: tuple[TierUse, ...] = ()
+    """What the stores of KV were good for, where there are any."""
+    lives: Lives | None = None
+    """Of replicas that start, stop or fail."""
 
 
 def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> Record:
     """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once."""
-    scheduler = scheduler_of(fleet.policies)
-    state = new_state(fleet, demand, uniforms)
+    state = new_state(fleet, demand, uniforms, router)
     state.counters[JUMPS] = jumps
-    if demand.closed:
+    if demand.closed or sends_kv(fleet, demand):
         while closed_loop(state, router, demand.max_concurrency) == FULL:
-            state = with_room(state, scheduler)
+            state = with_room(state)
     else:
         while open_loop(state, router) == FULL:
-            state = with_room(state, scheduler)
-    raise_failures((*fleet.policies, fleet))
-    if hasattr(scheduler, "check"):
-        scheduler.check(state)
+            state = with_room(state)
+    raise_failures((*fleet.policies, fleet, fleet.routing))
+    check(state)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
     return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"])
@@ -135,24 +151,25 @@ def _require_stages(fleet: Fleet) -> None:
             )
 
 
-def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
+def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUND_ROBIN) -> State:
     """Everything that a simulation reads and writes, before anything has happened."""
     _require_stages(fleet)
-    scheduler = scheduler_of(fleet.policies)
-    pools, floats, integers = flatten(tuple(whole(table) for table in fleet.times), scheduler.POOL_FIELDS)
+    tables_of_pools = tuple(whole(table) for table in fleet.times)
+    pools, floats, integers = flatten(tables_of_pools, fields_of(fleet.policies, "POOL_FIELDS"))
     for pool, limits in zip(pools, fleet.limits, strict=True):
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"):
             pool[name] = getattr(limits, name)
-    groups, lanes, replicas = _layout(fleet, scheduler.LANE_FIELDS)
-    requests = _requests(demand, scheduler.REQUEST_FIELDS)
+    groups, lanes, replicas = _layout(fleet, fields_of(fleet.policies, "LANE_FIELDS"))
+    requests = _requests(demand, fields_of(fleet.policies, "REQUEST_FIELDS"))
     n = len(demand.arrival)
     margin = int(max(g["num_lanes"] * (pools[g["pool"]]["max_num_seqs"] + 2) for g in groups)) + 1
     counters = np.zeros(NUM_COUNTERS, dtype=np.int64)
     counters[ROUTE_HOOK] = address("route_score", fleet)
     counters[[CHOSEN, GATE_HEAD, GATE_TAIL, CANDIDATE]] = NONE
     counters[JUMPS] = 1
-    releases = records(n if demand.closed else 0, RELEASE)
-    if demand.closed:
+    closed = demand.closed or sends_kv(fleet, demand)
+    releases = records(n if closed else 0, RELEASE)
+    if closed:
         first = np.ones(n, dtype=bool)
         first[demand.follow[demand.follow != NONE]] = False
         order = np.nonzero(first)[0]
@@ -160,14 +177,16 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
         releases["time"][: len(order)] = demand.arrival[order]
         releases["request"][: len(order)] = order
         counters[RELEASES] = len(order)
+    stages = max(policy.pipeline_parallel_size for policy in fleet.policies)
     seats = tables(
-        len(lanes),
-        max(limits.max_num_seqs for limits in fleet.limits),
+        len(lanes) * (stages if seats_of_stages(fleet.policies) else 1),
+        max(policy.most_running(limits) for policy, limits in zip(fleet.policies, fleet.limits, strict=True)),
         max(limits.block_size for limits in fleet.limits),
-        max(policy.pipeline_parallel_size for policy in fleet.policies),
+        stages,
     )
     return State(
-        own=scheduler.arrays(fleet, demand, pools, lanes, requests),
+        routing=routing_arrays(fleet, demand, router),
+        own=arrays(fleet, demand, pools, lanes, requests),
         pools=attributes(pools),
         groups=attributes(groups),
         lanes=attributes(lanes),
@@ -179,13 +198,13 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats) -> State:
         rows=attributes(np.empty(8 * n + margin, dtype=records(0, ROW).dtype)),
         stalls=attributes(np.empty(n // 8 + margin, dtype=records(0, STALL).dtype)),
         counters=counters,
-        clocks=np.full(1, -1.0),
+        clocks=np.full(2, -1.0),
         uniforms=np.ascontiguousarray(uniforms, dtype=np.float64),
         follow=np.ascontiguousarray(demand.follow, dtype=np.int64),
         think_time=np.ascontiguousarray(demand.think_time, dtype=np.float64),
         turnaround=np.zeros(n) if demand.turnaround is None else np.ascontiguousarray(demand.turnaround),
         releases=attributes(releases),
-        gate=np.full(n if demand.closed else 0, NONE, dtype=np.int64),
+        gate=np.full(n if closed else 0, NONE, dtype=np.int64),
     )
 
 
@@ -210,7 +229,7 @@ def _layout(fleet: Fleet, fields: Fields) -> tuple[NDArray[Any], NDArray[Any], I
     lanes = records(len(lane_rows), LANE, fields)
     for i, name in enumerate(("group", "rank", "free")):
         lanes[name] = [row[i] for row in lane_rows]
-    for name in ("head", "tail", "ghost", "left"):
+    for name in ("head", "tail", "ghost", "left", "asking_head", "asking_tail", "ready_head", "ready_tail"):
         lanes[name] = NONE
     lanes["next_end"] = NEVER
     return groups, lanes, np.array(first_lanes, dtype=np.int64)
@@ -234,11 +253,9 @@ def _requests(demand: Demand, fields: Fields) -> NDArray[Any]:
     return requests
 
 
-def with_room(state: State, module: ModuleType) -> State:
-    """Twice as much room in the log, and in what the family of schedulers keeps."""
-    grown: dict[str, Any] = {}
-    if hasattr(module, "with_more_room"):
-        grown["own"] = module.with_more_room(state.own)
+def with_room(state: State) -> State:
+    """Twice as much room in the log, and in what the schedulers keep."""
+    grown: dict[str, Any] = {"own": with_more_room(state.own)}
     for name, entry in (("rows", ROWS), ("stalls", STALLS)):
         old = getattr(state, name)
         new = attributes(np.empty(2 * len(old), dtype=old.dtype))

@@ -10,6 +10,8 @@ then fixed at its first use), otherwise called back. Signatures, and when each i
 - ``route_score(replica, outstanding, prompt_tokens, arrival) -> float``: of every replica when a request arrives;
   ``outstanding`` is how many requests it has queued and running. The smallest score gets the request, the first of
   equals.
+- ``route_view(replica, outstanding, prompt_tokens, arrival, waiting, prefill_tokens, active_tokens, cached_tokens) ->
+  float``: the same, of a function that looks at more; see ``policy.routing``.
 - ``token_budget(decodes, kv_tokens, free_blocks, waiting, most) -> int``: before every step; the core then runs every
   step singly. ``kv_tokens`` is what all decodes have in the cache. From max(decodes, 1) to ``most``.
 
@@ -20,6 +22,7 @@ after the run; until then it counts as 0, a budget as ``most``.
 import ctypes
 from collections.abc import Callable, Iterable
 from math import isnan
+from numbers import Real
 from typing import Any
 
 import numba
@@ -30,7 +33,13 @@ from numba.extending import intrinsic
 
 from windtunnel.errors import InputError
 
-HOOKS = {"admission_key": "iiiif", "victim_key": "iiiiif", "route_score": "iiif", "token_budget": "iiiii"}
+HOOKS = {
+    "admission_key": "iiiif",
+    "victim_key": "iiiiif",
+    "route_score": "iiif",
+    "route_view": "iiifiiii",
+    "token_budget": "iiiii",
+}
 """Kinds of the arguments of each hook: integers and floats. A budget is an integer, keys are floats."""
 
 
@@ -62,13 +71,13 @@ def checked(name: str, value: Any, values: tuple[Any, ...]) -> Any:
     Raises:
         InputError: it is not.
     """
+    if not isinstance(value, Real) or isnan(value):
+        raise InputError(f"{name} returned {value!r}: must be a number")
     if name == "token_budget":
         least, most = max(values[0], 1), values[4]
         if not least <= value <= most:
             raise InputError(f"token_budget returned {value}: must be in [{least}, {most}]")
-        return int(value)
-    if isnan(value):
-        raise InputError(f"{name} returned nan: must be a number")
+        return int(float(value))
     return float(value)
 
 
@@ -151,6 +160,18 @@ def _guarded_route_score(inner: Any, called_back: int) -> Callable[..., float]:
     return guarded
 
 
+def _guarded_route_view(inner: Any, called_back: int) -> Callable[..., float]:
+    def guarded(a: int, b: int, c: int, d: float, e: int, f: int, g: int, h: int) -> float:
+        failed, value = False, 0.0
+        try:
+            value = inner(a, b, c, d, e, f, g, h)
+        except Exception:
+            failed = True
+        return call_route_view(called_back, a, b, c, d, e, f, g, h) if failed or isnan(value) else value
+
+    return guarded
+
+
 def _guarded_token_budget(inner: Any, called_back: int) -> Callable[..., int]:
     def guarded(a: int, b: int, c: int, d: int, e: int) -> int:
         value = 0
@@ -167,6 +188,7 @@ _GUARDS = {
     "admission_key": _guarded_admission_key,
     "victim_key": _guarded_victim_key,
     "route_score": _guarded_route_score,
+    "route_view": _guarded_route_view,
     "token_budget": _guarded_token_budget,
 }
 
@@ -189,7 +211,7 @@ def _caller(name: str) -> Any:
 
 
 if config.DISABLE_JIT:  # type: ignore[attr-defined]
-    call_admission_key, call_victim_key, call_route_score, call_token_budget = map(_caller, HOOKS)
+    call_admission_key, call_victim_key, call_route_score, call_route_view, call_token_budget = map(_caller, HOOKS)
 else:
 
     @intrinsic
@@ -206,6 +228,11 @@ else:
     def call_route_score(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG001
         """The hook at this address."""
         return _caller("route_score")
+
+    @intrinsic
+    def call_route_view(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:  # noqa: ARG001
+        """The hook at this address."""
+        return _caller("route_view")
 
     @intrinsic
     def call_token_budget(context: Any, at: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:  # noqa: ARG001

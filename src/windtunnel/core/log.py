@@ -1,4 +1,4 @@
-"""The log: a row for each run of equal steps of a lane, and a stall for each token that a preemption held back."""
+"""The log: a row for each run of equal steps of a lane, and a stall for each token that came late to one request."""
 
 from windtunnel.core.compiled import part
 from windtunnel.core.records import ROWS, STALLS, Array, Group, Lane, Pool, State

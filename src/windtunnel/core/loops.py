@@ -18,14 +18,18 @@ from windtunnel.core.records import (
     QUEUED,
     REFUSED,
     RELEASES,
+    ROUTED_AHEAD,
     State,
 )
-from windtunnel.core.router import LEAST_OUTSTANDING, ROUTE_SCORE, VLLM_DP, choose, poll_balancer
+from windtunnel.core.router import HANDED, choose, poll_balancer, sees_requests
+from windtunnel.core.routing import bring, note_departures
+from windtunnel.policy.routing import SCORED, VLLM_DP
 
 PUBLISH_INTERVAL = 0.1
 """Seconds between the looks of vLLM's data-parallel coordinator (vllm/v1/engine/coordinator.py)."""
 
 REACHED, FULL = 0, 1
+ON_ITS_WAY, DELIVERED, REJECTED = range(3)
 
 
 @part
@@ -38,6 +42,7 @@ def advance(state: State, g: int, until: float, stop_at_release: bool, bounds: b
     group = state.groups[g]
     pool = state.pools[group.pool]
     while group.now < until:
+        note_departures(state, state.routing, g)
         if not log_has_room(state, pool, group) or not room(state, pool, group):
             return FULL
         if jump(state, pool, group, until) > 0:
@@ -94,24 +99,33 @@ def next_advance(state: State, router: int, r: int, time: float) -> tuple[int, i
         if tick > state.clocks[0]:
             return POLL, 0, len(state.groups), tick, True
     if counters[CHOSEN] == NONE:
-        if router in (LEAST_OUTSTANDING, ROUTE_SCORE):
-            return SEE, 0, len(state.groups), time, False
+        if sees_requests(router):
+            return SEE, 0, len(state.groups), time, router == SCORED
         counters[CHOSEN] = choose(state, router, r, time)
     g = state.lanes[counters[CHOSEN]].group
     return REACH, g, g + 1, time, True
 
 
 @part
-def after_advance(state: State, router: int, why: int, r: int, time: float) -> bool:
-    """All groups concerned have reached ``time``; whether request ``r`` has been delivered."""
+def after_advance(state: State, router: int, why: int, r: int, time: float) -> int:
+    """All groups concerned have reached ``time``: whether request ``r`` is on its way, delivered (at once or later), or
+    rejected."""
     if why == POLL:
         state.clocks[0] = ticks_until(time) * PUBLISH_INTERVAL
         poll_balancer(state, state.clocks[0])
     elif why == SEE:
-        state.counters[CHOSEN] = choose(state, router, r, time)
+        chosen = choose(state, router, r, time)
+        if chosen == NONE:
+            return REJECTED
+        if state.clocks[HANDED] > time:
+            state.requests[r].state, state.requests[r].lane = ROUTED_AHEAD, chosen
+            add_release(state, state.clocks[HANDED], r)
+            return DELIVERED
+        state.counters[CHOSEN] = chosen
     else:
         deliver(state, r, time)
-    return why == REACH
+        return DELIVERED
+    return ON_ITS_WAY
 
 
 @part
@@ -125,8 +139,10 @@ def deliver(state: State, r: int, time: float) -> None:
     request.lane = chosen
     request.state = QUEUED
     lane.outstanding += 1
+    bring(state, state.routing, r)
     enqueue(state, state.pools[group.pool], lane, r)
     if group.now < time:
+        note_departures(state, state.routing, lane.group)
         group.now = time
         group.released = 0
         for i in range(group.first_lane, group.first_lane + group.num_lanes):
@@ -138,7 +154,7 @@ def deliver(state: State, r: int, time: float) -> None:
 def open_loop(state: State, router: int) -> int:
     """Route every request at its arrival, then run dry. FULL: call again with more room in the log."""
     counters = state.counters
-    bounds = router in (LEAST_OUTSTANDING, ROUTE_SCORE)
+    bounds = sees_requests(router) and router != SCORED
     while True:
         r = counters[ARRIVED]
         time = np.inf
@@ -155,7 +171,10 @@ def open_loop(state: State, router: int) -> int:
                 return FULL
         if why == DRAIN:
             return REACHED
-        if after_advance(state, router, why, r, time):
+        done = after_advance(state, router, why, r, time)
+        if done == REJECTED:
+            state.requests[r].state = REFUSED
+        if done != ON_ITS_WAY:
             counters[ARRIVED] += 1
 
 
@@ -288,7 +307,10 @@ def release_request(state: State, limit: int) -> None:
     """The earliest release is due: its request arrives, or waits for a place in flight."""
     time = state.releases[0].time
     r = next_release(state)
-    if state.requests[r].state == REFUSED:
+    if state.requests[r].state == ROUTED_AHEAD:
+        state.counters[CANDIDATE], state.counters[CHOSEN] = r, state.requests[r].lane
+        state.clocks[HANDED] = time
+    elif state.requests[r].state == REFUSED:
         state.requests[r].arrival = time
         complete(state, r, time)
     elif wants_place(state, r, limit):
@@ -321,7 +343,7 @@ def closed_loop(state: State, router: int, limit: int) -> int:
             until = max(min(time, until), np.nextafter(groups[g].now, np.inf))
             why, first, last, everything = FOLLOW, g, g + 1, True
         else:
-            time = state.requests[r].arrival
+            time = state.requests[r].arrival if counters[CHOSEN] == NONE else state.clocks[HANDED]
             why, first, last, until, everything = next_advance(state, router, r, time)
         for g in range(first, last):
             if must_advance(state, g, until, everything) and advance(state, g, until, why == FOLLOW, True) == FULL:
@@ -330,5 +352,10 @@ def closed_loop(state: State, router: int, limit: int) -> int:
             if groups[first].released > 0:
                 groups[first].untold = 1
                 groups[first].bound = groups[first].now
-        elif after_advance(state, router, why, r, time):
+            continue
+        done = after_advance(state, router, why, r, time)
+        if done != ON_ITS_WAY:
             counters[CANDIDATE] = NONE
+        if done == REJECTED:
+            complete(state, r, time)
+            state.requests[r].state = REFUSED

@@ -90,14 +90,14 @@ def unsupported(policy: Any) -> list[str]:
     """The settings of a pipeline that only the reference engine knows."""
     if policy.pipeline_parallel_size == 1:
         return []
-    return [name for name, needed in KEEPS_TURNS.items() if getattr(policy, name) != needed]
+    return [name for name, needed in KEEPS_TURNS.items() if getattr(policy, name, needed) != needed]
 
 
 def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
     """The pipelines of all lanes; sets the lanes' fields.
 
     Raises:
-        InputError: ranks in lockstep, a pool without stages beside one with them, or steps that do not keep turns.
+        InputError: ranks in lockstep, or steps that do not keep turns.
     """
     for policy in fleet.policies:
         for name in unsupported(policy):
@@ -107,8 +107,6 @@ def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
             )
     if any(fleet.lockstep):
         raise InputError("pipelines of ranks in lockstep are not simulated: use data_parallel_size=1 with experts")
-    if any(policy.pipeline_parallel_size == 1 for policy in fleet.policies):
-        raise InputError("pools with and without a pipeline: not simulated together; simulate them one by one")
     stages, floats, integers = flatten(tuple(table for times in fleet.times for table in times.stages))
     slot = flight = line = stage = sends = i = 0
     rows = zip(fleet.policies, fleet.times, fleet.replicas, fleet.lanes, strict=True)
@@ -169,19 +167,26 @@ def phases_of(slot: int) -> int:
 
 
 @part
+def count_tokens(pool: Pool, lane: Lane, pipe: Pipe | None, ends: int, context: int, change: int) -> None:
+    """As ``count_turn``, for a decode that will never need another block."""
+    turn = turn_of(pool, lane, pipe, ends)
+    if turn == lane.clock:
+        lane.decodes += change
+        lane.kv_tokens += change * context
+    elif pipe is not None:
+        slot = pipe.slots[lane.first_slot + turn % pool.stages]
+        slot.decodes += change
+        slot.kv_tokens += change * context
+
+
+@part
 def count_turn(pool: Pool, lane: Lane, seats: Array, pipe: Pipe | None, ends: int, context: int, change: int) -> None:
     """Let a decode that ends at clock ``ends`` join the sums of its slot (``change`` = 1) or leave them (−1)."""
     if pipe is None:
         count(pool, lane, seats, context, change)
     else:
+        count_tokens(pool, lane, pipe, ends, context, change)
         turn = turn_of(pool, lane, pipe, ends)
-        if turn == lane.clock:
-            lane.decodes += change
-            lane.kv_tokens += change * context
-        else:
-            slot = pipe.slots[lane.first_slot + turn % pool.stages]
-            slot.decodes += change
-            slot.kv_tokens += change * context
         seats[phases_of(turn % pool.stages), (turn // pool.stages - context) % pool.block_size] += change
 
 
@@ -322,15 +327,26 @@ def step(
     return STEPPED
 
 
-# Rounds in which each slot makes one step that differs only in its contexts.
+# Rounds in which each slot makes one step that differs only in its contexts. Slots, places in flight and phases are
+# counted on, since divisions would take most of the time.
 
 
 @part
-def last_decision(pool: Pool, group: Group, lane: Lane, pipe: Pipe) -> float:
-    """When the last step of the next round is decided: all but the latest in flight have ended then."""
-    time = group.now
-    for n in range(lane.clock - lane.flying, lane.clock + pool.stages - lane.depth):
-        time = max(time, pipe.ends[lane.first_flight + n % lane.depth])
+def following(i: int, count: int) -> int:
+    """The next of so many in a ring."""
+    return i + 1 if i + 1 < count else 0
+
+
+@part
+def last_decision(pool: Pool, group: Group, lane: Lane, pipe: Pipe, place: int) -> float:
+    """When the last step of the next round is decided, whose first one takes this place in flight: all but the latest
+    in flight have ended then."""
+    time, i = group.now, place - lane.flying
+    if i < 0:
+        i += lane.depth
+    for _ in range(lane.flying + pool.stages - lane.depth):
+        time = max(time, pipe.ends[lane.first_flight + i])
+        i = following(i, lane.depth)
     return time
 
 
@@ -364,10 +380,10 @@ def draw(pipe: Pipe, stage: Pool, line: Any, decodes: int, kv_tokens: int) -> No
 
 
 @part
-def pass_stages_decoding(pool: Pool, lane: Lane, pipe: Pipe, start: float) -> float:
+def pass_stages_decoding(pool: Pool, lane: Lane, pipe: Pipe, number: int, start: float) -> float:
     """Send the decodes of the slot whose turn it is through the stages from ``start`` on; see ``pass_stages``."""
     decodes, kv_tokens = lane.decodes, lane.kv_tokens
-    first_line = lane.first_line + lane.clock % pool.stages * pool.stages
+    first_line = lane.first_line + number * pool.stages
     arrival, end = start, start
     for s in range(pool.stages):
         line, slot = pipe.lines[first_line + s], pipe.slots[lane.first_slot + s]
@@ -382,30 +398,37 @@ def pass_stages_decoding(pool: Pool, lane: Lane, pipe: Pipe, start: float) -> fl
 
 
 @part
-def make_step(pool: Pool, group: Group, lane: Lane, seats: Array, pipe: Pipe) -> float:
-    """The next step of a round; returns when its first stage begins."""
-    slot = pipe.slots[lane.first_slot + lane.clock % pool.stages]
-    flight = lane.first_flight + lane.clock % lane.depth
-    start = 0.0
-    pipe.ends[flight] = 0.0
+def make_step(
+    pool: Pool, group: Group, lane: Lane, seats: Array, pipe: Pipe, number: int, place: int, phase: int
+) -> float:
+    """The next step of a round, that of slot ``number``; returns when its first stage begins."""
+    slot = pipe.slots[lane.first_slot + number]
+    start, end = 0.0, 0.0
     if lane.decodes > 0:
         start = max(group.now, slot.tokens_known) if pool.async_scheduling else group.now
         start = max(start, pipe.slots[lane.first_slot].stage_free)
-        lane.free -= blocks_due(pool, lane, seats, pipe)
-        end = pass_stages_decoding(pool, lane, pipe, start)
+        lane.free -= seats[phases_of(number), phase]
+        end = pass_stages_decoding(pool, lane, pipe, number, start)
         lane.kv_tokens += lane.decodes
-        slot.tokens_known = slot.last_end = pipe.ends[flight] = lane.end = end
-    change_turns(pool, lane, pipe)
-    group.now = max(group.now, pipe.ends[lane.first_flight + lane.clock % lane.depth])
+        slot.tokens_known = slot.last_end = lane.end = end
+    pipe.ends[lane.first_flight + place] = end
+    slot.decodes, slot.kv_tokens = lane.decodes, lane.kv_tokens
+    lane.clock += 1
+    slot = pipe.slots[lane.first_slot + following(number, pool.stages)]
+    lane.decodes, lane.kv_tokens = slot.decodes, slot.kv_tokens
+    group.now = max(group.now, pipe.ends[lane.first_flight + following(place, lane.depth)])
     return start
 
 
 @part
-def blocks_of_round(pool: Pool, lane: Lane, seats: Array) -> int:
-    """New blocks of the next round."""
+def blocks_of_round(pool: Pool, seats: Array, number: int, phase: int) -> int:
+    """New blocks of the next round, which begins with slot ``number``."""
     need = 0
-    for turn in range(lane.clock, lane.clock + pool.stages):
-        need += seats[phases_of(turn % pool.stages), turn // pool.stages % pool.block_size]
+    for _ in range(pool.stages):
+        need += seats[phases_of(number), phase]
+        number = following(number, pool.stages)
+        if number == 0:
+            phase = following(phase, pool.block_size)
     return need
 
 
@@ -427,12 +450,14 @@ def equal_rounds(state: State, pool: Pool, group: Group, pipe: Pipe, until: floa
         return 0
     begin_lines(pool, lane, pipe)
     first_row, done, limit = counters[ROWS], 0, until
-    while done < rounds and last_decision(pool, group, lane, pipe) < limit:
-        if blocks_of_round(pool, lane, seats) > lane.free:
+    number, place = lane.clock % pool.stages, lane.clock % lane.depth
+    phase = lane.clock // pool.stages % pool.block_size
+    while done < rounds and last_decision(pool, group, lane, pipe, place) < limit:
+        if blocks_of_round(pool, seats, number, phase) + lane.spare > lane.free:
             break
         for _ in range(pool.stages):
-            number, decodes, kv_tokens = lane.clock % pool.stages, lane.decodes, lane.kv_tokens
-            start = make_step(pool, group, lane, seats, pipe)
+            decodes, kv_tokens = lane.decodes, lane.kv_tokens
+            start = make_step(pool, group, lane, seats, pipe, number, place, phase)
             if done == 0 and decodes > 0:
                 row = state.rows[counters[ROWS]]
                 counters[ROWS] += 1
@@ -440,11 +465,26 @@ def equal_rounds(state: State, pool: Pool, group: Group, pipe: Pipe, until: floa
                 row.decodes, row.kv_tokens, row.discarded, row.transfer = decodes, kv_tokens, 0, 0.0
                 row.used_blocks, row.waiting = pool.num_blocks - lane.free, lane.waiting + lane.ghosts
                 row.chunk_tokens, row.chunk_context = 0, 0
+            place, number = following(place, lane.depth), following(number, pool.stages)
+            if number == 0:
+                phase = following(phase, pool.block_size)
         done += 1
-        limit = until if joinable else np.inf
+        limit = until if joinable or lane.watches > 0 else np.inf
     if done > 0:
         for k in range(first_row, counters[ROWS]):
             state.rows[k].steps = done
         begin_boundary(group, state.lanes)
         lane.empty = 0
     return done
+
+
+@part
+def shortest_rounds(pool: Pool, lane: Lane, pipe: Pipe, most: int) -> float:
+    """Seconds at least before a lane that only decodes, at most so many requests in a step, can finish any of them.
+
+    Each step of a slot passes through all stages after the one before. One step of slack covers rounding.
+    """
+    shortest = 0.0
+    for s in range(lane.first_stage, lane.first_stage + pool.stages):
+        shortest += pipe.floats[pipe.stages[s].shortest_step + most]
+    return float((lane.next_end - 1 - lane.clock) // pool.stages) * shortest

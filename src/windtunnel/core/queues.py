@@ -4,18 +4,29 @@ The heap is a skew heap (Sleator and Tarjan, SIAM J. Comput. 15(1), 1986): a put
 order is the key, then the arrival, then the request's number.
 """
 
+import numpy as np
+
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.records import NONE, Array, Lane
+from windtunnel.core.records import NONE, Array, Fields, Lane
+
+HOST_OF_LANE: Fields = [("swapped_head", np.int64), ("swapped_tail", np.int64)]
+"""Requests on the host, linked by next."""
+
+
+@part
+def with_last(requests: Array, head: int, tail: int, r: int) -> int:
+    """The head of a list, empty where it is NONE, at whose end a request now stands."""
+    requests[r].next = NONE
+    if head == NONE:
+        return r
+    requests[tail].next = r
+    return head
 
 
 @part
 def put_last(lane: Lane, requests: Array, r: int) -> None:
     """Put a request at the end of the queue."""
-    requests[r].next = NONE
-    if lane.head == NONE:
-        lane.head = r
-    else:
-        requests[lane.tail].next = r
+    lane.head = with_last(requests, lane.head, lane.tail, r)
     lane.tail = r
     lane.waiting += 1
 
@@ -84,5 +95,78 @@ def pop_by_key(lane: Lane, requests: Array) -> int:
     """Take the request with the smallest key out of the queue."""
     r = lane.head
     lane.head = merged(requests, requests[r].previous, requests[r].next)
+    lane.waiting -= 1
+    return r
+
+
+# Requests of other lanes that ask this one for memory, and those that wait here for a seat, with theirs.
+
+
+@part
+def ask(lane: Lane, requests: Array, r: int) -> None:
+    """Put a request at the end of those that ask."""
+    if lane.asking_head == NONE:
+        lane.refused = 0
+    lane.asking_head = with_last(requests, lane.asking_head, lane.asking_tail, r)
+    lane.asking_tail = r
+    lane.coming += 1
+
+
+@compiled
+def ask_again(lane: Lane, requests: Array, r: int) -> None:
+    """Put one that was retracted behind those that were so before, and before all others."""
+    before, after = NONE, lane.asking_head
+    while after != NONE and requests[after].preemptions > 0:
+        before, after = after, requests[after].next
+    requests[r].next = after
+    if before == NONE:
+        lane.asking_head = r
+        lane.refused = 0
+    else:
+        requests[before].next = r
+    if after == NONE:
+        lane.asking_tail = r
+    lane.coming += 1
+
+
+@part
+def pop_asking(lane: Lane, requests: Array) -> int:
+    """Take the first of those that ask."""
+    r = lane.asking_head
+    lane.asking_head = requests[r].next
+    return r
+
+
+@part
+def put_ready(lane: Lane, requests: Array, r: int) -> None:
+    """Put a request, whose KV is here, at the end of those that wait for a seat."""
+    lane.ready_head = with_last(requests, lane.ready_head, lane.ready_tail, r)
+    lane.ready_tail = r
+
+
+@part
+def pop_ready(lane: Lane, requests: Array) -> int:
+    """Take the first of them."""
+    r = lane.ready_head
+    lane.ready_head = requests[r].next
+    return r
+
+
+# Requests whose blocks are on the host: they wait, too, and return in the order in which they went.
+
+
+@part
+def put_on_host(lane: Lane, requests: Array, r: int) -> None:
+    """Put a request at the end."""
+    lane.swapped_head = with_last(requests, lane.swapped_head, lane.swapped_tail, r)
+    lane.swapped_tail = r
+    lane.waiting += 1
+
+
+@part
+def pop_from_host(lane: Lane, requests: Array) -> int:
+    """Take the first one out."""
+    r = lane.swapped_head
+    lane.swapped_head = requests[r].next
     lane.waiting -= 1
     return r

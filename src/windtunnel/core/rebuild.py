@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.batch_time import decode_time, flatten, lockstep_tokens, prefill_time, step_time
+from windtunnel.core.batch_time import flatten, lanes_time
 from windtunnel.core.compiled import entry, part
-from windtunnel.core.records import Array, Pool, attributes
+from windtunnel.core.records import Array, Fields, attributes, records
+from windtunnel.core.seats import SEQUENCE, add_chunk
 from windtunnel.perf.batch_times import StageTimes, Times
 
 Integers = NDArray[np.int64]
@@ -16,6 +17,9 @@ Floats = NDArray[np.float64]
 
 REPLICA, LANE, STEPS, DECODES, KV_TOKENS, CHUNK_TOKENS, CHUNK_CONTEXT = range(7)
 """Rows of the array of integer columns."""
+
+BATCH: Fields = [(name, np.int64) for name in ("step_decodes", "step_kv", "chunks", "chunk_tokens")]
+"""What a lane has scheduled: as in LANE."""
 
 
 class IterationTimes(NamedTuple):
@@ -73,6 +77,8 @@ def _fill(
     stages, floats, integers = flatten(tuple(stage for table in times for stage in _stages(table)))
     sends = [table.sends.ravel() for table in times if isinstance(table, StageTimes)]
     layout, clocks = _layout(times, pool_of_replica, lockstep_lanes, replica, lane)
+    heads = np.append(np.flatnonzero(steps), len(steps))
+    ranks, chunks = int(lockstep_lanes.max(initial=1)), int(np.diff(heads).max(initial=1))
     rebuild(
         attributes(stages),
         floats,
@@ -83,6 +89,8 @@ def _fill(
         integer_columns,
         layout,
         np.zeros((2, clocks)),
+        attributes(records(ranks, BATCH)),
+        np.zeros((ranks, SEQUENCE + 1, chunks), dtype=np.int32),
         *out,
     )
 
@@ -144,49 +152,16 @@ def after_round(columns: Array, row: int, stages: int, lanes: int) -> int:
 
 
 @part
-def row_time(pool: Pool, floats: Array, integers: Array, columns: Array, row: int, last: int, j: int) -> float:
-    """GPU seconds of step ``j`` of the lane whose chunks stand in rows ``row`` to ``last`` − 1; see BatchTimes.rank."""
-    decodes = columns[DECODES, row]
-    kv_tokens = columns[KV_TOKENS, row] + j * decodes
-    if columns[CHUNK_TOKENS, row] == 0:
-        ran = max(decodes, 1)
-        time = floats[pool.decode_tokens + ran]
-        time = time + decode_time(pool, floats, integers, pool.decode_attention, ran, kv_tokens)
-        return time + floats[pool.sequences + ran]
-    tokens = decodes
-    for i in range(row, last):
-        tokens += columns[CHUNK_TOKENS, i]
-    time = floats[pool.mixed_tokens + tokens]
-    time = time + decode_time(pool, floats, integers, pool.mixed_attention, decodes, kv_tokens)
-    for i in range(row, last):
-        n = columns[CHUNK_TOKENS, i]
-        time = time + prefill_time(pool, floats, integers, n, columns[CHUNK_CONTEXT, i] + j * n)
-    time = time + pool.prefill_base
-    return time + floats[pool.sequences + decodes + last - row]
-
-
-@part
-def stage_time(
-    pool: Pool, floats: Array, integers: Array, columns: Array, row: int, lanes: int, j: int
-) -> tuple[float, int]:
-    """(Seconds of step ``j`` of the lanes that begin at ``row`` in one stage, tokens of all); see BatchTimes.batch and
-    BatchTimes.lockstep."""
-    gpu, largest, total, sequences = 0.0, 0, 0, 1
-    first = row
-    for _ in range(lanes):
-        last = after_batch(columns, first)
-        gpu = max(gpu, row_time(pool, floats, integers, columns, first, last, j))
-        tokens, chunks = columns[DECODES, first], 0
-        for i in range(first, last):
-            tokens += columns[CHUNK_TOKENS, i]
-            chunks += 1 if columns[CHUNK_TOKENS, i] > 0 else 0
-        largest = max(largest, tokens, 1)
-        total += max(tokens, 1)
-        sequences = max(sequences, columns[DECODES, first] + chunks)
-        first = last
-    if lanes > 1:
-        gpu = gpu + floats[pool.expert_tokens + lockstep_tokens(pool, integers, largest, total, lanes)]
-    return step_time(pool, floats, gpu, sequences), total
+def read_batch(columns: Array, row: int, lane: Any, seats: Array, j: int) -> int:
+    """The batch of step ``j`` of the lane whose rows begin at ``row``; returns the first row after them."""
+    after, decodes = after_batch(columns, row), columns[DECODES, row]
+    lane.step_decodes, lane.step_kv = decodes, columns[KV_TOKENS, row] + j * decodes
+    lane.chunks, lane.chunk_tokens = 0, 0
+    for i in range(row, after):
+        tokens = columns[CHUNK_TOKENS, i]
+        if tokens > 0:
+            add_chunk(lane, seats, tokens, columns[CHUNK_CONTEXT, i] + j * tokens, 0)
+    return after
 
 
 @entry
@@ -200,6 +175,8 @@ def rebuild(
     columns: Array,
     layout: Array,
     clocks: Array,
+    lanes: Array,
+    seats: Array,
     out_row: Array,
     out_decodes: Array,
     out_start: Array,
@@ -209,35 +186,36 @@ def rebuild(
     """Fill the five outputs, step by step and lane by lane; those of length 0 are not wanted.
 
     ``pools`` are those of all stages. ``clocks`` [2, n], zeros: when each stage of a rank is free, and when each slot's
-    latest step has ended.
+    latest step has ended. ``lanes`` and ``seats`` hold the batches of one step.
     """
     row, at = 0, 0
     while row < columns.shape[1]:
-        stages, first_stage, first_send, sends_of_stage, first_clock, lanes = layout[columns[REPLICA, row]]
+        stages, first_stage, first_send, sends_of_stage, first_clock, ranks = layout[columns[REPLICA, row]]
         base = first_clock + columns[LANE, row] // stages * stages
-        after = after_round(columns, row, stages, lanes)
+        after = after_round(columns, row, stages, ranks)
         for j in range(columns[STEPS, row]):
             head = row
             while head < after:
                 slot = first_clock + columns[LANE, head]
                 waits = 0.0
                 last = head
-                for _ in range(lanes):
+                for k in range(ranks):
                     waits = max(waits, transfer[last])
-                    last = after_batch(columns, last)
+                    last = read_batch(columns, last, lanes[k], seats[k], j)
                 begin = start[head] if j == 0 else max(clocks[1, slot], clocks[0, base])
                 arrival, end, busy = begin, begin, 0.0
                 for s in range(stages):
-                    seconds, tokens = stage_time(pools[first_stage + s], floats, integers, columns, head, lanes, j)
+                    seconds = lanes_time(pools[first_stage + s], lanes, seats, floats, integers, 0, ranks)
                     ready = max(arrival, clocks[0, base + s]) if stages > 1 else begin
                     end = ready + (seconds + waits)
                     clocks[0, base + s] = end
                     busy += seconds
                     if s < stages - 1:
+                        tokens = lanes[0].step_decodes + lanes[0].chunk_tokens
                         arrival = end + sends[first_send + s * sends_of_stage + tokens]
                 clocks[1, slot] = end
                 lane = head
-                for _ in range(lanes):
+                for _ in range(ranks):
                     out_duration[at] = end - begin
                     if len(out_row) > 0:
                         out_row[at], out_decodes[at] = lane, columns[DECODES, lane]

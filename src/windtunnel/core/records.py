@@ -26,9 +26,10 @@ Request = Any
 NONE = -1
 """The index of no request."""
 
-QUEUED, PREFILLING, GONE, REFUSED, ADMITTED, IGNORED, SWAPPED = range(7)
+QUEUED, PREFILLING, GONE, REFUSED, ADMITTED, IGNORED, SWAPPED, ROUTED_AHEAD = range(8)
 """States of a request. GONE: it has ended; REFUSED: when it arrived; ADMITTED: may be sent in a closed loop; IGNORED:
-refused by the scheduler later; SWAPPED: its blocks are on the host. What a running request does, its seat says."""
+refused by the scheduler later; SWAPPED: its blocks are on the host;
+ROUTED_AHEAD: its replica is chosen, and waits for KV from another one. What a running request does, its seat says."""
 
 Fields = list[tuple[str, type[np.generic]]]
 
@@ -40,6 +41,7 @@ def _integers(*names: str) -> Fields:
 POOL: Fields = [
     *_integers("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_blocks"),
     *_integers("async_scheduling"),
+    *_integers("role"),  # MIXED, PREFILL or DECODE, the latter two in core.apart alone
     # first entry of each table in the flat array of floats
     *_integers("decode_tokens", "mixed_tokens", "sequences", "host_overlapped", "host_serial", "decode_attention"),
     *_integers("mixed_attention", "prefill_attention", "expert_tokens", "shortest_step"),
@@ -98,6 +100,13 @@ LANE: Fields = [
         "group",
         "seen_waiting",  # what vLLM's data-parallel balancer last saw
         "seen_running",
+        # requests that come from other lanes (core.apart)
+        "watches",  # equal steps end at ``until`` in any case
+        "coming",  # requests that wait for memory here, are on their way, or wait for a seat
+        "staged",  # those of them that have memory
+        "refused",  # 1 + the length of the queue when the first of those without was refused; 0: it may get some now
+        *("asking_head", "asking_tail"),  # requests without memory, linked by next
+        *("ready_head", "ready_tail"),  # those whose KV is here
     ),
 ]
 
@@ -121,6 +130,7 @@ REQUEST: Fields = [
     ),
     ("state", np.int8),
     ("overruns", np.int8),  # stops before its declared limit: scheduled once too often
+    ("holds", np.int8),  # its blocks stay when it leaves, until another lane has what is in them (core.apart)
 ]
 
 ROW: Fields = [
@@ -161,6 +171,9 @@ STALL: Fields = [("last_token", np.float64), ("resumed_token", np.float64), ("re
 the next request, requests in flight, known future releases, the two ends of the queue of unsent requests, the request
 being delivered, the address of the user's route score, whether equal steps are made at once."""
 
+MIXED, PREFILL, DECODE = range(3)
+"""Roles of a pool."""
+
 IDLE, STEPPED = 0, 1
 """What a step found: nothing to do until something arrives, or something."""
 
@@ -192,7 +205,7 @@ class State(NamedTuple):
     stalls: Array
     counters: Array
     clocks: Array
-    """[1] the last look of the data-parallel coordinator."""
+    """[2] the last look of the data-parallel coordinator; when the request being delivered is handed to its lane."""
     uniforms: Array
     """[n] random numbers of the random router."""
     follow: Array
@@ -205,5 +218,7 @@ class State(NamedTuple):
     """Heap of future arrivals of the closed loop, as (time, request)."""
     gate: Array
     """[n] queue of requests that wait for a place in flight: the next of each."""
+    routing: Any
+    """core.routing.Routing, or None where the router keeps nothing."""
     own: Any
     """Named tuple of what only this scheduler reads and writes; its type says which scheduler it is."""

@@ -1,12 +1,23 @@
 """Which lane gets a request, decided on the state that is visible when it arrives."""
 
+from typing import Any
+
 import numpy as np
 
 from windtunnel.core.compiled import part
 from windtunnel.core.hooks import call_route_score
-from windtunnel.core.records import ROUTE_HOOK, ROUTED, Array, Group, Lane, State
+from windtunnel.core.records import NONE, ROUTE_HOOK, ROUTED, Array, Group, Lane, State
+from windtunnel.core.routing import by_formula, by_session
+from windtunnel.policy import routing
 
-ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP, ROUTE_SCORE = range(5)
+HANDED = 1
+"""Entry of ``State.clocks``: when the request being delivered is handed to its lane."""
+
+
+@part
+def sees_requests(router: int) -> bool:
+    """Whether a router looks at how many requests the replicas have."""
+    return router not in (routing.ROUND_ROBIN, routing.RANDOM, routing.VLLM_DP)
 
 
 @part
@@ -24,7 +35,7 @@ def poll_balancer(state: State, time: float) -> None:
     """
     for i in range(len(state.lanes)):
         lane = state.lanes[i]
-        lane.seen_waiting = lane.waiting + lane.ghosts
+        lane.seen_waiting = lane.waiting + lane.ghosts + lane.coming
         lane.seen_running = lane.running
         if state.groups[lane.group].now > time and lane.released > 0:
             lane.seen_waiting += lane.released_ghosts
@@ -49,6 +60,23 @@ def least_outstanding(groups: Array, lanes: Array, replicas: Array, time: float)
         if found < fewest:
             best, fewest = j, found
     return best
+
+
+@part
+def fewer_of_two(state: State, uniform: float, time: float) -> int:
+    """Of two replicas drawn at random the one with fewer requests queued and running, the first drawn of equals.
+
+    The power of two choices (Mitzenmacher, IEEE TPDS 12 (10), 2001).
+    """
+    count = len(state.replicas) - 1
+    if count == 1:
+        return 0
+    pair = int(uniform * (count * (count - 1)))
+    a, b = pair // (count - 1), pair % (count - 1)
+    b += b >= a
+    groups, lanes, replicas = state.groups, state.lanes, state.replicas
+    fewer = outstanding(groups, lanes, replicas, b, time) < outstanding(groups, lanes, replicas, a, time)
+    return b if fewer else a
 
 
 @part
@@ -88,24 +116,42 @@ def choose_lane(lanes: Array, first: int, last: int) -> int:
 
 
 @part
+def known_choice(state: State, known: Any, router: int, r: int, time: float, k: int) -> tuple[int, float]:
+    """(The replica by what the router knows, NONE if it rejects the request; when it is handed to that)."""
+    if known is None:
+        return 0, time
+    if router == routing.SESSION_AFFINITY:
+        fewest = least_outstanding(state.groups, state.lanes, state.replicas, time)
+        return by_session(known, fewest, r), time
+    return by_formula(state, known, outstanding, r, time, state.uniforms[k])
+
+
+@part
 def choose(state: State, router: int, r: int, time: float) -> int:
-    """The lane for request ``r``, which arrives at ``time``."""
+    """The lane for request ``r``, which arrives at ``time``; NONE: it is rejected."""
     lanes, replicas = state.lanes, state.replicas
-    if len(lanes) == 1:
+    state.clocks[HANDED] = time
+    if len(lanes) == 1 and router != routing.SCORED:
         return 0
     count = len(replicas) - 1
     k = state.counters[ROUTED]
     state.counters[ROUTED] += 1
-    if router == ROUND_ROBIN:
+    if router == routing.ROUND_ROBIN:
         replica = k % count
-    elif router == RANDOM:
+    elif router == routing.RANDOM:
         replica = int(state.uniforms[k] * count)
-    elif router == LEAST_OUTSTANDING:
+    elif router == routing.LEAST_OUTSTANDING:
         replica = least_outstanding(state.groups, lanes, replicas, time)
-    elif router == ROUTE_SCORE:
+    elif router == routing.ROUTE_SCORE:
         replica = lowest_route_score(state, r, time)
-    else:
+    elif router == routing.VLLM_DP:
         replica = lowest_score(lanes, replicas)
+    elif router == routing.POWER_OF_TWO:
+        replica = fewer_of_two(state, state.uniforms[k], time)
+    else:
+        replica, state.clocks[HANDED] = known_choice(state, state.routing, router, r, time, k)
+        if replica == NONE:
+            return NONE
     first, last = replicas[replica], replicas[replica + 1]
     lane = choose_lane(lanes, first, last) if last - first > 1 else first
     lanes[lane].seen_waiting += 1

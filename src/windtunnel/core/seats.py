@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.records import Array, Lane, Pool, Request
+from windtunnel.core.records import Array, Lane, Pool, Request, State
 
 WHO, ENDS, NOW = range(3)
 """Rows of a seat: its request; the clock at its last token; tokens of its prefill in this step."""
@@ -119,13 +119,37 @@ def earliest_of(seats: Array, block: int) -> int:
     return int(earliest)
 
 
+@part
+def end_decodes(state: State, pool: Pool, i: int, seats: Array, clock: int, end: float, ended: Any) -> None:
+    """Call ``ended(state, pool, i, seat, end)`` for each decode of lane ``i`` that ends at ``clock``; find the next."""
+    lane = state.lanes[i]
+    if clock < lane.next_end:
+        return
+    lane.next_end = NEVER
+    for block in range((lane.top + 31) // 32):
+        if seats[SOONEST, block] <= clock:
+            for seat in range(block * 32, block * 32 + 32):
+                if seats[ENDS, seat] == clock:
+                    ended(state, pool, i, seat, end)
+            seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
+        lane.next_end = min(lane.next_end, seats[SOONEST, block])
+
+
+@part
+def find_next_end(lane: Lane, seats: Array, top: int) -> None:
+    """Seats below ``top`` have moved or changed: when does the next one end?"""
+    lane.next_end = NEVER
+    for block in range((top + 31) // 32):
+        seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
+        lane.next_end = min(lane.next_end, seats[SOONEST, block])
+
+
 @compiled
 def look_again(lane: Lane, seats: Array) -> None:
     """Seats have moved or changed: which of them leave, and when does the next one end?"""
-    lane.leaving, lane.next_end = 0, NEVER
+    find_next_end(lane, seats, lane.top)
+    lane.leaving = 0
     for block in range((lane.top + 31) // 32):
-        seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
-        lane.next_end = min(lane.next_end, seats[SOONEST, block])
         if earliest_of(seats, block) <= lane.clock:
             for i in range(block * 32, block * 32 + 32):
                 if seats[ENDS, i] <= lane.clock:
@@ -166,9 +190,17 @@ def start_leaving(lane: Lane, seats: Array, i: int) -> None:
 
 
 @part
-def add_chunk(lane: Lane, seats: Array, tokens: int, context: int, sequence: int) -> None:
-    """Put a chunk of a prefill at the end of the step."""
-    k = lane.chunks
+def insert_chunk(lane: Lane, seats: Array, k: int, tokens: int, context: int, sequence: int) -> None:
+    """Put a chunk of a prefill before the step's ``k``-th."""
+    for row in range(TOKENS, SEQUENCE + 1):
+        for j in range(lane.chunks, k, -1):
+            seats[row, j] = seats[row, j - 1]
     seats[TOKENS, k], seats[CONTEXT, k], seats[SEQUENCE, k] = tokens, context, sequence
     lane.chunks += 1
     lane.chunk_tokens += tokens
+
+
+@part
+def add_chunk(lane: Lane, seats: Array, tokens: int, context: int, sequence: int) -> None:
+    """Put a chunk of a prefill at the end of the step."""
+    insert_chunk(lane, seats, lane.chunks, tokens, context, sequence)

@@ -12,11 +12,26 @@ POLICIES = ("fcfs", "priority")
 GATHERED = "allgather_reducescatter"
 """Every rank sees the tokens of all, and the sums of its experts are scattered."""
 LOW_LATENCY, HIGH_THROUGHPUT, AUTO = "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
-EXCHANGES = (GATHERED, LOW_LATENCY, HIGH_THROUGHPUT, AUTO)
+ONE_SIDED = "flashinfer_nvlink_one_sided"
+EXCHANGES = (GATHERED, LOW_LATENCY, HIGH_THROUGHPUT, AUTO, ONE_SIDED)
 """The ways in which ranks send tokens to each other's experts, by vLLM's names (config/parallel.py); ``deepep_auto`` is
-SGLang's ``--deepep-mode auto``: low latency for decodes, high throughput for prompts."""
+SGLang's ``--deepep-mode auto``: low latency for decodes, high throughput for prompts; ``flashinfer_nvlink_one_sided``
+are TensorRT-LLM's kernels, which write into the memory of other GPUs."""
 SCHEDULING = {"scheduling": True}
 """Marks an argument that only the engine's own scheduler reads."""
+
+MOST = {
+    "tensor_parallel_size": 4096,
+    "pipeline_parallel_size": 4096,
+    "data_parallel_size": 4096,
+    "max_num_seqs": 65_536,
+    "max_num_batched_tokens": 1_048_576,
+}
+"""Tables have an entry for each of these; no engine is run with more."""
+AS_STORED = "stored"
+"""A word for no ``quantization``: the weights as the checkpoint has them."""
+SMALL_BLOCKS = (1, 8)
+"""Block sizes of vLLM (vllm/config/cache.py) that are no multiples of 16, what its attention kernels read."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,8 @@ class Engine:
     """Whole experts per GPU instead of slices of every expert."""
     all2all_backend: str = GATHERED
     """How ranks that share experts exchange tokens: ``allgather_reducescatter``, ``deepep_low_latency``,
-    ``deepep_high_throughput``, or ``deepep_auto`` (SGLang: the first of the two for decodes, the other for prompts)."""
+    ``deepep_high_throughput``, ``deepep_auto`` (SGLang: the first of the two for decodes, the other for prompts), or
+    ``flashinfer_nvlink_one_sided`` (TensorRT-LLM, in one NVLink domain)."""
     enable_dbo: bool = False
     """Two micro-batches in turn, so that one computes while the other's tokens are exchanged (SGLang's
     ``enable_two_batch_overlap``)."""
@@ -69,6 +85,8 @@ class Engine:
     """Schedule the next step while the current one runs."""
     enforce_eager: bool = False
     """No CUDA graphs."""
+    disable_custom_all_reduce: bool = False
+    """NCCL adds up what GPUs share instead of the engine's own kernel."""
     watermark: float = field(default=0.0, metadata=SCHEDULING)
     """Share of the blocks that stays free when a request is admitted."""
     scheduler_reserve_full_isl: bool | None = field(default=None, metadata=SCHEDULING)
@@ -92,10 +110,13 @@ class Engine:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preset", preset(self.preset).name)
+        if self.quantization == AS_STORED:
+            object.__setattr__(self, "quantization", None)
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
             self._require_integer(name, 1)
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._require_integer(name, 1, optional=True)
+        self._check_sizes()
         self._require_integer("num_gpu_blocks_override", 2, optional=True)
         self._require_integer("long_prefill_token_threshold", 0)
         for name in ("dbo_decode_token_threshold", "dbo_prefill_token_threshold"):
@@ -120,6 +141,15 @@ class Engine:
             return
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{name}={value!r}: must be an integer ≥ {least}")
+
+    def _check_sizes(self) -> None:
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise InputError(f"{name}={value}: must be ≤ {most:,}, the most that is simulated")
+        size = self.block_size
+        if size is not None and self.backend == "vllm" and size not in SMALL_BLOCKS and size % 16:
+            raise InputError(f"block_size={size}: vLLM's kernels read blocks of 1, 8 or a multiple of 16 tokens")
 
     def _check_speculation(self) -> None:
         self._require_integer("num_speculative_tokens", 0)

@@ -6,6 +6,10 @@ from windtunnel.deployment.engine import SCHEDULER_FLAGS, Engine
 from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError
 from windtunnel.policy import PRESETS, Settings, scheduler
+from windtunnel.policy.named import ALIASES
+
+SIZES = ("max_num_batched_tokens", "max_num_seqs")
+"""What an engine and a scheduler of its own may both limit."""
 
 
 def own_rules(engine: Engine) -> Settings:
@@ -50,7 +54,8 @@ def named_settings(text: str | None) -> Settings | None:
 def with_named_scheduler(resolved: Engine, engine: Engine) -> Engine:
     """The resolved engine without the settings of a scheduler that it does not use.
 
-    Whether TensorRT-LLM works ahead of the GPU is no matter of its scheduler's other settings: it stays.
+    Whether TensorRT-LLM works ahead of the GPU is no matter of its scheduler's other settings: it stays. So does it
+    for a scheduler of the user's, which decides under the conditions of the engine's own.
 
     Raises:
         InputError: one of them is set.
@@ -60,23 +65,40 @@ def with_named_scheduler(resolved: Engine, engine: Engine) -> Engine:
         if getattr(engine, name) != default:
             raise _misplaced(name, getattr(engine, name), text)
     named = named_settings(engine.scheduler)
-    plain = replace(resolved, **SCHEDULER_FLAGS)
+    plain = replace(resolved, **SCHEDULER_FLAGS, scheduler=_with_sizes(engine, named))
     if named is not None and named.leaves_async_to_engine and own_rules(engine).leaves_async_to_engine:
         return plain
-    asynchronous = named is not None and named.async_scheduling
+    if named is None:
+        return plain
+    asynchronous = named.async_scheduling
     if engine.async_scheduling not in (None, asynchronous):
         raise _misplaced("async_scheduling", engine.async_scheduling, text)
     return replace(plain, async_scheduling=asynchronous)
 
 
+def _with_sizes(engine: Engine, named: Settings | None) -> str:
+    """The text of a named scheduler, with the sizes that its preset would set: the engine's argument where it is given.
+
+    A size that the text itself gives stays: it is the scheduler's own, within that of the engine.
+    """
+    text = str(engine.scheduler)
+    name, _, rest = text.partition(":")
+    written = {ALIASES.get(word, word) for word in (pair.partition("=")[0].strip() for pair in rest.split(","))}
+    sizes = {size: getattr(named, size, 0) for size in SIZES if size not in written}
+    more = [f"{size}={getattr(engine, size) or own}" for size, own in sizes.items() if own]
+    return f"{name}:{','.join(filter(None, (rest, *more)))}" if more else text
+
+
 def require_stages(text: str | None, stages: int) -> None:
     """Raise InputError for a named scheduler that does not fill the stages of a pipeline."""
     settings = named_settings(text)
-    if settings is not None and settings.pipeline_parallel_size != stages:
+    if settings is None:
+        return
+    if settings.pipeline_parallel_size not in (1, stages):
         raise InputError(
-            f"pipeline_parallel_size={stages}: not simulated with scheduler={text!r}; use the engine's own scheduler, "
-            "or one stage"
+            f"pipeline_parallel_size={stages}: scheduler={text!r} is for another number of stages; leave that out"
         )
+    settings.with_stages(stages)
 
 
 def _misplaced(name: str, value: object, text: str) -> InputError:

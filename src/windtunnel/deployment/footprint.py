@@ -1,9 +1,9 @@
 """Footprint: what a pool's tokens, steps and hours cost in FLOPs, bytes, watts and dollars."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from windtunnel.deployment import Engine, Pool
-from windtunnel.model import Attention, BlockSparseAttention, CompressedAttention, Model, MoE
+from windtunnel.model import Model, MoE
 from windtunnel.model.quantization import kv_bytes
 
 NOT_READ = ("embedding", "layer_embeddings", "lm_head", "experts")
@@ -85,27 +85,11 @@ def _peak_flops(pool: Pool) -> float:
 
 def _attention(model: Model, engine: Engine) -> tuple[tuple[int, float, float], ...]:
     """Layers summed by window: (window, FLOPs per query and context token, cache bytes per token on one GPU)."""
-    size = kv_bytes(model.resolve_kv_cache_dtype(engine.kv_cache_dtype)) / engine.pipeline_parallel_size
+    size, tp = kv_bytes(model.resolve_kv_cache_dtype(engine.kv_cache_dtype)), engine.tensor_parallel_size
     by_window: dict[int, tuple[float, float]] = {}
-
-    def add(window: int, flops: float, stored: float) -> None:
-        before = by_window.get(window, (0.0, 0.0))
-        by_window[window] = before[0] + flops, before[1] + stored
-
     for count, layer in model.layers:
-        attention = layer.attention
-        if attention is None:
-            continue
-        if isinstance(attention, CompressedAttention):
-            dtype = model.resolve_kv_cache_dtype(engine.kv_cache_dtype)
-            for seen, each, stored in attention.reads(dtype):
-                add(seen, count * each, count * stored / engine.pipeline_parallel_size)
-            continue
-        flops, window = count * attention.flops_per_context_token(), attention.window
-        if isinstance(attention, BlockSparseAttention):  # the index sees all tokens, attention the best blocks
-            window = attention.attended
-            index = count * attention.index_bytes_per_token / engine.pipeline_parallel_size
-            add(0, count * attention.flops(1) - flops, index)
-        read = replace(attention, shares_cache=False) if isinstance(attention, Attention) else attention
-        add(window, flops, count * size * read.kv_elements_per_token(engine.tensor_parallel_size))
+        for window, flops, stored in layer.attention.reads(size, tp) if layer.attention else ():
+            before = by_window.get(window, (0.0, 0.0))
+            read = count * stored / engine.pipeline_parallel_size
+            by_window[window] = before[0] + count * flops, before[1] + read
     return tuple((window, flops, stored) for window, (flops, stored) in sorted(by_window.items()))

@@ -20,8 +20,7 @@ from windtunnel.deployment import Engine, Pool, preset, resolve_engine
 from windtunnel.deployment.resolve import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
-from windtunnel.model import MLA, Attention, CompressedAttention, Model, MoE, StateSpace
-from windtunnel.model.families.compressed import held_blocks
+from windtunnel.model import MLA, Model, MoE
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import stages
@@ -167,11 +166,13 @@ def _state_bytes(model: Model, engine: Engine) -> int:
 def _held_bytes(model: Model, engine: Engine, tokens: int) -> int:
     """Bytes of the blocks that hold windows and compressors of compressed attention while so many tokens are computed;
     0 in engines that keep no blocks for them."""
-    layers = [layer.attention for _, layer in model.layers if isinstance(layer.attention, CompressedAttention)]
-    if not layers or engine.backend != "vllm":
+    spans = {span for _, layer in model.layers if layer.attention for span in layer.attention.held_spans}
+    if not spans or engine.backend != "vllm":
         return 0
     every = model.kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel_size)
-    return engine.resolved("block_size") * every * held_blocks(layers, min(tokens, engine.resolved("max_model_len")))
+    computed = min(tokens, engine.resolved("max_model_len"))
+    blocks = sum(-(-(last - 1 + computed) // page) + 1 for last, page in spans)
+    return engine.resolved("block_size") * every * blocks
 
 
 def _available(device: Device, engine: Engine, weights: int, activations: int, reserve: int) -> int:
@@ -202,17 +203,10 @@ def _activation_bytes(model: Model, engine: Engine) -> int:
 
 def _layer_elements(model: Model, engine: Engine, layer: Layer) -> float:
     """Numbers alive per token of this rank in the wider part of a layer."""
-    mixed = _scan_elements(model, engine, layer.attention) if isinstance(layer.attention, StateSpace) else 0.0
+    size, tp = DTYPE_BYTES[model.dtype], engine.tensor_parallel_size
+    mixed = layer.attention.scratch_elements(size, tp) if layer.attention else 0.0
     streams = STREAM_STATES * layer.streams * model.hidden_size
     return HIDDEN_STATES * model.hidden_size + streams + max(mixed, _network_elements(model, engine, layer))
-
-
-def _scan_elements(model: Model, engine: Engine, mixer: StateSpace) -> float:
-    """The projection, the convolution's channels, the scan's result with its gated norm, and the states of all chunks
-    before and after they are passed on, in 32 bits (ssd_combined.py in vllm/model_executor/layers/mamba/ops)."""
-    tp = engine.tensor_parallel_size
-    states = 2 * mixer.inner(tp) * mixer.state_dim * 4 / DTYPE_BYTES[model.dtype] / mixer.chunk_size
-    return mixer.projected(tp) + mixer.channels(tp) + 2 * mixer.inner(tp) + states
 
 
 def _network_elements(model: Model, engine: Engine, layer: Layer) -> float:
@@ -256,8 +250,8 @@ def _window_bytes(model: Model, engine: Engine, with_chunk: bool) -> int:
     chunk = engine.resolved("max_num_batched_tokens") if with_chunk else 1
     total = 0
     for count, layer in model.layers:
-        if isinstance(layer.attention, Attention) and layer.attention.window:
-            tokens = min(layer.attention.window - 1 + chunk, engine.resolved("max_model_len"))
+        if layer.window:
+            tokens = min(layer.window - 1 + chunk, engine.resolved("max_model_len"))
             one = replace(model, layers=((count, layer),)).kv_bytes_per_token(engine.kv_cache_dtype, tp)
             total += (-(-tokens // size) + 1) * size * one
     return total
@@ -268,11 +262,12 @@ def _longest_request_bytes(model: Model, engine: Engine) -> int:
     full = tuple((count, layer) for count, layer in model.layers if not layer.window)
     size = engine.resolved("block_size")
     length = -(-engine.resolved("max_model_len") // size) * size
-    dense = replace(model, layers=full).kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel_size)
+    tp = engine.tensor_parallel_size
+    dense = replace(model, layers=full).kv_bytes_per_token(engine.kv_cache_dtype, tp) if full else 0
     kept = _window_bytes(model, engine, with_chunk=True) + _held_bytes(
         model, engine, engine.resolved("max_num_batched_tokens")
     )
-    return length * dense + kept if full else kept
+    return length * dense + kept
 
 
 def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) -> str:

@@ -1,19 +1,27 @@
 """What is sized: pools of replicas, and the deployment they form."""
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.deployment.engine import Engine
 from windtunnel.deployment.engine_scheduler import decides_late
+from windtunnel.deployment.handover import Handover
+from windtunnel.deployment.links import Link
 from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import effective_model, resolve_engine
+from windtunnel.deployment.store import Store
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device
-from windtunnel.model import Attention, Model
+from windtunnel.model import Model
 from windtunnel.model.spec import stages
+from windtunnel.policy.scaling import Autoscale, Faults
 
 ROLES = ("mixed", "prefill", "decode")
+"""A pool computes whole requests, or their prompts up to the first token, or what follows; see ``core.apart``."""
+MOST_REPLICAS = 4096
+"""Each has tables of its own for the requests that run."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +34,18 @@ class Pool:
     replicas: int = 1
     role: str = "mixed"
     name: str = "pool"
+    stores: tuple[Store, ...] = ()
+    """Where KV is kept that the GPUs have no room for, the fastest first."""
 
     def __post_init__(self) -> None:
         if isinstance(self.replicas, bool) or not isinstance(self.replicas, int) or self.replicas < 1:
             raise InputError(f"replicas={self.replicas!r}: must be an integer ≥ 1")
+        if self.replicas > MOST_REPLICAS:
+            raise InputError(f"replicas={self.replicas}: must be ≤ {MOST_REPLICAS:,}, the most that are simulated")
         if self.role not in ROLES:
             raise unknown("role", self.role, ROLES)
-        if self.role != "mixed":
-            raise InputError(
-                f"role={self.role!r}: separate prefill and decode pools are not simulated yet; use 'mixed'"
-            )
+        if self.stores and self.role != "mixed":
+            raise InputError(f"stores in a {self.role} pool: simulated in mixed pools only")
         object.__setattr__(self, "engine", resolve_engine(self.engine, self.model, self.device))
         object.__setattr__(self, "model", effective_model(self.model, self.device, self.engine))
 
@@ -52,14 +62,13 @@ class Pool:
     @property
     def has_windows(self) -> bool:
         """Some layers, but not all, see only a window of the context."""
-        windows = {isinstance(layer.attention, Attention) and layer.attention.window for _, layer in self.model.layers}
-        return len(windows) > 1
+        return len({layer.window for _, layer in self.model.layers}) > 1
 
     def warnings(self) -> list[str]:
         """What differs from the real engine, or should be known about the model."""
         found = []
         chosen = preset(self.engine.preset)
-        if self.engine.pipeline_parallel_size > 1 and not chosen.pipelines[0]:
+        if self.engine.pipeline_parallel_size > 1 and chosen.backend == "vllm" and not chosen.pipelines[0]:
             found.append(
                 f"{chosen.name} may admit a preempted request again before its token in flight has arrived; in a "
                 "pipeline it waits here, as in vllm-0.32"
@@ -94,6 +103,7 @@ class Pool:
             "replicas": self.replicas,
             "gpus": self.gpus,
             "engine": self.engine.spec(),
+            **({"stores": [store.spec() for store in self.stores]} if self.stores else {}),
         }
 
 
@@ -107,19 +117,72 @@ def stage_pools(pool: Pool) -> tuple[Pool, ...]:
     return tuple(found)
 
 
+def _require_alike(pool: Pool, other: Pool) -> None:
+    """Raise InputError where KV cannot be handed over between two pools."""
+    kinds = ("model", "block_size", "kv_cache_dtype")
+    layouts = [
+        (one.model.name, one.engine.resolved("block_size"), one.model.resolve_kv_cache_dtype(one.engine.kv_cache_dtype))
+        for one in (pool, other)
+    ]
+    for name, value, wanted in zip(kinds, *layouts, strict=True):
+        if value != wanted:
+            raise InputError(f"{name}={value} and {wanted}: KV is handed over only between pools where it is the same")
+
+
 @dataclass(frozen=True)
 class Deployment:
-    """Pools, and how requests are spread over the replicas."""
+    """Pools, how requests are spread over their replicas, and how these go from prefill to decode pools."""
 
     pools: tuple[Pool, ...]
     router: str = "round_robin"
+    """Chooses among the replicas of mixed pools, or of prefill pools."""
+    link: Link = field(default_factory=Link)
+    """Between any prefill replica and any decode replica."""
+    handover: Handover = field(default_factory=Handover)
+    decode_router: str | None = None
+    """Chooses among the replicas of decode pools; None: by the rule of ``router``."""
+    scaling: Autoscale | None = None
+    """Starts and stops replicas; the pool has the most that there may be."""
+    faults: tuple[Faults, ...] = ()
+    """When replicas fail."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pools", tuple(self.pools))
         if not self.pools:
             raise InputError("pools=(): a deployment needs at least one pool")
+        roles = sorted({pool.role for pool in self.pools})
+        if roles not in (["mixed"], ["decode", "prefill"]):
+            raise InputError(
+                f"roles {', '.join(roles)}: a deployment has mixed pools, or at least one prefill and one decode pool"
+            )
+        if roles != ["mixed"]:
+            for pool in self.pools:
+                _require_alike(self.pools[0], pool)
+            if self.handover.transfer == "none" and not self.link.free:
+                raise InputError("a link between pools, but a hand-over without a transfer: name one, such as 'pull'")
+        elif self.handover != Handover() or not self.link.free or self.decode_router:
+            raise InputError(
+                "link, handover, decode_router: nothing is handed over between mixed pools; leave them out"
+            )
+
+        if self.scaling or self.faults:
+            self._require_elastic()
+
+    def _require_elastic(self) -> None:
+        """Raise InputError where replicas cannot come and go."""
         if len(self.pools) > 1:
-            raise InputError(f"{len(self.pools)} pools: several pools in one deployment are not simulated yet; use one")
+            raise InputError("autoscale, fail: simulated for one pool of mixed replicas; leave them out")
+        if self.scaling and self.pools[0].replicas != self.scaling.most:
+            raise InputError(f"replicas={self.pools[0].replicas}: must be autoscale's most={self.scaling.most}")
+        if len({fault.on_failure for fault in self.faults}) > 1:
+            raise InputError("fail: on_failure must be the same for all faults")
+        for fault in self.faults:
+            fault.failures(self.pools[0].replicas, 0)
+
+    @property
+    def apart(self) -> bool:
+        """Prompts are computed in other pools than what follows."""
+        return any(pool.role != "mixed" for pool in self.pools)
 
     @property
     def gpus(self) -> int:
@@ -138,7 +201,16 @@ class Deployment:
 
     def spec(self) -> dict[str, Any]:
         """The deployment for JSON."""
-        return {"router": self.router, "pools": [pool.spec() for pool in self.pools]}
+        found = {"router": self.router, "pools": [pool.spec() for pool in self.pools]}
+        if not self.apart:
+            return found
+        apart = {"decode_router": self.decode_router or self.router, "link": self.link.spec()}
+        return found | apart | {"handover": self.handover.spec()}
+
+
+def network(pools: Sequence[Pool]) -> Link:
+    """The network between the nodes of these pools' devices, at the line rate of the slowest replica's GPUs."""
+    return Link(bandwidth=min(pool.engine.world_size * pool.device.network_bandwidth for pool in pools))
 
 
 def warnings(deployment: Deployment) -> list[str]:

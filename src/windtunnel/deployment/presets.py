@@ -34,12 +34,25 @@ class EnginePreset:
     """Small batches with prefill run from captured graphs too, all but their attention."""
     launches_early: bool = False
     """Every kernel's prologue runs while the one before it ends (programmatic dependent launch, from Hopper on)."""
+    overlaps_prologues: bool = True
+    """Some kernels' do (the engine's libraries of 2025 and later)."""
+    one_block_per_head: bool = False
+    """Decodes of grouped queries read the keys once for every query head, and never in parts (TensorRT-LLM 0.11: masked
+    multi-head attention, whose multi-block mode is a build flag that is off)."""
     fuses_all_reduce: bool = True
     """All-reduce, residual and norm are one kernel where the device can (from Hopper on)."""
+    own_all_reduce: bool = True
+    """Small messages are added up by a kernel of the engine's own, otherwise by NCCL."""
     deepep: bool = True
     """DeepEP's exchange can be chosen by a flag, and two micro-batches hide it (vLLM from 0.11.1 on, SGLang)."""
     pipelines: tuple[bool, ...] = ()
     """Values of ``async_scheduling`` with which a pipeline of stages is simulated."""
+    turns_stages_synchronous: bool = False
+    """With stages it turns ``async_scheduling`` off itself (SGLang, server_args.py), or has a loop that knows no such
+    setting (TensorRT-LLM, pyexecutor/py_executor.py)."""
+    before_v1: bool = False
+    """vLLM's engine before v1: steps of prompts or of decodes, nothing compiled, most work of the host between steps.
+    Prompts are cut by default only for models of more than 32,768 tokens (vllm/engine/arg_utils.py of 0.5.4 to 0.8)."""
     shares_memory: bool = True
     """``gpu_memory_utilization`` covers weights, activations and KV cache together (vLLM). SGLang's share
     (``mem_fraction_static``) leaves activations out; TensorRT-LLM's (``free_gpu_memory_fraction``) is of what is left
@@ -71,6 +84,24 @@ VLLM_0_32 = EnginePreset(
     lacks=(),
     pipelines=(True, False),
 )
+VLLM_0_16 = EnginePreset("vllm-0.16", True, False, 0.9, pipelines=(False,))
+"""Asynchronous scheduling is the default from 0.14 on, as the release notes of 0.14.0 say."""
+VLLM_0_12 = EnginePreset("vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False)
+VLLM_0_6 = EnginePreset(
+    "vllm-0.6",
+    async_scheduling=False,
+    scheduler_reserve_full_isl=False,
+    gpu_memory_utilization=0.9,
+    max_capture_size=256,
+    max_capture_size_blackwell=256,
+    scheduler="vllm-0.8-v0",
+    enable_prefix_caching=False,
+    graphs_prefill=False,
+    fuses_all_reduce=False,
+    overlaps_prologues=False,
+    deepep=False,
+    before_v1=True,
+)
 TENSORRT_LLM = EnginePreset(
     "trtllm-1.0",
     async_scheduling=True,
@@ -82,6 +113,17 @@ TENSORRT_LLM = EnginePreset(
     scheduler="trtllm-guaranteed-no-evict",
     enable_prefix_caching=False,
     enable_chunked_prefill=False,
+    pipelines=(False,),
+    turns_stages_synchronous=True,
+)
+TENSORRT_LLM_0_11 = replace(
+    TENSORRT_LLM,
+    name="trtllm-0.11",
+    async_scheduling=False,
+    overlaps_prologues=False,
+    own_all_reduce=False,
+    one_block_per_head=True,
+    fuses_all_reduce=False,
 )
 PRESETS: dict[str, EnginePreset] = {
     preset.name: preset
@@ -90,12 +132,33 @@ PRESETS: dict[str, EnginePreset] = {
         VLLM_0_32,
         EnginePreset("vllm-0.20", True, True, 0.9, pipelines=(False,)),
         EnginePreset("vllm-0.19", True, True, 0.9, pipelines=(False,), scheduler="vllm-0.20"),
-        EnginePreset("vllm-0.16", True, False, 0.9, pipelines=(False,)),
-        EnginePreset("vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False),
+        VLLM_0_16,
+        replace(VLLM_0_16, name="vllm-0.15", scheduler="vllm-0.16"),
+        replace(VLLM_0_16, name="vllm-0.14", scheduler="vllm-0.16"),
+        replace(VLLM_0_12, name="vllm-0.13", scheduler="vllm-0.12"),
+        VLLM_0_12,
         EnginePreset("vllm-0.10", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False, deepep=False),
         EnginePreset(
-            "sglang-0.5", True, True, 0.88, graphs_prefill=False, shares_memory=False, scheduler="sglang-0.4.6"
+            "vllm-0.8",
+            *(False, False, 0.9),
+            pipelines=(False,),
+            fuses_all_reduce=False,
+            deepep=False,
+            scheduler="vllm-0.10",
         ),
+        VLLM_0_6,
+        EnginePreset(
+            "sglang-0.5",
+            True,
+            True,
+            0.88,
+            graphs_prefill=False,
+            shares_memory=False,
+            scheduler="sglang-0.4.6",
+            pipelines=(False,),
+            turns_stages_synchronous=True,
+        ),
+        TENSORRT_LLM_0_11,
         TENSORRT_LLM,
         replace(TENSORRT_LLM, name="trtllm-1.1", launches_early=True),
     )
@@ -121,9 +184,7 @@ def require_pipeline(engine_preset: EnginePreset, stages: int, async_scheduling:
     if stages == 1 or async_scheduling in engine_preset.pipelines:
         return
     given = f"pipeline_parallel_size={stages}"
-    if not engine_preset.pipelines:
-        raise InputError(f"{given}: not simulated for {engine_preset.name}; use a vLLM preset, or 1")
-    if engine_preset.async_scheduling:
+    if engine_preset.async_scheduling and not engine_preset.turns_stages_synchronous:
         raise InputError(
             f"{given}: with async_scheduling, its default, {engine_preset.name} runs one step at a time through all "
             "stages, which is not simulated; use async_scheduling=False or preset='vllm-0.32'"

@@ -5,7 +5,7 @@ Then say which steps of a resolved engine are split into two micro-batches, to h
 
 from dataclasses import replace
 
-from windtunnel.deployment.engine import AUTO, ENGINE_DTYPES, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, Engine
+from windtunnel.deployment.engine import AUTO, ENGINE_DTYPES, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_SIDED, Engine
 from windtunnel.deployment.engine_scheduler import (
     named_settings,
     require_own_settings,
@@ -15,7 +15,7 @@ from windtunnel.deployment.engine_scheduler import (
 from windtunnel.deployment.presets import EnginePreset, preset, require_pipeline
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
-from windtunnel.model import MLP, Attention, CompressedAttention, Model, MoE, Quantization, StateSpace
+from windtunnel.model import MLP, Model, MoE, Quantization
 from windtunnel.model.layers import Layer
 from windtunnel.model.spec import VOCAB_PADDING, layers_of_stages
 
@@ -39,6 +39,9 @@ SAME_METHOD = {
 NATIVE_SINCE = {"fp8": 89, "fp8_block": 89, "mxfp8": 100, "nvfp4": 100, "mxfp4": 100}
 """Compute capability × 10 from which products are computed in the method's own type; older devices unpack weights."""
 
+LONG_CONTEXT = 32768
+"""Longest context up to which vLLM before v1 computes prompts whole unless told otherwise."""
+
 COMPRESSED_BLOCK = 256
 """Tokens of a block where entries of the cache stand for several (vLLM and SGLang alike)."""
 
@@ -60,13 +63,15 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     require_shardable(engine, model, device)
     require_exchange(engine, chosen, model)
     length = _model_len(engine, model)
-    chunked = chosen.enable_chunked_prefill if engine.enable_chunked_prefill is None else engine.enable_chunked_prefill
+    chunked = engine.enable_chunked_prefill
+    if chunked is None:
+        chunked = length > LONG_CONTEXT if chosen.before_v1 else chosen.enable_chunked_prefill
     named = named_settings(engine.scheduler)
     if engine.scheduler is not None:
         chunked = named is None or named.chunked_prefill
     refuses = not chosen.enable_chunked_prefill if named is None else named.refuse_long_prompts
     ranks = engine.data_parallel_size if model.has_moe else 1
-    tokens, seqs = _batch_limits(engine, _defaults(device, engine.backend, ranks), length, chunked or refuses)
+    tokens, seqs = _batch_limits(engine, _defaults(device, chosen, ranks, chunked), length, chunked or refuses)
     resolved = replace(
         engine,
         max_model_len=length,
@@ -77,6 +82,8 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         dtype=effective_model(model, device, engine).dtype,
         **{name: getattr(chosen, name) for name in OF_PRESET if getattr(engine, name) is None},
     )
+    if engine.async_scheduling is None and engine.pipeline_parallel_size > 1 and chosen.turns_stages_synchronous:
+        resolved = replace(resolved, async_scheduling=False)
     if engine.scheduler is not None:
         resolved = with_named_scheduler(resolved, engine)
     model.resolve_kv_cache_dtype(engine.kv_cache_dtype)
@@ -183,11 +190,13 @@ def _batch_limits(engine: Engine, defaults: tuple[int, int], length: int, any_le
     return tokens, seqs
 
 
-def _defaults(device: Device, backend: str, ranks: int) -> tuple[int, int]:
+def _defaults(device: Device, chosen: EnginePreset, ranks: int, chunked: bool) -> tuple[int, int]:
     """Tokens and requests by the device's memory: vLLM's; SGLang's ``chunked_prefill_size`` and
     ``max_running_requests``, which ranks of attention share (server_args.py of 0.5); TensorRT-LLM's ``max_num_tokens``
-    and ``max_batch_size`` (llm_args.py, 1.0)."""
-    memory = device.memory_bytes / GIB
+    and ``max_batch_size`` (llm_args.py, 1.0). Before v1 vLLM asked no device (SchedulerConfig of 0.6)."""
+    memory, backend = device.memory_bytes / GIB, chosen.backend
+    if chosen.before_v1:
+        return (512 if chunked else 2048), 256
     if backend == "sglang":
         tokens = 16384 if memory >= 160 else 8192 if memory >= 60 else 4096
         return max(tokens // ranks, 1), max(2048 // ranks, 1)
@@ -291,14 +300,10 @@ def _require_mixer(layer: Layer, tp: int, device: Device, model: Model) -> None:
     if attention is None:
         return
     _require_heads(attention.num_heads, tp, device.gpus_per_domain, model)
-    if isinstance(attention, Attention):
-        _require_or_repeat("KV heads", attention.num_kv_heads, tp, model)
-    elif isinstance(attention, CompressedAttention) and attention.o_groups % tp:
-        raise InputError(
-            f"tensor_parallel_size={tp}: must divide the {attention.o_groups} groups of output heads of {model.name}"
-        )
-    elif isinstance(attention, StateSpace):
-        _require_or_repeat("groups of state space heads", attention.num_groups, tp, model)
+    what, number, repeated = attention.groups or ("heads", attention.num_heads, False)
+    if number % tp and not (repeated and tp % number == 0):
+        rule = "must divide, or be a multiple of, the" if repeated else "must divide the"
+        raise InputError(f"tensor_parallel_size={tp}: {rule} {number} {what} of {model.name}")
 
 
 def _require_heads(heads: int, tp: int, most: int, model: Model) -> None:
@@ -306,14 +311,6 @@ def _require_heads(heads: int, tp: int, most: int, model: Model) -> None:
         sizes = ", ".join(str(size) for size in range(1, most + 1) if heads % size == 0)
         raise InputError(
             f"tensor_parallel_size={tp}: must divide the {heads} heads of {model.name}; use one of {sizes}"
-        )
-
-
-def _require_or_repeat(what: str, number: int, tp: int, model: Model) -> None:
-    """What is divided among GPUs, or repeated where there are more of them."""
-    if number % tp and tp % number:
-        raise InputError(
-            f"tensor_parallel_size={tp}: must divide, or be a multiple of, the {number} {what} of {model.name}"
         )
 
 
@@ -343,7 +340,10 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
     """
     backend, given = engine.all2all_backend, f"all2all_backend={engine.all2all_backend!r}"
     if backend != GATHERED:
-        if not chosen.deepep:
+        if backend == ONE_SIDED:
+            if chosen.backend != "trtllm":
+                raise InputError(f"{given}: simulated for TensorRT-LLM alone; use preset='trtllm-1.1', or {GATHERED!r}")
+        elif not chosen.deepep:
             raise InputError(f"{given}: not simulated for {chosen.name}; use preset='vllm-0.32', or {GATHERED!r}")
         if backend == AUTO and chosen.backend != "sglang":
             raise InputError(f"{given}: {chosen.name} has no such choice; use {LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}")

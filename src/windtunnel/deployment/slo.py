@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import NamedTuple
 
@@ -10,6 +10,8 @@ from windtunnel.errors import InputError, unknown
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 PERCENTILE_METRICS = ("ttft", "tpot", "itl", "e2el", "queue")
+FIRST_TOKEN = ("ttft", "queue")
+"""Latencies up to the first token, which have other causes besides the steps."""
 
 
 class PercentileLimit(NamedTuple):
@@ -46,6 +48,21 @@ class SLO:
         """The limits that every request should meet, by metric."""
         values = {name: getattr(self, name) for name in GOODPUT_METRICS}
         return {name: value for name, value in values.items() if value is not None}
+
+    def with_later_first_tokens(self, factor: float) -> "SLO":
+        """The limits that say of first tokens (and queues) what these say of such that come so many times as late."""
+        percentiles = tuple(
+            limit._replace(seconds=limit.seconds / factor) if limit.metric in FIRST_TOKEN else limit
+            for limit in self.percentiles
+        )
+        ttft = None if self.ttft is None else self.ttft / factor
+        return replace(self, ttft=ttft, percentiles=percentiles)
+
+    def divided_by(self, factor: float) -> "SLO":
+        """The limits that say of all latencies what these say of such that are so many times as long."""
+        limits = {name: value / factor for name, value in self.limits.items()}
+        percentiles = tuple(limit._replace(seconds=limit.seconds / factor) for limit in self.percentiles)
+        return replace(self, percentiles=percentiles, **limits)
 
     def __bool__(self) -> bool:
         """Whether there is any limit."""

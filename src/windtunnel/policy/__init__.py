@@ -6,6 +6,7 @@ from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.unified import Policy
 from windtunnel.policy.vllm_v0 import VllmV0
 from windtunnel.policy.vllm_v1 import VllmV1
+from windtunnel.policy.whole_batches import WholeBatches
 
 __all__ = [
     "PRESETS",
@@ -15,6 +16,7 @@ __all__ = [
     "Sglang",
     "VllmV0",
     "VllmV1",
+    "WholeBatches",
     "can_ever_run",
     "generated",
     "scheduler",

@@ -5,23 +5,27 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
 from windtunnel.errors import InputError, unknown
-from windtunnel.policy import vllm_v0, vllm_v1
+from windtunnel.policy import routing, vllm_v0, vllm_v1
+from windtunnel.policy.routing import Conductor, DynamoKv, PrefixAware, RouteView, Routing
 from windtunnel.policy.settings import Settings
 from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.unified import POLICIES, Policy
 from windtunnel.policy.vllm_v0 import VllmV0
 from windtunnel.policy.vllm_v1 import VllmV1
+from windtunnel.policy.whole_batches import WholeBatches
 
-PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang] = {
+PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang | WholeBatches] = {
     **vllm_v1.VERSIONS,
     "vllm": vllm_v1.VERSIONS["vllm-0.32"],
     **vllm_v0.VERSIONS,
     "sglang-0.4.6": Sglang(),
     **POLICIES,
+    "static": WholeBatches(),
 }
 """Every scheduler that has a name; ``vllm`` is the version that runs have by default."""
 
@@ -37,11 +41,37 @@ ROUTERS = {
     "random": "a replica drawn at random, from a stream of its own",
     "least_outstanding": "the replica with the fewest requests queued and running, the first of equals",
     "vllm_dp": "the replica with the lowest 4 · waiting + running, as vLLM balances ranks: counted every 0.1 s",
+    "power_of_two": "of two replicas drawn at random the one with fewer requests",
+    "session_affinity": "the replica of the session's request before; a new session goes where the fewest requests are",
+    "prefix_aware": "the highest sum of llm-d's scores: prefix found, queue, load, tokens, KV",
+    "dynamo_kv": "the least work to add, as Dynamo's KV router counts it: prefill not cached, KV in progress",
+    "conductor": "the lowest expected TTFT, as Mooncake's Conductor: cached prefix, queue, KV from another replica",
 }
 """Name → what it does. Ranks inside a replica are always balanced by vLLM's own rule, ``vllm_dp``."""
 
-ROUTE_SCORE = len(ROUTERS)
-"""The number of the router that asks a function of the user's."""
+FORMULAS = {"prefix_aware": PrefixAware(), "dynamo_kv": DynamoKv(), "conductor": Conductor()}
+"""Routers that have settings."""
+
+BY_NAME = {
+    "round_robin": routing.ROUND_ROBIN,
+    "random": routing.RANDOM,
+    "least_outstanding": routing.LEAST_OUTSTANDING,
+    "vllm_dp": routing.VLLM_DP,
+    "power_of_two": routing.POWER_OF_TWO,
+    "session_affinity": routing.SESSION_AFFINITY,
+}
+"""The numbers of the others."""
+
+
+class Router(NamedTuple):
+    """A router as loops take it."""
+
+    number: int
+    route_score: Callable[..., float] | None = None
+    """The user's function that ``ROUTE_SCORE`` asks."""
+    routing: Routing | None = None
+    """The settings of ``SCORED``."""
+
 
 ALIASES = {"chunk": "max_num_batched_tokens", "order": "admission_order", "interval": "reschedule_interval"}
 """Short words for fields."""
@@ -84,29 +114,36 @@ def scheduler(text: str) -> Settings:
     name, _, rest = text.partition(":")
     if name not in PRESETS:
         raise unknown("scheduler", name, PRESETS)
-    settings = PRESETS[name]
-    pairs = [pair for pair in rest.split(",") if pair]
+    return _changed("scheduler", text, PRESETS[name], rest)
+
+
+_Known = TypeVar("_Known")
+
+
+def _changed(what: str, text: str, settings: _Known, rest: str) -> _Known:
+    """The settings of a scheduler or router with what ``field=value,field=value…`` says."""
     values: dict[str, Any] = {}
-    for pair in pairs:
-        field, value = _pair(pair, settings, name)
+    for pair in filter(None, rest.split(",")):
+        field, value = _pair(what, pair, settings, text.partition(":")[0])
         if field in values:
-            raise InputError(f"scheduler {text!r}: {field} is given twice")
+            raise InputError(f"{what} {text!r}: {field} is given twice")
         values[field] = value
-    return replace(settings, **values)
+    return cast(_Known, replace(cast(Any, settings), **values))
 
 
-def _pair(pair: str, settings: Settings, preset: str) -> tuple[str, Any]:
+def _pair(what: str, pair: str, settings: object, preset: str) -> tuple[str, Any]:
     word, equals, value = (part.strip() for part in pair.partition("="))
     kinds = settable(settings)
     field = ALIASES.get(word, word)
     if field not in kinds:
-        raise unknown(f"setting of scheduler {preset!r}", word, [*kinds, *(a for a in ALIASES if ALIASES[a] in kinds)])
+        names = [*kinds, *(short for short in ALIASES if ALIASES[short] in kinds)]
+        raise unknown(f"setting of {what} {preset!r}", word, names)
     if not equals:
-        raise InputError(f"scheduler setting {word!r}: give a value, {word}=…")
+        raise InputError(f"{what} setting {word!r}: give a value, {word}=…")
     return field, _value(word, value, kinds[field])
 
 
-def settable(settings: Settings) -> dict[str, Any]:
+def settable(settings: object) -> dict[str, Any]:
     """Field → type of what text can set: everything but functions."""
     hints = get_type_hints(type(settings))
     return {
@@ -141,7 +178,7 @@ def python_object(text: str, name: str) -> object:
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{text!r}: {type(error).__name__} while it was read: {error}") from error
     names = [each for each in vars(module) if not each.startswith("_")]
     if name not in names:
@@ -191,32 +228,41 @@ def _made(text: str, found: object, arguments: Mapping[str, Any]) -> Scheduler:
 def _factory(text: str, kind: type, arguments: Mapping[str, Any]) -> Callable[[], Any]:
     try:
         kind(**arguments)
-    except TypeError as error:
-        raise InputError(f"scheduler {text!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise InputError(f"scheduler {text!r}: {type(error).__name__} while it was made: {error}") from error
     return partial(kind, **arguments)
 
 
-def router_number(name: str) -> int:
-    """The number of a router in the compiled core.
+def find_router(text: str) -> Router:
+    """The router that ``text`` names.
+
+    ``least_outstanding``, ``prefix_aware``, ``prefix_aware:queue=2,kv=1``: a name, some of its settings changed.
+    ``./mine.py:score``: a function in a Python file, of four arguments (``ROUTE_SCORE``) or of eight (``RouteView``).
 
     Raises:
-        InputError: no router has this name.
+        InputError: there is no such router, setting, file or function.
     """
-    if name not in ROUTERS:
+    name, _, rest = text.partition(":")
+    if name.endswith(".py"):
+        return _router_of(text, python_object(text, rest))
+    if name in FORMULAS:
+        return Router(routing.SCORED, routing=_changed("router", text, FORMULAS[name], rest))
+    if name not in BY_NAME:
         raise unknown("router", name, ROUTERS)
-    return list(ROUTERS).index(name)
+    if rest:
+        raise InputError(f"router {text!r}: {name} has no settings")
+    return Router(BY_NAME[name])
 
 
-def find_router(name: str) -> tuple[int, Callable[..., float] | None]:
-    """The number of a router in the core, and the user's function that it asks: ``./mine.py:score``, or None.
-
-    Raises:
-        InputError: there is no such router, file or function.
-    """
-    path, _, rest = name.partition(":")
-    if not path.endswith(".py"):
-        return router_number(name), None
-    score = python_object(name, rest)
-    if not callable(score):
-        raise InputError(f"router {name!r}: must be a function of (replica, outstanding, prompt_tokens, arrival)")
-    return ROUTE_SCORE, score
+def _router_of(text: str, function: object) -> Router:
+    if callable(function):
+        kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+        wanted = sum(one.kind in kinds and one.default is one.empty for one in signature(function).parameters.values())
+        if wanted == 8:
+            return Router(routing.SCORED, routing=RouteView(route_view=function))
+        if wanted <= 4:
+            return Router(routing.ROUTE_SCORE, route_score=function)
+    raise InputError(
+        f"router {text!r}: must be a function of (replica, outstanding, prompt_tokens, arrival), or of these and "
+        "(waiting, prefill_tokens, active_tokens, cached_tokens)"
+    )

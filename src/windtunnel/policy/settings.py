@@ -1,10 +1,13 @@
 """What one scheduler may use, which requests fit into it, and what the settings of every scheduler can answer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, cast
 
 from windtunnel.errors import InputError
+
+LONGEST = 86_400
+"""Seconds that a setting may make a step wait."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,12 @@ class Limits:
     def blocks(self, tokens: int) -> int:
         """KV blocks that hold so many tokens."""
         return -(-tokens // self.block_size)
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Raise InputError for a time that no step of an engine takes, as one in another unit."""
+    if value > LONGEST:
+        raise InputError(f"{name}={value:g}: must be ≤ {LONGEST:,} s, a day; it is in seconds")
 
 
 def generated(prompt_tokens: int, output_tokens: int, limits: Limits) -> int:
@@ -95,6 +104,30 @@ class Settings:
         """Stages that it keeps busy."""
         return 1
 
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps in flight at most."""
+        return self.pipeline_parallel_size
+
+    @property
+    def decide_after_empty_step(self) -> bool:
+        """A step of a pipeline that computes nothing takes a place in flight, and the next one is decided at once."""
+        return True
+
+    @property
+    def takes_stores(self) -> bool:
+        """It is simulated with stores of KV behind its blocks."""
+        return False
+
+    @property
+    def beyond_the_core(self) -> tuple[str, ...]:
+        """Names of the rules that only the reference engine knows; those of vLLM in a pipeline: core.pipeline."""
+        return ()
+
+    def most_running(self, limits: Limits) -> int:
+        """Requests that run at once, in all steps in flight together."""
+        return limits.max_num_seqs
+
     def check(self, limits: Limits) -> None:
         """Raise InputError if the scheduler cannot run within the limits."""
 
@@ -111,6 +144,21 @@ class Settings:
         del flags
         return self
 
+    def with_stages(self, stages: int) -> Self:
+        """The settings in a pipeline of so many stages; those of one stage stay as they are.
+
+        Raises:
+            InputError: the scheduler is not simulated in a pipeline, or not with these settings.
+        """
+        if stages in (1, self.pipeline_parallel_size):
+            return self
+        if "pipeline_parallel_size" not in getattr(self, "__dataclass_fields__", {}):
+            raise InputError(
+                f"pipeline_parallel_size={stages}: not simulated with {type(self).__name__}; use vllm-0.32, "
+                "sglang-0.4.6 or a unified scheduler, or one stage"
+            )
+        return cast(Self, replace(cast(Any, self), pipeline_parallel_size=stages))
+
     def with_host(self, limits: Limits, block_bytes: int, pcie_bandwidth: float) -> Self:
         """Settings that swap, with the host's blocks and the time to move one where they leave them open.
 
@@ -124,4 +172,9 @@ class Settings:
 
     def without_known_prefixes(self) -> Self:
         """The settings for a workload that tells of no shared beginnings."""
+        return self
+
+    def in_role(self, role: str) -> Self:
+        """The settings in a pool of this role (``mixed``, ``prefill``, ``decode``)."""
+        del role
         return self

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
-from windtunnel.errors import InputError, unknown
+from windtunnel.errors import InputError, require_words
 from windtunnel.policy.settings import Limits, Settings
 
 Order = Literal["fcfs", "lpm", "dfs-weight", "lof"]
@@ -46,20 +46,26 @@ class Sglang(Settings):
 
     disable_overlap_schedule: bool = False
     """Decide a round when the one before it has ended, and not while that one runs."""
+    pipeline_parallel_size: int = 1
+    """Stages of a pipeline, with a micro-batch of its own each; they have no overlap schedule (event_loop_pp of
+    managers/scheduler.py)."""
 
     def __post_init__(self) -> None:
         if self.max_prefill_tokens < 1:
             raise InputError(f"max_prefill_tokens={self.max_prefill_tokens}: must be ≥ 1")
         if not self.schedule_conservativeness >= 0:
             raise InputError(f"schedule_conservativeness={self.schedule_conservativeness}: must be ≥ 0")
-        if self.schedule_policy not in get_args(Order):
-            raise unknown("schedule_policy", self.schedule_policy, get_args(Order))
+        if self.pipeline_parallel_size < 1:
+            raise InputError(f"pipeline_parallel_size={self.pipeline_parallel_size}: must be ≥ 1")
+        if self.pipeline_parallel_size > 1 and self.enable_mixed_chunk:
+            raise InputError("enable_mixed_chunk: SGLang has none with pipeline_parallel_size > 1; leave it out")
+        require_words(self)
 
     @property
     def async_scheduling(self) -> bool:
-        """A round is decided while the one before it runs: whoever arrives meanwhile is seen a round later, and whoever
-        ends takes part in one more."""
-        return not self.disable_overlap_schedule
+        """A round is decided while the one before it runs: a request that arrives meanwhile is seen a round later, and
+        one that ends takes part in one more."""
+        return not self.disable_overlap_schedule and self.pipeline_parallel_size == 1
 
     @property
     def prefix_caching(self) -> bool:
@@ -93,6 +99,10 @@ class Sglang(Settings):
             return self.max_prefill_tokens - 1 + limits.max_model_len
         return max(self.max_prefill_tokens, limits.max_model_len)
 
+    def micro_batch(self, limits: Limits) -> int:
+        """Requests of a micro-batch (managers/scheduler.py, ``max_micro_batch_size``)."""
+        return max(limits.max_num_seqs // self.pipeline_parallel_size, 1)
+
     def check(self, limits: Limits) -> None:
         """Raise InputError if a round may exceed max_num_batched_tokens."""
         if not self.chunked_prefill and limits.max_num_batched_tokens < (longest := self.longest_round(limits)):
@@ -102,6 +112,10 @@ class Sglang(Settings):
                 f"chunked_prefill, {what} max_model_len"
             )
 
+    def in_role(self, role: str) -> Self:
+        """Decode servers keep no radix cache (server_args.py: ``disable_radix_cache``)."""
+        return replace(self, radix_cache=False) if role == "decode" else self
+
     def with_flags(self, flags: Mapping[str, Any]) -> Self:
         """The settings of an engine with these arguments; max_num_batched_tokens is its chunked_prefill_size."""
         return replace(
@@ -109,6 +123,7 @@ class Sglang(Settings):
             chunked_prefill=flags["enable_chunked_prefill"] is not False,
             radix_cache=bool(flags["enable_prefix_caching"]),
             disable_overlap_schedule=flags["async_scheduling"] is False,
+            pipeline_parallel_size=flags["pipeline_parallel_size"],
         )
 
     def longest_request(self, limits: Limits) -> int:

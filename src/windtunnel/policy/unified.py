@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
-from typing import Any, ClassVar, Literal, Self, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, Self
 
-from windtunnel.errors import InputError, unknown
-from windtunnel.policy.settings import Limits, Settings
+from windtunnel.errors import InputError, require_words
+from windtunnel.policy.settings import Limits, Settings, check_seconds
 
 GroupOrder = Literal["prefill_first", "decode_first"]
 Allocation = Literal["on_demand", "prompt", "prompt_and_output", "max_model_len", "look_ahead"]
@@ -61,6 +61,9 @@ class Policy(Settings):
     """P, prefill tokens of one step, beside C (InferMax); 0: no such limit."""
     max_num_seqs: int = 0
     """R_max, requests that run at once, beside the deployment's own limit: the smaller one holds; 0: only that."""
+    padded_prefills: bool = False
+    """Prompts of a step count as if padded to the longest: their number times its tokens is at most C (early vLLM;
+    Vidur's max_tokens_in_batch)."""
     long_prefill_token_threshold: int = 0
     """Tokens that one prompt may compute in a step; a longer prompt is long (vLLM, config/scheduler.py); 0: any."""
     max_num_partial_prefills: int = 0
@@ -79,8 +82,8 @@ class Policy(Settings):
     watermark: float = 0.0
     """Share of all blocks that an admission must leave free while anything runs (vLLM v0, Sarathi-Serve: 0.01)."""
     decodes_ask_for_a_block: bool = False
-    """Decodes, visited in order of admission, each demand a free block, also where their last one has room; whoever
-    runs alone does not (Sarathi-Serve, vLLM v0: can_append_slot)."""
+    """Decodes, visited in order of admission, each demand a free block, also where their last one has room; one
+    that runs alone does not (Sarathi-Serve, vLLM v0: can_append_slot)."""
 
     preemption: Preemption = "recompute"
     """What happens to an evicted request: it drops its blocks and computes them again later, they move to the host, or
@@ -88,12 +91,18 @@ class Policy(Settings):
     host_blocks: int = 0
     """Blocks of the host that hold evicted requests; when none is left, and for part-way prompts, recompute."""
     swap_time_per_block: float = 0.0
-    """Seconds to move one block over PCIe, in either direction; the step waits for it."""
+    """Seconds to move one block over PCIe, in either direction; the step waits for it. 0: that of the device's bus."""
     victim: Victim = "newest"
     """Whom to evict: admitted last or first, fewest or most tokens in the cache (InferMax v4: shortest first), or
     lowest priority. Of equals the newest."""
     victim_key: Callable[..., float] | None = None
     """In place of ``victim``: the largest key goes. See ``windtunnel.core.hooks``."""
+
+    admit_after_eviction: bool = False
+    """A step that evicted may still admit, even the evicted one if it fits (Sarathi-Serve, vLLM v0 with chunks)."""
+    running_order: Literal["admission", "arrival"] = "admission"
+    """The order in which running requests ask for memory; the newest is the last in it. They differ only where not all
+    can go at any time, as in a pipeline (Vidur sorts by arrival)."""
 
     admission_order: Order = "fcfs"
     """Whom to admit next. First come first served puts evicted requests before all others, the latest victim first;
@@ -113,6 +122,9 @@ class Policy(Settings):
     queue_ratio: float = 0.0
     """Look at the queue when it is this many times as long as the running list (checklist 309: 1.2), or while none
     decodes; 0: no such rule. With an interval, too, either opens it."""
+    queue_look_time: float = 0.0
+    """Seconds that a step waits while the queue is gone through, in the steps in which it is open: what an interval or
+    a ratio saves (checklist 307). 0: the tables' host work, the same in every step, holds it."""
     delay_factor: float = 0.0
     """Keep the queue closed until its head has waited for so many times the duration of the last step with prefills,
     unless none runs (vLLM v0, --scheduler-delay-factor)."""
@@ -124,17 +136,27 @@ class Policy(Settings):
     balance_timeout: int = 0
     """Data-parallel ranks in lockstep, while all of them decode, admit when each has a request waiting, or when so many
     steps have passed without (TensorRT-LLM's attention_dp_config: enable_balance, timeout_iters); 0: each as it can."""
+    pipeline_parallel_size: int = 1
+    """Stages of a pipeline, as many steps in flight; no request of them is scheduled again before its step has ended
+    (TensorRT-LLM, _executor_loop_pp of pyexecutor/py_executor.py; Vidur, arXiv 2405.05465)."""
+    places_per_step: bool = False
+    """R_max bounds the requests of a step, and of all steps in flight together as many times the stages
+    (TensorRT-LLM's max_batch_size); otherwise all that run (Vidur's batch_size_cap)."""
+    decide_on_arrival: bool = False
+    """In a pipeline, a step is decided as soon as there is a place in flight and something to compute, also when a
+    request arrives (Vidur); otherwise when a step ends, as in the engines."""
     token_budget: Callable[..., int] | None = None
     """Tokens of the next step, at least one for each decode and at most C. See ``windtunnel.core.hooks``."""
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            choices = get_args(kind)
-            if all(isinstance(choice, str) for choice in choices) and choices and getattr(self, name) not in choices:
-                raise unknown(name, str(getattr(self, name)), choices)
+        require_words(self)
         for name in _AMOUNTS:
             if not 0 <= getattr(self, name) < inf:
                 raise InputError(f"{name}={getattr(self, name)}: must be ≥ 0 and finite; 0 means no such rule")
+        for name in ("swap_time_per_block", "queue_look_time", "max_queue_delay"):
+            check_seconds(name, getattr(self, name))
+        if self.pipeline_parallel_size < 1:
+            raise InputError(f"pipeline_parallel_size={self.pipeline_parallel_size}: must be ≥ 1")
         if self.reschedule_interval < 1:
             raise InputError(f"reschedule_interval={self.reschedule_interval}: must be ≥ 1, 1 looks in every step")
         for name in ("watermark", "prefill_batch_share"):
@@ -144,10 +166,32 @@ class Policy(Settings):
             if contradicts(self):
                 raise InputError(words)
 
+    @property
+    def beyond_the_core(self) -> tuple[str, ...]:
+        """See Settings. Decodes that a step leaves out break the core's rule that all of them take part or none."""
+        leaves_out = self.pipeline_parallel_size > 1 and self.places_per_step and not self.mixed
+        rules = {
+            "padded_prefills": self.padded_prefills,
+            "queue_look_time": self.queue_look_time > 0,
+            "decide_on_arrival": self.decide_on_arrival,
+            "places_per_step": leaves_out,
+            "admit_after_eviction": self.admit_after_eviction,
+            "running_order": self.running_order != "admission",
+        }
+        return tuple(name for name, holds in rules.items() if holds)
+
     def with_flags(self, flags: Mapping[str, Any]) -> Self:
         """The settings of an engine with these arguments; max_num_batched_tokens is TensorRT-LLM's max_num_tokens."""
         chunked = flags["enable_chunked_prefill"] is not False
-        return replace(self, chunked_prefill=chunked, refuse_long_prompts=not chunked)
+        stages = flags["pipeline_parallel_size"]
+        return replace(self, chunked_prefill=chunked, refuse_long_prompts=not chunked, pipeline_parallel_size=stages)
+
+    def with_host(self, limits: Limits, block_bytes: int, pcie_bandwidth: float) -> Self:
+        """The settings; where they swap and leave the time open, with that of the device's bus."""
+        del limits
+        if self.preemption != "swap" or self.swap_time_per_block:
+            return self
+        return replace(self, swap_time_per_block=block_bytes / pcie_bandwidth)
 
     def tokens(self, limits: Limits) -> int:
         """Tokens of a step (C)."""
@@ -158,8 +202,12 @@ class Policy(Settings):
         return min(self.max_num_prefill_tokens or self.tokens(limits), self.tokens(limits))
 
     def places(self, limits: Limits) -> int:
-        """Requests that may run (R_max)."""
+        """Requests that a step may compute (R_max)."""
         return min(self.max_num_seqs or limits.max_num_seqs, limits.max_num_seqs)
+
+    def most_running(self, limits: Limits) -> int:
+        """Requests that run at once, in all steps in flight together."""
+        return self.places(limits) * (self.pipeline_parallel_size if self.places_per_step else 1)
 
     def watermark_blocks(self, limits: Limits) -> int:
         """Blocks that an admission must leave free."""
@@ -214,10 +262,19 @@ _AMOUNTS = (
     "swap_time_per_block",
     "max_queue_delay",
     "queue_ratio",
+    "queue_look_time",
     "delay_factor",
     "prefill_batch",
     "balance_timeout",
 )
+
+
+def _not_in_a_pipeline(name: str, plain: float) -> Callable[[Policy], bool]:
+    return lambda p: p.pipeline_parallel_size > 1 and getattr(p, name) != plain
+
+
+def _in_a_pipeline(name: str, value: str) -> Callable[[Policy], bool]:
+    return lambda p: p.pipeline_parallel_size > 1 and getattr(p, name) == value
 
 
 _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
@@ -296,6 +353,37 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
         lambda p: p.victim_key is not None and p.victim != "newest",
         "victim_key takes the place of victim: leave that out",
     ),
+    (
+        lambda p: p.pipeline_parallel_size > 1 and p.places_per_step and p.mixed and p.group_order == "prefill_first",
+        "places_per_step: decodes that are left out of a step would be too many for the next; use mixed=false or "
+        "group_order='decode_first'",
+    ),
+    (
+        lambda p: p.padded_prefills and (p.mixed or p.chunked_prefill),
+        "padded_prefills: counts whole prompts in steps of their own; use mixed=false and chunked_prefill=false",
+    ),
+    (
+        lambda p: p.decide_on_arrival and p.pipeline_parallel_size == 1,
+        "decide_on_arrival: no meaning with one stage, which decides when it is free; use a pipeline",
+    ),
+    *(
+        (_not_in_a_pipeline(name, plain), f"{name}: not simulated in a pipeline; leave it out, or use one stage")
+        for name, plain in (
+            ("reschedule_interval", 1),
+            ("queue_ratio", 0.0),
+            ("delay_factor", 0.0),
+            ("balance_timeout", 0),
+        )
+    ),
+    *(
+        (_in_a_pipeline(name, value), f"{name}={value!r}: not simulated in a pipeline; use another, or one stage")
+        for name, value in (
+            ("preemption", "swap"),
+            ("allocation", "look_ahead"),
+            ("batching", "static"),
+            ("batching", "dynamic"),
+        )
+    ),
 )
 """Combinations that make no scheduler, and what to do about them."""
 
@@ -318,8 +406,8 @@ iteration, prompts and decodes share it, each holds the memory of the longest se
 FASTERTRANSFORMER = Policy(
     group_order="prefill_first", mixed=False, allocation="max_model_len", preemption="none", batching="static"
 )
-"""FasterTransformer (sarathi/core/scheduler/faster_transformer_scheduler.py): request-level batches; nobody joins until
-the last one has finished."""
+"""FasterTransformer (sarathi/core/scheduler/faster_transformer_scheduler.py): request-level batches; no request joins
+until the last one has finished."""
 
 DYNAMIC = Policy(
     group_order="prefill_first",
@@ -336,23 +424,55 @@ LIGHTLLM = Policy(group_order="prefill_first", mixed=False, allocation="look_ahe
 """LightLLM (router/req_queue/continues_batch/impl.py): a new prompt is prefilled alone and at once if the peak of all
 requests, each running to its declared end, fits memory; in need the newest is paused."""
 
-TRTLLM_MAX_UTILIZATION = Policy()
-"""TensorRT-LLM, MAX_UTILIZATION (capacityScheduler.cpp, microBatchScheduler.cpp): everybody runs whose next step fits;
-the last started one is paused when it does not. Whole contexts beside all generations."""
+TRTLLM_MAX_UTILIZATION = Policy(places_per_step=True)
+"""TensorRT-LLM, MAX_UTILIZATION (capacityScheduler.cpp, microBatchScheduler.cpp): every request runs whose next step
+fits; the last started one is paused when it does not. Whole contexts beside all generations."""
 
-TRTLLM_GUARANTEED_NO_EVICT = Policy(allocation="prompt_and_output", preemption="none", refuse_long_prompts=True)
+TRTLLM_GUARANTEED_NO_EVICT = Policy(
+    allocation="prompt_and_output", preemption="none", refuse_long_prompts=True, places_per_step=True
+)
 """TensorRT-LLM, GUARANTEED_NO_EVICT (same files): admitted only if the blocks of prompt and declared output are free,
-so that nobody is ever paused; prompts beyond max_num_tokens are refused."""
+so that no request is ever paused; prompts beyond max_num_tokens are refused."""
 
-MINDSPORE = Policy(group_order="prefill_first", mixed=False, prefill_batch_share=1 / 64)
+MINDSPORE = Policy(group_order="prefill_first", mixed=False, max_num_seqs=128, prefill_batch_share=1 / 64)
 """ms-llm-serve as in the MindSpore tuning report (checklist 330-358): prefill first, in batches of a share of the
-decode batch; 1/64 is the report's coefficient, its code breaks at 1/32."""
+decode batch of 128; 1/64 is the report's coefficient, its code breaks at 1/32."""
 
 FCFS_INTERVAL = Policy(group_order="prefill_first", mixed=False, reschedule_interval=16)
 """Interval scheduling (checklist 308): the queue is looked at every 16 decode steps."""
 
 QUEUE_RATIO = Policy(group_order="prefill_first", mixed=False, queue_ratio=1.2)
 """Queue-ratio scheduling (checklist 309): the queue is looked at when it is 1.2 times as long as the running list."""
+
+OURS_KNOWN = Policy(
+    chunked_prefill=True,
+    pass_over=True,
+    watermark=0.1,
+    admission_order="shortest_job",
+    allocation="prompt_and_output",
+    preemption="none",
+)
+"""Ours, found by search (docs/experiments/ours.md), where requests declare the lengths of their outputs: the shortest
+job that fits first, with all its memory."""
+
+OURS_RANKED = Policy(
+    group_order="prefill_first",
+    chunked_prefill=True,
+    pass_over=True,
+    max_num_seqs=128,
+    max_num_prefill_tokens=2048,
+    watermark=0.1,
+    admission_order="priority",
+    allocation="prompt",
+)
+"""Ours, found by search (docs/experiments/ours.md), where priorities say which output is longer, and nothing how long
+it is."""
+
+OURS_UNKNOWN = Policy(
+    chunked_prefill=True, pass_over=True, watermark=0.1, admission_order="shortest_prompt", allocation="prompt"
+)
+"""Ours, found by search (docs/experiments/ours.md), where nothing is known of outputs: the shortest prompt that fits
+first, and a tenth of memory kept for those that run."""
 
 POLICIES: dict[str, Policy] = {
     "sarathi": SARATHI,
@@ -365,6 +485,9 @@ POLICIES: dict[str, Policy] = {
     "mindspore": MINDSPORE,
     "fcfs-interval": FCFS_INTERVAL,
     "queue-ratio": QUEUE_RATIO,
+    "ours-known": OURS_KNOWN,
+    "ours-ranked": OURS_RANKED,
+    "ours-unknown": OURS_UNKNOWN,
 }
 """The presets of the unified scheduler."""
 

@@ -1,9 +1,10 @@
 """vLLM's v0 scheduler as data: its settings beyond the limits, as of version 0.8.5."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
-from windtunnel.errors import InputError, unknown
+from windtunnel.errors import InputError, require_words
 from windtunnel.hardware import GIB
 from windtunnel.policy.settings import Limits, Settings
 
@@ -19,10 +20,13 @@ class VllmV0(Settings):
     """vLLM's v0 scheduler: prefills and decodes are different stages of a request (vllm/core/scheduler.py, 0.8.5).
 
     By default a step holds either prefills or decodes, and prefills come first. With chunked prefill decodes come
-    first, and pieces of prompts fill the rest of the budget. Whoever finds no block preempts the newest.
+    first, and pieces of prompts fill the rest of the budget. One that finds no block preempts the newest.
     """
 
     unused_blocks: ClassVar[int] = 0
+    follows: ClassVar[frozenset[str]] = frozenset(
+        {"enable_chunked_prefill", "enable_prefix_caching", "scheduling_policy", "scheduler_reserve_full_isl"}
+    )
 
     chunked_prefill: bool = False
     """Mix decodes with pieces of prompts; otherwise a prompt is computed whole, in a step without decodes."""
@@ -61,12 +65,7 @@ class VllmV0(Settings):
                 raise InputError(f"{name}={getattr(self, name)}: must be finite and ≥ 0")
         for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
             _at_least(name, getattr(self, name), 1)
-        for name, choices in (
-            ("admission_order", get_args(AdmissionOrder)),
-            ("preemption_mode", get_args(PreemptionMode)),
-        ):
-            if getattr(self, name) not in choices:
-                raise unknown(name, getattr(self, name), choices)
+        require_words(self)
 
     @property
     def swaps(self) -> bool:
@@ -88,6 +87,15 @@ class VllmV0(Settings):
         if self.max_num_partial_prefills > 1 and self.long_prefill_token_threshold == 0:
             return int(limits.max_model_len * 0.04)
         return self.long_prefill_token_threshold
+
+    def with_flags(self, flags: Mapping[str, Any]) -> Self:
+        """The settings of an engine with these arguments."""
+        return replace(
+            self,
+            chunked_prefill=bool(flags["enable_chunked_prefill"]),
+            prefix_caching=bool(flags["enable_prefix_caching"]),
+            admission_order=flags["scheduling_policy"],
+        )
 
     def with_host(self, limits: Limits, block_bytes: int, pcie_bandwidth: float) -> Self:
         """The settings; where they swap, with the room and the time that they leave open.

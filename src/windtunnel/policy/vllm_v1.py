@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
-from windtunnel.errors import InputError, unknown
+from windtunnel.errors import InputError, require_words
 from windtunnel.policy.settings import Limits, Settings
 
 AdmissionOrder = Literal["fcfs", "priority"]
@@ -95,12 +95,7 @@ class VllmV1(Settings):
                 raise InputError(f"{name}={getattr(self, name)}: must be ≥ 0; 0 means no such limit")
         if self.pipeline_parallel_size < 1:
             raise InputError(f"pipeline_parallel_size={self.pipeline_parallel_size}: must be ≥ 1")
-        for name, choices in (
-            ("admission_order", get_args(AdmissionOrder)),
-            ("victim", get_args(Victim)),
-        ):
-            if getattr(self, name) not in choices:
-                raise unknown(name, getattr(self, name), choices)
+        require_words(self)
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -126,6 +121,11 @@ class VllmV1(Settings):
             async_scheduling=flags["async_scheduling"] is not False,
             **{name: flags[name] for name in ("watermark", "long_prefill_token_threshold", "pipeline_parallel_size")},
         )
+
+    @property
+    def takes_stores(self) -> bool:
+        """See Settings."""
+        return self.prefix_caching and self.pipeline_parallel_size == 1 and self.admission_order == "fcfs"
 
     def without_known_prefixes(self) -> Self:
         """A pipeline without its cache, where only preempted requests would get hits."""

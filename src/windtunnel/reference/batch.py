@@ -20,7 +20,7 @@ class Scheduled(NamedTuple):
     """This step computes its last known token, so that the next one is sampled."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Batch:
     """What one step computes, in batch order."""
 
@@ -68,8 +68,14 @@ class Batch:
 class StepScheduler(Protocol):
     """One scheduler, of one data-parallel rank. The loop adds requests, asks for a step, and tells when it has run."""
 
+    coming: int
+    """Requests on their way to it from other lanes, or to its queue."""
+
     def add(self, request: Request) -> None:
         """A request arrives."""
+
+    def let_go(self, request: Request) -> None:
+        """Free the blocks of a request that has ended and holds them."""
 
     def schedule(self, now: float) -> Batch:
         """Decide the step that starts at ``now`` (s) or when the step in flight has ended; it may be empty."""

@@ -140,6 +140,18 @@ class CachedBlocks:
         self.keys.forget(request)
         request.num_blocks = 0
 
+    def implant(self, request: Request, tokens: tuple[int, int]) -> None:
+        """Free blocks take the KV of these tokens of a request, which others have computed, as if just given back."""
+        first, last = (token // self.block_size for token in tokens)
+        places = range(first, min(last, first + self.free))
+        blocks = [self.queue.popitem(last=False)[0] for _ in places]
+        for block in blocks:
+            self._forget(block)
+        for block, i in zip(reversed(blocks), reversed(places), strict=True):
+            block.key = self.keys.key(request, i)
+            self.by_key.setdefault(block.key, {})[block] = None
+            self.queue[block] = None
+
     def _forget(self, block: Block) -> None:
         if block.key is None:
             return

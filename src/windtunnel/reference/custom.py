@@ -2,20 +2,23 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import Protocol
 
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits
-from windtunnel.reference.batch import Batch
+from windtunnel.reference.batch import Batch, Scheduled
 from windtunnel.reference.request import Request
+
+EVICTIONS = 100
+"""Evictions for each request that waits or runs, without a token in between, after which a run cannot end."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One step. Who is running and not named keeps its memory and pauses."""
+    """One step. A running request that is not named keeps its memory and pauses."""
 
     tokens: Mapping[Request, int]
     """Request → tokens to compute: a piece of its prompt, or 1 to decode. Waiting requests are admitted, in this
@@ -23,6 +26,11 @@ class Decision:
     evict: Sequence[Request] = ()
     """Running requests that lose their memory first; they go back to the front of the queue, the first one foremost,
     and compute everything again."""
+    hold: bool = False
+    """Those named go on decoding, and you are not asked again until a request arrives or lacks a block for its next
+    token or, while others wait, until one ends. It takes no effect with a piece of a prompt, nor with a whole prompt
+    while others wait. Such steps are made many at once: for rules that look at nothing else that changes meanwhile,
+    as ``now`` does."""
 
 
 class PythonScheduler(Protocol):
@@ -38,16 +46,45 @@ class PythonScheduler(Protocol):
         """
 
 
+class Seen(Request):
+    """A request as a scheduler of yours sees it: a token that is being sampled counts as known."""
+
+    __slots__ = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens, and the one that the step in flight samples."""
+        return self.prompt_tokens + self.generated + self.num_output_placeholders
+
+
 class Custom:
-    """Runs a PythonScheduler by the engine's rules; a decision that breaks one is an InputError that names it."""
+    """Runs a PythonScheduler by the engine's rules; a decision that breaks one is an InputError that names it.
+
+    While a step is in flight the next one is decided as if its tokens were known. A request whose last token is in
+    flight is no longer shown; what it holds is missing from the limits until the step has ended. An evicted one waits
+    unseen for its token in flight.
+    """
 
     def __init__(self, rules: PythonScheduler, limits: Limits) -> None:
         self.rules = rules
         self.limits = limits
         self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.running: dict[Request, None] = {}
+        """In order of admission."""
+        self.leaving: dict[Request, None] = {}
+        """Requests whose last token is in flight."""
+        self.coming = 0
         self.used_blocks = 0
         self.now = 0.0
+        self.evictions = 0
+        """Since a token was last received."""
+        self.held: list[Request] = []
+        """Requests that decode in every step until something happens."""
+        self.turns = 0
+        """Latest steps that were decodes of just these."""
+
+    def let_go(self, request: Request) -> None:
+        """Nothing is held for others."""
 
     @property
     def num_waiting(self) -> int:
@@ -57,39 +94,161 @@ class Custom:
     @property
     def num_running(self) -> int:
         """Requests that hold blocks."""
-        return len(self.running)
+        return len(self.running) + len(self.leaving)
 
     def add(self, request: Request) -> None:
         """A request arrives."""
         self.waiting.append(request)
+        self.held = []
 
     def schedule(self, now: float) -> Batch:
-        """Ask, check, and carry out."""
+        """Ask, check, and carry out; or go on with a decision that is held."""
         self.now = now
+        if self.held and self._blocks_of(1) <= self.limits.num_blocks - self.used_blocks:
+            return self._again()
+        limits = self._limits()
+        if limits is None:
+            return Batch()
+        waiting = tuple(request for request in self.waiting if not request.num_stale_tokens)
         try:
-            decision = self.rules.schedule(now, tuple(self.waiting), tuple(self.running), self.limits)
-        except Exception as error:
+            decision = self.rules.schedule(now, waiting, tuple(self.running), limits)
+        except (Exception, SystemExit) as error:
             place = extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}, line {place.lineno}"
             raise self._error(f"{type(error).__name__}: {error} ({where})") from error
         if not isinstance(decision, Decision):
             raise self._error(f"schedule returned {type(decision).__name__}: must be a Decision")
+        self._check_kinds(decision)
         batch = Batch(self.limits.max_num_batched_tokens)
         for request in reversed(decision.evict):
             self._evict(request, batch)
         for request, tokens in decision.tokens.items():
-            self._compute(request, tokens, batch)
+            if not self._decode(request, tokens, batch):
+                self._compute(request, tokens, batch)
+        self._hold(decision, batch)
         return batch
+
+    def _check_kinds(self, decision: Decision) -> None:
+        if not isinstance(decision.tokens, Mapping) or not isinstance(decision.evict, Sequence):
+            kinds = f"{type(decision.tokens).__name__}, {type(decision.evict).__name__}"
+            raise self._error(f"Decision({kinds}): must hold a mapping of requests to tokens, and a list of requests")
+        if strange := [one for one in (*decision.tokens, *decision.evict) if not isinstance(one, Request)]:
+            raise self._error(f"Decision names {strange[0]!r}: must name requests of waiting and running, not ids")
+
+    def _hold(self, decision: Decision, batch: Batch) -> None:
+        decoding = all(part.decodes for part in batch.scheduled)
+        stands = decision.hold and not decision.evict and all(part.emits for part in batch.scheduled)
+        self.held = [request for request in decision.tokens if request in self.running]
+        self.turns = int(decoding and len(self.held) == len(decision.tokens))
+        if not stands or (self.waiting and not (decoding and self.turns)):
+            self.held = []
+
+    def _no_more(self, request: Request) -> None:
+        """A request that may be held has had all its steps."""
+        if request in self.held:
+            self.held.remove(request)
+            self.turns = 0
+        if self.waiting:
+            self.held = []
+
+    def equal_steps(self, wanted: int) -> int:
+        """How many steps, at most ``wanted``, the held decision goes on for: none ends a request or lacks a block."""
+        steps = wanted
+        for request in self.held:
+            left = request.output_tokens - request.generated - request.num_output_placeholders - 1
+            steps = min(left, steps)
+        while steps > 0 and self._blocks_of(steps) > self.limits.num_blocks - self.used_blocks:
+            steps //= 2
+        return max(steps, 0)
+
+    def _blocks_of(self, steps: int) -> int:
+        """New blocks for so many tokens of each request held."""
+        size = self.limits.block_size
+        return sum(
+            -(-(request.num_computed_tokens + steps) // size) - request.num_blocks
+            for request in self.held
+            if request.num_computed_tokens + steps > request.num_blocks * size
+        )
+
+    def _again(self) -> Batch:
+        """The next step of a decision that is held."""
+        batch = Batch(self.limits.max_num_batched_tokens - len(self.held))
+        self.turns += 1
+        self.used_blocks += self._blocks_of(1)
+        size = self.limits.block_size
+        for request in self.held.copy():
+            start = request.num_computed_tokens
+            request.num_computed_tokens = start + 1
+            request.num_in_flight_tokens += 1
+            request.num_output_placeholders += 1
+            request.num_blocks = max(request.num_blocks, start // size + 1)
+            batch.scheduled.append(Scheduled(request, 1, start, True, True))
+            if request.generated + request.num_output_placeholders == request.max_tokens:
+                self._leave(request)
+        return batch
+
+    def skip(self, decided: int, ended: int, last_token: float) -> None:
+        """So many more steps have been decided and have ended, the latest at ``last_token`` (s)."""
+        self.used_blocks += self._blocks_of(decided)
+        self.turns += decided
+        size = self.limits.block_size
+        for request in self.held:
+            request.num_computed_tokens += decided
+            request.num_blocks = max(request.num_blocks, -(-request.num_computed_tokens // size))
+            request.num_in_flight_tokens += decided - ended
+            request.num_output_placeholders += decided - ended
+            request.generated += ended
+            if ended:
+                request.last_token = last_token
+
+    def _limits(self) -> Limits | None:
+        """What requests that are not leaving may use; None: nothing."""
+        if not self.leaving:
+            return self.limits
+        blocks = self.limits.num_blocks - sum(request.num_blocks for request in self.leaving)
+        seats = self.limits.max_num_seqs - len(self.leaving)
+        return replace(self.limits, num_blocks=blocks, max_num_seqs=seats) if blocks and seats else None
 
     def _evict(self, request: Request, batch: Batch) -> None:
         if request not in self.running:
             raise self._error(f"evict: request {request.id} is not running; name running requests, each once")
-        self.running.remove(request)
+        del self.running[request]
         self._release(request)
         request.num_computed_tokens = 0
+        request.num_stale_tokens = request.num_in_flight_tokens
         request.preemptions += 1
         self.waiting.appendleft(request)
         batch.preempted.append(request)
+        self.evictions += 1
+        if self.evictions > EVICTIONS * (len(self.waiting) + len(self.running)):
+            raise self._error(f"{self.evictions} evictions since a request received a token: it goes on for ever")
+
+    def _decode(self, request: Request, tokens: int, batch: Batch) -> bool:
+        """Whether a request is one of the many that compute a token, for which there is a block; then it is done."""
+        start = request.num_computed_tokens
+        fresh = start // self.limits.block_size + 1 > request.num_blocks
+        placeholders = request.num_output_placeholders + 1
+        known = request.generated + placeholders
+        if (
+            type(tokens) is not int
+            or tokens != 1
+            or batch.budget < 1
+            or request.prompt_tokens + known != start + 2
+            or (fresh and self.used_blocks == self.limits.num_blocks)
+            or request not in self.running
+        ):
+            return False
+        if fresh:
+            request.num_blocks += 1
+            self.used_blocks += 1
+        request.num_computed_tokens = start + 1
+        request.num_in_flight_tokens += 1
+        request.num_output_placeholders = placeholders
+        batch.budget -= 1
+        batch.scheduled.append(Scheduled(request, 1, start, start >= request.prefill_tokens, True))
+        if known == request.max_tokens:
+            self._leave(request)
+        return True
 
     def _compute(self, request: Request, tokens: int, batch: Batch) -> None:
         left = request.num_tokens - request.num_computed_tokens
@@ -103,15 +262,30 @@ class Custom:
         if request not in self.running:
             self._admit(request)
         self._allocate(request, tokens)
-        batch.add(request, tokens)
+        start = request.num_computed_tokens
+        request.num_computed_tokens += tokens
+        request.num_in_flight_tokens += tokens
+        batch.budget -= tokens
+        emits = tokens == left
+        batch.scheduled.append(Scheduled(request, tokens, start, start >= request.prefill_tokens, emits))
+        if emits:
+            request.num_output_placeholders += 1
+            if request.generated + request.num_output_placeholders == request.max_tokens:
+                self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """Its last token is in flight."""
+        del self.running[request]
+        self.leaving[request] = None
+        self._no_more(request)
 
     def _admit(self, request: Request) -> None:
-        if request not in self.waiting:
+        if request not in self.waiting or request.num_stale_tokens:
             raise self._error(f"request {request.id} neither waits nor runs: it has ended")
-        if len(self.running) >= self.limits.max_num_seqs:
+        if self.num_running >= self.limits.max_num_seqs:
             raise self._error(f"max_num_seqs={self.limits.max_num_seqs}: no place for request {request.id}")
         self.waiting.remove(request)
-        self.running.append(request)
+        self.running[request] = None
         request.prefill_tokens = request.num_tokens
         request.resumed = request.preemptions > 0
 
@@ -129,16 +303,33 @@ class Custom:
     def _release(self, request: Request) -> None:
         self.used_blocks -= request.num_blocks
         request.num_blocks = 0
+        request.num_output_placeholders = 0
 
     def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
-        """Requests that caught up have one more token; those that have all of them leave."""
-        emitted = [part.request for part in batch.scheduled if part.emits]
-        for request in emitted:
-            request.receive_token(time)
-            if request.finished:
-                self.running.remove(request)
+        """Requests that caught up have one more token; those that have all of them leave, also from the queue."""
+        emitted = []
+        for request, tokens, _, _, emits in batch.scheduled:
+            request.num_in_flight_tokens -= tokens
+            if request.num_stale_tokens:
+                request.num_stale_tokens = max(request.num_stale_tokens - tokens, 0)
+                self.held = []
+            if emits and not request.finished:
+                request.receive_token(time)
+                emitted.append(request)
+        finished = [request for request in emitted if request.finished]
+        for request in finished:
+            self._end(request)
+            self._no_more(request)
+        self.evictions = 0 if emitted else self.evictions
+        return emitted, finished
+
+    def _end(self, request: Request) -> None:
+        for place in (self.running, self.leaving):
+            if request in place:
+                del place[request]
                 self._release(request)
-        return emitted, [request for request in emitted if request.finished]
+                return
+        self.waiting.remove(request)
 
     def _error(self, text: str) -> InputError:
         return InputError(f"{type(self.rules).__name__} at {self.now:.6g} s: {text}")

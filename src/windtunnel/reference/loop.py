@@ -10,8 +10,9 @@ from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
 
-BATCH_END, ARRIVAL, SCHEDULE, ASK_AGAIN = range(4)
-"""Kinds of events, in the order in which they happen at equal times."""
+BATCH_END, LEAVES_NIC, TRANSFER_END, HANDED, ARRIVAL, SCHEDULE, ASK_AGAIN = range(7)
+"""Kinds of events, in the order in which they happen at equal times; those after the first up to HANDED are of
+``reference.handover``."""
 
 PUBLISH_INTERVAL = 0.1
 """Seconds between the looks of vLLM's data-parallel coordinator (vllm/v1/engine/coordinator.py)."""
@@ -43,7 +44,10 @@ class Balancer:
     def look(self) -> None:
         """Take the counts of all ranks as they are now."""
         self.counts = [
-            [[group.schedulers[i].num_waiting, group.schedulers[i].num_running] for group, i in replica.ranks]
+            [
+                [group.schedulers[i].num_waiting + group.schedulers[i].coming, group.schedulers[i].num_running]
+                for group, i in replica.ranks
+            ]
             for replica in self.replicas
         ]
 
@@ -87,7 +91,7 @@ def least_outstanding(replicas: list[Replica], _: Balancer, __: int, ___: Reques
 def outstanding(replica: Replica) -> int:
     """Requests that a replica has queued and running."""
     schedulers = [group.schedulers[i] for group, i in replica.ranks]
-    return sum(scheduler.num_waiting + scheduler.num_running for scheduler in schedulers)
+    return sum(scheduler.num_waiting + scheduler.coming + scheduler.num_running for scheduler in schedulers)
 
 
 def lowest_route_score(score: Callable[[int, int, int, float], float]) -> Router:
@@ -108,6 +112,26 @@ def vllm_dp(replicas: list[Replica], balancer: Balancer, _: int, __: Request) ->
     return min(range(len(replicas)), key=lambda j: sum(balancer.score(j, i) for i in ranks[j]))
 
 
+class Stage:
+    """Replicas among which a router chooses."""
+
+    def __init__(self, replicas: list[Replica], router: Router) -> None:
+        self.replicas, self.router = replicas, router
+        self.balancer = Balancer(replicas)
+        self.routed = 0
+
+    def choose(self, request: Request) -> tuple[int, Group | Pipeline, int]:
+        """The replica for a request, its group, and the rank there."""
+        j = self.router(self.replicas, self.balancer, self.routed, request)
+        self.routed += 1
+        if request.refused:
+            return j, self.replicas[j].groups[0], 0
+        ranks = self.replicas[j].ranks
+        best = min(range(len(ranks)), key=lambda i: self.balancer.score(j, i))
+        self.balancer.counts[j][best][0] += 1
+        return j, *ranks[best]
+
+
 class Loop:
     """Simulates requests on replicas.
 
@@ -126,45 +150,67 @@ class Loop:
         max_concurrency: int = 0,
         turnaround: list[float] | None = None,
     ) -> None:
-        self.replicas, self.router, self.requests = replicas, router, requests
+        self.stages = [Stage(replicas, router)]
+        self.requests = requests
         self.groups = [group for replica in replicas for group in replica.groups]
-        self.balancer = Balancer(replicas)
         self.follow, self.think_time = follow or {}, think_time or []
         self.turnaround = turnaround or [0.0] * len(requests)
         self.max_concurrency = max_concurrency
-        self.in_flight = self.routed = 0
+        self.in_flight = 0
         self.gate: deque[Request] = deque()
         self.admitted: set[int] = set()
+        self.ahead: dict[int, tuple[Group | Pipeline, int]] = {}
+        """Requests whose replica is chosen, and waits for KV from another one."""
         self.events: list[tuple[float, int, int]] = []
+        self.awake: set[tuple[float, int]] = set()
+        """(time, group) of the SCHEDULE events."""
+        self.ending: set[int] = set()
+        """Groups whose oldest step has a BATCH_END event."""
+        follows = set(self.follow.values())
         for request in requests:
-            if request.id not in self.follow.values():
+            if request.id not in follows:
                 heappush(self.events, (request.arrival, ARRIVAL, request.id))
 
     def run(self) -> None:
         """Process events until none is left."""
         while self.events:
             time, kind, who = heappop(self.events)
-            self.balancer.before_event(time, kind)
-            if kind == BATCH_END:
-                for request in self.groups[who].arrive():
-                    self._complete(request, time)
-                self._wake(who, time)
-            elif kind == ARRIVAL:
+            for stage in self.stages:
+                stage.balancer.before_event(time, kind)
+            self._happen(time, kind, who)
+
+    def _happen(self, time: float, kind: int, who: int) -> None:
+        if kind == BATCH_END:
+            self.ending.discard(who)
+            for request in self.groups[who].arrive():
+                self._complete(request, time)
+            self._wake(who, time)
+        elif kind in (LEAVES_NIC, TRANSFER_END, HANDED):
+            self._on_the_way(kind, who, time)
+        elif kind == ARRIVAL:
+            if who in self.ahead:
+                self._hand(self.requests[who], *self.ahead.pop(who), time)
+            else:
                 self._release(self.requests[who], time)
-            elif kind == SCHEDULE:
-                self._schedule(who, time)
-            elif not self.groups[who].in_flight:
-                self._wake(who, time)
+        elif kind == SCHEDULE:
+            self.awake.discard((time, who))
+            self._schedule(who, time)
+        elif self.groups[who].has_place:
+            self._wake(who, time)
 
     def _schedule(self, who: int, time: float) -> None:
         end = self.groups[who].schedule(time)
         if end is not None:
-            heappush(self.events, (end, BATCH_END, who))
+            if who not in self.ending:
+                self.ending.add(who)
+                until = self.events[0][0] if self.events else inf
+                heappush(self.events, (self.groups[who].goes_on(until), BATCH_END, who))
         elif self.groups[who].ask_again < inf:
             heappush(self.events, (self.groups[who].ask_again, ASK_AGAIN, who))
 
     def _wake(self, group: int, time: float) -> None:
-        if (time, SCHEDULE, group) not in self.events:
+        if (time, group) not in self.awake:
+            self.awake.add((time, group))
             heappush(self.events, (time, SCHEDULE, group))
 
     def _release(self, request: Request, time: float) -> None:
@@ -177,19 +223,27 @@ class Loop:
                 self.gate.append(request)
                 return
             self.in_flight += 1
-        self._route(request, time)
+        self._route(self.stages[0], request, time)
 
-    def _route(self, request: Request, time: float) -> None:
-        j = self.router(self.replicas, self.balancer, self.routed, request)
-        self.routed += 1
-        ranks = self.replicas[j].ranks
-        best = min(range(len(ranks)), key=lambda i: self.balancer.score(j, i))
-        self.balancer.counts[j][best][0] += 1
-        group, rank = ranks[best]
-        request.replica = j
+    def _route(self, stage: Stage, request: Request, time: float) -> None:
+        request.replica, group, rank = stage.choose(request)
+        if request.refused:
+            self._complete(request, time)
+        elif request.ready > time:
+            self.ahead[request.id] = group, rank
+            heappush(self.events, (request.ready, ARRIVAL, request.id))
+        else:
+            self._hand(request, group, rank, time)
+
+    def _hand(self, request: Request, group: Group | Pipeline, rank: int, time: float) -> None:
+        if request.brought[1] > 0:
+            group.schedulers[rank].blocks.implant(request, request.brought)  # type: ignore[attr-defined]
         group.schedulers[rank].add(request)
-        if not group.in_flight:
+        if group.has_place:
             self._wake(self.groups.index(group), time)
+
+    def _on_the_way(self, kind: int, request: int, time: float) -> None:
+        """Something happens to a request between two stages, where there are two."""
 
     def _complete(self, request: Request, time: float) -> None:
         self._continue_session(request, time)

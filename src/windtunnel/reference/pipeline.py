@@ -1,16 +1,17 @@
-"""Pipeline: one scheduler whose steps pass through several stages (EngineCore.step_with_batch_queue of vLLM)."""
+"""Pipeline: one scheduler whose steps pass through several stages (EngineCore.step_with_batch_queue of vLLM; so does
+TensorRT-LLM's _executor_loop_pp)."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
+from typing import Protocol
 
 from windtunnel.perf.batch_times import Passage, StageTimes
-from windtunnel.policy import VllmV1
-from windtunnel.reference.batch import Batch, Scheduled
+from windtunnel.policy import Limits, Settings
+from windtunnel.reference.batch import Batch, Scheduled, StepScheduler
 from windtunnel.reference.replica import Step
 from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
 
 PassageTime = Callable[[Batch], Passage]
 """Seconds of a batch in each stage and between them."""
@@ -23,6 +24,14 @@ def table_passage(times: StageTimes) -> PassageTime:
         return times.passage(len(batch.decodes), sum(part.start for part in batch.decodes), batch.chunks)
 
     return passage
+
+
+class NumberedScheduler(StepScheduler, Protocol):
+    """A scheduler that numbers its steps."""
+
+    step: int
+    """The number of the latest one."""
+    limits: Limits
 
 
 @dataclass
@@ -45,8 +54,8 @@ class Pipeline:
     ask_again = inf
     """Nothing happens before an arrival when there is nothing to do; see Group."""
 
-    def __init__(self, scheduler: Scheduler, policy: VllmV1, passage: PassageTime) -> None:
-        self.schedulers: Sequence[Scheduler] = [scheduler]
+    def __init__(self, scheduler: NumberedScheduler, policy: Settings, passage: PassageTime) -> None:
+        self.schedulers: Sequence[NumberedScheduler] = [scheduler]
         self.scheduler = scheduler
         self.passage = passage
         self.policy = policy
@@ -55,6 +64,11 @@ class Pipeline:
         self.sampled: deque[float] = deque([0.0] * policy.pipeline_parallel_size)
         self.in_flight: deque[InFlight] = deque()
         self.journal: list[Step] = []
+
+    @property
+    def has_place(self) -> bool:
+        """Whether an arrival lets it decide: if nothing is in flight."""
+        return not self.in_flight
 
     def schedule(self, now: float) -> float | None:
         """Decide steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
@@ -114,6 +128,10 @@ class Pipeline:
         last = min(request.prompt_tokens + request.max_tokens, self.scheduler.limits.max_model_len)
         return part.emits and (part.decodes or request.num_tokens + 1 < last)
 
+    def goes_on(self, until: float) -> float:  # noqa: ARG002
+        """See Group: each step is decided singly."""
+        return self.in_flight[0].end
+
     def _record(self, lane: int, start: float, end: float, batch: Batch) -> None:
         """A step starts when the first stage begins with it."""
         scheduler = self.scheduler
@@ -126,3 +144,26 @@ class Pipeline:
         """The oldest step in flight has ended; the requests that are finished by it."""
         step = self.in_flight.popleft()
         return self.scheduler.update(step.batch, step.end)[1]
+
+
+class EagerPipeline(Pipeline):
+    """A pipeline that decides whenever there is a place in flight, also when a request arrives, and whose steps all
+    compute something: ``decide_on_arrival`` of the unified scheduler (Vidur, BaseReplicaScheduler.on_schedule)."""
+
+    @property
+    def has_place(self) -> bool:
+        """Whether an arrival lets it decide: if another step may be in flight."""
+        return len(self.in_flight) < self.depth
+
+    def schedule(self, now: float) -> float | None:
+        """Decide steps while there is a place in flight and something to compute; the end of the oldest one.
+
+        With none in flight, a decision that only evicted requests is repeated.
+        """
+        while self.has_place:
+            batch = self.scheduler.schedule(now)
+            if batch.scheduled:
+                self.in_flight.append(self._start(batch, now))
+            elif self.in_flight or not batch.preempted:
+                break
+        return self.in_flight[0].end if self.in_flight else None

@@ -55,7 +55,8 @@ def table_time(times: BatchTimes) -> BatchTime:
     """Batch times read from tables."""
 
     def seconds(batches: list[Batch]) -> float:
-        ranks = [(len(b.decodes), sum(part.start for part in b.decodes), b.chunks) for b in batches]
+        of_decodes = [[part.start for part in batch.scheduled if part.decodes] for batch in batches]
+        ranks = [(len(starts), sum(starts), b.chunks) for starts, b in zip(of_decodes, batches, strict=True)]
         return times.batch(*ranks[0]) if len(ranks) == 1 else times.lockstep(ranks)
 
     return seconds
@@ -70,6 +71,8 @@ class Step(NamedTuple):
     batch: Batch
     used_blocks: int
     waiting: int
+    steps: int = 1
+    """Equal steps that follow each other; ``batch``, ``used_blocks`` and ``waiting`` are of the first one."""
 
 
 @dataclass
@@ -95,6 +98,11 @@ class Group:
         timeout = getattr(policy, "balance_timeout", 0) if len(schedulers) > 1 else 0
         self.balance = Balance(timeout) if timeout else None
 
+    @property
+    def has_place(self) -> bool:
+        """Whether an arrival lets it decide: if nothing is in flight."""
+        return not self.in_flight
+
     def schedule(self, now: float) -> float | None:
         """Start steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
 
@@ -103,27 +111,37 @@ class Group:
         there is: others that decide at the same time do not see it.
         """
         while len(self.in_flight) < self.depth:
-            if self.balance is not None:
-                self.balance.begin_step(cast(Sequence[Balanced], self.schedulers))
-            batches = [scheduler.schedule(now) for scheduler in self.schedulers]
-            self.ask_again = min(batch.ask_again for batch in batches)
-            if not any(batch.scheduled for batch in batches):
-                if any(batch.ignored for batch in batches):
-                    self.in_flight.append(InFlight(nextafter(now, inf), batches))
-                elif not self.in_flight and any(batch.preempted for batch in batches):
-                    continue
+            batches, scheduled = self.decide(now)
+            if not scheduled and (self.in_flight or not any(batch.preempted for batch in batches)):
                 break
-            start = max(now, self.in_flight[-1].end) if self.in_flight else now
-            end = start + (self.batch_time(batches) + max(batch.transfer_time for batch in batches))
-            self._record(start, end, batches)
-            self.in_flight.append(InFlight(end, batches))
         return self.in_flight[0].end if self.in_flight else None
+
+    def goes_on(self, until: float) -> float:  # noqa: ARG002
+        """Make equal steps before ``until`` (s) where the scheduler holds a decision; the end of the oldest step then
+        in flight."""
+        return self.in_flight[0].end
+
+    def decide(self, now: float) -> tuple[list[Batch], bool]:
+        """Decide one step of all ranks, and start it: (what was decided, whether anything is scheduled)."""
+        if self.balance is not None:
+            self.balance.begin_step(cast(Sequence[Balanced], self.schedulers))
+        batches = [scheduler.schedule(now) for scheduler in self.schedulers]
+        self.ask_again = min(batch.ask_again for batch in batches)
+        if not any(batch.scheduled for batch in batches):
+            if any(batch.ignored for batch in batches):
+                self.in_flight.append(InFlight(nextafter(now, inf), batches))
+            return batches, False
+        start = max(now, self.in_flight[-1].end) if self.in_flight else now
+        end = start + (self.batch_time(batches) + max(batch.transfer_time for batch in batches))
+        self._record(start, end, batches)
+        self.in_flight.append(InFlight(end, batches))
+        return batches, True
 
     def _record(self, start: float, end: float, batches: list[Batch]) -> None:
         for rank, (scheduler, batch) in enumerate(zip(self.schedulers, batches, strict=True)):
             self.journal.append(Step(rank, start, end, batch, scheduler.used_blocks, scheduler.num_waiting))
             for part in batch.scheduled:
-                if isnan(part.request.scheduled):
+                if not part.decodes and isnan(part.request.scheduled):
                     part.request.scheduled = start
 
     def arrive(self) -> list[Request]:

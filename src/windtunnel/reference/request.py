@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from math import nan
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """Plain attributes in vLLM's words; times in seconds."""
 
@@ -40,8 +40,19 @@ class Request:
     prefill_tokens: int = 0
     """Known tokens when it was last admitted: below that it catches up, from there on it decodes."""
     resumed: bool = False
-    """Admitted again after a preemption, and no token received since."""
+    """Admitted again after a preemption or a hand-over, and no token received since."""
+    holds: bool = False
+    """Its blocks stay when it has ended, until another replica has what is in them."""
     finished: bool = False
+    aborted: bool = False
+    """It ended with the replica that it was on."""
+    retries: int = 0
+    """How often the replica that it was on failed."""
+
+    ready: float = 0.0
+    """When the KV that its replica gets from another one is there."""
+    brought: tuple[int, int] = (0, 0)
+    """Tokens of the prompt from and to which it gets it."""
 
     scheduled: float = nan
     first_token: float = nan
@@ -62,6 +73,28 @@ class Request:
     def order(self) -> tuple[int, float, str, int]:
         """Its place among others by priority; lower is better (Request.__lt__ in vllm/v1/request.py)."""
         return self.priority, self.arrival, self.name, self.id
+
+    def restart(self) -> None:
+        """Its KV is gone: it waits to compute all its known tokens again."""
+        self.num_computed_tokens = self.num_blocks = 0
+
+    @property
+    def waits(self) -> bool:
+        """Nothing is computed or being computed of it."""
+        return self.num_computed_tokens == 0 and self.num_blocks == 0
+
+    def begin_again(self, keeps_tokens: bool) -> None:
+        """The replica that it was on is gone: its KV is to be computed again, and its tokens, too, unless kept."""
+        self.retries += 1
+        self.num_computed_tokens = self.num_output_placeholders = self.num_blocks = self.next_decode_step = 0
+        self.num_in_flight_tokens = self.num_stale_tokens = 0
+        self.resumed = self.holds = False
+        if keeps_tokens and self.generated:
+            self.preemptions += 1
+        elif not keeps_tokens:
+            self.generated = 0
+            self.first_token = self.last_token = nan
+            self.stalls.clear()
 
     def receive_token(self, time: float) -> None:
         """One more token is known at ``time``."""

@@ -17,11 +17,12 @@ class Scheduler:
     def __init__(self, limits: Limits, policy: Policy) -> None:
         policy.check(limits)
         self.limits, self.policy = limits, policy
-        self.places = policy.places(limits)
+        self.places, self.most_running = policy.places(limits), policy.most_running(limits)
         self.waiting = Queue(policy, limits)
         self.door = Door(policy, limits)
         self.swapped: deque[Request] = deque()
         self.running: list[Request] = []
+        self.coming = 0
         self.free_blocks = limits.num_blocks
         self.free_host_blocks = policy.host_blocks
         self.moved_blocks = 0
@@ -30,6 +31,10 @@ class Scheduler:
         """Other ranks are not ready to admit."""
         self.num_decodes = 0
         """Decodes at the beginning of the step."""
+        self.step = 0
+        """The number of the latest one."""
+        self.in_flight: set[Request] = set()
+        """Requests of steps of a pipeline that have not ended: they are not scheduled, and do not have to go."""
 
     @property
     def used_blocks(self) -> int:
@@ -57,8 +62,12 @@ class Scheduler:
         return len(self._decodes) > 0
 
     @property
+    def _here(self) -> list[Request]:
+        return [one for one in self.running if one not in self.in_flight]
+
+    @property
     def _decodes(self) -> list[Request]:
-        return [one for one in self.running if one.num_computed_tokens >= one.prefill_tokens]
+        return [one for one in self._here if one.num_computed_tokens >= one.prefill_tokens]
 
     @property
     def _part_way(self) -> list[Request]:
@@ -71,6 +80,7 @@ class Scheduler:
     def schedule(self, now: float) -> Batch:
         """Decide the next step."""
         self.started = now
+        self.step += 1
         self.door.begin_step(len(self.running))
         self._bring_back()
         self.num_decodes = len(self._decodes)
@@ -86,12 +96,20 @@ class Scheduler:
             if not batch.scheduled:
                 self._schedule_prefills(batch, now)
         self.door.end_step(batch)
+        if self.policy.pipeline_parallel_size > 1:
+            self._send_off(batch)
         if batch.scheduled:
-            batch.transfer_time = self.moved_blocks * self.policy.swap_time_per_block
+            batch.transfer_time += self.moved_blocks * self.policy.swap_time_per_block
             self.moved_blocks = 0
         elif self.waiting and self.door.opens(self.waiting) > now:
             batch.ask_again = self.door.opens(self.waiting)
         return batch
+
+    def _send_off(self, batch: Batch) -> None:
+        """The step is in flight; a decode that is left out pauses."""
+        self.in_flight |= {part.request for part in batch.scheduled}
+        for request in self._decodes:
+            request.resumed = True
 
     def _budget(self) -> int:
         most = self.policy.tokens(self.limits)
@@ -127,7 +145,7 @@ class Scheduler:
     def _make_room(self, batch: Batch, *, decodes: bool, prefills: bool) -> tuple[list[Request], Chunks]:
         """What running requests compute in this step; others are evicted until there are blocks for it."""
         while True:
-            found = self._decodes if decodes else []
+            found = self._decodes[: self.places] if decodes else []
             first = len(found) if self.policy.group_order == "decode_first" else 0
             chunks = self._chunks(batch.budget - first) if prefills else []
             if len(found) > batch.budget - sum(tokens for _, tokens in chunks):
@@ -139,10 +157,11 @@ class Scheduler:
     def _chunks(self, budget: int) -> Chunks:
         """The next chunk of each part-way prompt, in order of admission."""
         left = min(budget, self.policy.prefill_tokens(self.limits))
-        chunks = []
+        places = self.places - (len(self._decodes) if self.policy.mixed else 0)
+        chunks: Chunks = []
         for request in self._part_way:
             tokens = min(self._longest_chunk(request), left)
-            if tokens > 0:
+            if tokens > 0 and request not in self.in_flight and len(chunks) < places:
                 chunks.append((request, tokens))
                 left -= tokens
         return chunks
@@ -190,11 +209,11 @@ class Scheduler:
             self.moved_blocks += victim.num_blocks
             self.swapped.append(victim)
             return
-        victim.num_computed_tokens = victim.num_blocks = 0
+        victim.restart()
         self.waiting.add_evicted(victim)
 
     def _victim(self) -> Request:
-        newest_first = self.running[::-1]
+        newest_first = self._here[::-1]
         if self.policy.victim_key is not None:
             return max(newest_first, key=self._victim_key)
         if self.policy.victim == "newest":
@@ -233,13 +252,17 @@ class Scheduler:
         return self.policy.watermark_blocks(self.limits) if self.running else 0
 
     def _admit(self, batch: Batch, now: float, kept_blocks: int) -> None:
-        """Admit from the queue while it fits beside ``kept_blocks``, unless one was evicted or is on the host."""
-        closed = batch.preempted or self.swapped or self.held
+        """Admit from the queue while it fits beside ``kept_blocks``, unless one is on the host, or was evicted."""
+        closed = self.swapped or self.held or (batch.preempted and not self.policy.admit_after_eviction)
         if closed or not self.door.is_open(now, self.waiting, len(self.running), self.num_decodes):
             return
+        batch.transfer_time = self.policy.queue_look_time
         aside: list[Request] = []
         left = min(batch.budget, self.policy.prefill_tokens(self.limits) - sum(tokens for tokens, _ in batch.chunks))
-        while self.waiting and left > 0 and len(self.running) < self.places:
+        beside = self.num_decodes if self.policy.mixed else 0
+        while self.waiting and left > 0 and len(self.running) < self.most_running:
+            if beside + len(batch.chunks) >= self.places:
+                break
             if self.door.together and len(batch.admitted) == self.door.together:
                 break
             request = self.waiting.head
@@ -247,18 +270,27 @@ class Scheduler:
             if self.policy.chunked_prefill:
                 tokens = min(tokens, left)
             overtaken = self._too_many_part_way(request, tokens)
-            if overtaken or tokens > left or not self._fits(request, tokens, kept_blocks):
+            too_long = tokens > left or self._padded(batch, tokens) > self.policy.tokens(self.limits)
+            if overtaken or too_long or not self._fits(request, tokens, kept_blocks):
                 if not overtaken and not self.policy.pass_over:
                     break
                 aside.append(self.waiting.pop())
                 continue
             self.running.append(self.waiting.pop())
+            if self.policy.running_order == "arrival":
+                self.running.sort(key=lambda one: (one.arrival, one.id))
             request.prefill_tokens = request.num_tokens
             request.resumed = request.preemptions > 0
             batch.admitted[request] = 0
             self._compute([(request, tokens)], batch)
             left -= tokens
         self.waiting.restore(aside)
+
+    def _padded(self, batch: Batch, tokens: int) -> int:
+        """Tokens of the step's prompts with one more, where all count as the longest; 0 without that rule."""
+        if not self.policy.padded_prefills:
+            return 0
+        return (len(batch.chunks) + 1) * max([tokens, *(known for known, _ in batch.chunks)])
 
     def _too_many_part_way(self, request: Request, tokens: int) -> bool:
         """Whether the prompt would be part-way after its first chunk, and is one too many of those."""
@@ -297,14 +329,41 @@ class Scheduler:
 
     def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
         """The batch has run: each request that caught up gets its token."""
+        self.in_flight -= {part.request for part in batch.scheduled}
         emitted = [part.request for part in batch.scheduled if part.emits]
         for request in emitted:
             request.receive_token(time)
         finished = [request for request in emitted if request.finished]
         for request in finished:
             self.running.remove(request)
-            self.free_blocks += request.num_blocks
-            request.num_blocks = 0
+            if not request.holds:
+                self.let_go(request)
         if batch.chunks:
             self.door.last_prefill_time = time - self.started
         return emitted, finished
+
+    # Requests that go to other replicas, or come from them.
+
+    def let_go(self, request: Request) -> None:
+        """Free the blocks of a request that has ended."""
+        self.free_blocks += request.num_blocks
+        request.num_blocks = 0
+
+    def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
+        """See reference.staging: when nothing waits that was here before."""
+        request.num_computed_tokens = request.num_tokens - 1
+        kept = self._blocks(reserved) * (len(self.running) + staged + 1) + self._margin()
+        return not self.num_waiting and self._missing_blocks(request, 1) + kept <= self.free_blocks
+
+    def stage(self, request: Request) -> None:
+        """See reference.staging: all tokens but the last known one come with the request."""
+        request.prefill_tokens = request.num_computed_tokens
+        declared = declared_output(request, self.limits)
+        reserved = self.policy.reserved_tokens(request.prompt_tokens, declared, self.limits)
+        request.num_blocks = min(self._blocks(max(request.num_computed_tokens, reserved)), self.limits.num_blocks)
+        self.free_blocks -= request.num_blocks
+
+    def join(self, request: Request) -> None:
+        """See reference.staging."""
+        request.resumed = True
+        self.running.append(request)

@@ -80,7 +80,7 @@ class Door:
 
     def __init__(self, policy: Policy, limits: Limits) -> None:
         self.policy = policy
-        self.places = policy.places(limits)
+        self.places = policy.most_running(limits)
         self.together = policy.prefills_together(limits)
         self.forming = True
         """No request of the present batch has decoded yet (static and dynamic batching)."""

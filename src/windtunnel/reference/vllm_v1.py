@@ -36,6 +36,8 @@ class Scheduler:
         self.policy = policy
         self.waiting: deque[Request] = PriorityQueue() if policy.admission_order == "priority" else deque()
         self.running: list[Request] = []
+        self.most_running = policy.max_num_active_seqs or limits.max_num_seqs
+        self.coming = 0
         self.step = 0
         self.blocks: Blocks = CountedBlocks(limits.num_blocks)
         if policy.prefix_caching:
@@ -132,7 +134,7 @@ class Scheduler:
         return max(self._blocks(request.num_computed_tokens + tokens) - request.num_blocks, 0)
 
     def _victim(self) -> int:
-        """Who has to go: a place in the running list."""
+        """Which request is preempted: its place in the running list."""
         if self.policy.victim == "newest":
             return len(self.running) - 1
         worst = max(self.running, key=lambda one: (one.priority, one.arrival))
@@ -161,15 +163,19 @@ class Scheduler:
         return False
 
     def _schedule_waiting(self, batch: Batch) -> None:
-        limit = self.policy.max_num_active_seqs or self.limits.max_num_seqs
         skipped: list[Request] = []
         stale: list[Request] = []
-        while self.waiting and batch.budget > 0 and len(self.running) < limit:
+        while self.waiting and batch.budget > 0 and len(self.running) < self.most_running:
             request = self.waiting[0]
             if request.num_stale_tokens and self.policy.wait_for_output:
                 stale.append(self.waiting.popleft())
                 continue
             hits = [] if request.num_computed_tokens else self.blocks.find(request)
+            elsewhere = self._begins_elsewhere(request, hits)
+            if elsewhere:
+                continue
+            if elsewhere is None:
+                break
             tokens = request.num_tokens - request.num_computed_tokens - len(hits) * self.limits.block_size
             tokens = min(tokens, batch.threshold or tokens)
             if tokens > batch.budget and not self.policy.chunked_prefill:
@@ -184,6 +190,10 @@ class Scheduler:
         self.waiting.extendleft(skipped)  # the last one first, as the engine does
         self.waiting.extendleft(reversed(stale))
 
+    def _begins_elsewhere(self, request: Request, hits: list[Block]) -> bool | None:  # noqa: ARG002 - for stores
+        """Whether the head of the queue left it to wait for KV beyond these blocks; None: there is no memory for it."""
+        return False
+
     def _fits(self, request: Request, hits: list[Block], tokens: int) -> bool:
         """Whether there is memory to admit a request: for all it knows, or for this chunk only.
 
@@ -194,7 +204,7 @@ class Scheduler:
         if self.policy.reserve_full_prompt:
             wanted = request.num_tokens
         needed = self._blocks(wanted) - len(hits) + self.blocks.idle(hits)
-        return needed + margin <= self.blocks.free
+        return needed - request.num_blocks + margin <= self.blocks.free
 
     def _admit(self, request: Request, hits: list[Block], tokens: int, batch: Batch) -> None:
         self.running.append(request)
@@ -204,7 +214,7 @@ class Scheduler:
         request.prefill_tokens = request.num_tokens
         request.resumed = request.preemptions > 0
         if not request.resumed:
-            request.cached_tokens = found
+            request.cached_tokens = request.num_computed_tokens
         self._compute(request, tokens, hits, batch)
 
     def _compute(self, request: Request, tokens: int, hits: list[Block], batch: Batch) -> None:
@@ -239,7 +249,31 @@ class Scheduler:
             self.waiting.remove(request)
             return
         self.running.remove(request)
+        if not request.holds:
+            self._free(request)
+
+    # Requests that go to other replicas, or come from them.
+
+    def let_go(self, request: Request) -> None:
+        """Free the blocks of a request that has ended."""
         self._free(request)
+
+    def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
+        """See reference.staging: when nothing waits that was here before."""
+        kept = self._blocks(reserved) * (len(self.running) + staged + 1)
+        kept += self.policy.watermark_blocks(self.limits) if self.running else 0
+        return not self.waiting and self._blocks(request.num_tokens) + kept <= self.blocks.free
+
+    def stage(self, request: Request) -> None:
+        """See reference.staging: all tokens but the last known one come with the request."""
+        request.num_computed_tokens = request.prefill_tokens = request.num_tokens - 1
+        self.blocks.take(request, [], self._blocks(request.num_computed_tokens))
+
+    def join(self, request: Request) -> None:
+        """See reference.staging."""
+        request.resumed = True
+        self.running.append(request)
+        self.blocks.offer(request, request.num_computed_tokens)
 
     def _free(self, request: Request) -> None:
         self.blocks.release(request)

@@ -1,17 +1,23 @@
-"""The input of a recording: settings, requests, and the formula for the time of a step."""
+"""The input of a recording: settings, requests, and the coefficients of the formula for the time of a step."""
 
-import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError, unknown
+from windtunnel.files import parse_json, read_text
 
 REQUEST_KEYS = ("id", "arrival", "prompt_len", "output_len", "priority", "prefix")
 ENGINES = ("reference", "core")
 """What a recording can be replayed with."""
 TICKS_PER_SECOND = 10_000_000
 """Recorded times are multiples of 100 ns: kept as integers they add exactly."""
+BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
+"""The recorders' coefficients: seconds of a step, and for each prompt token, decode, and token in memory before it."""
+
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,45 @@ class Recording:
     requests: tuple[RecordedRequest, ...]
     """In order of arrival."""
 
+    def ids(self, numbers: Iterable[int]) -> list[str]:
+        """The names of requests, given their ranks."""
+        return [self.requests[r].id for r in numbers]
+
+
+def known(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], kind: str = "setting of a recording"
+) -> dict[str, Any]:
+    """The given values over the defaults; null stands for the default, and a default of None for a whole number.
+
+    Raises:
+        InputError: a name without a default, or a value that is not of its default's type.
+    """
+    for name, value in given.items():
+        if name not in defaults:
+            raise unknown(kind, name, defaults)
+        expected = int if defaults[name] is None else type(defaults[name])
+        fits = type(value) is expected or (expected is float and type(value) is int)
+        if value is not None and not fits:
+            raise InputError(f"{name}={value!r}: must be {_TYPES[expected]}")
+    return {**defaults, **{name: value for name, value in given.items() if value is not None}}
+
+
+def coefficients(recording: Recording, defaults: Mapping[str, float] = BATCH_TIME) -> dict[str, float]:
+    """The recording's coefficients of the time of a step, in seconds. Raises InputError for what cannot be one."""
+    found = known(recording.batch_time, defaults, "coefficient of batch_time")
+    for name, value in found.items():
+        if not 0 <= value < inf:
+            raise InputError(f"batch_time {name}={value!r}: must be ≥ 0 seconds, and finite")
+    return found
+
+
+def check_runs_in_core(scheduler: str, engine: str | None) -> None:
+    """Raise InputError if ``engine`` is given and not the core, where the scheduler has no other text."""
+    if engine == "reference":
+        raise InputError(f"engine 'reference': {scheduler!r} has no reference, it runs in the core only: leave it out")
+    if engine not in (None, "core"):
+        raise unknown("engine", engine, ENGINES)
+
 
 def read_recording(path: Path) -> Recording:
     """Read a ``*.in.json`` file.
@@ -47,8 +92,8 @@ def read_recording(path: Path) -> Recording:
         InputError: the file is not such a recording.
     """
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        document = parse_json(read_text(Path(path)))
+    except InputError as error:
         raise InputError(f"{str(path)!r}: not a recording's input ({error})") from error
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
         raise InputError(f"{str(path)!r}: not a recording's input: needs the keys config and requests")

@@ -1,87 +1,67 @@
-"""Replay a recording through SGLang's scheduler in the core, with the recorder's loop and time formula."""
+"""Replay a recording through SGLang's scheduler in the core, and write the recorder's records."""
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from windtunnel.core.records import GONE, NONE, QUEUED
 from windtunnel.core.schedulers.sglang import check
 from windtunnel.core.seats import CONTEXT, ENDS, NEVER, TOKENS, WHO
-from windtunnel.core.stepper import ONLY, Stepper
+from windtunnel.core.stepwise.stepper import ONLY
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, Sglang
-from windtunnel.policy.sglang import Order
-from windtunnel.replay.core_requests import demand, linked
-from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, RecordedRequest, Recording
+from windtunnel.replay.lane import Lane
+from windtunnel.replay.loop import Loop, Part, Record, Step, linear, seconds_of
+from windtunnel.replay.recording import (
+    TICKS_PER_SECOND,
+    RecordedRequest,
+    Recording,
+    check_runs_in_core,
+    coefficients,
+    known,
+)
 
 VERSIONS = {"sglang-0.4.6": "0.4.6.post5"}
 """Releases whose schedulers were compared with."""
-BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
-"""Seconds per batch, per prompt token, per decode, and per token in memory before; the recorder's defaults."""
+
+CONFIG: Record = {
+    "max_running_requests": 64,
+    "max_total_tokens": 4096,
+    "chunked_prefill_size": 512,
+    "max_prefill_tokens": 16384,
+    "schedule_policy": "fcfs",
+    "disable_radix_cache": False,
+    "schedule_conservativeness": 1.0,
+    "enable_mixed_chunk": False,
+    "ignore_eos": False,
+    "disable_overlap_schedule": True,
+    "declared_max_new_tokens": None,
+}
+"""Server arguments that the scheduler reads, and the recorder's defaults; pages of one token. Prompts are not cut where
+``chunked_prefill_size`` ≤ 0, and only the first prompt of a round may exceed ``max_prefill_tokens``. Every request
+declares ``declared_max_new_tokens`` as its output; None: what it generates."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Server arguments that the scheduler reads, in SGLang's words; page size 1.
-
-    Raises:
-        InputError: a value that the engine can't run with.
-    """
-
-    max_running_requests: int = 64
-    max_total_tokens: int = 4096
-    """Places in the KV cache, in tokens."""
-    chunked_prefill_size: int = 512
-    """Prompt tokens of one round; ≤ 0: prompts are never cut."""
-    max_prefill_tokens: int = 16384
-    """Prompt tokens of one round, where the first request may exceed it."""
-    schedule_policy: str = "fcfs"
-    disable_radix_cache: bool = False
-    schedule_conservativeness: float = 1.0
-    enable_mixed_chunk: bool = False
-    ignore_eos: bool = False
-    disable_overlap_schedule: bool = True
-    """A round is decided when the one before it has ended; otherwise while that one runs."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_running_requests", "max_total_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)}: must be ≥ 1")
-        self.policy()
-
-    def policy(self) -> Sglang:
-        """The scheduler's rules."""
-        return Sglang(
-            chunked_prefill=self.chunked_prefill_size > 0,
-            max_prefill_tokens=self.max_prefill_tokens,
-            schedule_policy=cast(Order, self.schedule_policy),
-            radix_cache=not self.disable_radix_cache,
-            schedule_conservativeness=self.schedule_conservativeness,
-            enable_mixed_chunk=self.enable_mixed_chunk,
-            ignore_eos=self.ignore_eos,
-            disable_overlap_schedule=self.disable_overlap_schedule,
-        )
-
-    def limits(self) -> Limits:
-        """Blocks of one token. What a round may compute at most is more than any rule asks of it."""
-        most = self.max_running_requests + self.max_prefill_tokens + 2
-        return Limits(self.max_running_requests, most, 2, self.max_total_tokens, 1)
+def policy(config: Mapping[str, Any]) -> Sglang:
+    """The scheduler's rules with a recording's settings."""
+    names = ("max_prefill_tokens", "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos")
+    return Sglang(
+        chunked_prefill=config["chunked_prefill_size"] > 0,
+        radix_cache=not config["disable_radix_cache"],
+        disable_overlap_schedule=config["disable_overlap_schedule"],
+        **{name: config[name] for name in names},
+    )
 
 
-CONFIG_KEYS = (*(entry.name for entry in fields(Settings)), "declared_max_new_tokens")
-
-
-class Part(NamedTuple):
-    """One request's part of a round."""
-
-    request: int
-    tokens: int
-    start: int
-    """Tokens in memory before."""
-    decodes: bool
+def limits(config: Mapping[str, Any]) -> Limits:
+    """Blocks of one token. What a round may compute at most is more than any rule asks of it."""
+    for name in ("max_running_requests", "max_total_tokens"):
+        if config[name] < 1:
+            raise InputError(f"{name}={config[name]}: must be ≥ 1")
+    most = config["max_running_requests"] + config["max_prefill_tokens"] + 2
+    return Limits(config["max_running_requests"], most, 2, config["max_total_tokens"], 1)
 
 
 class Round(NamedTuple):
@@ -89,42 +69,35 @@ class Round(NamedTuple):
 
     mode: str
     """"extend", "decode" or "mixed"."""
-    scheduled: list[Part]
+    parts: list[Part]
     retracted: list[int]
     """In order of retraction."""
     chunked: int | None
     """Its prompt is part-way after this round."""
 
 
-class Scheduler:
-    """A lane of the core, round by round; a request is its number in the order of arrival."""
+class Scheduler(Lane):
+    """A lane of the core, round by round."""
 
-    def __init__(self, settings: Settings, rows: Sequence[RecordedRequest], declared: Sequence[int]) -> None:
-        """``declared`` is what each of ``rows`` declares as its output."""
-        columns = demand(rows, [row.arrival for row in rows], [row.output_tokens for row in rows], 1, declared)
-        self.stepper = Stepper(settings.limits(), settings.policy(), columns)
-        self.overlaps = not settings.disable_overlap_schedule
+    def __init__(
+        self,
+        rows: Sequence[RecordedRequest],
+        config: Mapping[str, Any],
+        declared: Sequence[int] | None = None,
+    ) -> None:
+        """``declared``: what each of ``rows`` declares as its output. Raises InputError for settings that can't be."""
+        config = known(config, CONFIG)
+        if (most := config["declared_max_new_tokens"]) is not None:
+            if most < 1:
+                raise InputError(f"declared_max_new_tokens={most}: must be null or a whole number ≥ 1")
+            declared = [most] * len(rows)
+        super().__init__(rows, limits(config), policy(config), [row.arrival for row in rows], declared=declared)
+        self.overlaps = not config["disable_overlap_schedule"]
         self.decided = False
         """A round was decided, and has not been launched."""
-        pools = self.stepper.state.pools
-        pools["looks"] = 1  # the recorder's loop looks at an idle engine again when something arrives
-        if settings.chunked_prefill_size > 0:  # which may be less than max_running_requests here
-            pools["chunk_limit"] = settings.chunked_prefill_size
-
-    @property
-    def columns(self) -> Any:
-        """The requests in the core."""
-        return self.stepper.state.requests
-
-    @property
-    def lane(self) -> Any:
-        """The lane in the core."""
-        return self.stepper.state.lanes[ONLY]
-
-    @property
-    def seats(self) -> Any:
-        """Its seats."""
-        return self.stepper.state.seats[ONLY]
+        self.pool["looks"] = 1  # the recorder's loop looks at an idle engine again when something arrives
+        if config["chunked_prefill_size"] > 0:  # which may be less than max_running_requests here
+            self.pool["chunk_limit"] = config["chunked_prefill_size"]
 
     @property
     def running(self) -> list[int]:
@@ -134,7 +107,7 @@ class Scheduler:
     @property
     def waiting(self) -> list[int]:
         """The queue."""
-        return linked(self.columns, self.lane["head"])
+        return self.linked("head")
 
     @property
     def batch_is_full(self) -> bool:
@@ -161,11 +134,11 @@ class Scheduler:
         """The request whose prompt is part-way."""
         return None if self.lane["chunked"] == NONE else int(self.lane["chunked"])
 
-    def add(self, r: int) -> None:
+    def deliver(self, r: int) -> None:
         """A request arrives: it joins the end of the queue."""
         self.stepper.deliver(r, float(self.columns[r]["arrival"]))
 
-    def schedule(self) -> Round | None:
+    def schedule(self, now: float = 0.0) -> Round | None:  # noqa: ARG002 - the lane has its own clock
         """Decide the next round; None if it is idle. Raises InputError where the engine would die."""
         if self.decided:  # nothing was in flight before it
             self._launch()
@@ -183,7 +156,7 @@ class Scheduler:
         decodes = [Part(r, 1, self._held(i, r), True) for i, r in enumerate(self._who(0, lane["step_decodes"]))]
         return Round(
             mode=("mixed" if decodes else "extend") if prompts else "decode",
-            scheduled=prompts + decodes,
+            parts=prompts + decodes,
             retracted=[r for r in self.waiting if r not in before],
             chunked=self.chunked,
         )
@@ -191,7 +164,7 @@ class Scheduler:
     def update(self, batch: Round, end: float) -> tuple[list[int], list[int]]:
         """The oldest round has run at ``end``: a token for every request whose prompt is done, unless it had ended
         before or was retracted meanwhile. Returns (emitted, finished)."""
-        parts = [part.request for part in batch.scheduled if part.request != batch.chunked]
+        parts = [part.r for part in batch.parts if part.r != batch.chunked]
         emitted = [r for r in parts if self.columns[r]["state"] not in (GONE, QUEUED)]
         if not self.overlaps:
             self.stepper.conclude(end)
@@ -222,7 +195,7 @@ class Scheduler:
         return int(row["prompt"] + row["output"] - 1 - ends + self.lane["clock"]) + ahead
 
 
-def replay(recording: Recording, version: str, engine: str = "core") -> Iterator[dict[str, Any]]:
+def replay(recording: Recording, version: str, engine: str | None = None) -> Iterator[Record]:
     """The records that the recorder would write: a header, a record for each round with a batch, and a summary.
 
     If the requests that wait can never run, a record of type ``stuck`` stands before the summary.
@@ -230,7 +203,7 @@ def replay(recording: Recording, version: str, engine: str = "core") -> Iterator
     Args:
         recording: what arrives, and the settings.
         version: a name in VERSIONS.
-        engine: "reference" or "core"; SGLang's scheduler has one text, which both run.
+        engine: "core" or None; this scheduler has no reference.
 
     Raises:
         InputError: an unknown version or engine, a setting that doesn't exist or can't be, or an engine that dies of
@@ -238,200 +211,52 @@ def replay(recording: Recording, version: str, engine: str = "core") -> Iterator
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
-    times = _batch_time(recording.batch_time)
-    declared = _declared(recording)
-    settings = _settings(recording.config)
+    check_runs_in_core(version, engine)
+    times = coefficients(recording)
+    scheduler = Scheduler(recording.requests, recording.config)
     yield {"type": "header", "sglang": VERSIONS[version], "config": recording.config, "batch_time": times}
-    ticks = {key: _ticks(value) for key, value in times.items()}
-    depth = 1 if settings.disable_overlap_schedule else 2
-    yield from _Loop(Scheduler(settings, recording.requests, declared), recording.requests, ticks, depth).run()
+    exact = {name: Fraction(repr(value)) * TICKS_PER_SECOND for name, value in times.items()}
+    loop = Loop(
+        scheduler,
+        recording,
+        arrival=[Fraction(row.arrival) for row in recording.requests],
+        duration=partial(_ticks, exact),
+        words=partial(_words, scheduler, recording),
+        seconds=seconds_of,
+        depth=2 if scheduler.overlaps else 1,
+    )
+    yield from loop.records()
+    if loop.stuck:
+        yield {"type": "stuck", "t": seconds_of(loop.now), "waiting": recording.ids(scheduler.waiting)}
+    yield loop.summary(("first_token_t", "ttft", "e2e_t"), "retractions")
 
 
-def _settings(config: dict[str, Any]) -> Settings:
-    """The scheduler's settings; null stands for the default."""
-    for key in config:
-        if key not in CONFIG_KEYS:
-            raise unknown("setting of a recording", key, CONFIG_KEYS)
-    given = {key: value for key, value in config.items() if value is not None and key != "declared_max_new_tokens"}
-    for key, value in given.items():
-        _check_type(key, value)
-    return Settings(**given)
+def _ticks(times: dict[str, Fraction], batch: Round) -> Fraction:
+    """The recorder's formula, in exact ticks: what the decimal numbers say, so that times add without rounding."""
+    decodes = sum(part.decodes for part in batch.parts)
+    context = sum(part.start for part in batch.parts)
+    prompts = sum(part.tokens for part in batch.parts if not part.decodes)
+    ticks: Fraction = linear(times, prompts, decodes, context)
+    return ticks
 
 
-def _check_type(key: str, value: Any) -> None:
-    """A value is of its default's type; a whole number is also a number."""
-    kind = type(getattr(Settings, key))
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
-        raise InputError(f"{key}={value!r}: must be {names[kind]}")
-
-
-def _declared(recording: Recording) -> list[int]:
-    """What each request declares as its output."""
-    declared = recording.config.get("declared_max_new_tokens")
-    if declared is not None and (type(declared) is not int or declared < 1):
-        raise InputError(f"declared_max_new_tokens={declared!r}: must be null or a whole number ≥ 1")
-    return [declared or row.output_tokens for row in recording.requests]
-
-
-def _batch_time(overrides: dict[str, float]) -> dict[str, float]:
-    for key, value in overrides.items():
-        if key not in BATCH_TIME:
-            raise unknown("coefficient of batch_time", key, BATCH_TIME)
-        if type(value) not in {int, float} or not 0 <= value < float("inf"):
-            raise InputError(f"batch_time {key}={value!r}: must be a number of seconds ≥ 0")
-    return BATCH_TIME | overrides
-
-
-def _ticks(seconds: float) -> Fraction:
-    """Exactly what the decimal number says, so that times add without rounding."""
-    return Fraction(repr(seconds)) * TICKS_PER_SECOND
-
-
-def _seconds(ticks: Fraction) -> float:
-    return round(float(ticks) / TICKS_PER_SECOND, 9)
-
-
-@dataclass
-class _Times:
-    """When a request's tokens came, in ticks."""
-
-    arrival: int
-    first_token: Fraction | None = None
-    last_token: Fraction | None = None
-    finished: bool = False
-    retractions: int = 0
-
-    def summary(self) -> dict[str, Any]:
-        first, last = self.first_token, self.last_token if self.finished else None
-        return {
-            "first_token_t": None if first is None else _seconds(first),
-            "ttft": None if first is None else _seconds(first - self.arrival),
-            "e2e_t": None if last is None else _seconds(last),
-            "retractions": self.retractions,
-        }
-
-
-class _Flying(NamedTuple):
-    """A round on its way."""
-
-    batch: Round
-    end: Fraction
-    """In ticks."""
-    record: dict[str, Any]
-
-
-@dataclass
-class _Loop:
-    """The recorder's loop: arrivals join, the scheduler decides, time goes on, the outputs are fed back.
-
-    With the overlap schedule the next decision comes before: two rounds are in flight.
-    """
-
-    scheduler: Scheduler
-    rows: Sequence[RecordedRequest]
-    times: dict[str, Fraction]
-    depth: int = 1
-    """Rounds in flight at most."""
-    now: Fraction = Fraction(0)
-    steps: int = 0
-    coming: int = 0
-    """The next request to arrive."""
-    entries: list[_Times] = field(init=False)
-    flying: deque[_Flying] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.entries = [_Times(row.arrival) for row in self.rows]
-        self.flying = deque()
-
-    def run(self) -> Iterator[dict[str, Any]]:
-        """Step records and the summary."""
-        idle = 0
-        arrived: list[int] = []
-        while self.flying or not all(entry.finished for entry in self.entries):
-            arrived += self._arrivals()
-            batch = self.scheduler.schedule()
-            if batch is not None:
-                self._launch(batch, arrived)
-                idle, arrived = 0, []
-            if len(self.flying) == self.depth or (batch is None and self.flying):
-                yield self._land()
-            elif batch is not None:
-                continue
-            elif self.coming < len(self.rows):  # even if requests wait
-                self.now = max(self.now, Fraction(self.rows[self.coming].arrival))
-            elif (idle := idle + 1) > 1:  # nothing has changed since the idle round before
-                yield {"type": "stuck", "t": _seconds(self.now), "waiting": self._ids(self.scheduler.waiting)}
-                break
-        entries = {row.id: entry.summary() for row, entry in zip(self.rows, self.entries, strict=True)}
-        yield {"type": "summary", "steps": self.steps, "makespan": _seconds(self.now), "requests": entries}
-
-    def _ids(self, numbers: Sequence[int]) -> list[str]:
-        return [self.rows[r].id for r in numbers]
-
-    def _arrivals(self) -> list[int]:
-        first = self.coming
-        while self.coming < len(self.rows) and self.rows[self.coming].arrival <= self.now:
-            self.scheduler.add(self.coming)
-            self.coming += 1
-        return list(range(first, self.coming))
-
-    def _launch(self, batch: Round, arrived: list[int]) -> None:
-        """The round starts when the one before it has ended; its record lacks the outcome."""
-        start = self.flying[-1].end if self.flying else self.now
-        end = start + self._duration(batch)
-        record = {
-            "type": "step",
-            "step": self.steps,
-            "mode": batch.mode,
-            "t_start": _seconds(start),
-            "t_end": _seconds(end),
-            "arrived": self._ids(arrived),
-            **self._decision(batch),
-        }
-        self.steps += 1
-        self.flying.append(_Flying(batch, end, record))
-
-    def _land(self) -> dict[str, Any]:
-        """The oldest round has run: its record."""
-        batch, self.now, record = self.flying.popleft()
-        emitted, finished = self.scheduler.update(batch, float(self.now))
-        for r in batch.retracted:
-            self.entries[r].retractions += 1
-        for r in emitted:
-            entry = self.entries[r]
-            entry.first_token = self.now if entry.first_token is None else entry.first_token
-            entry.last_token = self.now
-        for r in finished:
-            self.entries[r].finished = True
-        return record | {"emitted": self._ids(emitted), "finished": self._ids(finished)}
-
-    def _decision(self, batch: Round) -> dict[str, Any]:
-        scheduler = self.scheduler
-        return {
-            "scheduled": {self.rows[part.request].id: part.tokens for part in batch.scheduled},
-            "start_pos": {self.rows[part.request].id: part.start for part in batch.scheduled},
-            "retracted": self._ids(batch.retracted),
-            "new_token_ratio": round(scheduler.new_token_ratio, 6),
-            "chunked_req": None if batch.chunked is None else self.rows[batch.chunked].id,
-            "running": self._ids(scheduler.running),
-            "waiting": self._ids(scheduler.waiting),
-            "batch_is_full": scheduler.batch_is_full,
-            "available": scheduler.available,
-            "evictable": scheduler.evictable,
-        }
-
-    def _duration(self, batch: Round) -> Fraction:
-        """``base + per_prefill_tok · P + per_decode · D + per_ctx · C``: prompt tokens, decodes, tokens in memory."""
-        prompts = sum(part.tokens for part in batch.scheduled if not part.decodes)
-        decodes = sum(part.decodes for part in batch.scheduled)
-        context = sum(part.start for part in batch.scheduled)
-        times = self.times
-        return (
-            times["base"]
-            + times["per_prefill_tok"] * prompts
-            + times["per_decode"] * decodes
-            + (times["per_ctx"] * context)
-        )
+def _words(scheduler: Scheduler, recording: Recording, step: Step) -> Record:
+    """What a round's record says right after the decision."""
+    requests = recording.requests
+    batch: Round = step.decision
+    return {
+        "mode": batch.mode,
+        "t_start": seconds_of(step.start),
+        "t_end": seconds_of(step.end),
+        "arrived": recording.ids(step.arrived),
+        "scheduled": {requests[part.r].id: part.tokens for part in batch.parts},
+        "start_pos": {requests[part.r].id: part.start for part in batch.parts},
+        "retracted": recording.ids(batch.retracted),
+        "new_token_ratio": round(scheduler.new_token_ratio, 6),
+        "chunked_req": None if batch.chunked is None else requests[batch.chunked].id,
+        "running": recording.ids(scheduler.running),
+        "waiting": recording.ids(scheduler.waiting),
+        "batch_is_full": scheduler.batch_is_full,
+        "available": scheduler.available,
+        "evictable": scheduler.evictable,
+    }

@@ -1,20 +1,22 @@
-"""Replay a recording through the reference of vLLM's v1 scheduler: the recorder's loop, and its records."""
+"""Replay a recording through vLLM's v1 scheduler, in the reference or in the core, and write the recorder's records."""
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
-from windtunnel.reference import vllm_v1
-from windtunnel.reference.batch import Batch
+from windtunnel.policy.vllm_v1 import VERSIONS as RULES
 from windtunnel.reference.request import Request
-from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, Recording
-from windtunnel.replay.vllm_v1_settings import BATCH_TIME, CONFIG, known, limits, policy
+from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.replay.loop import Decision, Loop, Part, Record, Step, linear, seconds_of
+from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, Recording, coefficients, known
 
 if TYPE_CHECKING:
-    from windtunnel.replay.core_vllm_v1 import CoreScheduler
+    from windtunnel.replay.vllm_v1_core import Core
+
+Engine: TypeAlias = "Reference | Core"
 
 VERSIONS = {
     "vllm-0.33": "0.33.0",
@@ -26,13 +28,117 @@ VERSIONS = {
 }
 """Releases whose schedulers were compared with."""
 
-Record = dict[str, Any]
-StepTime = Callable[[Batch], int]
-Scheduler: TypeAlias = "vllm_v1.Scheduler | CoreScheduler"
-"""The reference's, or the core's behind its words."""
+SINCE_0_32 = ("vllm-0.33", "vllm-0.32")
+"""Versions that know ``watermark``, ``max_num_active_seqs`` and ``long_prefill_token_threshold_adaptive``."""
+
+CONFIG: Record = {
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 2048,
+    "num_gpu_blocks": 1000,
+    "block_size": 16,
+    "max_model_len": 32768,
+    "enable_chunked_prefill": True,
+    "enable_prefix_caching": True,
+    "policy": "fcfs",
+    "long_prefill_token_threshold": 0,
+    "long_prefill_token_threshold_adaptive": False,
+    "scheduler_reserve_full_isl": True,
+    "watermark": 0.0,
+    "max_num_active_seqs": None,
+    "async_scheduling": False,
+}
+"""The recorder's settings and what holds when a recording does not give them."""
 
 
-def replay(recording: Recording, version: str, engine: str = "reference") -> Iterator[Record]:
+def limits(config: Mapping[str, Any]) -> Limits:
+    """What one scheduler may use; the first block is never handed out."""
+    if config["num_gpu_blocks"] < 2:
+        raise InputError(f"num_gpu_blocks={config['num_gpu_blocks']}: must be ≥ 2, of which the first is never used")
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size")
+    return Limits(**{name: config[name] for name in names}, num_blocks=config["num_gpu_blocks"] - 1)
+
+
+def policy(config: Mapping[str, Any], version: str) -> VllmV1:
+    """The version's rules with the recording's settings."""
+    rules = RULES[version]
+    if config["policy"] not in ("fcfs", "priority"):
+        raise unknown("policy", config["policy"], ("fcfs", "priority"))
+    new = version in SINCE_0_32
+    return replace(
+        rules.with_flags({**config, "scheduling_policy": config["policy"], "pipeline_parallel_size": 1}),
+        reserve_full_prompt=rules.reserve_full_prompt and config["scheduler_reserve_full_isl"],
+        watermark=config["watermark"] if new else 0.0,
+        max_num_active_seqs=(config["max_num_active_seqs"] or 0) if new else 0,
+        adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
+    )
+
+
+class Reference:
+    """The reference's scheduler, by numbers of requests."""
+
+    def __init__(self, recording: Recording, room: Limits, rules: VllmV1) -> None:
+        self.scheduler = Scheduler(room, rules)
+        self.requests = [
+            Request(
+                id=row.rank,
+                arrival=row.arrival,
+                prompt_tokens=row.prompt_tokens,
+                output_tokens=generated(row.prompt_tokens, row.output_tokens, room),
+                max_tokens=row.output_tokens,
+                priority=row.priority,
+                name=row.id,
+                tokens=row.tokens,
+            )
+            for row in recording.requests
+        ]
+
+    @property
+    def running(self) -> list[int]:
+        """The running list."""
+        return _numbers(self.scheduler.running)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The queue."""
+        return _numbers(self.scheduler.waiting)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be handed out."""
+        return self.scheduler.free_blocks
+
+    @property
+    def preemptions(self) -> list[int]:
+        """How often each request was preempted."""
+        return [request.preemptions for request in self.requests]
+
+    def deliver(self, r: int) -> None:
+        """A request arrives."""
+        self.scheduler.add(self.requests[r])
+
+    def schedule(self, now: float) -> Decision | None:
+        """Decide the next step; None if it is empty."""
+        batch = self.scheduler.schedule(now)
+        if not batch.scheduled and not batch.preempted:
+            return None
+        parts = [Part(part.request.id, *part[1:]) for part in batch.scheduled]
+        admitted = {request.id: hit for request, hit in batch.admitted.items()}
+        return Decision(parts, _numbers(batch.preempted), admitted, batch)
+
+    def launch(self, decision: Decision, end: float) -> None:
+        """Nothing changes before the output arrives."""
+
+    def update(self, decision: Decision, end: float) -> tuple[list[int], list[int]]:
+        """The output of the oldest step in flight arrives: (emitted, finished)."""
+        emitted, finished = self.scheduler.update(decision.engines, end)
+        return _numbers(emitted), _numbers(finished)
+
+
+def _numbers(requests: Iterable[Request]) -> list[int]:
+    return [request.id for request in requests]
+
+
+def replay(recording: Recording, version: str, engine: str | None = None) -> Iterator[Record]:
     """The records that the recorder would write: a header, a record for each step, and a summary.
 
     If the scheduler can never go on, a record of type ``stuck`` comes last: two requests of equal priority and arrival
@@ -41,228 +147,98 @@ def replay(recording: Recording, version: str, engine: str = "reference") -> Ite
     Args:
         recording: what arrives, and the settings.
         version: a name in VERSIONS, whose rules hold. A setting that the version does not know is without effect.
-        engine: "reference" or "core", the compiled one; they write the same.
+        engine: "reference", also where None is given, or "core", the compiled one; they write the same.
 
     Raises:
-        InputError: an unknown version or setting, or a request that can never run.
+        InputError: an unknown version, engine or setting, or a request that can never run.
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
-    config = known(recording.config, CONFIG, "setting of a recording")
-    batch_time = known(recording.batch_time, BATCH_TIME, "coefficient of batch_time")
+    config, times = known(recording.config, CONFIG), coefficients(recording)
+    ticks = {name: value * TICKS_PER_SECOND for name, value in times.items()}
     room, rules = limits(config), policy(config, version)
-    requests, step_time = _requests(recording, room), _step_time(batch_time)
-    loop = Loop(_scheduler(engine, room, rules, requests, recording, step_time), requests, step_time, rules)
+    _check_requests(recording, room)
+    scheduler = _engine(engine or "reference", recording, room, rules)
+    loop = Loop(
+        scheduler,
+        recording,
+        arrival=[row.arrival for row in recording.requests],
+        duration=partial(_ticks, ticks),
+        words=partial(_words, scheduler, recording),
+        seconds=seconds_of,
+        depth=2 if rules.async_scheduling else 1,
+    )
     yield {
         "type": "header",
         "vllm": VERSIONS[version],
         "config": recording.config,
-        "batch_time": batch_time,
+        "batch_time": times,
         "usable_blocks": room.num_blocks,
         "scheduler": "AsyncScheduler" if rules.async_scheduling else "Scheduler",
         "arrival_unit": "time",
     }
-    yield from loop.steps()
-    yield loop.stuck() if loop.is_stuck else loop.summary(counts_preemptions=version != "vllm-0.10")
+    yield from (record | {"free_after_update": scheduler.free_blocks} for record in loop.records())
+    if loop.stuck:
+        yield {"type": "stuck", "steps": loop.number, "t": seconds_of(loop.now)} | _queues(scheduler, recording)
+        return
+    summary = loop.summary(("ttft", "first_token_t", "e2e_t"), "preemptions")
+    if version == "vllm-0.10":  # which does not count them
+        summary["requests"] = {name: row | {"preemptions": None} for name, row in summary["requests"].items()}
+    yield summary | {"final_free_blocks": scheduler.free_blocks}
 
 
-def _scheduler(
-    engine: str,
-    room: Limits,
-    rules: VllmV1,
-    requests: deque[Request],
-    recording: Recording,
-    step_time: StepTime,
-) -> Scheduler:
-    if engine == "reference":
-        return vllm_v1.Scheduler(room, rules)
-    if engine != "core":
-        raise unknown("engine", engine, ENGINES)
-    from windtunnel.replay.core_vllm_v1 import CoreScheduler
-
-    return CoreScheduler(room, rules, requests, recording.requests, step_time)
-
-
-def _requests(recording: Recording, limits: Limits) -> deque[Request]:
-    """In order of arrival; times in ticks."""
-    requests: deque[Request] = deque()
+def _check_requests(recording: Recording, room: Limits) -> None:
     for row in recording.requests:
-        if not can_ever_run(row.prompt_tokens, row.output_tokens, limits):
+        if not can_ever_run(row.prompt_tokens, row.output_tokens, room):
             raise InputError(
                 f"request {row.id!r}: {row.prompt_tokens} + {row.output_tokens} tokens never fit max_model_len="
-                f"{limits.max_model_len} and {limits.num_blocks} blocks: the scheduler would wait for ever"
+                f"{room.max_model_len} and {room.num_blocks} blocks: the scheduler would wait for ever"
             )
-        output = generated(row.prompt_tokens, row.output_tokens, limits)
-        requests.append(
-            Request(
-                id=row.rank,
-                arrival=row.arrival,
-                prompt_tokens=row.prompt_tokens,
-                output_tokens=output,
-                max_tokens=row.output_tokens,
-                priority=row.priority,
-                name=row.id,
-                tokens=row.tokens,
-            )
-        )
-    return requests
 
 
-def _step_time(batch_time: dict[str, float]) -> StepTime:
-    """The recorder's formula, in ticks; a last chunk of one token counts like a decode."""
-    for name, value in batch_time.items():
-        if not value >= 0:
-            raise InputError(f"batch_time {name}={value!r}: must be ≥ 0 seconds")
-    base, per_prefill_tok, per_decode, per_ctx = (batch_time[name] * TICKS_PER_SECOND for name in BATCH_TIME)
+def _engine(engine: str, recording: Recording, room: Limits, rules: VllmV1) -> Engine:
+    if engine == "reference":
+        return Reference(recording, room, rules)
+    if engine != "core":
+        raise unknown("engine", engine, ENGINES)
+    from windtunnel.replay.vllm_v1_core import Core
 
-    def ticks(batch: Batch) -> int:
-        if not batch.scheduled:
-            return 0
-        prefill = [part.tokens for part in batch.scheduled if part.tokens > 1 or not part.emits]
-        decodes = len(batch.scheduled) - len(prefill)
-        context = sum(part.start for part in batch.scheduled)
-        return round(base + per_prefill_tok * sum(prefill) + per_decode * decodes + per_ctx * context)
-
-    return ticks
+    return Core(recording, room, rules)
 
 
-@dataclass
-class InFlight:
-    """A step whose output is not known yet."""
-
-    end: int
-    batch: Batch
-    record: Record
-
-
-class Loop:
-    """The recorder's loop; times in ticks of 100 ns.
-
-    One step at a time, or two in flight with asynchronous scheduling: then a step is decided while the one before it
-    runs, and starts when that one has ended.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        requests: deque[Request],
-        step_time: StepTime,
-        policy: VllmV1,
-    ) -> None:
-        self.scheduler, self.step_time = scheduler, step_time
-        self.depth = 2 if policy.async_scheduling else 1
-        self.coming = requests
-        self.requests = list(requests)
-        self.in_flight: deque[InFlight] = deque()
-        self.now = self.last_end = self.number = 0
-        self.arrived: list[str] = []
-        self.silent = 0
-        """Steps since the last token."""
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether more steps went by without a token than there is anything to compute."""
-        if self.silent < 10:
-            return False
-        unfinished: list[Request] = [*self.scheduler.running, *self.scheduler.waiting]
-        return self.silent > 2 * sum(request.num_tokens for request in unfinished)
-
-    def steps(self) -> Iterator[Record]:
-        """A record for each step that computes or preempts something."""
-        while (self.coming or self.scheduler.waiting or self.scheduler.running) and not self.is_stuck:
-            while len(self.in_flight) < self.depth and self._schedule():
-                pass
-            if self.in_flight:
-                yield self._arrive(self.in_flight.popleft())
-            else:
-                self.now = int(self.coming[0].arrival)
-        while self.in_flight:
-            yield self._arrive(self.in_flight.popleft())
-
-    def _schedule(self) -> bool:
-        """Decide a step; whether there is anything in it."""
-        while self.coming and self.coming[0].arrival <= self.now:
-            request = self.coming.popleft()
-            self.arrived.append(request.name)
-            self.scheduler.add(request)
-        batch = self.scheduler.schedule()
-        if not batch.scheduled and not batch.preempted:
-            return False
-        start = max(self.now, self.last_end)
-        self.last_end = start + self.step_time(batch)
-        record = {
-            "type": "step",
-            "step": self.number,
-            "t_sched": seconds(self.now),
-            "t_start": seconds(start),
-            "t_end": seconds(self.last_end),
-            "arrived": self.arrived,
-        } | decision(self.scheduler, batch)
-        self.in_flight.append(InFlight(self.last_end, batch, record))
-        self.number += 1
-        self.arrived = []
-        return True
-
-    def _arrive(self, step: InFlight) -> Record:
-        """The step's record, with what its output changes."""
-        self.now = max(self.now, step.end)
-        emitted, finished = self.scheduler.update(step.batch, step.end)
-        self.silent = 0 if emitted else self.silent + 1
-        return step.record | {
-            "emitted": names(emitted),
-            "finished": names(finished),
-            "free_after_update": self.scheduler.free_blocks,
-        }
-
-    def stuck(self) -> Record:
-        """The last record of a scheduler that cannot go on: the requests that are left."""
-        return {
-            "type": "stuck",
-            "steps": self.number,
-            "t": seconds(self.now),
-            "running_order": names(self.scheduler.running),
-            "waiting_order": names(list(self.scheduler.waiting)),
-        }
-
-    def summary(self, counts_preemptions: bool) -> Record:
-        """The last record; a version that does not count preemptions says null."""
-        return {
-            "type": "summary",
-            "steps": self.number,
-            "makespan": seconds(self.now),
-            "requests": {
-                request.name: {
-                    "ttft": seconds(request.first_token - request.arrival),
-                    "first_token_t": seconds(request.first_token),
-                    "e2e_t": seconds(request.finish),
-                    "preemptions": request.preemptions if counts_preemptions else None,
-                }
-                for request in self.requests
-            },
-            "final_free_blocks": self.scheduler.free_blocks,
-        }
+def _ticks(times: Record, decision: Decision) -> int:
+    """The recorder's formula; a last chunk of one token counts like a decode."""
+    if not decision.parts:
+        return 0
+    prefill = [part.tokens for part in decision.parts if part.tokens > 1 or not part.emits]
+    context = sum(part.start for part in decision.parts)
+    rounded: int = round(linear(times, sum(prefill), len(decision.parts) - len(prefill), context))
+    return rounded
 
 
-def decision(scheduler: Scheduler, batch: Batch) -> Record:
+def _words(scheduler: Engine, recording: Recording, step: Step) -> Record:
     """What a step's record says right after the decision."""
+    decision: Decision = step.decision
+    name = {part.r: recording.requests[part.r].id for part in decision.parts}
+    again = {r for r in decision.admitted if scheduler.preemptions[r]}
     return {
-        "scheduled": {part.request.name: part.tokens for part in batch.scheduled},
-        "start_pos": {part.request.name: part.start for part in batch.scheduled},
-        "new": [request.name for request in batch.admitted if not request.preemptions],
-        "resumed": [request.name for request in batch.admitted if request.preemptions],
-        "cached_hit": {request.name: hit for request, hit in batch.admitted.items() if hit},
-        "preempted": names(sorted(batch.preempted, key=lambda request: request.id)),
-        "running_order": names(scheduler.running),
-        "waiting_order": names(list(scheduler.waiting)),
+        "t_sched": seconds_of(step.decided),
+        "t_start": seconds_of(step.start),
+        "t_end": seconds_of(step.end),
+        "arrived": recording.ids(step.arrived),
+        "scheduled": {name[part.r]: part.tokens for part in decision.parts},
+        "start_pos": {name[part.r]: part.start for part in decision.parts},
+        "new": recording.ids(r for r in decision.admitted if r not in again),
+        "resumed": recording.ids(r for r in decision.admitted if r in again),
+        "cached_hit": {name[r]: hit for r, hit in decision.admitted.items() if hit},
+        "preempted": recording.ids(sorted(decision.preempted)),
+        **_queues(scheduler, recording),
         "free_blocks": scheduler.free_blocks,
     }
 
 
-def names(requests: list[Request]) -> list[str]:
-    """The recording's ids of requests."""
-    return [request.name for request in requests]
-
-
-def seconds(ticks: float) -> float:
-    """Seconds of ticks of 100 ns, exact to their last digit."""
-    return round(ticks / TICKS_PER_SECOND, 7)
+def _queues(scheduler: Engine, recording: Recording) -> Record:
+    return {
+        "running_order": recording.ids(scheduler.running),
+        "waiting_order": recording.ids(scheduler.waiting),
+    }

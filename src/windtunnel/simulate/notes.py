@@ -12,33 +12,39 @@ QUIET = (
 """Notes of what is as expected for most loads: said in passing, not as a warning. The second is of pipelines."""
 
 
-def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
-    """Requests that are rejected or cut, and shared prompts that are not known or not looked for."""
-    found, limit = [], fleet.limits[0]
+def about_load(demand: Demand, cut: int, fleet: Fleet, own: bool = False) -> list[str]:
+    """Requests that are rejected or cut, and shared prompts that are not known or not looked for.
+
+    ``own``: a scheduler of the user's decides, which has no prefix cache.
+    """
+    found, longest = [], min(limit.max_model_len for limit in fleet.limits)
     if refused := int(demand.refused.sum()):
-        whole = fleet.policies[0].refuse_long_prompts
-        longest = f", or their prompts the {limit.max_num_batched_tokens} tokens of a step" if whole else ""
+        pools = zip(fleet.limits, fleet.policies, strict=True)
+        steps = [limit.max_num_batched_tokens for limit, settings in pools if settings.refuse_long_prompts]
+        whole = f", or their prompts the {min(steps)} tokens of a step" if steps else ""
+        memory = min(limit.num_blocks * limit.block_size for limit in fleet.limits)
         found.append(
             f"{refused} of {len(demand.refused)} requests can never run and were rejected: they exceed max_model_len="
-            f"{limit.max_model_len} or the {limit.num_blocks * limit.block_size} tokens of KV cache{longest}"
+            f"{longest} or the {memory} tokens of KV cache{whole}"
         )
     if cut:
-        found.append(f"{cut} requests end at max_model_len={limit.max_model_len}, before their full output")
-    if demand.hash_ids is not None and not all(settings.can_cache_prefixes for settings in fleet.policies):
+        found.append(f"{cut} requests end at max_model_len={longest}, before their full output")
+    if demand.hash_ids is not None and (own or not all(one.can_cache_prefixes for one in fleet.policies)):
         found.append(
             "prompts of this workload begin alike, but this scheduler is simulated without prefix caching: all are "
-            "computed"
+            "computed; compare it with --no-enable-prefix-caching"
         )
-    if demand.hash_ids is None and any(settings.prefix_caching for settings in fleet.policies):
-        pipelines = any(settings.pipeline_parallel_size > 1 for settings in fleet.policies)
-        found.append(QUIET[pipelines])
+    if demand.hash_ids is None and not own and any(settings.prefix_caching for settings in fleet.policies):
+        caching = [settings for settings in fleet.policies if settings.prefix_caching]
+        blind = any(not settings.without_known_prefixes().prefix_caching for settings in caching)
+        found.append(QUIET[blind])
     return found
 
 
 def about_the_unfinished(requests: Requests, fleet: Fleet) -> list[str]:
     """Requests that never finish, and why."""
     stuck = int((requests.status == UNFINISHED).sum())
-    reason = fleet.policies[0].why_unfinished
+    reason = " or ".join(dict.fromkeys(settings.why_unfinished for settings in fleet.policies))
     return [f"{stuck} requests never finish: {reason}, as in the engine"] if stuck else []
 
 

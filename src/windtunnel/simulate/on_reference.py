@@ -1,9 +1,14 @@
 """The reference engine in place of the compiled core: takes its demand and returns its record, some thousand requests a
-second; for schedulers written in Python, and for pipelines of releases whose steps do not keep turns (vLLM ≤ 0.20)."""
+second; for schedulers written in Python, and for rules that the core lacks: pipelines of vLLM ≤ 0.20, whose steps do
+not keep turns, and what ``Policy.beyond_the_core`` names."""
 
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -11,10 +16,16 @@ import numpy as np
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
+from windtunnel.core.routing import fixed_columns
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes
-from windtunnel.policy import VllmV1
-from windtunnel.reference.custom import Custom, PythonScheduler
+from windtunnel.policy import Limits, Policy, VllmV1, WholeBatches, routing
+from windtunnel.policy.tiers import TierUse
+from windtunnel.reference import unified, vllm_v1, whole_batches
+from windtunnel.reference.batch import StepScheduler
+from windtunnel.reference.custom import Custom, PythonScheduler, Seen
+from windtunnel.reference.elastic import Elastic
+from windtunnel.reference.equal_steps import Rank
 from windtunnel.reference.loop import (
     Loop,
     Replica,
@@ -25,10 +36,15 @@ from windtunnel.reference.loop import (
     round_robin,
     vllm_dp,
 )
-from windtunnel.reference.pipeline import Pipeline, table_passage
+from windtunnel.reference.pipeline import EagerPipeline, NumberedScheduler, Pipeline, table_passage
 from windtunnel.reference.replica import Group, Step, table_time
 from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.reference.routing import Scored, power_of_two, session_affinity
+from windtunnel.reference.stores import Port, Shelf, Tiered
+
+COLUMNS = ("start", "replica", "lane", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
+           "waiting", "discarded", "transfer")  # fmt: skip
+"""Of the core's log."""
 
 
 class Lane(NamedTuple):
@@ -46,8 +62,27 @@ def run_custom(make: Callable[[], PythonScheduler], fleet: Fleet, demand: Demand
     Raises:
         InputError: a decision breaks a rule, or requests are left at the end. What ``schedule`` raises passes through.
     """
+    with no_collection():
+        return _run_custom(make, fleet, demand, router, uniforms)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without the search for cycles, a third of the time: it goes through millions of small objects that all stay."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _run_custom(
+    make: Callable[[], PythonScheduler], fleet: Fleet, demand: Demand, router: int, uniforms: Any
+) -> Record:
     replicas = [_replica(make, fleet, pool) for pool, count in enumerate(fleet.replicas) for _ in range(count)]
-    requests = requests_of(demand)
+    requests = requests_of(demand, Seen)
     run_replicas(replicas, requests, fleet, demand, router, uniforms)
     left = [request.id for request in requests if not request.finished and not request.refused]
     if left:
@@ -63,19 +98,19 @@ def _replica(make: Callable[[], PythonScheduler], fleet: Fleet, pool: int) -> Re
         raise InputError(
             f"pipeline_parallel_size={len(times.stages)}: not simulated for a scheduler of your own; use 1"
         )
-    time = table_time(times)
+    depth = 2 if fleet.policies[pool].async_scheduling else 1
     if fleet.lockstep[pool]:
-        return Replica([Group(ranks, time)])
-    return Replica([Group([rank], time) for rank in ranks])
+        return Replica([Group(ranks, table_time(times), depth)])
+    return Replica([Rank(rank, times, depth) for rank in ranks])
 
 
-def requests_of(demand: Demand) -> list[Request]:
+def requests_of(demand: Demand, kind: type[Request] = Request) -> list[Request]:
     """The requests as the reference engine wants them, with the contents of their prompts where these are known."""
     limits = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
     priority = np.zeros(len(limits), dtype=np.int64) if demand.priority is None else demand.priority
     columns = (demand.arrival, demand.prompt_tokens, demand.output_tokens, limits, demand.refused, priority)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    requests = [Request(i, *row) for i, row in enumerate(rows)]
+    requests = [kind(i, *row) for i, row in enumerate(rows)]
     if demand.hash_ids is not None:
         offsets, values = demand.hash_ids
         places = np.arange(demand.hash_block_size)
@@ -90,27 +125,45 @@ def run_replicas(
 ) -> None:
     """Simulate until nothing happens any more; ``router`` and ``uniforms`` as for the core."""
     follow = {i: int(f) for i, f in enumerate(demand.follow) if f != NONE}
-    routers: list[Router] = [round_robin, random_choice(uniforms.tolist()), least_outstanding, vllm_dp]
-    if fleet.route_score:
-        routers.append(lowest_route_score(fleet.route_score))
     turnaround = [] if demand.turnaround is None else demand.turnaround.tolist()
     clients = (demand.think_time.tolist(), demand.max_concurrency, turnaround)
-    Loop(replicas, routers[router], requests, follow, *clients).run()
+    Loop(replicas, router_of(fleet, demand, router, uniforms.tolist()), requests, follow, *clients).run()
+
+
+def router_of(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Router:
+    """The router as the reference engine has it; arguments as for the core."""
+    if router == routing.SCORED:
+        assert fleet.routing is not None
+        size = fleet.limits[0].block_size
+        return Scored(fleet.routing, uniforms, fixed_columns(fleet), size, demand.hash_ids is not None)
+    if router == routing.ROUTE_SCORE:
+        assert fleet.route_score is not None
+        return lowest_route_score(fleet.route_score)
+    follow = {i: int(f) for i, f in enumerate(demand.follow) if f != NONE}
+    routers: dict[int, Router] = {
+        routing.ROUND_ROBIN: round_robin,
+        routing.RANDOM: random_choice(uniforms),
+        routing.LEAST_OUTSTANDING: least_outstanding,
+        routing.VLLM_DP: vllm_dp,
+        routing.POWER_OF_TWO: power_of_two(uniforms),
+        routing.SESSION_AFFINITY: session_affinity(follow),
+    }
+    return routers[router]
 
 
 def record_of(requests: list[Request], replicas: list[Replica]) -> Record:
     """What the core would have written."""
     lanes = list(_lanes(replicas))
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[float, ...]] = []
     stalls = [(after, until, request.id) for request in requests for after, until in request.stalls]
     lane_of: dict[int, int] = {}
     for number, lane in enumerate(lanes):
         rows += _log(lane, stalls)
         lane_of |= {part.request.id: number for step in lane.steps for part in step.batch.scheduled}
-    rows.sort(key=lambda row: (row["start"], row["replica"]))  # stable: ranks in lockstep and chunks stay together
+    rows.sort(key=itemgetter(0, 1))  # stable: ranks in lockstep and chunks stay together
     log = records(len(rows), ROW)
-    for name in log.dtype.names or ():
-        log[name] = [row.get(name, 0) for row in rows]
+    for name, values in zip(COLUMNS, zip(*rows, strict=True), strict=False):
+        log[name] = values
     return Record(
         requests=_table(requests, lane_of),
         rows=log,
@@ -130,37 +183,41 @@ def _lanes(replicas: list[Replica]) -> Iterator[Lane]:
                 yield Lane(j, k + rank, 1, [step for step in group.journal if step.rank == rank])
 
 
-def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[dict[str, Any]]:
-    """The rows of a lane. A decode that comes later than its slot's next one after its last token is a stall; one of a
-    request that had already ended is a step too many, as asynchronous scheduling makes them."""
+def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[tuple[float, ...]]:
+    """The rows of a lane, in the order of COLUMNS.
+
+    A decode that comes later than its slot's next one after its last token, or in another slot, is a stall; one of a
+    request that had already ended is a step too many, as asynchronous scheduling makes them, or padding. The first one
+    of a request that came with its KV is a stall that the request itself knows of.
+    """
     last_token: dict[int, float] = {}
+    last_slot: dict[int, int] = {}
     previous: dict[int, float] = defaultdict(lambda: -np.inf)
     for step in lane.steps:
         slot = step.rank if lane.slots > 1 else 0
-        decodes = [part.request for part in step.batch.decodes]
-        late = [request for request in decodes if request.finish < step.end]
-        paused = [request for request in decodes if last_token[request.id] < previous[slot] and request not in late]
-        stalls += [(last_token[request.id], step.end, request.id) for request in paused]
-        last_token |= {part.request.id: step.end for part in step.batch.scheduled if part.emits}
-        row = {"start": step.start, "replica": lane.replica, "lane": lane.rank * lane.slots + slot}
-        yield row | {
-            "steps": 1,
-            "decodes": len(decodes),
-            "kv_tokens": sum(part.start for part in step.batch.decodes),
-            "discarded": len(paused) + len(late),
-            "used_blocks": step.used_blocks,
-            "waiting": step.waiting,
-            **_chunk(step, 0),
-        }
-        yield from (row | _chunk(step, i) for i in range(1, len(step.batch.chunks)))
+        parts = step.batch.scheduled
+        decodes = [part for part in parts if part.decodes]
+        discarded, paused = 0, []
+        for request, _, _, _, emits in decodes:
+            last = last_token.get(request.id)
+            if last is None or not emits or request.finish < step.end:
+                discarded += 1
+            elif last < previous[slot] or last_slot.get(request.id, slot) != slot:
+                discarded += 1
+                paused.append((last, step.end, request.id))
+        stalls += paused
+        emitting = [part.request.id for part in parts if part.emits]
+        last_token |= dict.fromkeys(emitting, step.end)
+        if lane.slots > 1:
+            last_slot |= dict.fromkeys(emitting, slot)
+        chunks = [] if len(decodes) == len(parts) else step.batch.chunks
+        row = (step.start, lane.replica, lane.rank * lane.slots + slot)
+        after = (step.used_blocks, step.waiting)
+        dropped = (discarded, step.batch.transfer_time)
+        kv_tokens = sum(part.start for part in decodes)
+        yield (*row, step.steps, len(decodes), kv_tokens, *(chunks[0] if chunks else (0, 0)), *after, *dropped)
+        yield from ((*row, 0, 0, 0, *chunk, *after, 0, 0.0) for chunk in chunks[1:])
         previous[slot] = step.end if decodes else previous[slot]
-
-
-def _chunk(step: Step, i: int) -> dict[str, int]:
-    if not step.batch.chunks:
-        return {}
-    tokens, context = step.batch.chunks[i]
-    return {"chunk_tokens": tokens, "chunk_context": context}
 
 
 def _table(requests: list[Request], lane_of: dict[int, int]) -> Any:
@@ -174,29 +231,105 @@ def _table(requests: list[Request], lane_of: dict[int, int]) -> Any:
 
 
 def beyond_the_core(fleet: Fleet) -> list[str]:
-    """The settings that keep a fleet of pipelines from the compiled core; none for any other fleet."""
-    pipelines = [policy for policy in fleet.policies if policy.pipeline_parallel_size > 1]
-    if len(pipelines) < len(fleet.policies):
-        return []
-    return sorted({name for policy in pipelines for name in unsupported(policy)})
+    """The settings that keep a fleet from the compiled core; none for most."""
+    names = {name for policy in fleet.policies for name in policy.beyond_the_core}
+    if all(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
+        names |= {name for policy in fleet.policies for name in unsupported(policy)}
+    names |= {"KV stores" for tiers in fleet.tiers if tiers}
+    names |= {"autoscaling"} if fleet.scaling else set()
+    return sorted(names | ({"faults"} if fleet.failures else set()))
 
 
-def run_pipelines(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
-    """Simulate a fleet of pipelines; ``router`` and ``uniforms`` as for the core.
+def run_policies(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
+    """Simulate a fleet of vLLM v1 and unified schedulers; ``router`` and ``uniforms`` as for the core.
 
     Raises:
-        InputError: ranks in lockstep.
+        InputError: another scheduler, or a pipeline of ranks in lockstep.
     """
-    replicas = [_pipelines(fleet, pool) for pool, count in enumerate(fleet.replicas) for _ in range(count)]
+    if fleet.scaling or fleet.failures:
+        return _run_elastic(fleet, demand, router, uniforms.tolist())
+    shelf = Shelf()
+    replicas: list[Replica] = []
+    for pool, count in enumerate(fleet.replicas):
+        replicas += [_by_policy(fleet, pool, shelf, len(replicas) + i) for i in range(count)]
     requests = requests_of(demand)
     run_replicas(replicas, requests, fleet, demand, router, uniforms)
-    return record_of(requests, replicas)
+    return replace(record_of(requests, replicas), tiers=_used(fleet, replicas))
 
 
-def _pipelines(fleet: Fleet, pool: int) -> Replica:
+def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Record:
+    """Simulate replicas of one pool that start, stop or fail."""
+    if router in (routing.VLLM_DP, routing.SCORED, routing.SESSION_AFFINITY):
+        raise InputError(
+            "replicas that start, stop or fail: not simulated with a router that remembers them; use round_robin, "
+            "random, least_outstanding, power_of_two or a function of four arguments"
+        )
+    shelf, requests = Shelf(), requests_of(demand)
+    loop = Elastic(
+        lambda j: _by_policy(fleet, 0, shelf, j),
+        fleet.replicas[0],
+        router_of(fleet, demand, router, uniforms),
+        requests,
+        fleet.limits[0],
+        fleet.scaling,
+        list(fleet.failures),
+        fleet.on_failure,
+        {i: int(f) for i, f in enumerate(demand.follow) if f != NONE},
+        demand.think_time.tolist(),
+        demand.max_concurrency,
+        [] if demand.turnaround is None else demand.turnaround.tolist(),
+    )
+    loop.run()
+    record, ranks = record_of(requests, loop.replicas), fleet.lanes[0]
+    for request in requests:
+        if request.retries and ranks == 1 and request.replica >= 0:
+            record.requests["lane"][request.id] = request.replica
+    return replace(record, tiers=_used(fleet, loop.replicas), lives=loop.account())
+
+
+def _by_policy(fleet: Fleet, pool: int, shelf: Shelf, replica: int) -> Replica:
     limits, policy, times = fleet.limits[pool], fleet.policies[pool], fleet.times[pool]
+    tiers = fleet.tiers[pool] if fleet.tiers else ()
+    if not isinstance(policy, VllmV1 | Policy | WholeBatches):
+        raise InputError(
+            f"{type(policy).__name__}: not simulated beside a scheduler that only the reference engine knows"
+        )
     policy.check(limits)
+    ranks = [_scheduler(limits, policy, shelf.ports(tiers, pool, replica)) for _ in range(fleet.lanes[pool])]
+    if isinstance(times, StageTimes):
+        if fleet.lockstep[pool]:
+            raise InputError("pipelines of ranks in lockstep are not simulated: use data_parallel_size=1 with experts")
+        kind = EagerPipeline if getattr(policy, "decide_on_arrival", False) else Pipeline
+        return Replica([kind(cast(NumberedScheduler, rank), policy, table_passage(times)) for rank in ranks])
+    depth = 2 if policy.async_scheduling else 1
     if fleet.lockstep[pool]:
-        raise InputError("pipelines of ranks in lockstep are not simulated: use data_parallel_size=1 with experts")
-    passage, rules = table_passage(cast(StageTimes, times)), cast(VllmV1, policy)  # no others have stages
-    return Replica([Pipeline(Scheduler(limits, rules), rules, passage) for _ in range(fleet.lanes[pool])])
+        return Replica([Group(ranks, table_time(times), depth)])
+    return Replica([Group([rank], table_time(times), depth) for rank in ranks])
+
+
+def _scheduler(limits: Limits, policy: VllmV1 | Policy | WholeBatches, ports: list[Port]) -> StepScheduler:
+    if isinstance(policy, WholeBatches):
+        return whole_batches.Scheduler(limits, policy)
+    if isinstance(policy, Policy):
+        return unified.Scheduler(limits, policy)
+    return Tiered(limits, policy, ports) if ports else vllm_v1.Scheduler(limits, policy)
+
+
+def _used(fleet: Fleet, replicas: list[Replica]) -> tuple[TierUse, ...]:
+    """What went through the stores, added up by pool and store."""
+    found: dict[tuple[int, int], list[Port]] = defaultdict(list)
+    pools = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas).tolist()
+    for pool, replica in zip(pools, replicas, strict=True):
+        for group, i in replica.ranks:
+            for k, port in enumerate(getattr(group.schedulers[i], "ports", ())):
+                found[pool, k].append(port)
+    return tuple(
+        TierUse(
+            pool,
+            ports[0].store.tier.name,
+            sum(port.found for port in ports),
+            sum(port.read for port in ports),
+            sum(port.written for port in ports),
+        )
+        for (pool, _), ports in sorted(found.items())
+    )

@@ -2,18 +2,21 @@
 
 The batch-time tables hold the host work of a typical server core (``perf.tabulate.host``), and a simulation's clock is
 the engine's. A measured run can say how one deployment differs: ``windtunnel calibrate`` writes that as a small file.
+On a device without measured kernels it also says how much longer than modelled they take.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.errors import InputError, unknown
+from windtunnel.files import read_yaml
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times
 from windtunnel.simulate.run import Requests
 from windtunnel.workload.columns import Workload
@@ -59,6 +62,43 @@ class HostOverhead:
             if seconds.min() < 0:
                 raise InputError(f"host {name}: {seconds.min():g} s in a step: calibrate again for this deployment")
         return replace(times, host_serial=serial, host_overlapped=overlapped)
+
+
+@dataclass(frozen=True)
+class KernelFactors:
+    """How many times as long the GPU takes as the tables say: for a device without measured kernels."""
+
+    products: float = 1.0
+    """Steps of decodes, but for their attention."""
+    attention: float = 1.0
+    """Attention of decodes."""
+    prompts: float = 1.0
+    """Steps with prompts, and their attention."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if not (isfinite(value) and value > 0):
+                raise InputError(f"kernels {entry.name}={value}: must be a factor > 0")
+
+    @overload
+    def applied(self, times: BatchTimes) -> BatchTimes: ...
+
+    @overload
+    def applied(self, times: Times) -> Times: ...
+
+    def applied(self, times: Times) -> Times:
+        """Tables with these factors; host work stays."""
+        if self == KernelFactors():
+            return times
+        if isinstance(times, StageTimes):
+            return replace(times, stages=tuple(self.applied(table) for table in times.stages))
+        factors = {
+            **dict.fromkeys(("decode_tokens", "sequences", "expert_tokens"), self.products),
+            **dict.fromkeys(("decode_attention", "mixed_attention"), self.attention),
+            **dict.fromkeys(("mixed_tokens", "prefill_attention", "prefill_base"), self.prompts),
+        }
+        return replace(times, **{name: factor * getattr(times, name) for name, factor in factors.items()})
 
 
 @dataclass(frozen=True)
@@ -114,16 +154,78 @@ class ClientPath:
         return delays
 
 
+INFERENCEX = ClientPath()
+"""The client of most served points; a request in flight costs its event loop, which turns to every token."""
+
+OTHER_CLIENT = ClientPath(request=4.7e-3, per_sequence=0.035e-3)
+"""6.7 ms there and back, and 0.035 ms for every request in flight: what clients other than InferenceX' were measured to
+add (issue 12 of this project, a median over several)."""
+
+CLIENTS = {
+    "inferencex": INFERENCEX,
+    **dict.fromkeys(("vllm-bench", "sglang-bench", "guidellm", "inference-perf", "aiperf", "genai-perf"), OTHER_CLIENT),
+    "other": OTHER_CLIENT,
+}
+"""Name of a client → its path."""
+
+
+def client_of(clock: str) -> str:
+    """Whose clock a measured run has: a name of CLIENTS; empty for the engine's.
+
+    ``clock`` is what the run says: ``client`` with the client's name behind it (``client: guidellm 0.3``).
+    """
+    if not clock.startswith("client"):
+        return ""
+    plain = _letters(clock.removeprefix("client"))
+    return next((name for name in CLIENTS if _letters(name) in plain), "other")
+
+
+def _letters(text: str) -> str:
+    return "".join(letter for letter in text.lower() if letter.isalnum())
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well simulations with overheads agree with the runs that they were calibrated to."""
+
+    server: tuple[str, ...]
+    """What was measured: the key of ``metrics.evidence``."""
+    steps: float
+    """log(measured ÷ simulated) of the mean time per output token."""
+    first_token: float
+    """Of the mean time to first token."""
+
+
 @dataclass(frozen=True)
 class Overheads:
-    """Both; without ``client`` all times are the engine's own."""
+    """All of them; without ``client`` all times are the engine's own."""
 
     host: HostOverhead = field(default_factory=HostOverhead)
     client: ClientPath | None = None
+    kernels: KernelFactors = field(default_factory=KernelFactors)
+    agreement: Agreement | None = None
+    """Where they were calibrated, which narrows the error bands of that server."""
 
     def spec(self) -> dict[str, Any]:
         """For JSON and YAML."""
-        return {"host": asdict(self.host), "client": asdict(self.client) if self.client else None}
+        found = {
+            "host": asdict(self.host),
+            "client": asdict(self.client) if self.client else None,
+            "kernels": asdict(self.kernels),
+        }
+        if self.agreement:
+            found["agreement"] = asdict(self.agreement) | {"server": list(self.agreement.server)}
+        return found
+
+    @overload
+    def applied(self, times: BatchTimes) -> BatchTimes: ...
+
+    @overload
+    def applied(self, times: Times) -> Times: ...
+
+    def applied(self, times: Times) -> Times:
+        """Tables with these kernels and this host. Raises InputError where host work would take less than no time."""
+        return self.host.applied(self.kernels.applied(times))
 
 
 ENGINE_CLOCK = Overheads()
@@ -165,30 +267,53 @@ def in_flight(requests: Requests) -> Floats:
     return found
 
 
+def overheads_of(calibration: Path | None) -> Overheads:
+    """Those of a calibration file; without one none, by the engine's clock. Raises InputError as ``read_overheads``."""
+    return read_overheads(calibration) if calibration else ENGINE_CLOCK
+
+
 def read_overheads(path: Path) -> Overheads:
     """A calibration file. Raises InputError naming the key that is unknown or wrong."""
-    import yaml
-
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"calibration {str(path)!r}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"calibration {str(path)!r}: not YAML: {' '.join(str(error).split())}") from error
+        document = read_yaml(path)
+    except InputError as error:
+        raise InputError(f"calibration {str(path)!r}: {error}") from error
     if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"calibration {str(path)!r}: not a file that `windtunnel calibrate` wrote")
     client = document.get("client")
     return Overheads(
         _part(HostOverhead, document.get("host") or {}, path),
-        None if client is None else _part(ClientPath, client, path),
+        client if client is None else _client(client, path),
+        _part(KernelFactors, document.get("kernels") or {}, path),
+        read_agreement(document.get("agreement"), path),
     )
 
 
-def _part(kind: Any, values: Mapping[str, Any], path: Path) -> Any:
-    names = [entry.name for entry in fields(kind)]
+def _client(client: Any, path: Path) -> ClientPath:
+    """A path as its numbers, or by the name of a client."""
+    if not isinstance(client, str):
+        return cast(ClientPath, _part(ClientPath, client, path))
+    if client not in CLIENTS:
+        raise InputError(f"calibration {str(path)!r}: {unknown('client', client, CLIENTS)}")
+    return CLIENTS[client]
+
+
+def read_agreement(found: Any, path: Path) -> Agreement | None:
+    """The agreement of a calibration file or a run's manifest; None where it has none. Raises InputError if wrong."""
+    if found is None:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("server"), list):
+        raise InputError(f"calibration {str(path)!r}: agreement={found!r}: must name the server: calibrate again")
+    numbers = {name: value for name, value in found.items() if name != "server"}
+    server = tuple(str(word) for word in found["server"])
+    return _part(partial(Agreement, server), numbers, path, ("steps", "first_token"))  # type: ignore[no-any-return]
+
+
+def _part(kind: Any, values: Mapping[str, Any], path: Path, names: Sequence[str] = ()) -> Any:
+    names = names or [entry.name for entry in fields(kind)]
     for name, value in values.items():
         if name not in names:
             raise InputError(f"calibration {str(path)!r}: {unknown('key', str(name), names)}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise InputError(f"calibration {str(path)!r}: {name}={value!r}: must be seconds")
+            raise InputError(f"calibration {str(path)!r}: {name}={value!r}: must be a number")
     return kind(**{name: float(value) for name, value in values.items()})

@@ -1,15 +1,17 @@
 """Run: what a simulation recorded, as columns, with a manifest that says how it was made."""
 
 import json
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.deployment.title import title
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, whole
 
@@ -24,8 +26,27 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class Requests:
+class _Table:
+    """Columns of equal length, as a data frame too."""
+
+    def __repr__(self) -> str:
+        names = [entry.name for entry in fields(cast(Any, self))]
+        return f"{type(self).__name__}({len(getattr(self, names[0])):,} rows: {', '.join(names)})"
+
+    def to_pandas(self) -> Any:
+        """The columns as a pandas DataFrame. Raises InputError where pandas is not installed."""
+        try:
+            import pandas as pd  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        except ImportError as error:
+            raise InputError("to_pandas: pandas is not installed: pip install pandas") from error
+        columns = {entry.name: getattr(self, entry.name) for entry in fields(cast(Any, self))}
+        if "status" in columns:
+            columns["status"] = [STATUSES[number] for number in columns["status"].tolist()]
+        return pd.DataFrame(columns)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Requests(_Table):
     """One entry per request, in order of id; times in seconds, NaN where the event did not happen."""
 
     id: Integers
@@ -49,8 +70,8 @@ class Requests:
     cached_tokens: Integers
 
 
-@dataclass(frozen=True, eq=False)
-class Iterations:
+@dataclass(frozen=True, eq=False, repr=False)
+class Iterations(_Table):
     """One entry per run of ``steps`` equal steps of one lane, in the order in which they were simulated.
 
     A lane is a data-parallel rank, or one of as many lanes of a rank as its pipeline has stages: rank · stages + n mod
@@ -80,14 +101,42 @@ class Iterations:
     """Seconds that each step takes longer than its batch, because blocks move between device and host."""
 
 
-@dataclass(frozen=True, eq=False)
-class Stalls:
+@dataclass(frozen=True, eq=False, repr=False)
+class Stalls(_Table):
     """One entry per token that followed a preemption, or a pause of this request alone: the gap between ``last_token``
     and ``resumed_token`` (s)."""
 
     request: Integers
     last_token: Floats
     resumed_token: Floats
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Handovers(_Table):
+    """What prefill and decode pools add to ``Requests``, one entry per request: how it went from one to the other.
+
+    The ``ttft_`` columns are the parts of the time to first token, in seconds: they add up to first_token − arrival, in
+    any order and to the last bit. A part that does not exist is 0; all are NaN without a first token. On disk they are
+    further columns of requests.parquet.
+    """
+
+    prefill_pool: Integers
+    prefill_replica: Integers
+    """Index of the replica that computed its prompt, -1 if none; ``Requests.replica`` decoded it."""
+    kv_bytes: Floats
+    """Moved over the link."""
+    ttft_queue: Floats
+    """Until the first step of its prompt."""
+    ttft_prefill: Floats
+    """Until its prompt was computed."""
+    ttft_held: Floats
+    """Until the decode replica was asked for memory; with a client's clock also the client's path."""
+    ttft_admission: Floats
+    """Until the decode replica had memory for it; before the prompt, where that waits for it."""
+    ttft_transfer: Floats
+    """Until its KV was there, waiting for the link included."""
+    ttft_join: Floats
+    """Until the decode replica gave the client a token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +157,16 @@ class Run:
     """For each pool: gemm, attention, communication, … → the part of ``times`` that it takes."""
     doubts: tuple[dict[str, BatchTimes], ...] = ()
     """For each pool: error → seconds times their relative error, beyond → seconds beyond the data."""
+    handovers: Handovers | None = None
+    """Of prefill and decode pools."""
+
+    def __repr__(self) -> str:
+        deployment, load = self.manifest.get("deployment"), self.manifest.get("workload", {})
+        if not deployment:
+            return f"Run({len(self.requests.id):,} requests)"
+        finished = int((self.requests.status == FINISHED).sum())
+        served = f"{load['name']}: {len(self.requests.id):,} requests, {finished:,} finished"
+        return f"Run({title(deployment['pools'])}; {served})"
 
     def iteration_times(self, times: tuple[Times, ...] | None = None) -> "IterationTimes":
         """Every single step of every lane with its start and duration, rebuilt from the rows (bit-equal to the
@@ -138,9 +197,8 @@ class Run:
         Raises:
             InputError: the directory cannot be written, or holds something that is not a run.
         """
-        directory = Path(directory)
-        if directory.exists() and (not directory.is_dir() or (any(directory.iterdir()) and not _is_run(directory))):
-            raise InputError(f"output {str(directory)!r}: exists and is not a run: choose another directory")
+        directory = Path(os.path.realpath(directory))
+        require_place(directory)
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
             scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
@@ -152,6 +210,7 @@ class Run:
             self._write(scratch)
             scratch.chmod(0o755)
             if directory.exists():
+                _keep_what_is_not_ours(directory, scratch)
                 shutil.rmtree(directory)
             scratch.rename(directory)
         except OSError as error:
@@ -167,7 +226,8 @@ class Run:
             "stalls": self.stalls,
         }
         for name, table in tables.items():
-            _write_parquet(directory / f"{name}.parquet", table)
+            more = self.handovers if table is self.requests else None
+            _write_parquet(directory / f"{name}.parquet", table, more)
         arrays: dict[str, Any] = {}
         for pool, times in enumerate(self.times):
             arrays |= _flatten(f"{pool}/times", times)
@@ -209,6 +269,7 @@ class Run:
                 sources=sources,
                 groups=groups,
                 doubts=doubts,
+                handovers=_read_handovers(directory / "requests.parquet"),
             )
         except (OSError, ValueError, KeyError) as error:
             if isinstance(error, InputError):
@@ -216,22 +277,46 @@ class Run:
             raise InputError(f"{str(directory)!r}: unreadable run ({error}): simulate it again") from error
 
 
+def require_place(directory: Path) -> None:
+    """Raise InputError unless a run can stand there: nothing does, an empty folder or an older run."""
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"output {str(directory)!r}: is a file: give the name of a folder")
+    if directory.is_dir() and any(directory.iterdir()) and not _is_run(directory):
+        raise InputError(f"output {str(directory)!r}: holds something that is not a run: choose another folder")
+
+
+def _keep_what_is_not_ours(directory: Path, new: Path) -> None:
+    """Move what else stands in a run's folder, such as its page, into the one that takes its place."""
+    ours = {path.name for path in new.iterdir()}
+    for path in directory.iterdir():
+        if path.name not in ours:
+            path.rename(new / path.name)
+
+
 def _is_run(directory: Path) -> bool:
     return (directory / "run.json").is_file()
 
 
-def _write_parquet(path: Path, table: Requests | Iterations | Stalls) -> None:
+def _write_parquet(path: Path, table: Requests | Iterations | Stalls, more: Handovers | None = None) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {field.name: pa.array(getattr(table, field.name)) for field in fields(table)}
+    tables: list[Any] = [table, more] if more else [table]
+    columns = {field.name: pa.array(getattr(part, field.name)) for part in tables for field in fields(part)}
     if isinstance(table, Requests):
         columns["status"] = pa.DictionaryArray.from_arrays(pa.array(table.status.astype(np.int8)), list(STATUSES))
     metadata = {"schema_version": str(SCHEMA_VERSION)}
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path, compression="zstd")
 
 
-def _read_parquet(path: Path, kind: type[Requests | Iterations | Stalls]) -> dict[str, Any]:
+def _read_handovers(path: Path) -> Handovers | None:
+    import pyarrow.parquet as pq
+
+    apart = "prefill_pool" in pq.read_schema(path).names
+    return Handovers(**_read_parquet(path, Handovers)) if apart else None
+
+
+def _read_parquet(path: Path, kind: type[Requests | Iterations | Stalls | Handovers]) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     table = pq.read_table(path)

@@ -1,31 +1,50 @@
 """simulate(deployment, workload, seed) → Run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.core.apart import handover
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
+from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.cache import cache_folder
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import Limits, Settings
-from windtunnel.policy.named import find_router, find_scheduler
+from windtunnel.policy.named import Router, find_router, find_scheduler
+from windtunnel.policy.tiers import Tier
 from windtunnel.reference.custom import PythonScheduler
+from windtunnel.simulate.apart import (
+    about_waits,
+    crossing_of,
+    handovers_of,
+    routers_of,
+)
 from windtunnel.simulate.notes import about_load, about_the_unfinished
-from windtunnel.simulate.on_reference import beyond_the_core, run_custom, run_pipelines
-from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads, at_client, at_engine
-from windtunnel.simulate.run import FINISHED, REJECTED, SCHEMA_VERSION, UNFINISHED, Iterations, Requests, Run, Stalls
+from windtunnel.simulate.on_reference import beyond_the_core, run_custom, run_policies
+from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads, at_client, at_engine
+from windtunnel.simulate.run import (
+    ABORTED,
+    FINISHED,
+    REJECTED,
+    SCHEMA_VERSION,
+    UNFINISHED,
+    Iterations,
+    Requests,
+    Run,
+    Stalls,
+)
 from windtunnel.version import __version__
 from windtunnel.workload.columns import Workload
 
@@ -62,36 +81,51 @@ def simulate(
     Raises:
         InputError: the model does not fit, or a name is unknown.
     """
-    router, route_score = find_router(deployment.router)
-    own, named = _schedulers(deployment)
+    router = find_router(deployment.router)
+    own, named = schedulers_of(deployment)
     if tables is None:
         tables = batch_times(deployment, perf, cache, corrections)
-    times = tuple(overheads.host.applied(table.pipeline or table.times) for table in tables)
+    times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
-    fleet = replace(_fleet(deployment, times, budgets, policies or named), route_score=route_score)
+    fleet = replace(fleet_of(deployment, times, budgets, policies or named, router), **_elastic(deployment, seed))
     client = overheads.client
-    delays = client.delays(workload) if client else np.zeros(0)
-    seen = at_engine(workload, delays, client) if client else workload
-    demand, cut = _demand(seen, fleet.limits[0], fleet.policies[0])
-    if client and workload.max_concurrency:
-        demand = replace(demand, turnaround=client.turnaround(workload, delays))
+    demand, cut, delays = _asked(workload, fleet, client, deployment.handover.reserved_decode_tokens)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
-    notes += [*about_load(demand, cut, fleet), *_state_notes(deployment, budgets, demand)]
+    notes += [*about_load(demand, cut, fleet, bool(scheduler or own)), *_state_notes(deployment, budgets, demand)]
     if demand.hash_ids is None:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
-    record, slowly = _record(fleet, demand, router, seed, scheduler or own)
-    requests = _requests(workload, record)
-    notes += [*slowly, *about_the_unfinished(requests, fleet)]
+    crossing = crossing_of(deployment, budgets, demand) if deployment.apart else None
+    record, said = _record(fleet, demand, routers_of(deployment), seed, scheduler or own, crossing)
+    requests = _requests(workload, record, fleet)
+    notes += [*said, *about_the_unfinished(requests, fleet)]
+    if client:
+        requests = at_client(requests, workload, delays, client)
     return Run(
-        requests=at_client(requests, workload, delays, client) if client else requests,
+        requests=requests,
         iterations=_iterations(record),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
-        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes),
+        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | _accounts(record),
         times=times,
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),
         doubts=tuple(table.doubts for table in tables),
+        handovers=handovers_of(requests, record, fleet) if isinstance(record, handover.Handed) else None,
     )
+
+
+def _elastic(deployment: Deployment, seed: int) -> dict[str, Any]:
+    """What a fleet says of replicas that start, stop or fail."""
+    replicas, faults = deployment.pools[0].replicas, deployment.faults
+    failures = sorted(failure for fault in faults for failure in fault.failures(replicas, seed))
+    on_failure = faults[0].on_failure if faults else "retry"
+    return {"scaling": deployment.scaling, "failures": tuple(failures), "on_failure": on_failure}
+
+
+def _accounts(record: Record) -> dict[str, Any]:
+    """What stores, and replicas that come and go, did in the whole run; nothing where there are none."""
+    stores = [use._asdict() for use in record.tiers]
+    lives = record.lives._asdict() if record.lives else None
+    return {name: value for name, value in (("stores", stores), ("lives", lives)) if value}
 
 
 def _state_notes(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> list[str]:
@@ -100,55 +134,109 @@ def _state_notes(deployment: Deployment, budgets: list[KVBudget], demand: Demand
 
 
 def _record(
-    fleet: Fleet, demand: Demand, router: int, seed: int, scheduler: Callable[[], PythonScheduler] | None
+    fleet: Fleet,
+    demand: Demand,
+    routers: tuple[int, int],
+    seed: int,
+    scheduler: Callable[[], PythonScheduler] | None,
+    crossing: handover.Crossing | None,
 ) -> tuple[Record, list[str]]:
-    """What happened, in the core or in the reference engine where it alone has the rules, and a note if that is so."""
-    uniforms = np.random.default_rng([seed, crc32(b"router")]).random(len(demand.arrival))
+    """What happened, in the core or in the reference engine where it alone has the rules, and what to say of that."""
+    uniforms = router_stream(seed).random((2, len(demand.arrival)))
+    beyond = beyond_the_core(fleet)
+    if crossing:
+        if beyond or scheduler:
+            rules = ", ".join(beyond) or "a scheduler of your own"
+            raise InputError(f"prefill and decode pools: not simulated with {rules}; use mixed pools")
+        handed = handover.run(fleet, demand, routers, uniforms, crossing)
+        return handed, about_waits(crossing.rules, handed)
+    if scheduler and beyond:
+        raise InputError(f"{', '.join(beyond)}: not simulated with a scheduler of your own")
     if scheduler:
-        return run_custom(scheduler, fleet, demand, router, uniforms), []
-    if beyond := beyond_the_core(fleet):
-        note = f"{', '.join(beyond)} in a pipeline: simulated by the reference engine, which takes its time"
-        return run_pipelines(fleet, demand, router, uniforms), [note]
-    return run_core(fleet, demand, router, uniforms), []
+        return run_custom(scheduler, fleet, demand, routers[0], uniforms[0]), []
+    if beyond:
+        note = f"{', '.join(beyond)}: simulated by the reference engine, which takes its time"
+        return run_policies(fleet, demand, routers[0], uniforms[0]), [note]
+    return run_core(fleet, demand, routers[0], uniforms[0]), []
 
 
-def _schedulers(deployment: Deployment) -> tuple[Callable[[], PythonScheduler] | None, list[Settings]]:
+def router_stream(seed: int) -> np.random.Generator:
+    """The numbers that random routers draw."""
+    return np.random.default_rng([seed, crc32(b"router")])
+
+
+def schedulers_of(deployment: Deployment) -> tuple[Callable[[], PythonScheduler] | None, list[Settings]]:
     """What makes the user's scheduler, if there is one, and the settings of each pool's scheduler otherwise."""
     settings: list[Settings] = []
     for pool in deployment.pools:
         found = find_scheduler(pool.engine.scheduler) if pool.engine.scheduler else engine_scheduler(pool.engine)
         if callable(found):
             return found, [engine_scheduler(pool.engine) for pool in deployment.pools]
-        settings.append(found)
+        settings.append(found.with_stages(pool.engine.pipeline_parallel_size))
     return None, settings
 
 
 def batch_times(
     deployment: Deployment, perf: str = "auto", cache: bool = True, corrections: Corrections = ALL
 ) -> list[Tabulated]:
-    """The tables of every pool, for more than one simulation of a deployment; arguments as of ``simulate``."""
+    """The tables of every pool, for more than one simulation of a deployment; arguments as of ``simulate``.
+
+    Raises InputError for a model that does not fit, before hours are spent on its tables.
+    """
+    for pool in deployment.pools:
+        kv_blocks(pool)
     return [tabulate(pool, perf, cache_folder() if cache else None, corrections) for pool in deployment.pools]
 
 
-def _fleet(
+def fleet_of(
     deployment: Deployment,
     times: tuple[Times, ...],
     budgets: list[KVBudget],
     policies: Sequence[Settings],
+    router: Router,
 ) -> Fleet:
+    """The replicas with their limits, schedulers and batch times, and what their router goes by."""
     pools = deployment.pools
+    gpus = pools[0].engine.world_size // pools[0].engine.data_parallel_size
+    token_bytes = budgets[0].block_bytes * gpus / budgets[0].block_size
     of_ranks = tuple(limits(*row) for row in zip(pools, budgets, policies, strict=True))
     rows = zip(policies, of_ranks, budgets, pools, strict=True)
     return Fleet(
         limits=of_ranks,
         policies=tuple(
-            settings.with_host(limit, budget.block_bytes, pool.device.pcie_bandwidth)
+            settings.with_host(limit, budget.block_bytes, pool.device.pcie_bandwidth).in_role(pool.role)
             for settings, limit, budget, pool in rows
         ),
         times=times,
         replicas=tuple(pool.replicas for pool in pools),
         lanes=tuple(pool.engine.data_parallel_size for pool in pools),
         lockstep=tuple(pool.lockstep for pool in pools),
+        roles=tuple(pool.role for pool in pools),
+        tiers=_tiers(pools, budgets, policies),
+        route_score=router.route_score,
+        routing=router.routing.with_kv(token_bytes) if router.routing else None,
+    )
+
+
+def _tiers(
+    pools: Sequence[Pool], budgets: Sequence[KVBudget], policies: Sequence[Settings]
+) -> tuple[tuple[Tier, ...], ...]:
+    """The stores of each pool as its schedulers see them; () without any."""
+    if not any(pool.stores for pool in pools):
+        return ()
+    for pool, settings in zip(pools, policies, strict=True):
+        if pool.stores and not settings.takes_stores:
+            raise InputError(
+                "stores: simulated with vLLM's v1 scheduler in one stage, first come first served, and its prefix "
+                f"cache, not with {settings}"
+            )
+    sizes = [
+        budget.block_bytes * (pool.engine.world_size // pool.engine.data_parallel_size) / budget.block_size
+        for pool, budget in zip(pools, budgets, strict=True)
+    ]
+    return tuple(
+        tuple(store.tier_for(pool.engine, pool.device, size) for store in pool.stores)
+        for pool, size in zip(pools, sizes, strict=True)
     )
 
 
@@ -162,15 +250,39 @@ def limits(pool: Pool, budget: KVBudget, settings: Settings) -> Limits:
     )
 
 
-def _demand(workload: Workload, limit: Limits, settings: Settings) -> tuple[Demand, int]:
+def _asked(
+    workload: Workload, fleet: Fleet, client: ClientPath | None, reserved: int
+) -> tuple[Demand, int, NDArray[np.float64]]:
+    """(The requests as the engine sees them, how many are cut at max_model_len, what their client's path takes)."""
+    if not client:
+        return *_demand(workload, fleet, reserved), np.zeros(0)
+    delays = client.delays(workload)
+    demand, cut = _demand(at_engine(workload, delays, client), fleet, reserved)
+    if workload.max_concurrency:
+        demand = replace(demand, turnaround=client.turnaround(workload, delays))
+    return demand, cut, delays
+
+
+def _demand(workload: Workload, fleet: Fleet, reserved: int) -> tuple[Demand, int]:
     """The requests as the core wants them, and how many are cut at max_model_len.
 
-    A request is refused if it does not fit an empty engine; see ``policy.can_ever_run``.
+    A request is refused if it does not fit an empty engine of some pool, since any may get it; see
+    ``policy.can_ever_run``. A prefill pool gets its prompt and one token; a decode pool keeps ``reserved`` tokens free
+    when it takes a prompt, whose length it does not mind.
     """
-    room = settings.longest_request(limit) - workload.prompt_tokens
+    pools = list(zip(fleet.policies, fleet.limits, fleet.roles, strict=True))
+    longest = [settings.longest_request(limit) for settings, limit, role in pools if role != "prefill"]
+    room = min(longest) - workload.prompt_tokens
     output = np.minimum(workload.output_tokens, room)
-    blocks = -(-(workload.prompt_tokens + output - 1) // limit.block_size)
-    refused = (output < 1) | (blocks > limit.num_blocks) | (workload.prompt_tokens > settings.longest_prompt(limit))
+    refused = output < 1
+    for settings, limit, role in pools:
+        tokens = workload.prompt_tokens + (np.minimum(output, 1) if role == "prefill" else output)
+        refused |= -(-(tokens - 1) // limit.block_size) > limit.num_blocks
+        refused |= tokens > settings.longest_request(limit)
+        if role == "decode":
+            refused |= workload.prompt_tokens + reserved > limit.num_blocks * limit.block_size
+        else:
+            refused |= workload.prompt_tokens > settings.longest_prompt(limit)
     demand = Demand(
         arrival=workload.arrival,
         prompt_tokens=workload.prompt_tokens,
@@ -188,20 +300,20 @@ def _demand(workload: Workload, limit: Limits, settings: Settings) -> tuple[Dema
     return demand, int(((output < workload.output_tokens) & ~refused).sum())
 
 
-def _requests(workload: Workload, record: Record) -> Requests:
+def _requests(workload: Workload, record: Record, fleet: Fleet) -> Requests:
     rows = record.requests
-    finished = rows["state"] == GONE
     lane = rows["lane"].astype(np.int64)
+    pool_of_lane = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas)[record.replica_of_lane]
     return Requests(
         id=np.arange(len(rows)),
         arrival=rows["arrival"].copy(),
         prompt_tokens=workload.prompt_tokens,
         output_tokens=rows["output"].astype(np.int64),
         max_tokens=workload.max_tokens,
-        pool=np.where(lane == NONE, -1, 0),
+        pool=np.where(lane == NONE, -1, pool_of_lane[lane]),
         replica=np.where(lane == NONE, -1, record.replica_of_lane[lane]),
         lane=np.where(lane == NONE, -1, record.rank_of_lane[lane]),
-        status=np.where(finished, FINISHED, np.where(np.isin(rows["state"], (REFUSED, IGNORED)), REJECTED, UNFINISHED)),
+        status=_status(record),
         scheduled=rows["scheduled"].copy(),
         first_token=rows["first_token"].copy(),
         finish=rows["finish"].copy(),
@@ -210,26 +322,19 @@ def _requests(workload: Workload, record: Record) -> Requests:
     )
 
 
+def _status(record: Record) -> Integers:
+    state = record.requests["state"]
+    status = np.where(np.isin(state, (REFUSED, IGNORED)), REJECTED, UNFINISHED)
+    status[state == GONE] = FINISHED
+    if record.lives:
+        status[record.lives.lost] = ABORTED
+    return status
+
+
 def _iterations(record: Record) -> Iterations:
-    rows = record.rows
-
-    def integers(name: str) -> Integers:
-        return rows[name].astype(np.int64)
-
-    return Iterations(
-        replica=integers("replica"),
-        lane=integers("lane"),
-        start=rows["start"].copy(),
-        steps=integers("steps"),
-        decodes=integers("decodes"),
-        kv_tokens=integers("kv_tokens"),
-        chunk_tokens=integers("chunk_tokens"),
-        chunk_context=integers("chunk_context"),
-        used_blocks=integers("used_blocks"),
-        waiting=integers("waiting"),
-        discarded=integers("discarded"),
-        transfer=rows["transfer"].copy(),
-    )
+    columns: dict[str, Any] = {field.name: record.rows[field.name] for field in fields(Iterations)}
+    wide = {"f": np.float64, "i": np.int64}
+    return Iterations(**{name: column.astype(wide[column.dtype.kind]) for name, column in columns.items()})
 
 
 def _manifest(
@@ -255,6 +360,7 @@ def _manifest(
                 "block_size": budget.block_size,
                 "max_num_seqs": limit.max_num_seqs,
                 "gpus_per_replica": pool.engine.world_size,
+                "gpus_per_node": pool.device.gpus_per_node,
                 "lockstep": pool.lockstep,
                 "memory": _memory(budget),
                 "footprint": asdict(footprint(pool)),

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from sglang_rounds import SHARED, Ask, Engine, ask, engine
 
+from core.schedulers.sglang_rounds import SHARED, Ask, Engine, ask, engine
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, Sglang
@@ -30,7 +30,7 @@ def queue(order: str, requests: list[Ask], prompts: list[list[int]]) -> list[str
     """The order in which they prefill; all fit into one round."""
     batch = cached(order, requests, prompts).schedule()
     assert batch is not None
-    return [requests[part.request - len(prompts)].name for part in batch.scheduled]
+    return [requests[part.r - len(prompts)].name for part in batch.parts]
 
 
 def test_longest_prefix_first() -> None:
@@ -38,7 +38,7 @@ def test_longest_prefix_first() -> None:
     scheduler = cached("lpm", requests, [SHARED])
     batch = scheduler.schedule()
     assert batch is not None
-    assert [(scheduler.asks[part.request].name, part.start) for part in batch.scheduled] == [
+    assert [(scheduler.asks[part.r].name, part.start) for part in batch.parts] == [
         ("c", 59),
         ("b", 39),
         ("a", 0),

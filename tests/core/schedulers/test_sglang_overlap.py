@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from sglang_rounds import SHARED, Ask, Engine, ask, engine
 
+from core.schedulers.sglang_rounds import SHARED, Ask, Engine, ask, engine
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, Sglang
@@ -39,7 +39,7 @@ def test_first_tokens_are_not_awaited() -> None:
     assert scheduler.rounds(2) == ["extend a8", "extend b6"]
     batch = scheduler.schedule()
     assert batch is not None
-    assert [(part.start, int(scheduler.columns["generated"][part.request])) for part in batch.scheduled] == [
+    assert [(part.start, int(scheduler.columns["generated"][part.r])) for part in batch.parts] == [
         (8, 1),
         (6, 0),
     ]
@@ -64,7 +64,7 @@ def test_the_token_in_flight_of_a_retracted_request_is_lost() -> None:
     assert scheduler.names(batch.retracted) == ["c", "b"]
     # the first token and all but the last decode's, which is in flight; without overlap one more
     assert scheduler.columns["generated"][batch.retracted].tolist() == [decodes, decodes]
-    assert scheduler.available == 60 - batch.scheduled[0].start - 1
+    assert scheduler.available == 60 - batch.parts[0].start - 1
 
 
 def test_a_prompt_that_is_retracted_before_its_first_token_is_known_gives_all_back() -> None:
@@ -99,7 +99,7 @@ def test_a_beginning_is_found_when_the_prompt_that_holds_it_has_run() -> None:
         scheduler.arrive("b")
         batch = scheduler.one_round()
         assert batch is not None and batch.mode == "extend"
-        return batch.scheduled[0].start
+        return batch.parts[0].start
 
     assert [hits(1), hits(2)] == [0, 40]
 

@@ -1,17 +1,15 @@
 """Each rule of SGLang's scheduler on a workload small enough to follow by hand."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_rounds import SHARED, Engine, ask, engine
 
+from core.schedulers.sglang_rounds import SHARED, Engine, ask, engine
 from windtunnel.core.radix import FREE, LEFT, Tree
 from windtunnel.core.schedulers.sglang_admission import BEYOND
 from windtunnel.errors import InputError
-from windtunnel.replay.sglang import Settings
 
 
 def test_prompts_run_alone_and_decode_from_the_next_round_on() -> None:
@@ -296,6 +294,5 @@ def living(tree: Tree) -> list[int]:
     ],
 )
 def test_settings_that_can_not_be(setting: dict[str, object], message: str) -> None:
-    make: Callable[..., Settings] = Settings
     with pytest.raises(InputError, match=message):
-        make(**setting)
+        Engine([ask("a", 1, 1)], setting)

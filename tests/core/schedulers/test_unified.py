@@ -3,7 +3,7 @@
 from typing import get_args
 
 import pytest
-from equality_unified import RELAXED, Case, cases, check_equal
+from equality_unified import RELAXED, Case, cases, check_equal, pipeline_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +21,19 @@ def test_core_equals_reference(case: Case, jumps: bool) -> None:
 @settings(max_examples=6000, deadline=None, suppress_health_check=RELAXED)
 @given(cases(), st.booleans())
 def test_core_equals_reference_at_length(case: Case, jumps: bool) -> None:
+    check_equal(case, jumps)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=RELAXED)
+@given(pipeline_cases(), st.booleans())
+def test_pipelines_equal_the_reference(case: Case, jumps: bool) -> None:
+    check_equal(case, jumps)
+
+
+@pytest.mark.long
+@settings(max_examples=3000, deadline=None, suppress_health_check=RELAXED)
+@given(pipeline_cases(), st.booleans())
+def test_pipelines_equal_the_reference_at_length(case: Case, jumps: bool) -> None:
     check_equal(case, jumps)
 
 

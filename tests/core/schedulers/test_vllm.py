@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from equality import RELAXED, Case, cases, check_equal, pipeline_cases
+from equality import RELAXED, Case, by_core, cases, check_equal, pipeline_cases
 from hypothesis import given, settings
 
 from windtunnel.core.engine import Demand, Fleet, run
@@ -42,6 +42,36 @@ def test_pipelines_equal_the_reference_at_length(case: Case) -> None:
     check_equal(case)
 
 
+def test_a_decode_that_a_step_holds_back_stalls() -> None:
+    """The second request is the worst and must go, since the first one took the last block; the third is behind it."""
+    held = VllmV1(admission_order="priority", victim="lowest_priority", async_scheduling=False)
+    held = replace(held, go_on_after_own_preemption=False)  # vLLM ≤ 0.32
+    few = Limits(max_num_seqs=3, max_num_batched_tokens=8, max_model_len=40, num_blocks=9, block_size=1)
+    case = Case(
+        limits=few,
+        policy=held,
+        times=linear(1, 0, 0, 0, max_num_batched_tokens=8, max_num_seqs=3, max_model_len=40),
+        replicas=1,
+        lanes=1,
+        lockstep=False,
+        router=0,
+        uniforms=np.zeros(3),
+        arrival=np.array([0.0, 0.0, 0.5]),
+        prompt=np.array([2, 2, 2]),
+        output=np.array([5, 5, 5]),
+        max_tokens=np.array([5, 5, 5]),
+        follow=np.full(3, -1),
+        think_time=np.zeros(3),
+        turnaround=np.zeros(3),
+        max_concurrency=0,
+        priority=np.array([0, 5, 0]),
+        hash_ids=(np.zeros(4, dtype=np.int64), np.zeros(0, dtype=np.int64)),
+        hash_block_size=1,
+    )
+    check_equal(case)
+    assert (2, 2.0, 4.0) in [(int(s["request"]), s["last_token"], s["resumed_token"]) for s in by_core(case).stalls]
+
+
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100, num_blocks=10, block_size=16)
 TABLE = linear(1, 0, 0, 0, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=100)
 STAGES = StageTimes((TABLE, TABLE), np.zeros((1, 65)))
@@ -57,7 +87,6 @@ TWO = VllmV1(pipeline_parallel_size=2)
         ((TWO,), (TABLE,), False, "pipeline_parallel_size=1: not simulated"),
         ((replace(TWO, wait_for_output=False),), (STAGES,), False, "wait_for_output=False: not simulated"),
         ((TWO,), (STAGES,), True, "ranks in lockstep are not simulated"),
-        ((TWO, VllmV1()), (STAGES, TABLE), False, "with and without a pipeline"),
     ],
 )
 def test_what_is_not_simulated_is_refused(

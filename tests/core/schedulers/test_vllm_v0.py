@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from vllm_v0_bench import Bench, request
 
+from core.schedulers.vllm_v0_bench import Bench, request
 from windtunnel.core.records import GONE, IGNORED
 from windtunnel.errors import InputError
 
@@ -149,7 +149,7 @@ def test_the_queue_is_sorted_with_equals_in_their_order() -> None:
     ranks = (3, 0, 2, 0, 1, 3, 1)
     requests = [request(i, 4, priority=rank, arrival=0.0) for i, rank in enumerate(ranks)]
     bench = Bench(request(7, 4, priority=-1), *requests, arrived=[], max_num_seqs=1, policy="priority")
-    bench.number = {one.id: i for i, one in enumerate(bench.lane.requests)}
+    bench.number = {one.id: i for i, one in enumerate(bench.lane.rows)}
     bench.arrive("r7")
     bench.step()
     for one in requests:

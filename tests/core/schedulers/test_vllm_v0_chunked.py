@@ -1,7 +1,6 @@
 """The rules of vLLM's v0 scheduler with chunked prefill, one by one."""
 
-from vllm_v0_bench import Bench, request
-
+from core.schedulers.vllm_v0_bench import Bench, request
 from windtunnel.policy import Limits, VllmV0
 
 

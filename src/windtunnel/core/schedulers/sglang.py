@@ -18,23 +18,12 @@ from numpy.typing import NDArray
 from windtunnel.core import step as steps
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import equal_steps
-from windtunnel.core.log import write_stall, write_step
+from windtunnel.core.log import write_step
+from windtunnel.core.pipeline import PIPE_OF_LANE, pipes
 from windtunnel.core.queues import put_last
 from windtunnel.core.radix import LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
-from windtunnel.core.records import (
-    IDLE,
-    NONE,
-    QUEUED,
-    ROWS,
-    STEPPED,
-    Array,
-    Fields,
-    Group,
-    Lane,
-    Pool,
-    Request,
-    State,
-)
+from windtunnel.core.records import IDLE, NONE, PREFILL, QUEUED, ROWS, Array, Fields, Group, Lane, Pool, State
+from windtunnel.core.schedulers import sglang_turns
 from windtunnel.core.schedulers.sglang_admission import (
     BEYOND,
     ORDERS,
@@ -46,19 +35,20 @@ from windtunnel.core.schedulers.sglang_admission import (
     give_back,
     join_prefilled,
     keep,
-    left_of,
     make_room,
-    move,
-    take_back,
+    places,
 )
-from windtunnel.core.seats import ENDS, NEVER, PHASES, SOONEST, WHO, ends_at
-from windtunnel.core.step import begin_boundary, count_released, depart
+from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage
+from windtunnel.core.schedulers.sglang_retraction import NO_SPACE_FOR_ONE, retract
+from windtunnel.core.schedulers.sglang_turns import TURNS_OF_LANE, MicroBatches, decay, micro_batches, rest
+from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
+from windtunnel.core.step import begin_boundary, depart, emit_first, nothing
 from windtunnel.errors import InputError
 
-RETRACT_DECODE_STEPS = 20
-"""A retraction leaves room for so many tokens of every request that stays (sglang/global_config.py)."""
-NO_SPACE_FOR_ONE = 2
-"""A fault beside OUT_OF_MEMORY."""
+__all__ = ["join", "let_go", "may_stage", "occupied", "stage"]
+
+SEATS_OF_STAGES = True
+"""Each stage of a pipeline has a table of seats."""
 PROMPTS, ENDING = range(2)
 """Rows of ``Own.flying``."""
 
@@ -78,6 +68,8 @@ POOL_FIELDS: Fields = [
         "mixed",
         "exact_release",
         "looks",  # at an idle lane in which requests wait: an idle round says nothing about the next one
+        "stages",
+        "micro_batch",  # requests that run in one stage of a pipeline, but for those whose prompt ends in it
     ),
 ]
 
@@ -88,12 +80,13 @@ LANE_FIELDS: Fields = [
         "batch",  # seats of the latest prefill round
         "mixed",  # it held the running requests, too
         "full",  # batch_is_full
+        "joined",  # requests that have come from other lanes and not taken part in a round yet
         "chunked",  # the request whose prompt is part-way
+        "part_way",  # the one whose prompt was so after the latest prefill round
         "idle",  # the latest decision found nothing, and nothing was in flight
         "late",  # decodes of the round in flight whose requests had ended before
         "row",  # in the log, the first of the round that was decided
-        # the round in flight
-        "flying",  # whether there is one
+        # the round in flight; flying says whether there is one
         "flying_prompts",  # requests whose prompt it completes
         "flying_decodes",
         "flying_ends",  # requests whose last decode it is
@@ -101,10 +94,11 @@ LANE_FIELDS: Fields = [
         # the round that is being filled
         "computed",  # tokens
         "ends",  # entries in the list of ends, NONE before it is made
-        "before",  # the clock before equal rounds
     ),
     ("reserved", np.float64),
     *TREE_OF_LANE,
+    *TURNS_OF_LANE,
+    *PIPE_OF_LANE,
 ]
 
 REQUEST_FIELDS: Fields = _integers(
@@ -112,6 +106,7 @@ REQUEST_FIELDS: Fields = _integers(
     "filled",  # tokens in the cache after the round that computes its prompt
     "node",  # where those before it end in the tree; locked from admission on
     "ends",  # the clock at its last token; NONE until its prompt has run
+    "came",  # from another lane, and has not taken part in a round since
 )
 
 
@@ -121,12 +116,14 @@ class Own(NamedTuple):
     tree: Any
     """core.radix.Tree, or None where no pool has a radix cache."""
     flying: Array
-    """[lanes, 2, max_num_seqs] requests whose prompt the round in flight completes, and those whose last decode is in
-    it, in the order of the batch: a retraction may sort the seats before that is known."""
+    """[tables of seats, 2, max_num_seqs] requests whose prompt the round in flight completes, and those whose last
+    decode is in it, in the order of the batch: a retraction may sort the seats before that is known."""
     scratch: Array
     """[3, longest list] room for sorting."""
     fault: Array
     """[3] what made the engine die, and two numbers for the message."""
+    turns: Any
+    """MicroBatches of the stages of pipelines, or None where there are none."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
@@ -140,6 +137,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["chunk_limit"] = limits.max_num_batched_tokens if policy.chunked_prefill else UNLIMITED
         pool["order"] = ORDERS[policy.schedule_policy]
         pool["mixed"] = policy.enable_mixed_chunk and policy.chunked_prefill
+        pool["stages"], pool["micro_batch"] = policy.pipeline_parallel_size, policy.micro_batch(limits)
         for name in ("async_scheduling", "max_prefill_tokens", "radix_cache", "exact_release"):
             pool[name] = getattr(policy, name)
     pools["looks"] = 2
@@ -149,11 +147,16 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     requests["declared"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
     requests["node"] = NONE
     seats = int(pools["max_num_seqs"].max())
+    turns: MicroBatches | None = None
+    lanes["table"] = np.arange(len(lanes))
+    if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
+        turns = micro_batches(pipes(fleet, lanes), lanes)
     return Own(
         tree=radix_tree(demand, lanes) if pools["radix_cache"].any() else None,
-        flying=np.zeros((len(lanes), 2, seats), dtype=np.int64),
+        flying=np.zeros((len(lanes) * int(pools["stages"].max()), 2, seats), dtype=np.int64),
         scratch=np.zeros((3, max(len(requests), 2 * seats) + 2), dtype=np.int64),
         fault=np.zeros(3, dtype=np.int64),
+        turns=turns,
     )
 
 
@@ -198,26 +201,35 @@ def room(state: State, pool: Pool, group: Group) -> bool:
     return has_nodes(state.own.tree, wanted)
 
 
+@part
+def seated(state: State, pool: Pool, lane: Lane) -> int:  # noqa: ARG001 - as in every scheduler
+    """Those that run, and behind them the prompts of the latest prefill round."""
+    return lane.top + lane.batch
+
+
 # A prefill round.
 
 
 @part
-def prefill(tree: Any, own: Own, pool: Pool, lane: Lane, requests: Array, seats: Array, start: float) -> bool:
+def prefill(own: Own, pool: Pool, lane: Lane, requests: Array, seats: Array, start: float) -> bool:
     """Choose a batch of prompts, if any may be admitted; with mixed chunks the running requests share it."""
+    if pool.role == PREFILL:  # nothing decodes that would look again (srt/disaggregation/prefill.py)
+        lane.full = 0
     if lane.chunked == NONE:
         if lane.full or lane.head == NONE:
             return False
-        if lane.top >= pool.max_num_seqs:
+        if places(pool, lane, own.turns) <= 0:
             lane.full = 1
             return False
-    admit(tree, pool, lane, requests, seats, own.scratch, start)
-    if lane.batch == 0 or not allocate(tree, own.fault, pool, lane, lane.chunk_tokens):
+    admit(own.tree, pool, lane, requests, seats, own.turns, own.scratch, start)
+    lane.part_way = lane.chunked
+    if lane.batch == 0 or not allocate(own.tree, own.fault, pool, lane, lane.chunk_tokens):
         return False
     if pool.mixed:
         lane.mixed = 1
         drop_ended(lane, seats)
         lane.step_decodes = lane.top
-        return lane.top == 0 or allocate(tree, own.fault, pool, lane, lane.top)
+        return lane.top == 0 or allocate(own.tree, own.fault, pool, lane, lane.top)
     return True
 
 
@@ -225,16 +237,16 @@ def prefill(tree: Any, own: Own, pool: Pool, lane: Lane, requests: Array, seats:
 
 
 @part
-def decode(tree: Any, state: State, own: Own, pool: Pool, lane: Lane, seats: Array) -> bool:
+def decode(state: State, own: Own, pool: Pool, lane: Lane, seats: Array) -> bool:
     """One token for every running request; some are retracted if memory is short."""
     before = lane.top
     drop_ended(lane, seats)
     if lane.top > 0:
-        if make_room(tree, pool, lane, lane.top):
+        if make_room(own.tree, pool, lane, lane.top):
             lane.ratio = max(lane.ratio - pool.decay, pool.min_ratio)
         else:
-            retract(tree, pool, lane, state.requests, seats, state.rows, own.scratch, own.fault)
-        if own.fault[0] or not allocate(tree, own.fault, pool, lane, lane.top):
+            retract(own.tree, pool, lane, state.requests, seats, state.rows, own.scratch, own.fault)
+        if own.fault[0] or not allocate(own.tree, own.fault, pool, lane, lane.top):
             return False
     if lane.top < before:
         lane.full = 0
@@ -242,123 +254,73 @@ def decode(tree: Any, state: State, own: Own, pool: Pool, lane: Lane, seats: Arr
     return lane.top > 0
 
 
-@compiled
-def retract(
-    tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, scratch: Array, fault: Array
-) -> None:
-    """Send back to the queue's end those with the fewest generated tokens, of equals those with longer prompts.
-
-    The others stay in order of what they have generated, and set a new ratio: the share of what they declared that
-    they will have generated after the steps that were made room for.
-    """
-    sort_seats(lane, requests, seats, scratch)
-    left, end = lane.top, lane.top
-    while left > 1 and (left == end or lane.free - lane.evictable < RETRACT_DECODE_STEPS * left):
-        left -= 1
-        send_back(tree, pool, lane, requests, seats, rows, left)
-    if lane.free == lane.evictable:
-        fault[0], fault[1] = NO_SPACE_FOR_ONE, pool.num_blocks
-        return
-    close_up(lane, seats, left, end)
-    generated, declared = RETRACT_DECODE_STEPS * left, 0
-    for i in range(left):
-        request = requests[seats[WHO, i]]
-        generated += request.declared - left_of(lane, seats, i)
-        declared += request.declared
-    lane.ratio = min(1.0, float(generated) / float(declared))
-
-
 @part
-def sort_seats(lane: Lane, requests: Array, seats: Array, scratch: Array) -> None:
-    """Most generated first, of equals the shorter prompt, of equals as they were."""
-    for i in range(lane.top):
-        r, ends, beyond = seats[WHO, i], seats[ENDS, i], seats[BEYOND, i]
-        key = (int(requests[r].declared - left_of(lane, seats, i)) << 32) - int(requests[r].prompt)
-        at = i
-        while at > 0 and scratch[0, at - 1] < key:
-            scratch[0, at] = scratch[0, at - 1]
-            move(seats, at - 1, at)
-            at -= 1
-        scratch[0, at] = key
-        seats[WHO, at], seats[ENDS, at], seats[BEYOND, at] = r, ends, beyond
-
-
-@part
-def send_back(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, i: int) -> None:
-    """Retract the request of the last seat; evict until each of the ``i`` others can go on for a while."""
-    r = int(seats[WHO, i])
-    request = requests[r]
-    if seats[ENDS, i] == NEVER:  # its first token is in flight
-        held = request.filled
-        lane.kv_tokens -= held
-    else:
-        held = request.prompt + request.output - 1 - seats[ENDS, i] + lane.clock
-        request.generated = held - request.prompt + 1
-        request.last_token = max(request.last_token, lane.last_decode)
-        if lane.flying_decodes > 0:  # its token in flight is lost
-            held += 1
-            rows[lane.flying_row].discarded += 1
-        lane.kv_tokens -= held
-    take_back(tree, pool, lane, request, held, RETRACT_DECODE_STEPS * i)
-    request.preemptions += 1
-    request.state = QUEUED
-    put_last(lane, requests, r)
-
-
-@part
-def schedule(tree: Any, state: State, pool: Pool, i: int, start: float) -> bool:
+def decide_round(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next round of lane ``i``, which starts at ``start``; False if it is idle."""
-    own, lane, requests, seats = state.own, state.lanes[i], state.requests, state.seats[i]
+    own, lane, requests = state.own, state.lanes[i], state.requests
+    seats = state.seats[lane.table]
     if lane.chunked != NONE:
-        keep(tree, pool, lane, requests[lane.chunked], lane.chunked)
+        keep(own.tree, pool, lane, requests[lane.chunked], lane.chunked)
     if lane.batch > 0:
         join_prefilled(lane, requests, seats, own.scratch)
     lane.chunks, lane.chunk_tokens, lane.step_decodes = 0, 0, 0
-    found = prefill(tree, own, pool, lane, requests, seats, start)
+    found = prefill(own, pool, lane, requests, seats, start)
     if not found and not own.fault[0]:
-        found = decode(tree, state, own, pool, lane, seats)
-    lane.idle = not found and not lane.flying
-    if lane.idle:
-        lane.ratio = pool.init_ratio
+        found = decode(state, own, pool, lane, seats)
+    rest(pool, lane, own.turns, found)
     lane.step_kv = lane.kv_tokens if lane.step_decodes > 0 else 0
-    lane.running = lane.outstanding - lane.waiting
+    lane.running = lane.outstanding - lane.waiting - lane.coming
     return found
 
 
-# What a round gives. With the overlap schedule it counts as computed when it is launched; the clock, tokens, ends and
-# the tree go on when it has run.
+@part
+def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
+    """Decide the next round of lane ``i``, looking once more at an idle one; False: no request was preempted."""
+    lane = state.lanes[i]
+    group = state.groups[lane.group]
+    for _ in range(1 if group.end > group.now else pool.looks):
+        if decide_round(state, pool, i, start) or lane.head == NONE or state.own.fault[0]:
+            break
+    return False
+
+
+# What a round gives. With the overlap schedule it counts as computed when it takes off; the clock, tokens, ends and the
+# tree go on when it has landed.
 
 
 @part
-def launch(lane: Lane, seats: Array, flying: Array) -> None:
-    """The round that was decided is in flight from now on; the one before it has run."""
+def log_round(state: State, pool: Pool, i: int, start: float) -> None:
+    """Log the round that was decided."""
+    lane = state.lanes[i]
+    lane.row = state.counters[ROWS]
+    new = count_new(lane, state.requests, state.seats[lane.table])
+    write_step(state, pool, state.groups[lane.group], lane, state.seats[lane.table], start, new, 0.0)
+    report_blocks(state, pool, lane.row, state.counters[ROWS])
+
+
+@part
+def note_end(state: State, pool: Pool, i: int, seat: int, end: float) -> None:  # noqa: ARG001 - see core.seats
+    """The round in flight is the last one of a decode."""
+    lane = state.lanes[i]
+    state.own.flying[lane.table, ENDING, lane.flying_ends] = state.seats[lane.table, WHO, seat]
+    lane.flying_ends += 1
+
+
+@part
+def take_off(state: State, pool: Pool, i: int, end: float) -> None:
+    """The round that was decided is in flight from now on; the one before it has landed."""
+    lane = state.lanes[i]
+    seats, flying = state.seats[lane.table], state.own.flying[lane.table]
     lane.flying, lane.flying_row = lane.chunks + lane.step_decodes > 0, lane.row
     lane.flying_prompts, lane.flying_ends, lane.flying_decodes = 0, 0, lane.step_decodes
-    for i in range(lane.top, lane.top + lane.chunks):
-        if seats[WHO, i] != lane.chunked:
-            flying[PROMPTS, lane.flying_prompts] = seats[WHO, i]
+    for seat in range(lane.top, lane.top + lane.chunks):
+        if seats[WHO, seat] != lane.chunked:
+            flying[PROMPTS, lane.flying_prompts] = seats[WHO, seat]
             lane.flying_prompts += 1
     lane.kv_tokens += lane.step_decodes
-    if lane.step_decodes == 0 or lane.next_end > lane.clock + 1:
-        return
-    for block in range((lane.top + 31) // 32):
-        if seats[SOONEST, block] <= lane.clock + 1:
-            for i in range(block * 32, min(block * 32 + 32, lane.top)):
-                if seats[ENDS, i] == lane.clock + 1:
-                    flying[ENDING, lane.flying_ends] = seats[WHO, i]
-                    lane.flying_ends += 1
-
-
-@part
-def emit_first(state: State, lane: Lane, request: Request, r: int, end: float) -> None:
-    """A prompt is done: its request gets a token."""
-    request.generated += 1
-    if request.generated == 1:
-        request.first_token = end
-    else:
-        write_stall(state, r, request.last_token, end)
-    request.last_token = end
-    request.ends = lane.clock + request.output - request.generated
+    if lane.step_decodes > 0:
+        resume(state, lane, seats, end)
+        end_decodes(state, pool, i, seats, lane.clock + 1, end, note_end)
 
 
 @part
@@ -378,16 +340,18 @@ def end_request(tree: Any, pool: Pool, lane: Lane, requests: Array, r: int, end:
     """The last token of a request has come: it is done and gone."""
     request = requests[r]
     request.generated, request.finish = request.output, end
-    give_back(tree, pool, lane, request, r)
+    if request.holds == 0:
+        give_back(tree, pool, lane, request, r)
     depart(lane, requests, r)
 
 
 @part
-def land(tree: Any, state: State, pool: Pool, i: int, end: float) -> None:
+def land(state: State, pool: Pool, i: int, end: float) -> None:
     """Lane ``i``'s round in flight has run at ``end``; with the overlap schedule the next one, if any, was decided and
     logged before. Who ends now takes part in that one if it decodes; the place of its token there is free when it has
     run."""
-    lane, requests, seats, flying = state.lanes[i], state.requests, state.seats[i], state.own.flying[i]
+    lane, requests, tree = state.lanes[i], state.requests, state.own.tree
+    seats, flying = state.seats[lane.table], state.own.flying[lane.table]
     lane.free += lane.late
     late = 1 if pool.async_scheduling and lane.step_decodes > 0 else 0
     ended = 0
@@ -399,7 +363,8 @@ def land(tree: Any, state: State, pool: Pool, i: int, end: float) -> None:
         request = requests[r]
         if request.state == QUEUED:  # it was retracted
             continue
-        emit_first(state, lane, request, r, end)
+        emit_first(state, r, end)
+        request.ends = lane.clock + request.output - request.generated
         if request.generated < request.output:
             keep(tree, pool, lane, request, r)
             continue
@@ -422,7 +387,7 @@ def land(tree: Any, state: State, pool: Pool, i: int, end: float) -> None:
     if lane.late > 0:
         state.rows[lane.row].discarded += lane.late
     lane.flying, lane.flying_prompts, lane.flying_decodes, lane.flying_ends = 0, 0, 0, 0
-    lane.running = lane.outstanding - lane.waiting
+    lane.running = lane.outstanding - lane.waiting - lane.coming
 
 
 # A step of a group.
@@ -431,28 +396,12 @@ def land(tree: Any, state: State, pool: Pool, i: int, end: float) -> None:
 @part
 def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
     """Decide the next round of every lane; returns whether there is any, and False."""
-    begin_boundary(group, state.lanes)
-    fault, found, mine = state.own.fault, False, False
+    fault = state.own.fault
     if fault[0]:
+        begin_boundary(group, state.lanes)
         return False, False
-    start = max(group.now, group.end)
-    for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        lane = state.lanes[i]
-        for _ in range(1 if group.end > group.now else pool.looks):
-            mine = schedule(state.own.tree, state, pool, i, start)
-            if mine or lane.head == NONE or fault[0]:
-                break
-        found |= mine
+    found, _ = steps.decide(state, pool, group, schedule)
     return found and not fault[0], False
-
-
-@part
-def land_group(state: State, pool: Pool, group: Group, end: float) -> None:
-    """The round in flight of every lane has run."""
-    for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        land(state.own.tree, state, pool, i, end)
-    group.now = end
-    count_released(group, state.lanes)
 
 
 @part
@@ -465,36 +414,35 @@ def report_blocks(state: State, pool: Pool, first: int, last: int) -> None:
 
 @part
 def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
-    """The round that was decided ends at ``end``: log it, let its results take effect, or with the overlap schedule
-    those of the round in flight, and move the clock."""
-    start = max(group.now, group.end)
-    for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        state.lanes[i].row = state.counters[ROWS]
-        write_step(state, pool, group, state.lanes[i], state.seats[i], start, 0, 0.0)
-        report_blocks(state, pool, state.lanes[i].row, state.counters[ROWS])
-    if pool.async_scheduling and group.end > group.now:
-        land_group(state, pool, group, group.end)
-    for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        launch(state.lanes[i], state.seats[i], state.own.flying[i])
-    if not pool.async_scheduling:
-        land_group(state, pool, group, end)
-    group.end = end
-    return STEPPED
+    """The round that was decided ends at ``end``."""
+    return steps.conclude(state, pool, group, end, log_round, take_off, land)
 
 
 @part
-def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:  # noqa: ARG001 - as in every scheduler
-    """Nothing is scheduled: the round in flight ends, if there is one."""
-    if group.end <= group.now or state.own.fault[0]:
-        return IDLE
-    land_group(state, pool, group, group.end)
-    return STEPPED
+def skip(state: State, pool: Pool, i: int, arrives: bool) -> None:
+    """An empty decision."""
+    if arrives:
+        land(state, pool, i, state.groups[state.lanes[i].group].end)
+
+
+@part
+def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
+    """Nothing is scheduled: the round in flight lands, if there is one."""
+    return IDLE if state.own.fault[0] else steps.pass_over(state, pool, group, preempted, skip)
 
 
 @part
 def step(state: State, pool: Pool, group: Group) -> int:
     """Schedule and run one round; IDLE if there is nothing to do until something arrives, or the engine has died."""
-    return steps.step(state, pool, group, decide, conclude, pass_over)
+    return step_through(state, pool, group, state.own.turns)
+
+
+@part
+def step_through(state: State, pool: Pool, group: Group, turns: Any) -> int:
+    """A round of one stage, or the turn of a micro-batch."""
+    if turns is None:
+        return steps.step(state, pool, group, decide, conclude, pass_over, nothing)
+    return sglang_turns.step(state, pool, group, turns, decide_round, log_round, take_off, land)
 
 
 # Many rounds at once.
@@ -505,13 +453,12 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     """Decode rounds in which no request ends, is retracted or can be admitted; see ``core.jump``."""
     lane, ahead = state.lanes[i], 1 if pool.async_scheduling else 0
     busy = lane.batch > 0 or lane.chunked != NONE or lane.ended > 0 or lane.top == 0
-    busy |= state.groups[lane.group].num_lanes > 1
+    busy |= state.groups[lane.group].num_lanes > 1 or lane.joined > 0 or lane.asking_head != NONE
     if ahead:
         busy |= lane.flying_prompts > 0 or lane.flying_decodes == 0 or lane.late > 0
     if busy or (lane.head != NONE and not lane.full):
         return 0, 0, False
     lane.decodes = state.seats[i, PHASES, 0] = lane.top
-    lane.before = lane.clock
     return min(lane.next_end - lane.clock - 1, lane.free // lane.top) - ahead, 0, not lane.full
 
 
@@ -531,29 +478,42 @@ def fill_up(tree: Any, pool: Pool, lane: Lane, rounds: int) -> None:
 
 
 @part
-def jumped(state: State, pool: Pool, i: int, tokens: int) -> None:  # noqa: ARG001 - as in every scheduler
+def jumped(state: State, pool: Pool, i: int, rounds: int) -> None:
     """What so many equal rounds leave behind."""
     lane = state.lanes[i]
-    group, rounds = state.groups[lane.group], lane.clock - lane.before
     fill_up(state.own.tree, pool, lane, rounds)
-    for _ in range(rounds):
-        if lane.ratio == pool.min_ratio:
-            break
-        lane.ratio = max(lane.ratio - pool.decay, pool.min_ratio)
-    lane.last_decode = group.now
+    decay(pool, lane, rounds)
+    lane.last_decode = state.groups[lane.group].now
     lane.flying_row = state.counters[ROWS] - 1
     report_blocks(state, pool, lane.flying_row, lane.flying_row + 1)
 
 
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
-    """Make as many equal rounds as possible; see ``core.jump``."""
-    return equal_steps(state, pool, group, until, steady, jumped)
+    """Make as many equal rounds as possible; see ``core.jump`` and ``core.pipeline``."""
+    return jump_through(state, pool, group, until, state.own.turns)
+
+
+@part
+def jump_through(state: State, pool: Pool, group: Group, until: float, turns: Any) -> int:
+    """Equal rounds of one stage, or of all micro-batches in turn."""
+    if turns is None:
+        return equal_steps(state, pool, group, until, steady, jumped)
+    return sglang_turns.jump(state, pool, group, until, turns, report_blocks)
 
 
 @part
 def update_bound(state: State, pool: Pool, group: Group) -> None:
     """A lane that only decodes cannot end any request before its next end; a step of slack for rounding."""
+    update_bound_through(state, pool, group, state.own.turns)
+
+
+@part
+def update_bound_through(state: State, pool: Pool, group: Group, turns: Any) -> None:
+    """Of one stage, or of a pipeline."""
+    if turns is not None:
+        sglang_turns.update_bound(state, pool, group, turns)
+        return
     group.bound = np.inf
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
@@ -561,8 +521,9 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
         if lane.outstanding == 0 and lane.ended == 0 and lane.batch == 0 and settled:
             continue
         decodes = lane.top - lane.ended
+        asked = lane.asking_head != NONE  # what it may give grows with every token of the running ones
         waits = lane.head == NONE or (lane.full and lane.ended == 0)
-        if lane.batch > 0 or lane.chunked != NONE or lane.flying_prompts > 0 or not waits or decodes == 0:
+        if lane.batch > 0 or lane.chunked != NONE or lane.flying_prompts > 0 or not waits or asked or decodes == 0:
             group.bound = group.now
             return
         shortest = state.floats[pool.shortest_step + decodes]

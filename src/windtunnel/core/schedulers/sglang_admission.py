@@ -9,7 +9,7 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import pop_first
 from windtunnel.core.radix import Tree, common, descend, evict, insert, lock, offer, renew, unlock
 from windtunnel.core.records import NONE, PREFILLING, Array, Lane, Pool, Request
-from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, SOONEST, WHO, add_chunk, soonest_of
+from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, add_chunk, find_next_end
 
 FCFS, LPM, DFS_WEIGHT, LOF = range(4)
 ORDERS = {"fcfs": FCFS, "lpm": LPM, "dfs-weight": DFS_WEIGHT, "lof": LOF}
@@ -58,10 +58,7 @@ def close_up(lane: Lane, seats: Array, top: int, end: int) -> None:
     lane.top = top
     for i in range(top + lane.batch, end):
         seats[ENDS, i] = EMPTY
-    lane.next_end = NEVER
-    for block in range((top + lane.batch + 31) // 32):
-        seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
-        lane.next_end = min(lane.next_end, seats[SOONEST, block])
+    find_next_end(lane, seats, top + lane.batch)
 
 
 @compiled
@@ -86,7 +83,7 @@ def join_prefilled(lane: Lane, requests: Array, seats: Array, scratch: Array) ->
     end, kept = lane.top + lane.batch, lane.top
     for i in range(lane.top, end):
         r = seats[WHO, i]
-        if r != lane.chunked and seats[ENDS, i] > lane.clock:
+        if r != lane.part_way and seats[ENDS, i] > lane.clock:
             lane.kv_tokens += requests[r].filled
             move(seats, i, kept)
             kept += 1
@@ -371,8 +368,22 @@ def judge(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scra
 
 
 @part
-def admit(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, start: float) -> None:
+def places(pool: Pool, lane: Lane, pipe: Any) -> int:
+    """How many requests a round may have beside those that run (managers/scheduler.py, get_num_allocatable_reqs): in a
+    pipeline those of its micro-batch, and no more than have a place in memory; that of a part-way prompt is given back
+    before each round."""
+    if pipe is None:
+        return pool.max_num_seqs - lane.top
+    held = lane.outstanding - lane.waiting - (lane.chunked != NONE)
+    return min(pool.micro_batch - lane.top, pool.max_num_seqs - held)
+
+
+@part
+def admit(
+    tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any, scratch: Array, start: float
+) -> None:
     """Fill the round from the prompt that is part-way and the head of the queue; sets full and chunked."""
+    most = places(pool, lane, pipe)
     lane.computed, lane.ends = lane.top if pool.mixed else 0, NONE
     lane.reserved = float(lane.computed) + reserve_of_running(lane, seats)
     matched = False
@@ -383,7 +394,7 @@ def admit(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scra
         add(pool, lane, requests[lane.chunked], seats, lane.chunked, start)
     verdict = CONTINUE
     while lane.head != NONE and verdict == CONTINUE:
-        if lane.batch >= pool.max_num_seqs - lane.top:
+        if lane.batch >= most:
             verdict = NO_MEMORY
             break
         r = lane.head

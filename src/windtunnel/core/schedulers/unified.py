@@ -9,12 +9,15 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.batch_time import group_time
+from windtunnel.core import pipeline
+from windtunnel.core import step as steps
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.hooks import HOOKS, address, call_token_budget
 from windtunnel.core.jump import FOREVER, equal_steps
-from windtunnel.core.log import write_stall, write_step
-from windtunnel.core.records import IDLE, NONE, STEPPED, Array, Fields, Group, Lane, Pool, State
+from windtunnel.core.log import write_stall
+from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, context_of, equal_rounds, pipes
+from windtunnel.core.queues import HOST_OF_LANE
+from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers.unified_seats import (
     CONTINUOUS,
     LOOK_AHEAD,
@@ -26,33 +29,38 @@ from windtunnel.core.schedulers.unified_seats import (
     bring_back,
     can_return,
     count_decode,
+    decodes_now,
     enqueue,
     evict,
+    finish_seat,
+    has_prompts,
     head_tokens,
     is_long_enough,
     is_open,
-    leave,
+    join,
+    let_go,
+    may_stage,
+    occupied,
     opens,
     remove_end,
+    stage,
     start_decoding,
+    waits,
 )
-from windtunnel.core.seats import (
-    EMPTY,
-    ENDS,
-    NEVER,
-    NOW,
-    SOONEST,
-    WHO,
-    blocks_due,
-    context_of,
-    skip_decodes,
-    soonest_of,
+from windtunnel.core.schedulers.unified_turns import (
+    discarded,
+    is_stuck,
+    leave_out,
+    release_step,
+    steady_rounds,
+    update_bound_of_rounds,
 )
-from windtunnel.core.step import begin_boundary, count_released
+from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, end_decodes, skip_decodes
+from windtunnel.core.step import begin_boundary, emit_first, launch_counted, nothing
 from windtunnel.policy import Limits, Policy
 from windtunnel.policy.unified import RESERVING, Allocation, Batching
 
-__all__ = ["LANE_FIELDS", "POOL_FIELDS", "REQUEST_FIELDS", "Own", "arrays", "enqueue", "jump", "step", "update_bound"]
+__all__ = ["enqueue", "join", "let_go", "may_stage", "occupied", "stage"]
 
 UNLIMITED = 1 << 60
 
@@ -91,11 +99,12 @@ POOL_FIELDS: Fields = [
     *((name, np.int64) for name in ("prefill_first", "allocation", "reserves", "watermark_blocks", "batching")),
     *((name, np.int64) for name in ("max_num_prefill_tokens", "long_prefill_token_threshold", "balance_timeout")),
     *((name, np.int64) for name in ("max_num_partial_prefills", "max_long_partial_prefills", "prefills_together")),
+    *((name, np.int64) for name in ("stages", "places")),  # of one step; max_num_seqs is of all that run
 ]
 
 LANE_FIELDS: Fields = [
-    *((name, np.int64) for name in ("swapped", "swapped_tail")),  # on the host, the first to go first, linked by next
-    *((name, np.int64) for name in ("on_host", "free_host")),  # requests there, which count as waiting; blocks
+    *HOST_OF_LANE,
+    *((name, np.int64) for name in ("on_host", "free_host")),  # requests on the host; blocks
     *((name, np.int64) for name in ("moved", "returned")),  # blocks since the last step; requests that then decode anew
     ("forming", np.int64),  # no request of the present batch has decoded yet
     ("opens_at_clock", np.int64),  # reschedule_interval steps after the last one that looked at the queue
@@ -107,13 +116,16 @@ LANE_FIELDS: Fields = [
     *((name, np.int64) for name in ("held", "evicted")),  # other ranks are not ready to admit; a request had to go
     *((name, np.int64) for name in ("decode_need", "asked", "chunk_need")),  # blocks; asked for in vain by a decode
     *((name, np.int64) for name in ("part_ways", "long_part_ways")),  # prompts that are part-way after it
+    ("silent", np.int64),  # of a pipeline: decisions since the last token
+    *PIPE_OF_LANE,
 ]
 
 REQUEST_FIELDS: Fields = [
     ("key", np.float64),
     ("priority", np.int64),
     ("max_tokens", np.int32),  # declared
-    ("returned", np.int8),  # from the host, and has not decoded since
+    ("returned", np.int8),  # from the host, or was left out of a step, and has not decoded since
+    ("last_step", np.int32),  # of a pipeline: the latest one that computed any of its prompt
 ]
 
 
@@ -123,6 +135,8 @@ class Own(NamedTuple):
     ends: Array
     """[lanes, max_num_seqs] of each running request the clock at its declared end · 2³² + its number, the last first;
     empty without look-ahead."""
+    pipe: Any
+    """core.pipeline.Pipe, or None where a step has a single stage."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
@@ -137,12 +151,17 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
             pool[name] = value
         pool["balance_timeout"] = policy.balance_timeout if in_step else 0
     pool_of_lane = np.repeat(np.arange(len(pools)), np.multiply(fleet.replicas, fleet.lanes))
-    lanes["swapped"] = lanes["swapped_tail"] = NONE
+    lanes["swapped_head"] = lanes["swapped_tail"] = NONE
     lanes["free_host"] = pools["host_blocks"][pool_of_lane]
     requests["max_tokens"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
     requests["priority"] = 0 if demand.priority is None else demand.priority
     looks_ahead = (pools["allocation"] == LOOK_AHEAD).any()
-    return Own(np.zeros((len(lanes), pools["max_num_seqs"].max() if looks_ahead else 0), dtype=np.int64))
+    piped = any(policy.pipeline_parallel_size > 1 for policy in fleet.policies)
+    lanes["clock"] = int(piped)
+    return Own(
+        ends=np.zeros((len(lanes), pools["max_num_seqs"].max() if looks_ahead else 0), dtype=np.int64),
+        pipe=pipes(fleet, lanes) if piped else None,
+    )
 
 
 def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:
@@ -160,7 +179,9 @@ def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:
         "watermark_blocks": policy.watermark_blocks(limits),
         "batching": get_args(Batching).index(policy.batching),
         "max_num_batched_tokens": policy.tokens(limits),
-        "max_num_seqs": policy.places(limits),
+        "max_num_seqs": policy.most_running(limits),
+        "places": policy.places(limits),
+        "stages": policy.pipeline_parallel_size,
         "max_num_prefill_tokens": policy.prefill_tokens(limits),
         "long_prefill_token_threshold": policy.long_prefill_token_threshold or UNLIMITED,
         "max_num_partial_prefills": policy.max_num_partial_prefills or UNLIMITED,
@@ -173,60 +194,72 @@ def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:
 
 
 @part
-def schedule(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, now: float) -> None:
-    """Decide the step that starts at ``now``: which requests decode, prefill, are admitted, have to go."""
-    lane.started, lane.evicted = now, 0
+def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
+    """Decide the lane's next step: who decodes, prefills, is admitted, has to go; whether any request had to."""
+    lane, requests, seats = state.lanes[i], state.requests, state.seats[i]
+    own, ends = state.own, state.own.ends[i]
+    lane.started, lane.evicted = start, 0
     if lane.running == 0:
         lane.forming = 1
-    if lane.swapped != NONE:
-        bring_back(pool, lane, requests, seats, ends)
+    if lane.swapped_head != NONE:
+        bring_back(pool, lane, requests, seats, ends, own.pipe)
     tokens = pool.max_num_batched_tokens
     if pool.token_budget != 0:
         waiting = lane.waiting - lane.on_host
         tokens = call_token_budget(pool.token_budget, lane.decodes, lane.kv_tokens, lane.free, waiting, tokens)
     for turn in range(2):
         prefills = pool.mixed or (pool.prefill_first > 0) == (turn == 0)
-        make_room(pool, lane, requests, seats, ends, tokens, pool.mixed or not prefills, prefills)
+        make_room(pool, lane, requests, seats, ends, own.pipe, tokens, pool.mixed or not prefills, prefills)
         lane.free -= lane.chunk_need
         left, kept = tokens, lane.decode_need + lane.asked
         if not pool.prefill_first:
             lane.free -= lane.decode_need
             left, kept = tokens - lane.step_decodes, 0
-        if prefills and lane.head != NONE and not lane.evicted and lane.swapped == NONE:
+        if prefills and lane.head != NONE and not lane.evicted and lane.swapped_head == NONE:
             left = min(left, pool.max_num_prefill_tokens) - lane.chunk_tokens
             if left > 0 and is_open(pool, lane, requests):
-                admit(pool, lane, requests, seats, ends, left, kept)
+                admit(pool, lane, requests, seats, ends, own.pipe, left, kept)
         if pool.prefill_first and lane.step_decodes > 0:
             if lane.decodes > tokens - lane.chunk_tokens:
                 lane.step_decodes, lane.step_kv = 0, 0
             else:
                 lane.free -= lane.decode_need
         if pool.mixed or lane.step_decodes + lane.chunks > 0:
-            return
+            break
+    leave_out(pool, lane, requests, seats, own.pipe)
+    return lane.evicted > 0
 
 
 @part
 def make_room(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, tokens: int, decodes: bool, prefills: bool
+    pool: Pool,
+    lane: Lane,
+    requests: Array,
+    seats: Array,
+    ends: Array,
+    pipe: Any,
+    tokens: int,
+    decodes: bool,
+    prefills: bool,
 ) -> None:
     """What running requests compute in this step; others are evicted until there are blocks for it."""
     while True:
         lane.chunks, lane.chunk_tokens, lane.chunk_need, lane.part_ways, lane.long_part_ways = 0, 0, 0, 0, 0
-        if prefills and lane.running > lane.decodes:
+        if prefills and has_prompts(lane, seats, pipe):
             first = lane.decodes if decodes and not pool.prefill_first else 0
-            plan_chunks(pool, lane, requests, seats, min(tokens - first, pool.max_num_prefill_tokens))
+            plan_chunks(pool, lane, requests, seats, pipe, min(tokens - first, pool.max_num_prefill_tokens))
         lane.step_decodes, lane.step_kv, lane.decode_need, lane.asked = 0, 0, 0, 0
         if decodes and 0 < lane.decodes <= tokens - lane.chunk_tokens:
             lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
-            lane.decode_need = blocks_due(pool, lane, seats)
-            lane.asked = asked_block(pool, lane, requests, seats)
+            lane.decode_need = blocks_due(pool, lane, seats, pipe)
+            lane.asked = asked_block(pool, lane, requests, seats, pipe)
         if lane.decode_need + lane.asked + lane.chunk_need <= lane.free:
             return
-        evict(pool, lane, requests, seats, ends)
+        evict(pool, lane, requests, seats, ends, pipe)
 
 
 @compiled
-def plan_chunks(pool: Pool, lane: Lane, requests: Array, seats: Array, left: int) -> None:
+def plan_chunks(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any, left: int) -> None:
     """The next chunk of each part-way prompt, in order of admission."""
     for i in range(lane.first, lane.top):
         if seats[ENDS, i] != NEVER:
@@ -234,20 +267,22 @@ def plan_chunks(pool: Pool, lane: Lane, requests: Array, seats: Array, left: int
         request = requests[seats[WHO, i]]
         context = request.context
         tokens = min(request.prompt + request.generated - context, pool.long_prefill_token_threshold, max(left, 0))
+        if waits(pool, lane, pipe, request):
+            tokens = 0
         add_prefill(pool, lane, seats, request, i, tokens)
         lane.chunk_need += blocks_with(pool, request, context + tokens) - blocks_with(pool, request, context)
         left -= tokens
 
 
 @part
-def asked_block(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
+def asked_block(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> int:
     """1 if the newest decode asks for a block although its last one has room."""
     if not pool.decodes_ask_for_a_block or lane.running <= 1:
         return 0
     i = lane.top - 1
-    while seats[ENDS, i] >= EMPTY:
+    while not decodes_now(pool, lane, pipe, seats[ENDS, i]):
         i -= 1
-    return 1 if context_of(lane, requests[seats[WHO, i]], seats[ENDS, i]) % pool.block_size else 0
+    return 1 if context_of(pool, lane, pipe, requests[seats[WHO, i]], seats[ENDS, i]) % pool.block_size else 0
 
 
 # What it leaves behind.
@@ -264,33 +299,29 @@ def decoded(pool: Pool, lane: Lane) -> None:
 
 
 @part
-def end_decodes(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array, end: float) -> None:
-    """Let those decodes leave whose last token this was; those that came back from the host got their first one."""
-    requests = state.requests
+def resume(state: State, lane: Lane, seats: Array, end: float) -> None:
+    """Those that came back from the host, or were left out of a step, get their first token since."""
     i = lane.top
     while lane.returned > 0:
         i -= 1
         r = seats[WHO, i]
-        if seats[ENDS, i] != EMPTY and requests[r].returned:
-            requests[r].returned = 0
+        if seats[ENDS, i] != EMPTY and state.requests[r].returned:
+            state.requests[r].returned = 0
             lane.returned -= 1
-            write_stall(state, r, requests[r].last_token, end)
-    if lane.clock < lane.next_end:
-        return
-    lane.next_end = NEVER
-    for block in range((lane.top + 31) // 32):
-        if seats[SOONEST, block] <= lane.clock:
-            for i in range(block * 32, block * 32 + 32):
-                if seats[ENDS, i] == lane.clock:
-                    request = requests[seats[WHO, i]]
-                    count_decode(pool, lane, seats, request.prompt + request.output - 1, -1)
-                    leave(pool, lane, requests, seats, ends, i, end)
-            seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
-        lane.next_end = min(lane.next_end, seats[SOONEST, block])
+            write_stall(state, r, state.requests[r].last_token, end)
 
 
 @part
-def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array, end: float) -> None:
+def ended(state: State, pool: Pool, i: int, seat: int, end: float) -> None:
+    """A decode gets its last token."""
+    lane, seats, own = state.lanes[i], state.seats[i], state.own
+    request = state.requests[seats[WHO, seat]]
+    count_decode(pool, lane, seats, own.pipe, lane.clock, request.prompt + request.output - 1, -1)
+    finish_seat(pool, lane, state.requests, seats, own.ends[i], own.pipe, seat, end)
+
+
+@part
+def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array, pipe: Any, end: float) -> None:
     """Advance the prefills; a finished one yields a token at ``end``."""
     lane.last_prefill_time = end - lane.started
     for i in range(lane.first, lane.top):
@@ -299,18 +330,16 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array, 
         r = seats[WHO, i]
         request = state.requests[r]
         request.context += seats[NOW, i]
+        if seats[NOW, i] > 0:
+            request.last_step = lane.clock - 1
         if request.context < request.prompt + request.generated:
             continue
-        request.generated += 1
-        if request.generated == 1:
-            request.first_token = end
-        else:
-            write_stall(state, r, request.last_token, end)
-        request.last_token = end
+        emit_first(state, r, end)
         if request.generated == request.output:
-            leave(pool, lane, state.requests, seats, ends, i, end)
+            seats[ENDS, i] = lane.clock
+            finish_seat(pool, lane, state.requests, seats, ends, pipe, i, end)
             continue
-        start_decoding(pool, lane, seats, request, i)
+        start_decoding(pool, lane, seats, pipe, request, i)
         if pool.allocation == LOOK_AHEAD and lane.step_decodes == 0:  # one token less is left, on the same clock
             remove_end(lane, ends, r)
             add_end(lane, ends, request, r)
@@ -318,21 +347,34 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array, 
 
 
 @part
-def conclude(state: State, pool: Pool, group: Group, end: float) -> None:
-    """The results of the step that ends at ``end`` take effect."""
-    begin_boundary(group, state.lanes)
-    for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        lane, seats, ends = state.lanes[i], state.seats[i], state.own.ends[i]
-        if lane.step_decodes > 0:
-            lane.clock += 1
-            lane.kv_tokens += lane.decodes
-            lane.end = end
-            decoded(pool, lane)
-            end_decodes(state, pool, lane, seats, ends, end)
-        if lane.chunks > 0:
-            end_chunks(state, pool, lane, seats, ends, end)
-    count_released(group, state.lanes)
-    group.now, group.end = end, end
+def transfer(state: State, pool: Pool, i: int, start: float) -> float:  # noqa: ARG001 - as in every scheduler
+    """Seconds that the lane's step waits for blocks that move to the host or back."""
+    lane = state.lanes[i]
+    return float(lane.moved) * pool.swap_time_per_block if lane.step_decodes + lane.chunks > 0 else 0.0
+
+
+@part
+def launch(state: State, pool: Pool, i: int, start: float) -> None:
+    """Log the step; decodes that came back from the host end a stall."""
+    lane = state.lanes[i]
+    resumed = lane.returned if lane.step_decodes > 0 else 0
+    launch_counted(state, pool, i, start, resumed, transfer(state, pool, i, start))
+    if lane.step_decodes + lane.chunks > 0:
+        lane.moved = 0
+
+
+@part
+def finish(state: State, pool: Pool, i: int, end: float) -> bool:
+    """The results of the lane's step take effect; False: a later step is decided only when it knows them."""
+    lane, seats, own = state.lanes[i], state.seats[i], state.own
+    if lane.step_decodes > 0:
+        lane.end, lane.silent = end, 0
+        decoded(pool, lane)
+        resume(state, lane, seats, end)
+        end_decodes(state, pool, i, seats, lane.clock, end, ended)
+    if lane.chunks > 0:
+        end_chunks(state, pool, lane, seats, own.ends[i], own.pipe, end)
+    return False
 
 
 @part
@@ -352,32 +394,37 @@ def balance(pool: Pool, group: Group, lanes: Array) -> None:
 
 
 @part
-def step(state: State, pool: Pool, group: Group) -> int:
-    """Schedule and run one step, which waits for blocks that move to the host or back; IDLE if there is nothing to do
-    until something arrives."""
-    first, last = group.first_lane, group.first_lane + group.num_lanes
+def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
+    """Decide the next step of every lane: (whether anything is scheduled, whether any request had to go)."""
     if pool.balance_timeout > 0 and group.num_lanes > 1:
         balance(pool, group, state.lanes)
-    scheduled, evicted = False, False
-    for i in range(first, last):
-        lane = state.lanes[i]
-        schedule(pool, lane, state.requests, state.seats[i], state.own.ends[i], group.now)
-        scheduled |= lane.step_decodes + lane.chunks > 0
-        evicted |= lane.evicted > 0
-    if not scheduled:
-        begin_boundary(group, state.lanes)
-        return STEPPED if evicted else IDLE
-    waits = 0.0
-    for i in range(first, last):
-        lane, transfer = state.lanes[i], 0.0
-        if lane.step_decodes + lane.chunks > 0:
-            transfer = float(lane.moved) * pool.swap_time_per_block
-            lane.moved = 0
-        waits = max(waits, transfer)
-        resumed = lane.returned if lane.step_decodes > 0 else 0
-        write_step(state, pool, group, lane, state.seats[i], group.now, resumed, transfer)
-    conclude(state, pool, group, group.now + (group_time(state, pool, group) + waits))
-    return STEPPED
+    return steps.decide(state, pool, group, schedule)
+
+
+@part
+def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
+    """The step that was decided ends at ``end``."""
+    return steps.conclude(state, pool, group, end, launch, finish, nothing)
+
+
+@part
+def pass_over(state: State, pool: Pool, group: Group, evicted: bool) -> int:
+    """Nothing is scheduled."""
+    return steps.pass_over(state, pool, group, evicted, nothing)
+
+
+@part
+def step(state: State, pool: Pool, group: Group) -> int:
+    """Schedule and run one step; IDLE if there is nothing to do until something arrives."""
+    return step_through(state, pool, group, state.own.pipe)
+
+
+@part
+def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
+    """A step of one stage, or of all stages of a pipeline."""
+    if pipe is None:
+        return steps.step(state, pool, group, decide, conclude, pass_over, transfer)
+    return pipeline.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
 
 
 # Many steps at once.
@@ -388,7 +435,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     """What the next steps of lane ``i`` have in common; see ``core.jump``."""
     lane, requests, seats = state.lanes[i], state.requests, state.seats[i]
     lane.spare = 1 if pool.decodes_ask_for_a_block else 0  # a run stops where the newest decode could ask in vain
-    if lane.returned > 0 or pool.token_budget != 0 or can_return(pool, lane, requests, seats):
+    if lane.returned > 0 or pool.token_budget != 0 or can_return(pool, lane, requests, seats, None):
         return 0, 0, False
     if lane.running > lane.decodes:
         steps, tokens = steady_chunk(pool, lane, requests, seats)
@@ -409,7 +456,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
 @part
 def may_open(pool: Pool, lane: Lane) -> bool:
     """Whether the queue may open while the present requests run."""
-    if lane.swapped != NONE or lane.running >= pool.max_num_seqs or not (pool.mixed or pool.prefill_first):
+    if lane.swapped_head != NONE or lane.running >= pool.max_num_seqs or not (pool.mixed or pool.prefill_first):
         return False
     return pool.batching == CONTINUOUS or lane.forming > 0
 
@@ -428,9 +475,9 @@ def head_may_join(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: A
         return False
     kept, taken = 0, 0
     if pool.mixed:
-        kept = blocks_due(pool, lane, seats)
+        kept = blocks_due(pool, lane, seats, None)
         if pool.prefill_first:
-            kept += asked_block(pool, lane, requests, seats)
+            kept += asked_block(pool, lane, requests, seats, None)
         else:
             taken = lane.decodes
     if lane.free - kept - pool.watermark_blocks < 1:
@@ -458,7 +505,7 @@ def steady_chunk(pool: Pool, lane: Lane, requests: Array, seats: Array) -> tuple
 
 
 @part
-def jumped(state: State, pool: Pool, i: int, tokens: int) -> None:  # noqa: ARG001
+def jumped(state: State, pool: Pool, i: int, steps: int) -> None:  # noqa: ARG001 - as in every scheduler
     """What equal steps leave behind, if they had decodes."""
     if state.lanes[i].decodes > 0:
         decoded(pool, state.lanes[i])
@@ -470,7 +517,7 @@ def opening(pool: Pool, group: Group, lanes: Array, requests: Array) -> float:
     now = np.inf
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = lanes[i]
-        if lane.running > 0 or lane.swapped != NONE:
+        if lane.running > 0 or lane.swapped_head != NONE:
             return np.inf
         if lane.head != NONE:
             now = min(now, opens(pool, lane, requests))
@@ -479,7 +526,21 @@ def opening(pool: Pool, group: Group, lanes: Array, requests: Array) -> float:
 
 @part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
-    """Make as many equal steps as possible (see ``core.jump``), or let time pass until a batch starts."""
+    """Make as many equal steps, or rounds of a pipeline, as possible; see ``core.jump`` and ``core.pipeline``."""
+    return jump_through(state, pool, group, until, state.own.pipe)
+
+
+@part
+def jump_through(state: State, pool: Pool, group: Group, until: float, pipe: Any) -> int:
+    """Equal steps of one stage, or equal rounds of a pipeline."""
+    if pipe is None:
+        return jump_together(state, pool, group, until)
+    return equal_rounds(state, pool, group, pipe, until, steady_rounds)
+
+
+@part
+def jump_together(state: State, pool: Pool, group: Group, until: float) -> int:
+    """Make as many equal steps as possible, or let time pass until a batch starts."""
     lanes, first, last = state.lanes, group.first_lane, group.first_lane + group.num_lanes
     balanced, decoding, waits = pool.balance_timeout > 0 and group.num_lanes > 1, True, False
     for i in range(first, last):
@@ -510,6 +571,15 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
     A lane that only decodes cannot finish any request before the clock of its next end; one step of slack covers
     rounding. A group that waits for a batch to fill begins when the queue opens.
     """
+    update_bound_through(state, pool, group, state.own.pipe)
+
+
+@part
+def update_bound_through(state: State, pool: Pool, group: Group, pipe: Any) -> None:
+    """No request leaves the group, of one stage or of several, before ``bound``."""
+    if pipe is not None:
+        update_bound_of_rounds(state, pool, group, pipe)
+        return
     group.bound = np.inf
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]

@@ -1,11 +1,23 @@
 """How requests get a seat under the unified scheduler, and lose it: queue, memory, admission, eviction, the host."""
 
+from typing import Any
+
 import numpy as np
 
 from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.hooks import call_admission_key, call_victim_key
-from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
+from windtunnel.core.pipeline import (
+    blocks_due,
+    context_of,
+    count_tokens,
+    count_turn,
+    is_in_flight,
+    last_token_of,
+    num_stages,
+    turn_of,
+)
+from windtunnel.core.queues import pop_by_key, pop_first, pop_from_host, put_by_key, put_first, put_last, put_on_host
 from windtunnel.core.records import NONE, Array, Lane, Pool, Request, State
 from windtunnel.core.seats import (
     EMPTY,
@@ -14,12 +26,11 @@ from windtunnel.core.seats import (
     NOW,
     WHO,
     add_chunk,
-    blocks_due,
-    context_of,
-    count,
     ends_at,
     sit,
+    skip_decodes,
     stand_up,
+    start_leaving,
 )
 from windtunnel.core.step import depart
 
@@ -105,6 +116,12 @@ def blocks_with(pool: Pool, request: Request, tokens: int) -> int:
     elif pool.allocation == MAX_MODEL_LEN:
         tokens = max(tokens, pool.max_model_len)
     return min(blocks_of(pool, tokens), pool.num_blocks)
+
+
+@part
+def blocks_held(pool: Pool, request: Request, context: int) -> int:
+    """Blocks of a request with so many tokens in the cache whose prompt is done."""
+    return blocks_with(pool, request, context) if pool.reserves else blocks_of(pool, context)
 
 
 @part
@@ -195,12 +212,20 @@ def add_prefill(pool: Pool, lane: Lane, seats: Array, request: Request, i: int, 
         lane.long_part_ways += 1 if known > pool.long_prefill_token_threshold else 0
 
 
+@part
+def is_full(pool: Pool, lane: Lane, pipe: Any) -> bool:
+    """Whether no place is left, or in a pipeline none in this step."""
+    if pipe is None:
+        return lane.running >= pool.max_num_seqs
+    return lane.running >= pool.max_num_seqs or lane.decodes + lane.chunks >= pool.places
+
+
 @compiled
-def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, left: int, kept: int) -> None:
+def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, pipe: Any, left: int, kept: int) -> None:
     """Admit from the queue while there are tokens, and memory beside ``kept`` blocks; those that are passed over take
     their old places, the last one first."""
     aside, admitted = NONE, 0
-    while lane.head != NONE and left > 0 and lane.running < pool.max_num_seqs:
+    while lane.head != NONE and left > 0 and not is_full(pool, lane, pipe):
         if 0 < pool.prefills_together == admitted:
             break
         tokens = head_tokens(pool, lane, requests, ends, left, kept)
@@ -229,34 +254,81 @@ def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, le
         aside = following
 
 
+# Requests that come from other lanes, or go to them.
+
+
+@part
+def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Take back the blocks of a request that has left."""
+    request = state.requests[r]
+    lane.free += blocks_held(pool, request, request.prompt + request.output - 1)
+
+
+@part
+def occupied(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
+    """Requests that run."""
+    return int(state.lanes[i].running)
+
+
+@part
+def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
+    """Whether a request from elsewhere gets memory in lane ``i``: when nothing waits that was here before, and there is
+    room for what the policy reserves, besides ``reserved`` tokens for each request that is here."""
+    lane, request = state.lanes[i], state.requests[r]
+    if lane.waiting > 0:
+        return False
+    kept = blocks_of(pool, reserved) * (lane.running + lane.staged + 1) + watermark(pool, lane)
+    return blocks_with(pool, request, request.prompt + request.generated) + kept <= lane.free
+
+
+@part
+def stage(state: State, pool: Pool, i: int, r: int) -> None:
+    """Give a request memory for what comes with it."""
+    request = state.requests[r]
+    state.lanes[i].free -= blocks_held(pool, request, request.prompt + request.generated - 1)
+
+
+@part
+def join(state: State, pool: Pool, i: int, r: int) -> None:
+    """Let a request, whose KV is in the lane's memory, decode from the next step on, as one back from the host."""
+    lane, seats, request = state.lanes[i], state.seats[i], state.requests[r]
+    request.context = request.prompt + request.generated - 1
+    start_decoding(pool, lane, seats, None, request, sit(lane, seats, r))
+    if pool.allocation == LOOK_AHEAD:
+        add_end(lane, state.own.ends[i], request, r)
+    request.returned = 1
+    lane.returned += 1
+
+
 # Decodes; eviction, to the queue or to the host, and the way back.
 
 
 @part
-def count_decode(pool: Pool, lane: Lane, seats: Array, context: int, change: int) -> None:
-    """Let a decode join the sums or leave them; one whose blocks are reserved never needs another."""
+def count_decode(pool: Pool, lane: Lane, seats: Array, pipe: Any, ends: int, context: int, change: int) -> None:
+    """Let a decode that ends at clock ``ends`` join the sums or leave them; one whose blocks are reserved never needs
+    another."""
     if pool.reserves:
-        lane.decodes += change
-        lane.kv_tokens += change * context
+        count_tokens(pool, lane, pipe, ends, context, change)
     else:
-        count(pool, lane, seats, context, change)
+        count_turn(pool, lane, seats, pipe, ends, context, change)
 
 
 @part
-def start_decoding(pool: Pool, lane: Lane, seats: Array, request: Request, i: int) -> None:
+def start_decoding(pool: Pool, lane: Lane, seats: Array, pipe: Any, request: Request, i: int) -> None:
     """Count the request in seat ``i``, whose context is up to date, among the decodes."""
-    ends_at(lane, seats, i, lane.clock + request.output - request.generated)
-    count_decode(pool, lane, seats, request.context, 1)
+    ends = lane.clock + (request.output - request.generated) * num_stages(pool, pipe)
+    ends_at(lane, seats, i, ends)
+    count_decode(pool, lane, seats, pipe, ends, request.context, 1)
 
 
 @part
-def leave(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, i: int, end: float) -> None:
+def leave(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, i: int) -> None:
     """The request in seat ``i`` has got its last token: free seat and blocks."""
     r = seats[WHO, i]
     request = requests[r]
-    request.finish = end
     context = request.prompt + request.output - 1
-    lane.free += blocks_with(pool, request, context) if pool.reserves else blocks_of(pool, context)
+    if request.holds == 0:
+        lane.free += blocks_held(pool, request, context)
     if pool.allocation == LOOK_AHEAD:
         remove_end(lane, ends, r)
     stand_up(lane, seats, i)
@@ -264,18 +336,74 @@ def leave(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, i:
 
 
 @part
-def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
+def finish_seat(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, pipe: Any, i: int, end: float
+) -> None:
+    """The last token of the request in seat ``i`` comes at ``end``; in a pipeline that is later."""
+    requests[seats[WHO, i]].finish = end
+    if pipe is None:
+        leave(pool, lane, requests, seats, ends, i)
+    else:
+        start_leaving(lane, seats, i)
+
+
+# What is in flight in a pipeline is not scheduled again before it has ended.
+
+
+@part
+def decodes_now(pool: Pool, lane: Lane, pipe: Any, ends: int) -> bool:
+    """Whether a seat may decode in the step that is being scheduled."""
+    if pipe is None:
+        return ends < EMPTY
+    return lane.clock < ends < EMPTY and turn_of(pool, lane, pipe, ends) == lane.clock
+
+
+@part
+def is_here(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any, i: int) -> bool:
+    """Whether the request of a seat is not in flight."""
+    if pipe is None:
+        return seats[ENDS, i] != EMPTY
+    if seats[ENDS, i] == NEVER:
+        return not is_in_flight(lane, requests[seats[WHO, i]].last_step)
+    return decodes_now(pool, lane, pipe, seats[ENDS, i])
+
+
+@part
+def last_decode(pool: Pool, lane: Lane, pipe: Any, ends: int) -> float:
+    """When a decode got its latest token, if that was in the latest step that it could take part in."""
+    return lane.end if pipe is None else last_token_of(pool, lane, pipe, ends)
+
+
+@part
+def has_prompts(lane: Lane, seats: Array, pipe: Any) -> bool:
+    """Whether any prompt is part-way, in flight or not."""
+    if pipe is None:
+        return lane.running > lane.decodes
+    skip_decodes(lane, seats)
+    return lane.first < lane.top
+
+
+@part
+def waits(pool: Pool, lane: Lane, pipe: Any, request: Request) -> bool:
+    """Whether a part-way prompt of a pipeline is in flight, or finds no place in this step."""
+    if pipe is None:
+        return False
+    return is_in_flight(lane, request.last_step) or lane.decodes + lane.chunks >= pool.places
+
+
+@part
+def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> int:
     """The seat of the request that has to go: the one with the largest key, of equals the newest."""
     chosen, largest = lane.top - 1, -np.inf
-    if pool.victim_key == 0 and pool.victim_seat > 0:
-        return chosen
     for i in range(lane.top - 1, -1, -1):
-        if seats[ENDS, i] == EMPTY:
+        if not is_here(pool, lane, requests, seats, pipe, i):
             continue
+        if pool.victim_key == 0 and pool.victim_seat > 0:
+            return i
         request = requests[seats[WHO, i]]
         context, generated = request.context, request.generated
         if seats[ENDS, i] != NEVER:
-            context = context_of(lane, request, seats[ENDS, i])
+            context = context_of(pool, lane, pipe, request, seats[ENDS, i])
             generated = context - request.prompt + 1
         if pool.victim_key != 0:
             prompt, declared, priority = request.prompt, request.max_tokens, request.priority
@@ -288,72 +416,64 @@ def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
 
 
 @compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> None:
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, pipe: Any) -> None:
     """A request has to go: to the host with its context, if it decodes and there is room, or back to the queue."""
-    i = choose_victim(pool, lane, requests, seats)
+    i = choose_victim(pool, lane, requests, seats, pipe)
     r = seats[WHO, i]
     request, decodes = requests[r], seats[ENDS, i] != NEVER
     lane.evicted = 1
     request.preemptions += 1
     blocks = blocks_with(pool, request, request.context)
     if decodes:
-        context = context_of(lane, request, seats[ENDS, i])
+        context = context_of(pool, lane, pipe, request, seats[ENDS, i])
         request.context, request.generated = context, context - request.prompt + 1
-        count_decode(pool, lane, seats, context, -1)
+        count_decode(pool, lane, seats, pipe, seats[ENDS, i], context, -1)
         if not pool.reserves:
             blocks = blocks_of(pool, context)
         if request.returned:
             request.returned = 0
             lane.returned -= 1
         else:
-            request.last_token = max(request.last_token, lane.end)
+            request.last_token = max(request.last_token, last_decode(pool, lane, pipe, seats[ENDS, i]))
     lane.free += blocks
     if pool.allocation == LOOK_AHEAD:
         remove_end(lane, ends, r)
     stand_up(lane, seats, i)
-    if not decodes or blocks > lane.free_host:
+    if pool.host_blocks == 0 or not decodes or blocks > lane.free_host:
         request.context = 0
         put(pool, lane, requests, r, True)
         return
     lane.free_host -= blocks
     lane.moved += blocks
-    request.next = NONE
-    if lane.swapped == NONE:
-        lane.swapped = r
-    else:
-        requests[lane.swapped_tail].next = r
-    lane.swapped_tail = r
     lane.on_host += 1
-    lane.waiting += 1
+    put_on_host(lane, requests, r)
 
 
 @part
-def can_return(pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
+def can_return(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> bool:
     """Whether the first request on the host may come back: with it there is memory for the next step of all decodes,
     and no prompt is part-way."""
-    if lane.swapped == NONE or lane.running >= pool.max_num_seqs or lane.running > lane.decodes:
+    if lane.swapped_head == NONE or lane.running >= pool.max_num_seqs or lane.running > lane.decodes:
         return False
-    context = requests[lane.swapped].context
+    context = requests[lane.swapped_head].context
     wanted = blocks_of(pool, context + 1)
     if pool.decodes_ask_for_a_block and lane.running > 0:
         wanted = blocks_of(pool, context) + 1
-    return blocks_due(pool, lane, seats) + wanted + watermark(pool, lane) <= lane.free
+    return blocks_due(pool, lane, seats, pipe) + wanted + watermark(pool, lane) <= lane.free
 
 
 @compiled
-def bring_back(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array) -> None:
+def bring_back(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, pipe: Any) -> None:
     """Requests return from the host, the first to go first, while they can."""
-    while can_return(pool, lane, requests, seats):
-        r = lane.swapped
+    while can_return(pool, lane, requests, seats, pipe):
+        r = pop_from_host(lane, requests)
         request = requests[r]
-        lane.swapped = request.next
         lane.on_host -= 1
-        lane.waiting -= 1
         blocks = blocks_of(pool, request.context)
         lane.free -= blocks
         lane.free_host += blocks
         lane.moved += blocks
-        start_decoding(pool, lane, seats, request, sit(lane, seats, r))
+        start_decoding(pool, lane, seats, pipe, request, sit(lane, seats, r))
         if pool.allocation == LOOK_AHEAD:
             add_end(lane, ends, request, r)
         request.returned = 1

@@ -13,46 +13,29 @@ from numpy.typing import NDArray
 
 from windtunnel.core import pipeline
 from windtunnel.core import step as steps
-from windtunnel.core.blocks import CACHE_OF_LANE, give_back, offer, prefix_cache
-from windtunnel.core.compiled import part
+from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, give_back, offer, prefix_cache
+from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
-from windtunnel.core.log import write_stall
-from windtunnel.core.pipeline import (
-    PIPE_OF_LANE,
-    count_turn,
-    equal_rounds,
-    is_in_flight,
-    num_stages,
-    pipes,
-    turn_of,
-)
+from windtunnel.core.log import write_stall, write_step
+from windtunnel.core.pipeline import PIPE_OF_LANE, count_turn, equal_rounds, is_in_flight, num_stages, pipes, turn_of
 from windtunnel.core.records import IDLE, NONE, Array, Fields, Group, Lane, Pool, State
-from windtunnel.core.schedulers.vllm_passes import (
-    NO_ROOM,
-    admit,
-    forget_held,
-    head_tokens,
-    most_tokens,
-    overruns,
-    put,
-    schedule_in_turn,
-    schedule_together,
-)
+from windtunnel.core.schedulers import vllm_passes as passes
 from windtunnel.core.seats import (
+    EMPTY,
     ENDS,
     LEAVING,
     NEVER,
     NOW,
-    SOONEST,
     WHO,
+    end_decodes,
     ends_at,
     look_again,
+    sit,
     skip_decodes,
-    soonest_of,
     stand_up,
     start_leaving,
 )
-from windtunnel.core.step import depart
+from windtunnel.core.step import depart, emit_first, nothing
 from windtunnel.errors import InputError
 
 SETTINGS = (
@@ -86,6 +69,8 @@ POOL_FIELDS: Fields = [
 
 LANE_FIELDS: Fields = [
     ("held", np.int64),  # the turn after the latest step that held decodes back
+    ("held_beside", np.int64),  # the latest step that held decodes back while others took part
+    ("resumed", np.int64),  # decodes of this step that were held back alone: their gap is a stall
     ("spared", np.int64),  # leaving requests whose discarded token this step does not compute, held back as they are
     ("silent", np.int64),  # decisions since the last token
     *CACHE_OF_LANE,
@@ -96,7 +81,7 @@ REQUEST_FIELDS: Fields = [
     ("key", np.float64),  # its priority
     ("held_clock", np.int32),  # its turn after a step that held it back
     ("certain", np.int32),  # tokens that could be offered when it was last looked at
-    ("last_step", np.int32),  # of a pipeline: the latest one that computed anything of it, while it waits or is held
+    ("last_step", np.int32),  # the latest one that computed anything of it, while it waits or is held
 ]
 
 
@@ -142,7 +127,58 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
 @part
 def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Put an arriving request into the queue."""
-    put(pool, lane, state.requests, r, False)
+    passes.put(pool, lane, state.requests, r, False)
+
+
+# Requests that come from other lanes, or go to them.
+
+
+@part
+def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Take back the blocks of a request that has left."""
+    request = state.requests[r]
+    give_back(pool, lane, state.own.cache, r, request.context, request.prompt + request.output - 1, False)
+
+
+@part
+def occupied(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
+    """Requests that run."""
+    return int(state.lanes[i].running)
+
+
+@part
+def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
+    """Whether a request from elsewhere gets memory in lane ``i``: when nothing waits that was here before, and there is
+    room for all its tokens, besides ``reserved`` tokens for each request that is here."""
+    lane, request = state.lanes[i], state.requests[r]
+    if lane.head != NONE:
+        return False
+    kept = blocks_of(pool, reserved) * (lane.running + lane.staged + 1)
+    kept += pool.watermark_blocks if lane.running > 0 else 0
+    return blocks_of(pool, request.prompt + request.generated) + kept <= lane.free
+
+
+@part
+def stage(state: State, pool: Pool, i: int, r: int) -> None:
+    """Give a request memory for what comes with it."""
+    state.lanes[i].free -= blocks_of(pool, state.requests[r].prompt + state.requests[r].generated - 1)
+
+
+@part
+def join(state: State, pool: Pool, i: int, r: int) -> None:
+    """Let a request, whose KV is in the lane's memory, decode from the next step on, as one that was held back."""
+    lane, seats, request = state.lanes[i], state.seats[i], state.requests[r]
+    context = request.prompt + request.generated - 1
+    request.sequence = lane.sequence
+    lane.sequence += 1
+    seat = sit(lane, seats, r)
+    ends = lane.clock + request.output - request.generated
+    ends_at(lane, seats, seat, ends)
+    count_turn(pool, lane, seats, state.own.pipe, ends, context, 1)
+    skip_decodes(lane, seats)
+    request.held_clock = lane.held = lane.clock
+    request.certain, request.last_step = context + 1, NONE
+    offer(pool, lane, state.own.cache, r, context)
 
 
 # A step.
@@ -152,36 +188,30 @@ def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
 def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next step of lane ``i``, which starts at ``start``; returns whether any request was preempted."""
     lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
-    lane.chunks, lane.chunk_tokens, lane.spared = 0, 0, 0
-    most = most_tokens(pool, lane)
-    budget, preempted = schedule_together(pool, lane, requests, seats, own, most)
-    if budget == NO_ROOM:
-        budget, preempted = schedule_in_turn(pool, lane, requests, seats, own, most)
+    lane.chunks, lane.chunk_tokens, lane.spared, lane.resumed = 0, 0, 0, 0
+    most = passes.most_tokens(pool, lane)
+    budget, preempted = passes.schedule_together(pool, lane, requests, seats, own, most)
+    if budget == passes.NO_ROOM:
+        budget, preempted = passes.schedule_in_turn(pool, lane, requests, seats, own, most)
     elif lane.held >= lane.clock:
-        forget_held(pool, lane, requests, seats, own.pipe)
+        passes.forget_held(pool, lane, requests, seats, own.pipe)
     if preempted or lane.held > lane.clock:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
-        admit(pool, lane, requests, seats, own, budget, most, start)
+        passes.admit(pool, lane, requests, seats, own, budget, most, start)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
     return preempted
 
 
 @part
-def end_decodes(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any, end: float) -> None:
-    """The last tokens of some decodes are scheduled and arrive at ``end``; until then they keep blocks and seats."""
-    lane.next_end = NEVER
-    for block in range((lane.top + 31) // 32):
-        if seats[SOONEST, block] <= lane.clock:
-            for i in range(block * 32, block * 32 + 32):
-                if seats[ENDS, i] == lane.clock:
-                    request = requests[seats[WHO, i]]
-                    request.finish = end
-                    start_leaving(lane, seats, i)
-                    if not overruns(pool, request):
-                        count_turn(pool, lane, seats, pipe, lane.clock, request.prompt + request.output - 1, -1)
-            seats[SOONEST, block] = soonest_of(seats, block, lane.clock)
-        lane.next_end = min(lane.next_end, seats[SOONEST, block])
+def ended(state: State, pool: Pool, i: int, seat: int, end: float) -> None:
+    """The last token of a decode is scheduled and arrives at ``end``; until then it keeps blocks and seat."""
+    lane, seats = state.lanes[i], state.seats[i]
+    request = state.requests[seats[WHO, seat]]
+    request.finish = end
+    start_leaving(lane, seats, seat)
+    if not passes.overruns(pool, request):
+        count_turn(pool, lane, seats, state.own.pipe, lane.clock, request.prompt + request.output - 1, -1)
 
 
 @part
@@ -200,11 +230,7 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, pipe: Any, en
             continue
         lane.silent = 0
         request.certain = request.context
-        request.generated += 1
-        if request.generated == 1:
-            request.first_token = end
-        else:
-            write_stall(state, r, request.last_token, end)
+        emit_first(state, r, end)
         left = request.output - request.generated
         ends = lane.clock + left * num_stages(pool, pipe)
         seats[ENDS, i] = ends
@@ -213,11 +239,20 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, pipe: Any, en
         else:
             request.finish = end
             start_leaving(lane, seats, i)
-        if left > 0 or overruns(pool, request):
+        if left > 0 or passes.overruns(pool, request):
             count_turn(pool, lane, seats, pipe, ends, request.context, 1)
         goes_on |= left > 0 or request.overruns != 0
     skip_decodes(lane, seats)
     return goes_on
+
+
+@compiled
+def end_stalls(state: State, lane: Lane, seats: Array, end: float) -> None:
+    """Decodes that were held back get their token at ``end``."""
+    for i in range(lane.top):
+        r = seats[WHO, i]
+        if lane.clock <= seats[ENDS, i] < EMPTY and state.requests[r].held_clock == lane.clock - 1:
+            write_stall(state, r, state.requests[r].last_token, end)
 
 
 @part
@@ -225,12 +260,14 @@ def finish(state: State, pool: Pool, i: int, end: float) -> bool:
     """The results of the lane's step take effect; whether a later step wants any of its tokens."""
     lane, seats = state.lanes[i], state.seats[i]
     goes_on = lane.step_decodes > 0
+    if lane.resumed > 0:
+        end_stalls(state, lane, state.seats[i], end)
     if goes_on:
         lane.silent = 0
-    if lane.clock >= lane.next_end:
-        end_decodes(pool, lane, state.requests, seats, state.own.pipe, end)
+    end_decodes(state, pool, i, seats, lane.clock, end, ended)
     if lane.chunks > 0:
         goes_on |= end_chunks(state, pool, lane, seats, state.own.pipe, end)
+    lane.end = end
     return goes_on
 
 
@@ -243,9 +280,10 @@ def is_of(pipe: Any, last_step: int, step: int) -> bool:
 
 
 @part
-def release_of(state: State, pool: Pool, i: int, step: int, pipe: Any) -> None:
+def release_step(state: State, pool: Pool, i: int, step: int) -> None:
     """The last tokens of a step have arrived: free seats and blocks. Without a pipeline all in flight are of it."""
     lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
+    pipe = own.pipe
     kept = 0
     for k in range(lane.leaving):
         seat = seats[LEAVING, k]
@@ -257,10 +295,13 @@ def release_of(state: State, pool: Pool, i: int, step: int, pipe: Any) -> None:
         r = seats[WHO, seat]
         request = requests[r]
         context = request.prompt + request.output - 1
-        if overruns(pool, request) and request.held_clock != ends + num_stages(pool, pipe):
+        if passes.overruns(pool, request) and request.held_clock != ends + num_stages(pool, pipe):
             context += 1
             count_turn(pool, lane, seats, pipe, ends, context, -1)
-        give_back(pool, lane, own.cache, r, context, request.prompt + request.output - 1, False)
+        if request.holds:
+            request.context = context
+        else:
+            give_back(pool, lane, own.cache, r, context, request.prompt + request.output - 1, False)
         stand_up(lane, seats, seat)
         depart(lane, requests, r)
     lane.leaving = kept
@@ -278,27 +319,21 @@ def release_of(state: State, pool: Pool, i: int, step: int, pipe: Any) -> None:
 
 
 @part
-def release(state: State, pool: Pool, i: int) -> None:
+def release(state: State, pool: Pool, i: int, time: float) -> None:  # noqa: ARG001 - as in every scheduler
     """The last tokens in flight have arrived."""
-    release_of(state, pool, i, 0, state.own.pipe)
-
-
-@part
-def release_step(state: State, pool: Pool, i: int, step: int) -> None:
-    """The last tokens of a step in flight have arrived."""
-    release_of(state, pool, i, step, state.own.pipe)
+    release_step(state, pool, i, NONE)
 
 
 @part
 def discarded(state: State, pool: Pool, i: int) -> int:
-    """Decodes of this step whose token is dropped, because the request has ended."""
+    """Decodes of this step whose token is dropped, because the request has ended, or whose gap is a stall."""
     lane, seats = state.lanes[i], state.seats[i]
     dropped = 0
     for k in range(lane.leaving):
         seat = seats[LEAVING, k]
         if turn_of(pool, lane, state.own.pipe, seats[ENDS, seat]) == lane.clock:
-            dropped += 1 if overruns(pool, state.requests[seats[WHO, seat]]) else 0
-    return dropped - lane.spared
+            dropped += 1 if passes.overruns(pool, state.requests[seats[WHO, seat]]) else 0
+    return dropped - lane.spared + lane.resumed
 
 
 @part
@@ -317,19 +352,22 @@ def is_stuck(state: State, pool: Pool, group: Group) -> bool:
 @part
 def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
     """Decide the next step of every lane: (whether anything is scheduled, whether any request was preempted)."""
-    start = max(group.now, group.end)
-    scheduled, preempted = False, False
-    for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        lane = state.lanes[i]
-        preempted |= schedule(state, pool, i, start)
-        scheduled |= lane.step_decodes + lane.chunks > 0
-    return scheduled, preempted
+    return steps.decide(state, pool, group, schedule)
+
+
+@part
+def launch(state: State, pool: Pool, i: int, start: float) -> None:
+    """Log the step; the clock goes on."""
+    lane = state.lanes[i]
+    write_step(state, pool, state.groups[lane.group], lane, state.seats[i], start, discarded(state, pool, i), 0.0)
+    lane.clock += 1
+    lane.kv_tokens += lane.decodes
 
 
 @part
 def conclude(state: State, pool: Pool, group: Group, end: float) -> int:
     """The step that was decided ends at ``end``; IDLE if the scheduler is stuck."""
-    done = steps.conclude(state, pool, group, end, discarded, finish, release)
+    done = steps.conclude(state, pool, group, end, launch, finish, release)
     return IDLE if is_stuck(state, pool, group) else done
 
 
@@ -340,7 +378,7 @@ def skip(state: State, pool: Pool, i: int, arrives: bool) -> None:
     lane.clock += 1
     lane.kv_tokens += lane.decodes
     if arrives:
-        release(state, pool, i)
+        release_step(state, pool, i, NONE)
     look_again(lane, state.seats[i])
 
 
@@ -360,7 +398,7 @@ def step(state: State, pool: Pool, group: Group) -> int:
 def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
     """A step of one stage, or of all stages of a pipeline."""
     if pipe is None:
-        return steps.step(state, pool, group, decide, conclude, pass_over)
+        return steps.step(state, pool, group, decide, conclude, pass_over, nothing)
     return pipeline.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
 
 
@@ -390,7 +428,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     elif possible > 0 and lane.head != NONE:
         if pool.skip_unfit_prompts and not pool.chunked_prefill:
             return 0, 0, False
-        if head_tokens(pool, lane, requests, state.own, budget, most_tokens(pool, lane)) > 0:
+        if passes.head_tokens(pool, lane, requests, state.own, budget, passes.most_tokens(pool, lane)) > 0:
             return 0, 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.max_num_seqs
@@ -398,10 +436,10 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
 
 
 @part
-def jumped(state: State, pool: Pool, i: int, tokens: int) -> None:
+def jumped(state: State, pool: Pool, i: int, steps: int) -> None:  # noqa: ARG001 - as in every scheduler
     """Others can find what the part-way prompt has computed."""
     lane = state.lanes[i]
-    if tokens > 0:
+    if lane.chunks > 0:
         r = state.seats[i, WHO, lane.first]
         offer(pool, lane, state.own.cache, r, state.requests[r].context)
 
@@ -416,10 +454,10 @@ def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
     if lane.head != NONE and rounds > 0:
         if is_in_flight(lane, requests[lane.head].last_step):
             return 0, False
-        most = most_tokens(pool, lane)
+        most = passes.most_tokens(pool, lane)
         for k in range(lane.first_slot, lane.first_slot + pool.stages):
             budget = pool.max_num_batched_tokens - own.pipe.slots[k].decodes
-            if head_tokens(pool, lane, requests, own, budget, most) != 0:
+            if passes.head_tokens(pool, lane, requests, own, budget, most) != 0:
                 return 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     return rounds, (lane.head == NONE or overtakes) and lane.running < pool.max_num_seqs
@@ -440,16 +478,15 @@ def jump(state: State, pool: Pool, group: Group, until: float) -> int:
 
 
 @part
-def shortest_rounds(state: State, pool: Pool, lane: Lane, pipe: Any) -> float:
-    """Seconds at least before a lane that only decodes can finish any request; infinite if it does nothing.
-
-    Each step of a slot passes through all stages after the one before. One step of slack covers rounding.
-    """
-    if pipe is None:
-        if lane.decodes == 0:
-            return np.inf
-        return float(lane.next_end - lane.clock - 1) * state.floats[pool.shortest_step + lane.decodes]
+def earliest_end(state: State, pool: Pool, group: Group, lane: Lane, pipe: Any) -> float:
+    """A time before which no request can end in a lane that only decodes, given that a step of each slot passes through
+    all stages after the one before; infinite if nothing is in flight. One step of slack covers rounding."""
     bound = np.inf
+    if pipe is None:
+        if lane.decodes > 0:
+            shortest = state.floats[pool.shortest_step + lane.decodes]
+            return group.now + float(lane.next_end - lane.clock - 1) * shortest
+        return group.end if group.end > group.now else bound
     if lane.running > 0:
         for k in range(lane.first_slot, lane.first_slot + pool.stages):
             now = k == lane.first_slot + lane.clock % pool.stages
@@ -458,8 +495,8 @@ def shortest_rounds(state: State, pool: Pool, lane: Lane, pipe: Any) -> float:
             for s in range(lane.first_stage, lane.first_stage + pool.stages):
                 shortest += pipe.floats[pipe.stages[s].shortest_step + decodes_of_slot]
             if decodes_of_slot > 0:
-                bound = min(bound, float((lane.next_end - 1 - lane.clock) // pool.stages) * shortest)
-    return bound
+                bound = min(bound, group.now + float((lane.next_end - 1 - lane.clock) // pool.stages) * shortest)
+    return max(group.end, group.now) if bound == np.inf and lane.flying > 0 else bound
 
 
 @part
@@ -471,14 +508,4 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
         if lane.head != NONE or lane.first < lane.top or lane.leaving + lane.ghosts > 0:
             group.bound = group.now
             return
-        group.bound = min(group.bound, group.now + shortest_rounds(state, pool, lane, state.own.pipe))
-        if group.bound == np.inf and has_steps_in_flight(lane, group, state.own.pipe):
-            group.bound = max(group.end, group.now)
-
-
-@part
-def has_steps_in_flight(lane: Lane, group: Group, pipe: Any) -> bool:
-    """Whether a step, which computes only discarded tokens, has not ended yet."""
-    if pipe is None:
-        return group.end > group.now
-    return lane.flying > 0
+        group.bound = min(group.bound, earliest_end(state, pool, group, lane, state.own.pipe))

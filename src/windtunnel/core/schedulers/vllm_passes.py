@@ -8,18 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from windtunnel.core import pipeline
 from windtunnel.core.blocks import blocks_of, find, give_back, most_hits, offer, take
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.pipeline import (
-    blocks_due,
-    context_of,
-    count_held,
-    count_turn,
-    is_in_flight,
-    last_token_of,
-    num_stages,
-    turn_of,
-)
 from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
 from windtunnel.core.records import NONE, QUEUED, Array, Lane, Pool, Request
 from windtunnel.core.seats import (
@@ -32,6 +23,7 @@ from windtunnel.core.seats import (
     TOKENS,
     WHO,
     add_chunk,
+    insert_chunk,
     sit,
     stand_up,
 )
@@ -90,7 +82,7 @@ def decodes(pool: Pool, lane: Lane, request: Request, ends: int) -> bool:
 @part
 def most_tokens(pool: Pool, lane: Lane) -> int:
     """Tokens that one request may compute in this step."""
-    eligible = lane.running + lane.waiting
+    eligible = lane.running + lane.waiting + lane.ghosts
     most = pool.long_prefill_token_threshold
     if most == 0 or (eligible <= 1 and not pool.threshold_when_alone):
         return UNLIMITED
@@ -117,7 +109,7 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
     """
     preempted, given = False, 0
     while True:
-        decodes_need = blocks_due(pool, lane, seats, own.pipe) - given
+        decodes_need = pipeline.blocks_due(pool, lane, seats, own.pipe) - given
         need = decodes_need
         budget = pool.max_num_batched_tokens - lane.decodes
         for i in range(lane.first, lane.top):
@@ -176,17 +168,17 @@ def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: in
     ends = seats[ENDS, i]
     prefills, leaves = ends == NEVER, ends <= lane.clock
     context = request.context if prefills else request.prompt + request.output - 1
-    turn = turn_of(pool, lane, own.pipe, ends)
+    turn = pipeline.turn_of(pool, lane, own.pipe, ends)
     if decodes(pool, lane, request, ends):
-        context = context_of(pool, lane, own.pipe, request, ends)
-        count_turn(pool, lane, seats, own.pipe, ends, context, -1)
+        context = pipeline.context_of(pool, lane, own.pipe, request, ends)
+        pipeline.count_turn(pool, lane, seats, own.pipe, ends, context, -1)
     if leaves:
         request.last_step = ends - 1
     elif not prefills:
         request.generated = context - request.prompt + 1
         if request.held_clock != turn:
-            request.last_token = last_token_of(pool, lane, own.pipe, ends)
-            request.last_step = turn - num_stages(pool, own.pipe)
+            request.last_token = pipeline.last_token_of(pool, lane, own.pipe, ends)
+            request.last_step = turn - pipeline.num_stages(pool, own.pipe)
     offered = context + now
     if pool.async_scheduling and not prefills:  # a decode's token is known one step after it was computed
         offered = max(offered - 1, request.certain)
@@ -221,14 +213,10 @@ def withdraw(pool: Pool, lane: Lane, seats: Array, request: Request, now: int, p
                     seats[row, j] = seats[row, j + 1]
         return
     request.context = now
-    if not prefills:
-        for row in range(TOKENS, SEQUENCE + 1):
-            for j in range(lane.chunks, k, -1):
-                seats[row, j] = seats[row, j - 1]
-        lane.chunks += 1
-        lane.chunk_tokens += now
-        seats[TOKENS, k], seats[SEQUENCE, k] = now, request.sequence
-    seats[CONTEXT, k] = 0
+    if prefills:
+        seats[CONTEXT, k] = 0
+    else:
+        insert_chunk(lane, seats, k, now, 0, request.sequence)
 
 
 @part
@@ -236,7 +224,7 @@ def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int
     """Tokens that a running request has to compute."""
     if ends == NEVER:
         return request.prompt + request.generated - request.context
-    return 1 if decodes(pool, lane, request, ends) and turn_of(pool, lane, pipe, ends) == lane.clock else 0
+    return 1 if decodes(pool, lane, request, ends) and pipeline.turn_of(pool, lane, pipe, ends) == lane.clock else 0
 
 
 @compiled
@@ -253,7 +241,7 @@ def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own:
             continue
         request = requests[seats[WHO, i]]
         tokens = min(wanted_tokens(pool, lane, own.pipe, request, ends), most, budget)
-        context = request.context if ends == NEVER else context_of(pool, lane, own.pipe, request, ends)
+        context = request.context if ends == NEVER else pipeline.context_of(pool, lane, own.pipe, request, ends)
         missing = blocks_of(pool, context + tokens) - blocks_of(pool, context) if tokens > 0 else 0
         gone = False
         while missing > lane.free and not gone:
@@ -287,25 +275,37 @@ def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) 
         if ends >= EMPTY or wanted_tokens(pool, lane, pipe, requests[seats[WHO, i]], ends) == 0:
             continue
         request = requests[seats[WHO, i]]
-        context = context_of(pool, lane, pipe, request, ends)
+        context = pipeline.context_of(pool, lane, pipe, request, ends)
         if seats[NOW, i] > 0:
             if request.held_clock == lane.clock:
                 request.certain = context + 1
+                resume(lane, request, ends, pipe)
             continue
         lane.step_decodes -= 1
         lane.step_kv -= context
-        count_turn(pool, lane, seats, pipe, ends, context, -1)
+        pipeline.count_turn(pool, lane, seats, pipe, ends, context, -1)
         if ends <= lane.clock:
             request.held_clock = lane.clock + 1
             lane.spared += 1
             continue
-        count_held(pool, lane, seats, pipe, ends + 1, context)
+        pipeline.count_held(pool, lane, seats, pipe, ends + 1, context)
         if request.held_clock != lane.clock:
-            request.last_token = last_token_of(pool, lane, pipe, ends)
-            request.last_step = lane.clock - num_stages(pool, pipe)
+            request.last_token = pipeline.last_token_of(pool, lane, pipe, ends)
+            request.last_step = lane.clock - pipeline.num_stages(pool, pipe)
         seats[ENDS, i] += 1
         request.held_clock = lane.held = lane.clock + 1
         request.certain = context
+    if lane.held > lane.clock and lane.step_decodes > 0:
+        lane.held_beside = lane.clock
+
+
+@part
+def resume(lane: Lane, request: Request, ends: int, pipe: Any) -> None:
+    """A decode that was held back takes part: a stall, unless no other one of its turn did meanwhile."""
+    if ends > lane.clock and (pipe is not None or lane.held_beside > request.last_step):
+        lane.resumed += 1
+    else:
+        request.held_clock = 0
 
 
 @compiled
@@ -314,7 +314,8 @@ def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any
     for i in range(lane.top):
         if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].held_clock == lane.clock:
             request = requests[seats[WHO, i]]
-            request.certain = context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
+            request.certain = pipeline.context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
+            resume(lane, request, seats[ENDS, i], pipe)
 
 
 # The waiting pass.
@@ -394,7 +395,7 @@ def set_aside(pool: Pool, lane: Lane, requests: Array, pipe: Any, budget: int, a
     """
     if pipe is not None:
         while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
-            if not is_in_flight(lane, requests[lane.head].last_step):
+            if not pipeline.is_in_flight(lane, requests[lane.head].last_step):
                 break
             r = pop(pool, lane, requests)
             requests[r].previous = aside

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.blocks import blocks_of, close_gap, key_of, slot_of
+from windtunnel.core.blocks import NO_KEY, blocks_of, close_gap, key_of, link, slot_of, tables_and_contents, unlink
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, attributes, records
 
 DEVICE, HOST = 0, 1
 """The two shelves of a lane."""
 
-NO_KEY = -(1 << 62)
 UNKNOWN = -1
 """Hits of a request that was not looked up."""
 NOT_ACCESSED = -1
@@ -43,8 +42,8 @@ SHELF: Fields = [
         "first",  # its first block
         "plain",  # free blocks without content
         "evictable",  # free blocks with a key
-        "oldest",  # the evictable block that is taken first
-        "newest",
+        "front",  # the evictable block that is taken first
+        "back",
         "slots",  # first entry of its index
         "mask",  # the index's size − 1
     )
@@ -88,22 +87,17 @@ def prefix_cache(counts: list[int], block_size: int, demand: Any, requests: NDAr
     shelves = records(len(counts), SHELF)
     sizes = np.array([1 << (2 * count).bit_length() for count in counts])
     shelves["first"], shelves["plain"] = np.cumsum(counts) - counts, counts
-    shelves["oldest"] = shelves["newest"] = NONE
+    shelves["front"] = shelves["back"] = NONE
     shelves["slots"], shelves["mask"] = np.cumsum(sizes) - sizes, sizes - 1
     blocks = records(sum(counts), BLOCK)
     blocks["key"] = NO_KEY
     stacks = np.concatenate([np.arange(s["first"], s["first"] + s["plain"])[::-1] for s in shelves]).astype(np.int32)
-    lengths = (demand.prompt_tokens + demand.output_tokens) // block_size + 1
-    requests["table"] = np.cumsum(lengths) - lengths
     requests["hit"] = UNKNOWN
-    ids = np.zeros(0, dtype=np.int64)
+    tables, ids = tables_and_contents(demand, block_size, requests)
     if demand.hash_ids is not None:
-        offsets, values = demand.hash_ids
-        requests["ids"] = offsets[:-1]
-        ids = np.unique(values, return_inverse=True)[1].astype(np.int64)
-        given = np.minimum(np.diff(offsets) * demand.hash_block_size, demand.prompt_tokens)
+        given = np.minimum(np.diff(demand.hash_ids[0]) * demand.hash_block_size, demand.prompt_tokens)
         requests["shared"] = given // block_size
-    slots, tables = np.full(int(sizes.sum()), NONE, dtype=np.int32), np.empty(int(lengths.sum()), dtype=np.int32)
+    slots = np.full(int(sizes.sum()), NONE, dtype=np.int32)
     return Cache(attributes(shelves), attributes(blocks), slots, stacks, tables, ids)
 
 
@@ -124,34 +118,11 @@ def goes_before(blocks: Array, a: int, b: int) -> bool:
 def shelve(blocks: Array, shelf: Any, x: int, hint: int) -> None:
     """A block is evictable. ``hint``: one of them that it probably stands shortly before, or NONE."""
     after = hint if hint != NONE and goes_before(blocks, x, hint) else NONE
-    before = shelf.newest if after == NONE else blocks[after].previous
+    before = shelf.back if after == NONE else blocks[after].previous
     while before != NONE and goes_before(blocks, x, before):
         after, before = before, blocks[before].previous
-    blocks[x].previous, blocks[x].next = before, after
-    if before == NONE:
-        shelf.oldest = x
-    else:
-        blocks[before].next = x
-    if after == NONE:
-        shelf.newest = x
-    else:
-        blocks[after].previous = x
+    link(blocks, shelf, x, before, after)
     shelf.evictable += 1
-
-
-@part
-def unshelve(blocks: Array, shelf: Any, x: int) -> None:
-    """A block is evictable no longer."""
-    before, after = blocks[x].previous, blocks[x].next
-    if before == NONE:
-        shelf.oldest = after
-    else:
-        blocks[before].next = after
-    if after == NONE:
-        shelf.newest = before
-    else:
-        blocks[after].previous = before
-    shelf.evictable -= 1
 
 
 # Blocks change hands.
@@ -165,19 +136,38 @@ def take(cache: Cache, shelf: Any) -> int:
         shelf.plain -= 1
         x = cache.stacks[shelf.first + shelf.plain]
     else:
-        x = shelf.oldest
-        unshelve(blocks, shelf, x)
+        x = shelf.front
+        unlink(blocks, shelf, x)
+        shelf.evictable -= 1
         close_gap(blocks, slots, shelf, slot_of(blocks, slots, shelf, blocks[x].key))
         blocks[x].key = NO_KEY
     blocks[x].owners, blocks[x].last_access = 1, NOT_ACCESSED
     return x
 
 
+@part
+def placed(request: Request) -> int:
+    """Tokens that have a place in a request's blocks, when its clock has been read."""
+    return request.prompt + request.generated if request.prefilling else request.context
+
+
+@part
+def count(lane: Lane, side: int, blocks: int) -> None:
+    """So many blocks of a shelf become free, where only their numbers are known."""
+    if side == DEVICE:
+        lane.free += blocks
+    else:
+        lane.cpu_free += blocks
+
+
 @compiled
-def put_on(pool: Pool, lane: Lane, cache: Cache, request: Request, r: int, side: int) -> None:
+def put_on(pool: Pool, lane: Lane, cache: Any, request: Request, r: int, side: int) -> None:
     """Give a request blocks for its tokens; full ones are shared where their content exists, computed or not."""
-    blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + side]
     tokens = placed(request)
+    if cache is None:
+        count(lane, side, -blocks_of(pool, tokens))
+        return
+    blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + side]
     full = tokens // pool.block_size
     for j in range(full):
         key = key_of(pool, request, cache.ids, r, j)
@@ -187,7 +177,8 @@ def put_on(pool: Pool, lane: Lane, cache: Cache, request: Request, r: int, side:
             slots[shelf.slots + slot_of(blocks, slots, shelf, key)] = x
             blocks[x].key, blocks[x].depth, blocks[x].keyed = key, j + 1, lane.steps
         elif blocks[x].owners == 0:
-            unshelve(blocks, shelf, x)
+            unlink(blocks, shelf, x)
+            shelf.evictable -= 1
             blocks[x].owners, blocks[x].last_access, blocks[x].keyed = 1, NOT_ACCESSED, NOT_ACCESSED
         else:
             blocks[x].owners += 1
@@ -198,14 +189,17 @@ def put_on(pool: Pool, lane: Lane, cache: Cache, request: Request, r: int, side:
 
 
 @compiled
-def take_off(pool: Pool, lane: Lane, cache: Cache, request: Request, r: int, side: int, accessed: int) -> None:
+def take_off(pool: Pool, lane: Lane, cache: Any, request: Request, r: int, side: int, accessed: int) -> None:
     """Take a request's blocks back, first to last.
 
     They count as accessed in step ``accessed``, unless that is NOT_ACCESSED (they were copied away).
     """
-    blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + side]
     tokens = placed(request)
-    latest = shelf.oldest if accessed == NOT_ACCESSED else NONE
+    if cache is None:
+        count(lane, side, blocks_of(pool, tokens))
+        return
+    blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + side]
+    latest = shelf.front if accessed == NOT_ACCESSED else NONE
     for j in range(blocks_of(pool, tokens)):
         x = cache.tables[request.table + j]
         if accessed != NOT_ACCESSED:
@@ -232,51 +226,7 @@ def count_free(lane: Lane, cache: Cache, i: int) -> None:
     lane.free, lane.cpu_free = device.plain + device.evictable, host.plain + host.evictable
 
 
-@compiled
-def append_to_table(pool: Pool, lane: Lane, cache: Cache, request: Request, context: int) -> None:
-    """One more block, for the next token of a decode with this context."""
-    x = take(cache, cache.shelves[2 * request.lane + DEVICE])
-    cache.tables[request.table + context // pool.block_size] = x
-    count_free(lane, cache, request.lane)
-
-
-@compiled
-def missing(pool: Pool, cache: Cache, request: Request, r: int, side: int) -> int:
-    """How many of a request's full blocks would have to be taken from the free ones of a shelf."""
-    blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + side]
-    count = 0
-    for j in range(placed(request) // pool.block_size):
-        x = slots[shelf.slots + slot_of(blocks, slots, shelf, key_of(pool, request, cache.ids, r, j))]
-        count += x == NONE or blocks[x].owners == 0
-    return count
-
-
-@compiled
-def look_up(pool: Pool, lane: Lane, cache: Cache, request: Request, r: int) -> None:
-    """Find the cached tokens of a request: leading full blocks that are computed, by bisection as in the engine.
-
-    vLLM assumes that a block's predecessors are there when it is. They need not be, if a shared block was accessed last
-    by an owner that was not in the latest steps; then the answer is what bisection finds.
-    """
-    blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + DEVICE]
-    low, high = 0, (request.prompt + request.generated) // pool.block_size
-    while low < high:
-        middle = (low + high) // 2
-        x = slots[shelf.slots + slot_of(blocks, slots, shelf, key_of(pool, request, cache.ids, r, middle))]
-        if x != NONE and (blocks[x].owners == 0 or blocks[x].keyed < lane.steps):
-            low = middle + 1
-        else:
-            high = middle
-    request.hit = low * pool.block_size
-
-
 # What the scheduler asks.
-
-
-@part
-def placed(request: Request) -> int:
-    """Tokens that have a place in a request's blocks, when its clock has been read."""
-    return request.prompt + request.generated if request.prefilling else request.context
 
 
 @part
@@ -286,65 +236,65 @@ def touched(pool: Pool, request: Request) -> int:
     return 0 if full else 1
 
 
-@part
+@compiled
 def wanted(pool: Pool, cache: Any, request: Request, r: int, side: int) -> int:
     """Blocks that a request asks of the other device: its full ones that are not there, and those it touches next."""
+    count, full = touched(pool, request), placed(request) // pool.block_size
     if cache is None:
-        return touched(pool, request) + placed(request) // pool.block_size
-    return touched(pool, request) + missing(pool, cache, request, r, side)
-
-
-@part
-def allocate(pool: Pool, lane: Lane, cache: Any, request: Request, r: int) -> None:
-    """Blocks for all known tokens of a request that is admitted."""
-    if cache is None:
-        lane.free -= blocks_of(pool, placed(request))
-    else:
-        put_on(pool, lane, cache, request, r, DEVICE)
+        return count + full
+    blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + side]
+    for j in range(full):
+        x = slots[shelf.slots + slot_of(blocks, slots, shelf, key_of(pool, request, cache.ids, r, j))]
+        count += x == NONE or blocks[x].owners == 0
+    return count
 
 
 @part
 def free(pool: Pool, lane: Lane, cache: Any, request: Request, r: int) -> None:
     """Take all blocks from a request that ends or has to be computed again."""
-    if cache is None:
-        lane.free += blocks_of(pool, placed(request))
-    else:
-        take_off(pool, lane, cache, request, r, DEVICE, request.accessed)
-        request.hit = UNKNOWN
+    take_off(pool, lane, cache, request, r, DEVICE, request.accessed)
+    request.hit = UNKNOWN
 
 
 @part
 def move(pool: Pool, lane: Lane, cache: Any, request: Request, r: int, target: int) -> int:
     """Copy a request's blocks to the host or back; returns how many."""
-    blocks = blocks_of(pool, placed(request))
-    if cache is None:
-        lane.free += blocks if target == HOST else -blocks
-        lane.cpu_free += blocks if target == DEVICE else -blocks
-    else:
-        take_off(pool, lane, cache, request, r, 1 - target, NOT_ACCESSED)
-        put_on(pool, lane, cache, request, r, target)
-    return blocks
+    take_off(pool, lane, cache, request, r, 1 - target, NOT_ACCESSED)
+    put_on(pool, lane, cache, request, r, target)
+    return blocks_of(pool, placed(request))
 
 
-@part
+@compiled
 def append(pool: Pool, lane: Lane, cache: Any, request: Request, context: int) -> None:
     """A block for the next token of a decode with this context, if it begins one."""
     if context % pool.block_size > 0:
         return
     if cache is None:
         lane.free -= 1
-    else:
-        append_to_table(pool, lane, cache, request, context)
+        return
+    cache.tables[request.table + context // pool.block_size] = take(cache, cache.shelves[2 * request.lane + DEVICE])
+    count_free(lane, cache, request.lane)
 
 
-@part
+@compiled
 def cached_tokens(pool: Pool, lane: Lane, cache: Any, request: Request, r: int) -> int:
     """Tokens of a waiting request that need not be computed: looked up once, kept until its blocks are freed.
 
-    A prompt that is wholly cached has its last token computed again.
+    Leading full blocks that are computed, found by bisection as in the engine. vLLM assumes that a block's predecessors
+    are there when it is. They need not be, if a shared block was accessed last by an owner that was not in the latest
+    steps; then the answer is what bisection finds. A prompt that is wholly cached has its last token computed again.
     """
     if cache is None:
         return 0
     if request.hit == UNKNOWN:
-        look_up(pool, lane, cache, request, r)
+        blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + DEVICE]
+        low, high = 0, (request.prompt + request.generated) // pool.block_size
+        while low < high:
+            middle = (low + high) // 2
+            x = slots[shelf.slots + slot_of(blocks, slots, shelf, key_of(pool, request, cache.ids, r, middle))]
+            if x != NONE and (blocks[x].owners == 0 or blocks[x].keyed < lane.steps):
+                low = middle + 1
+            else:
+                high = middle
+        request.hit = low * pool.block_size
     return min(request.hit, request.prompt + request.generated - 1)

@@ -7,38 +7,15 @@ import numpy as np
 from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.log import write_stall
-from windtunnel.core.queues import put_first
-from windtunnel.core.records import (
-    IGNORED,
-    NONE,
-    PREFILLING,
-    QUEUED,
-    SWAPPED,
-    Array,
-    Lane,
-    Pool,
-    Request,
-    State,
-)
-from windtunnel.core.schedulers.vllm_v0_blocks import (
-    DEVICE,
-    HOST,
-    allocate,
-    append,
-    cached_tokens,
-    free,
-    move,
-    touched,
-    wanted,
-)
+from windtunnel.core.queues import pop_from_host, put_first, put_on_host
+from windtunnel.core.records import IGNORED, NONE, PREFILLING, QUEUED, SWAPPED, Array, Lane, Pool, Request, State
+from windtunnel.core.schedulers import vllm_v0_blocks as memory
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
     NEVER,
     NOW,
     PHASES,
-    SEQUENCE,
-    TOKENS,
     WHO,
     add_chunk,
     blocks_due,
@@ -46,6 +23,7 @@ from windtunnel.core.seats import (
     context_of,
     count,
     ends_at,
+    insert_chunk,
     look_again,
     sit,
     skip_decodes,
@@ -55,6 +33,9 @@ from windtunnel.core.seats import (
 UNREACHED, BACK_DECODING, BACK_PREFILLING, SERVED, FINISHING, UNFINISHED, NEW = range(7)
 """Order of seats in chunked mode: those that the budget did not reach, those back from the host, decodes, prefills that
 finish in this step and those that do not, new prefills."""
+
+NO_ROOM, HOPELESS = -1, -2
+"""In place of the tokens of a waiting request."""
 
 NO_ROOM_ON_HOST, NO_WAY_TO_DISPLACE, NO_END, NO_WAY_BACK = 1, 2, 3, 4
 """What ends the engine; see ``policy.vllm_v0``."""
@@ -167,7 +148,7 @@ def suspend(pool: Pool, lane: Lane, seats: Array, i: int, request: Request) -> N
     count(pool, lane, seats, request.context, -1)
     seats[ENDS, i] = NEVER
     request.generated = request.context - request.prompt + 1
-    request.last_token = max(request.last_token, lane.decoded)
+    request.last_token = max(request.last_token, lane.end)
     request.accessed = max(request.accessed, lane.decoding)
 
 
@@ -176,7 +157,7 @@ def serve_decode(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any,
     """Let the decode of seat ``i`` take part. If it was out of the clock, its token ends a stall, some time later."""
     r = seats[WHO, i]
     request, ends = state.requests[r], seats[ENDS, i]
-    append(pool, lane, cache, request, request.context if ends == NEVER else context_of(lane, request, ends))
+    memory.append(pool, lane, cache, request, request.context if ends == NEVER else context_of(lane, request, ends))
     if ends == NEVER:
         ends_at(lane, seats, i, lane.clock + request.output - request.generated)
         count(pool, lane, seats, request.context, 1)
@@ -194,7 +175,8 @@ def serve_prefill(lane: Lane, seats: Array, i: int, r: int, request: Request, to
 
 @compiled
 def evict(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int, start: float) -> None:
-    """Take seat and blocks from a request: to be computed again, from the front of the queue, or on the host."""
+    """Take seat and blocks from a request: to be computed again, from the front of the queue, or to the host, which
+    must have room for them and for its next token."""
     requests = state.requests
     r = seats[WHO, i]
     request = requests[r]
@@ -205,31 +187,18 @@ def evict(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int
     lane.preempted += 1
     lane.lacking += 1
     if pool.swaps:
-        swap_out(state, pool, lane, cache, r, start)
+        if lane.cpu_free < memory.wanted(pool, cache, request, r, memory.HOST):
+            fail(state.own.failure, requests, r, NO_ROOM_ON_HOST, start, pool.num_cpu_blocks)
+            return
+        lane.blocks_out += memory.move(pool, lane, cache, request, r, memory.HOST)
+        request.state = SWAPPED
+        put_on_host(lane, requests, r)
         return
-    free(pool, lane, cache, request, r)
+    memory.free(pool, lane, cache, request, r)
     request.context, request.state = 0, QUEUED
     put_first(lane, requests, r)
     lane.passed = r if lane.passed == NONE else lane.passed
     lane.unsorted |= pool.by_priority
-
-
-@part
-def swap_out(state: State, pool: Pool, lane: Lane, cache: Any, r: int, start: float) -> None:
-    """Move a request's blocks to the host, which must have room for them and for its next token."""
-    requests = state.requests
-    request = requests[r]
-    if lane.cpu_free < wanted(pool, cache, request, r, HOST):
-        fail(state.own.failure, requests, r, NO_ROOM_ON_HOST, start, pool.num_cpu_blocks)
-        return
-    lane.blocks_out += move(pool, lane, cache, request, r, HOST)
-    lane.waiting += 1
-    request.state, request.next = SWAPPED, NONE
-    if lane.swapped_head == NONE:
-        lane.swapped_head = r
-    else:
-        requests[lane.swapped_tail].next = r
-    lane.swapped_tail = r
 
 
 @part
@@ -320,7 +289,7 @@ def append_in_order(pool: Pool, lane: Lane, requests: Array, seats: Array, cache
             request = requests[seats[WHO, i]]
             context = request.prompt + request.output - 1 - seats[ENDS, i] + clock
             if context % pool.block_size == 0:
-                append(pool, lane, cache, request, context)
+                memory.append(pool, lane, cache, request, context)
                 need -= 1
         i += 1
 
@@ -364,20 +333,12 @@ def serve_in_turn(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any
 @part
 def make_room(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, i: int, start: float) -> bool:
     """Evict the newest that was not visited until seat ``i`` finds its block; False: it had to go itself."""
-    while touched(pool, state.requests[seats[WHO, i]]) > lane.free:
+    while memory.touched(pool, state.requests[seats[WHO, i]]) > lane.free:
         newest = lane.top - 1
         evict(state, pool, lane, seats, cache, newest, start)
         if newest == i:
             return False
     return True
-
-
-@compiled
-def pause_unreached(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
-    """Decodes that the budget did not reach miss this step, in which others take part."""
-    for i in range(lane.top):
-        if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].standing == UNREACHED:
-            suspend(pool, lane, seats, i, requests[seats[WHO, i]])
 
 
 @compiled
@@ -389,9 +350,11 @@ def displace(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, sta
     head = lane.head
     if head != NONE:
         unqueue(lane, requests, NONE, head)
-        cached = cached_tokens(pool, lane, cache, requests[head], head)
+        known = requests[head].prompt + requests[head].generated
+        uncached = known - memory.cached_tokens(pool, lane, cache, requests[head], head)
         while lane.running > 0 and worse(requests, seats[WHO, lane.top - 1], head):
-            if fits_now(pool, lane, requests[head], cached):
+            room = lane.free - blocks_of(pool, known) >= pool.watermark_blocks and lane.seqs < pool.max_num_seqs
+            if room and uncached <= lane.budget:
                 break
             if pool.swaps:
                 fail(state.own.failure, requests, seats[WHO, lane.top - 1], NO_WAY_TO_DISPLACE, start, 0)
@@ -404,16 +367,6 @@ def displace(state: State, pool: Pool, lane: Lane, seats: Array, cache: Any, sta
     lane.lacking, lane.unsorted = 0, 0
 
 
-@part
-def fits_now(pool: Pool, lane: Lane, request: Request, cached: int) -> bool:
-    """Whether the head of the queue could be admitted."""
-    known = request.prompt + request.generated
-    blocks = blocks_of(pool, known)
-    if never_fits(pool, blocks) or lane.free - blocks < pool.watermark_blocks:
-        return False
-    return known - cached <= lane.budget and lane.seqs < pool.max_num_seqs
-
-
 # New prompts, and those that come back from the host.
 
 
@@ -421,18 +374,8 @@ def fits_now(pool: Pool, lane: Lane, request: Request, cached: int) -> bool:
 def consider_prefills(lane: Lane, now: float) -> None:
     """Prefills are considered: the first time after a step with prefills measures that step."""
     if lane.after_prefill:
-        lane.last_prompt_latency = now - lane.asked
+        lane.last_prompt_latency = now - lane.last_prompts
         lane.after_prefill = 0
-
-
-@part
-def oldest_arrival(requests: Array, r: int) -> float:
-    """The earliest arrival from ``r`` on in the queue."""
-    oldest = np.inf
-    while r != NONE:
-        oldest = min(oldest, requests[r].arrival)
-        r = requests[r].next
-    return oldest
 
 
 @part
@@ -440,84 +383,77 @@ def gate_opens(pool: Pool, lane: Lane, requests: Array, r: int, now: float) -> b
     """Whether the queue from ``r`` on has waited long enough, measured by the last prefill step (delay_factor)."""
     if pool.delay_factor <= 0.0 or lane.unreached == 0:
         return True
-    return now - oldest_arrival(requests, r) > pool.delay_factor * lane.last_prompt_latency
+    oldest = np.inf
+    while r != NONE:
+        oldest = min(oldest, requests[r].arrival)
+        r = requests[r].next
+    return now - oldest > pool.delay_factor * lane.last_prompt_latency
 
 
 @part
-def never_fits(pool: Pool, blocks: int) -> bool:
-    """Whether a prompt leaves too little free even in an empty engine."""
-    return pool.num_blocks - blocks < pool.watermark_blocks
+def fit(pool: Pool, lane: Lane, cache: Any, request: Request, r: int, budget: int, seqs: int) -> int:
+    """Tokens of a waiting request that would run beside ``seqs`` others, NO_ROOM, or HOPELESS even in an empty
+    engine."""
+    known = request.prompt + request.generated
+    cached, blocks = memory.cached_tokens(pool, lane, cache, request, r), blocks_of(pool, known)
+    tokens = known - cached
+    if pool.chunked_prefill:
+        tokens = chunk_of(pool, cache, min(budget, lane.share), tokens)
+    if tokens + cached > pool.prompt_limit or pool.num_blocks - blocks < pool.watermark_blocks:
+        return HOPELESS
+    if lane.free - blocks < pool.watermark_blocks or seqs >= pool.max_num_seqs:
+        return NO_ROOM
+    return tokens if 0 < tokens <= budget else NO_ROOM
 
 
-@part
+@compiled
 def try_prefills(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, start: float) -> None:
     """Admit from the head of the queue while gate, blocks, tokens and places allow; what can never fit is ignored.
 
-    A long prompt, while as many as allowed are under way, lets others pass.
+    A long prompt, while as many as allowed are under way, lets others pass. New prefills come first in the batch.
     """
     if lane.budget == 0:
         return
     consider_prefills(lane, start)
-    before = lane.passed
+    before, others = lane.passed, lane.chunks
     r = lane.head if before == NONE else requests[before].next
     while r != NONE and gate_opens(pool, lane, requests, r, start):
         request = requests[r]
         following = request.next
-        known = request.prompt + request.generated
-        long = pool.max_num_partial_prefills > 1 and known > pool.long_threshold
+        long = pool.max_num_partial_prefills > 1 and request.prompt + request.generated > pool.long_threshold
         if long and lane.long >= pool.max_long_partial_prefills:
             before, r = r, following
             continue
-        cached = cached_tokens(pool, lane, cache, request, r)
-        tokens = known - cached
-        if pool.chunked_prefill:
-            tokens = chunk_of(pool, cache, min(lane.budget, lane.share), tokens)
-        blocks = blocks_of(pool, known)
-        hopeless = tokens + cached > pool.prompt_limit or never_fits(pool, blocks)
-        if not hopeless:
-            blocked = lane.free - blocks < pool.watermark_blocks or lane.budget <= 0 or tokens == 0
-            if blocked or tokens > lane.budget or lane.seqs >= pool.max_num_seqs:
-                break
+        tokens = fit(pool, lane, cache, request, r, lane.budget, lane.seqs)
+        if tokens == NO_ROOM:
+            break
         unqueue(lane, requests, before, r)
-        if hopeless:
+        if tokens == HOPELESS:
             ignore(lane, requests, r)
         else:
             lane.long += long
-            admit(pool, lane, requests, seats, cache, r, tokens, cached, start)
+            admit(pool, lane, requests, seats, cache, r, tokens, start)
+            insert_chunk(lane, seats, lane.chunks - others, tokens, request.context, r)
         r = following
 
 
 @part
-def admit(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, r: int, tokens: int, cached: int, start: float
-) -> None:
-    """Give a request that has left the queue a seat, the blocks of all its known tokens, and a chunk in the step."""
+def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, r: int, tokens: int, start: float) -> None:
+    """Give a request that has left the queue a seat and the blocks of all its known tokens, of which ``tokens`` run."""
     request = requests[r]
-    request.state, request.prefilling, request.context = PREFILLING, 1, cached
-    allocate(pool, lane, cache, request, r)
+    request.state, request.prefilling = PREFILLING, 1
+    request.context = memory.cached_tokens(pool, lane, cache, request, r)
+    memory.put_on(pool, lane, cache, request, r, memory.DEVICE)
     if request.preemptions == 0:
-        request.cached_tokens = cached
+        request.cached_tokens = request.context
     if np.isnan(request.scheduled):
         request.scheduled = start
-    serve_prefill(lane, seats, sit(lane, seats, r), r, request, tokens)
+    seats[NOW, sit(lane, seats, r)] = tokens
     stand(lane, request, NEW)
     lane.budget -= tokens
     lane.seqs += 1
-    lane.asked, lane.after_prefill = start, 1
+    lane.last_prompts, lane.after_prefill = start, 1
     lane.unsorted |= pool.by_priority
-
-
-@part
-def put_new_first(lane: Lane, seats: Array, others: int) -> None:
-    """New prefills come before all ``others`` in the batch."""
-    if others == 0:
-        return
-    for k in range(others, lane.chunks):
-        for row in range(TOKENS, SEQUENCE + 1):
-            moved = seats[row, k]
-            for j in range(k, k - others, -1):
-                seats[row, j] = seats[row, j - 1]
-            seats[row, k - others] = moved
 
 
 @compiled
@@ -527,7 +463,7 @@ def return_swapped(state: State, pool: Pool, lane: Lane, seats: Array, cache: An
     while lane.swapped_head != NONE and lane.running < seats.shape[1]:
         r = lane.swapped_head
         request = requests[r]
-        blocks = wanted(pool, cache, request, r, DEVICE)
+        blocks = memory.wanted(pool, cache, request, r, memory.DEVICE)
         tokens = request.prompt + request.generated - request.context if request.prefilling else 1
         hopeless = pool.num_blocks < blocks
         if not hopeless:
@@ -538,12 +474,11 @@ def return_swapped(state: State, pool: Pool, lane: Lane, seats: Array, cache: An
                 break
             if tokens > lane.budget or lane.seqs >= pool.max_num_seqs:
                 break
-        lane.swapped_head = request.next
-        lane.waiting -= 1
+        pop_from_host(lane, requests)
         if hopeless:
             ignore(lane, requests, r)
             continue
-        lane.blocks_in += move(pool, lane, cache, request, r, DEVICE)
+        lane.blocks_in += memory.move(pool, lane, cache, request, r, memory.DEVICE)
         request.state = PREFILLING
         i = sit(lane, seats, r)
         seats[NOW, i] = 0

@@ -6,7 +6,7 @@ The functions of a run, without its jumps over equal steps, and without its tabl
 from typing import Any
 
 from windtunnel.core.compiled import entry
-from windtunnel.core.dispatch import conclude, decide, pass_over, room, scheduler_of
+from windtunnel.core.dispatch import conclude, decide, pass_over, room
 from windtunnel.core.engine import Demand, Fleet, new_state, with_room
 from windtunnel.core.loops import deliver
 from windtunnel.core.records import CHOSEN, ROWS, STALLS, Array, Lane, State
@@ -60,7 +60,6 @@ class Stepper:
         times = linear(0.0, 0.0, 0.0, 0.0, max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)
         fleet = Fleet((limits,), (policy,), (times,), (1,), (1,), (False,))
         self.state = new_state(fleet, demand, demand.arrival)
-        self.scheduler = scheduler_of((policy,))
 
     @property
     def lane(self) -> Lane:
@@ -97,7 +96,7 @@ class Stepper:
         Then either ``conclude`` or ``pass_over`` must follow.
         """
         while not has_room(self.state):
-            self.state = with_room(self.state, self.scheduler)
+            self.state = with_room(self.state)
         scheduled, preempted = decide_only(self.state, float(time))
         return scheduled, preempted
 

@@ -49,6 +49,7 @@ def test_what_is_split(engine: dict[str, Any], least: tuple[float, float]) -> No
         (LOW | {"enable_expert_parallel": False}, "needs data-parallel ranks of a mixture"),
         (LOW | {"all2all_backend": "deepep_auto"}, "vllm-0.32 has no such choice; use 'deepep_low_latency'"),
         (LOW | {"preset": "trtllm-1.0"}, "not simulated for trtllm-1.0; use preset='vllm-0.32'"),
+        (SHARED | {"all2all_backend": "flashinfer_nvlink_one_sided"}, "simulated for TensorRT-LLM alone"),
         (LOW | {"preset": "vllm-0.10"}, "not simulated for vllm-0.10"),
         (HIGH | {"cudagraph_capture_sizes": (8, 16)}, r"cudagraph_capture_sizes=\[8, 16\]: .* is in no graph"),
         (SHARED | {"enable_dbo": True}, "use all2all_backend='deepep_low_latency' or 'deepep_high_throughput'"),

@@ -8,8 +8,13 @@ from equality import RELAXED, Case, demand_of, pipeline_cases
 from hypothesis import given, settings
 
 from windtunnel.core.engine import Fleet
-from windtunnel.policy import Sglang, VllmV1
-from windtunnel.simulate.on_reference import beyond_the_core, run_pipelines
+from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.hardware import device
+from windtunnel.model import load_model
+from windtunnel.policy import Policy, Sglang, VllmV1
+from windtunnel.simulate.on_reference import beyond_the_core, run_policies
+from windtunnel.simulate.simulate import simulate
+from windtunnel.workload import builtin
 
 
 def fleet_of(case: Case) -> Fleet:
@@ -27,7 +32,7 @@ def test_where_steps_keep_no_turns_every_request_ends(case: Case) -> None:
         decide_after_empty_step=False,
     )
     demand = demand_of(case)
-    record = run_pipelines(fleet_of(replace(case, policy=policy)), demand, case.router, case.uniforms)
+    record = run_policies(fleet_of(replace(case, policy=policy)), demand, case.router, case.uniforms)
     assert (np.isnan(record.requests["finish"]) == demand.refused).all()
 
 
@@ -35,13 +40,26 @@ def test_what_the_core_lacks_is_named() -> None:
     newest = VllmV1(pipeline_parallel_size=2, prefix_caching=True, long_prefill_token_threshold=8)
     old = replace(newest, wait_for_output=False, decide_after_empty_step=False)
 
-    def named(policy: VllmV1 | Sglang) -> list[str]:
+    def named(policy: VllmV1 | Sglang | Policy) -> list[str]:
         return beyond_the_core(Fleet((), (policy,), (), (), (), ()))
 
     assert named(newest) == []
     assert named(old) == ["decide_after_empty_step", "wait_for_output"]
     assert named(replace(old, pipeline_parallel_size=1)) == []
-    assert named(Sglang()) == []
+    assert named(Sglang()) == named(Policy()) == []
+    assert named(Policy(admit_after_eviction=True, running_order="arrival")) == [
+        "admit_after_eviction",
+        "running_order",
+    ]
+
+
+def test_unified_rules_that_the_core_lacks_run_on_the_reference_engine() -> None:
+    engine = Engine(max_num_seqs=8, max_num_batched_tokens=16384, max_model_len=16384)
+    deployment = Deployment((Pool(load_model("Qwen/Qwen3-0.6B"), device("h100"), engine),))
+    policy = Policy(group_order="prefill_first", mixed=False, padded_prefills=True)
+    run = simulate(deployment, builtin("azure-conv", num_requests=20), perf="roofline", policies=[policy])
+    assert (run.requests.status == 0).sum() == 20
+    assert "padded_prefills: simulated by the reference engine, which takes its time" in run.manifest["warnings"]
 
 
 @pytest.mark.parametrize(("stages", "caches"), [(1, True), (2, False)])

@@ -1,0 +1,297 @@
+"""Prefill and decode apart: a request leaves a lane with its first token, and joins another one with its KV.
+
+Row r of a run is what a prefill pool sees of request r: its prompt and one token. Row n + r is what a decode pool sees:
+a request with one token more, whose context is there. If the decode replica makes the first token itself, it computes
+the last token of the prompt again: to it that is the known token.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.apart.link import ACTIVE, EVENT, FRESH, HANDED, NEXT, NIC, NUM_COUNTS, RULES, Apart
+from windtunnel.core.apart.staging import MEMORY, SEATS, SEATS_AND_FEW
+from windtunnel.core.apart.tandem import coupled_loop
+from windtunnel.core.dispatch import check
+from windtunnel.core.engine import Demand, Fleet, Floats, Integers, Record, new_state, with_room
+from windtunnel.core.hooks import raise_failures
+from windtunnel.core.loops import FULL
+from windtunnel.core.records import (
+    DECODE,
+    GONE,
+    JUMPS,
+    MIXED,
+    NONE,
+    PREFILL,
+    RELEASES,
+    REQUEST,
+    ROWS,
+    STALLS,
+    State,
+    attributes,
+    records,
+)
+from windtunnel.deployment.handover import Handover
+from windtunnel.deployment.links import Link
+from windtunnel.errors import InputError
+from windtunnel.policy import Policy, Sglang, VllmV0, VllmV1
+from windtunnel.policy.routing import SCORED, SESSION_AFFINITY
+
+OF_POOLS = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
+STAGING = {"memory": MEMORY, "seats": SEATS, "seats_and_few": SEATS_AND_FEW}
+ROLES = {"mixed": MIXED, "prefill": PREFILL, "decode": DECODE}
+
+
+@dataclass(frozen=True, eq=False)
+class Crossing:
+    """How requests go from prefill to decode pools."""
+
+    link: Link = field(default_factory=Link)
+    rules: Handover = field(default_factory=Handover)
+    kv_bytes: Floats = field(default_factory=lambda: np.zeros(0))
+    """[n] of each prompt; empty: none."""
+    work: Floats = field(default_factory=lambda: np.zeros(0))
+    """[n] seconds of the NICs from the end of the prompt on; empty: none."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Handed(Record):
+    """A record of both sides. The lane of a request is the one that decodes it."""
+
+    handovers: NDArray[Any]
+    """[n] of HANDED; ``prefill_lane`` is a lane of the whole fleet, NONE where there was none."""
+    kv_bytes: Floats
+
+
+def run(
+    fleet: Fleet, demand: Demand, routers: tuple[int, int], uniforms: Floats, crossing: Crossing, jumps: bool = True
+) -> Handed:
+    """Simulate pools that prefill and pools that decode.
+
+    Args:
+        fleet: all pools, each with its role.
+        demand: the requests.
+        routers: choose among the replicas of either side.
+        uniforms: [2, n] numbers of the random router on either side.
+        crossing: the link and the rules of the hand-over.
+        jumps: make equal steps at once.
+
+    Raises:
+        InputError: a scheduler that does not hand over, or takes nothing.
+    """
+    _require_handing(fleet, crossing.rules)
+    if max(routers) in (SESSION_AFFINITY, SCORED):
+        raise InputError("router: prefill and decode pools are simulated with routers that look at requests in flight")
+    order = np.array([i for name in ("prefill", "decode") for i, role in enumerate(fleet.roles) if role == name])
+    ordered = _pools(fleet, order)
+    columns = _rows(demand, crossing.rules)
+    state = new_state(ordered, columns, uniforms[0])
+    state = _begun(state, ordered, demand, columns, crossing.rules)
+    apart = _apart(state, ordered, demand, crossing)
+    state.counters[JUMPS] = jumps
+    sides = _sides(state, ordered, uniforms)
+    stages = True if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies) else None
+    while True:
+        first, second = (state._replace(**side) for side in sides)
+        if coupled_loop(state, apart, first, second, routers, demand.max_concurrency, stages) != FULL:
+            break
+        state = with_room(state)
+    raise_failures((*fleet.policies, fleet))
+    check(state)
+    return _record(fleet, order, demand, crossing, state, apart)
+
+
+def _require_handing(fleet: Fleet, rules: Handover) -> None:
+    for policy, role in zip(fleet.policies, fleet.roles, strict=True):
+        swaps = isinstance(policy, Policy) and policy.preemption == "swap"
+        takes = isinstance(policy, VllmV1 | Policy | Sglang) and policy.pipeline_parallel_size == 1 and not swaps
+        if role == "decode" and not takes:
+            raise InputError(f"role='decode': not simulated with {policy}: one stage, and no swapping to the host")
+        if role == "decode" and isinstance(policy, Sglang) and policy.radix_cache:
+            raise InputError("role='decode': SGLang's decode servers have no radix cache: enable_prefix_caching=False")
+        if role == "decode" and isinstance(policy, Sglang) and rules.max_local_prefill_length:
+            raise InputError(
+                f"handover: max_local_prefill_length={rules.max_local_prefill_length}: SGLang's decode servers compute "
+                "no prompts: leave it out"
+            )
+        if role == "prefill" and isinstance(policy, VllmV0) and rules.transfer != "none":
+            raise InputError(
+                f"role='prefill': vLLM's first engine holds no blocks for others, as {rules.transfer!r} needs"
+            )
+
+
+def _pools(fleet: Fleet, which: Integers) -> Fleet:
+    """Some pools of a fleet."""
+    columns: dict[str, Any] = {name: tuple(getattr(fleet, name)[i] for i in which) for name in OF_POOLS}
+    return replace(fleet, **columns)
+
+
+def _goes(demand: Demand, rules: Handover) -> NDArray[np.bool_]:
+    """Requests that a decode replica sees, too."""
+    least = 0 if rules.first_token == "decode" else 1
+    found: NDArray[np.bool_] = ~(demand.refused | _stays(demand, rules)) & (demand.output_tokens > least)
+    return found
+
+
+def _stays(demand: Demand, rules: Handover) -> NDArray[np.bool_]:
+    """Requests that a decode replica alone sees."""
+    found: NDArray[np.bool_] = ~demand.refused & (demand.prompt_tokens <= rules.max_local_prefill_length)
+    return found
+
+
+def _rows(demand: Demand, rules: Handover) -> Demand:
+    """The rows of both sides."""
+    n, again = len(demand.arrival), (rules.first_token == "decode") & ~_stays(demand, rules)
+    one = np.minimum(demand.output_tokens, 1)
+    declared = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
+    hash_ids = demand.hash_ids
+    if hash_ids is not None:
+        offsets = hash_ids[0]
+        hash_ids = np.concatenate([offsets, np.full(n, offsets[-1])]), hash_ids[1]
+    none, nothing = np.full(n, NONE), np.zeros(n)
+    turnaround = nothing if demand.turnaround is None else demand.turnaround
+    return replace(
+        demand,
+        arrival=np.concatenate([demand.arrival, np.full(n, np.nan)]),
+        prompt_tokens=np.concatenate([demand.prompt_tokens, demand.prompt_tokens - again]),
+        output_tokens=np.concatenate([one, demand.output_tokens + again]),
+        max_tokens=np.concatenate([one, declared + again]),
+        overruns=np.concatenate([np.zeros(n, dtype=bool), demand.overruns]),
+        refused=np.concatenate([demand.refused, np.zeros(n, dtype=bool)]),
+        follow=np.concatenate([demand.follow, none]),
+        think_time=np.concatenate([demand.think_time, nothing]),
+        turnaround=np.concatenate([turnaround, nothing]),
+        priority=None if demand.priority is None else np.tile(demand.priority, 2),
+        hash_ids=hash_ids,
+        max_concurrency=max(demand.max_concurrency, 1),  # arrivals stand in the heap of releases, as in a closed loop
+    )
+
+
+def _begun(state: State, fleet: Fleet, demand: Demand, columns: Demand, rules: Handover) -> State:
+    """The state with what decode lanes know, and the arrivals of clients."""
+    n, comes = len(demand.arrival), ~_stays(demand, rules)
+    state.pools["role"] = [ROLES[role] for role in fleet.roles]
+    rest = state.requests[n:]
+    rest["generated"], rest["context"] = comes, rest["prompt"] * comes
+    state.lanes["watches"] = np.repeat(
+        [role == "decode" for role in fleet.roles], np.multiply(fleet.replicas, fleet.lanes)
+    )
+    first = np.ones(n, dtype=bool)
+    first[demand.follow[demand.follow != NONE]] = False
+    order = np.nonzero(first)[0]
+    order = order[np.lexsort((order, demand.arrival[order]))]
+    state.releases["time"][: len(order)] = columns.arrival[order]
+    state.releases["request"][: len(order)] = order
+    state.counters[RELEASES] = len(order)
+    return state
+
+
+def _apart(state: State, fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
+    n, rules, link = len(demand.arrival), crossing.rules, crossing.link
+    settings, handed, counts = records(1, RULES), records(n, HANDED), np.zeros(NUM_COUNTS, dtype=np.int64)
+    values = {
+        "latency": link.latency,
+        "proxy": rules.proxy,
+        "fair": link.sharing == "fair",
+        "at_source": link.contention in ("source", "both"),
+        "at_destination": link.contention in ("destination", "both"),
+        "at_once": rules.transfer == "none",
+        "gated": rules.gate == "before_prefill",
+        "relayed": rules.first_token == "relayed",
+        "stages_first": rules.transfer == "none" or rules.gate == "before_prefill",
+        "staging": STAGING[rules.staging],
+        "reserved": rules.reserved_decode_tokens,
+    }
+    for name, value in values.items():
+        settings[name] = value
+    for name in ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end"):
+        handed[name] = np.nan
+    for name in ("prefill_lane", "source", "destination"):
+        handed[name] = NONE
+    handed["goes"], handed["stays"] = _goes(demand, rules), _stays(demand, rules)
+    handed["work"] = crossing.work if len(crossing.work) else 0.0
+    state.requests["holds"][:n] = handed["goes"] & (rules.transfer != "none")
+    counts[[FRESH, ACTIVE, NEXT]] = 0, 0, NONE
+    return Apart(
+        rules=attributes(settings),
+        handed=attributes(handed),
+        events=attributes(records(2 * n + 2, EVENT)),
+        nics=attributes(records(sum(fleet.replicas), NIC)),
+        active=np.zeros(n, dtype=np.int64),
+        fresh=np.zeros(n, dtype=np.int64),
+        counts=counts,
+    )
+
+
+def _sides(state: State, fleet: Fleet, uniforms: Floats) -> list[dict[str, Any]]:
+    """What the routers of either side have of their own."""
+    between = sum(count for count, role in zip(fleet.replicas, fleet.roles, strict=True) if role == "prefill")
+    parts = state.replicas[: between + 1], state.replicas[between:]
+    return [
+        {"replicas": part, "uniforms": np.ascontiguousarray(numbers), "counters": state.counters.copy()}
+        for part, numbers in zip(parts, uniforms, strict=True)
+    ]
+
+
+def _record(fleet: Fleet, order: Integers, demand: Demand, crossing: Crossing, state: State, apart: Apart) -> Handed:
+    """One record of both sides, with the replicas and lanes of the whole fleet."""
+    n = len(demand.arrival)
+    lanes, replicas = (
+        _numbers(np.multiply(fleet.replicas, fleet.lanes), order),
+        _numbers(np.array(fleet.replicas), order),
+    )
+    table, rest, handed = records(n, REQUEST), state.requests[n:], apart.handed
+    for name, *_ in REQUEST:
+        table[name] = state.requests[name][:n]
+    stays = handed["stays"] > 0
+    for name, *_ in REQUEST:
+        table[name][stays] = rest[name][stays]
+    table["output"] = demand.output_tokens
+    begun = handed["asked"] >= 0
+    table["lane"] = _numbered(table["lane"], lanes)
+    for name in ("finish", "state", "generated"):
+        table[name][begun] = rest[name][begun]
+    table["finish"][begun & (rest["state"] != GONE)] = np.nan
+    table["lane"][begun] = _numbered(rest["lane"][begun], lanes)
+    table["preemptions"][~stays] += rest["preemptions"][~stays]
+    handed["prefill_lane"][stays] = rest["lane"][stays]
+    rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
+    rows["replica"] = replicas[rows["replica"]]
+    stalls = _seen_by_client(table, stalls, handed, crossing.rules)
+    handed["prefill_lane"] = _numbered(handed["prefill_lane"], lanes)
+    replica_of_lane, rank_of_lane = np.zeros((2, len(lanes)), dtype=np.int64)
+    replica_of_lane[lanes] = replicas[state.groups["replica"][state.lanes["group"]]]
+    rank_of_lane[lanes] = state.lanes["rank"]
+    sizes = np.where(handed["transfer_end"] >= 0, crossing.kv_bytes if len(crossing.kv_bytes) else 0.0, 0.0)
+    return Handed(table, rows, stalls, replica_of_lane, rank_of_lane, handovers=handed, kv_bytes=sizes)
+
+
+def _seen_by_client(table: NDArray[Any], stalls: NDArray[Any], handed: NDArray[Any], rules: Handover) -> NDArray[Any]:
+    """The stalls of whole requests; the first tokens as clients get them."""
+    n = len(table)
+    stalls = stalls.copy()
+    decodes = stalls["request"] >= n
+    stalls["request"][decodes] -= n
+    gone = handed["goes"] > 0
+    decodes &= gone[stalls["request"]]
+    if rules.first_token == "relayed":
+        table["first_token"][gone] = handed["joined"][gone]
+    elif rules.first_token == "decode":
+        table["first_token"][gone] = np.inf
+        np.minimum.at(table["first_token"], stalls["request"][decodes], stalls["resumed_token"][decodes])
+        stalls = stalls[~(decodes & (stalls["resumed_token"] == table["first_token"][stalls["request"]]))]
+        table["first_token"][np.isinf(table["first_token"])] = np.nan
+    return stalls
+
+
+def _numbers(counts: Integers, order: Integers) -> Integers:
+    """For each of so many things of each pool, in this order of pools, its number in their own order."""
+    first = np.cumsum(counts) - counts
+    return np.concatenate([np.arange(first[pool], first[pool] + counts[pool]) for pool in order])
+
+
+def _numbered(lanes: NDArray[Any], numbers: Integers) -> Integers:
+    """Lanes by their numbers in the whole fleet."""
+    return np.where(lanes == NONE, NONE, numbers[lanes])

@@ -1,0 +1,183 @@
+"""The network between prefill and decode replicas: transfers that take turns at their NICs, or share them.
+
+A transfer is ``work`` seconds of its NICs alone, and is there ``latency`` after these. NICs that are shared serve each
+of k transfers at 1/k of their speed (processor sharing); where both ends are few, the busier one counts. What is left
+of a transfer is written down when the number of those beside it changes. ``reference.link`` says it in plain objects.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from windtunnel.core.compiled import part
+from windtunnel.core.records import NONE, Array, Fields
+
+LEAVES_NIC, TRANSFER_END, ARRIVAL, CLIENT = range(1, 5)
+"""Kinds of events, in the order in which they happen at equal times: a transfer is through its NICs, its KV is there, a
+request comes to a lane from another one, or from its client. The end of a batch comes before all of them, the next
+decision after."""
+
+RULES: Fields = [
+    *((name, np.float64) for name in ("latency", "proxy")),
+    *(
+        (name, np.int64)
+        for name in (
+            *("fair", "at_source", "at_destination"),  # how transfers contend
+            "at_once",  # nothing is transferred
+            "gated",  # the decode replica is asked first, then the prompt is computed
+            "relayed",  # the client gets the first token when the request joins
+            "stages_first",  # memory is given before running requests take theirs for the next step, not after
+            "staging",  # MEMORY, SEATS or SEATS_AND_FEW
+            "reserved",  # tokens kept free for each request that a decode replica has
+        )
+    ),
+]
+
+HANDED: Fields = [
+    *(
+        (name, np.float64)
+        for name in (
+            *("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end"),  # s; NaN: never
+            "work",  # of its transfer, s
+            *("left", "since", "until"),  # while NICs are shared: the rest of it at a time, and its end as things are
+        )
+    ),
+    *((name, np.int64) for name in ("goes", "stays", "prefill_lane", "source", "destination", "sharers")),
+]
+
+EVENT: Fields = [("time", np.float64), ("kind", np.int64), ("request", np.int64)]
+NIC: Fields = [("free_at", np.float64), ("sharers", np.int64)]
+
+EVENTS, FRESH, ACTIVE, NEXT, NUM_COUNTS = range(5)
+"""Entries of ``Apart.counts``: events in the heap, requests that have just been given memory, transfers that share
+NICs, and the next of these to end."""
+
+
+class Apart(NamedTuple):
+    """What prefill and decode pools have beyond a State, as flat arrays."""
+
+    rules: Array
+    """[1] of RULES."""
+    handed: Array
+    """[n] of HANDED."""
+    events: Array
+    """Heap of EVENT; a request is a row of ``State.requests``."""
+    nics: Array
+    """[R] of each replica."""
+    active: Array
+    """[n] requests whose transfers share NICs."""
+    fresh: Array
+    """[n] requests that have just been given memory."""
+    counts: Array
+
+
+@part
+def precedes(event: Any, time: float, kind: int, r: int) -> bool:
+    """Whether an event comes before another one."""
+    if event.time != time:
+        return bool(event.time < time)
+    return bool(event.kind < kind or (event.kind == kind and event.request < r))
+
+
+@part
+def push_event(apart: Apart, time: float, kind: int, r: int) -> None:
+    """Note an event that is to come."""
+    heap, i = apart.events, apart.counts[EVENTS]
+    apart.counts[EVENTS] += 1
+    while i > 0:
+        parent = heap[(i - 1) >> 1]
+        if precedes(parent, time, kind, r):
+            break
+        heap[i].time, heap[i].kind, heap[i].request = parent.time, parent.kind, parent.request
+        i = (i - 1) >> 1
+    heap[i].time, heap[i].kind, heap[i].request = time, kind, r
+
+
+@part
+def pop_event(apart: Apart) -> None:
+    """Drop the earliest event."""
+    heap = apart.events
+    apart.counts[EVENTS] -= 1
+    size = apart.counts[EVENTS]
+    time, kind, r, i = heap[size].time, heap[size].kind, heap[size].request, 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and not precedes(
+            heap[child], heap[child + 1].time, heap[child + 1].kind, heap[child + 1].request
+        ):
+            child += 1
+        if not precedes(heap[child], time, kind, r):
+            break
+        heap[i].time, heap[i].kind, heap[i].request = heap[child].time, heap[child].kind, heap[child].request
+        i = child
+    heap[i].time, heap[i].kind, heap[i].request = time, kind, r
+
+
+@part
+def start_transfer(apart: Apart, r: int, time: float) -> None:
+    """The KV of request ``r`` may leave from now on."""
+    rules, one = apart.rules[0], apart.handed[r]
+    one.transfer_start = time
+    if rules.fair and (rules.at_source or rules.at_destination) and one.work > 0.0:
+        one.left, one.sharers = one.work, 0
+        apart.active[apart.counts[ACTIVE]] = r
+        apart.counts[ACTIVE] += 1
+        share_anew(apart, r, time, 1)
+        return
+    start = time
+    if rules.at_source:
+        start = max(start, apart.nics[one.source].free_at)
+    if rules.at_destination:
+        start = max(start, apart.nics[one.destination].free_at)
+    end = start + one.work
+    if rules.at_source:
+        apart.nics[one.source].free_at = end
+    if rules.at_destination:
+        apart.nics[one.destination].free_at = end
+    one.transfer_start = start
+    push_event(apart, end + rules.latency, TRANSFER_END, r)
+
+
+@part
+def leave_nic(apart: Apart, time: float) -> None:
+    """The next of the transfers that share NICs is through them."""
+    r = apart.counts[NEXT]
+    k = 0
+    while apart.active[k] != r:
+        k += 1
+    apart.counts[ACTIVE] -= 1
+    for j in range(k, apart.counts[ACTIVE]):
+        apart.active[j] = apart.active[j + 1]
+    share_anew(apart, r, time, -1)
+    push_event(apart, time + apart.rules[0].latency, TRANSFER_END, r)
+
+
+@part
+def share_anew(apart: Apart, r: int, time: float, change: int) -> None:
+    """A transfer comes (``change`` = 1) or has gone (−1): those at its NICs have other shares from now on."""
+    rules, nics, counts = apart.rules[0], apart.nics, apart.counts
+    source, destination = apart.handed[r].source, apart.handed[r].destination
+    nics[source].sharers += change
+    if destination != source:
+        nics[destination].sharers += change
+    counts[NEXT] = NONE
+    for k in range(counts[ACTIVE]):
+        one = apart.handed[apart.active[k]]
+        if (rules.at_source and one.source == source) or (rules.at_destination and one.destination == destination):
+            if one.sharers > 0:
+                one.left -= (time - one.since) / float(one.sharers)
+            one.sharers, one.since = 0, time
+            if rules.at_source:
+                one.sharers = nics[source].sharers if one.source == source else nics[one.source].sharers
+            if rules.at_destination:
+                one.sharers = max(one.sharers, nics[one.destination].sharers)
+            one.until = time + max(one.left, 0.0) * float(one.sharers)
+        following = counts[NEXT]
+        if (
+            following == NONE
+            or one.until < apart.handed[following].until
+            or (one.until == apart.handed[following].until and apart.active[k] < following)
+        ):
+            counts[NEXT] = apart.active[k]

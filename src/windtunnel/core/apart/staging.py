@@ -1,0 +1,83 @@
+"""What a decode lane does with requests of other lanes: it gives them memory, and seats when their KV is there."""
+
+from windtunnel.core.apart.link import FRESH, Apart
+from windtunnel.core.compiled import part
+from windtunnel.core.dispatch import join, may_stage, occupied, stage
+from windtunnel.core.queues import pop_asking, pop_ready, put_ready
+from windtunnel.core.records import NONE, Group, Lane, Pool, State
+
+MEMORY, SEATS, SEATS_AND_FEW = range(3)
+"""How many requests may have memory: any number while a seat is free, as many as there are seats, or three times as
+many where there are at most FEW (disaggregation/decode.py of SGLang 0.5.23)."""
+FEW = 32
+
+
+@part
+def has_place(state: State, apart: Apart, pool: Pool, i: int) -> bool:
+    """Whether one more request may have memory in lane ``i``."""
+    staging, running, most = apart.rules[0].staging, occupied(state, pool, i), pool.max_num_seqs
+    if staging == MEMORY:
+        return running < most
+    if staging == SEATS_AND_FEW and most <= FEW:
+        most *= 3
+    return running + state.lanes[i].staged < most
+
+
+@part
+def give_memory(state: State, apart: Apart, pool: Pool, i: int, time: float) -> None:
+    """Give memory to those that ask lane ``i`` for it, first come first served."""
+    lane, requests, rules = state.lanes[i], state.requests, apart.rules[0]
+    first = len(apart.handed)
+    while (
+        lane.asking_head != NONE
+        and has_place(state, apart, pool, i)
+        and may_stage(state, pool, i, lane.asking_head, rules.reserved)
+    ):
+        r = pop_asking(lane, requests)
+        stage(state, pool, i, r)
+        lane.staged += 1
+        if requests[r].preemptions > 0:
+            put_ready(lane, requests, r)
+            continue
+        one = apart.handed[r - first]
+        one.admitted = time
+        if rules.at_once:
+            one.transfer_start = one.transfer_end = time
+            put_ready(lane, requests, r)
+        else:
+            apart.fresh[apart.counts[FRESH]] = r - first
+            apart.counts[FRESH] += 1
+    lane.refused = 1 + lane.waiting
+
+
+@part
+def give_seats(state: State, apart: Apart, pool: Pool, i: int, time: float) -> None:
+    """Give seats to those whose KV is there."""
+    lane, requests = state.lanes[i], state.requests
+    while lane.ready_head != NONE and occupied(state, pool, i) < pool.max_num_seqs:
+        r = pop_ready(lane, requests)
+        lane.staged -= 1
+        lane.coming -= 1
+        if requests[r].preemptions == 0:
+            apart.handed[r - len(apart.handed)].joined = time
+            if apart.rules[0].relayed:
+                requests[r].last_token = time
+        join(state, pool, i, r)
+
+
+@part
+def stirs(state: State, pool: Pool, i: int) -> bool:
+    """Whether the lane's next decision may give memory or seats."""
+    lane: Lane = state.lanes[i]
+    if lane.ready_head != NONE and occupied(state, pool, i) < pool.max_num_seqs:
+        return True
+    return bool(lane.asking_head != NONE and lane.refused != 1 + lane.waiting)
+
+
+@part
+def any_stirs(state: State, pool: Pool, group: Group) -> bool:
+    """Whether that of any lane of the group may."""
+    found = False
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        found |= stirs(state, pool, i)
+    return found

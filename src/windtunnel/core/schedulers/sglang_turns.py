@@ -1,0 +1,241 @@
+"""SGLang's pipelines: micro-batches that take turns (event_loop_pp of managers/scheduler.py, 0.4.6.post5).
+
+There are as many micro-batches as stages, each with a running batch of its own; queue, memory, the ratio and the prompt
+that is part-way are of all. In each turn the next one decides a round and sends it through the stages, and then the
+outcome of the one after it is looked at, which is to decide next. So all of them are in flight together.
+
+In its turn the fields of a micro-batch stand in the lane, between its turns in ``MicroBatches.batches``.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.compiled import part
+from windtunnel.core.jump import FOREVER
+from windtunnel.core.pipeline import Pipe, equal_rounds, pass_stages, phases_of
+from windtunnel.core.radix import evict
+from windtunnel.core.records import (
+    IDLE,
+    NONE,
+    ROWS,
+    STEPPED,
+    Array,
+    Fields,
+    Group,
+    Lane,
+    Pool,
+    State,
+    attributes,
+    records,
+)
+from windtunnel.core.seats import NEVER
+from windtunnel.core.step import begin_boundary, count_released
+
+TURNS_OF_LANE: Fields = [
+    ("turn", np.int64),  # turns so far
+    ("table", np.int64),  # of seats of the micro-batch whose turn it is
+]
+
+BATCH: Fields = [
+    ("last_decode", np.float64),
+    *((name, np.int64) for name in ("clock", "kv_tokens", "top", "next_end", "ended", "batch", "full", "part_way")),
+    *((name, np.int64) for name in ("flying", "flying_prompts", "flying_decodes", "flying_ends")),
+]
+"""Fields of a lane that each micro-batch has for itself."""
+
+
+class MicroBatches(NamedTuple):
+    """What only pipelines read and write."""
+
+    pipe: Pipe
+    batches: Array
+    """BATCH records, one for each stage of each lane."""
+
+
+def micro_batches(pipe: Pipe, lanes: NDArray[Any]) -> MicroBatches:
+    """Empty ones; sets the lanes' fields."""
+    batches = records(len(pipe.slots), BATCH)
+    batches["next_end"], batches["part_way"] = NEVER, NONE
+    lanes["part_way"] = NONE
+    return MicroBatches(pipe, attributes(batches))
+
+
+@part
+def put(here: Any, there: Any) -> None:
+    """Copy what is known of a micro-batch: into the lane in its turn, into its own record between its turns."""
+    here.last_decode = there.last_decode
+    here.clock, here.kv_tokens, here.top, here.next_end = there.clock, there.kv_tokens, there.top, there.next_end
+    here.ended, here.batch, here.full, here.part_way = there.ended, there.batch, there.full, there.part_way
+    here.flying, here.flying_prompts = there.flying, there.flying_prompts
+    here.flying_decodes, here.flying_ends = there.flying_decodes, there.flying_ends
+
+
+@part
+def send(state: State, pool: Pool, i: int, turns: MicroBatches, start: float, log: Any, take_off: Any) -> None:
+    """The round that was decided passes through the stages from ``start`` on."""
+    lane, pipe, number = state.lanes[i], turns.pipe, state.lanes[i].turn % pool.stages
+    end = pass_stages(pool, lane, state.seats[lane.table], pipe, start)
+    pipe.ends[lane.first_flight + number] = pipe.slots[lane.first_slot + number].last_end = end
+    log(state, pool, i, start)
+    for k in range(lane.row, state.counters[ROWS]):
+        state.rows[k].lane = lane.rank * pool.stages + number
+    take_off(state, pool, i, end)
+
+
+@part
+def batch_of(pool: Pool, lane: Lane) -> int:
+    """The micro-batch whose turn it is."""
+    return lane.first_slot + lane.turn % pool.stages
+
+
+@part
+def table_of(state: State, pool: Pool, i: int) -> int:
+    """Its table of seats: the first one of a lane has the lane's, others have theirs behind those of all lanes."""
+    lane = state.lanes[i]
+    number = lane.turn % pool.stages
+    return i if number == 0 else len(state.lanes) + lane.first_slot - i + number - 1
+
+
+@part
+def change_turns(state: State, pool: Pool, i: int, turns: MicroBatches) -> None:
+    """The micro-batch whose turn it was makes way for the next one."""
+    lane = state.lanes[i]
+    put(turns.batches[batch_of(pool, lane)], lane)
+    lane.turn += 1
+    lane.table = table_of(state, pool, i)
+    put(lane, turns.batches[batch_of(pool, lane)])
+
+
+@part
+def step(
+    state: State, pool: Pool, group: Group, turns: MicroBatches, decide: Any, log: Any, take_off: Any, land: Any
+) -> int:
+    """The turn of one micro-batch, up to the outcome of the next one.
+
+    IDLE if nothing was found in two whole rounds of turns: the ratio starts anew after the first.
+    """
+    i, fault = group.first_lane, state.own.fault
+    lane = state.lanes[i]
+    begin_boundary(group, state.lanes)
+    if fault[0]:
+        return IDLE
+    start = max(group.now, turns.pipe.slots[lane.first_slot].stage_free)
+    found = decide(state, pool, i, start)
+    if fault[0]:
+        return IDLE
+    lane.empty = 0 if found else lane.empty + 1
+    turns.pipe.ends[lane.first_flight + lane.turn % pool.stages] = 0.0
+    if found:
+        send(state, pool, i, turns, start, log, take_off)
+    change_turns(state, pool, i, turns)
+    if lane.flying:
+        group.now = max(group.now, turns.pipe.ends[lane.first_flight + lane.turn % pool.stages])
+        land(state, pool, i, group.now)
+        count_released(group, state.lanes)
+    if lane.turn % pool.stages == 0 and lane.empty >= pool.stages:
+        lane.ratio = pool.init_ratio
+        if lane.empty >= 2 * pool.stages:
+            lane.empty = 0
+            return IDLE
+    return STEPPED
+
+
+@part
+def rest(pool: Pool, lane: Lane, turns: Any, found: bool) -> None:
+    """An idle lane starts anew with the ratio; a pipeline says itself when it is idle."""
+    if turns is None:
+        lane.idle = not found and not lane.flying
+        if lane.idle:
+            lane.ratio = pool.init_ratio
+
+
+# Many rounds at once.
+
+
+@part
+def decay(pool: Pool, lane: Lane, rounds: int) -> None:
+    """What so many decode rounds without a retraction take from the ratio."""
+    for _ in range(rounds):
+        if lane.ratio == pool.min_ratio:
+            break
+        lane.ratio = max(lane.ratio - pool.decay, pool.min_ratio)
+
+
+@part
+def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
+    """What the next rounds of all micro-batches have in common; see ``core.pipeline.equal_rounds``."""
+    lane, turns = state.lanes[i], state.own.turns
+    if lane.chunked != NONE:
+        return 0, False
+    rounds, joins, present = FOREVER, False, lane.turn % pool.stages
+    for k in range(pool.stages):
+        batch, slot = turns.batches[lane.first_slot + k], turns.pipe.slots[lane.first_slot + k]
+        if batch.batch > 0 or batch.ended > 0 or (lane.head != NONE and not (batch.full and batch.top > 0)):
+            return 0, False
+        joins |= batch.full == 0 or batch.top == 0
+        slot.decodes, slot.kv_tokens = batch.top, batch.kv_tokens
+        state.seats[i, phases_of(k), 0] = batch.top
+        if batch.top > 0:
+            if k != present and (batch.flying == 0 or batch.flying_ends > 0):
+                return 0, False
+            rounds = min(rounds, batch.next_end - batch.clock - 1 - batch.flying)
+    return (0 if rounds == FOREVER else rounds), joins
+
+
+@part
+def jump(state: State, pool: Pool, group: Group, until: float, turns: MicroBatches, report: Any) -> int:
+    """Make as many equal rounds as possible; returns how many."""
+    i = group.first_lane
+    lane, first_row, clock, flying = state.lanes[i], state.counters[ROWS], state.lanes[i].clock, state.lanes[i].flying
+    if flying or state.own.fault[0]:
+        return 0
+    present = batch_of(pool, lane)
+    put(turns.batches[present], lane)
+    lane.clock, lane.decodes, lane.flying = lane.turn, lane.top, pool.stages  # as ``equal_rounds`` counts
+    done = equal_rounds(state, pool, group, turns.pipe, until, steady_rounds)
+    lane.turn, lane.clock, lane.flying = lane.clock, clock, flying
+    if done == 0:
+        return 0
+    for k in range(lane.first_slot, lane.first_slot + pool.stages):
+        batch = turns.batches[k]
+        if batch.top > 0:
+            batch.clock += done
+            batch.kv_tokens += done * batch.top
+            decay(pool, lane, done)
+    fill_up(state.own.tree, pool, lane, turns, done)
+    turns.batches[present].last_decode = turns.pipe.slots[present].last_end
+    put(lane, turns.batches[present])
+    report(state, pool, first_row, state.counters[ROWS])
+    return done
+
+
+@part
+def fill_up(tree: Any, pool: Pool, lane: Lane, turns: MicroBatches, rounds: int) -> None:
+    """Evict what so many equal rounds have evicted."""
+    if tree is not None and pool.radix_cache and lane.free < lane.evictable:
+        free = lane.free
+        for k in range(lane.first_slot, lane.first_slot + pool.stages):
+            free += rounds * turns.batches[k].top
+        for turn in range(lane.turn - rounds * pool.stages, lane.turn):
+            decodes = turns.batches[lane.first_slot + turn % pool.stages].top
+            if free - lane.evictable < decodes:
+                evict(tree, lane, decodes)
+            free -= decodes
+
+
+@part
+def update_bound(state: State, pool: Pool, group: Group, turns: MicroBatches) -> None:
+    """No request ends before the next end of a micro-batch; each of its rounds passes through all stages. One round of
+    slack covers rounding."""
+    lane = state.lanes[group.first_lane]
+    group.bound = group.now
+    if lane.head != NONE or lane.flying or lane.outstanding == 0:
+        return
+    put(turns.batches[batch_of(pool, lane)], lane)
+    rounds, _ = steady_rounds(state, pool, group.first_lane)
+    shortest, most = 0.0, min(lane.outstanding, pool.max_num_seqs)
+    for s in range(lane.first_stage, lane.first_stage + pool.stages):
+        shortest += turns.pipe.floats[turns.pipe.stages[s].shortest_step + most]
+    group.bound = group.now + float(max(rounds, 0)) * shortest

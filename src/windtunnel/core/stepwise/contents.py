@@ -1,0 +1,82 @@
+"""What the prompts of a live fleet begin with, written where its schedulers look for it when a request arrives."""
+
+from typing import Any
+
+import numpy as np
+
+from windtunnel.core.dispatch import several
+from windtunnel.core.records import State
+
+
+class Rooms:
+    """Stretches of a long array, one for each slot; one that has become too short is left for one twice as long."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        """Entries that all of them take."""
+        self._of: dict[int, tuple[int, int]] = {}
+
+    def first(self, r: int, wanted: int) -> int:
+        """The first entry of slot ``r``, which has at least so many."""
+        first, length = self._of.get(r, (0, 0))
+        if wanted > length:
+            first, length = self.end, 1 << wanted.bit_length()
+            self._of[r], self.end = (first, length), first + length
+        return first
+
+
+class Contents:
+    """Room for the names of prompts' blocks, and for the cached blocks that requests hold.
+
+    A slot keeps its room for the requests that follow in it.
+    """
+
+    def __init__(self, state: State, block_size: int, hash_block_size: int) -> None:
+        """``hash_block_size``: tokens that a name stands for."""
+        self.block_size, self.size = block_size, hash_block_size
+        kept = state.own if several(state.own) else (state.own,)
+        self._templates = [own.cache.holdings[:1].copy() if _has_holdings(own) else None for own in kept]
+        self._names, self._tables = Rooms(), Rooms()
+
+    def write(self, state: State, r: int, prompt: int, output: int, names: tuple[int, ...]) -> State:
+        """Slot ``r`` has a prompt whose full blocks have these names; the state, with more room if it was needed."""
+        first = self._names.first(r, len(names))
+        table = self._tables.first(r, (prompt + output) // self.block_size + 1)
+        if not several(state.own):
+            return state._replace(own=self._write(state, state.own, 0, r, names, first, table))
+        parts = (self._write(state, own, k, r, names, first, table) for k, own in enumerate(state.own))
+        return state._replace(own=tuple(parts))
+
+    def _write(self, state: State, own: Any, k: int, r: int, names: tuple[int, ...], first: int, table: int) -> Any:
+        """The same room serves all schedulers, each of which has arrays of its own."""
+        if getattr(own, "tree", None) is not None:
+            tree = own.tree._replace(ids=_longer(own.tree.ids, self._names.end))
+            tree.ids[first : first + len(names)] = names
+            tree.hashed[r], tree.offsets[r] = len(names) * self.size, first
+            return own._replace(tree=tree)
+        if getattr(own, "cache", None) is None:
+            return own
+        cache = own.cache._replace(
+            ids=_longer(own.cache.ids, self._names.end), tables=_longer(own.cache.tables, self._tables.end)
+        )
+        cache.ids[first : first + len(names)] = names
+        rows = cache.holdings if _has_holdings(own) else state.requests
+        if _has_holdings(own):
+            rows[r : r + 1] = self._templates[k]
+        row = rows[r : r + 1]
+        row["ids"], row["table"], row["shared"] = first, table, len(names) * self.size // self.block_size
+        return own._replace(cache=cache)
+
+
+def _has_holdings(own: Any) -> bool:
+    """Whether what a request holds stands apart from its record."""
+    return hasattr(getattr(own, "cache", None), "holdings")
+
+
+def _longer(array: Any, wanted: int) -> Any:
+    """The array, or a copy twice as long as is wanted."""
+    if wanted <= len(array):
+        return array
+    longer = np.zeros(2 * wanted, dtype=array.dtype)
+    longer[: len(array)] = array
+    return longer

@@ -1,0 +1,243 @@
+"""Prefill and decode apart: a request leaves one replica with its first token, and joins another one with its KV."""
+
+from dataclasses import dataclass, field, replace
+from heapq import heappush
+from math import inf, nan
+from typing import Any, cast
+
+from windtunnel.deployment.handover import Handover
+from windtunnel.deployment.links import Link
+from windtunnel.reference.link import Wires
+from windtunnel.reference.loop import (
+    ASK_AGAIN,
+    BATCH_END,
+    HANDED,
+    LEAVES_NIC,
+    TRANSFER_END,
+    Loop,
+    Replica,
+    Router,
+    Stage,
+)
+from windtunnel.reference.pipeline import Pipeline
+from windtunnel.reference.replica import Group
+from windtunnel.reference.request import Request
+from windtunnel.reference.staging import Receiver, Staging
+
+
+@dataclass
+class Passage:
+    """How one request goes from one side to the other; seconds, NaN: did not happen."""
+
+    source: int = -1
+    """Its prefill replica."""
+    group: int = -1
+    rank: int = -1
+    """Of its decode replica: the group among all, and the rank in it."""
+    prefill_end: float = nan
+    asked: float = nan
+    admitted: float = nan
+    transfer_start: float = nan
+    transfer_end: float = nan
+    joined: float = nan
+
+
+@dataclass
+class Crossing:
+    """The link, the rules, and the seconds of work of each transfer."""
+
+    link: Link = field(default_factory=Link)
+    rules: Handover = field(default_factory=Handover)
+    work: list[float] = field(default_factory=list)
+
+
+class Apart(Loop):
+    """Simulates requests that prefill on some replicas and decode on others.
+
+    A prefill replica sees a request of one output token, as a proxy asks for it (``prefills``). What is left
+    (``decodes``) asks a decode replica for memory, gets it at one of its decisions, is transferred, and gets a seat at
+    the first decision after that. If the decode replica makes the first token itself, it computes the prompt's last
+    token again. One that is preempted there computes its prompt there. ``clients``: as of Loop.
+    """
+
+    def __init__(
+        self,
+        prefill: list[Replica],
+        decode: list[Replica],
+        routers: tuple[Router, Router],
+        requests: list[Request],
+        crossing: Crossing,
+        clients: tuple[Any, ...] = (),
+    ) -> None:
+        self.rules = crossing.rules
+        self.prompts: dict[int, tuple[Group | Pipeline, int]] = {}
+        self.prefills = [
+            replace(one, output_tokens=min(one.output_tokens, 1), max_tokens=min(one.output_tokens, 1), stalls=[])
+            for one in requests
+        ]
+        super().__init__(prefill, routers[0], self.prefills, *clients)
+        self.stages.append(Stage(decode, routers[1]))
+        self.first_decode = len(self.groups)
+        self.groups += [group for replica in decode for group in replica.groups]
+        self.whole, self.work = requests, crossing.work or [0.0] * len(requests)
+        self.passages = [Passage() for _ in requests]
+        self.decodes: dict[int, Request] = {}
+        self.wires = Wires(crossing.link, self._announcer(LEAVES_NIC), self._announcer(TRANSFER_END))
+        self.staging = [
+            [Staging(cast(Receiver, scheduler), self.rules) for scheduler in cast(Group, group).schedulers]
+            for group in self.groups[self.first_decode :]
+        ]
+
+    def _announcer(self, kind: int) -> Any:
+        return lambda time, request: heappush(self.events, (time, kind, request))
+
+    @property
+    def _gated(self) -> bool:
+        return self.rules.gate == "before_prefill"
+
+    def _goes(self, request: int) -> bool:
+        """Whether a decode replica sees the request, too."""
+        one, least = self.whole[request], 0 if self.rules.first_token == "decode" else 1
+        return not (one.refused or self._stays(request)) and one.output_tokens > least
+
+    def _stays(self, request: int) -> bool:
+        """Whether a decode replica alone sees the request."""
+        one = self.whole[request]
+        return not one.refused and one.prompt_tokens <= self.rules.max_local_prefill_length
+
+    # What happens.
+
+    def _route(self, stage: Stage, request: Request, time: float) -> None:
+        """A client's request arrives."""
+        if self._stays(request.id):
+            self._prefill_there(request.id, time)
+            return
+        request.replica, group, rank = stage.choose(request)
+        passage = self.passages[request.id]
+        passage.source = request.replica
+        group.schedulers[rank].coming += 1
+        self.prompts[request.id] = group, rank
+        request.holds = self._goes(request.id) and self.rules.transfer != "none"
+        if self._goes(request.id) and self._gated:
+            self._ask(request.id, time)
+        else:
+            self._queue_prompt(request.id, time)
+
+    def _prefill_there(self, request: int, time: float) -> None:
+        """A decode replica computes the prompt, too."""
+        self.decodes[request] = one = replace(self.whole[request], arrival=time, tokens=(), stalls=[])
+        one.replica, group, rank = self.stages[1].choose(one)
+        group.schedulers[rank].add(one)
+        if not group.in_flight:
+            self._wake(self.groups.index(group), time)
+
+    def _queue_prompt(self, request: int, time: float) -> None:
+        group, rank = self.prompts[request]
+        group.schedulers[rank].coming -= 1
+        group.schedulers[rank].add(self.prefills[request])
+        if not group.in_flight:
+            self._wake(self.groups.index(group), time)
+
+    def _complete(self, request: Request, time: float) -> None:
+        if request is not self.prefills[request.id] or not self._goes(request.id):
+            super()._complete(request, time)
+            return
+        self.passages[request.id].prefill_end = time
+        if self._gated:
+            if self.rules.first_token == "prefill":
+                self.decodes[request.id].last_token = time
+            self._transfer(request.id, time)
+        else:
+            heappush(self.events, (time + self.rules.proxy, HANDED, len(self.whole) + request.id))
+
+    def _on_the_way(self, kind: int, request: int, time: float) -> None:
+        if kind == LEAVES_NIC:
+            self.wires.leave(request, time)
+        elif kind == TRANSFER_END:
+            self._received(request, time)
+        elif request < len(self.whole):
+            self._queue_prompt(request, time)
+        else:
+            self._ask(request - len(self.whole), time)
+
+    def _ask(self, request: int, time: float) -> None:
+        """A decode replica is asked for memory."""
+        whole, again = self.whole[request], int(self.rules.first_token == "decode")
+        one = replace(
+            whole,
+            arrival=time,
+            prompt_tokens=whole.prompt_tokens - again,
+            output_tokens=whole.output_tokens + again,
+            max_tokens=whole.max_tokens + again,
+            generated=1,
+            first_token=self.prefills[request].first_token,
+            last_token=self.prefills[request].last_token,
+            stalls=[],
+        )
+        self.decodes[request], passage = one, self.passages[request]
+        passage.asked = time
+        one.replica, group, passage.rank = self.stages[1].choose(one)
+        passage.group = self.groups.index(group)
+        self.staging[passage.group - self.first_decode][passage.rank].ask(one)
+        if not group.in_flight:
+            self._wake(passage.group, time)
+
+    def _transfer(self, request: int, time: float) -> None:
+        passage = self.passages[request]
+        ends = passage.source, self.decodes[request].replica
+        passage.transfer_start = self.wires.start(request, *ends, self.work[request], time)
+
+    def _received(self, request: int, time: float) -> None:
+        """The KV of a request is with its decode replica; the prefill replica lets go of it."""
+        passage = self.passages[request]
+        passage.transfer_end = time
+        if self.prefills[request].holds:
+            group, rank = self.prompts[request]
+            group.schedulers[rank].let_go(self.prefills[request])
+            if not group.in_flight:
+                self._wake(self.groups.index(group), time)
+        self.staging[passage.group - self.first_decode][passage.rank].ready.append(self.decodes[request])
+        if not self.groups[passage.group].in_flight:
+            self._wake(passage.group, time)
+
+    # Decode replicas decide.
+
+    def _schedule(self, who: int, time: float) -> None:
+        """One decision, which gives memory and seats; then the next, if another step may be in flight beside it."""
+        if who < self.first_decode:
+            super()._schedule(who, time)
+            return
+        group, lanes = cast(Group, self.groups[who]), self.staging[who - self.first_decode]
+        if len(group.in_flight) == group.depth:
+            return
+        stages_first = self.rules.transfer == "none" or self._gated
+        for lane in lanes:
+            if stages_first:
+                self._give_memory(lane, time)
+            for request in lane.give_seats():
+                self.passages[request.id].joined = time
+                if self.rules.first_token == "relayed":
+                    request.last_token = time
+        batches, scheduled = group.decide(time)
+        if not (stages_first or any(batch.preempted for batch in batches)):
+            for lane in lanes:
+                self._give_memory(lane, time)
+        if group.in_flight and who not in self.ending:
+            self.ending.add(who)
+            heappush(self.events, (group.in_flight[0].end, BATCH_END, who))
+        if scheduled or (not group.in_flight and any(batch.preempted for batch in batches)):
+            self._wake(who, time)
+        elif not group.in_flight and group.ask_again < inf:
+            heappush(self.events, (group.ask_again, ASK_AGAIN, who))
+
+    def _give_memory(self, lane: Staging, time: float) -> None:
+        for request in lane.give_memory():
+            passage = self.passages[request.id]
+            passage.admitted = time
+            if self.rules.transfer == "none":
+                passage.transfer_start = passage.transfer_end = time
+                lane.ready.append(request)
+            elif self._gated:
+                heappush(self.events, (time, HANDED, request.id))
+            else:
+                self._transfer(request.id, time)

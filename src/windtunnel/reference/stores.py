@@ -1,0 +1,232 @@
+"""KV tiers behind vLLM's v1 scheduler: chunks are written when computed, and loaded beside the queue."""
+
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from windtunnel.policy import Limits, VllmV1
+from windtunnel.policy.tiers import Tier
+from windtunnel.reference.batch import Batch
+from windtunnel.reference.blocks import Block, Keys
+from windtunnel.reference.request import Request
+from windtunnel.reference.vllm_v1 import Scheduler
+
+
+class Store:
+    """The chunks of a tier, for all that share it."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.keys = Keys(tier.chunk_tokens)
+        self.chunks: OrderedDict[int, float] = OrderedDict()
+        """Key → when it has been written; the next to go first."""
+        self.looked_for: defaultdict[int, int] = defaultdict(int)
+
+    def has(self, request: Request, i: int, now: float) -> bool:
+        """Whether chunk ``i`` of a request's known tokens is there."""
+        return self.chunks.get(self.keys.key(request, i), now + 1.0) <= now
+
+    def count(self, request: Request, i: int) -> None:
+        """The chunk has been looked for: it is used now, or nearer to being written."""
+        key = self.keys.key(request, i)
+        self.looked_for[key] += 1
+        if key in self.chunks and self.tier.eviction == "lru":
+            self.chunks.move_to_end(key)
+
+    def wants(self, request: Request, i: int) -> bool:
+        """Whether a chunk that has been computed is to be written."""
+        key = self.keys.key(request, i)
+        if key in self.chunks:
+            if self.tier.eviction == "lru":
+                self.chunks.move_to_end(key)
+            return False
+        return self.looked_for[key] >= self.tier.write_after
+
+    def write(self, request: Request, i: int, end: float) -> None:
+        """The chunk will be there at ``end``; the first ones make room."""
+        while len(self.chunks) >= self.tier.chunks:
+            self.chunks.popitem(last=False)
+        self.chunks[self.keys.key(request, i)] = end
+
+
+@dataclass
+class Port:
+    """A rank's way to a store: it reads one thing after the other, and writes likewise."""
+
+    store: Store
+    reads_until: float = 0.0
+    writes_until: float = 0.0
+    found: int = 0
+    """Tokens that requests got from here when they were first admitted."""
+    read: int = 0
+    """Tokens that came from here, for whatever reason."""
+    written: int = 0
+
+    def load(self, tokens: int, now: float) -> float:
+        """When so many tokens, asked for now, are here."""
+        tier = self.store.tier
+        self.reads_until = max(self.reads_until, now) + (tier.latency + tokens * tier.read_s)
+        self.read += tokens
+        return self.reads_until
+
+    def save(self, request: Request, chunks: range, now: float) -> None:
+        """Chunks of a request are computed."""
+        tier = self.store.tier
+        wanted = [i for i in chunks if self.store.wants(request, i)]
+        if not wanted:
+            return
+        self.writes_until = max(self.writes_until, now) + tier.latency
+        for i in wanted:
+            self.writes_until += tier.chunk_tokens * tier.write_s
+            self.store.write(request, i, self.writes_until)
+        self.written += len(wanted) * tier.chunk_tokens
+
+
+@dataclass
+class Loading:
+    """A request whose KV is on its way."""
+
+    request: Request
+    end: float
+
+
+class Tiered(Scheduler):
+    """vLLM's v1 scheduler with stores, the fastest first.
+
+    A request that waits for KV holds its blocks and is in no list; when it has come, the request is first in the queue
+    (``kv_holding_waiting`` in vllm/v1/core/sched/scheduler.py, 0.32).
+    """
+
+    def __init__(self, limits: Limits, policy: VllmV1, ports: list[Port]) -> None:
+        super().__init__(limits, policy)
+        self.ports = ports
+        self.loading: list[Loading] = []
+        self.saved: dict[Request, int] = {}
+        """Tokens of each request that the stores have been offered."""
+        self.looked: dict[Request, int] = {}
+        """How often each had been preempted when its chunks were last looked for."""
+        self.now = 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, and those that wait for their KV."""
+        return len(self.waiting) + len(self.loading)
+
+    def schedule(self, now: float = 0.0) -> Batch:
+        """See Scheduler; where nothing else can be done it asks to be asked again when the next KV is there."""
+        self.now = now
+        came = [one for one in self.loading if one.end <= now]
+        self.loading = [one for one in self.loading if one.end > now]
+        for one in sorted(came, key=lambda one: one.end):
+            self.blocks.offer(one.request, one.request.num_computed_tokens)
+            self.waiting.append(one.request)
+        batch = super().schedule(now)
+        if not batch.scheduled and self.loading:
+            batch.ask_again = min(one.end for one in self.loading)
+        return batch
+
+    def _schedule_waiting(self, batch: Batch) -> None:
+        """See Scheduler: those that hold blocks come first, in the order in which their KV came."""
+        holding = [request for request in self.waiting if request.num_blocks]
+        for request in holding:
+            self.waiting.remove(request)
+        self.waiting.extendleft(reversed(holding))
+        super()._schedule_waiting(batch)
+
+    def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
+        """See Scheduler: what this step has computed goes to the stores."""
+        for part in batch.scheduled:
+            if part.request.num_blocks:
+                self._save(part.request, min(part.start + part.tokens, part.request.num_tokens), time)
+        emitted, finished = super().update(batch, time)
+        for request in finished:
+            self.saved.pop(request, None)
+            self.looked.pop(request, None)
+        return emitted, finished
+
+    def _save(self, request: Request, tokens: int, time: float) -> None:
+        before = self.saved.get(request, 0)
+        for port in self.ports:
+            size = port.store.tier.chunk_tokens
+            if tokens // size > before // size:
+                port.save(request, range(before // size, tokens // size), time)
+        self.saved[request] = max(before, tokens)
+
+    def _begins_elsewhere(self, request: Request, hits: list[Block]) -> bool | None:
+        """See Scheduler: whether the head of the queue waits for KV from a store from now on."""
+        if request.num_computed_tokens:
+            return False
+        local, size = len(hits) * self.limits.block_size, self.limits.block_size
+        self._look(request)
+        parts = self._found(request, local)
+        tokens = sum(parts)
+        if not tokens:
+            return False
+        if not self._fits_beside(request, hits):
+            return None
+        self.waiting.remove(request)
+        self.blocks.take(request, hits, tokens // size)
+        request.num_computed_tokens = local + tokens
+        end = self.now
+        for port, part in zip(self.ports, parts, strict=True):
+            if part:
+                end = max(end, port.load(part, self.now))
+                port.found += part if request.preemptions == 0 else 0
+        self.loading.append(Loading(request, end))
+        return True
+
+    def _fits_beside(self, request: Request, hits: list[Block]) -> bool:
+        """Whether there is memory for all that a request knows, beside what those still need that hold blocks and do
+        not run (``reserved_blocks`` there): otherwise they could wait for each other for ever."""
+        idle = [*(one.request for one in self.loading), *(one for one in self.waiting if one.num_blocks)]
+        reserved = sum(self._blocks(one.num_tokens) - one.num_blocks for one in idle)
+        margin = self.policy.watermark_blocks(self.limits) if self.running else 0
+        needed = self._blocks(request.num_tokens) - len(hits) + self.blocks.idle(hits)
+        return needed + reserved + margin <= self.blocks.free
+
+    def _found(self, request: Request, local: int) -> list[int]:
+        """Tokens after the first ``local`` ones that each store has, in whole blocks, without the last known token."""
+        parts, at, block = [0] * len(self.ports), local, self.limits.block_size
+        last = (request.num_tokens - 1) // block * block
+        while at < last:
+            for k, port in enumerate(self.ports):
+                size = port.store.tier.chunk_tokens
+                if port.store.has(request, at // size, self.now):
+                    end = min((at // size + 1) * size, last)
+                    parts[k] += end - at
+                    at = end
+                    break
+            else:
+                break
+        return parts
+
+    def _look(self, request: Request) -> None:
+        """Its chunks have been looked for, once; those at the beginning are to stay longest."""
+        if self.looked.get(request) == request.preemptions:
+            return
+        self.looked[request] = request.preemptions
+        for port in self.ports:
+            for i in reversed(range((request.num_tokens - 1) // port.store.tier.chunk_tokens)):
+                port.store.count(request, i)
+
+    def _remove(self, request: Request) -> None:
+        for one in self.loading:
+            if one.request is request:
+                self.loading.remove(one)
+                self._free(request)
+                return
+        super()._remove(request)
+
+
+@dataclass
+class Shelf:
+    """The stores of a deployment: each made once for all that share it."""
+
+    made: dict[Any, Store] = field(default_factory=dict)
+
+    def ports(self, tiers: tuple[Tier, ...], pool: int, replica: int) -> list[Port]:
+        """The ways of a rank of a replica to them."""
+        places = {"replica": (pool, replica), "pool": (pool,), "deployment": ()}
+        return [
+            Port(self.made.setdefault((k, tier, *places[tier.shared_by]), Store(tier))) for k, tier in enumerate(tiers)
+        ]

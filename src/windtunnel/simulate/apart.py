@@ -1,0 +1,108 @@
+"""Prefill and decode pools: from a deployment to what the engine room wants to know, and from its record to columns."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.apart.handover import Crossing, Handed
+from windtunnel.core.engine import Demand, Fleet
+from windtunnel.deployment import Deployment, Handover
+from windtunnel.deployment.memory import KVBudget
+from windtunnel.errors import InputError
+from windtunnel.policy.named import find_router
+from windtunnel.policy.routing import ROUTE_SCORE, SCORED, SESSION_AFFINITY
+from windtunnel.simulate.run import Handovers, Requests
+
+Floats = NDArray[np.float64]
+
+GRID = 2.0**-30
+"""Seconds of which all parts of a time to first token but one are multiples, so that sums are exact."""
+
+
+def routers_of(deployment: Deployment) -> tuple[int, int]:
+    """The routers of the two sides, which in mixed pools are the same one.
+
+    Raises InputError for one between two sides that knows more than how many requests a replica has.
+    """
+    names = deployment.router, deployment.decode_router or deployment.router
+    found = tuple(find_router(name).number for name in names)
+    if not deployment.apart:
+        return found[0], found[1]
+    for name, number in zip(names, found, strict=True):
+        if number in (SCORED, SESSION_AFFINITY):
+            raise InputError(f"router {name!r}: not simulated between prefill and decode pools: use least_outstanding")
+    if found[1] == ROUTE_SCORE and names[0] != names[1]:
+        raise InputError(f"decode_router {names[1]!r}: may be a function of your own only if router is the same one")
+    return found[0], found[1]
+
+
+def crossing_of(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> Crossing:
+    """The link and its work: whole blocks, to all GPUs of a decode rank, which take part at once.
+
+    Of a prompt that leaves in chunks or layers, what its last one makes is sent when it is computed; the others were,
+    while it went on.
+    """
+    taker = next(i for i, pool in enumerate(deployment.pools) if pool.role == "decode")
+    pool, budget = deployment.pools[taker], budgets[taker]
+    gpus = pool.engine.tensor_parallel_size * pool.engine.pipeline_parallel_size
+    blocks = -(-demand.prompt_tokens // budget.block_size)
+    sizes = (blocks * budget.block_bytes * gpus).astype(np.float64)
+    link, rules = deployment.link, deployment.handover
+    share = np.ones(len(sizes))
+    if rules.transfer == "chunked":
+        chunk = min(one.engine.resolved("max_num_batched_tokens") for one in deployment.pools if one.role == "prefill")
+        share = ((demand.prompt_tokens - 1) % chunk + 1) / np.maximum(demand.prompt_tokens, 1)
+    elif rules.transfer == "layerwise":
+        share /= pool.model.num_layers
+    if rules.transfer == "none":
+        return Crossing(link, rules)
+    return Crossing(link, rules, sizes, link.work(sizes, blocks * pool.model.num_layers, share))
+
+
+def about_waits(rules: Handover, record: Handed) -> list[str]:
+    """Requests whose wait the engine would have given up, for a run's notes."""
+    handed = record.handovers
+    waits = {
+        "lease": handed["transfer_start"] - handed["prefill_end"],
+        "timeout": handed["admitted"] - handed["asked"],
+    }
+    found = []
+    for name, seconds in waits.items():
+        if late := int((seconds > getattr(rules, name)).sum()):
+            limit = getattr(rules, name)
+            found.append(
+                f"{late} requests waited longer than the hand-over's {name} of {limit:g} s: the engine gives up"
+            )
+    return found
+
+
+def handovers_of(requests: Requests, record: Handed, fleet: Fleet) -> Handovers:
+    """The columns of ``Handovers``, for requests whose times are the client's."""
+    handed, engine = record.handovers, record.requests
+    first, goes = engine["first_token"], handed["goes"] > 0
+    moved = goes & ~np.isnan(handed["transfer_end"])
+    ttft = requests.first_token - requests.arrival
+    gated = handed["asked"] < handed["prefill_end"]
+    parts = dict.fromkeys(("queue", "held", "admission", "transfer", "join"), np.zeros(0))
+    parts["queue"] = engine["scheduled"] - np.where(gated, handed["admitted"], engine["arrival"])
+    parts["held"] = np.where(gated, 0.0, handed["asked"] - handed["prefill_end"])
+    parts["admission"] = handed["admitted"] - handed["asked"]
+    parts["transfer"] = handed["transfer_end"] - np.where(gated, handed["prefill_end"], handed["admitted"])
+    parts["join"] = first - handed["transfer_end"]
+    later = moved & (first > handed["prefill_end"])  # the first token comes from the decode replica
+    for name in parts:
+        seen = later | (name == "queue") | ((name == "admission") & gated)
+        parts[name] = np.where(seen, np.nan_to_num(parts[name]), 0.0)
+    parts["held"] = parts["held"] + (ttft - (first - engine["arrival"]))
+    parts = {name: np.round(np.nan_to_num(part) / GRID) * GRID for name, part in parts.items()}
+    unknown = np.isnan(ttft)
+    parts["prefill"] = ttft - sum(parts.values())
+    columns = {f"ttft_{name}": np.where(unknown, np.nan, part) for name, part in parts.items()}
+    lane = handed["prefill_lane"]
+    pool_of_replica = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas)
+    replica = np.where(lane < 0, -1, record.replica_of_lane[lane])
+    return Handovers(
+        prefill_pool=np.where(lane < 0, -1, pool_of_replica[replica]),
+        prefill_replica=replica,
+        kv_bytes=record.kv_bytes,
+        **columns,
+    )

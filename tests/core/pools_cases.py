@@ -1,0 +1,193 @@
+"""Random prefill and decode pools on the core and in the reference's event loop."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from equality import Impatient
+from equality import cases as vllm_cases
+from equality_unified import Impatient as ImpatientUnified
+from equality_unified import cases as unified_cases
+from hypothesis import strategies as st
+
+from windtunnel.core.apart.handover import Crossing, Handed, run
+from windtunnel.core.engine import Demand, Fleet
+from windtunnel.core.records import GONE
+from windtunnel.deployment import HANDOVERS, Handover, Link
+from windtunnel.policy import VllmV1, can_ever_run
+from windtunnel.reference import handover as reference
+from windtunnel.reference.loop import Replica, least_outstanding, round_robin, vllm_dp
+from windtunnel.reference.replica import Group, table_time
+from windtunnel.simulate.on_reference import record_of, requests_of
+
+ROUTERS = {0: round_robin, 2: least_outstanding, 3: vllm_dp}
+ROLES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prefill pool, a decode pool, what is between them, and requests."""
+
+    fleet: Fleet
+    demand: Demand
+    routers: tuple[int, int]
+    crossing: Crossing
+
+
+@st.composite
+def links(draw: st.DrawFn) -> Link:
+    """Links of any kind."""
+    sharing: Any = draw(st.sampled_from(["fifo", "fair"]))
+    contention: Any = draw(st.sampled_from(["none", "source", "destination", "both"]))
+    return Link(latency=draw(st.sampled_from([0.0, 0.25, 3.0])), sharing=sharing, contention=contention)
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Handover:
+    """The named rules, or any mixture."""
+    named, stay = draw(st.sampled_from([None, *HANDOVERS.values()])), draw(st.sampled_from([0, 0, 2, 20]))
+    if named is not None:
+        reserved = min(named.reserved_decode_tokens, draw(st.integers(0, 20)))
+        return replace(named, reserved_decode_tokens=reserved, max_local_prefill_length=stay)
+    transfer: Any = draw(st.sampled_from(["pull", "push", "chunked"]))
+    return Handover(
+        transfer,
+        draw(st.sampled_from(["prefill", "relayed", "decode"])),
+        gate="before_prefill" if transfer == "chunked" else draw(st.sampled_from(["before_prefill", "after_prefill"])),
+        reserved_decode_tokens=draw(st.sampled_from([0, 0, 1, 7])),
+        staging=draw(st.sampled_from(["memory", "seats", "seats_and_few"])),
+        max_local_prefill_length=stay,
+        proxy=draw(st.sampled_from([0.0, 0.5])),
+    )
+
+
+def takes(policy: Any) -> bool:
+    """Whether a decode pool may have these rules."""
+    return isinstance(policy, VllmV1) or policy.preemption != "swap"
+
+
+@st.composite
+def cases(draw: st.DrawFn, kind: str = "any") -> Case:
+    """Little memory on either side, tied times, closed loops, sessions, ranks in lockstep or not.
+
+    ``kind``: ``vllm``, ``unified`` or ``any``; ``cached``: vLLM, and both pools cache prefixes (one thing to compile).
+    """
+    kinds: dict[str, Any] = {"vllm": vllm_cases(), "unified": unified_cases(), "cached": vllm_cases()}
+    both = [draw(kinds[draw(st.sampled_from(["vllm", "unified"])) if kind == "any" else kind]) for _ in ROLES]
+    if kind == "cached":
+        size = both[0].limits.block_size
+        both = [replace(one, policy=replace(one.policy, prefix_caching=True)) for one in both]
+        both[1] = replace(both[1], limits=replace(both[1].limits, block_size=size))
+    first, second = both
+    if not takes(second.policy):
+        second = replace(
+            second, policy=replace(second.policy, preemption="recompute", host_blocks=0, swap_time_per_block=0.0)
+        )
+    if first.limits.block_size != second.limits.block_size and isinstance(second.policy, VllmV1):
+        plain = replace(second.policy, prefix_caching=False)  # one cache has blocks of one size
+        second = replace(second, policy=plain)
+    pools: Any = [
+        (one.limits, one.policy, one.times, min(one.replicas, 3), one.lanes, one.lockstep) for one in (first, second)
+    ]
+    names = ("limits", "policies", "times", "replicas", "lanes", "lockstep")
+    columns: Any = dict(zip(names, zip(*pools, strict=True), strict=True))
+    fleet, between, asked = Fleet(**columns, roles=ROLES), draw(links()), draw(rules())
+    demand = demand_of(first, fleet)
+    size = draw(st.sampled_from([0.0, 0.125, 0.25]))
+    work: Any = demand.prompt_tokens * size
+    return Case(fleet, demand, (draw(routers()), draw(routers())), Crossing(between, asked, work * 10, work))
+
+
+def routers() -> Any:
+    """Numbers of routers that the reference has without further ado."""
+    return st.sampled_from(list(ROUTERS))
+
+
+def demand_of(case: Any, fleet: Fleet) -> Demand:
+    """The requests of a case, as far as both pools can have them."""
+    longest = min(one.longest_request(limits) for one, limits in zip(fleet.policies, fleet.limits, strict=True))
+    prompt = np.minimum(case.prompt, longest - 1)
+    output = np.minimum(case.output, longest - prompt)
+    declared = np.minimum(output + case.max_tokens - case.output, longest - prompt)
+    refused = np.zeros(len(prompt), dtype=bool)
+    for policy, limits in zip(fleet.policies, fleet.limits, strict=True):
+        refused |= np.array([not can_ever_run(int(p), int(o), limits) for p, o in zip(prompt, declared, strict=True)])
+        refused |= prompt + 1 > policy.longest_prompt(limits)
+    return Demand(
+        arrival=np.array(case.arrival, dtype=np.float64),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        overruns=declared > output,
+        refused=refused,
+        follow=case.follow,
+        think_time=case.think_time,
+        max_concurrency=case.max_concurrency,
+        max_tokens=declared,
+        priority=getattr(case, "priority", None),
+        turnaround=getattr(case, "turnaround", None),
+    )
+
+
+def by_core(case: Case, jumps: bool = True) -> Handed:
+    """The case on the core."""
+    uniforms = np.zeros((2, len(case.demand.arrival)))
+    return run(case.fleet, case.demand, case.routers, uniforms, case.crossing, jumps)
+
+
+def by_reference(case: Case) -> tuple[reference.Apart, list[Any]]:
+    """The case in the reference's event loop, and what happened on either side."""
+
+    def replica(pool: int) -> Replica:
+        policy: Any = case.fleet.policies[pool]
+        kind: Any = Impatient if isinstance(policy, VllmV1) else ImpatientUnified
+        ranks = [kind(case.fleet.limits[pool], policy) for _ in range(case.fleet.lanes[pool])]
+        time, depth = table_time(case.fleet.times[pool]), 1 + policy.async_scheduling  # type: ignore[arg-type]
+        lockstep = case.fleet.lockstep[pool]
+        return Replica([Group(ranks, time, depth)] if lockstep else [Group([rank], time, depth) for rank in ranks])
+
+    sides = [[replica(pool) for _ in range(case.fleet.replicas[pool])] for pool in (0, 1)]
+    demand = case.demand
+    follow = {i: int(f) for i, f in enumerate(demand.follow) if f >= 0}
+    turnaround = [] if demand.turnaround is None else demand.turnaround.tolist()
+    clients = (follow, demand.think_time.tolist(), demand.max_concurrency, turnaround)
+    between = reference.Crossing(case.crossing.link, case.crossing.rules, case.crossing.work.tolist())
+    chosen = ROUTERS[case.routers[0]], ROUTERS[case.routers[1]]
+    loop = reference.Apart(sides[0], sides[1], chosen, requests_of(demand), between, clients)
+    loop.run()
+    requests = (loop.prefills, list(loop.decodes.values()))
+    return loop, [record_of(*side) for side in zip(requests, sides, strict=True)]
+
+
+def differences(case: Case, jumps: bool) -> list[str]:
+    """What is not equal. Raises StuckError where the reference would try for ever."""
+    expected, sides = by_reference(case)
+    record, found = by_core(case, jumps), []
+
+    def compare(name: str, r: int, ours: Any, theirs: Any) -> None:
+        if not np.array_equal(ours, theirs, equal_nan=True):
+            found.append(f"{name} of {r}: {ours} in the core, {theirs} in the reference")
+
+    again = case.crossing.rules.first_token == "decode"
+    for r, one in enumerate(record.requests):
+        before, after, way = expected.prefills[r], expected.decodes.get(r), expected.passages[r]
+        goes = expected._goes(r)
+        if expected._stays(r):
+            before, after = expected.decodes.get(r, before), None
+        last: Any = after if goes else before
+        done = bool(last and last.finished)
+        compare("state", r, bool(one["state"] == GONE), done)
+        for name in ("arrival", "scheduled", "cached_tokens"):
+            compare(name, r, one[name], getattr(before, name))
+        if done:
+            compare("finish", r, one["finish"], last.finish)
+        for name in ("prefill_end", "asked", "admitted", "transfer_start", "transfer_end", "joined"):
+            compare(name, r, record.handovers[name][r], getattr(way, name))
+        compare("preemptions", r, one["preemptions"], before.preemptions + (after.preemptions if after else 0))
+    stalls = [stall for side in sides for stall in side.stalls.tolist()]
+    if not again:
+        compare("stalls", -1, sorted(record.stalls.tolist()), sorted(stalls))
+    for side, replicas in enumerate((range(case.fleet.replicas[0]), range(case.fleet.replicas[0], 99))):
+        rows = record.rows[np.isin(record.rows["replica"], list(replicas))]
+        for name in ("decodes", "discarded"):
+            compare(name, side, (rows[name] * np.maximum(rows["steps"], 1)).sum(), sides[side].rows[name].sum())
+    return found

@@ -1,0 +1,119 @@
+"""Random cases for SGLang's scheduler."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from windtunnel.core.engine import Demand, Fleet, Record, run
+from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
+from windtunnel.policy import Limits, Sglang
+
+
+@dataclass(frozen=True)
+class SglangCase:
+    """One small simulation."""
+
+    limits: Limits
+    policy: Sglang
+    times: Times
+    replicas: int
+    lanes: int
+    lockstep: bool
+    router: int
+    arrival: Any
+    prompt: Any
+    output: Any
+    declared: Any
+    hash_ids: Any
+    hash_block_size: int
+    max_concurrency: int
+
+
+def small_case(seed: int) -> SglangCase:
+    """Little memory, shared beginnings, every order, chunks mixed or not, closed loops, several replicas."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*values: Any) -> Any:
+        return values[int(rng.integers(len(values)))]
+
+    seqs, chunked, longest = pick(1, 2, 4, 8, 16, 40), pick(False, True), 200
+    policy = Sglang(
+        chunked_prefill=chunked,
+        max_prefill_tokens=pick(16, 60, 200),
+        schedule_policy=pick("fcfs", "lpm", "dfs-weight", "lof"),
+        radix_cache=pick(False, True),
+        schedule_conservativeness=pick(0.0, 0.3, 1.0, 2.0),
+        enable_mixed_chunk=pick(False, True),
+        ignore_eos=pick(False, True),
+        disable_overlap_schedule=pick(False, True),
+    )
+    limits = Limits(seqs, longest, longest, int(rng.integers(8, 121)), pick(1, 4))
+    budget = seqs + pick(1, 5, 40, 200) if chunked else policy.longest_round(limits)
+    limits = replace(limits, max_num_batched_tokens=budget)
+    lanes, n, gap = pick(1, 1, 1, 2), int(rng.integers(1, 61)), pick(0.0, 1.0, 8.0)
+    prompt = rng.integers(1, pick(4, 40, 100) + 1, n)
+    output = rng.integers(1, pick(2, 20, 60) + 1, n)
+    declared = np.minimum(output + pick(0, 0, 10) * rng.integers(0, 3, n), policy.longest_request(limits) - prompt)
+    size = pick(1, 4, 16)
+    rounds = {"max_num_batched_tokens": budget, "max_num_seqs": seqs, "max_model_len": longest, "ranks": lanes}
+    return SglangCase(
+        limits=limits,
+        policy=policy,
+        times=linear(pick(0.5, 1.0), 0.01, 0.001, 1e-5, per_expert_token=0.01, **rounds),
+        replicas=pick(1, 1, 2, 3),
+        lanes=lanes,
+        lockstep=lanes > 1 and pick(False, True),
+        router=pick(0, 1, 2, 3),
+        arrival=np.cumsum(pick(rng.integers(0, 3, n) * gap, rng.exponential(gap + 1e-9, n))),
+        prompt=prompt,
+        output=np.minimum(output, declared),
+        declared=declared,
+        hash_ids=shared_beginnings(rng, prompt, size, pick(1, 3, 1000)),
+        hash_block_size=size,
+        max_concurrency=pick(0, 0, 1, 5),
+    )
+
+
+def small_pipeline(seed: int) -> SglangCase:
+    """The same with two to four stages, and without what a pipeline does not have."""
+    case, rng = small_case(seed), np.random.default_rng([seed, 1])
+    stages = int(rng.choice([2, 2, 3, 4]))
+    assert isinstance(case.times, BatchTimes)
+    seconds = [replace(case.times, decode_tokens=case.times.decode_tokens * k) for k in rng.integers(1, 4, stages)]
+    sends = np.full((stages - 1, case.limits.max_num_batched_tokens + 1), float(rng.choice([0.0, 0.25])))
+    policy = replace(case.policy, enable_mixed_chunk=False, pipeline_parallel_size=stages)
+    return replace(case, policy=policy, times=StageTimes(tuple(seconds), sends), lockstep=False)
+
+
+def shared_beginnings(rng: np.random.Generator, prompt: Any, size: int, variety: int) -> tuple[Any, Any]:
+    """Hash ids of each prompt's full blocks: a path through a tree in which each node has ``variety`` children."""
+    ids: dict[tuple[int, ...], int] = {}
+    values, offsets = [], [0]
+    for tokens in prompt.tolist():
+        path: tuple[int, ...] = ()
+        for _ in range(tokens // size):
+            path = (*path, int(rng.integers(0, variety)))
+            values.append(ids.setdefault(path, len(ids)))
+        offsets.append(len(values))
+    return np.array(offsets), np.array(values, dtype=np.int64)
+
+
+def by_core(case: SglangCase, jumps: bool = True) -> Record:
+    """The case on the core."""
+    n = len(case.prompt)
+    demand = Demand(
+        arrival=np.array(case.arrival, dtype=np.float64),
+        prompt_tokens=case.prompt,
+        output_tokens=np.maximum(case.output, 0),
+        overruns=np.zeros(n, dtype=bool),
+        refused=case.declared < 1,
+        follow=np.full(n, -1),
+        think_time=np.zeros(n),
+        max_concurrency=case.max_concurrency,
+        max_tokens=case.declared,
+        hash_ids=case.hash_ids,
+        hash_block_size=case.hash_block_size,
+    )
+    fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
+    return run(fleet, demand, case.router, np.linspace(0, 0.99, n), jumps)

@@ -1,0 +1,66 @@
+"""Rules of an autoscaler, and faults at random."""
+
+import re
+from collections.abc import Callable
+from math import inf
+
+import numpy as np
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.policy.scaling import Autoscale, Faults, Forecast, Foresight, Look, Thresholds
+from windtunnel.scenario.pools import faults_of, scaling_of
+
+LOOK = Look(replicas=2, queued=0.0, kv=0.0, arrived=9.0, before=7.0, coming=21.0)
+
+
+def test_forecasts_follow_the_rate_and_foresight_knows_it() -> None:
+    assert Forecast(rps=2.0).wanted(LOOK) == 5
+    assert Forecast(rps=2.0, predictor="trend").wanted(LOOK) == 6
+    assert Forecast(rps=2.0, predictor="trend").wanted(LOOK._replace(arrived=1.0)) == 0
+    assert Foresight(rps=2.0).wanted(LOOK) == 11
+
+
+def test_there_are_never_fewer_or_more_than_allowed() -> None:
+    scaling = Autoscale(Forecast(rps=2.0), least=2, most=4)
+    assert [scaling.wanted(LOOK._replace(arrived=rate)) for rate in (0.0, 5.0, 50.0)] == [2, 3, 4]
+
+
+def test_words_make_a_rule_and_its_bounds() -> None:
+    assert scaling_of("policy=forecast rps=2 predictor=trend most=4") == Autoscale(Forecast(2.0, "trend"), most=4)
+    assert scaling_of("kv_up=0.7 interval=5") == Autoscale(Thresholds(kv_up=0.7), interval=5.0)
+    assert faults_of(["at=600 on_failure=lost"]) == (Faults(at=600.0, on_failure="lost"),)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: scaling_of("policy=tresholds"), "unknown policy of autoscale 'tresholds': did you mean 'thresholds'"),
+        (lambda: scaling_of("policy=forecast"), "autoscale: rps=0.0: must be > 0"),
+        (lambda: scaling_of("rps=3"), "autoscale: unknown key 'rps'"),
+        (lambda: scaling_of("least=9"), "autoscale: least=9, most=8: must be 1 ≤ least ≤ most"),
+        (lambda: scaling_of("interval=0"), "autoscale: interval=0.0: must be seconds > 0"),
+        (lambda: scaling_of("startup=-1"), "autoscale: startup=-1.0: must be seconds ≥ 0"),
+        (lambda: scaling_of("kv_up=0.1"), "kv_down=0.1, kv_up=0.1: must be 0 ≤ down < up"),
+        (lambda: faults_of(["down=5"]), "fail: give a time (at=600), or a mean time between failures"),
+        (lambda: faults_of(["at=5 mtbf=5"]), "fail: give a time (at=600), or a mean time between failures"),
+        (lambda: faults_of(["at=5 down=-5"]), "fail: down=-5.0: must be ≥ 0"),
+        (lambda: faults_of(["at=5 on_failure=cry"]), "on_failure"),
+        (lambda: Faults(replica=4, at=5.0).failures(4, 0), "fail: replica=4: there are 4, counted from 0"),
+    ],
+)
+def test_wrong_words_are_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        make()
+
+
+def test_random_failures_have_their_means_and_do_not_overlap() -> None:
+    found = Faults(mtbf=100.0, down=25.0, until=1e6).failures(3, seed=4)
+    times = np.array([time for time, j, _ in found if j == 1])
+    downs = np.array([down for _, j, down in found if j == 1])
+    gaps = times[1:] - (times + downs)[:-1]
+    assert (gaps >= 0).all()
+    assert gaps.mean() == pytest.approx(100, rel=0.05)
+    assert downs.mean() == pytest.approx(25, rel=0.05)
+    assert found == Faults(mtbf=100.0, down=25.0, until=1e6).failures(3, seed=4)
+    assert Faults(at=7.0, down=inf).failures(1, 0) == [(7.0, 0, inf)]

@@ -1,0 +1,59 @@
+"""Runs whose replicas start, stop or fail: what they report."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from windtunnel import Deployment, Engine, Pool, device, load_model, simulate, summary, summary_json
+from windtunnel.errors import InputError
+from windtunnel.policy.scaling import Autoscale, Faults, Foresight
+from windtunnel.simulate.live import LiveDeployment
+from windtunnel.workload import Workload
+
+
+def run(replicas: int, router: str = "least_outstanding", **more: Any) -> Any:
+    """Sixty requests in two minutes, twenty of them at once in the middle."""
+    arrival = np.sort(np.concatenate([np.arange(40.0) * 3, np.full(20, 60.0)]))
+    asked = Workload.from_columns(arrival=arrival, prompt_tokens=[500] * 60, output_tokens=[50] * 60)
+    pool = Pool(load_model("Qwen/Qwen3-8B"), device("l40s"), Engine(), replicas)
+    return simulate(Deployment((pool,), router, **more), asked)
+
+
+def test_only_what_is_there_is_paid() -> None:
+    """Foresight of one request/s a replica: two for the interval with the burst, one otherwise."""
+    scaling = Autoscale(Foresight(rps=1.0), least=1, most=4, interval=15.0, startup=10.0)
+    found, full = summary(run(4, scaling=scaling)), summary(run(4))
+    assert found.finished == full.finished == 60
+    paid = found.lives["replicas_paid"]
+    assert 1.0 < paid < 2.0
+    assert found.lives["starts"] == 1
+    assert found.usage.cost_usd / found.window.seconds == pytest.approx(
+        full.usage.cost_usd / full.window.seconds * paid / 4
+    )
+    assert summary_json(found)["lives"]["replicas_paid"] == paid
+
+
+def test_lost_requests_are_aborted() -> None:
+    lost = run(2, faults=(Faults(replica=1, at=61.0, down=30.0, on_failure="lost"),))
+    found = summary(lost)
+    assert found.aborted == found.lives["lost"] == 10
+    assert found.finished == 50
+    again = summary(run(2, faults=(Faults(replica=1, at=61.0, down=30.0),)))
+    assert (again.finished, again.lives["retries"]) == (60, 10)
+    assert again.latencies["e2el"].mean > found.latencies["e2el"].mean
+
+
+def test_what_cannot_come_and_go_is_refused() -> None:
+    with pytest.raises(InputError, match="not simulated with a router that remembers them"):
+        run(2, "prefix_aware", faults=(Faults(at=5.0),))
+    with pytest.raises(InputError, match="replicas=2: must be autoscale's most=4"):
+        run(2, scaling=Autoscale(Foresight(rps=1.0), most=4))
+    with pytest.raises(InputError, match="fail: replica=2: there are 2, counted from 0"):
+        run(2, faults=(Faults(replica=2, at=5.0),))
+
+
+def test_replicas_that_fail_are_not_served_live() -> None:
+    pool = Pool(load_model("Qwen/Qwen3-8B"), device("l40s"))
+    with pytest.raises(InputError, match="autoscale, fail, store: not served live"):
+        LiveDeployment(Deployment((pool,), faults=(Faults(at=5.0),)))
