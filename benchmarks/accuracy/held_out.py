@@ -188,7 +188,8 @@ class Bench:
         if rows is None or (source.unless and whole.path(*source.unless) is not None):
             return
         truth = Measured(whole, self.device, PLAIN) if source.table[0] == "mla" else None
-        lacking = Without(whole.systems, whole.system, whole.backend, whole.version, whole.rule, {}, source, split)
+        seen = (whole.systems, whole.system, whole.backend, whole.version, whole.rule)
+        lacking = Without(*seen, source=source, split=split)
         measured, bound_by = Measured(lacking, self.device, PLAIN), roofline(self.device)
         found: dict[str, list[tuple[Floats, ...]]] = {}
         kernels: dict[str, Kernel] = {}

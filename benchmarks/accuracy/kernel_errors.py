@@ -92,9 +92,11 @@ def render(table: dict[str, tuple[float, ...]]) -> str:
         "# Relative errors of kernel times (standard deviation of the log), by family and source.",
         "# Derived by `python -m benchmarks.accuracy.kernel_errors` from the kernel database of aiconfigurator-core:",
         f"# points taken out, predicted from the rest. The last {len(ASSUMED)} are assumed: no table of whole layers.",
+        "",
     ]
     for family, values in table.items():
-        lines += ["", f"[{family}]", *(f"{name} = {value:.3f}" for name, value in zip(NAMES, values, strict=True))]
+        errors = ", ".join(f"{name} = {value:.3f}" for name, value in zip(NAMES, values, strict=True))
+        lines.append(f"{family} = {{ {errors} }}")
     return "\n".join(lines) + "\n"
 
 

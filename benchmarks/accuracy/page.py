@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.accuracy import kernel_report
 from windtunnel.cli import main as windtunnel
 from windtunnel.errors import InputError
-from windtunnel.report.write import write_whole
+from windtunnel.files import write_whole
 
 BLOCK = re.compile(r"<!-- ((?:windtunnel|python -m) .*?) -->\n.*?<!-- end -->", re.DOTALL)
 

@@ -1,163 +1,304 @@
-"""Derive ``data/served_errors.toml`` from served points: ``python -m benchmarks.accuracy.served_errors``.
+"""Derive ``data/served_errors.toml`` from served points: ``python -m benchmarks.accuracy.served_errors [points.csv]``.
 
-The (model, system) groups of the points fall into two halves by the hash of their names. The ends of the bands are
-quantiles of the first half; the share of the second half's measured values within them is printed with the file, and
-that of other halves drawn at random.
+``points.csv`` is what ``windtunnel validate silicon_sample.csv --mode agg --csv points.csv`` writes; without it, the
+points are replayed here. The file goes to standard output, what the check found to standard error.
+
+The file is made of all points that can be read. The check divides the points of each (engine, family, device) into two
+halves, so that each half has every server and every load but no load of a server is in both; one half decides, and the
+share of the other half's measured values within their bands counts, unreadable points among them. That is done for
+both halves of DIVISIONS divisions. Servers of a group that is left out altogether are checked, too.
 """
 
+import csv
 import sys
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.accuracy import served_pairs
+from benchmarks.accuracy.points import OFF, Measured, by, known_bad, measured, readable, sound
 from windtunnel.errors import InputError
-from windtunnel.simulate.error_band import LEVEL, ServedErrors
-from windtunnel.validation.served_points import Point, read_points
-from windtunnel.validation.served_replay import Result, replay
+from windtunnel.metrics.evidence import CHAIN, ENDS, KEYS, MIDDLE, QUANTILES, Group, Groups, doubt
+from windtunnel.metrics.pairs import Apart
+from windtunnel.validation.served_points import read_points
+from windtunnel.validation.served_replay import replay_all, row
 
-FLOORS = (0.02, 0.05, 0.1, 0.2, 0.4)
-SCALES = (0.5, 0.75, 1.0, 1.5, 2.0)
-"""Never 0: most served points are near the data, and would make a run far from it look as certain."""
+LEVEL = 0.9
+DIVISIONS, FOLDS = 4, 4
 
-DRAWS = 200
-
-LATER = ("nvidia/Qwen3-32B-NVFP4 on b200_sxm", "nvidia/Qwen3-32B-NVFP4 on gb200")
-"""Groups first simulated after the halves were drawn. They are in the second half, so that no group which decided a
-number changes sides."""
+GROUP = 3
+"""Length of the key of the groups whose coverage counts: engine, family, device."""
+LEAST = 30
+"""Points of a group whose coverage is reported alone."""
+ENOUGH = 16
+"""Points of a group whose width is adjusted."""
+KEPT = {"steps": (0.84, 0.92), "first_token": (0.9, 0.95)}
+"""A group's width stays as it is while the share of its other loads within it lies between these."""
+NARROWEST, WIDEST = 0.6, 2.0
 
 Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """Served points that were simulated: log of measured over simulated, and the error of their kernels."""
-
-    group: NDArray[np.str_]
-    engine: NDArray[np.str_]
-    error: Floats
-    tpot: Floats
-    ttft: Floats
-
-    def part(self, keep: Mask) -> "Sample":
-        """The points of a mask."""
-        return Sample(self.group[keep], self.engine[keep], self.error[keep], self.tpot[keep], self.ttft[keep])
+def in_order(names: Iterable[str], salt: str) -> list[str]:
+    """Names in the order of a hash: any order, but always the same."""
+    return sorted(set(names), key=lambda name: sha256(f"{salt}{name}".encode()).hexdigest())
 
 
-def sample(results: Sequence[Result]) -> Sample:
-    """The sample behind the bands, from replayed points."""
-    known = [result for result in results if not result.reason]
-    return Sample(
-        np.array([group_of(result.point) for result in known]),
-        np.array([result.point.backend for result in known]),
-        np.array([result.kernel_error for result in known]),
-        np.array([np.log(result.point.tpot / result.tpot) for result in known]),
-        np.array([np.log(result.point.ttft / result.ttft) for result in known]),
-    )
-
-
-def group_of(point: Point) -> str:
-    """Model and system of a point."""
-    return f"{point.model_path} on {point.system}"
-
-
-def first_half(groups: NDArray[np.str_]) -> Mask:
-    """Every other group in the order of the hash of its name, none of LATER."""
-    names = sorted(set(groups.tolist()) - set(LATER), key=lambda name: sha256(name.encode()).hexdigest())
-    return np.isin(groups, names[::2])
-
-
-def fit_engines(points: Sample) -> dict[str, ServedErrors]:
-    """One band of steps for all, since groups of models and systems are few; the first token's by each engine's own
-    points, whose admission is simulated more or less closely."""
-    step = fit_step(points)
-    return {str(name): first_token(points.part(points.engine == name), step) for name in np.unique(points.engine)}
-
-
-def fit_step(points: Sample) -> ServedErrors:
-    """The narrowest band of steps, of those tried, that holds LEVEL of the tpot, each side missing as many."""
-    best, narrowest = None, np.inf
-    for floor in FLOORS:
-        for scale in SCALES:
-            spread = np.hypot(floor, scale * points.error)
-            low, high = ends(points.tpot / spread)
-            width = float(np.mean((high - low) * spread))
-            if width < narrowest:
-                best, narrowest = ServedErrors(floor, scale, low, high, 0.0, 0.0), width
-    assert best is not None
-    return best
-
-
-def first_token(points: Sample, step: ServedErrors) -> ServedErrors:
-    """The band of steps, widened for the first token by what the ttft of these points has beyond its ends."""
-    spread = np.hypot(step.floor, step.scale * points.error)
-    low, high = ends(points.ttft - step.step_low * spread)[0], ends(points.ttft - step.step_high * spread)[1]
-    return replace(step, first_token_low=low, first_token_high=high)
-
-
-def ends(values: Floats) -> tuple[float, float]:
-    """The quantiles that leave out (1 − LEVEL) / 2 on each side, but a band contains what it is around."""
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return min(float(low), 0.0), max(float(high), 0.0)
-
-
-def contained(points: Sample, by_engine: Mapping[str, ServedErrors]) -> tuple[float, float]:
-    """Share of the measured tpot and of the measured ttft within their bands; an engine without any counts as out."""
-    inside = np.zeros((2, len(points.error)), dtype=bool)
-    for place, (engine, error) in enumerate(zip(points.engine, points.error, strict=True)):
-        if str(engine) in by_engine:
-            errors = by_engine[str(engine)]
-            for row, (value, band) in enumerate(((points.tpot, errors.step), (points.ttft, errors.first_token))):
-                low, high = np.log(band(float(error)))
-                inside[row, place] = low <= value[place] <= high
-    return float(inside[0].mean()), float(inside[1].mean())
-
-
-def random_halves(points: Sample, draws: int = DRAWS) -> list[tuple[float, float]]:
-    """Shares within the bands of the other half, for halves of the groups drawn at random."""
-    names, random = np.unique(points.group), np.random.default_rng(0)
-    found = []
-    for _ in range(draws):
-        chosen = np.isin(points.group, random.permutation(names)[: len(names) // 2])
-        found.append(contained(points.part(~chosen), fit_engines(points.part(chosen))))
+def halves(points: Sequence[Measured], salt: str = "") -> tuple[list[Measured], list[Measured]]:
+    """Two halves, see above: a chessboard of servers and loads."""
+    found: tuple[list[Measured], list[Measured]] = ([], [])
+    for members in by(points, lambda one: one.server[:GROUP]).values():
+        setups, loads = (in_order((getattr(one, name) for one in members), salt) for name in ("setup", "load"))
+        for one in members:
+            found[(setups.index(one.setup) + loads.index(one.load)) % 2].append(one)
     return found
 
 
-def report(points: Sample) -> str:
-    """What the check on the other halves found, in words."""
-    half = first_half(points.group)
-    errors = fit_engines(points.part(half))
-    inside, other = contained(points.part(half), errors), contained(points.part(~half), errors)
-    draws = np.array(random_halves(points))
-    good = float(np.mean((draws[:, 0] >= 0.85) & (draws[:, 0] <= 0.95)))
-    return (
-        f"Of the first half's {int(half.sum()):,} points the bands hold {inside[0]:.1%} of the measured tpot and "
-        f"{inside[1]:.1%} of the ttft; of the other half's {int((~half).sum()):,} points {other[0]:.1%} and "
-        f"{other[1]:.1%}. Of {len(draws)} halves of the groups drawn at random, the median holds "
-        f"{np.median(draws[:, 0]):.1%} and {np.median(draws[:, 1]):.1%} of the other half; tpot is within 85-95 % in "
-        f"{good:.0%} of them."
+def folds(points: Sequence[Measured]) -> list[list[Measured]]:
+    """FOLDS parts, the loads of a server in one each."""
+    found: list[list[Measured]] = [[] for _ in range(FOLDS)]
+    for members in by(points, lambda one: one.server[:GROUP]).values():
+        units = in_order((one.setup + one.load for one in members), "")
+        for one in members:
+            found[units.index(one.setup + one.load) % FOLDS].append(one)
+    return found
+
+
+def groups(points: Sequence[Measured]) -> dict[tuple[str, ...], Group]:
+    """Every group, with the widths that its own loads need where they are left out in turn; that of all servers is what
+    a group needs that is left out altogether."""
+    found, parts = plain_groups(points), folds(points)
+    needed: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+    for part in parts:
+        rest = plain_groups([one for other in parts if other is not part for one in other])
+        for one in readable(part):
+            needed[one.server[:GROUP]] += needed_widths(one, rest)
+    for members, others in without_own(points):
+        needed[()] += [widths for one in readable(members) for widths in needed_widths(one, others)]
+    for key in found:
+        if len(key) in (0, GROUP):
+            enough = len(needed[key]) >= ENOUGH
+            found[key] = replace(found[key], width=adjusted(np.array(needed[key])) if enough else (1.0, 1.0))
+    return found
+
+
+def without_own(points: Sequence[Measured]) -> Iterator[tuple[list[Measured], Groups]]:
+    """The points of each group of servers, and the groups that are made of all other points."""
+    for key, members in by(points, lambda one: one.server[:GROUP]).items():
+        yield members, plain_groups([one for one in points if one.server[:GROUP] != key])
+
+
+def adjusted(needed: Floats) -> tuple[float, float]:
+    """The factors (steps, first token) with which a group holds no less and no more than KEPT of its points."""
+    factors = []
+    for widths, kept in zip(needed.T, KEPT.values(), strict=True):
+        least, most = np.quantile(widths, kept)
+        factors.append(float(np.clip(least if least > 1 else min(most, 1.0), NARROWEST, WIDEST)))
+    return factors[0], factors[1]
+
+
+def needed_widths(one: Measured, others: Groups) -> list[tuple[float, float]]:
+    """How many times as wide the bands of a point would have to be; nothing for what is known to be wrong."""
+    found = doubt(one.server, one.error, others)
+    if found.nearest.known_bad:
+        return []
+    low, high = ENDS[LEVEL]
+    widths = []
+    for name in ("steps", "first_token"):
+        logs, value = getattr(found, name), getattr(one, name)
+        beyond = value - logs[MIDDLE]
+        side = logs[high] - logs[MIDDLE] if beyond > 0 else logs[MIDDLE] - logs[low]
+        widths.append(abs(beyond) / max(side, 0.01))
+    return [(widths[0], widths[1])]
+
+
+def plain_groups(points: Sequence[Measured]) -> dict[tuple[str, ...], Group]:
+    """Every group of CHAIN with other servers than the one that it is in; what is known to be wrong is in no other."""
+    bad, good = known_bad(points), sound(points)
+    found: dict[tuple[str, ...], Group] = {}
+    for length in range(len(CHAIN)):
+        for key, members in sorted(by(good, lambda one, length=length: one.server[:length]).items()):  # type: ignore[misc]
+            larger = next((found[key[:n]] for n in range(length - 1, -1, -1) if key[:n] in found), None)
+            if larger is None or larger.points > len(members) or length == GROUP:
+                found[key] = group(members, key)
+    return found | {key: replace(group(readable(members), key), known_bad=True) for key, members in sorted(bad.items())}
+
+
+def around_other_loads(points: Sequence[Measured], name: str) -> list[float]:
+    """Quantiles of how far the loads of a server lie from the median of its other loads: what a run of one's own leaves
+    open. Servers whose simulations are known to be wrong are not asked."""
+    distances: list[float] = []
+    for members in by(sound(points), lambda one: one.setup).values():
+        loads = by(members, lambda one: one.load)
+        for load, own in loads.items():
+            others = [getattr(one, name) for one in members if one.load != load]
+            distances += [getattr(one, name) - float(np.median(others)) for one in own if others]
+    return [float(value) for value in np.quantile(distances, QUANTILES)]
+
+
+def group(points: Sequence[Measured], key: tuple[str, ...]) -> Group:
+    """What was measured of these points."""
+    steps, first = (np.quantile([getattr(one, name) for one in points], QUANTILES) for name in OFF)
+    return Group(
+        points=len(points),
+        loads=len({(one.setup, one.load) for one in points}),
+        error=float(np.quantile([one.error for one in points], 0.95)),
+        steps=tuple(steps.tolist()),
+        first_token=tuple(first.tolist()),
+        models=tuple(sorted({one.server.model for one in points})),
+        key=key,
     )
 
 
-def render(points: Sample) -> str:
-    """The text of the file."""
-    errors = fit_engines(points.part(first_half(points.group)))
+@dataclass(frozen=True)
+class Held:
+    """Whether a band held a measured value, of steps and of the first token, and how wide the band of steps was."""
+
+    one: Measured
+    steps: bool
+    first_token: bool
+    width: float
+    known_bad: bool
+
+
+def held(points: Sequence[Measured], table: Groups) -> list[Held]:
+    """What the bands of a table do with points."""
+    found = []
+    for one in points:
+        said = doubt(one.server, one.error, table)
+        steps, first = (said.factors(name, LEVEL) for name in OFF)
+        inside = [
+            low <= np.exp(getattr(one, name)) <= high for name, (low, high) in zip(OFF, (steps, first), strict=True)
+        ]
+        found.append(Held(one, bool(inside[0]), bool(inside[1]), steps[1] - steps[0], said.nearest.known_bad))
+    return found
+
+
+def checked(points: Sequence[Measured]) -> list[Held]:
+    """Every point in the half that decides nothing, once in each division."""
+    found = []
+    for division in range(DIVISIONS):
+        one, other = halves(points, str(division))
+        found += held(other, groups(one)) + held(one, groups(other))
+    return found
+
+
+def left_out(points: Sequence[Measured]) -> list[Held]:
+    """Every point with the bands of other groups than its own."""
+    width = groups(points)[()].width
+    found = []
+    for members, others in without_own(points):
+        found += held(members, dict(others) | {(): replace(others[()], width=width)})
+    return found
+
+
+def shares(found: Sequence[Held]) -> str:
+    """How much bands hold, in words."""
+    steps, first = (np.mean([getattr(one, name) for one in found]) for name in OFF)
+    return f"{steps:.1%} of the measured tpot and {first:.1%} of the ttft"
+
+
+def report(points: Sequence[Measured]) -> str:
+    """What the check found, as a page has it."""
+    found = checked(points)
+    sound = [one for one in found if not one.known_bad]
     lines = [
-        "# How far measured servers are from simulated ones, in logs; windtunnel/simulate/error_band.py reads them.",
-        "# Derived by `python -m benchmarks.accuracy.served_errors` from the first half of the served points.",
+        f"Bands of the half that decides hold {shares(sound)} of the other half ({DIVISIONS} divisions of "
+        f"{len(points):,} points; median width of the tpot's {np.median([one.width for one in found]):.3f}). Servers "
+        f"of a group that is left out altogether: {shares(left_out(points))}.",
+        "",
+        "| engine | model family | device | points | tpot held | ttft held | tpot band | |",
+        "|---|---|---|---:|---:|---:|---:|---|",
     ]
-    for engine, values in errors.items():
-        lines += ["", f"[{engine}]", *(f"{name} = {value:.4f}" for name, value in vars(values).items())]
+    table = groups(points)
+    for key, members in sorted(by_group(found).items()):
+        if len(members) < LEAST * DIVISIONS:
+            continue
+        good = [one for one in members if not one.known_bad]
+        steps, first = (np.mean([getattr(one, name) for one in good or members]) for name in OFF)
+        bad = sorted({group.models[0] for name, group in table.items() if group.known_bad and name[:GROUP] == key})
+        outside = "" if 0.8 <= steps <= 0.97 and 0.8 <= first <= 0.97 else "not held to 80-97 %"
+        notes = [*([f"known bad: {', '.join(bad)}"] if bad else []), *([outside] if outside and good else [])]
+        width = np.median([one.width for one in members])
+        lines.append(
+            f"| {' | '.join(key)} | {len(members) // DIVISIONS} | {steps:.0%} | {first:.0%} | {width:.2f} "
+            f"| {'; '.join(notes)} |"
+        )
+    return "\n".join(lines)
+
+
+def by_group(found: Iterable[Held]) -> dict[tuple[str, ...], list[Held]]:
+    """What bands held, by the group of the points."""
+    grouped: dict[tuple[str, ...], list[Held]] = defaultdict(list)
+    for one in found:
+        grouped[one.one.server[:GROUP]].append(one)
+    return dict(grouped)
+
+
+def render(points: Sequence[Measured]) -> str:
+    """The text of the file."""
+    lines = [
+        "# How far measured servers are from simulated ones: windtunnel/metrics/evidence.py reads this file.",
+        "# Derived by `python -m benchmarks.accuracy.served_errors` from the served points of the kernel database.",
+        f"# key: {', '.join(KEYS)}. steps, first_token: quantiles {', '.join(f'{100 * q:g}' for q in QUANTILES)} % of",
+        "# log(measured / simulated).",
+    ]
+    lines += ["group = [", *(f"  {{ {', '.join(_entry(one))} }}," for one in groups(points).values()), "]"]
+    lines += ["", "# differ: what the two servers of each pair of points differ in (windtunnel/metrics/pairs.py)."]
+    lines += ["pair = [", *map(_pair, served_pairs.measured_apart(points).values()), "]"]
+    engines = by(points, lambda one: one.server.engine)
+    for engine, members in {"all": list(points), **dict(sorted(engines.items()))}.items():
+        lines += ["", f"[other_loads.{engine}]"]
+        lines += [f"{name} = {_numbers(around_other_loads(members, name))}" for name in OFF]
     return "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
+def _entry(one: Group) -> list[str]:
+    parts = [f"key = {_texts(one.key)}", f"models = {_texts(one.models)}"]
+    parts += [f"points = {one.points}", f"loads = {one.loads}", f"error = {one.error:.3f}"]
+    parts += [f"{name} = {_numbers(getattr(one, name))}" for name in OFF]
+    parts += [f"width = [{one.width[0]:.2f}, {one.width[1]:.2f}]"] if one.width else []
+    return [*parts, *(["known_bad = true"] if one.known_bad else [])]
+
+
+def _pair(one: Apart) -> str:
+    parts = [
+        f"differ = {_texts(one.differ)}",
+        f"of = {_texts(one.of)}",
+        f"pairs = {one.pairs}",
+        f"servers = {one.servers}",
+    ]
+    return f"  {{ {', '.join([*parts, *(f'{name} = {_numbers(getattr(one, name))}' for name in OFF)])} }},"
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return f"[{', '.join(f'{value:.3f}' for value in values)}]"
+
+
+def _texts(values: Sequence[str]) -> str:
+    return "[" + ", ".join(f'"{value}"' for value in values) + "]"
+
+
+def main(paths: Sequence[str]) -> int:
+    """Print the file and, on standard error, the check; 2 after a wrong input."""
     try:
-        everything = sample([replay(point) for point in read_points() if point.mode == "agg"])
-    except InputError as wrong:
-        sys.exit(str(wrong))
-    sys.stdout.write(render(everything))
-    sys.stderr.write(report(everything) + "\n")
+        if paths:
+            with Path(paths[0]).open(encoding="utf-8", newline="") as file:
+                points = measured(one for one in csv.DictReader(file) if one["mode"] == "agg")
+        else:
+            points = measured(map(row, replay_all([point for point in read_points() if point.mode == "agg"])))
+    except (InputError, OSError) as wrong:
+        sys.stderr.write(f"{wrong}\n")
+        return 2
+    sys.stdout.write(render(points))
+    sys.stderr.write(f"{report(points)}\n\n{served_pairs.report(points)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

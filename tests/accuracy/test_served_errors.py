@@ -1,68 +1,102 @@
-"""Served errors: bands that are made of one half of the groups, and checked on the other."""
+"""Served errors: the bands of points that decide, checked on points that decide nothing."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.accuracy.points import Measured, measured
 from benchmarks.accuracy.served_errors import (
-    Sample,
-    contained,
-    first_half,
-    fit_engines,
-    random_halves,
+    GROUP,
+    around_other_loads,
+    checked,
+    groups,
+    halves,
+    left_out,
+    plain_groups,
     render,
-    sample,
+    report,
 )
-from windtunnel.simulate.error_band import LEVEL, served_errors
+from windtunnel.metrics.evidence import ServerKey
 from windtunnel.validation.served_points import Point
-from windtunnel.validation.served_replay import Result
+from windtunnel.validation.served_replay import Result, row
 
 
-def drawn(groups: int, points: int, seed: int = 0) -> Sample:
-    """Groups of points whose latencies miss the simulated ones by a normal law in logs."""
-    random = np.random.default_rng(seed)
-    names = np.repeat([f"model {i}" for i in range(groups)], points)
-    n = len(names)
-    return Sample(
-        names,
-        np.where(np.arange(n) % 2, "vllm", "sglang"),
-        np.full(n, 0.1),
-        random.normal(0.05, 0.2, n),
-        random.normal(0.3, 0.3, n),
-    )
+def drawn(models: int = 3, loads: int = 8, clients: int = 6, seed: int = 0) -> list[Measured]:
+    """Points of two engines whose latencies miss the simulated ones by a normal law in logs, each model's its own."""
+    random, found = np.random.default_rng(seed), []
+    for engine in ("sglang", "vllm"):
+        for model in range(models):
+            bias = random.normal(0.0, 0.03)
+            for layout in ("TP1", "TP2"):
+                server = ServerKey(engine, f"Family{model}", "h100_sxm", "fp8", f"m/{model}", layout)
+                for load in range(loads):
+                    for _ in range(clients):
+                        steps, first = random.normal(bias, 0.1), random.normal(0.1, 0.2)
+                        found.append(Measured(server, f"{server}", f"{load}", 0.1, steps, first))
+    return found
 
 
-def test_bands_of_one_half_hold_nine_tenths_of_the_other() -> None:
-    points = drawn(12, 200)
-    half = first_half(points.group)
-    assert sorted(set(points.group[half])) != sorted(set(points.group[~half]))
-    errors = fit_engines(points.part(half))
-    assert set(errors) == {"vllm", "sglang"}
-    tpot, ttft = contained(points.part(~half), errors)
-    assert tpot == pytest.approx(LEVEL, abs=0.03)
-    assert LEVEL - 0.03 < ttft < 0.99
-    assert np.median([share for share, _ in random_halves(points, 10)]) == pytest.approx(LEVEL, abs=0.03)
+def test_halves_share_servers_and_loads_but_no_load_of_a_server() -> None:
+    points = drawn()
+    one, other = halves(points)
+    assert sorted(map(id, one + other)) == sorted(map(id, points))
+    for name in ("setup", "load"):
+        assert {getattr(each, name) for each in one} == {getattr(each, name) for each in other}
+    assert not {(each.setup, each.load) for each in one} & {(each.setup, each.load) for each in other}
 
 
-def test_an_engine_without_bands_is_out_of_them() -> None:
-    points = drawn(4, 50)
-    known = {name: errors for name, errors in fit_engines(points).items() if name == "vllm"}
-    assert contained(points, known)[0] == pytest.approx(LEVEL / 2, abs=0.1)
+def test_bands_hold_nine_tenths_of_the_half_that_decides_nothing() -> None:
+    found = checked(drawn())
+    assert np.mean([one.steps for one in found]) == pytest.approx(0.9, abs=0.05)
+    assert np.mean([one.first_token for one in found]) == pytest.approx(0.9, abs=0.05)
 
 
-def test_points_become_a_sample_without_those_that_were_not_simulated() -> None:
+def test_bands_of_other_groups_hold_a_group_like_them() -> None:
+    assert np.mean([one.steps for one in left_out(drawn())]) > 0.8
+
+
+def test_what_is_known_to_be_wrong_widens_no_other_band() -> None:
+    points = drawn()
+    off = [replace(one, steps=one.steps + 1.0) if one.server.model == "m/0" else one for one in points]
+    sound = plain_groups([one for one in points if one.server.model != "m/0"])
+    found = plain_groups(off)
+    assert found[()] == sound[()]
+    assert {group.models for group in found.values() if group.known_bad} == {("m/0",)}
+    assert {key[:GROUP][0] for key, group in found.items() if group.known_bad} == {"sglang", "vllm"}
+
+
+def test_unreadable_points_decide_nothing() -> None:
+    points = drawn()
+    strange = [replace(one, steps=9.0, unreadable=True) for one in points[::20]]
+    assert groups(points + strange) == groups(points)
+    most = [replace(one, unreadable=True) for one in points if one.server.model == "m/0"][::3]
+    named = {group.models for group in groups(points + most).values() if group.known_bad}
+    assert named == {("m/0",)}
+
+
+def test_other_loads_are_told_apart_from_their_server() -> None:
+    server = drawn(1)[0].server
+    steps = {"a": 0.1, "b": 0.1, "c": 0.4}
+    points = [Measured(server, "one", load, 0.1, value, 0.0) for load, value in steps.items() for _ in range(4)]
+    assert around_other_loads(points, "steps")[-1] == pytest.approx(0.3)
+    assert around_other_loads(points, "first_token") == [0.0] * 5
+
+
+def test_points_are_read_from_what_validate_writes() -> None:
     point = Point("a", "agg", "vllm", "0.19.0", "m", "", "h100_sxm", 100, 10, 4, 1, 1, False, 0.2, 0.02)
-    found = sample([Result(point, 0.1, 0.02, 0.0, 0.05), Result(replace(point, id="b"), reason="because")])
-    assert found.group.tolist() == ["m on h100_sxm"]
-    assert found.ttft.tolist() == [pytest.approx(np.log(2.0))]
-    assert found.tpot.tolist() == [0.0]
+    key = ServerKey("vllm", "F", "h100_sxm", "fp8", "m/1", "TP1")
+    rows = [row(Result(point, 0.1, 0.02, 0.0, 0.05, key)), row(Result(replace(point, id="b"), reason="because"))]
+    (found,) = measured(rows)
+    assert found.server == key
+    assert found.first_token == pytest.approx(np.log(2.0))
+    assert found.steps == 0.0
 
 
-def test_the_file_holds_every_engine() -> None:
-    text = render(drawn(6, 50))
-    assert "[vllm]\nfloor = " in text
-    for engine in ("vllm", "sglang", "trtllm"):
-        assert served_errors(engine).step_low <= 0 <= served_errors(engine).step_high
-    widest = served_errors("unknown")
-    assert widest.first_token_high == max(served_errors(name).first_token_high for name in ("vllm", "sglang", "trtllm"))
+def test_the_file_and_the_report_name_every_group() -> None:
+    points = drawn(2, 4)
+    text, said = render(points), report(points)
+    for engine in ("sglang", "vllm"):
+        assert f'key = ["{engine}", "Family0", "h100_sxm"]' in text
+        assert f"| {engine} | Family0 | h100_sxm | 48 |" in said
+    assert "[other_loads.vllm]" in text

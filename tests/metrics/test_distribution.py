@@ -21,14 +21,13 @@ def test_weighted_percentiles_are_numpys_of_the_expanded_sample(
     assert found.count == len(expanded)
     if len(expanded) == 0:
         assert np.isnan(found.percentiles(percents)).all()
-        assert np.isnan([found.mean, found.std, found.max, found.min, found.share_below(1.0)]).all()
+        assert np.isnan([found.mean, found.std, found.max, found.min]).all()
         return
     assert found.percentiles(percents).tolist() == np.percentile(expanded, percents).tolist()
     assert found.mean == pytest.approx(expanded.mean())
     assert found.std == pytest.approx(expanded.std(), abs=1e-9)
     assert found.total == pytest.approx(expanded.sum())
     assert (found.min, found.max) == (expanded.min(), expanded.max())
-    assert found.share_below(0.1) == pytest.approx((expanded <= 0.1).mean())
     edges = np.array([-1.0, 0.1, 5.0, 1e9])
     assert found.histogram(edges).tolist() == [(expanded <= edge).sum() for edge in edges]
 
@@ -42,7 +41,6 @@ def test_unweighted_values_leave_nan_out(values: list[float], percents: list[flo
     if len(kept):
         assert found.percentiles(percents).tolist() == np.percentile(kept, percents).tolist()
         assert found.histogram(np.array([10.0])).tolist() == [(kept <= 10).sum()]
-        assert found.share_below(-1.0) == 0.0
 
 
 def test_pooled_adds_single_values() -> None:

@@ -8,10 +8,11 @@ import pytest
 
 from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import PercentileLimit
-from windtunnel.metrics import request_metrics, summary, waits
+from windtunnel.metrics import good_requests, request_metrics, summary, waits
+from windtunnel.metrics.requests import Verdict
 
 
-def close(value: float | list[float] | dict[str, float]) -> Any:
+def close(value: Any) -> Any:
     return pytest.approx(value, rel=1e-12, abs=1e-12)
 
 
@@ -60,3 +61,26 @@ def test_waits_measure_starvation() -> None:
     requests = handmade.requests(arrival=[0, 1, 2], status=[0, 3, 1], scheduled=[4, np.nan, np.nan])
     assert waits(requests, 10.0).tolist()[:2] == [4.0, 9.0]
     assert np.isnan(waits(requests, 10.0)[2])
+
+
+def test_a_limit_that_is_met_exactly_is_met() -> None:
+    assert Verdict("ttft", 99.0, 0.5, 0.5).met
+    assert not Verdict("ttft", 99.0, 0.5, 0.5000001).met
+    assert not Verdict("ttft", 99.0, 0.5, np.nan).met
+    assert Verdict("ttft", 99.9, 0.5, 0.1).name == "ttft_p99.9"
+    requests = handmade.requests(
+        arrival=[0, 0, 0], scheduled=[0, 0, 0], first_token=[0.5, 0.5, 0.25], finish=[1.0, 1.5, 1.0], status=[0, 0, 3]
+    )
+    found = request_metrics(requests)
+    good = good_requests(found, requests.status == 0, SLO(ttft=0.5, e2el=1.0))
+    assert good is not None
+    assert good.tolist() == [True, False, False]
+    assert good_requests(found, requests.status == 0, SLO()) is None
+
+
+def test_tpot_divides_by_the_gaps_and_normalised_latency_by_the_tokens() -> None:
+    found = request_metrics(
+        handmade.requests(arrival=[1.0], output_tokens=[5], scheduled=[1.5], first_token=[2.0], finish=[4.0])
+    )
+    assert (found.queue[0], found.prefill[0], found.ttft[0]) == (0.5, 0.5, 1.0)
+    assert (found.tpot[0], found.e2el[0], found.normalised[0]) == (0.5, 3.0, 0.6)

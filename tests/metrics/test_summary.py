@@ -4,27 +4,36 @@ import json
 from typing import Any
 
 import handmade
+import numpy as np
 import pytest
 
 from windtunnel.deployment import SLO
-from windtunnel.metrics import summary, summary_json, timeline, unroll
+from windtunnel.metrics import client_json, summary, summary_json, timeline, unroll
+from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Run
 
 LATENCY_KEYS = ["mean", "p50", "p90", "p95", "p99"]
 KEYS = {
     "schema_version": None,
     "requests": ["total", "finished", "rejected", "aborted"],
     **dict.fromkeys(("ttft", "tpot", "itl", "e2el", "queue"), LATENCY_KEYS),
-    **dict.fromkeys(("request_throughput", "output_throughput", "goodput", "attainment", "cost_usd", "energy_wh")),
+    **dict.fromkeys(("request_throughput", "output_throughput", "goodput", "attainment")),
+    **dict.fromkeys(("cost_usd", "cost_per_hour", "cost_per_million_output_tokens", "energy_wh")),
+    "max_wait": None,
+    "normalised_latency": None,
+    "batch_size": None,
+    "idle_seconds": None,
+    "phase_share": ["prefill", "decode", "mixed"],
     "kv_blocks": None,
     "utilisation": ["busy", "kv", "mfu", "mbu", "bubbles"],
     "preemptions": None,
     "prefix_cache_hit_rate": None,
     "time_share": ["measured", "interpolated", "modelled"],
+    "replicas": None,
     "warnings": None,
 }
 
 
-def close(value: float | list[float] | dict[str, float]) -> Any:
+def close(value: Any) -> Any:
     return pytest.approx(value, rel=1e-12, abs=1e-12)
 
 
@@ -52,6 +61,18 @@ def test_json_document_has_exactly_the_promised_keys() -> None:
             assert list(document[key]) == inner
     assert document["goodput"] is None
     assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_what_steps_do_by_hand() -> None:
+    """Four steps of 0.1 s: two prompts; a decode; a decode and a prompt again; two decodes. Then 0.4 s of nothing."""
+    run = handmade.preempted()
+    document = summary_json(summary(run))
+    assert document["batch_size"] == close((2 + 1 + 2 + 2) / 4)
+    assert document["phase_share"] == close({"prefill": 0.25, "decode": 0.5, "mixed": 0.25})
+    assert document["normalised_latency"] == close((0.4 / 3 + 0.4 / 4) / 2)
+    assert document["max_wait"] == document["idle_seconds"] == close(0.0)
+    (only,) = document["replicas"]
+    assert (only["iterations"], only["batch_size"], only["preemptions"]) == (4, 1.75, 1)
 
 
 def test_nothing_finished_gives_nulls_and_a_warning() -> None:
@@ -84,3 +105,56 @@ def test_much_modelled_time_is_a_warning(modelled: float, warned: bool) -> None:
     base = handmade.two_requests()
     warnings = summary(handmade.run(base.requests, base.iterations, sources=(parts,))).warnings
     assert any("30% of the batch time is modelled, not measured" in text for text in warnings) is warned
+
+
+@pytest.mark.parametrize("run", [handmade.two_requests(), handmade.preempted()])
+@pytest.mark.parametrize("exclude_warmup", [False, True])
+def test_what_a_client_sees_is_part_of_the_whole(run: Run, exclude_warmup: bool) -> None:
+    seen = client_json(run, exclude_warmup=exclude_warmup)
+    whole = summary_json(summary(run, exclude_warmup=exclude_warmup))
+    assert list(seen) == ["ttft", "tpot", "itl", "e2el", "queue", "request_throughput", "output_throughput"]
+    assert seen == {name: whole[name] for name in seen}
+
+
+def test_every_end_of_a_request_is_counted_for_itself() -> None:
+    """One finished, one rejected, two aborted, of which one was never admitted; 4 of 10 + 30 prompt tokens cached."""
+    requests = handmade.requests(
+        arrival=[0.0, 1.0, 1.0, 2.0],
+        prompt_tokens=[10, 20, 30, 40],
+        output_tokens=[2, 5, 5, 5],
+        status=[FINISHED, REJECTED, ABORTED, ABORTED],
+        replica=[0, -1, 0, 0],
+        preemptions=[1, 0, 2, 0],
+        cached_tokens=[4, 7, 0, 0],
+        scheduled=[0.0, np.nan, 1.0, np.nan],
+        first_token=[0.5, np.nan, 2.0, np.nan],
+        finish=[4.0, 1.0, np.nan, np.nan],
+    )
+    found = summary(handmade.run(requests, handmade.iterations()), SLO(ttft=0.5))
+    assert (found.total, found.finished, found.rejected, found.aborted, found.preemptions) == (4, 1, 1, 2, 3)
+    assert found.prefix_cache_hit_rate == close(4 / 40)
+    assert (found.request_throughput, found.output_throughput) == close((1 / 4, 2 / 4))
+    assert found.total_token_throughput == close((10 + 2) / 4)
+    assert (found.goodput, found.attainment) == close((1 / 4, 1 / 4))
+    assert found.max_wait == close(2.0)  # of the one that was never scheduled, until the end
+    assert found.per_million_output_tokens(3.0) == close(1.5e6)
+
+
+def test_a_trimmed_window_counts_the_tokens_emitted_inside() -> None:
+    """Arrivals from 0 to 10 are measured from 1 on: at 1.5 a first token, at 3 one after an eviction, at 4 a decode."""
+    requests = handmade.requests(
+        arrival=[0.0, 1.0, 10.0],
+        prompt_tokens=[100, 10, 1],
+        output_tokens=[3, 3, 1],
+        scheduled=[0.0, 1.0, 10.0],
+        first_token=[0.5, 1.5, 10.5],
+        finish=[0.9, 4.0, 10.5],
+    )
+    log = handmade.iterations(
+        {"start": 0.8, "decodes": 2, "kv_tokens": 9}, {"start": 3.9, "decodes": 1, "kv_tokens": 9}
+    )
+    run = handmade.run(requests, log, stalls=((0, 0.5, 0.7), (1, 1.5, 3.0)))
+    found = summary(run, exclude_warmup=True)
+    assert found.output_throughput == close(3 / 9)
+    assert found.total_token_throughput == close((3 + 10) / 9)
+    assert found.request_throughput == close(1 / 9)

@@ -24,11 +24,47 @@ def test_littles_law(parts: list[tuple[float, float, float]], bins: int) -> None
     run = handmade.run(requests, handmade.iterations())
     lines = timeline(unroll(run), bins)
     width = lines.edges[1] - lines.edges[0]
-    assert float(lines.running.sum() * width) == pytest.approx(service.sum(), abs=1e-6)
-    assert float(lines.waiting.sum() * width) == pytest.approx(queue.sum(), abs=1e-6)
+    present = float((lines.running + lines.waiting).sum() * width)
+    assert present == pytest.approx(queue.sum() + service.sum(), abs=1e-6)
     assert float(lines.request_throughput.sum() * width) == pytest.approx(len(parts))
     found = summary(run)
     if found.window.seconds > 0:
         in_system = (found.usage.replicas.running + found.usage.replicas.waiting)[0]
         arrivals_per_second = len(parts) / found.window.seconds
         assert in_system == pytest.approx(arrivals_per_second * found.latencies["e2el"].mean, abs=1e-6)
+
+
+def test_an_evicted_request_waits() -> None:
+    """Two requests; the first is evicted at 0.1 and joins a step again at 0.2."""
+    run = handmade.preempted()
+    lines = timeline(unroll(run), bins=4)
+    assert lines.running.tolist() == pytest.approx([2, 1, 2, 2])
+    assert lines.waiting.tolist() == pytest.approx([0, 1, 0, 0])
+    replicas = summary(run).usage.replicas
+    assert (replicas.running[0], replicas.waiting[0]) == pytest.approx((1.75, 0.25))
+
+
+def test_two_replicas_by_hand() -> None:
+    """Bins of 0.2 s. Replica 0 holds 40 of its 100 blocks until 0.1, replica 1 20 of its own from 0.1 to 0.3."""
+    requests = handmade.requests(
+        arrival=[0.0, 0.1, 0.1],
+        replica=[0, 1, -1],
+        output_tokens=[1, 2, 2],
+        status=[0, 0, 1],
+        scheduled=[0.0, 0.1, np.nan],
+        first_token=[0.1, 0.2, np.nan],
+        finish=[0.1, 0.3, 0.1],
+    )
+    log = handmade.iterations(
+        {"start": 0.0, "chunk_tokens": 9, "used_blocks": 40},
+        {"start": 0.1, "replica": 1, "chunk_tokens": 9, "used_blocks": 20},
+        {"start": 0.2, "replica": 1, "decodes": 1, "kv_tokens": 9, "used_blocks": 20},
+        {"start": 0.3, "replica": 0, "decodes": 3, "kv_tokens": 9, "used_blocks": 0},
+    )
+    lines = timeline(unroll(handmade.run(requests, log, replicas=2)), bins=2)
+    assert lines.edges.tolist() == pytest.approx([0.0, 0.2, 0.4])
+    assert lines.centres.tolist() == pytest.approx([0.1, 0.3])
+    assert lines.kv.tolist() == pytest.approx([(40 + 20) / 2 / 200, 20 / 2 / 200])
+    assert lines.running.tolist() == pytest.approx([1.0, (1 + 3) / 2])
+    assert lines.arrivals.tolist() == pytest.approx([3 / 0.2, 0.0])
+    assert lines.request_throughput.tolist() == pytest.approx([1 / 0.2, 1 / 0.2])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from windtunnel.metrics import summary, unroll
+from windtunnel.metrics.window import Window, span, trimmed_window
 from windtunnel.simulate.run import Run
 
 
@@ -54,3 +55,22 @@ def test_requests_that_arrive_at_once_are_measured_whole() -> None:
     found = summary(handmade.run(requests, handmade.iterations()), exclude_warmup=True)
     assert not found.window.trimmed
     assert any("no warm-up to exclude" in text for text in found.warnings)
+
+
+def test_warmup_is_a_tenth_of_the_span_and_not_of_the_clock() -> None:
+    """Arrivals from 100 to 120 s: measured from 102 to 120, both ends included."""
+    found = trimmed_window(np.array([100.0, 120.0, 110.0]))
+    assert found == Window(102.0, 120.0, True)
+    assert found.seconds == 18.0
+    assert found.holds(np.array([101.9, 102.0, 120.0, 120.1, np.nan])).tolist() == [False, True, True, False, False]
+    assert trimmed_window(np.array([])) is None
+
+
+def test_the_whole_run_ends_with_its_last_event() -> None:
+    """A last arrival, a last finish or a last step, whichever comes last."""
+    requests = handmade.requests(arrival=[3.0, 5.0], finish=[4.0, np.nan])
+    assert span(requests, np.array([4.5])) == (3.0, 5.0)
+    assert span(requests, np.array([6.5])) == (3.0, 6.5)
+    assert span(requests, np.zeros(0)) == (3.0, 5.0)
+    assert span(handmade.requests(arrival=[3.0, 5.0], finish=[7.0, 6.0]), np.array([6.5])) == (3.0, 7.0)
+    assert Window(2.0, 1.0, False).seconds == 0.0

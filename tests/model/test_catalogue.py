@@ -97,9 +97,9 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_every_model_of_our_own_loads_or_is_refused_by_name() -> None:
-    names = tomllib.loads(OWN.read_text(encoding="utf-8"))
+    models = tomllib.loads(OWN.read_text(encoding="utf-8"))
     refused = []
-    for name in names:
+    for name in (name for of_one_architecture in models.values() for name in of_one_architecture):
         try:
             assert isinstance(load_model(name), Model)
         except InputError as error:

@@ -1,9 +1,13 @@
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.perf.kernel import Kernel, pairs
+from windtunnel.hardware import device
+from windtunnel.perf.batch_times import Floats
+from windtunnel.perf.kernel import STORED_BYTES, Efficiency, Kernel, cache_format, first_of, pairs
 from windtunnel.perf.kinds.attention import Attention
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.elementwise import Elementwise, Quantize
@@ -77,3 +81,54 @@ def test_weights_that_are_widened_multiply_in_16_bits() -> None:
     assert Gemm(1, 1, "fp8", weight_only=True).rate == "bfloat16"
     assert Gemm(1, 1, "int4", weight_only=True).rate == "bfloat16"
     assert Experts(1, 1, 1, 1, dtype="nvfp4").rate == "fp4"
+
+
+@dataclass(frozen=True)
+class Plain(Kernel):
+    """So many FLOPs and bytes at each point."""
+
+    work: float
+    moved: float
+
+    def flops(self, a: Floats, b: Floats) -> Floats:
+        return self.work * a + b
+
+    def bytes_moved(self, a: Floats, b: Floats) -> Floats:
+        return self.moved * a + b
+
+    def describe(self) -> str:
+        return "plain"
+
+    @property
+    def error_family(self) -> str:
+        return "plain"
+
+
+def test_the_roofline_by_hand() -> None:
+    """Three seconds of arithmetic or two of memory; less what kernels attain of the peaks."""
+    gpu = device("h100")
+    peak, bandwidth = gpu.peak_flops("bfloat16"), gpu.memory_bandwidth
+    busy, idle = Plain(3 * peak, 2 * bandwidth), Plain(1 * peak, 2 * bandwidth)
+    assert busy.bound(gpu, ONE, ZERO)[0] == pytest.approx(3.0)
+    assert idle.bound(gpu, ONE, ZERO)[0] == pytest.approx(2.0)
+    assert busy.least(gpu)(2 * ONE)[0] == pytest.approx(6.0)
+    half = {"plain": Efficiency(compute=0.5, memory=0.8, latency=0.25)}
+    assert busy.attained(gpu, half, ONE, ZERO)[0] == pytest.approx(3 / 0.5 + 0.25)
+    assert idle.attained(gpu, half, ONE, ZERO)[0] == pytest.approx(2 / 0.8 + 0.25)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "each"),
+    [("bfloat16", 2.0), ("fp8", 1.0), ("nvfp4", 0.5 + 1 / 16), ("mxfp4", 0.5 + 1 / 32), ("mxfp8", 1 + 1 / 32),
+     ("int4", 0.5 + 2 / 128)],
+)  # fmt: skip
+def test_stored_numbers_bring_their_scales(dtype: str, each: float) -> None:
+    """A byte for each 16 or 32 numbers, two for each 128."""
+    assert STORED_BYTES[dtype] == each
+    assert cache_format("fp8") == "fp8"
+    assert cache_format("bfloat16") == "bfloat16"
+
+
+def test_the_first_format_that_was_measured_is_taken() -> None:
+    assert first_of(("a", "b", "c"), ("c", "b")) == "b"
+    assert first_of(("x",), ("c", "b")) == "c"

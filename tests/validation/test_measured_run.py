@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from windtunnel.cli import main
-from windtunnel.deployment import Deployment
+from windtunnel.deployment import PRESETS, Deployment
 from windtunnel.errors import InputError
 from windtunnel.metrics import request_metrics
 from windtunnel.simulate.simulate import simulate
 from windtunnel.validation.comparison import compare
-from windtunnel.validation.measured_run import find_measured_runs, nearest_preset, read_measured_run
+from windtunnel.validation.measured_run import find_measured_runs, nearest_preset, preset_note, read_measured_run
 from windtunnel.validation.measurement import METRICS, STATISTICS
 from windtunnel.validation.step_times import decode_bins
 
@@ -106,14 +106,34 @@ def test_every_folder_is_compared_and_what_is_not_simulated_says_why(
     ("version", "preset"),
     [
         ("0.19.1", "vllm-0.19"),
-        ("0.18.0", "vllm-0.16"),
-        ("0.6.3", "vllm-0.10"),
+        ("0.18.0", "vllm-0.19"),
+        ("0.17.1", "vllm-0.16"),
+        ("0.15.1", "vllm-0.15"),
+        ("0.14.0rc1", "vllm-0.14"),
+        ("0.13.0", "vllm-0.13"),
+        ("0.11.2", "vllm-0.10"),
+        ("0.8.5", "vllm-0.8"),
+        ("0.6.3", "vllm-0.6"),
+        ("0.4.2", "vllm-0.6"),
         ("0.32.1", "vllm-0.32"),
         ("9", "vllm-0.33"),
     ],
 )
-def test_the_nearest_preset_is_the_newest_that_is_not_newer(version: str, preset: str) -> None:
+def test_the_nearest_preset_is_that_of_the_nearest_minor_version(version: str, preset: str) -> None:
     assert nearest_preset("vllm", version) == preset
+
+
+def test_of_a_version_without_a_preset_is_said_what_stands_in_and_what_the_other_side_does() -> None:
+    assert preset_note("vllm", "0.19.2") == preset_note("lmdeploy", "0.7") == ""
+    assert "0.4.2 has no preset of its own and is simulated as vllm-0.6" in preset_note("vllm", "0.4.2")
+    assert "simulated as vllm-0.19; vllm-0.16 has scheduler_reserve_full_isl=False" in preset_note("vllm", "0.18.0")
+    assert "async_scheduling" not in preset_note("vllm", "0.18.0")
+
+
+def test_vllm_schedules_ahead_by_default_from_0_14_on() -> None:
+    ahead = {name: PRESETS[name].async_scheduling for name in PRESETS if name.startswith("vllm")}
+    numbers = {name: int(name.partition(".")[2]) for name in ahead}
+    assert ahead == {name: number >= 14 for name, number in numbers.items()}
 
 
 def without(document: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -67,7 +67,6 @@ def test_the_loop_of_a_served_point() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"mode": "disagg"}, "separate prefill and decode pools"),
         ({"concurrency": 0}, "how many clients"),
         ({"ttft": float("nan")}, "no latencies"),
         ({"backend": "unknown", "model_path": "Qwen/Qwen3-8B"}, "'unknown' is not simulated"),
@@ -86,7 +85,7 @@ def test_rows_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     first, second = csv.DictReader(table.read_text(encoding="utf-8").splitlines())
     assert float(first["tpot_error"]) == found["points"][0]["tpot_error"]
     assert (second["tpot_simulated"], second["mode"]) == ("", "disagg")
-    assert "not simulated" in second["reason"]
+    assert "how many prefill and decode workers" in second["reason"]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +110,9 @@ def test_the_sample_is_always_the_same(capsys: pytest.CaptureFixture[str]) -> No
     assert [one.id for one in chosen] == [one.id for one in served_replay.sample(points[::-1], 7)]
     assert main(["validate", "silicon_sample.csv", "--sample", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 1
+    assert main(["validate", "silicon_sample.csv", "--mode", "agg", "--sample", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["points"][0]["mode"] == "agg"
+    assert main(["validate", "silicon_sample.csv", "--mode", "both"]) == 2
     assert main(["validate", "silicon_sample.csv", "--backend", "unknown"]) == 2
     assert main(["validate", "silicon_sample.csv", "--sample", "0"]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
+    assert capsys.readouterr().err.count("\n") == 3

@@ -81,6 +81,7 @@ def test_clients_for_each_batch_are_ranks_or_replicas(values: dict[str, str], tp
     names = dict.fromkeys(served_points.COLUMNS, "") | {"isl": "10", "osl": "10", "backend": "trtllm"}
     source = "auto-gap-analysis; silicon_concurrency=112"
     found = served_points._point(names | {"silicon_data_source": source, "backend_version": "1.3.0"} | values)
+    assert isinstance(found, served_points.Point)
     assert (found.tp, found.dp, found.replicas) == (tp, dp, replicas)
 
 

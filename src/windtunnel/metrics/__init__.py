@@ -1,5 +1,6 @@
 """Metrics: pure functions from a Run to tables. Definitions: docs/metrics.md."""
 
+from windtunnel.metrics.bands import Bands, bands
 from windtunnel.metrics.comparison import Comparison, Interval, Measure, Variant, comparison_json, paired_spread, spread
 from windtunnel.metrics.distribution import PERCENTILES, Distribution
 from windtunnel.metrics.gaps import token_gaps, token_gaps_by_request
@@ -15,6 +16,7 @@ __all__ = [
     "LATENCIES",
     "PERCENTILES",
     "WARMUP_SHARE",
+    "Bands",
     "Comparison",
     "Distribution",
     "Growth",
@@ -30,6 +32,7 @@ __all__ = [
     "Variant",
     "Verdict",
     "Window",
+    "bands",
     "clean",
     "client_json",
     "comparison_json",

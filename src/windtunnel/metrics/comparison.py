@@ -3,13 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.metrics.ends import End
+from windtunnel.metrics.evidence import Factors
+from windtunnel.metrics.pairs import Apart
 from windtunnel.metrics.requests import Verdict
-from windtunnel.metrics.summary import Summary, clean
+from windtunnel.metrics.summary import Summary, clean, summary_json
 from windtunnel.metrics.timeline import Timeline
 
 SCHEMA_VERSION = 1
@@ -36,8 +40,13 @@ MEASURES = (
     Measure("request_throughput", "throughput", "requests/s", 1.0),
     Measure("output_throughput", "output", "tokens/s", 1.0),
     Measure("goodput", "goodput", "requests/s", 1.0),
+    Measure("cost_per_hour", "cost, an hour", "$", 1.0),
+    Measure("cost_per_million_output_tokens", "cost, output", "$/M tokens", 1.0),
     Measure("preemptions", "preemptions", "", 1.0),
     Measure("utilisation.kv", "KV cache", "%", 1e2),
+    Measure("gap.makespan.gap", "gap, makespan", "%", 1e2),
+    Measure("gap.mean-e2el.gap", "gap, E2EL", "%", 1e2),
+    Measure("gap.mean-ttft.gap", "gap, TTFT", "%", 1e2),
 )
 """What tables and plots of a comparison show. Every number of a run's document is compared."""
 
@@ -66,6 +75,38 @@ class Interval:
         return self.mean + self.half_width
 
 
+@dataclass(frozen=True)
+class Ends:
+    """Between which values a variant's differences lie on 90 % of measured servers.
+
+    The baseline is as simulated, and the variant's steps take as many times longer or less long than simulated as
+    ratios of measured servers leave open. What both have in common cancels out: steps that take f times as long in
+    both, under a load that comes f times as slowly, are the same runs in slow motion.
+    """
+
+    apart: Apart
+    differences: Mapping[str, Factors]
+    """By dotted name: the least and the most; infinite where the variant is overloaded at an end."""
+
+
+def ends_of(variant: Mapping[str, Interval], first: Mapping[str, Any], ends: Sequence[End], apart: Apart) -> Ends:
+    """The ends of a variant's differences: their means over the seeds, moved by as much as the first seed's run.
+
+    Args:
+        variant: the differences.
+        first: what ``summary_json`` says of the variant's first run.
+        ends: the same run with the factors of ``apart`` on its steps.
+        apart: what measured servers leave open.
+    """
+    own, others = _scalars(first), [_scalars(end.with_infinities()) for end in ends]
+    found = {}
+    for name, interval in variant.items():
+        moved = [0.0, *(other[name] - own[name] for other in others if name in other)]
+        known = [value for value in moved if not math.isnan(value)]
+        found[name] = (interval.mean + min(known), interval.mean + max(known))
+    return Ends(apart, found)
+
+
 @dataclass(frozen=True, eq=False)
 class Variant:
     """One scenario of a comparison, simulated under every seed."""
@@ -87,6 +128,9 @@ class Variant:
     """The run of the first seed."""
     timeline: Timeline
     """Of the same run."""
+    ends: Ends | None = None
+    """Between which values the differences lie on measured servers; None of the first variant, of one that differs in
+    nothing that takes time, and where that was not asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +151,12 @@ class Comparison:
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """The columns that have a value in some variant; goodput has none without limits."""
+        """The columns that have a value in some variant: goodput has none without limits, gaps only if asked for."""
         return tuple(
             measure
             for measure in MEASURES
-            if not all(math.isnan(variant.intervals[measure.name].mean) for variant in self.variants)
+            if measure.name in self.baseline.intervals
+            and not all(math.isnan(variant.intervals[measure.name].mean) for variant in self.variants)
         )
 
     def meets_goals(self, attainment: float | None = None) -> bool:
@@ -119,6 +164,15 @@ class Comparison:
         kept = all(verdict.met for variant in self.variants for verdict in variant.verdicts)
         shares = (document["attainment"] for variant in self.variants for document in variant.documents)
         return kept and (attainment is None or all(share is not None and share >= attainment for share in shares))
+
+    def span(self, variant: Variant, name: str) -> Factors | None:
+        """What the variant's value is between, on measured servers, as shares of the baseline's mean; None where that
+        mean is 0, or where it is not known."""
+        base = self.baseline.intervals[name].mean
+        if variant.ends is None or not base > 0:
+            return None
+        low, high = variant.ends.differences[name]
+        return None if math.isnan(low) else (1 + low / base, 1 + high / base)
 
     def relative(self, variant: Variant, name: str) -> Interval:
         """The difference as a share of the baseline's mean: −0.1 is a tenth less. NaN where that mean is 0."""
@@ -146,6 +200,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
                     "words": {word: plain(value) for word, value in variant.words.items()},
                     "intervals": intervals(variant.intervals),
                     "differences": intervals(variant.differences),
+                    **({} if variant.ends is None else {"servers_90": _servers(variant.ends)}),
                     "runs": list(variant.documents),
                 }
                 for variant in comparison.variants
@@ -154,6 +209,16 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         }
     )
     return document
+
+
+def _servers(ends: Ends) -> dict[str, Any]:
+    """Of measured servers: the evidence, and [low, high] of every difference; null at an overloaded end."""
+    return {
+        "evidence": ends.apart.words,
+        "pairs": ends.apart.pairs,
+        "factors": {name: list(ends.apart.factors(name)) for name in ("steps", "first_token")},
+        "differences": {name: list(pair) for name, pair in ends.differences.items()},
+    }
 
 
 def plain(value: Any) -> Any:
@@ -241,3 +306,39 @@ def _student_cdf(t: float, degrees: int) -> float:
         term *= cosine * cosine * (k - 1) / k
     inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
     return 0.5 + inside / 2
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One rate."""
+
+    rate: float
+    """Requests per second that arrive."""
+    result: Summary
+    keeps_up: bool
+    """The queue does not grow, and the limits hold, where there are any."""
+    ends: tuple[tuple[float, bool], ...] = ()
+    """The same run in slow motion, on servers at the faster and at the slower end of the 90 % band: the rate that it is
+    of there, and whether they keep up."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For JSON: the rate, the verdict, and what ``run --json`` says."""
+        return {"request_rate": self.rate, "keeps_up": self.keeps_up, **summary_json(self.result)}
+
+
+def knee(points: Sequence[Point]) -> Point | None:
+    """The highest rate up to which the deployment keeps up at every one; None if it never does."""
+    kept = list(takewhile(lambda point: point.keeps_up, points))
+    return kept[-1] if kept else None
+
+
+def knee_ends(points: Sequence[Point]) -> tuple[float | None, float | None] | None:
+    """The knee on servers at the slower and at the faster end of the 90 % band, requests/s; None of an end that keeps
+    up at no rate. None altogether where that is not known."""
+    if not points or not points[0].ends:
+        return None
+    found = []
+    for end in reversed(range(len(points[0].ends))):
+        kept = list(takewhile(lambda one: one[1], (point.ends[end] for point in points)))
+        found.append(kept[-1][0] if kept else None)
+    return found[0], found[1]

@@ -31,6 +31,12 @@ class Distribution:
         self._values = values if keep.all() else values[keep]
         self._weights = weights if weights is None or keep.all() else weights[keep]
 
+    def __repr__(self) -> str:
+        if self.count == 0:
+            return "Distribution(empty)"
+        p50, p99 = self.percentile(50), self.percentile(99)
+        return f"Distribution({self.count:,} values: mean {self.mean:.4g}, p50 {p50:.4g}, p99 {p99:.4g})"
+
     @classmethod
     def pooled(cls, values: Floats, weights: NDArray[np.integer[Any]], singles: Floats) -> "Distribution":
         """A weighted sample together with values that occur once each."""
@@ -105,16 +111,6 @@ class Distribution:
     def percentile(self, percent: float) -> float:
         """One percentile, see ``percentiles``."""
         return float(self.percentiles([percent])[0])
-
-    def share_below(self, limit: float) -> float:
-        """Share of the values that are at most ``limit``."""
-        if self.count == 0:
-            return float("nan")
-        values, cumulative = self._sorted
-        entries = int(np.searchsorted(values, limit, side="right"))
-        if cumulative is None:
-            return entries / self.count
-        return float(cumulative[entries - 1]) / self.count if entries else 0.0
 
     def histogram(self, edges: Floats) -> Integers:
         """Number of values ≤ each edge, cumulative as Prometheus wants it."""

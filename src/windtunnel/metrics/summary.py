@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from windtunnel.deployment import SLO
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.gaps import token_gaps
+from windtunnel.metrics.handed import first_token_parts, moved_bytes
 from windtunnel.metrics.overload import overload_warning
+from windtunnel.metrics.pools import PoolUsage, pool_usage, pools_json
 from windtunnel.metrics.requests import RequestMetrics, Verdict, good_requests, request_metrics, verdicts, waits
 from windtunnel.metrics.steps import Steps, unroll
 from windtunnel.metrics.usage import SOURCES, Usage, time_share, usage
@@ -54,11 +57,38 @@ class Summary:
     preemptions: int
     prefix_cache_hit_rate: float
     """Share of the prompts' tokens that were found in the prefix cache; NaN if no request was admitted."""
+    stores: Mapping[str, float]
+    """By name: share of the prompts' tokens of the whole run that came from a store of KV, a part of those found."""
+    lives: Mapping[str, float]
+    """Where replicas start, stop or fail, of the whole run: ``replicas_paid`` and ``replicas_up`` in the mean,
+    ``unserved_s`` without any, counts of ``starts``, ``failures``, ``retries`` and ``lost`` requests."""
     usage: Usage
+    pools: tuple[PoolUsage, ...]
+    ttft_parts: Mapping[str, Distribution]
+    """queue, prefill, held, admission, transfer, join: what the time to first token is made of, where prefill and
+    decode are apart; elsewhere nothing."""
+    kv_bytes: float
+    """KV that went over the link between pools; 0 without one."""
     kv_blocks: int
     """Blocks of one data-parallel rank (of the first pool), as the engine prints."""
     time_share: Mapping[str, float]
     warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        latencies = ", ".join(f"{name} {1e3 * self.latencies[name].mean:.4g} ms" for name in ("ttft", "tpot", "e2el"))
+        rates = f"{self.request_throughput:.4g} requests/s, {self.output_throughput:.4g} output tokens/s"
+        good = f", attainment {self.attainment:.1%}" if math.isfinite(self.attainment) else ""
+        return f"Summary({self.finished:,} of {self.total:,} finished; mean {latencies}; {rates}{good})"
+
+    def _repr_html_(self) -> str:
+        """The latencies as a table, for notebooks."""
+        rows = [
+            f"<tr><th>{name}</th>" + "".join(f"<td>{1e3 * value:.4g}</td>" for value in values.statistics().values())
+            for name, values in self.latencies.items()
+            if values.count
+        ]
+        heads = "".join(f"<th>{name}</th>" for name in ("ms", *Distribution(np.zeros(1)).statistics()))
+        return f"<p>{escape(repr(self))}</p><table><tr>{heads}</tr>{''.join(rows)}</table>"
 
     @property
     def meets_slo(self) -> bool:
@@ -69,6 +99,11 @@ class Summary:
         """An amount of the whole window (cost_usd, energy_wh) per million output tokens; NaN if there are none."""
         tokens = self.output_throughput * self.window.seconds
         return amount * 1e6 / tokens if tokens > 0 else NAN
+
+    @property
+    def cost_per_hour(self) -> float:
+        """USD per hour of the window, to 12 digits (more are those of the division); NaN where no price is known."""
+        return float(f"{self.usage.cost_usd * 3600 / self.window.seconds:.12g}") if self.window.seconds > 0 else NAN
 
 
 def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, steps: Steps | None = None) -> Summary:
@@ -105,7 +140,12 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
         max_wait=float(np.nanmax(wait)) if (~np.isnan(wait)).any() else NAN,
         preemptions=int(requests.preemptions[arrived].sum()),
         prefix_cache_hit_rate=_hit_rate(requests, arrived & ~np.isnan(requests.scheduled)),
+        stores=_store_rates(run),
+        lives=_lives(run),
         usage=used,
+        pools=pool_usage(run, used, window),
+        ttft_parts=first_token_parts(run, window),
+        kv_bytes=moved_bytes(run),
         kv_blocks=int(pools[0]["kv_blocks"]) if pools else 0,
         time_share=shares,
         warnings=(
@@ -159,7 +199,14 @@ def summary_json(result: Summary) -> dict[str, Any]:
             "goodput": result.goodput,
             "attainment": result.attainment,
             "cost_usd": used.cost_usd,
+            "cost_per_hour": result.cost_per_hour,
+            "cost_per_million_output_tokens": result.per_million_output_tokens(used.cost_usd),
             "energy_wh": used.energy_wh,
+            "max_wait": result.max_wait,
+            "normalised_latency": result.latencies["normalised"].mean,
+            "batch_size": used.batch_size,
+            "idle_seconds": used.idle_seconds,
+            "phase_share": dict(used.phases),
             "kv_blocks": result.kv_blocks,
             "utilisation": {
                 "busy": used.busy,
@@ -170,11 +217,31 @@ def summary_json(result: Summary) -> dict[str, Any]:
             },
             "preemptions": result.preemptions,
             "prefix_cache_hit_rate": result.prefix_cache_hit_rate,
+            **({"stores": dict(result.stores)} if result.stores else {}),
+            **({"lives": dict(result.lives)} if result.lives else {}),
             "time_share": {source: result.time_share[source] for source in SOURCES},
+            "replicas": _replicas(used),
+            **_of_pools(result),
             "warnings": list(result.warnings),
         }
     )
     return document
+
+
+def _of_pools(result: Summary) -> dict[str, Any]:
+    """What the document of several pools has beside that of one."""
+    found: dict[str, Any] = {"pools": pools_json(result.pools)} if len(result.pools) > 1 else {}
+    if result.ttft_parts:
+        parts = {name: values.statistics() for name, values in result.ttft_parts.items()}
+        found |= {"ttft_parts": parts, "kv_bytes": result.kv_bytes}
+    return found
+
+
+def _replicas(used: Usage) -> list[dict[str, float]]:
+    """What each replica did: its columns without the name of its pool."""
+    names = [entry.name for entry in fields(used.replicas) if entry.name != "pool"]
+    columns = [getattr(used.replicas, name).tolist() for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def clean(value: Any) -> Any:
@@ -191,6 +258,25 @@ def clean(value: Any) -> Any:
 def _hit_rate(requests: Requests, admitted: NDArray[np.bool_]) -> float:
     tokens = int(requests.prompt_tokens[admitted].sum())
     return int(requests.cached_tokens[admitted].sum()) / tokens if tokens else NAN
+
+
+def _store_rates(run: Run) -> dict[str, float]:
+    admitted = ~np.isnan(run.requests.scheduled)
+    tokens = int(run.requests.prompt_tokens[admitted].sum())
+    found: dict[str, float] = {}
+    for use in run.manifest.get("stores", ()):
+        found[use["name"]] = found.get(use["name"], 0.0) + (use["found"] / tokens if tokens else NAN)
+    return found
+
+
+def _lives(run: Run) -> dict[str, float]:
+    lives = run.manifest.get("lives")
+    if not lives:
+        return {}
+    seconds = lives["seconds"] or NAN
+    found = {"replicas_paid": sum(lives["paid_s"]) / seconds, "replicas_up": sum(lives["up_s"]) / seconds}
+    counts = {name: lives[name] for name in ("unserved_s", "starts", "failures", "retries")}
+    return found | counts | {"lost": len(lives["lost"])}
 
 
 def _per_second(amount: float, window: Window) -> float:

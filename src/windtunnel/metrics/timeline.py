@@ -18,9 +18,9 @@ class Timeline:
 
     edges: Floats
     running: Floats
-    """Requests between their first step and their last token, all replicas."""
+    """Requests in the steps in flight, all replicas."""
     waiting: Floats
-    """Requests between arrival and first step, all replicas."""
+    """Requests that have arrived and not ended, and are in no step: queued, evicted or paused; all replicas."""
     kv: Floats
     """Share of all KV blocks in use."""
     output_throughput: Floats
@@ -36,10 +36,10 @@ class Timeline:
         return (self.edges[:-1] + self.edges[1:]) / 2
 
 
-def timeline(steps: Steps, bins: int = 500) -> Timeline:
-    """The timeline of a run from its first arrival to its last event."""
+def timeline(steps: Steps, bins: int = 500, between: tuple[float, float] | None = None) -> Timeline:
+    """The timeline of a run from its first arrival to its last event, or ``between`` two times (s)."""
     run, requests = steps.run, steps.run.requests
-    first, last = span(requests, steps.end)
+    first, last = between or span(requests, steps.end)
     edges = np.linspace(first, last if last > first else first + 1.0, bins + 1)
     served = requests.status != REJECTED
     held = in_flight(steps, run.iterations.used_blocks[steps.heads].astype(np.float64))
@@ -48,10 +48,14 @@ def timeline(steps: Steps, bins: int = 500) -> Timeline:
     last_token = np.where(requests.status == FINISHED, requests.finish, np.nan)
     emitted = np.concatenate((steps.end, requests.first_token, run.stalls.resumed_token))
     ones = np.ones(len(emitted) - len(steps.end))
+    here = mean_level(edges, requests.arrival[served], requests.finish[served])
+    running = mean_level(
+        edges, run.iterations.start[steps.heads], steps.row_end[steps.heads], steps.batch.astype(np.float64)
+    )
     return Timeline(
         edges=edges,
-        running=mean_level(edges, requests.scheduled, requests.finish),
-        waiting=mean_level(edges, requests.arrival[served], requests.scheduled[served]),
+        running=running,
+        waiting=np.maximum(here - running, 0.0),
         kv=mean_level(edges, held.begin, held.end, held.blocks / blocks),
         output_throughput=_rate(edges, emitted, np.concatenate((steps.decodes, ones))),
         request_throughput=_rate(edges, last_token),
@@ -78,7 +82,7 @@ def mean_level(edges: Floats, begin: Floats, end: Floats, height: Floats | None 
 
 def _rate(edges: Floats, times: Floats, weights: Floats | None = None) -> Floats:
     """Events per second in each bin."""
-    real = ~np.isnan(times)
+    real = (times >= edges[0]) & (times <= edges[-1])
     counts = np.ones(len(times))[real] if weights is None else weights[real]
     bins = len(edges) - 1
     width = float(edges[1] - edges[0])

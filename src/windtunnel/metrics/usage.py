@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment.footprint import Footprint
+from windtunnel.metrics.handed import parts_in_order
 from windtunnel.metrics.steps import Steps, in_flight, sums, work
 from windtunnel.metrics.window import Window
 from windtunnel.perf.batch_times import BatchTimes, whole
 from windtunnel.perf.kernel_errors import HOST, family_errors
+from windtunnel.simulate.run import Run
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -38,9 +40,9 @@ class ReplicaUsage:
     prefill_tokens: Floats
     decode_tokens: Floats
     running: Floats
-    """Requests between their first step and their last token, mean over time."""
+    """Requests in the steps in flight, mean over time."""
     waiting: Floats
-    """Requests between arrival and their first step, mean over time."""
+    """Requests that have arrived and not ended, and are in no step: queued, evicted or paused; mean over time."""
     kv: Floats
     """Share of the KV blocks in use, mean over time."""
     kv_peak: Floats
@@ -63,6 +65,12 @@ class Usage:
     mbu: float
     bubbles: float
     """Share of the stages' time that is idle while a step is in flight; 0 without a pipeline."""
+    idle_seconds: float
+    """Time in which no step ran, mean over the GPUs."""
+    batch_size: float
+    """Requests per step, mean over the steps that computed something."""
+    phases: Mapping[str, float]
+    """Share of the steps' time: prefill alone, decode alone, mixed. NaN without steps."""
     gpus: int
     gpu_hours: float
     energy_wh: float
@@ -79,10 +87,11 @@ def usage(steps: Steps, window: Window) -> Usage:
     table = _replica_usage(steps, window, prints)
     gpus = np.array([pools[replica["pool"]].get("gpus_per_replica", 1) for replica in replicas], dtype=np.float64)
     hours = window.seconds / 3600
+    there = gpus * share_there(run)
     busy = table.busy_seconds / window.seconds if window.seconds > 0 else np.zeros(len(replicas))
 
     def mean(values: Floats) -> float:
-        return float(values @ gpus / gpus.sum())
+        return float(values @ gpus / there.sum())
 
     return Usage(
         busy=mean(busy),
@@ -90,12 +99,39 @@ def usage(steps: Steps, window: Window) -> Usage:
         mfu=mean(table.mfu),
         mbu=mean(table.mbu),
         bubbles=mean(table.bubbles),
+        idle_seconds=mean(table.idle_seconds),
+        batch_size=_batch_size(table),
+        phases=_phases(steps, window),
         gpus=int(gpus.sum()),
-        gpu_hours=float(gpus.sum()) * hours,
-        energy_wh=float(_power(table.pool, busy, prints) @ gpus) * hours,
-        cost_usd=float(_price(table.pool, prints) @ gpus) * hours,
+        gpu_hours=float(there.sum()) * hours,
+        energy_wh=float(power(table.pool, busy, prints) @ there) * hours,
+        cost_usd=float(price(table.pool, prints) @ there) * hours,
         replicas=table,
     )
+
+
+def share_there(run: Run) -> Floats:
+    """Of each replica: the share of the run for which it is paid; 1 unless an autoscaler stops it."""
+    lives = run.manifest.get("lives")
+    if not lives or not lives["seconds"] > 0:
+        return np.ones(len(run.manifest["replicas"]))
+    return np.array(lives["paid_s"]) / float(lives["seconds"])
+
+
+def _batch_size(table: ReplicaUsage) -> float:
+    """Requests per step of all replicas."""
+    counts = table.iterations
+    return float(np.nansum(table.batch_size * counts) / counts.sum()) if counts.sum() > 0 else NAN
+
+
+def _phases(steps: Steps, window: Window) -> dict[str, float]:
+    """Share of the steps' time by what they compute."""
+    decodes = steps.run.iterations.decodes[steps.heads] > 0
+    seconds = steps.row_seconds[steps.heads] * steps.share_inside(window) * (steps.batch > 0)
+    kinds = {"prefill": (steps.chunks > 0) & ~decodes, "decode": (steps.chunks == 0) & decodes}
+    kinds["mixed"] = (steps.chunks > 0) & decodes
+    total = float(seconds.sum())
+    return {name: float(seconds[kind].sum()) / total if total > 0 else NAN for name, kind in kinds.items()}
 
 
 def read_footprint(pool: dict[str, Any]) -> Footprint | None:
@@ -107,7 +143,7 @@ def read_footprint(pool: dict[str, Any]) -> Footprint | None:
     return Footprint(**{**stored, "attention": attention})
 
 
-def _power(pool: Integers, busy: Floats, prints: list[Footprint | None]) -> Floats:
+def power(pool: Integers, busy: Floats, prints: list[Footprint | None]) -> Floats:
     """Mean watts of one GPU of each replica: idle + (full − idle) · busy share (Fan, Weber, Barroso, ISCA 2007)."""
     idle = np.array([constants.idle_power_w if constants else NAN for constants in prints])[pool]
     full = np.array([constants.power_w if constants else NAN for constants in prints])[pool]
@@ -115,7 +151,7 @@ def _power(pool: Integers, busy: Floats, prints: list[Footprint | None]) -> Floa
     return watts
 
 
-def _price(pool: Integers, prints: list[Footprint | None]) -> Floats:
+def price(pool: Integers, prints: list[Footprint | None]) -> Floats:
     """USD per GPU and hour of each replica; a price of 0 means unknown."""
     return np.array(
         [constants.price_per_hour if constants and constants.price_per_hour > 0 else NAN for constants in prints]
@@ -147,8 +183,9 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
     blocks = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool] * lanes
     peak = np.zeros(number)
     np.maximum.at(peak, owner, log.used_blocks[heads].astype(np.float64))
-    requests = run.requests
+    requests, in_steps = run.requests, total(seconds * steps.batch)
     served = requests.replica >= 0
+    here = _present(steps, window)
     with np.errstate(invalid="ignore", divide="ignore"):
         return ReplicaUsage(
             pool=pool,
@@ -160,8 +197,8 @@ def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None])
             tokens_per_iteration=total(count * steps.tokens) / iterations,
             prefill_tokens=total(count * steps.chunk_tokens),
             decode_tokens=total(count * log.decodes[heads]),
-            running=_present(run.requests.scheduled, run.requests.finish, steps, window) / length,
-            waiting=_present(run.requests.arrival, run.requests.scheduled, steps, window) / length,
+            running=in_steps / length,
+            waiting=np.maximum(here - in_steps, 0.0) / length,
             kv=used / (blocks * length),
             kv_peak=peak * lanes / blocks,
             preemptions=sums(requests.replica[served], requests.preemptions[served], number).astype(np.int64),
@@ -189,14 +226,24 @@ def _blocks_in_use(steps: Steps, pool: Integers) -> Floats:
     return np.minimum(log.used_blocks[heads] + grown, capacity)
 
 
-def _present(begin: Floats, end: Floats, steps: Steps, window: Window) -> Floats:
-    """[replicas] Σ over requests of the time between two events inside the window; a missing end is the window's."""
-    requests = steps.run.requests
-    number = len(steps.run.manifest["replicas"])
-    here = (requests.replica >= 0) & ~np.isnan(begin)
+def _present(steps: Steps, window: Window) -> Floats:
+    """[replicas] Σ over requests of their time at each replica inside the window: from their arrival to their end, or
+    at the prefill replica until the prompt is computed and at the decode replica from then on."""
+    run = steps.run
+    requests, apart = run.requests, run.handovers
+    if apart is None:
+        return _stays(steps, window, requests.replica, requests.arrival, requests.finish)
+    computed = parts_in_order(run)["prefill"][1]
+    first = _stays(steps, window, apart.prefill_replica, requests.arrival, computed)
+    return first + _stays(steps, window, requests.replica, computed, requests.finish)
+
+
+def _stays(steps: Steps, window: Window, replica: Integers, begin: Floats, end: Floats) -> Floats:
+    """[replicas] Σ of the time between two events inside the window; a missing end is the window's."""
+    here = (replica >= 0) & ~np.isnan(begin)
     until = np.where(np.isnan(end[here]), window.end, end[here])
     inside = np.minimum(until, window.end) - np.maximum(begin[here], window.start)
-    return sums(requests.replica[here], np.maximum(inside, 0.0), number)
+    return sums(replica[here], np.maximum(inside, 0.0), len(steps.run.manifest["replicas"]))
 
 
 def _efficiency(
@@ -222,10 +269,7 @@ SOURCES = ("measured", "interpolated", "modelled")
 
 def time_share(steps: Steps) -> dict[str, float]:
     """Share of the simulated step time by source: measured, interpolated, modelled; NaN where it is unknown."""
-    return {
-        **dict.fromkeys(SOURCES, float("nan")),
-        **_shares(steps, steps.run.sources, "modelled", SOURCES),
-    }
+    return dict.fromkeys(SOURCES, NAN) | _shares(steps, steps.run.sources, "modelled", SOURCES)
 
 
 def group_share(steps: Steps) -> dict[str, float]:
@@ -248,7 +292,7 @@ def _shares(
     for name in dict.fromkeys(name for by_name in parts for name in by_name):
         times = (whole(table) for table in steps.run.times)
         tables = tuple(_part(by_name, name, table) for by_name, table in zip(parts, times, strict=True))
-        if any(_is_not_zero(table) for table in tables):
+        if not all(table.takes_no_time for table in tables):
             found[name] = float(steps.run.durations(tables).sum())
         else:
             found.setdefault(name, 0.0)
@@ -259,36 +303,7 @@ def _shares(
 
 def _part(parts: Mapping[str, BatchTimes], name: str, times: BatchTimes) -> BatchTimes:
     """The named part of one pool, without overlapped host work; all zero where the pool has no such part."""
-    silent = np.zeros_like(times.host_overlapped)
-    if name in parts:
-        return replace(parts[name], host_overlapped=silent)
-    return replace(
-        times,
-        decode_tokens=np.zeros_like(times.decode_tokens),
-        mixed_tokens=np.zeros_like(times.mixed_tokens),
-        sequences=silent,
-        host_overlapped=silent,
-        host_serial=silent,
-        decode_attention=np.zeros_like(times.decode_attention),
-        mixed_attention=np.zeros_like(times.mixed_attention),
-        prefill_attention=np.zeros_like(times.prefill_attention),
-        prefill_base=0.0,
-        expert_tokens=np.zeros_like(times.expert_tokens),
-    )
-
-
-def _is_not_zero(table: BatchTimes) -> bool:
-    arrays = (
-        table.decode_tokens,
-        table.mixed_tokens,
-        table.sequences,
-        table.host_serial,
-        table.decode_attention,
-        table.mixed_attention,
-        table.prefill_attention,
-        table.expert_tokens,
-    )
-    return table.prefill_base > 0 or any(bool(array.any()) for array in arrays)
+    return replace(parts[name], host_overlapped=0.0 * times.host_overlapped) if name in parts else times.scaled(0.0)
 
 
 @dataclass(frozen=True)
@@ -299,20 +314,28 @@ class Uncertainty:
     """Relative error of the step time (standard deviation of its log), as if all kernels erred the same way."""
     beyond: float
     """Share of the step time in kernels whose times are beyond the data, or on a device that has none."""
+    host: float
+    """The part of ``error`` that is host work's."""
+
+    @property
+    def kernels(self) -> float:
+        """The part of ``error`` that is the kernels'."""
+        return self.error - self.host
 
 
 def uncertainty(steps: Steps) -> Uncertainty:
     """The errors of all kernels and of the host work, weighted by their time in the run.
 
     Kernels of a family err together, since they come from one table, and families are not told apart here: errors add
-    up. What cancels out in a measured server is left to the served level (``windtunnel.simulate.error_band``).
+    up. What cancels out in a measured server is left to the served level (``metrics.evidence``).
     """
     total = float(steps.all_busy.sum())
     if not steps.run.doubts or not all(steps.run.doubts) or total <= 0:
-        return Uncertainty(float("nan"), float("nan"))
+        return Uncertainty(NAN, NAN, NAN)
     host = family_errors(HOST).modelled * (total - _seconds(steps, tuple(whole(table) for table in steps.run.times)))
     error, beyond = (_seconds(steps, tuple(part[name] for part in steps.run.doubts)) for name in ("error", "beyond"))
-    return Uncertainty((error + max(host, 0.0)) / total, beyond / total)
+    host = max(host, 0.0)
+    return Uncertainty((error + host) / total, beyond / total, host / total)
 
 
 def _seconds(steps: Steps, tables: tuple[BatchTimes, ...]) -> float:

@@ -2,11 +2,10 @@
 
 from windtunnel.model.catalogue import load_model, model_names
 from windtunnel.model.config import read_config
-from windtunnel.model.families.block_sparse import BlockSparseAttention
 from windtunnel.model.families.compressed import CompressedAttention
-from windtunnel.model.families.kimi_delta import KimiDeltaAttention
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
 from windtunnel.model.quantization import Quantization
+from windtunnel.model.selective_scan import SelectiveScan
 from windtunnel.model.spec import Model
 from windtunnel.model.state_space import StateSpace
 
@@ -14,14 +13,13 @@ __all__ = [
     "MLA",
     "MLP",
     "Attention",
-    "BlockSparseAttention",
     "CompressedAttention",
-    "KimiDeltaAttention",
     "Layer",
     "LinearAttention",
     "MoE",
     "Model",
     "Quantization",
+    "SelectiveScan",
     "StateSpace",
     "load_model",
     "model_names",

@@ -1,19 +1,22 @@
 """Models by name: the configs that the kernel database's package ships, our own, and the user's files."""
 
-import json
 import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from windtunnel.errors import InputError, unknown
+from windtunnel.files import parse_json, read_text
 from windtunnel.model.config import read_config
 from windtunnel.model.spec import Model
 
 OWN = Path(__file__).parents[1] / "data" / "models.toml"
 SUFFIX, QUANT_SUFFIX = "_config.json", "_hf_quant_config.json"
+SIZE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""What ``size`` of an entry in models.toml lists."""
 
 Entry = Mapping[str, Any] | Path
 """A config as read from models.toml, or the file that holds it."""
@@ -65,13 +68,10 @@ def _read_file(path: Path, name: str) -> Model:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file; give a config.json, its folder, or a model's name") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON: {error}") from error
+        content = parse_json(read_text(path))
+    except InputError as error:
+        meant = "; give a config.json, its folder, or a model's name" if not path.exists() else ""
+        raise InputError(f"{path}: {error}{meant}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: must hold a JSON object, not {type(content).__name__}")
     return content
@@ -88,10 +88,27 @@ def _entries() -> dict[str, Entry]:
         for file in sorted(folder.glob(f"*{SUFFIX}"))
         if not file.name.endswith(QUANT_SUFFIX)
     }
-    entries: dict[str, Entry] = {**shipped, **tomllib.loads(OWN.read_text(encoding="utf-8"))}
+    entries: dict[str, Entry] = {**shipped, **_own_entries()}
     return {
         name: entry for name, entry in entries.items() if isinstance(entry, Path) or entry.get("like", name) in entries
     }
+
+
+def _own_entries() -> dict[str, Entry]:
+    """The models of models.toml with the keys that their config.json has."""
+    architectures = tomllib.loads(OWN.read_text(encoding="utf-8"))
+    found: dict[str, Entry] = {name: {"like": other} for name, other in architectures.pop("like").items()}
+    for architecture, models in architectures.items():
+        found |= {name: {"architectures": [architecture], **_spelled_out(keys)} for name, keys in models.items()}
+    return found
+
+
+def _spelled_out(keys: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {key: _spelled_out(value) if key == "text_config" else value for key, value in keys.items()}
+    found |= zip(SIZE, found.pop("size", ()), strict=False)
+    if "layer_types" in found:
+        found["layer_types"] = list(islice(cycle(found["layer_types"]), found["num_hidden_layers"]))
+    return found
 
 
 @cache

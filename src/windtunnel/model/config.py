@@ -13,13 +13,15 @@ from windtunnel.model.families.gemma4 import (
     read_global,
     with_input,
 )
-from windtunnel.model.families.hybrid import Parts, state_space
+from windtunnel.model.families.hybrid import Parts, selective_scan, state_space
 from windtunnel.model.families.kimi_delta import read_kimi_delta
 from windtunnel.model.families.shared_index import chooses_tokens
 from windtunnel.model.families.traits import FAMILIES, Family, refuse_what_is_not_simulated
 from windtunnel.model.keys import Json, Keys
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
+from windtunnel.model.mixer import Mixer
 from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, MODULES, Quantization, read_quantization
+from windtunnel.model.selective_scan import SelectiveScan
 from windtunnel.model.spec import Model
 from windtunnel.model.state_space import StateSpace
 
@@ -130,7 +132,7 @@ def _quantization(
     """None where no layer has any part that the configuration covers."""
     if isinstance(layers[0].attention, CompressedAttention) and config and config.get("weight_block_size"):
         return stored_experts(name, config, expert_dtype)
-    hybrid = any(isinstance(layer.attention, StateSpace) for layer in layers)
+    hybrid = any(isinstance(layer.attention, StateSpace | SelectiveScan) for layer in layers)
     holders = {part: _holders(part, layers) for part in LINEARS} if hybrid else None
     modules = MODULES | {"experts": EXPERT_MODULES} if any(layer.beside for layer in layers) else MODULES
     found = read_quantization(name, config, hf_quant_config, len(layers), holders, modules)
@@ -140,7 +142,7 @@ def _quantization(
 def _holders(part: str, layers: list[Layer]) -> list[int]:
     """The layers of a hybrid model that hold a part; projections are those of its state space layers."""
     if part in ("qkv", "out"):
-        return [i for i, layer in enumerate(layers) if isinstance(layer.attention, StateSpace)]
+        return [i for i, layer in enumerate(layers) if isinstance(layer.attention, StateSpace | SelectiveScan)]
     kind = MLP if part == "mlp" else MoE
     return [i for i, layer in enumerate(layers) if isinstance(layer.mlp, kind)]
 
@@ -159,8 +161,9 @@ def _layer_of(parts: Parts, keys: Keys, family: Family, hidden: int, index: int)
     """A layer of a hybrid model: each part with its norm."""
     attention = _attention(keys, family, hidden, index) if "attention" in parts else None
     network = _mlp(keys, family, hidden) if "mlp" in parts else None
+    scans = {"mamba": state_space, "mamba1": selective_scan}
     return Layer(
-        state_space(keys, hidden) if "mamba" in parts else attention,
+        next((scan(keys, hidden) for name, scan in scans.items() if name in parts), attention),
         _moe(keys, family) if "moe" in parts else network,
         norms=len(parts),
     )
@@ -178,9 +181,7 @@ def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
     return with_input(keys, layer, index)
 
 
-def _layer_attention(
-    keys: Keys, family: Family, hidden: int, index: int
-) -> Attention | MLA | LinearAttention | CompressedAttention:
+def _layer_attention(keys: Keys, family: Family, hidden: int, index: int) -> Mixer:
     found = read_kimi_delta(keys, index) or read_compressed(keys, index)
     if found:
         return found
@@ -235,7 +236,7 @@ def _attention(keys: Keys, family: Family, hidden: int, index: int) -> Attention
     prefix = "swa_" if window and keys.get("swa_num_attention_heads") else ""
     heads = keys.integer(prefix + heads_key) if prefix else keys.integer(heads_key, "n_head")
     if heads == 0:
-        raise InputError(f"{keys.owner}: {heads_key}=0 in config.json: must be ≥ 1")
+        raise keys.wrong(f"{heads_key}=0", "must be ≥ 1")
     if not keys.get("head_dim", "attention_head_dim") and hidden % heads:
         raise InputError(
             f"{keys.owner}: hidden_size={hidden}: must be a multiple of {heads_key}={heads}, or give head_dim"
@@ -308,10 +309,7 @@ def _moe(keys: Keys, family: Family) -> MoE:
 
 def _mlp(keys: Keys, family: Family, hidden: int) -> MLP:
     return MLP(
-        intermediate_size=keys.integer(
-            *family.mlp_sizes,
-            default=4 * hidden if not family.gated else None,
-        ),
+        intermediate_size=keys.integer(*family.mlp_sizes, default=4 * hidden if not family.gated else None),
         gated=family.gated,
         bias=keys.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias,
     )

@@ -1,14 +1,14 @@
 """What one transformer layer is made of: its sizes. Counts are those of the whole layer, before sharding."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError, require_not_negative, require_positive
-from windtunnel.model.families.compressed import CompressedAttention
-from windtunnel.model.state_space import StateSpace
+from windtunnel.model.mixer import Mixer
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Mixer):
     """Softmax attention (multi-head, grouped or multi-query)."""
 
     num_heads: int
@@ -49,14 +49,25 @@ class Attention:
                 f"num_attention_heads={self.num_heads}: must be a multiple of num_key_value_heads={self.num_kv_heads}"
             )
 
+    @property
+    def groups(self) -> tuple[str, int, bool]:
+        """KV heads; GPUs may share them."""
+        return "KV heads", self.num_kv_heads, True
+
     def kv_heads_per_gpu(self, tensor_parallel_size: int) -> int:
         """KV heads that one GPU keeps; vLLM replicates them when there are more GPUs than heads."""
         return max(1, self.num_kv_heads // tensor_parallel_size)
 
     def kv_elements_per_token(self, tensor_parallel_size: int = 1) -> int:
         """Cached numbers per token on one GPU: a key and a value for each of its KV heads."""
-        heads = 0 if self.shares_cache else self.kv_heads_per_gpu(tensor_parallel_size)
-        return heads * (self.head_dim + self.v_head_dim)
+        return 0 if self.shares_cache else self._read_elements(tensor_parallel_size)
+
+    def _read_elements(self, tensor_parallel_size: int) -> int:
+        return self.kv_heads_per_gpu(tensor_parallel_size) * (self.head_dim + self.v_head_dim)
+
+    def reads(self, kv_bytes: int, tensor_parallel_size: int) -> Iterator[tuple[int, float, float]]:
+        """Its window; the cache of an earlier layer is read like its own."""
+        yield self.window, self.flops_per_context_token(), kv_bytes * self._read_elements(tensor_parallel_size)
 
     def flops_per_context_token(self) -> int:
         """FLOPs of one query token per token of context, all heads: 2·head_dim for QKᵀ, 2·v_head_dim for PV."""
@@ -77,7 +88,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class MLA:
+class MLA(Mixer):
     """Multi-head latent attention (DeepSeek-V2): the cache holds one compressed vector per token, for all heads."""
 
     num_heads: int
@@ -108,11 +119,6 @@ class MLA:
         require_not_negative("sparse attention", index_n_heads=self.index_heads, index_topk=self.index_top_k)
         if self.index_heads:
             require_positive("sparse attention", index_head_dim=self.index_head_dim, index_topk=self.index_top_k)
-
-    @property
-    def window(self) -> int:
-        """Latent attention sees the whole context."""
-        return 0
 
     @property
     def qk_head_dim(self) -> int:
@@ -160,7 +166,7 @@ class MLA:
 
 
 @dataclass(frozen=True)
-class LinearAttention:
+class LinearAttention(Mixer):
     """Gated delta rule (GatedDeltaNet, arXiv 2412.06464): a state of fixed size per request instead of a cache."""
 
     num_key_heads: int
@@ -183,32 +189,19 @@ class LinearAttention:
         )
 
     @property
-    def num_heads(self) -> int:
+    def num_heads(self) -> int:  # type: ignore[override]  # counted, not kept
         """Heads that are divided over GPUs."""
         return self.num_value_heads
-
-    @property
-    def window(self) -> int:
-        """The state has seen the whole context."""
-        return 0
 
     @property
     def channels(self) -> int:
         """Channels of the convolution: queries, keys and values."""
         return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
 
-    def kv_elements_per_token(self, tensor_parallel_size: int = 1) -> int:  # noqa: ARG002 - the state does not grow
-        """Nothing is cached per token."""
-        return 0
-
     def state_bytes(self, element_bytes: int, tensor_parallel_size: int = 1) -> int:
         """Bytes of one request's state on one GPU: the recurrence, and the convolution's last tokens."""
         recurrence = self.num_value_heads * self.key_head_dim * self.value_head_dim * self.state_bytes_per_element
         return (recurrence + self.channels * (self.conv_kernel - 1) * element_bytes) // tensor_parallel_size
-
-    def flops_per_context_token(self) -> int:
-        """Work does not depend on the context."""
-        return 0
 
     def parameters(self, hidden_size: int, tensor_parallel_size: int = 1) -> dict[str, int]:
         """Parameters that one GPU holds, by part; ``qkv`` holds gate, head numbers and convolution too."""
@@ -303,7 +296,7 @@ class Layer:
     Layers of hybrid models may lack either part (Nemotron-H).
     """
 
-    attention: Attention | MLA | LinearAttention | StateSpace | CompressedAttention | None
+    attention: Mixer | None
     """What mixes the tokens."""
     mlp: MLP | MoE | None
     norms: int = 2
@@ -327,3 +320,9 @@ class Layer:
     def window(self) -> int:
         """Tokens that a token sees; 0: all of them, or the layer does not mix tokens."""
         return self.attention.window if self.attention else 0
+
+    def mixing_parameters(self, hidden_size: int) -> int:
+        """Parameters of the hyper-connections around attention and network: what to read from each stream, what to
+        write to it, and how the streams mix, with a bias for each and three scales (vllm/models/deepseek_v4)."""
+        mixtures = (2 + self.streams) * self.streams
+        return 2 * (mixtures * (self.streams * hidden_size + 1) + 3) if self.streams else 0

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from windtunnel.errors import InputError, require_not_negative, require_positive, unknown
-from windtunnel.model.families.block_sparse import BlockSparseAttention
-from windtunnel.model.families.compressed import STRETCH, CompressedAttention, mixing_parameters
-from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention, MoE
+from windtunnel.model.layers import MLA, MLP, Attention, Layer, MoE
+from windtunnel.model.mixer import STRETCH, Mixer
 from windtunnel.model.quantization import DTYPE_BYTES, Quantization, kv_bytes
-from windtunnel.model.state_space import StateSpace
 
 COMPONENTS = (
     "embedding",
@@ -92,15 +90,16 @@ class Model:
         return counts
 
     @property
+    def _mixers(self) -> list[tuple[int, Mixer]]:
+        return [(count, layer.attention) for count, layer in self.layers if layer.attention]
+
+    @property
     def draft_layers(self) -> tuple[Layer, ...]:
         """What multi-token prediction drafts with: one more of the last layer; where a layer has one part only, the
-        last attention and the last network (``mtp_hybrid_override_pattern`` of Nemotron-3). Compressed attention has a
-        window alone there (vllm/models/deepseek_v4/attention.py)."""
+        last attention and the last network (``mtp_hybrid_override_pattern`` of Nemotron-3)."""
         layers = [layer for _, layer in reversed(self.layers)]
-        if isinstance(layers[0].attention, CompressedAttention):
-            return (replace(layers[0], attention=replace(layers[0].attention, ratio=0)),)
         if layers[0].attention and layers[0].mlp:
-            return (layers[0],)
+            return (replace(layers[0], attention=layers[0].attention.drafting()),)
         attention = next((layer for layer in layers if isinstance(layer.attention, Attention)), None)
         network = next((layer for layer in layers if layer.mlp), None)
         return tuple(dict.fromkeys(layer for layer in (attention, network) if layer))
@@ -123,7 +122,7 @@ class Model:
     @property
     def compresses(self) -> bool:
         """Whether cache entries stand for several tokens."""
-        return any(isinstance(layer.attention, CompressedAttention) for _, layer in self.layers)
+        return any(mixer.held_spans for _, mixer in self._mixers)
 
     @property
     def num_experts(self) -> int:
@@ -205,7 +204,7 @@ class Model:
         parts = layer.attention.parameters(hidden, tp) if layer.attention else {"norm": 0}
         mixing = 0 if layer.residual_blocks is None else 2  # a norm and a score for each mixed sum
         parts["norm"] += layer.norms * hidden * ((2 if self.norm_bias else 1) + mixing)
-        parts["norm"] += mixing_parameters(layer.streams, hidden)
+        parts["norm"] += layer.mixing_parameters(hidden)
         parts["mlp"] = 2 * hidden * layer.input_size  # to its width and back, on every GPU alike
         parts["norm"] += hidden * (layer.input_size > 0)
         mlp, dense = layer.mlp, layer.beside or layer.mlp
@@ -242,42 +241,19 @@ class Model:
     def kv_bytes_per_token(self, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1) -> int:
         """Bytes that one token takes in the KV cache of one GPU, all layers. A latent (MLA) cache is not divided, nor
         is a compressed one, whose bytes are the mean over a stretch of tokens."""
-        dtype = self.resolve_kv_cache_dtype(kv_cache_dtype)
-        size = kv_bytes(dtype)
-        compressed = sum(
-            count * layer.attention.stretch_bytes(dtype)
-            for count, layer in self.layers
-            if isinstance(layer.attention, CompressedAttention)
-        )
-        index = sum(
-            count * layer.attention.index_bytes_per_token
-            for count, layer in self.layers
-            if isinstance(layer.attention, MLA | BlockSparseAttention)
-        )
-        return (
-            -(-compressed // STRETCH)
-            + index
-            + size
-            * sum(
-                count * layer.attention.kv_elements_per_token(tensor_parallel_size)
-                for count, layer in self.layers
-                if layer.attention
-            )
-        )
+        dtype, tp = self.resolve_kv_cache_dtype(kv_cache_dtype), tensor_parallel_size
+        size, mixers = kv_bytes(dtype), self._mixers
+        stretch = sum(count * mixer.stretch_bytes(dtype) for count, mixer in mixers)
+        single = (size * mixer.kv_elements_per_token(tp) + mixer.index_bytes_per_token for _, mixer in mixers)
+        return -(-stretch // STRETCH) + sum(count * each for (count, _), each in zip(mixers, single, strict=True))
 
     def state_bytes(self, tensor_parallel_size: int = 1, kv_cache_dtype: str = "auto") -> int:
         """Bytes on one GPU of the fixed state that one request keeps in layers that have one (linear attention, state
         space, the window of compressed attention), all layers."""
         size, dtype = DTYPE_BYTES[self.dtype], self.resolve_kv_cache_dtype(kv_cache_dtype)
-        windows = sum(
-            count * layer.attention.state_bytes(dtype)
-            for count, layer in self.layers
-            if isinstance(layer.attention, CompressedAttention)
-        )
-        return windows + sum(
-            count * layer.attention.state_bytes(size, tensor_parallel_size)
-            for count, layer in self.layers
-            if isinstance(layer.attention, LinearAttention | StateSpace)
+        return sum(
+            count * (mixer.state_bytes(size, tensor_parallel_size) + mixer.window_bytes(dtype))
+            for count, mixer in self._mixers
         )
 
     # --- FLOPs ----------------------------------------------------------------------------------------------------
@@ -293,14 +269,7 @@ class Model:
         """FLOPs of attention for one new token that sees ``context`` tokens (itself included), all layers."""
         if context < 0:
             raise InputError(f"context={context}: must be ≥ 0")
-        return sum(count * _flops(layer.attention, context) for count, layer in self.layers if layer.attention)
-
-
-def _flops(attention: Attention | MLA | LinearAttention | StateSpace | CompressedAttention, context: int) -> int:
-    """FLOPs of one layer's attention for one new token."""
-    if isinstance(attention, BlockSparseAttention | CompressedAttention):
-        return attention.flops(context)
-    return attention.flops_per_context_token() * min(context, attention.window or context)
+        return sum(count * mixer.flops(context) for count, mixer in self._mixers)
 
 
 def layers_of_stages(num_layers: int, stages: int) -> tuple[int, ...]:

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError, require_not_negative, require_positive
+from windtunnel.model.mixer import Mixer
 
 
 @dataclass(frozen=True)
-class StateSpace:
+class StateSpace(Mixer):
     """Mamba-2 (state space duality, arXiv 2405.21060): projection in, causal convolution, scan, gated norm, projection
     out. A head's state is ``head_dim`` × ``state_dim`` numbers."""
 
@@ -40,9 +41,9 @@ class StateSpace:
             raise InputError(f"mamba_num_heads={self.num_heads}: must be a multiple of n_groups={self.num_groups}")
 
     @property
-    def window(self) -> int:
-        """The state has seen the whole context."""
-        return 0
+    def groups(self) -> tuple[str, int, bool]:
+        """Those of its heads; GPUs may share them."""
+        return "groups of state space heads", self.num_groups, True
 
     def groups_per_gpu(self, tensor_parallel_size: int) -> int:
         """Groups of one GPU; they are replicated when there are more GPUs than groups."""
@@ -62,10 +63,6 @@ class StateSpace:
         tp = tensor_parallel_size
         return self.channels(tp) + self.inner(tp) + self.num_heads // tp
 
-    def kv_elements_per_token(self, tensor_parallel_size: int = 1) -> int:  # noqa: ARG002 - the state does not grow
-        """Nothing is cached per token."""
-        return 0
-
     def state_bytes(self, element_bytes: int, tensor_parallel_size: int = 1) -> int:
         """Bytes of one request's state on one GPU: the scan's, and the convolution's last tokens; ``element_bytes`` is
         that of the model's dtype."""
@@ -73,9 +70,13 @@ class StateSpace:
         scanned = self.inner(tp) * self.state_dim * (self.state_bytes_per_element or element_bytes)
         return scanned + self.channels(tp) * (self.conv_kernel - 1) * element_bytes
 
-    def flops_per_context_token(self) -> int:
-        """Work does not depend on the context."""
-        return 0
+    def scratch_elements(self, element_bytes: int, tensor_parallel_size: int) -> float:
+        """The projection, the convolution's channels, the scan's result with its gated norm, and the states of all
+        chunks before and after they are passed on, in 32 bits (ssd_combined.py in
+        vllm/model_executor/layers/mamba/ops)."""
+        tp = tensor_parallel_size
+        states = 2 * self.inner(tp) * self.state_dim * 4 / element_bytes / self.chunk_size
+        return self.projected(tp) + self.channels(tp) + 2 * self.inner(tp) + states
 
     def parameters(self, hidden_size: int, tensor_parallel_size: int = 1) -> dict[str, int]:
         """Parameters that one GPU holds, by part; ``qkv`` is the projection in with the convolution, ``norm`` the gated

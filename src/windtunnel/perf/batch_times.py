@@ -3,8 +3,10 @@
 StageTimes: how long it takes in each stage of a pipeline, and on the way from one stage to the next.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +110,12 @@ class BatchTimes:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: value * factor for name, value in values.items() if _holds_seconds(value)})
 
+    @property
+    def takes_no_time(self) -> bool:
+        """Whether all times are zero."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return not any(np.any(value) for value in values if _holds_seconds(value))
+
     def decode(self, decodes: int, kv_tokens: int, mixed: bool = False) -> float:
         """Decode attention of ``decodes`` requests with ``kv_tokens`` tokens in the cache together, in seconds;
         ``mixed``: beside prefill chunks."""
@@ -122,7 +130,7 @@ class BatchTimes:
     def prefill(self, tokens: int, context: int) -> float:
         """Prefill attention of one chunk of ``tokens`` at ``context``, in seconds."""
         sizes, knots, table = self.chunk_knots, self.context_knots, self.prefill_attention
-        i = min(int(np.searchsorted(sizes, tokens, side="right")) - 1, len(sizes) - 2)
+        i = min(bisect_right(self._sizes, tokens) - 1, len(sizes) - 2)
         j = self._context_index(context)
         u = float(tokens - int(sizes[i])) / float(int(sizes[i + 1]) - int(sizes[i]))
         v = float(context - int(knots[j])) / float(int(knots[j + 1]) - int(knots[j]))
@@ -162,7 +170,15 @@ class BatchTimes:
         return self.step(gpu + float(self.expert_tokens[total]), sequences)
 
     def _context_index(self, context: int) -> int:
-        return min(int(np.searchsorted(self.context_knots, context, side="right")) - 1, len(self.context_knots) - 2)
+        return min(bisect_right(self._contexts, context) - 1, len(self._contexts) - 2)
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [int(size) for size in self.chunk_knots]
+
+    @cached_property
+    def _contexts(self) -> list[int]:
+        return [int(context) for context in self.context_knots]
 
 
 def _holds_seconds(value: object) -> bool:

@@ -102,6 +102,7 @@ class Database:
     """How the version was chosen: ``exact``, ``current``, or ``nearest older``."""
     opened: dict[str, str] = field(default_factory=dict)
     """table -> path of the file below the systems folder."""
+    _read: dict[tuple[Any, ...], Columns | None] = field(default_factory=dict)
 
     def path(self, family: str, table: str, backend: str | None = None) -> Path | None:
         """The file that answers for a table, or None."""
@@ -113,11 +114,11 @@ class Database:
 
     def read(self, family: str, table: str, texts: tuple[str, ...], backend: str | None = None) -> Columns | None:
         """A table's number columns and the named text columns, or None where it was not measured."""
-        path = self.path(family, table, backend)
-        if path is None:
-            return None
-        state = path.stat()
-        return _read_once(path, texts, (state.st_mtime_ns, state.st_size))
+        key = (family, table, texts, backend)
+        if key not in self._read:
+            path = self.path(family, table, backend)
+            self._read[key] = _read_once(path, texts, _state(path)) if path else None
+        return self._read[key]
 
     def read_of(self, engine: str, family: str, table: str, texts: tuple[str, ...]) -> Columns | None:
         """An engine's table on this device. The first version that has it stands for older ones of this engine, too."""
@@ -130,8 +131,7 @@ class Database:
         """The table of every version that may answer, newest first: later versions may hold fewer shapes."""
         for path in reversed(self._files(family, table, backend)):
             self.opened[f"{table} ({path.parent.parent.name} {path.parent.name})"] = str(path.relative_to(self.systems))
-            state = path.stat()
-            yield _read_once(path, texts, (state.st_mtime_ns, state.st_size))
+            yield _read_once(path, texts, _state(path))
 
     def _files(self, family: str, table: str, backend: str | None) -> list[Path]:
         folder = self.systems / "data" / self.system / family / (backend or self.backend)
@@ -173,6 +173,53 @@ class Measured:
     def notes(self) -> tuple[str, ...]:
         """What tables took from other shapes and engines, in the order in which they were first asked."""
         return tuple(note for table in self._tables.values() for note in getattr(table, "notes", ()))
+
+
+@dataclass(eq=False)
+class Table:
+    """What a kind of kernel reads in one database, on one device."""
+
+    known: Measured
+    notes: list[str] = field(default_factory=list)
+    """What was taken from other shapes and engines, for the provenance."""
+    _made: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    @property
+    def database(self) -> Database:
+        """Whose tables answer."""
+        return self.known.database
+
+    @property
+    def device(self) -> Device:
+        """Where they were measured."""
+        return self.known.device
+
+    @property
+    def backend(self) -> str:
+        """The deployment's own engine."""
+        return self.known.database.backend
+
+    def once(self, make: Callable[..., T], *key: Any) -> T:
+        """``make(*key)``, made when it is first asked."""
+        place = (make.__name__, *key)
+        if place not in self._made:
+            self._made[place] = make(*key)
+        found: T = self._made[place]
+        return found
+
+    def engines(self, *others: str) -> tuple[str, ...]:
+        """Whose tables are asked: the deployment's own engine, then these others."""
+        return tuple(dict.fromkeys((self.backend, *others)))
+
+    def note(self, text: str) -> None:
+        """Say where times come from, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def medians(x: NDArray[Any], values: NDArray[np.float64]) -> dict[int, float]:
+    """Points of an axis, ascending, and the median of what was measured at each."""
+    return {int(at): float(np.median(values[x == at])) for at in np.unique(x)}
 
 
 def open_database(system: str, backend: str, wanted: str | None = None) -> Database | None:
@@ -221,6 +268,12 @@ def _current(systems: Path, system: str, backend: str) -> str | None:
         elif match := re.match(r"\s+(\w+):.*current:\s*[\"']?([^\"',}\s]+)", line):
             found[section, block, match.group(1)] = match.group(2)
     return found.get(("overrides", system, backend)) or found.get(("defaults", "", backend))
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """Changes when the file does."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 @lru_cache(maxsize=KEPT)

@@ -8,27 +8,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from windtunnel.deployment import Pool
-from windtunnel.deployment.engine import GATHERED
+from windtunnel.deployment import Pool, stage_pools
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.kernel_errors import HOST, family_errors
 from windtunnel.perf.kernel_times import MODELLED, NEVER_MEASURED, SOURCES, KernelTimes
-from windtunnel.perf.predictor import Predictor, predictor
+from windtunnel.perf.predictor import Predictor
+from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.grid import (
     all_tokens_times,
     decode_times,
+    least_of_all,
     operator_times,
     prefill_base,
     prefill_times,
     token_times,
 )
-from windtunnel.perf.tabulate.host import NO_HOST, dispatch, host_cost
+from windtunnel.perf.tabulate.host import NO_HOST, cached_block, dispatch, host_of
 from windtunnel.perf.tabulate.micro_batches import Overlap, overlap
 from windtunnel.perf.tabulate.operator import Operator
-from windtunnel.perf.tabulate.operators import operators
-from windtunnel.perf.tabulate.tables import Axes, axes
+from windtunnel.perf.tabulate.operators import asked_of, operators
+from windtunnel.perf.tabulate.tables import Axes, axes, sends
 
 ITEM = re.compile(r"(?P<kind>\w+)=(?P<count>\d+)(?:x(?P<tokens>\d+))?(?:@(?P<context>\d+))?")
 GRAMMAR = "write decode=REQUESTS@CONTEXT and prefill=CHUNKSxTOKENS@CONTEXT, e.g. decode=32@4096,prefill=2x1024@8192"
@@ -123,6 +124,8 @@ class Row:
     """Relative error of the seconds, as the standard deviation of their log."""
     hidden: float = 0.0
     """Seconds beside the other micro-batch, which the step does not take."""
+    stage: int = 0
+    """Of a pipeline, from 1 on; what is sent to the next stage belongs to the sender. 0 without one."""
 
     @property
     def busy(self) -> float:
@@ -158,43 +161,59 @@ class _Mark(NamedTuple):
 
 
 def explain(pool: Pool, batch: Batch, source: str = "auto") -> Explanation:
-    """The operators of one step. Ranks in lockstep are all given the same batch.
+    """The operators of one step, in a pipeline those of its stages one after the other. Ranks in lockstep are all given
+    the same batch.
 
-    Raises InputError for a batch beyond the engine's limits, and for a pipeline.
+    Raises InputError for a batch beyond the engine's limits.
     """
     if pool.engine.num_speculative_tokens:
         raise InputError("num_speculative_tokens: a batch is explained without speculation; leave it out")
-    if pool.engine.pipeline_parallel_size > 1:
-        raise InputError(
-            f"pipeline_parallel_size={pool.engine.pipeline_parallel_size}: stages are not explained one by one; use 1"
-        )
-    ax, times = axes(pool), predictor(pool, source)
+    ax, times = axes(pool), predictor_from(pool, source)
     _check(pool, batch, ax)
+    stages = stage_pools(pool)
+    rows = [row for n, stage in enumerate(stages, 1) for row in _rows(stage, batch, ax, times, n * (len(stages) > 1))]
+    if len(stages) > 1:
+        passing = sends(pool, ax, times)[:, batch.tokens].tolist()
+        rows += [_sent(n, seconds, batch) for n, seconds in enumerate(passing, 1)]
+        rows.sort(key=lambda row: row.stage)
+    total = sum(row.seconds for row in rows)
+    shared = tuple(replace(row, share=row.seconds / total) for row in rows)
+    return Explanation(
+        shared, total, sum(row.seconds for row in rows if row.bound != "host" or row.name == "launch_wait")
+    )
+
+
+def _rows(pool: Pool, batch: Batch, ax: Axes, times: Predictor, stage: int) -> list[Row]:
+    """The operators of a whole model or of one stage, and what it waits for the host."""
     halves = overlap(pool, ax, remember(partial(operator_times, ax=ax, predictor=times)))
-    parts = [(op, _spent(op, batch, ax, times, halves)) for op in operators(pool)]
+    parts = [(op, _spent(op, batch, ax, times, halves)) for op in asked_of(times, operators(pool))]
     parts = [(op, spent) for op, spent in parts if spent.seconds + spent.hidden > 0]
     rows = [
         _row(pool.device, op, spent, batch, *_points(op, batch, ax, _runs(op, batch, halves))) for op, spent in parts
     ]
-    phases = ("tokens",) if pool.engine.all2all_backend == GATHERED else ("tokens", "all_tokens")
-    launched = sum(spent.seconds for op, spent in parts if op.phase in phases)
-    waits = 0.0 if times.perfect else _waits(pool, batch, ax, launched, halves)
+    launched = sum(spent.seconds for op, spent in parts if op.phase == "tokens")
+    if ax.ranks > 1:
+        launched += _of_experts(pool, batch, parts, ax, times)
+    waits = 0.0 if times.perfect or times.host_seconds else _waits(pool, batch, ax, launched, halves)
     if waits:
         rows.append(_host("launch_wait", "layers that the host launches", waits))
     gpu = sum(row.seconds for row in rows)
-    host = (
-        NO_HOST
-        if times.perfect
-        else host_cost(bool(pool.engine.async_scheduling), pool.lockstep, backend=pool.engine.backend)
-    )
+    host = NO_HOST if times.perfect else host_of(times, pool)
     overlapped, serial = host.tables(ax.max_num_seqs)
     if overlapped[batch.sequences] > gpu:
         wait = float(overlapped[batch.sequences]) - gpu
         rows.append(_host("host_wait", "scheduling, input preparation, output", wait))
-    rows.append(_host("host_serial", f"{batch.sequences} requests", float(serial[batch.sequences])))
-    total = sum(row.seconds for row in rows)
-    shared = tuple(Row(**{**vars(row), "share": row.seconds / total}) for row in rows)
-    return Explanation(shared, total, gpu)
+    blocks = 0.0 if times.perfect else batch.kv_tokens / pool.engine.resolved("block_size") * cached_block(pool)
+    alone = float(serial[batch.sequences]) if pool.model.embeds else 0.0  # all stages but the first are told early
+    if stage < 2 or alone + blocks > 0:
+        rows.append(_host("host_serial", f"{batch.sequences} requests", alone + blocks))
+    return [replace(row, stage=stage) for row in rows]
+
+
+def _sent(stage: int, seconds: float, batch: Batch) -> Row:
+    """What a stage sends to the next one."""
+    row = _host("send", f"{batch.tokens} tokens to stage {stage + 1}", seconds)
+    return replace(row, group="communication", bound="communication", stage=stage)
 
 
 def _check(pool: Pool, batch: Batch, ax: Axes) -> None:
@@ -291,12 +310,21 @@ def _all_tokens(batch: Batch, ax: Axes) -> int:
     return ax.ranks * (int(ax.padded[tokens]) if tokens <= ax.graph_tokens else tokens)
 
 
+def _of_experts(pool: Pool, batch: Batch, parts: list[tuple[Operator, _Spent]], ax: Axes, times: Predictor) -> float:
+    """Seconds of experts beside which the host launches; see ``tabulate.grid``."""
+    least = least_of_all(pool, ax, np.array([batch.tokens]))
+    if int(least[0]) == _all_tokens(batch, ax):
+        return sum(spent.seconds for op, spent in parts if op.phase == "all_tokens")
+    of_all = [op for op, _ in parts if op.phase == "all_tokens"]
+    return sum(op.count * float(all_tokens_times(op, least, ax, times).seconds[0]) for op in of_all)
+
+
 def _waits(pool: Pool, batch: Batch, ax: Axes, token_seconds: float, halves: Overlap | None) -> float:
     if not batch.chunks and batch.tokens <= ax.graph_tokens:
         return 0.0
     gpu = np.full(len(ax.padded), token_seconds)
     twice = None if halves is None else halves.prompts_split if batch.chunks else halves.decodes_split
-    return float(dispatch(pool, ax, gpu, twice=twice)[batch.tokens])
+    return float(dispatch(pool, ax, gpu, bool(batch.chunks), twice=twice)[batch.tokens])
 
 
 def _runs(op: Operator, batch: Batch, halves: Overlap | None) -> int:

@@ -93,9 +93,3 @@ def blended(parts: Sequence[tuple[KernelTimes, float]], away: float) -> KernelTi
 def from_source(seconds: Floats, source: int) -> KernelTimes:
     """Seconds that all come from one source."""
     return KernelTimes(seconds, np.full(seconds.shape, source, dtype=np.int8))
-
-
-def note_once(notes: list[str], text: str) -> None:
-    """Say where times come from, once."""
-    if text not in notes:
-        notes.append(text)

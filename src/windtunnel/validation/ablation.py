@@ -10,8 +10,8 @@ from windtunnel.simulate.overheads import ClientPath, Floats
 from windtunnel.validation.comparison import PLAIN, Options, compare, relative_error, summarise
 from windtunnel.validation.markdown import per_cent
 from windtunnel.validation.measured_run import MeasuredRun
-from windtunnel.validation.served_points import Point
-from windtunnel.validation.served_replay import METRICS, replay, simulated
+from windtunnel.validation.served_points import Served
+from windtunnel.validation.served_replay import METRICS, replay_all, simulated
 from windtunnel.workload.columns import Workload
 
 NOTHING = "nothing"
@@ -56,10 +56,10 @@ def variants(options: Options = PLAIN) -> Iterator[tuple[str, Options]]:
         yield cause.name, replace(options, corrections=options.corrections.without(cause.name))
 
 
-def ablate(points: Sequence[Point], runs: Sequence[MeasuredRun], options: Options = PLAIN) -> Iterator[Ablation]:
+def ablate(points: Sequence[Served], runs: Sequence[MeasuredRun], options: Options = PLAIN) -> Iterator[Ablation]:
     """Compare again, each time without one cause."""
     for name, without in variants(options):
-        known = simulated([replay(point, without) for point in points])
+        known = simulated(replay_all(points, without))
         served = {
             metric: dict(summarise(np.array([result.error(metric) for result in known]))) for metric in METRICS if known
         }

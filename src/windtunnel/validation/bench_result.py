@@ -27,6 +27,7 @@ from windtunnel.workload.lengths import Both, Uniform
 from windtunnel.workload.synthetic import generate, stream
 
 REQUIRED = ("completed", "total_input_tokens", "total_output_tokens", "mean_ttft_ms", "mean_tpot_ms")
+BENCH = "vllm-bench"
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls")
 
 
@@ -79,7 +80,7 @@ def _detailed(path: Path, document: Mapping[str, Any], seed: int) -> Measurement
         ),
         side=found.side(),
         requests=found,
-        client_clock=True,
+        client=BENCH,
         notes=tuple(notes),
     )
 
@@ -119,7 +120,7 @@ def _summarised(path: Path, document: Mapping[str, Any], seed: int) -> Measureme
         f"no arrays of --save-detailed: {count} requests of the mean lengths ({lengths[0]} in, {lengths[1]} out) are "
         "replayed, and only statistics are compared"
     )
-    return Measurement(path.stem, workload, side, None, client_clock=True, notes=(note,))
+    return Measurement(path.stem, workload, side, None, client=BENCH, notes=(note,))
 
 
 def _statistics(document: Mapping[str, Any], name: str) -> dict[str, float]:

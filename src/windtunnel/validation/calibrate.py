@@ -2,22 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import exp
 from typing import Any
 
 import numpy as np
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.errors import InputError
+from windtunnel.metrics.evidence import server_key
 from windtunnel.perf.tabulate.cache import cache_folder
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
-from windtunnel.simulate.overheads import ClientPath, HostOverhead, Overheads
+from windtunnel.simulate.overheads import CLIENTS, Agreement, ClientPath, HostOverhead, KernelFactors, Overheads
 from windtunnel.simulate.simulate import simulate
 from windtunnel.validation.comparison import relative_error, simulated_requests
-from windtunnel.validation.measurement import METRICS, Floats, Measurement, Requests, Side
+from windtunnel.validation.measurement import METRICS, Measurement, Requests, Side
 
-STEPS = (1e-3, 10e-6, 1e-3, 10e-6, 5e-3, 5e-6)
-"""First moves of the search: host serial, per request, overlapped, per request; client request, per token; seconds."""
+KERNELS = ("products", "attention", "prompts")
+HOST = ("serial", "serial_per_sequence", "overlapped", "overlapped_per_sequence")
+CLIENT = ("request", "request_per_token")
+STEPS = dict(zip(KERNELS + HOST + CLIENT, (0.2, 0.2, 0.2, 1e-3, 10e-6, 1e-3, 10e-6, 5e-3, 5e-6), strict=True))
+"""First moves of the search: logs of the factors of kernels; seconds of the host and of the client's path."""
 
 ROUNDS = 9
 """Rounds of the search; each halves the moves that no longer help."""
@@ -51,61 +56,67 @@ def calibrate(runs: Sequence[tuple[Measurement, Pool]], perf: str = "auto") -> C
     """Search the overheads of measured runs of one deployment.
 
     The host's are searched always, the client's only where a client's clock was measured (the way back of the first
-    token keeps its default, since nothing tells it from the way there). A pattern search from the tables' own host
-    work, which tries each number up and down and halves moves that do not help: numbers that stay at their
-    start are not needed. Raises InputError for runs without requests, or with different clocks.
+    token keeps its default, since nothing tells it from the way there), and factors of the kernels, before both, only
+    on a device that has no measured ones. A pattern search from the tables as they are, which tries each number up and
+    down and halves moves that do not help: numbers that stay at their start are not needed. Raises InputError for runs
+    without requests, or with different clocks.
     """
     if any(measurement.requests is None for measurement, _ in runs):
         raise InputError("calibrate needs latencies request by request: use --save-detailed")
-    clocks = {measurement.client_clock for measurement, _ in runs}
+    clocks = {measurement.client for measurement, _ in runs}
     if len(clocks) > 1:
-        raise InputError("runs of a client's and of an engine's clock cannot be calibrated together: give one kind")
-    client = clocks == {True}
+        raise InputError("runs with clocks of different clients, or the engine's, cannot be calibrated together")
     cases = [_Case(one, pool, (tabulate(pool, perf, cache_folder()),)) for one, pool in runs]
-    start = np.zeros(4 + 2 * client)
-    if client:
-        start[4:] = ClientPath().request, ClientPath().request_per_token
-    best, misfits = _search(cases, start, client)
+    start = dict.fromkeys(HOST, 0.0)
+    if any(case.tables[0].provenance[0]["source"] == "roofline" for case in cases):
+        start = dict.fromkeys(KERNELS, 0.0) | start
+    usual = CLIENTS.get(next(iter(clocks), ""))
+    if usual:
+        start |= {name: getattr(usual, name) for name in CLIENT}
+    best, misfits = _search(cases, start, usual)
+    after = tuple(case.replayed(_overheads(best, usual)).side() for case in cases)
     return Calibration(
-        overheads=_overheads(best, client),
-        before=tuple(case.replayed(_overheads(start, client)).side() for case in cases),
-        after=tuple(case.replayed(_overheads(best, client)).side() for case in cases),
+        overheads=replace(_overheads(best, usual), agreement=_agreement(cases, after)),
+        before=tuple(case.replayed(_overheads(start, usual)).side() for case in cases),
+        after=after,
         misfit=misfits,
     )
 
 
-def _overheads(values: Floats, client: bool) -> Overheads:
-    host = HostOverhead(*(float(value) for value in values[:4]))
-    if not client:
-        return Overheads(host)
-    return Overheads(host, replace(ClientPath(), request=float(values[4]), request_per_token=float(values[5])))
+Values = dict[str, float]
+"""Of what is searched, by the names of STEPS, in the order of the search."""
 
 
-def _search(cases: Sequence[_Case], start: Floats, client: bool) -> tuple[Floats, tuple[float, float]]:
-    best, steps = start, np.array(STEPS[: len(start)])
-    first = lowest = _misfit(cases, best, client)
+def _overheads(values: Values, usual: ClientPath | None) -> Overheads:
+    host = HostOverhead(**{name: values[name] for name in HOST})
+    client = usual and replace(usual, **{name: values[name] for name in CLIENT})
+    return Overheads(host, client, KernelFactors(**{name: exp(values.get(name, 0.0)) for name in KERNELS}))
+
+
+def _search(cases: Sequence[_Case], start: Values, usual: ClientPath | None) -> tuple[Values, tuple[float, float]]:
+    best, steps = start, {name: STEPS[name] for name in start}
+    first = lowest = _misfit(cases, best, usual)
     for _ in range(ROUNDS):
-        for place in range(len(best)):
+        for name in best:
             moved = False
             for sign in (1.0, -1.0):
                 while True:
-                    trial = best.copy()
-                    trial[place] += sign * steps[place]
-                    found = _misfit(cases, trial, client)
+                    trial = best | {name: best[name] + sign * steps[name]}
+                    found = _misfit(cases, trial, usual)
                     if not found < lowest - 1e-6:
                         break
                     best, lowest, moved = trial, found, True
                 if moved:
                     break
             if not moved:
-                steps[place] *= 0.5
+                steps[name] *= 0.5
     return best, (first, lowest)
 
 
-def _misfit(cases: Sequence[_Case], values: Floats, client: bool) -> float:
+def _misfit(cases: Sequence[_Case], values: Values, usual: ClientPath | None) -> float:
     """Mean over the runs of: mean |log| error of tpot request by request, and |log| error of the mean ttft."""
     try:
-        overheads = _overheads(values, client)
+        overheads = _overheads(values, usual)
         sides = [case.replayed(overheads).latencies for case in cases]
     except InputError:  # host work below zero
         return float("inf")
@@ -126,6 +137,22 @@ def document(found: Calibration, runs: Sequence[Measurement]) -> dict[str, Any]:
         for run, before, after in zip(runs, found.before, found.after, strict=True)
     ]
     return {"schema_version": 1, **found.overheads.spec(), "errors_of_the_means": errors}
+
+
+def _agreement(cases: Sequence[_Case], sides: Sequence[Side]) -> Agreement:
+    """Means over the runs of log(measured ÷ simulated)."""
+    logs = {
+        name: float(
+            np.mean(
+                [
+                    np.log(case.measurement.side.latencies[name]["mean"] / side.latencies[name]["mean"])
+                    for case, side in zip(cases, sides, strict=True)
+                ]
+            )
+        )
+        for name in ("tpot", "ttft")
+    }
+    return Agreement(server_key(cases[0].pool.spec()), round(logs["tpot"], 4), round(logs["ttft"], 4))
 
 
 def _errors(measured: Side, before: Side, after: Side, name: str) -> dict[str, float]:

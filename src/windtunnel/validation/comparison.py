@@ -3,9 +3,9 @@
 Nothing is fitted to what is measured.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from windtunnel.deployment import Deployment, Pool
 from windtunnel.metrics import clean, delay_growth, overloaded, request_metrics, time_share, uncertainty, unroll
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.simulate.notes import refuse_extrapolation
-from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads
+from windtunnel.simulate.overheads import CLIENTS, ENGINE_CLOCK, Overheads
 from windtunnel.simulate.run import Requests as RunRequests
 from windtunnel.simulate.run import Run
 from windtunnel.simulate.simulate import simulate
@@ -35,16 +35,19 @@ class Options:
     client_path: bool = True
     """A client's clock includes its path; off in an ablation."""
 
-    def run(self, pool: Pool, workload: Workload, client_clock: bool, stream_interval: int = 1) -> Run:
-        """Simulate on the clock of the engine or of the client, with the usual path where none was calibrated.
+    def run(self, deployment: Deployment, workload: Workload, client: str, stream_interval: int = 1) -> Run:
+        """Simulate on the clock of the engine, or of a ``client`` of CLIENTS, with its path where none was calibrated.
 
         ``stream_interval``: tokens of a streamed event; server and client handle that many times fewer events.
         Raises InputError for what cannot be simulated, or is beyond the data.
         """
-        usual = ClientPath(per_sequence=ClientPath.per_sequence / stream_interval)
-        seen = (self.overheads.client or usual) if client_clock and self.client_path else None
+        seen = None
+        if client and self.client_path:
+            usual = CLIENTS[client]
+            usual = replace(usual, per_sequence=usual.per_sequence / stream_interval)
+            seen = self.overheads.client or usual
         overheads = replace(self.overheads, client=seen)
-        run = simulate(Deployment((pool,)), workload, perf=self.perf, overheads=overheads, corrections=self.corrections)
+        run = simulate(deployment, workload, perf=self.perf, overheads=overheads, corrections=self.corrections)
         if self.strict:
             refuse_extrapolation(run, uncertainty(unroll(run)).beyond)
         return run
@@ -80,7 +83,7 @@ class Comparison:
 
 def compare(measurement: Measurement, pool: Pool, options: Options = PLAIN) -> Comparison:
     """Replay a measurement on a pool, by its own clock. Raises InputError when it cannot be simulated."""
-    run = options.run(pool, measurement.workload, measurement.client_clock)
+    run = options.run(Deployment((pool,)), measurement.workload, measurement.client)
     found = simulated_requests(run)
     known = measurement.requests
     pairs = {name: (known.latencies[name], found.latencies[name]) for name in METRICS} if known else {}
@@ -191,6 +194,51 @@ def summarise(errors: Floats) -> Mapping[str, float]:
         "mape": float(np.mean(np.abs(errors))),
         "bias": float(np.mean(errors)),
     }
+
+
+class PointResult(Protocol):
+    """A measured point, and why it was not simulated: empty if it was."""
+
+    @property
+    def point(self) -> Any:
+        """What was measured."""
+
+    @property
+    def reason(self) -> str:
+        """Empty if it was simulated."""
+
+
+R = TypeVar("R", bound=PointResult)
+
+
+def by_group(
+    results: Sequence[R],
+    groupings: Mapping[str, Callable[[Any], str]],
+    errors: Callable[[Sequence[R]], Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Coverage and errors by each grouping of points, for JSON and tables; a grouping with a single group is left out.
+
+    ``errors`` sums up the simulated results of a group.
+    """
+    rows = []
+    for grouping, of in groupings.items():
+        names = sorted({of(result.point) for result in results})
+        if grouping != "all" and len(names) < 2:
+            continue
+        for name in names:
+            members = [result for result in results if of(result.point) == name]
+            simulated = [result for result in members if not result.reason]
+            counts = {"by": grouping, "group": name, "rows": len(members), "simulated": len(simulated)}
+            rows.append(counts | dict(errors(simulated)))
+    return rows
+
+
+def points_json(results: Sequence[PointResult], **more: Any) -> dict[str, Any]:
+    """A document about points: how many were simulated, and what else there is to say."""
+    simulated = sum(not result.reason for result in results)
+    counts = {"rows": len(results), "simulated": simulated, "coverage": simulated / len(results)}
+    document: dict[str, Any] = clean({"schema_version": 1, **counts, **more})
+    return document
 
 
 POINTS = 60

@@ -2,16 +2,18 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from windtunnel.simulate.error_band import LEVEL
+from windtunnel.metrics.bands import LEVEL
 from windtunnel.validation.comparison import Comparison, relative_error
 from windtunnel.validation.measurement import METRICS, STATISTICS
-from windtunnel.validation.served_replay import Result, groups, simulated
+from windtunnel.validation.served_replay import Result, coverage, groups, held, simulated
 
 NOTHING = "–"
+LEAST = 30
+"""Points of a group whose coverage is shown."""
 
 
 def per_cent(value: float | None, signed: bool = False) -> str:
@@ -118,12 +120,25 @@ def refusals(results: Sequence[Result]) -> list[str]:
 
 
 def bands_text(results: Sequence[Result]) -> list[str]:
-    """How many of the measured values lie within their bands; nothing without any."""
+    """How many of the measured values lie within their bands, in all and by group; nothing without any."""
     known = simulated(results)
     if not known:
         return []
-    shares = []
-    for metric in ("tpot", "ttft"):
-        inside = [low <= getattr(one.point, metric) <= high for one in known for low, high in [one.band(metric)]]
-        shares.append(f"{per_cent(sum(inside) / len(known))} of the measured {metric}")
-    return [f"The {LEVEL:.0%} bands hold {' and '.join(shares)}."]
+    shares = [f"{per_cent(held(known, metric))} of the measured {metric}" for metric in ("tpot", "ttft")]
+    head = [
+        "| engine | model family | device | points | tpot held | band | ttft held | band | |",
+        "|---|---|---|" + "---:|" * 5 + "---|",
+    ]
+    rows = [
+        f"| {' | '.join(row['group'])} | {row['points']} | {per_cent(row['tpot']['held'])} | {row['tpot']['band']} | "
+        f"{per_cent(row['ttft']['held'])} | {row['ttft']['band']} | {_bad(row)} |"
+        for row in coverage(known)
+        if row["points"] >= LEAST
+    ]
+    texts = [f"The {LEVEL:.0%} bands hold {' and '.join(shares)}.", *(["\n".join(head + rows)] if rows else [])]
+    unreadable = Counter(result.unreadable for result in known if result.unreadable)
+    return texts + [f"Unreadable ({count:,}): {reason}" for reason, count in unreadable.most_common()]
+
+
+def _bad(row: Mapping[str, Any]) -> str:
+    return f"known bad: {', '.join(row['known_bad'])}" if row["known_bad"] else ""

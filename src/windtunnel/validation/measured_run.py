@@ -1,7 +1,6 @@
 """Measured runs of real engines, one folder each with ``run.json`` and ``requests.jsonl``."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.deployment import PRESETS, Engine, Pool
+from windtunnel.deployment import PRESETS, Engine, EnginePreset, Pool
 from windtunnel.errors import InputError, unknown
+from windtunnel.files import parse_json
+from windtunnel.files import read_text as text_of
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.database import version_key
+from windtunnel.simulate.overheads import client_of
 from windtunnel.validation.measurement import Measurement, Requests, Series, check_requests, doubts
+from windtunnel.validation.shared_prompts import HASH_BLOCK, of_hit_rate, repeated_after
 from windtunnel.workload.columns import Workload
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "e2el_s")
@@ -43,30 +46,72 @@ class MeasuredRun:
     def pool(self) -> Pool:
         """What is simulated: the recorded settings on the preset nearest to the recorded version.
 
-        A run with prefix caching is replayed without it, since the contents of the prompts are not recorded; the
-        measurement's notes say so.
-
         Raises InputError for what cannot be simulated.
         """
         for name in self.settings:
             if name not in SETTINGS:
                 raise unknown("engine setting", name, SETTINGS)
-        settings = {**self.settings, "enable_prefix_caching": False}
         chosen = nearest_preset(self.engine, self.version)
-        return Pool(load_model(self.model), device(self.device), Engine(preset=chosen, **settings))
+        return Pool(load_model(self.model), device(self.device), Engine(preset=chosen, **self.settings))
 
 
 def nearest_preset(engine: str, version: str) -> str:
-    """The preset of this engine whose version is the newest that is not newer, or else the oldest.
+    """The preset of this engine whose version is nearest: the same minor version, else the one with the fewest minor
+    versions between, of two as near the older.
 
     Raises InputError when no version of the engine is simulated.
     """
-    by_version = {version_key(preset.version): name for name, preset in PRESETS.items() if preset.backend == engine}
-    if not by_version:
+    return _nearest(engine, version)[0].name
+
+
+def preset_note(engine: str, version: str) -> str:
+    """What to know where the version has no preset of its own: which stands in, and how that of the version on its
+    other side differs. Empty where it has one, and for an engine that is not simulated."""
+    if not any(preset.backend == engine for preset in PRESETS.values()):
+        return ""
+    chosen, other = _nearest(engine, version)
+    if _minor(chosen.version) == _minor(version):
+        return ""
+    text = f"{engine} {version} has no preset of its own and is simulated as {chosen.name}"
+    if other is None:
+        return text
+    names = [field.name for field in fields(chosen) if field.name not in ("name", "scheduler")]
+    differs = [
+        f"{name}={getattr(other, name)}, not {getattr(chosen, name)}"
+        for name in names
+        if getattr(other, name) != getattr(chosen, name)
+    ]
+    if other.rules != chosen.rules:
+        differs.append(f"scheduler={other.rules}, not {chosen.rules}")
+    return f"{text}; {other.name} has {'; '.join(differs) or 'the same defaults'}"
+
+
+def _nearest(engine: str, version: str) -> tuple[EnginePreset, EnginePreset | None]:
+    """The nearest preset, and the one on the other side of the version, if there is one."""
+    presets = sorted(
+        (preset for preset in PRESETS.values() if preset.backend == engine), key=lambda one: _minor(one.version)
+    )
+    if not presets:
         known = ", ".join(sorted({preset.backend for preset in PRESETS.values()}))
         raise InputError(f"engine {engine!r} is not simulated: use one of {known}")
-    older = [key for key in by_version if key <= version_key(version)]
-    return by_version[max(older) if older else min(by_version)]
+    wanted = _minor(version)
+    older = [preset for preset in presets if _minor(preset.version) <= wanted]
+    newer = [preset for preset in presets if _minor(preset.version) > wanted]
+    if not (older and newer) or _minor(older[-1].version) == wanted:
+        return (older[-1] if older else newer[0]), None
+    below, above = older[-1], newer[0]
+    places = [MINORS * major + minor for major, minor in (_minor(below.version), wanted, _minor(above.version))]
+    steps = places[1] - places[0], places[2] - places[1]
+    return (below, above) if steps[0] <= steps[1] else (above, below)
+
+
+MINORS = 22
+"""Minor versions that a major one counts as: TensorRT-LLM had as many before 1.0."""
+
+
+def _minor(version: str) -> tuple[int, int]:
+    digits = (*version_key(version)[0], 0, 0)
+    return digits[0], digits[1]
 
 
 def find_measured_runs(folder: Path) -> list[Path]:
@@ -92,13 +137,13 @@ def read_measured_run(folder: Path) -> MeasuredRun:
         engine=name,
         version=version,
         settings=settings,
-        measurement=_measurement(folder, document, settings),
+        measurement=_measurement(folder, document, settings, preset_note(name, version)),
     )
 
 
-def _measurement(folder: Path, document: Mapping[str, Any], settings: Mapping[str, Any]) -> Measurement:
+def _measurement(folder: Path, document: Mapping[str, Any], settings: Mapping[str, Any], note: str) -> Measurement:
     source = folder / str(document.get("requests", "requests.jsonl"))
-    columns, notes = _read_requests(source)
+    columns, recorded, notes = _read_requests(source)
     found = Requests(
         arrival=columns["arrival_s"],
         output_tokens=columns["output_tokens"].astype(np.int64),
@@ -106,46 +151,76 @@ def _measurement(folder: Path, document: Mapping[str, Any], settings: Mapping[st
         e2el=columns["e2el_s"],
     )
     check_requests(found, str(source), "ttft_s and e2el_s")
-    notes += [f"{source.name}: {doubt}" for doubt in doubts(found)]
+    notes += [*filter(None, [note]), *(f"{source.name}: {doubt}" for doubt in doubts(found))]
     if (said := document.get("num_requests")) is not None and said != len(found.arrival):
         notes.append(f"run.json tells of {said} requests, {source.name} holds {len(found.arrival)}: those are replayed")
-    if settings.get("enable_prefix_caching"):
-        notes.append("prefix caching was on: replayed without, the prompts' contents are not recorded")
+    prompts = columns["prompt_tokens"].astype(np.int64)
+    alike, unknown_hits = _hash_ids(document, recorded, prompts, bool(settings.get("enable_prefix_caching")))
+    notes += unknown_hits
     name, logged = str(document.get("id", folder.name)), document.get("series")
     return Measurement(
         name=name,
         workload=Workload.from_columns(
             arrival=found.arrival,
-            prompt_tokens=columns["prompt_tokens"].astype(np.int64),
+            prompt_tokens=prompts,
             output_tokens=found.output_tokens,
             name=name,
+            **alike,
         ),
         side=found.side(),
         requests=found,
         series=_read_series(folder / str(logged)) if logged else None,
-        client_clock=str(document.get("clock", "")).startswith("client"),
+        client=client_of(str(document.get("clock", ""))),
         notes=tuple(notes),
     )
 
 
-def _read_requests(path: Path) -> tuple[dict[str, NDArray[np.float64]], list[str]]:
-    """The columns of a requests file, in order of arrival, and what was left out of it."""
-    rows, empty, others = [], 0, dict[str, None]()
+def _read_requests(path: Path) -> tuple[dict[str, NDArray[np.float64]], list[Any] | None, list[str]]:
+    """The columns of a requests file in order of arrival, the hash ids of its prompts, and what was left out of it."""
+    rows, hashes, empty, others = [], [], 0, dict[str, None]()
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             empty += 1
             continue
         entry = parse_object(line, f"{path}:{number}")
         rows.append(_row(entry, f"{path}:{number}"))
-        others |= dict.fromkeys(name for name in entry if name not in COLUMNS)
+        hashes.append(entry.get("hash_ids"))
+        others |= dict.fromkeys(name for name in entry if name not in (*COLUMNS, "hash_ids", "itl_s"))
     if not rows:
         raise InputError(f"{path}: no requests")
+    known = [row is not None for row in hashes]
+    if any(known) and not all(known):
+        raise InputError(f"{path}: hash_ids of {sum(known)} of {len(rows)} requests: give those of all, or of none")
     table = np.array(rows, dtype=np.float64)
-    table = table[np.argsort(table[:, 0], kind="stable")]
+    order = np.argsort(table[:, 0], kind="stable")
     notes = [f"{path.name}: {empty} empty lines: {len(rows)} requests in {len(rows) + empty} lines"] if empty else []
     if others:
         notes.append(f"{path.name}: not used: {', '.join(others)}")
-    return {name: table[:, index] for index, name in enumerate(COLUMNS)}, notes
+    columns = {name: table[order, index] for index, name in enumerate(COLUMNS)}
+    return columns, [hashes[row] for row in order] if any(known) else None, notes
+
+
+def _hash_ids(
+    document: Mapping[str, Any], recorded: list[Any] | None, prompts: NDArray[np.int64], caches: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """What a workload takes to know which prompts begin alike: recorded ids, or what an engine's hit rate implies; and
+    what is not known."""
+    rate = document.get("prefix_cache_hit_rate")
+    if recorded is not None:
+        return {"hash_ids": recorded, "hash_block_size": int(document.get("hash_block_size", HASH_BLOCK))}, []
+    if rate is not None:
+        said = (
+            f"which prompts begin alike is not recorded: as many do as its hit rate of {rate:.0%} takes"
+            if isinstance(rate, int | float)
+            else ""
+        )
+        return {"hash_ids": of_hit_rate(prompts, rate), "hash_block_size": HASH_BLOCK}, [said]
+    if not caches:
+        return {}, []
+    way_out = "give hash_ids of every request, or prefix_cache_hit_rate in run.json"
+    if lag := repeated_after(prompts):
+        return {}, [f"prompt lengths come again after {lag} requests: their prompts were probably cached; {way_out}"]
+    return {}, [f"prefix caching was on: replayed without hits, the prompts' contents are not recorded; {way_out}"]
 
 
 def _row(entry: Mapping[str, Any], where: str) -> list[float]:
@@ -165,14 +240,11 @@ def _row(entry: Mapping[str, Any], where: str) -> list[float]:
 def _read_series(path: Path) -> Series:
     """The engine's own log over time: JSON lines with t_s, running and waiting."""
     rows = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        entry = parse_object(line, f"{path}:{number}")
+    for where, entry in json_lines(path):
         for name in SERIES:
             value = entry.get(name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise InputError(f"{path}:{number}: {name}={value!r}: must be a number ≥ 0")
+                raise InputError(f"{where}: {name}={value!r}: must be a number ≥ 0")
         rows.append([float(entry[name]) for name in SERIES])
     if not rows:
         raise InputError(f"{path}: an empty series: leave `series` out of run.json")
@@ -183,17 +255,28 @@ def _read_series(path: Path) -> Series:
 def read_text(path: Path) -> str:
     """The text of a file. Raises InputError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})") from error
+        return text_of(path)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each line of a file stands, and its JSON object; empty lines are passed over.
+
+    Raises InputError for a file that cannot be read, and naming the line for one that is no object.
+    """
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if line.strip():
+            where = f"{path}:{number}"
+            yield where, parse_object(line, where)
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:
     """The JSON object of a text. Raises InputError naming ``where``."""
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON ({error.msg})") from error
+        found = parse_json(text)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
     if not isinstance(found, dict):
         raise InputError(f"{where}: must be a JSON object")
     return found

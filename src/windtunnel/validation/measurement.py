@@ -74,8 +74,8 @@ class Measurement:
     requests: Requests | None
     """Request by request, in the order of the workload; None where only statistics are known."""
     series: Series | None = None
-    client_clock: bool = False
-    """Latencies are those that a client saw, not the engine's own."""
+    client: str = ""
+    """Whose clock the latencies are of, a name of ``simulate.overheads.CLIENTS``; empty: the engine's own."""
     notes: tuple[str, ...] = ()
     """What the replay assumes or leaves out."""
 

@@ -23,33 +23,15 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from windtunnel.deployment import Engine, Pool
+from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
-from windtunnel.model import Quantization, load_model
 from windtunnel.perf.database import find_systems
 from windtunnel.validation.measured_run import nearest_preset
+from windtunnel.validation.pool_points import PoolsPoint, of_columns, with_likely_seats
+from windtunnel.validation.recipes import SPARE_TOKENS
+from windtunnel.validation.served_checkpoints import quantized_on_load, served_model
 from windtunnel.validation.served_scripts import NO_SCRIPT, Script, script
-
-CHECKPOINTS = {
-    ("MiniMaxAI/MiniMax-M2.5", "fp4"): "nvidia/MiniMax-M2.5-NVFP4",
-    ("meta-llama/Llama-3.1-70B", "fp8"): "nvidia/Llama-3.1-70B-Instruct-FP8",
-    ("moonshotai/Kimi-K2.5", "fp4"): "nvidia/Kimi-K2.5-NVFP4",
-    ("Qwen/Qwen3-32B", "fp8"): "Qwen/Qwen3-32B-FP8",
-    ("Qwen/Qwen3-32B", "fp4"): "nvidia/Qwen3-32B-NVFP4",
-    ("deepseek-ai/DeepSeek-R1", "fp4"): "nvidia/DeepSeek-R1-NVFP4",
-    ("deepseek-ai/DeepSeek-V3", "fp4"): "nvidia/DeepSeek-R1-NVFP4",
-    ("Qwen/Qwen3.5-397B-A17B", "fp4"): "nvidia/Qwen3.5-397B-A17B-NVFP4",
-    ("zhipuai/GLM-5", "fp8"): "zai-org/GLM-5-FP8",
-    ("zhipuai/GLM-5", "fp4"): "nvidia/GLM-5-NVFP4",
-}
-"""(model_path, precision) → the checkpoint that was served, where the path does not name it."""
-
-QUANTIZED = {
-    ("meta-llama/Llama-3.1-70B", "fp4"): "nvfp4",
-    ("Qwen/Qwen3.5-397B-A17B", "fp8"): "fp8_block",
-}
-"""Quantised checkpoints that the catalogue lacks: the 16-bit model with its weights in this format."""
 
 PREDICTING = ("1.2.0rc6.post3", "1.1.0rc2.post2")
 """Images of TensorRT-LLM with which the scripts served DeepSeek-R1 with multi-token prediction; the same rows without
@@ -93,9 +75,6 @@ GENERATED_BY_PRECISION: dict[str, dict[str, Any]] = {"fp8": {"kv_cache_dtype": "
 
 LARGEST_WORKER = 16
 """Most GPUs that share every layer in one worker."""
-
-SPARE_TOKENS = 200
-"""``max_model_len`` beyond prompt and output, as the same scripts have it."""
 
 RELEASES = {
     "vllm": (("2025-07", "0.10.0"), ("2025-12", "0.12.0"), ("2026-02", "0.16.0"), ("2026-04", "0.19.0")),
@@ -150,30 +129,43 @@ class Point:
         short = (self.isl, self.osl) == (1024, 1024) and self.tp < 8
         return 0.5 * (poll - 1) + served.batch_wait * short + served.shown - 1
 
-    def pool(self) -> Pool:
+    @property
+    def scored(self) -> bool:
+        """Counts in the errors."""
+        return True
+
+    @property
+    def rounds(self) -> int:
+        """Requests for each client."""
+        return self.script.rounds
+
+    @property
+    def stream_interval(self) -> int:
+        """Tokens of a streamed event, after the first."""
+        return self.script.stream_interval
+
+    def deployment(self) -> Deployment:
         """What is simulated. Raises InputError for what cannot be."""
-        if self.mode != "agg":
-            raise InputError("separate prefill and decode pools are not simulated yet")
+        return Deployment((self.pool(),))
+
+    def pool(self) -> Pool:
+        """The only pool of it. Raises InputError for what cannot be."""
         if not (self.ttft > 0 and self.tpot > 0):
             raise InputError("the row holds no latencies")
         if not self.concurrency:
             raise InputError("the row does not say how many clients there were")
         if self.tp > LARGEST_WORKER:
             raise InputError(f"{self.tp} GPUs together: pools of a rack that the row does not tell apart")
-        name = CHECKPOINTS.get((self.model_path, self.precision), self.model_path)
-        model = load_model(name)
-        if method := QUANTIZED.get((self.model_path, self.precision)):
-            model = model.with_quantization(Quantization(method))
+        model = served_model(self.model_path, self.precision)
         if (self.model_path, self.system) in CASTING and model.quantization is not None:
             model = model.with_quantization(replace(model.quantization, weight_only=False))
-        quantization = "fp8" if self.precision == "fp8" and model.quantization is None else None
         engine = Engine(
             preset=nearest_preset(self.backend, self.version),
             tensor_parallel_size=self.tp,
             data_parallel_size=self.dp,
             enable_expert_parallel=self.expert_parallel,
             max_model_len=min(self.isl + self.osl + SPARE_TOKENS, model.max_position_embeddings),
-            quantization=quantization,
+            quantization=quantized_on_load(model, self.precision),
             **self._speculation(),
             **self._flags(),
         )
@@ -218,7 +210,11 @@ def find_file() -> Path:
     return systems / "silicon_sample.csv"
 
 
-def read_points(path: Path | None = None) -> list[Point]:
+Served = Point | PoolsPoint
+"""One row, of either mode."""
+
+
+def read_points(path: Path | None = None) -> list[Served]:
     """Every row of the file, the package's unless another is given. Raises InputError naming what is wrong."""
     path = path or find_file()
     try:
@@ -228,41 +224,41 @@ def read_points(path: Path | None = None) -> list[Point]:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})") from error
     if missing := [name for name in COLUMNS if not rows or name not in rows[0]]:
         raise InputError(f"{path}: no column {', '.join(missing)}: it must be like silicon_sample.csv")
-    points = []
+    points: list[Served] = []
     for number, row in enumerate(rows, 2):
         try:
             points.append(_point(row))
         except (TypeError, ValueError) as error:
             raise InputError(f"{path}:{number}: {error}") from error
-    return points
+    likely = iter(with_likely_seats([point for point in points if isinstance(point, PoolsPoint)]))
+    return [next(likely) if isinstance(point, PoolsPoint) else point for point in points]
 
 
-def _point(row: Mapping[str, str]) -> Point:
+def _point(row: Mapping[str, str]) -> Served:
     clients = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
-    tp, dp, expert_parallel = parallelism(row)
     concurrency = int(clients[1]) if clients else 0
+    of_row: dict[str, Any] = {
+        "id": row["id"],
+        "mode": row["mode"],
+        "backend": row["backend"],
+        "version": version(row),
+        "model_path": row["model_path"],
+        "precision": row["precision"],
+        "system": row["system"],
+        "isl": int(row["isl"]),
+        "osl": int(row["osl"]),
+        "concurrency": concurrency,
+        "ttft": float(row["silicon_ttft_ms"] or "nan") * 1e-3,
+        "tpot": float(row["silicon_tpot_ms"] or "nan") * 1e-3,
+        "scripted": "auto-gap-analysis" not in row["silicon_data_source"],
+    }
+    if row["mode"] == "disagg":
+        return of_columns(row, **of_row)
+    tp, dp, expert_parallel = parallelism(row)
     share = groups(row, concurrency)
     if share > 1 and _size(row["moe_tp_size"]) * _size(row["moe_ep_size"]) == share == tp:
         tp, dp, share = 1, tp, 1
-    return Point(
-        id=row["id"],
-        mode=row["mode"],
-        backend=row["backend"],
-        version=version(row),
-        model_path=row["model_path"],
-        precision=row["precision"],
-        system=row["system"],
-        isl=int(row["isl"]),
-        osl=int(row["osl"]),
-        concurrency=concurrency,
-        tp=tp,
-        dp=dp,
-        expert_parallel=expert_parallel,
-        ttft=float(row["silicon_ttft_ms"] or "nan") * 1e-3,
-        tpot=float(row["silicon_tpot_ms"] or "nan") * 1e-3,
-        scripted="auto-gap-analysis" not in row["silicon_data_source"],
-        replicas=share,
-    )
+    return Point(tp=tp, dp=dp, expert_parallel=expert_parallel, replicas=share, **of_row)
 
 
 def groups(row: Mapping[str, str], concurrency: int) -> int:

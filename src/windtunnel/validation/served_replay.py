@@ -7,9 +7,9 @@ how that is read, is in ``served_points``.
 
 import csv
 import io
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import ceil, floor
 from typing import Any
@@ -18,9 +18,12 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.metrics import clean, request_metrics, time_share, uncertainty, unroll
-from windtunnel.simulate.error_band import served_errors
-from windtunnel.validation.comparison import PLAIN, Options, relative_error, summarise
-from windtunnel.validation.served_points import Point
+from windtunnel.metrics.bands import LEVEL
+from windtunnel.metrics.evidence import Doubt, ServerKey, doubt, server_key, span
+from windtunnel.simulate.simulate import simulate
+from windtunnel.validation.comparison import PLAIN, Options, by_group, points_json, relative_error, summarise
+from windtunnel.validation.pool_points import PoolsPoint
+from windtunnel.validation.served_points import Served
 from windtunnel.workload.arrivals import AllAtOnce
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.lengths import Both, Uniform
@@ -33,44 +36,65 @@ DRIFT = 0.05
 """Share of the nominal length, either way: the best of 0, 3, 5 and 10 % for vLLM's Qwen3-32B (first half)."""
 
 MOST_REQUESTS = 10_000
+"""Of a server that admits requests as they come: more of them change no mean. Behind separate workers those that came
+first wait longest, and are a tenth of all."""
 METRICS = ("ttft", "tpot")
+NAN = float("nan")
 BANDS = ((1, 8), (9, 32), (33, 128), (129, 1 << 30))
+
+WAITING, LONGER = 0.25, 3.0
+"""A row is unreadable where its clients wait for the first token a larger share of their time, and so many times as
+long as simulated: a queue that neither their number nor the server's memory explains."""
+FASTER, IMPOSSIBLE = 0.75, 0.95
+"""Measured over simulated below which a row is compared with perfect kernels, and measured over those below which it
+is unreadable: prompts came from a cache, or fewer clients were served."""
 
 
 @dataclass(frozen=True)
 class Result:
     """A served point and its simulation; seconds, NaN where it was not simulated."""
 
-    point: Point
-    ttft: float = float("nan")
-    tpot: float = float("nan")
-    modelled: float = float("nan")
+    point: Served
+    ttft: float = NAN
+    tpot: float = NAN
+    modelled: float = NAN
     """Share of the step time that is modelled, not measured."""
-    kernel_error: float = float("nan")
+    kernel_error: float = NAN
     """Relative error of the step time from its kernels', see ``metrics.uncertainty``."""
+    server: ServerKey | None = None
+    """What was simulated, as the evidence knows it."""
     reason: str = ""
     """Why it was not simulated."""
+    unreadable: str = ""
+    """Why no server can have measured this under the load that the row names."""
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """What the evidence says about its server; None where it was not simulated."""
+        return doubt(self.server, self.kernel_error) if self.server else None
 
     def band(self, metric: str) -> tuple[float, float]:
-        """Where the measured mean should lie, see ``bands``."""
-        errors = served_errors(self.point.backend)
-        low, high = (errors.step if metric == "tpot" else errors.first_token)(self.kernel_error)
-        return low * getattr(self, metric), high * getattr(self, metric)
+        """Where the measured mean should lie."""
+        found, value = self.doubt, getattr(self, metric)
+        low, high = found.factors("steps" if metric == "tpot" else "first_token", LEVEL) if found else (NAN, NAN)
+        return low * value, high * value
 
     def error(self, metric: str) -> float:
         """Relative error of the mean."""
         return relative_error(getattr(self.point, metric), getattr(self, metric))
 
 
-def workload(point: Point) -> Workload:
+def workload(point: Served) -> Workload:
     """The closed loop of a point."""
-    requests = min(point.script.rounds * point.concurrency, MOST_REQUESTS)
+    requests = point.rounds * point.concurrency
+    if not isinstance(point, PoolsPoint):
+        requests = min(requests, MOST_REQUESTS)
     least, most = lengths(point)
     prompts, outputs = (Uniform(ceil(least * tokens), floor(most * tokens)) for tokens in (point.isl, point.osl))
     return generate(AllAtOnce(), Both(prompts, outputs), requests, max_concurrency=point.concurrency, name=point.id)
 
 
-def lengths(point: Point) -> tuple[float, float]:
+def lengths(point: Served) -> tuple[float, float]:
     """The shortest and the longest request, as shares of the nominal lengths.
 
     Clients other than the scripts' send equal lengths. SGLang's prefills run alone and keep such requests in lockstep;
@@ -83,31 +107,77 @@ def lengths(point: Point) -> tuple[float, float]:
     return (1.0, 1.0) if keeps_step else (1.0 - DRIFT, 1.0 + DRIFT)
 
 
-def replay(point: Point, options: Options = PLAIN) -> Result:
+def replay_all(points: Iterable[Served], options: Options = PLAIN) -> list[Result]:
+    """Every point, in order; those that report one measurement of separate pools are simulated once.
+
+    They are simulated server by server, since tables of kernel times that were read stay at hand for a while.
+    """
+    asked, known = list(points), dict[PoolsPoint, Result]()
+    results: dict[int, Result] = {}
+    for place in sorted(range(len(asked)), key=lambda place: _server(asked[place])):
+        point = asked[place]
+        if not isinstance(point, PoolsPoint):
+            results[place] = replay(point, options)
+            continue
+        alike = replace(point, id="", first_of="", doubtful=False, ttft=np.sign(point.ttft), tpot=np.sign(point.tpot))
+        if alike not in known:
+            known[alike] = replay(point, options)
+        results[place] = replace(known[alike], point=point)
+    return [results[place] for place in range(len(asked))]
+
+
+def _server(point: Served) -> tuple[str, ...]:
+    """What kernel times depend on, the slowest to read first."""
+    names = ("system", "backend", "version", "model_path", "precision", "mode", "tp", "dp", "expert_parallel")
+    return tuple(str(getattr(point, name, "")) for name in names)
+
+
+def replay(point: Served, options: Options = PLAIN) -> Result:
     """Simulate one point as its clients see it; one that cannot be simulated says why.
 
     A server that does not look for requests in every step lets them wait for ``Point.wait_steps`` on average, which is
     added: the simulated scheduler looks in every step.
     """
     try:
-        pool = point.pool()
-        run = options.run(pool, workload(point), client_clock=True, stream_interval=point.script.stream_interval)
+        deployment = point.deployment()
+        run = options.run(deployment, workload(point), client="inferencex", stream_interval=point.stream_interval)
     except InputError as reason:
         return Result(point, reason=str(reason))
     metrics = request_metrics(run.requests)
     if not np.isfinite(metrics.tpot).any():
         return Result(point, reason="; ".join(run.manifest["warnings"]))
-    steps, tpot = unroll(run), float(np.nanmean(metrics.tpot))
-    return Result(
+    steps, tpot, decodes = unroll(run), float(np.nanmean(metrics.tpot)), deployment.pools[-1]
+    found = Result(
         point,
-        ttft=float(np.nanmean(metrics.ttft)) + point.wait_steps * tpot * (pool.engine.acceptance_length or 1.0),
+        ttft=float(np.nanmean(metrics.ttft)) + point.wait_steps * tpot * (decodes.engine.acceptance_length or 1.0),
         tpot=tpot,
         modelled=time_share(steps)["modelled"],
         kernel_error=uncertainty(steps).error,
+        server=server_key(decodes.spec()),
     )
+    return replace(found, unreadable=unreadable(found))
 
 
-def sample(points: Sequence[Point], rows: int) -> list[Point]:
+def unreadable(result: Result) -> str:
+    """Why no server can have measured this, or nothing: its clients wait without a cause, or it is faster than perfect
+    kernels."""
+    point = result.point
+    if isinstance(point, PoolsPoint):  # a queue between the sides is a cause
+        return ""
+    whole = [side.ttft + (point.osl - 1) * side.tpot for side in (point, result)]
+    if point.ttft > WAITING * whole[0] and point.ttft > LONGER * result.ttft:
+        return "its clients wait for a server that has room for them"
+    if min(point.tpot / result.tpot, whole[0] / whole[1]) > FASTER:
+        return ""
+    run = simulate(point.deployment(), workload(point), perf="roofline")
+    metrics = request_metrics(run.requests)
+    perfect = float(np.nanmean(metrics.tpot)), float(np.nanmean(metrics.e2el))
+    if point.tpot < IMPOSSIBLE * perfect[0] or whole[0] < IMPOSSIBLE * perfect[1]:
+        return "it is faster than perfect kernels under its load"
+    return ""
+
+
+def sample(points: Sequence[Served], rows: int) -> list[Served]:
     """That many points, in the order of the hash of their id: always the same sample."""
     return sorted(points, key=lambda point: sha256(point.id.encode()).hexdigest())[:rows]
 
@@ -117,13 +187,13 @@ def simulated(results: Iterable[Result]) -> list[Result]:
     return [result for result in results if not result.reason]
 
 
-def band(point: Point) -> str:
+def band(point: Served) -> str:
     """The concurrency band of a point."""
     low, high = next(pair for pair in BANDS if point.concurrency <= pair[1])
     return f"{low} to {high} clients" if high < BANDS[-1][1] else f"{low} clients and more"
 
 
-GROUPINGS: dict[str, Callable[[Point], str]] = {
+GROUPINGS: dict[str, Callable[[Served], str]] = {
     "all": lambda _: "all",
     "mode": lambda point: point.mode,
     "engine": lambda point: point.backend,
@@ -137,18 +207,36 @@ GROUPINGS: dict[str, Callable[[Point], str]] = {
 
 def groups(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Coverage and errors by each grouping, for JSON and the table; a grouping with a single group is left out."""
+
+    def errors(known: Sequence[Result]) -> dict[str, Any]:
+        if not known:
+            return {}
+        return {metric: dict(summarise(np.array([one.error(metric) for one in known]))) for metric in METRICS}
+
+    return by_group([result for result in results if result.point.scored] or results, GROUPINGS, errors)
+
+
+def held(results: Sequence[Result], metric: str) -> float:
+    """Share of measured values within their bands."""
+    inside = [low <= getattr(one.point, metric) <= high for one in results for low, high in [one.band(metric)]]
+    return float(np.mean(inside))
+
+
+def coverage(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """What the bands hold of each (engine, model family, device), for JSON and the table; their median band."""
+    grouped: dict[tuple[str, ...], list[Result]] = defaultdict(list)
+    for result in simulated(results):
+        if result.server:
+            grouped[result.server[:3]].append(result)
     rows = []
-    for grouping, of in GROUPINGS.items():
-        names = sorted({of(result.point) for result in results})
-        if grouping != "all" and len(names) < 2:
-            continue
-        for name in names:
-            members = [result for result in results if of(result.point) == name]
-            known = simulated(members)
-            row: dict[str, Any] = {"by": grouping, "group": name, "rows": len(members), "simulated": len(known)}
-            for metric in METRICS if known else ():
-                row[metric] = dict(summarise(np.array([result.error(metric) for result in known])))
-            rows.append(row)
+    for key, members in sorted(grouped.items()):
+        doubts = [found for one in members if (found := one.doubt)]
+        bad = {found.nearest.models[0] for found in doubts if found.nearest.known_bad}
+        row: dict[str, Any] = {"group": list(key), "points": len(members), "known_bad": sorted(bad)}
+        for metric, name in (("tpot", "steps"), ("ttft", "first_token")):
+            low, high = np.median([found.factors(name, LEVEL) for found in doubts], axis=0).tolist()
+            row[metric] = {"held": held(members, metric), "low": low, "high": high, "band": span((low, high))}
+        rows.append(row)
     return rows
 
 
@@ -159,19 +247,14 @@ def refused(results: Iterable[Result]) -> Counter[str]:
 
 def document(results: Sequence[Result]) -> dict[str, Any]:
     """Everything for JSON, latencies in seconds."""
-    known = simulated(results)
-    cleaned: dict[str, Any] = clean(
-        {
-            "schema_version": 1,
-            "rows": len(results),
-            "simulated": len(known),
-            "coverage": len(known) / len(results),
-            "groups": groups(results),
-            "refused": dict(refused(results)),
-            "points": [row(result) for result in results],
-        }
+    return points_json(
+        results,
+        groups=groups(results),
+        scored=len([result for result in results if result.point.scored]),
+        bands=coverage(results),
+        refused=dict(refused(results)),
+        points=[row(result) for result in results],
     )
-    return cleaned
 
 
 def row(result: Result) -> dict[str, Any]:
@@ -180,12 +263,16 @@ def row(result: Result) -> dict[str, Any]:
     names = ("id", "mode", "backend", "version", "system", "precision", "isl", "osl", "concurrency", "tp", "dp")
     found: dict[str, Any] = {"model": point.model_path, **{name: getattr(point, name) for name in names}}
     found |= {"ep": point.expert_parallel, "concurrency_band": band(point), "modelled": result.modelled}
+    server = result.server
+    for column, name in (("family", "family"), ("dtype", "dtype"), ("checkpoint", "model"), ("layout", "layout")):
+        found[column] = getattr(server, name) if server else ""
+    found["kernel_error"] = result.kernel_error
     for metric in METRICS:
         found[f"{metric}_measured"] = getattr(point, metric)
         found[f"{metric}_simulated"] = getattr(result, metric)
         found[f"{metric}_error"] = result.error(metric)
         found[f"{metric}_low"], found[f"{metric}_high"] = result.band(metric)
-    return {"id": found.pop("id"), **found, "reason": result.reason}
+    return {"id": found.pop("id"), **found, "reason": result.reason, "unreadable": result.unreadable}
 
 
 def as_csv(results: Sequence[Result]) -> str:

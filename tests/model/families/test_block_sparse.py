@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.model import Attention, BlockSparseAttention, Model, load_model, read_config
+from windtunnel.model import Attention, Model, load_model, read_config
+from windtunnel.model.families.block_sparse import BlockSparseAttention
 
 SPARSE: dict[str, Any] = {
     "use_sparse_attention": True,
@@ -51,8 +52,8 @@ def test_layers_are_sparse_where_the_config_says_so() -> None:
         ({"sparse_index_dim": "wide"}, "sparse_index_dim='wide' in config.json"),
         ({"sparse_index_dim": None}, "no key 'sparse_index_dim', which its layers need"),
         ({"sparse_num_index_heads": 3}, "sparse_num_index_heads=3: must be a multiple of num_key_value_heads=2"),
-        ({"sparse_attention_freq": [0, 1]}, "sparse_attention_freq in config.json has 2 flags, but there are more"),
-        ({"sparse_attention_freq": 2}, "sparse_attention_freq=2 in config.json: must be a list"),
+        ({"sparse_attention_freq": [0, 1]}, "sparse_attention_freq=.* must have an entry for each layer"),
+        ({"sparse_attention_freq": 2}, "sparse_attention_freq=2 in config.json: must have an entry for each layer"),
         ({"sparse_disable_index_value": [1, 0, 1]}, "layer 1 is 0.*values of its own is not simulated; 1 takes keys"),
     ],
 )

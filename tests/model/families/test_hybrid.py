@@ -125,6 +125,25 @@ def test_bamba_attends_in_the_layers_that_it_lists() -> None:
     assert {layer.mlp for layer in read(BAMBA)} == {MLP(512)}
 
 
+def test_falcon_h1_mixes_in_two_ways_side_by_side() -> None:
+    # Sizes of the table in transformers' documentation of FalconH1; 7.59 billion parameters by its model card.
+    falcon = read(
+        {
+            "architectures": ["FalconH1ForCausalLM"],
+            **{"hidden_size": 3072, "num_hidden_layers": 44, "intermediate_size": 12288, "vocab_size": 130048},
+            **{"num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 262144},
+            **{"mamba_n_heads": 24, "mamba_d_head": 128, "mamba_d_ssm": 3072, "mamba_d_state": 256},
+        }
+    )
+    layers = list(falcon)
+    assert len(layers) == 88
+    assert layers[:2] == [
+        Layer(Attention(12, 2, 128), None, norms=1),
+        Layer(StateSpace(24, 128, 256, 1, conv_kernel=4, chunk_size=256), MLP(12288), norms=2),
+    ]
+    assert falcon.num_parameters == pytest.approx(7.59e9, rel=2e-3)
+
+
 @pytest.mark.parametrize(
     ("base", "changes", "words"),
     [
@@ -152,7 +171,7 @@ def test_impossible_values_are_refused(base: dict[str, Any], changes: dict[str, 
 
 @pytest.mark.parametrize(
     "architecture",
-    ["MambaForCausalLM", "Mamba2ForCausalLM", "JambaForCausalLM", "Zamba2ForCausalLM", "FalconH1ForCausalLM"],
+    ["MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM", "Zamba2ForCausalLM"],
 )
 def test_other_state_space_models_are_refused_by_name(architecture: str) -> None:
     with pytest.raises(InputError, match=r"state space layers.*not simulated yet"):

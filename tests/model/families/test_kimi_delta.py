@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.model import MLA, KimiDeltaAttention, LinearAttention, Model, load_model, read_config
+from windtunnel.model import MLA, LinearAttention, Model, load_model, read_config
+from windtunnel.model.families.kimi_delta import KimiDeltaAttention
 
 LINEAR: dict[str, Any] = {
     "num_heads": 8,

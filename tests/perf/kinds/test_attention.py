@@ -1,5 +1,6 @@
 """Attention in the kernel database, on databases made up for the test."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from kernel_tables import (
     took,
 )
 
+from windtunnel.hardware import device
 from windtunnel.perf.database import Measured
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
-from windtunnel.perf.kinds.attention import Attention
+from windtunnel.perf.kinds.attention import MASKED, PAGED, Attention, _octaves
+from windtunnel.perf.predictor import roofline
 
 
 def least(kernel: Kernel, a: Any, b: Any = 0.0) -> np.ndarray:
@@ -81,3 +84,31 @@ def test_a_chunk_with_context_is_modelled_and_never_faster_than_without(measured
     assert (found.sources[:, 1:] == MODELLED).all()
     assert (np.diff(found.seconds, axis=1) >= -1e-12).all()
     np.testing.assert_allclose(found.seconds[-1], least(kernel, chunks, contexts)[-1] / EFFICIENCY + LAUNCH, rtol=0.1)
+
+
+def test_decodes_with_as_many_kv_heads_as_heads_are_like_others_of_that_kind() -> None:
+    """Not like those whose query heads share their keys, which compute more for each of them."""
+    kernel = Attention("decode", 32, 32, 128, 128)
+    shapes = np.array([(8, 8, 128, 0, 0), (32, 8, 128, 0, 0), (40, 8, 128, 0, 0), (1, 1, 128, 0, 0)])
+    assert np.argsort(_octaves(kernel, shapes))[0] == 0
+    whole = Attention("prefill", 32, 32, 128, 128)  # whose heads are what is computed
+    assert np.argsort(_octaves(whole, shapes))[0] == 1
+
+
+def test_query_heads_that_read_their_keys_one_by_one_take_longer(measured: Measured) -> None:
+    together = Attention("decode", 32, 8, 128, 128)
+    apart = replace(together, per_head=MASKED)
+    a, b = np.array([1.0, 256.0, 1.0]), np.array([8192.0, 1024.0, 16.0])
+    found, slower = (ask(measured, kernel, a, b).seconds for kernel in (together, apart))
+    assert (slower >= found).all()
+    assert slower[0] == pytest.approx(8192 * 2 * 128 * 2 / MASKED.block)
+    assert slower[1] == pytest.approx(256 * 32 * 1024 * 2 * 128 * 2 / (MASKED.rate * H100.memory_bandwidth))
+    assert slower[2] == found[2]
+
+
+def test_many_heads_read_one_by_one_where_the_engine_switches_kernels() -> None:
+    plain, paged = (Attention("decode", 32, 8, 128, 128, per_head=each) for each in (None, PAGED))
+    requests, keys = np.array([16.0, 17.0]), np.full(2, 4096.0)
+    with_plain, with_paged = (roofline(device("mi300x")).times(each, requests, keys).seconds for each in (plain, paged))
+    assert with_paged[0] == with_plain[0]  # 512 blocks
+    assert with_paged[1] > 3 * with_plain[1]

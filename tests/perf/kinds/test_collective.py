@@ -16,6 +16,7 @@ from kernel_tables import (
 from windtunnel.perf.database import Measured, open_database
 from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED
 from windtunnel.perf.kinds.collective import Collective, LinkTable
+from windtunnel.perf.predictor import Perfect, Predictor, roofline
 
 
 def test_collectives_by_elements_of_the_message(measured: Measured) -> None:
@@ -66,3 +67,14 @@ def test_an_all_reduce_between_measured_counts_is_a_power_of_the_count(systems: 
     measured = link.times(replace(kernel, gpus=8), np.array(sizes, dtype=float))
     assert measured is not None
     np.testing.assert_allclose(measured.seconds, 8e-6 + 8e-12 * np.array(sizes), rtol=1e-9)
+
+
+def test_nccl_stands_in_where_the_own_kernel_is_off_and_ranks_may_have_to_wait(measured: Measured) -> None:
+    own, nccl = Collective("all_reduce", 4, 4096), Collective("all_reduce", 4, 4096, nccl=True)
+    assert nccl.measured(measured, np.ones(1), np.zeros(1)) is None  # this database has none of it
+    late = replace(own, wait=1e-5)
+    source = Predictor(Perfect(H100), None, "")
+    assert source.times(late, np.ones(1), np.zeros(1)).seconds == source.times(own, np.ones(1), np.zeros(1)).seconds
+    real = Predictor(roofline(H100), measured, "")
+    waited = real.times(late, np.ones(1), np.zeros(1)).seconds - real.times(own, np.ones(1), np.zeros(1)).seconds
+    assert waited == pytest.approx(1e-5)

@@ -280,7 +280,7 @@ def errors(full: CompressedTable, kernel: CompressedAttention, rest: Columns, kn
     """|log error| of a table that holds ``rest`` alone, at some of the known points."""
     a, b, took = known
     here = CompressedTable(full.known)
-    here._columns[TABLES[kernel.phase, kernel.ratio]] = (rest, full.known.database.backend)
+    here._made["_table", TABLES[kernel.phase, kernel.ratio]] = (rest, full.backend)
     found = here.times(kernel, a[which], b[which])
     assert found is not None
     return np.abs(np.log(found.seconds / took[which]))

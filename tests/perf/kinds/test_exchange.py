@@ -1,4 +1,4 @@
-"""DeepEP's exchange: the bytes it sends, the tables that time it, and the operators that it replaces."""
+"""Exchanges of experts: the bytes they send, the tables that time them, and the operators that they replace."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -75,6 +75,26 @@ def test_high_throughput_never_sends_a_token_twice_to_a_gpu(ranks: int, top_k: i
     assert sum(one.copies()) == pytest.approx(top_k * (ranks - 1) / ranks)
     if ranks <= domain:
         assert two.copies()[0] <= min(top_k, ranks - 1)
+
+
+def test_one_sided_kernels_send_a_token_once_to_each_gpu() -> None:
+    kernel = exchange("dispatch", "one_sided", 4, top_k=2, dtype="nvfp4")
+    ways = [{first, second} - {0} for first, second in product(range(4), repeat=2)]
+    assert kernel.copies() == pytest.approx((sum(map(len, ways)) / len(ways), 0.0))
+    assert kernel.row_bytes == 2048 * (4 + 8 / 16) / 8
+
+
+def test_one_sided_kernels_take_what_tensorrt_llm_measured(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 2048, "topk": 8, "num_experts": 128, "moe_ep_size": 8, "num_tokens": [1, 64, 256]}
+    texts = {"kernel_source": "NVLinkOneSided", "moe_dtype": "nvfp4"}
+    for backend, factor in (("trtllm", 1.0), ("sglang", 9.0)):
+        columns = sizes | texts | {"op_name": "alltoall_combine", "latency": [factor * ms for ms in (0.02, 0.03, 0.06)]}
+        write_table(tmp_path, f"h100_sxm/comm/{backend}/1.3.0/trtllm_alltoall_perf", columns)
+    known = Measured(Database(tmp_path, "h100_sxm", "trtllm", "1.1.0", ""), H100)
+    seconds, sources, _ = ask(known, exchange("combine", "one_sided", 8), [64, 256])
+    assert seconds == pytest.approx([30e-6, 60e-6])
+    assert set(sources) == {MEASURED}
+    assert exchange("dispatch", "one_sided", 8, dtype="nvfp4").measured(known, np.ones(1), np.zeros(1)) is None
 
 
 def test_eight_bits_and_shared_tokens_halve_what_is_sent() -> None:

@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_tables import (
     EFFICIENCY,
     H100,
@@ -61,9 +64,29 @@ def test_a_quantised_curve_slower_than_bfloat16_is_replaced(tmp_path: Path, fact
         np.testing.assert_allclose(found.seconds, np.array(eight["latency"]) * 1e-3)
         assert not table.notes
     else:
-        np.testing.assert_allclose(found.seconds, TYPICAL * np.array(plain["latency"]) * 1e-3)
+        seconds = np.array(plain["latency"]) * 1e-3
+        np.testing.assert_allclose(found.seconds, seconds.min() + TYPICAL * (seconds - seconds.min()))
         assert (found.sources == MODELLED).all()
         assert "slower than bfloat16" in table.notes[0]
+
+
+@given(st.lists(st.floats(0.7, 1.4), min_size=len(TOKENS), max_size=len(TOKENS)))
+@settings(deadline=None, max_examples=25)
+def test_more_tokens_never_take_less_time(bumps: list[float]) -> None:
+    """Bumps of untuned kernels are passed over, and what lies between two points lies between their times."""
+    rows = expert_rows(SHAPE)
+    rows["latency"] = [bump * each for bump, each in zip(bumps, rows["latency"], strict=True)]
+    with TemporaryDirectory() as folder:
+        write_table(Path(folder), "h100_sxm/moe/vllm/0.24.0/moe_perf", rows)
+        table = ExpertTable(Measured(Database(Path(folder), "h100_sxm", "vllm", "0.24.0", "exact"), H100))
+        found = table.times(SHAPE, np.array(TOKENS, dtype=float))
+        between = table.times(SHAPE, np.sqrt(np.array(TOKENS[:-1]) * np.array(TOKENS[1:], dtype=float)))
+    assert found is not None
+    assert between is not None
+    assert (np.diff(found.seconds) >= -1e-9 * found.seconds[1:]).all()
+    assert (found.seconds <= np.array(rows["latency"]) * 1e-3 * (1 + 1e-9)).all()
+    assert (between.seconds >= found.seconds[:-1] * (1 - 1e-9)).all()
+    assert (between.seconds <= found.seconds[1:] * (1 + 1e-9)).all()
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from windtunnel.perf.kernel_times import INTERPOLATED, MEASURED, MODELLED, Kerne
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.elementwise import Elementwise
 from windtunnel.perf.kinds.gemm import Gemm
-from windtunnel.perf.kinds.kimi_delta import AXES, CONVOLUTION, PHASES, KimiDelta, KimiDeltaTable
-from windtunnel.perf.kinds.recurrence import Recurrence
+from windtunnel.perf.kinds.kimi_delta import CONVOLUTION, KimiDelta, KimiDeltaTable
+from windtunnel.perf.kinds.recurrence import AXES, PHASES, Recurrence
 from windtunnel.perf.predictor import predictor
 from windtunnel.perf.tabulate.operators import operators
 

@@ -15,8 +15,10 @@ from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.database import find_systems
 from windtunnel.perf.kernel_times import SOURCES
+from windtunnel.perf.tabulate.by_operator import by_operator
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.operator import GROUPS
+from windtunnel.perf.tabulate.operators import operators
 from windtunnel.perf.tabulate.tables import PARTS, Tabulated, axes, octave_knots
 
 real = pytest.mark.skipif(find_systems() is None, reason="the kernel database is not installed")
@@ -46,6 +48,19 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module", params=POOLS)
 def built(request: pytest.FixtureRequest, database: None) -> tuple[Pool, Tabulated]:  # noqa: ARG001
     return pool(request.param), tabulate(pool(request.param))
+
+
+def test_operators_add_up_to_their_groups(built: tuple[Pool, Tabulated]) -> None:
+    """All but "other", which holds waits for the host as well."""
+    of, tables = built
+    groups = {operator.name: operator.group for operator in operators(of)}
+    parts = by_operator(of)
+    assert set(parts) == set(groups)
+    for group in set(GROUPS) - {"other"}:
+        for part in PARTS:
+            whole = getattr(tables.groups[group], part)
+            total = sum((getattr(parts[name], part) for name in parts if groups[name] == group), np.zeros_like(whole))
+            np.testing.assert_allclose(total, whole, rtol=1e-9, atol=1e-15, err_msg=f"{group} {part}")
 
 
 def test_shares_by_source_and_by_group_add_up(built: tuple[Pool, Tabulated]) -> None:

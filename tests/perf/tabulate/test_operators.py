@@ -15,7 +15,7 @@ from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.latent_attention import LatentAttention
 from windtunnel.perf.kinds.sparse_attention import SparseAttention
-from windtunnel.perf.tabulate.operator import GROUPS, Operator
+from windtunnel.perf.tabulate.operator import GROUPS, THROUGH_HOST, Operator
 from windtunnel.perf.tabulate.operators import operators
 
 ONE, ZERO = np.ones(1), np.zeros(1)
@@ -167,3 +167,61 @@ def test_every_operator_has_a_group() -> None:
     ops = operators(pool("zai-org/GLM-4.5-Air", tensor_parallel_size=2))
     assert {op.group for op in ops} == set(GROUPS)
     assert {op.phase for op in ops} == {"tokens", "sequences", "decode", "prefill"}
+
+
+def test_gpus_without_access_to_each_other_reduce_through_the_host() -> None:
+    def waits(on: str) -> set[float]:
+        pool = Pool(load_model("Qwen/Qwen3-8B"), device(on), Engine(tensor_parallel_size=2, max_model_len=4096))
+        return {op.kernel.wait for op in operators(pool) if isinstance(op.kernel, Collective)}
+
+    assert waits("rtx_4090") == {0.0, THROUGH_HOST}  # the gathering of logits does not wait
+    assert waits("l40s") == waits("h100") == {0.0}
+
+
+def test_a_norm_over_all_heads_needs_the_other_gpus_between_its_halves() -> None:
+    def launched(tp: int) -> int:
+        pool = Pool(
+            load_model("MiniMaxAI/MiniMax-M2.5"), device("b200"), Engine(tensor_parallel_size=tp, max_model_len=4096)
+        )
+        return next(op.kernel.launched for op in operators(pool) if op.name == "qk_norm")
+
+    assert (launched(1), launched(2), launched(4)) == (1, 4, 4)
+
+
+def row_bytes(ops: tuple[Operator, ...], name: str) -> float:
+    """Bytes that one more row moves."""
+    few, more = (float(named(ops, name).kernel.bytes_moved(np.full(1, rows), np.zeros(1))[0]) for rows in (1.0, 2.0))
+    return more - few
+
+
+def test_what_only_moves_data_by_hand() -> None:
+    """16 bits each: rows read and written, of hidden 4096, 14336 between the products (7168 of them here)."""
+    ops = operators(pool("Llama-3.1-8B", tensor_parallel_size=2))
+    expected = {
+        "embedding": 2 * 2 * 4096,  # one row read, one written
+        "norm": 4 * 2 * 4096,  # with the residual: two read, two written
+        "final_norm": 4 * 2 * 4096,
+        "activation": 3 * 2 * 7168,  # gate and up read, one written
+        "sampling": 34 * 128_256,
+    }
+    assert {name: row_bytes(ops, name) for name in expected} == pytest.approx(expected)
+    mixed = operators(pool("deepseek-ai/DeepSeek-V2-Lite"))
+    assert row_bytes(mixed, "expert_choice") == pytest.approx(6 * 64)
+    assert row_bytes(mixed, "shared_experts_add") == pytest.approx(3 * 2 * 2048)
+    assert row_bytes(mixed, "shared_activation") == pytest.approx(3 * 2 * 2 * 1408)
+    assert named(mixed, "expert_choice").count == named(mixed, "shared_experts_add").count == 26
+
+
+@pytest.mark.parametrize(
+    ("backend", "layout"),
+    [("allgather_reducescatter", ""), ("deepep_low_latency", "masked"), ("deepep_high_throughput", "contiguous")],
+)
+def test_experts_lie_in_memory_as_what_brought_them_left_them(backend: str, layout: str) -> None:
+    of = pool("Qwen/Qwen3-30B-A3B", data_parallel_size=2, enable_expert_parallel=True, all2all_backend=backend)
+    assert named(operators(of), "experts").kernel == Experts(2048, 768, 8, 128, tp=1, ep=2, layout=layout)
+
+
+def test_experts_of_eight_bits_are_experts_of_eight_bits() -> None:
+    kernel = named(operators(pool("Qwen/Qwen3-30B-A3B", quantization="fp8")), "experts").kernel
+    assert isinstance(kernel, Experts)
+    assert (kernel.dtype, kernel.weight_only, kernel.gated) == ("fp8", False, True)

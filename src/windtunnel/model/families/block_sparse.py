@@ -1,5 +1,6 @@
 """Block-sparse attention: a layer's own index decides which blocks of keys a query attends to."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from windtunnel.errors import InputError, require_positive
@@ -61,6 +62,12 @@ class BlockSparseAttention(Attention):
         index = 2 * self.index_heads * self.index_head_dim * context
         return index + self.flops_per_context_token() * min(context, self.attended)
 
+    def reads(self, kv_bytes: int, tensor_parallel_size: int) -> Iterator[tuple[int, float, float]]:
+        """The index over all tokens, and the best blocks."""
+        yield 0, 2 * self.index_heads * self.index_head_dim, self.index_bytes_per_token
+        for _, flops, stored in super().reads(kv_bytes, tensor_parallel_size):
+            yield self.attended, flops, stored
+
     def parameters(self, hidden_size: int, tensor_parallel_size: int = 1) -> dict[str, int]:
         """As for dense attention; ``qkv`` holds the index queries and the index key too, ``norm`` their norms."""
         parts = super().parameters(hidden_size, tensor_parallel_size)
@@ -78,13 +85,12 @@ def read_block_sparse(keys: Keys, dense: Attention, index: int) -> Attention:
     if not config or not config.get("use_sparse_attention", True):
         return dense
     sparse = Keys(f"{keys.owner}: sparse_attention_config", config)
-    if not _of_layer(sparse, "sparse_attention_freq", index):
+    flags = {0: False, 1: True}
+    if not sparse.of_layer("sparse_attention_freq", index, flags):
         return dense
-    if not _of_layer(sparse, "sparse_disable_index_value", index):
-        raise InputError(
-            f"{keys.owner}: sparse_disable_index_value of layer {index} is 0 in config.json: "
-            "an index with values of its own is not simulated; 1 takes keys alone"
-        )
+    if not sparse.of_layer("sparse_disable_index_value", index, flags):
+        rule = "an index with values of its own is not simulated; 1 takes keys alone"
+        raise keys.wrong(f"sparse_disable_index_value of layer {index} is 0", rule)
     return BlockSparseAttention(
         **{field.name: getattr(dense, field.name) for field in fields(dense)},
         index_heads=sparse.integer("sparse_num_index_heads"),
@@ -92,13 +98,3 @@ def read_block_sparse(keys: Keys, dense: Attention, index: int) -> Attention:
         block_size=sparse.integer("sparse_block_size"),
         top_k_blocks=sparse.integer("sparse_topk_blocks"),
     )
-
-
-def _of_layer(sparse: Keys, name: str, index: int) -> bool:
-    """The flag of one layer in a list with one for each."""
-    listed = sparse.get(name)
-    if not isinstance(listed, list):
-        raise InputError(f"{sparse.owner}: {name}={listed!r} in config.json: must be a list with a flag for each layer")
-    if len(listed) <= index:
-        raise InputError(f"{sparse.owner}: {name} in config.json has {len(listed)} flags, but there are more layers")
-    return bool(listed[index])

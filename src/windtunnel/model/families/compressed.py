@@ -1,10 +1,11 @@
 """Compressed attention: keys of several tokens in one cache entry, beside a window of single tokens (DeepSeek-V4)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError, require_not_negative, require_positive
 from windtunnel.model.keys import Json, Keys
+from windtunnel.model.mixer import STRETCH, Mixer
 from windtunnel.model.quantization import EXPERTS, LINEARS, Quantization, kv_bytes, mixed
 
 RATIOS = (0, 4, 128)
@@ -13,9 +14,6 @@ RATIOS = (0, 4, 128)
 
 SPARSE_RATIO = 4
 """The ratio whose entries an indexer chooses from, and whose entries overlap: each sums up twice as many tokens."""
-
-STRETCH = 256
-"""Tokens of a block of the cache: two entries of the most compressed layers."""
 
 ALIGNED = 576
 """Bytes that a layer's part of a block of 8-bit entries is a multiple of (FlashMLA)."""
@@ -30,7 +28,7 @@ keep 32-bit numbers; an index key of 8 bits has a 32-bit scale (vllm/models/deep
 
 
 @dataclass(frozen=True)
-class CompressedAttention:
+class CompressedAttention(Mixer):
     """Compressed attention of one layer: CSA (ratio 4), HCA (ratio 128) or a window alone (ratio 0).
 
     One vector per cache entry is key and value of all heads. A query sees the last ``local_window`` tokens, and the
@@ -74,23 +72,26 @@ class CompressedAttention:
             raise InputError(f"qk_rope_head_dim={self.rope_dim}: must be ≤ head_dim={self.head_dim}")
 
     @property
-    def window(self) -> int:
-        """The window is part of a request's state, of fixed size: the layer counts as one without."""
-        return 0
+    def groups(self) -> tuple[str, int, bool]:
+        """Those of the output heads; each GPU has its own."""
+        return "groups of output heads", self.o_groups, False
+
+    def drafting(self) -> "CompressedAttention":
+        """With a window alone (vllm/models/deepseek_v4/attention.py)."""
+        return replace(self, ratio=0)
 
     @property
     def is_sparse(self) -> bool:
         """An indexer chooses among the compressed entries."""
         return self.ratio == SPARSE_RATIO
 
-    def kv_elements_per_token(self, tensor_parallel_size: int = 1) -> int:  # noqa: ARG002 - entries stand for several tokens
-        """Nothing is cached for every token; see ``stretch_bytes``."""
-        return 0
-
     def entry_bytes(self, kv_cache_dtype: str) -> int:
         """Bytes of one entry: 584 in 8 bits for DeepSeek-V4 (448 numbers, 64 rotated ones in 16 bits, 8 for scales)."""
-        if kv_bytes(kv_cache_dtype) > 1:
-            return kv_bytes(kv_cache_dtype) * self.head_dim
+        return self._entry_bytes(kv_bytes(kv_cache_dtype))
+
+    def _entry_bytes(self, number: int) -> int:
+        if number > 1:
+            return number * self.head_dim
         plain = self.head_dim - self.rope_dim
         return plain + 2 * self.rope_dim + -(-plain // SCALED) + 1
 
@@ -108,11 +109,17 @@ class CompressedAttention:
         parts = (self.entry_bytes(kv_cache_dtype), self.index_entry_bytes)
         return sum(-(-(STRETCH // self.ratio * each) // multiple) * multiple for each in parts)
 
-    def state_bytes(self, kv_cache_dtype: str) -> int:
+    def window_bytes(self, kv_cache_dtype: str) -> int:
         """Bytes of one request's state, on every GPU alike: the window, and what compressors have not yet summed up, a
         value and a score for each number of the tokens of an entry."""
         numbers = 2 * self._summed * sum(self._compressed())
         return self.local_window * self.entry_bytes(kv_cache_dtype) + STATE_BYTES * numbers
+
+    @property
+    def held_spans(self) -> set[tuple[int, int]]:
+        """The window's and the compressor's (the issues 51041 and 54703 of vLLM report pools and pages)."""
+        window = {(self.local_window, WINDOW_PAGE)}
+        return window | {(self._summed, COMPRESSOR_PAGES[self.ratio])} if self.ratio else window
 
     @property
     def _summed(self) -> int:
@@ -137,9 +144,9 @@ class CompressedAttention:
         index = 2 * self.index_heads * self.index_head_dim * entries if self.is_sparse else 0
         return self.flops_per_context_token() * (min(context, self.local_window) + seen) + index
 
-    def reads(self, kv_cache_dtype: str) -> Iterator[tuple[int, float, float]]:
-        """What a query works on: (window in tokens or 0, FLOPs and cache bytes for each token in it)."""
-        each, stored = self.flops_per_context_token(), self.entry_bytes(kv_cache_dtype)
+    def reads(self, kv_bytes: int, tensor_parallel_size: int) -> Iterator[tuple[int, float, float]]:  # noqa: ARG002
+        """The window, compressed entries and the index, on every GPU alike."""
+        each, stored = self.flops_per_context_token(), self._entry_bytes(kv_bytes)
         yield self.local_window, each, stored
         if self.ratio:
             seen = self.ratio * self.index_top_k if self.is_sparse else 0
@@ -165,35 +172,13 @@ class CompressedAttention:
         }
 
 
-def held_blocks(layers: Sequence[CompressedAttention], tokens: int) -> int:
-    """Blocks of vLLM's cache that windows and compressors of a request hold while ``tokens`` of it are computed; all
-    layers of a kind share them (the issues 51041 and 54703 of vLLM report pools and pages)."""
-    spans = {(layer.local_window, WINDOW_PAGE) for layer in layers}
-    spans |= {(layer._summed, COMPRESSOR_PAGES[layer.ratio]) for layer in layers if layer.ratio}
-    return sum(-(-(span - 1 + tokens) // page) + 1 for span, page in spans)
-
-
-def mixing_parameters(streams: int, hidden_size: int) -> int:
-    """Parameters of the hyper-connections around attention and network: what to read from each stream, what to write to
-    it, and how the streams mix, with a bias for each and three scales (vllm/models/deepseek_v4)."""
-    mixtures = (2 + streams) * streams
-    return 2 * (mixtures * (streams * hidden_size + 1) + 3) if streams else 0
-
-
 def read_compressed(keys: Keys, index: int) -> CompressedAttention | None:
     """Layer ``index`` as ``compress_ratios`` has it; None where config.json has no such list.
 
     Raises InputError for a key that lacks or is impossible.
     """
-    ratios = keys.get("compress_ratios")
-    if not ratios:
+    if not keys.get("compress_ratios"):
         return None
-    if not isinstance(ratios, list) or len(ratios) <= index:
-        raise InputError(f"{keys.owner}: compress_ratios in config.json must be a list with a number for each layer")
-    if ratios[index] not in RATIOS:
-        raise InputError(
-            f"{keys.owner}: compress_ratios of layer {index} is {ratios[index]!r}: must be one of {RATIOS}"
-        )
     return CompressedAttention(
         num_heads=keys.integer("num_attention_heads"),
         head_dim=keys.integer("head_dim"),
@@ -202,7 +187,7 @@ def read_compressed(keys: Keys, index: int) -> CompressedAttention | None:
         o_lora_rank=keys.integer("o_lora_rank"),
         o_groups=keys.integer("o_groups"),
         local_window=keys.integer("sliding_window"),
-        ratio=int(ratios[index]),
+        ratio=keys.of_layer("compress_ratios", index, {ratio: ratio for ratio in RATIOS}),
         index_heads=keys.integer("index_n_heads"),
         index_head_dim=keys.integer("index_head_dim"),
         index_top_k=keys.integer("index_topk"),

@@ -40,7 +40,7 @@ def has_experts_beside(keys: Keys) -> bool | None:
     if asked is None:
         return None
     if asked and not keys.get("num_experts"):
-        raise InputError(f"{keys.owner}: enable_moe_block=true in config.json: must be false, or give num_experts ≥ 1")
+        raise keys.wrong("enable_moe_block=true", "must be false, or give num_experts ≥ 1")
     return bool(asked)
 
 
@@ -67,9 +67,7 @@ def _shares(keys: Keys, index: int) -> bool:
         return False
     layers = keys.integer("num_hidden_layers")
     if last >= layers:
-        raise InputError(
-            f"{keys.owner}: num_kv_shared_layers={last} in config.json: must be < num_hidden_layers={layers}"
-        )
+        raise keys.wrong(f"num_kv_shared_layers={last}", f"must be < num_hidden_layers={layers}")
     kinds = keys.get("layer_types", default=[""] * layers)
     if index < layers - last:
         return False
@@ -86,7 +84,5 @@ def layer_inputs(keys: Keys) -> int:
     width = keys.integer("hidden_size_per_layer_input", default=0)
     rows, vocabulary = keys.integer("vocab_size_per_layer_input", default=0), keys.integer("vocab_size")
     if width and rows not in (0, vocabulary):
-        raise InputError(
-            f"{keys.owner}: vocab_size_per_layer_input={rows} in config.json: must be vocab_size={vocabulary}"
-        )
+        raise keys.wrong(f"vocab_size_per_layer_input={rows}", f"must be vocab_size={vocabulary}")
     return width * keys.integer("num_hidden_layers", "n_layer", default=0)

@@ -1,4 +1,4 @@
-"""Layouts: which layers are Mamba-2, attention, a dense network or experts, and what a Mamba-2 layer measures.
+"""Layouts: which layers are Mamba, attention, a dense network or experts, and what a Mamba layer measures.
 
 They are those of hybrid models, and of models from an architecture search (Nemotron-NAS), whose layers differ in heads
 and widths.
@@ -11,10 +11,12 @@ from typing import Any
 from windtunnel.errors import InputError
 from windtunnel.model.keys import Keys
 from windtunnel.model.quantization import DTYPE_BYTES
+from windtunnel.model.selective_scan import SelectiveScan
 from windtunnel.model.state_space import StateSpace
 
 Parts = tuple[str, ...]
-"""What a layer is made of: of ``mamba``, ``attention``, ``mlp``, ``moe``; each part has a norm in front of it."""
+"""What a layer is made of: of ``mamba``, ``mamba1``, ``attention``, ``mlp``, ``moe``; each part has a norm in front of
+it."""
 Layout = Callable[[Keys], list[Parts]]
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -23,30 +25,20 @@ LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 def one_part_each(keys: Keys) -> list[Parts]:
     """Nemotron-H: a layer mixes tokens or is a network, never both; by letters, or by names in newer configs."""
-    pattern, names = keys.get("hybrid_override_pattern"), keys.get("layers_block_type")
-    key = "hybrid_override_pattern" if pattern is not None else "layers_block_type"
-    listed = pattern if pattern is not None else names
-    if listed is None:
+    letters = keys.get("hybrid_override_pattern") is not None
+    key = "hybrid_override_pattern" if letters else "layers_block_type"
+    if keys.get(key) is None:
         raise InputError(f"{keys.owner}: config.json has no key {key!r}, which tells what each layer is")
-    known = LETTERS if pattern is not None else {name: name for name in LETTERS.values()}
-    for index, each in enumerate(listed):
-        if each not in known:
-            raise InputError(
-                f"{keys.owner}: {key} has {each!r} for layer {index} in config.json: must be one of {', '.join(known)}"
-            )
-    return [(known[each],) for each in _as_many_as_layers(keys, key, listed)]
+    known = LETTERS if letters else {name: name for name in LETTERS.values()}
+    return [(part,) for part in _listed(keys, key, known)]
 
 
 def by_layer_types(keys: Keys) -> list[Parts]:
     """Granite 4: ``layer_types`` tells the mixer of each layer; every layer has experts, or a dense network."""
-    kinds = keys.get("layer_types", default=["mamba"] * keys.integer("num_hidden_layers"))
-    for index, kind in enumerate(kinds):
-        if kind not in ("mamba", "attention"):
-            raise InputError(
-                f"{keys.owner}: layer_types has {kind!r} for layer {index} in config.json: must be mamba or attention"
-            )
     network = "moe" if keys.integer("num_local_experts", default=0) else "mlp"
-    return [(kind, network) for kind in _as_many_as_layers(keys, "layer_types", kinds)]
+    if keys.get("layer_types") is None:
+        return [("mamba", network)] * keys.integer("num_hidden_layers")
+    return [(kind, network) for kind in _listed(keys, "layer_types", {"mamba": "mamba", "attention": "attention"})]
 
 
 def by_attention_indices(keys: Keys) -> list[Parts]:
@@ -54,17 +46,59 @@ def by_attention_indices(keys: Keys) -> list[Parts]:
     layers, chosen = keys.integer("num_hidden_layers"), keys.get("attn_layer_indices", default=[])
     for index in chosen:
         if not isinstance(index, int) or not 0 <= index < layers:
-            raise InputError(f"{keys.owner}: attn_layer_indices has {index!r} in config.json: must be ≥ 0, < {layers}")
+            raise keys.wrong(f"attn_layer_indices has {index!r}", f"must be ≥ 0, < {layers}")
     return [("attention" if index in chosen else "mamba", "mlp") for index in range(layers)]
 
 
-def _as_many_as_layers(keys: Keys, key: str, listed: Any) -> Any:
-    layers = keys.integer("num_hidden_layers", default=len(listed))
-    if len(listed) != layers or not layers:
-        raise InputError(
-            f"{keys.owner}: {key} lists {len(listed)} layers in config.json: must list num_hidden_layers={layers}, ≥ 1"
-        )
-    return listed
+def side_by_side(keys: Keys) -> list[Parts]:
+    """Falcon-H1: attention and Mamba-2 read the same input in every layer, a dense network follows.
+
+    Two layers stand for each; the norm that both mixers share is counted twice.
+    """
+    return [("attention",), ("mamba", "mlp")] * keys.integer("num_hidden_layers")
+
+
+def by_periods(keys: Keys) -> list[Parts]:
+    """Jamba: attention in every ``attn_layer_period``-th layer, Mamba-1 in the others; experts in every
+    ``expert_layer_period``-th, a dense network in the others."""
+    attends, routes = _every(keys, "attn"), _every(keys, "expert")
+    many = keys.integer("num_experts") > 1
+    return [
+        ("attention" if attends(index) else "mamba1", "moe" if many and routes(index) else "mlp")
+        for index in range(keys.integer("num_hidden_layers"))
+    ]
+
+
+def _every(keys: Keys, name: str) -> Callable[[int], bool]:
+    """Whether a layer is one of those from ``…_layer_offset`` on, ``…_layer_period`` apart."""
+    period, offset = keys.integer(f"{name}_layer_period"), keys.integer(f"{name}_layer_offset")
+    if offset >= period:
+        raise keys.wrong(f"{name}_layer_offset={offset}", f"must be < {name}_layer_period={period}, which must be ≥ 1")
+    return lambda index: index % period == offset
+
+
+def selective_scan(keys: Keys, hidden: int) -> SelectiveScan:
+    """A Mamba-1 layer's sizes, as Jamba names them (JambaMambaMixer in vllm/model_executor/models/jamba.py)."""
+    automatic = keys.get("mamba_dt_rank") == "auto"
+    return SelectiveScan(
+        inner=keys.integer("mamba_expand") * hidden,
+        state_dim=keys.integer("mamba_d_state"),
+        step_rank=-(-hidden // 16) if automatic else keys.integer("mamba_dt_rank"),
+        conv_kernel=keys.integer("mamba_d_conv"),
+        normalised=True,
+        state_bytes_per_element=_state_bytes(keys),
+        conv_bias=keys.flag("mamba_conv_bias", default=True),
+        bias=keys.flag("mamba_proj_bias"),
+    )
+
+
+def _listed(keys: Keys, key: str, known: Mapping[str, str]) -> list[str]:
+    """What a list has for each layer; InputError unless it has as many as there are."""
+    found = [keys.of_layer(key, index, known) for index in range(len(keys.get(key)))]
+    layers = keys.integer("num_hidden_layers", default=len(found))
+    if len(found) != layers or not layers:
+        raise keys.wrong(f"{key} lists {len(found)} layers", f"must list num_hidden_layers={layers}, ≥ 1")
+    return found
 
 
 def state_space(keys: Keys, hidden: int) -> StateSpace:
@@ -74,7 +108,7 @@ def state_space(keys: Keys, hidden: int) -> StateSpace:
     if width == "auto":
         inner = keys.integer("mamba_expand", default=2) * hidden
         if heads == 0 or inner % heads:
-            raise InputError(f"{keys.owner}: mamba_n_heads={heads} in config.json: must divide the width {inner}")
+            raise keys.wrong(f"mamba_n_heads={heads}", f"must divide the width {inner}")
         head_dim = inner // heads
     else:
         head_dim = keys.integer("mamba_head_dim", "mamba_d_head")
@@ -97,8 +131,7 @@ def _state_bytes(keys: Keys) -> int:
     if dtype is None:
         return 0
     if dtype not in DTYPE_BYTES:
-        choices = ", ".join(DTYPE_BYTES)
-        raise InputError(f"{keys.owner}: mamba_ssm_cache_dtype={dtype!r} in config.json: must be one of {choices}")
+        raise keys.wrong(f"mamba_ssm_cache_dtype={dtype!r}", f"must be one of {', '.join(DTYPE_BYTES)}")
     return DTYPE_BYTES[dtype]
 
 
@@ -114,9 +147,7 @@ def by_blocks(keys: Keys) -> list[Parts]:
     layers, blocks = keys.integer("num_hidden_layers"), keys.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != layers:
         count = len(blocks) if isinstance(blocks, list) else repr(blocks)
-        raise InputError(
-            f"{keys.owner}: block_configs in config.json is {count}: must list num_hidden_layers={layers} layers"
-        )
+        raise keys.wrong(f"block_configs is {count}", f"must list num_hidden_layers={layers} layers")
     return [_parts(keys, index) for index in range(layers)]
 
 
@@ -131,9 +162,7 @@ def of_block(keys: Keys, index: int) -> Keys:
     if not attention.flag("no_op"):
         heads, group = keys.integer("num_attention_heads"), attention.integer("n_heads_in_group")
         if group == 0 or heads % group:
-            raise InputError(
-                f"{attention.owner}: n_heads_in_group={group} in config.json: must divide num_attention_heads={heads}"
-            )
+            raise attention.wrong(f"n_heads_in_group={group}", f"must divide num_attention_heads={heads}")
         changed["num_key_value_heads"] = heads // group
     if not network.flag("no_op"):
         changed["intermediate_size"] = _width(network, keys.integer("hidden_size"))
@@ -145,7 +174,7 @@ def _width(network: Keys, hidden: int) -> int:
     if factor is None:
         return network.integer("intermediate_size")
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
-        raise InputError(f"{network.owner}: ffn_mult={factor!r} in config.json: must be a number > 0")
+        raise network.wrong(f"ffn_mult={factor!r}", "must be a number > 0")
     return -(-int(2 * factor * hidden / 3) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 

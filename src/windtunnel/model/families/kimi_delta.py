@@ -66,5 +66,5 @@ def read_kimi_delta(keys: Keys, index: int) -> KimiDeltaAttention | None:
 def _listed(linear: Keys, name: str) -> list[Any]:
     listed = linear.get(name)
     if not isinstance(listed, list):
-        raise InputError(f"{linear.owner}: {name}={listed!r} in config.json: must be a list of layers, counted from 1")
+        raise linear.wrong(f"{name}={listed!r}", "must be a list of layers, counted from 1")
     return listed

@@ -9,13 +9,26 @@ from types import MappingProxyType
 from typing import Any
 
 from windtunnel.errors import InputError
+from windtunnel.model.families.earlier import (
+    GPT,
+    bloom,
+    called,
+    chatglm,
+    decilm,
+    falcon,
+    mpt,
+    one_kv_head,
+    qwen1,
+)
 from windtunnel.model.families.hybrid import (
     Layout,
     by_attention_indices,
     by_blocks,
     by_layer_types,
+    by_periods,
     of_block,
     one_part_each,
+    side_by_side,
 )
 from windtunnel.model.keys import Keys
 
@@ -52,9 +65,7 @@ def _windowed(keys: Keys) -> dict[str, Any]:
         return {}
     kind = setting.get("attention_type", "sliding_attention")
     if kind != "sliding_attention":
-        raise InputError(
-            f"{keys.owner}: attention_other_setting is of {kind!r} in config.json: must be of 'sliding_attention'"
-        )
+        raise keys.wrong(f"attention_other_setting is of {kind!r}", "must be of 'sliding_attention'")
     other = Keys(f"{keys.owner}: attention_other_setting", setting)
     return {name: other.integer(theirs, default=keys.integer(plain)) for name, (theirs, plain) in STEP_WINDOWED.items()}
 
@@ -68,9 +79,7 @@ def _of_experts(keys: Keys) -> list[int]:
     chosen = {str(each).strip() for each in parts}
     unknown = sorted(chosen - {str(index) for index in range(layers)})
     if unknown:
-        raise InputError(
-            f"{keys.owner}: moe_layers_enum has {unknown[0]!r} in config.json: must list layers ≥ 0, < {layers}"
-        )
+        raise keys.wrong(f"moe_layers_enum has {unknown[0]!r}", f"must list layers ≥ 0, < {layers}")
     return [int(str(index) in chosen) for index in range(layers)]
 
 
@@ -161,50 +170,6 @@ class Family:
     notes: tuple[str, ...] = ()
 
 
-LLAMA = Family()
-QWEN2 = Family(qkv_bias=True, out_bias=False, slides=switched)
-QWEN3 = Family(qk_norm=True, slides=switched)
-QWEN3_5 = Family(qk_norm=True, qkv_bias=False, out_bias=False, shared_gate=True)
-QWEN2_MOE = Family(qkv_bias=True, out_bias=False, shared_gate=True, slides=switched)
-DEEPSEEK = Family()
-DEEPSEEK_V4 = Family(
-    notes=("the first layers choose experts by a table of tokens (num_hash_layers), which is simulated as a router",),
-)
-GEMMA = Family(tied=True, qkv_bias=False, out_bias=False)
-GEMMA2 = Family(tied=True, norms=4, slides=even_layers, defaults={"head_dim": 256, "vocab_size": 256000})
-GEMMA3 = Family(
-    tied=True,
-    norms=4,
-    qk_norm=True,
-    slides=all_but_every_nth,
-    defaults={
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    },
-)
-GEMMA4 = Family(tied=True, norms=4, qk_norm=True, router_bias=True, slides=all_but_every_nth)
-PHI = Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norms=1, norm_bias=True, lm_head_bias=True)
-OPT = Family(
-    gated=False,
-    qkv_bias=True,
-    out_bias=True,
-    mlp_bias=True,
-    norm_bias=True,
-    learned_positions=True,
-    extra_positions=2,
-    tied=True,
-)
-GPT_OSS = Family(qkv_bias=True, out_bias=True, expert_bias=True, router_bias=True)
-GLM4 = Family(out_bias=False)
-LLAMA4 = Family(
-    shared_experts=1,
-    slides=all_but_every_fourth,
-    notes=("attention in chunks of attention_chunk_size tokens is simulated as a sliding window of that size",),
-)
 MAMBA_2 = MappingProxyType(
     {
         "mamba_n_heads": 128,
@@ -215,70 +180,144 @@ MAMBA_2 = MappingProxyType(
         "mamba_chunk_size": 256,
     }
 )
-"""What the classes of Granite 4 and Bamba assume."""
-NEMOTRON_H = Family(gated=False, router_bias=True, layout=one_part_each, rotary=False)
-GRANITE_HYBRID = Family(
-    tied=True,
-    layout=by_layer_types,
-    mlp_sizes=("shared_intermediate_size",),
-    defaults={**MAMBA_2, "position_embedding_type": "nope"},
+"""What the classes of Granite 4, Bamba and Falcon-H1 assume."""
+JAMBA = MappingProxyType(
+    {
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "attn_layer_period": 8,
+        "attn_layer_offset": 4,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_dt_rank": "auto",
+        "max_position_embeddings": 262144,
+    }
 )
-BAMBA = Family(layout=by_attention_indices, defaults=MAMBA_2)
-NEMOTRON_NAS = Family(layout=by_blocks, of_layer=of_block)
-STEP = Family(qk_norm=True, router_bias=True, renamed=as_others_call_it)
-MIMO = Family(qkv_bias=True, out_bias=False)
-KIMI = Family(router_bias=True)
+"""What the class of Jamba assumes."""
+GEMMA3 = MappingProxyType(
+    {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    }
+)
+HASHED = "the first layers choose experts by a table of tokens (num_hash_layers), which is simulated as a router"
+CHUNKED = "attention in chunks of attention_chunk_size tokens is simulated as a sliding window of that size"
+BIASED = Family(gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, norm_bias=True)
+UNBIASED = Family(gated=False, qkv_bias=False, out_bias=False, mlp_bias=False, tied=True)
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": LLAMA,
-    "MistralForCausalLM": Family(slides=every_layer),
-    "MixtralForCausalLM": Family(slides=every_layer),
-    "Qwen2ForCausalLM": QWEN2,
-    "Qwen2MoeForCausalLM": QWEN2_MOE,
-    "Qwen3ForCausalLM": QWEN3,
-    "Qwen3MoeForCausalLM": QWEN3,
-    "Qwen3NextForCausalLM": QWEN3_5,
-    "Qwen3_5ForConditionalGeneration": QWEN3_5,
-    "Qwen3_5MoeForConditionalGeneration": QWEN3_5,
-    "Qwen3VLForConditionalGeneration": QWEN3,
-    "Qwen3VLMoeForConditionalGeneration": QWEN3,
-    "PhiForCausalLM": PHI,
-    "Phi3ForCausalLM": Family(slides=every_layer),
-    "GemmaForCausalLM": GEMMA,
-    "Gemma2ForCausalLM": GEMMA2,
-    "Gemma3ForCausalLM": GEMMA3,
-    "Gemma3ForConditionalGeneration": GEMMA3,
-    "Gemma4ForCausalLM": GEMMA4,
-    "Gemma4ForConditionalGeneration": GEMMA4,
-    "OPTForCausalLM": OPT,
-    "GptOssForCausalLM": GPT_OSS,
-    "MiniMaxM2ForCausalLM": Family(),
-    "MiniMaxM3ForCausalLM": Family(qk_norm=True),
-    "MiniMaxM3SparseForConditionalGeneration": Family(qk_norm=True),
-    "Glm4ForCausalLM": Family(out_bias=False, norms=4),
-    "Glm4MoeForCausalLM": GLM4,
-    "DeepseekV2ForCausalLM": DEEPSEEK,
-    "DeepseekV3ForCausalLM": DEEPSEEK,
-    "DeepseekV32ForCausalLM": DEEPSEEK,
-    "DeepseekV4ForCausalLM": DEEPSEEK_V4,
-    "GlmMoeDsaForCausalLM": DEEPSEEK,
-    "KimiK25ForConditionalGeneration": DEEPSEEK,
-    "KimiLinearForCausalLM": KIMI,
-    "KimiK3ForConditionalGeneration": KIMI,
-    "Llama4ForConditionalGeneration": LLAMA4,
-    "Llama4ForCausalLM": LLAMA4,
-    "NemotronHForCausalLM": NEMOTRON_H,
-    "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
-    "BambaForCausalLM": BAMBA,
-    "DeciLMForCausalLM": NEMOTRON_NAS,
-    "Step3p5ForCausalLM": STEP,
-    "Step3p5FlashForCausalLM": STEP,
-    "Step3p7FlashForCausalLM": STEP,
-    "Step3p7ForConditionalGeneration": STEP,
-    "MiMoForCausalLM": MIMO,
-    "MiMoV2FlashForCausalLM": Family(),
+    name: family
+    for names, family in (
+        ("LlamaForCausalLM MiniMaxM2ForCausalLM MiMoV2FlashForCausalLM", Family()),
+        ("DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM", Family()),
+        ("GlmMoeDsaForCausalLM KimiK25ForConditionalGeneration", Family()),
+        ("DeepseekV4ForCausalLM", Family(notes=(HASHED,))),
+        ("MistralForCausalLM MixtralForCausalLM Phi3ForCausalLM", Family(slides=every_layer)),
+        ("Qwen2ForCausalLM", Family(qkv_bias=True, out_bias=False, slides=switched)),
+        ("Qwen2MoeForCausalLM", Family(qkv_bias=True, out_bias=False, shared_gate=True, slides=switched)),
+        ("Qwen3ForCausalLM Qwen3MoeForCausalLM", Family(qk_norm=True, slides=switched)),
+        (
+            "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
+            Family(qk_norm=True, slides=switched),
+        ),
+        (
+            "Qwen3NextForCausalLM Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration",
+            Family(qk_norm=True, qkv_bias=False, out_bias=False, shared_gate=True),
+        ),
+        ("MiMoForCausalLM", Family(qkv_bias=True, out_bias=False)),
+        ("PhiForCausalLM", replace(BIASED, norms=1, lm_head_bias=True)),
+        ("OPTForCausalLM", replace(BIASED, learned_positions=True, extra_positions=2, tied=True)),
+        ("GemmaForCausalLM", Family(tied=True, qkv_bias=False, out_bias=False)),
+        (
+            "Gemma2ForCausalLM",
+            Family(tied=True, norms=4, slides=even_layers, defaults={"head_dim": 256, "vocab_size": 256000}),
+        ),
+        (
+            "Gemma3ForCausalLM Gemma3ForConditionalGeneration",
+            Family(tied=True, norms=4, qk_norm=True, slides=all_but_every_nth, defaults=GEMMA3),
+        ),
+        (
+            "Gemma4ForCausalLM Gemma4ForConditionalGeneration",
+            Family(tied=True, norms=4, qk_norm=True, router_bias=True, slides=all_but_every_nth),
+        ),
+        ("GptOssForCausalLM", Family(qkv_bias=True, out_bias=True, expert_bias=True, router_bias=True)),
+        ("MiniMaxM3ForCausalLM MiniMaxM3SparseForConditionalGeneration", Family(qk_norm=True)),
+        ("Glm4ForCausalLM", Family(out_bias=False, norms=4)),
+        ("Glm4MoeForCausalLM", Family(out_bias=False)),
+        ("KimiLinearForCausalLM KimiK3ForConditionalGeneration", Family(router_bias=True)),
+        (
+            "Llama4ForCausalLM Llama4ForConditionalGeneration",
+            Family(shared_experts=1, slides=all_but_every_fourth, notes=(CHUNKED,)),
+        ),
+        ("NemotronHForCausalLM", Family(gated=False, router_bias=True, layout=one_part_each, rotary=False)),
+        (
+            "GraniteMoeHybridForCausalLM",
+            Family(
+                tied=True,
+                layout=by_layer_types,
+                mlp_sizes=("shared_intermediate_size",),
+                defaults={**MAMBA_2, "position_embedding_type": "nope"},
+            ),
+        ),
+        ("BambaForCausalLM", Family(layout=by_attention_indices, defaults=MAMBA_2)),
+        ("FalconH1ForCausalLM", Family(layout=side_by_side, defaults=MAMBA_2)),
+        ("JambaForCausalLM", Family(layout=by_periods, defaults=JAMBA, rotary=False)),
+        ("DeciLMForCausalLM", Family(layout=by_blocks, of_layer=of_block, renamed=decilm)),
+        (
+            "Step3p5ForCausalLM Step3p5FlashForCausalLM Step3p7FlashForCausalLM Step3p7ForConditionalGeneration",
+            Family(qk_norm=True, router_bias=True, renamed=as_others_call_it),
+        ),
+        # Models of other names that are still served.
+        ("BaichuanForCausalLM BaiChuanForCausalLM AquilaForCausalLM OlmoForCausalLM GraniteForCausalLM", Family()),
+        ("GPT2LMHeadModel", replace(BIASED, learned_positions=True, tied=True, renamed=GPT)),
+        ("GPTBigCodeForCausalLM", replace(BIASED, learned_positions=True, tied=True, renamed=one_kv_head)),
+        ("GPTJForCausalLM", replace(BIASED, qkv_bias=False, out_bias=False, norms=1, lm_head_bias=True, renamed=GPT)),
+        ("GPTNeoXForCausalLM", BIASED),
+        (
+            "BloomForCausalLM",
+            replace(BIASED, tied=True, rotary=False, renamed=bloom, defaults={"max_position_embeddings": 2048}),
+        ),
+        (
+            "FalconForCausalLM RWForCausalLM",
+            replace(
+                UNBIASED,
+                norms=1,
+                norm_bias=True,
+                renamed=falcon,
+                defaults={"max_position_embeddings": 2048},
+                notes=("attention and network run in parallel in this model; here one after the other",),
+            ),
+        ),
+        ("MPTForCausalLM MptForCausalLM", replace(UNBIASED, rotary=False, renamed=mpt)),
+        ("QWenLMHeadModel", Family(qkv_bias=True, out_bias=False, mlp_bias=False, renamed=qwen1)),
+        (
+            "ChatGLMModel ChatGLMForConditionalGeneration",
+            Family(qkv_bias=True, out_bias=False, mlp_bias=False, renamed=chatglm),
+        ),
+        ("InternLMForCausalLM", Family(qkv_bias=True, out_bias=True, mlp_bias=False)),
+        ("InternLM2ForCausalLM InternLM3ForCausalLM", Family(qkv_bias=False, out_bias=False, mlp_bias=False)),
+        ("StableLmForCausalLM", Family(out_bias=False, mlp_bias=False, norm_bias=True)),
+        ("Starcoder2ForCausalLM", replace(BIASED, slides=every_layer, tied=True)),
+        ("CohereForCausalLM", Family(norms=1, tied=True)),
+        ("Olmo2ForCausalLM OlmoeForCausalLM Exaone4ForCausalLM", Family(qk_norm=True)),
+        ("GraniteMoeForCausalLM SmolLM3ForCausalLM Ernie4_5ForCausalLM", Family(tied=True)),
+        (
+            "PhiMoEForCausalLM",
+            Family(qkv_bias=True, out_bias=True, slides=every_layer, norm_bias=True, lm_head_bias=True),
+        ),
+        ("ExaoneForCausalLM", Family(renamed=called(num_hidden_layers="num_layers"))),
+        ("SeedOssForCausalLM", Family(qkv_bias=True, out_bias=False)),
+    )
+    for name in names.split()
 }
-
+"""Architectures, by their names in config.json, and what they fix."""
 
 BY_KEY: dict[str, str] = {
     "index_kpool": "sparse attention over pooled keys (index_kpool)",
@@ -292,6 +331,8 @@ BY_KEY: dict[str, str] = {
 
 SMALL_GEMMA4 = frozenset({"num_kv_shared_layers", "hidden_size_per_layer_input"})
 READ: dict[str, frozenset[str]] = {
+    "FalconForCausalLM": frozenset({"new_decoder_architecture"}),
+    "RWForCausalLM": frozenset({"new_decoder_architecture"}),
     "DeciLMForCausalLM": frozenset({"block_configs"}),
     "Gemma4ForCausalLM": SMALL_GEMMA4,
     "Gemma4ForConditionalGeneration": SMALL_GEMMA4,
@@ -311,10 +352,8 @@ BY_ARCHITECTURE: dict[str, str] = {
     "MambaForCausalLM": "state space layers (Mamba-1)",
     "Mamba2ForCausalLM": "models of state space layers alone (Mamba-2 without attention)",
     "FalconMambaForCausalLM": "state space layers (Mamba-1)",
-    "JambaForCausalLM": "state space layers (Mamba-1, Jamba)",
     "ZambaForCausalLM": "state space layers (Mamba-1) beside shared attention (Zamba)",
     "Zamba2ForCausalLM": "state space layers beside shared attention (Zamba2)",
-    "FalconH1ForCausalLM": "state space layers in parallel to attention (Falcon-H1)",
 }
 
 LAYER_TYPES = {

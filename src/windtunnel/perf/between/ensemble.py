@@ -44,12 +44,15 @@ class EnsembleCurve(Curve):
     least: Callable[[Floats], Floats]
     """[Q] places -> [Q] least possible seconds, which the efficiency is a share of."""
     interpolants: tuple[Interpolant, ...]
+    steady: bool = False
+    """Weights are those of the middle between two points, so that times grow between them as they do from one to the
+    other."""
 
     def at(self, x: Floats) -> Floats:
         """Efficiency at ``x``."""
         within = np.clip(x, self.knots[0], self.knots[-1])
         parts = np.stack([interpolant(self.knots, self._seconds, within) for interpolant in self.interpolants])
-        log_seconds = (self._weights(within) * parts).sum(axis=0)
+        log_seconds = (self._weights(self._middle(within) if self.steady else within) * parts).sum(axis=0)
         near = np.clip(np.searchsorted(self.knots, x), 0, len(self.knots) - 1)
         edge = (within != x) | (self.knots[near] == x)
         return np.asarray(np.where(edge, self.efficiency[near], self.least(within) / np.exp(log_seconds)))
@@ -57,6 +60,11 @@ class EnsembleCurve(Curve):
     @cached_property
     def _seconds(self) -> Floats:
         return np.asarray(self.least(self.knots) / self.efficiency)
+
+    def _middle(self, x: Floats) -> Floats:
+        """The geometric mean of the points around each place."""
+        right = np.clip(np.searchsorted(self.knots, x), 1, max(len(self.knots) - 1, 1))
+        return np.sqrt(self.knots[right - 1] * self.knots[np.minimum(right, len(self.knots) - 1)])
 
     def _weights(self, x: Floats) -> Floats:
         """[R, Q] weights of the interpolants, 1 together."""

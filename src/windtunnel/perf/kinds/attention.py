@@ -1,6 +1,7 @@
 """Softmax attention: shape, least cost, and its tables: decode over (requests, keys), prefill over chunk length; other
 shapes by the nearest one's efficiency."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -13,8 +14,35 @@ from windtunnel.perf.between.curves import Curve
 from windtunnel.perf.between.ensemble import EnsembleCurve, beyond_launch
 from windtunnel.perf.between.planes import Plane, cold_rate, extend, one_kernel, plane_of
 from windtunnel.perf.database import Columns, Measured
-from windtunnel.perf.kernel import STORED_BYTES, Kernel, cache_format, pairs
+from windtunnel.perf.kernel import STORED_BYTES, Efficiency, Kernel, cache_format, pairs
 from windtunnel.perf.kernel_times import MODELLED, KernelTimes, blended
+
+
+@dataclass(frozen=True)
+class PerHead:
+    """Decodes in which a block of threads for each query head reads all its keys, from the first to the last."""
+
+    rate: float
+    """At which all blocks together read, in bandwidths of the memory; heads that share keys find them in a cache."""
+    above: int = 0
+    """Only where requests × query heads are more than this."""
+    block: float = float("inf")
+    """Bytes/s of one block."""
+
+    def least(self, kernel: "Attention", device: Device, a: Floats, keys: Floats) -> Floats:
+        """Seconds of ``a`` requests with so many keys each."""
+        of_one = keys * (kernel.head_dim + kernel.v_head_dim) * STORED_BYTES[kernel.kv_dtype]
+        all_heads = a * kernel.heads * of_one / (self.rate * device.memory_bandwidth)
+        return np.where(a * kernel.heads > self.above, np.maximum(of_one / self.block, all_heads), 0.0)
+
+
+MASKED = PerHead(1.8, block=50e9)
+"""TensorRT-LLM 0.11's masked multi-head attention, whose multi-block mode is a build flag that is off: from its static
+batches of Llama-3-8B on A100 (../shared/truth/static_batches)."""
+
+PAGED = PerHead(0.35, above=512)
+"""The first paged attention kernel of vLLM 0.6 on AMD's GPUs, chosen above so many blocks (rocm_flash_attn.py): from
+the static batches of Llama-3-8B on one and two MI300X."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +61,8 @@ class Attention(Kernel):
     kv_dtype: str = "bfloat16"
     tiled: bool = False
     """A decode beside prefill chunks in one call of FlashAttention 2: every query fills a tile of its own."""
+    per_head: PerHead | None = None
+    """Query heads read their keys one by one."""
 
     def flops(self, a: Floats, b: Floats) -> Floats:
         """Scores and values of every query and key that it sees."""
@@ -47,6 +77,11 @@ class Attention(Kernel):
             return a * (self._seen(b) * keys_of_one + query)
         keys = np.minimum(a + b, a + self.window) if self.window else a + b
         return keys * keys_of_one + a * query
+
+    def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:
+        """By the roofline, and no faster than query heads read their keys."""
+        found = super().attained(device, efficiencies, a, b)
+        return np.maximum(found, self.per_head.least(self, device, a, self._seen(b))) if self.per_head else found
 
     def _seen(self, b: Floats) -> Floats:
         return np.minimum(b, self.window) if self.window else b
@@ -83,6 +118,8 @@ QUERY_TILE = 128
 
 NEIGHBOURS = 2
 LEAST_DISTANCE = 0.1
+OTHER_COUNT = 0.25
+"""Octaves of distance for each octave of KV heads between decodes with as many query heads for each."""
 
 Key = tuple[int, int, int, int, str]
 """heads, KV heads, head dimension, window, dtype of the cache."""
@@ -150,6 +187,9 @@ class AttentionTable:
         keys = np.minimum(b, kernel.window) if kernel.window and not other.window else b
         found = extend(plane, self.known.device, other, kernel, (a, b), (batch, keys))
         found = self._uneven(kernel, plane, a, found)
+        if kernel.per_head:
+            least = kernel.per_head.least(kernel, self.known.device, a, keys)
+            found = replace(found, seconds=np.maximum(found.seconds, least))
         if not self.known.corrections.cold_cache:
             return found
         if key not in self._cold:
@@ -235,8 +275,8 @@ class AttentionTable:
 
     def _alike(self, kernel: Attention) -> list[tuple[Key, float]]:
         """The measured shapes that are most like the kernel, with weights: those of the same cache dtype, head size and
-        window, in this order, or else of the nearest; of them the shape itself, or NEIGHBOURS by their numbers of heads
-        and KV heads, which count by the octaves between them to minus the second power."""
+        window, in this order, or else of the nearest; of them the shape itself, or NEIGHBOURS, which count by their
+        octaves to minus the second power."""
         columns = self._table(kernel.phase)
         if columns is None:
             return []
@@ -253,13 +293,24 @@ class AttentionTable:
             + 1e3 * ((window != kernel.window) & (window != 0))
         )
         shapes = shapes[penalty == penalty.min()]
-        octaves = np.abs(np.log2(shapes[:, :2] / np.array([kernel.heads, kernel.kv_heads]))).sum(axis=1)
+        octaves = _octaves(kernel, shapes)
         best = np.argsort(octaves, kind="stable")[: 1 if octaves.min() == 0 else NEIGHBOURS]
         weights = (octaves[best] + LEAST_DISTANCE) ** -2
         return [
             ((int(shape[0]), int(shape[1]), int(shape[2]), int(shape[3]), names[int(shape[4])]), float(weight))
             for shape, weight in zip(shapes[best], weights / weights.sum(), strict=True)
         ]
+
+
+def _octaves(kernel: Attention, shapes: NDArray[np.int64]) -> Floats:
+    """How far shapes are from the kernel's. Decodes divide by (request, KV head), so that a request with more KV heads
+    is like more requests: what tells shapes apart is the number of query heads that share one."""
+    heads = np.abs(np.log2(shapes[:, 0] / kernel.heads))
+    kv_heads = np.abs(np.log2(shapes[:, 1] / kernel.kv_heads))
+    if kernel.phase != "decode":
+        return np.asarray(heads + kv_heads)
+    group = np.abs(np.log2(shapes[:, 0] / shapes[:, 1] * (kernel.kv_heads / kernel.heads)))
+    return np.asarray(group + OTHER_COUNT * kv_heads)
 
 
 def _different(columns: list[NDArray[np.int64]]) -> NDArray[np.int64]:

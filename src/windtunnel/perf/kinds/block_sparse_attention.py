@@ -5,14 +5,14 @@ TensorRT-LLM's tables are not believed: its prompts waited for the host (3 to 50
 decodes copied a pool of index keys in every step. vLLM's stand in for them, as they do for what SGLang's host held up.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import between
 from windtunnel.perf.between.planes import Plane, extend, one_kernel, plane_of
-from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.database import Columns, Measured, Table
 from windtunnel.perf.kernel import STORED_BYTES, Kernel, cache_format, first_of, pairs
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
 
@@ -100,15 +100,8 @@ Key = tuple[str, int, str, str]
 """Engine, local heads, dtype of the cache, dtype of the projections."""
 
 
-@dataclass(eq=False)
-class BlockSparseTable:
+class BlockSparseTable(Table):
     """The MSA module tables of one database."""
-
-    known: Measured
-    _columns: dict[tuple[str, str], Columns | None] = field(default_factory=dict)
-    _planes: dict[tuple[str, Key], Plane] = field(default_factory=dict)
-    _borrowed: dict[str, str] = field(default_factory=dict)
-    """What was taken from another engine's table, and whose it is."""
 
     def times(self, kernel: BlockSparseAttention, a: Floats, b: Floats) -> KernelTimes | None:
         """Seconds of a module with its projections, or None without a table."""
@@ -116,16 +109,13 @@ class BlockSparseTable:
         if engine is None:
             return None
         found = self._ask(kernel, a, b, engine)
-        if engine == self.known.database.backend:
+        if engine == self.backend:
             return self._without_host(kernel, found, a, b) if self.known.corrections.host_bound_tables else found
-        self._borrowed["block-sparse attention"] = engine
+        self._take("block-sparse attention", engine)
         return replace(found, sources=np.maximum(found.sources, INTERPOLATED).astype(np.int8))
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was taken from another engine's tables."""
-        taken = f"of {self.known.database.backend} is taken from"
-        return tuple(f"{what} {taken} {engine}'s measurements" for what, engine in self._borrowed.items())
+    def _take(self, what: str, engine: str) -> None:
+        self.note(f"{what} of {self.backend} is taken from {engine}'s measurements")
 
     def _ask(self, kernel: BlockSparseAttention, a: Floats, b: Floats, engine: str) -> KernelTimes:
         """Between measured numbers of heads a power of the number; beyond them the nearest, scaled by least times."""
@@ -138,8 +128,8 @@ class BlockSparseTable:
 
     def _of_heads(self, kernel: BlockSparseAttention, key: Key, a: Floats, b: Floats) -> KernelTimes:
         measured = module(kernel.phase, *key[1:])
-        plane = self._plane(kernel.phase, key)
-        found = extend(plane, self.known.device, measured, kernel, (a, b), (a, b))
+        plane = self.once(self._plane, kernel.phase, key)
+        found = extend(plane, self.device, measured, kernel, (a, b), (a, b))
         if kernel.phase == "prefill":
             beyond = (b > plane.columns[-1]) & (a <= plane.rows[-1])
             found = replace(found, distance=np.where(beyond, np.nan, found.distance))
@@ -147,45 +137,33 @@ class BlockSparseTable:
 
     def _without_host(self, kernel: BlockSparseAttention, found: KernelTimes, a: Floats, b: Floats) -> KernelTimes:
         """Prompts that SGLang's host held up take the time of vLLM's kernels where that is less."""
-        engine = next((name for name in BELIEVED if name != self.known.database.backend), "")
-        if (
-            kernel.phase == "decode"
-            or self.known.database.backend != "sglang"
-            or self._table("prefill", engine) is None
-        ):
+        engine = next((name for name in BELIEVED if name != self.backend), "")
+        if kernel.phase == "decode" or self.backend != "sglang" or self._table("prefill", engine) is None:
             return found
-        floor = float(self._plane(kernel.phase, self._nearest(kernel, "sglang")).seconds.min())
+        floor = float(self.once(self._plane, kernel.phase, self._nearest(kernel, "sglang")).seconds.min())
         other = self._ask(kernel, a, b, engine)
-        self._borrowed["short prompts' block-sparse attention"] = engine
+        self._take("short prompts' block-sparse attention", engine)
         held = (found.seconds < HOST_BOUND * floor) & (other.seconds < found.seconds)
         sources = np.where(held, np.maximum(other.sources, INTERPOLATED), found.sources).astype(np.int8)
         distance = np.where(held, other.distance, found.distance)
         return KernelTimes(np.where(held, other.seconds, found.seconds), sources, distance)
 
     def _plane(self, phase: str, key: Key) -> Plane:
-        if (phase, key) not in self._planes:
-            measured = module(phase, *key[1:])
-            self._planes[phase, key] = plane_of(measured, self.known.device, self._rows(phase, key), phase)
-        return self._planes[phase, key]
-
-    def _rows(self, phase: str, key: Key) -> Columns:
         columns = self._table(phase, key[0])
         assert columns is not None
         rows = columns.where(num_heads=key[1], kv_cache_dtype=key[2], gemm_type=key[3])
         if phase == "decode" and key[0] == "sglang":
             rows = rows.take(rows["batch_size"] <= GRAPH_REQUESTS)
-        return _without_outliers(one_kernel(rows, phase), "batch_size" if phase == "decode" else "isl")
+        rows = _without_outliers(one_kernel(rows, phase), "batch_size" if phase == "decode" else "isl")
+        return plane_of(module(phase, *key[1:]), self.device, rows, phase)
 
     def _engine(self, phase: str) -> str | None:
         """The engine whose table answers: its own where it is believed, else another's."""
-        engines = sorted(BELIEVED, key=lambda name: name != self.known.database.backend)
+        engines = sorted(BELIEVED, key=lambda name: name != self.backend)
         return next((engine for engine in engines if self._table(phase, engine) is not None), None)
 
     def _table(self, phase: str, engine: str) -> Columns | None:
-        if (phase, engine) not in self._columns:
-            texts = ("kv_cache_dtype", "gemm_type", "kernel_source")
-            self._columns[phase, engine] = self.known.database.read_of(engine, "msa", TABLES[phase], texts)
-        return self._columns[phase, engine]
+        return self.database.read_of(engine, "msa", TABLES[phase], ("kv_cache_dtype", "gemm_type", "kernel_source"))
 
     def _nearest(self, kernel: BlockSparseAttention, engine: str) -> Key:
         rows, dtypes = self._part(kernel, engine)

@@ -1,7 +1,7 @@
 """Collectives: shape, least cost, and their tables: the engine's own all-reduce, and NCCL for everything else."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -11,7 +11,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend
 from windtunnel.perf.between.ensemble import EnsembleCurve, beyond_launch, by_logs, straight
-from windtunnel.perf.database import Columns, Measured, one_per_key
+from windtunnel.perf.database import Columns, Measured, Table, one_per_key
 from windtunnel.perf.kernel import Efficiency, Kernel
 from windtunnel.perf.kernel_times import MODELLED, KernelTimes
 
@@ -32,10 +32,10 @@ class Collective(Kernel):
     row: int
     graph: bool = True
     """Launched from a captured graph."""
-
-    def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
-        """It multiplies nothing."""
-        return 0.0 * a
+    nccl: bool = False
+    """By NCCL, not by a kernel of the engine's own."""
+    wait: float = 0.0
+    """Seconds until all ranks are there, beyond what a benchmark measures whose ranks start together."""
 
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """A ring sends (p - 1)/p of the message, twice to reduce."""
@@ -76,17 +76,13 @@ COUNTS = (2, 4, 8)
 """GPUs that collectives were measured with."""
 
 
-@dataclass(eq=False)
-class LinkTable:
+class LinkTable(Table):
     """The collective tables of one database: curves over elements of the message, per operation and number of GPUs."""
-
-    known: Measured
-    _curves: dict[tuple[str, int, bool], Curve | None] = field(default_factory=dict)
 
     def times(self, kernel: Collective, a: Floats) -> KernelTimes | None:
         """Seconds of ``a`` rows. Between measured numbers of GPUs, the time of one message is a power of the number;
         beyond them the efficiency of the nearest holds (both modelled)."""
-        if kernel.gpus > self.known.device.gpus_per_node:
+        if kernel.gpus > self.device.gpus_per_node:
             return None
         known = self._counts(kernel)
         if not len(known):
@@ -102,32 +98,31 @@ class LinkTable:
     def _counts(self, kernel: Collective) -> NDArray[np.int64]:
         """Numbers of GPUs that a curve is known for: of the engine's own all-reduce where it has one for an even number
         (vLLM 0.24, custom_all_reduce.py: 2, 4, 6 and 8 GPUs)."""
-        if kernel.op == "all_reduce" and kernel.gpus % 2 == 0:
+        if kernel.op == "all_reduce" and kernel.gpus % 2 == 0 and not kernel.nccl:
             own = [gpus for gpus in COUNTS if self._custom(gpus, kernel.graph, None) is not None]
             if own:
                 return np.array(own)
-        return np.array([gpus for gpus in COUNTS if self._curve(kernel.op, gpus, kernel.graph) is not None])
+        return np.array([gpus for gpus in COUNTS if self._curve(replace(kernel, gpus=gpus)) is not None])
 
     def _of_count(self, kernel: Collective, gpus: int, priced: Collective, a: Floats) -> KernelTimes:
         """Seconds of a collective at the efficiency that ``gpus`` attain with its messages."""
-        curve = self._curve(kernel.op, gpus, kernel.graph)
+        curve = self._curve(replace(kernel, gpus=gpus))
         assert curve is not None
         elements = a * kernel.row
         small = elements < curve.knots[0]  # the least message is all latency
-        least = priced.bound(self.known.device, np.where(small, curve.knots[0] / kernel.row, a), np.zeros_like(a))
+        least = priced.bound(self.device, np.where(small, curve.knots[0] / kernel.row, a), np.zeros_like(a))
         found = curve.times(np.maximum(elements, curve.knots[0]), least)
         return replace(found, sources=np.where(small, MODELLED, found.sources).astype(np.int8))
 
-    def _curve(self, op: str, gpus: int, graph: bool) -> Curve | None:
-        key = (op, gpus, graph)
-        if key not in self._curves:
-            self._curves[key] = self._all_reduce(gpus, graph) if op == "all_reduce" else self._build(op, gpus)
-        return self._curves[key]
+    def _curve(self, kernel: Collective) -> Curve | None:
+        if kernel.op == "all_reduce" and not kernel.nccl:
+            return self.once(self._all_reduce, kernel.gpus, kernel.graph)
+        return self.once(self._build, kernel.op, kernel.gpus)
 
     def _all_reduce(self, gpus: int, graph: bool) -> Curve | None:
         """The engine's own kernel, NCCL where it has none; the fastest that was measured between linked GPUs."""
         own = self._build("all_reduce", gpus, self._custom(gpus, graph, None)) or self._build("all_reduce", gpus)
-        if own is None or not self.known.corrections.kernel_choice or self.known.device.link != "nvlink" or not graph:
+        if own is None or not self.known.corrections.kernel_choice or self.device.link != "nvlink" or not graph:
             return own
         others = [self._build("all_reduce", gpus, self._custom(gpus, graph, name)) for name in ENGINES]
         for other in others:
@@ -136,18 +131,16 @@ class LinkTable:
         return own
 
     def _custom(self, gpus: int, graph: bool, engine: str | None) -> Columns | None:
-        table = self.known.database.read("comm", "custom_allreduce_perf", ("backend", "kernel_source"), engine)
+        table = self.database.read("comm", "custom_allreduce_perf", ("backend", "kernel_source"), engine)
         if table is None:
             return None
         rows = table.where(num_gpus=gpus)
         if "backend" in table.texts:  # TensorRT-LLM measures one kernel for both
-            rows = rows.where(backend=f"{engine or self.known.database.backend}_{'graph' if graph else 'eager'}")
+            rows = rows.where(backend=f"{engine or self.backend}_{'graph' if graph else 'eager'}")
         return rows if len(rows) else None
 
     def _nccl(self, op: str, gpus: int) -> Columns | None:
-        table = self.known.database.read(
-            "comm", "nccl_perf", ("op_name", "nccl_dtype", "kernel_source"), backend="nccl"
-        )
+        table = self.database.read("comm", "nccl_perf", ("op_name", "nccl_dtype", "kernel_source"), backend="nccl")
         rows = None if table is None else table.where(op_name=op, num_gpus=gpus, nccl_dtype="half")
         return rows if rows is not None and len(rows) else None
 
@@ -157,9 +150,9 @@ class LinkTable:
             return None
         rows = rows.take(one_per_key([rows["message_size"]], rows["latency"], rows.texts["kernel_source"][0]))
         elements = rows["message_size"].astype(float)
-        least = Collective(op, gpus, 1).least(self.known.device)
+        least = Collective(op, gpus, 1).least(self.device)
         return self._read(op, gpus, elements, least(elements) / (rows["latency"] * 1e-3))
 
     def _read(self, op: str, gpus: int, elements: Floats, efficiency: Floats) -> Curve:
-        least = Collective(op, gpus, 1).least(self.known.device)
+        least = Collective(op, gpus, 1).least(self.device)
         return EnsembleCurve(elements, efficiency, least, (by_logs, straight, beyond_launch))

@@ -1,7 +1,8 @@
 """Compressed attention (DeepSeek-V4): shape, least cost, and tables of whole modules over (requests, keys) or (chunk,
 context)."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import between
 from windtunnel.perf.between.planes import Plane, extend, one_kernel, plane_of
-from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.database import Columns, Measured, Table
 from windtunnel.perf.kernel import STORED_BYTES, Kernel, first_of, pairs
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
 
@@ -24,6 +25,8 @@ INDEX_SCALE_BYTES = 4
 class CompressedAttention(Kernel):
     """DeepSeek-V4's compressed attention as a whole module: projections, compressors, indexer where the ratio is 4,
     attention to window and compressed entries; ``phase``, ``a`` and ``b`` as for Attention."""
+
+    error_family: ClassVar[str] = "compressed"
 
     phase: str
     hidden: int
@@ -104,11 +107,6 @@ class CompressedAttention(Kernel):
         return f"heads={self.heads}×{self.head_dim} {kind} kv={self.kv_dtype}"
 
     @property
-    def error_family(self) -> str:
-        """One for both phases."""
-        return "compressed"
-
-    @property
     def efficiency_family(self) -> str:
         """Families differ by phase."""
         return f"compressed_{self.phase}"
@@ -141,20 +139,14 @@ Key = tuple[int, int, int, str]
 """Ratio in the tables, heads of the whole model, local heads, dtype of the projections."""
 
 
-@dataclass(eq=False)
-class CompressedTable:
+class CompressedTable(Table):
     """The compressed-attention module tables of one database."""
-
-    known: Measured
-    _columns: dict[str, tuple[Columns, str] | None] = field(default_factory=dict)
-    _planes: dict[tuple[str, Key], tuple[Plane, NDArray[np.bool_]]] = field(default_factory=dict)
-    _borrowed: str = ""
 
     def times(self, kernel: CompressedAttention, a: Floats, b: Floats) -> KernelTimes | None:
         """Seconds of a module with its projections, or None without a table. Between two measured numbers of heads a
         power of the number; beyond them the nearest, scaled by least times, as are other sizes (modelled)."""
         ratio = kernel.ratio or WINDOW_ALONE
-        found = self._table(TABLES[kernel.phase, ratio])
+        found = self.once(self._table, TABLES[kernel.phase, ratio])
         if found is None:
             return None
         rows, whole, dtype = _part(kernel, found[0])
@@ -162,50 +154,40 @@ class CompressedTable:
         def of(heads: int, priced: int) -> KernelTimes:
             groups = kernel.groups if priced == kernel.heads else priced // HEADS_OF_GROUP
             each = replace(kernel, heads=priced, groups=groups)
-            return self._of_heads(each, (ratio, whole, heads, dtype), rows, a, b)
+            return self._of_heads(each, (ratio, whole, heads, dtype), a, b)
 
         answer = between(np.unique(rows["num_heads"]), kernel.heads, of)
-        if found[1] == self.known.database.backend:
+        if found[1] == self.backend:
             return answer
-        self._borrowed = found[1]
+        self.note(f"compressed attention of {self.backend} is taken from {found[1]}'s measurements")
         return replace(answer, sources=np.maximum(answer.sources, INTERPOLATED).astype(np.int8))
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was taken from another engine's tables."""
-        if not self._borrowed:
-            return ()
-        return (f"compressed attention of {self.known.database.backend} is taken from {self._borrowed}'s measurements",)
-
-    def _of_heads(self, kernel: CompressedAttention, key: Key, rows: Columns, a: Floats, b: Floats) -> KernelTimes:
+    def _of_heads(self, kernel: CompressedAttention, key: Key, a: Floats, b: Floats) -> KernelTimes:
         """As the module with a measured number of heads."""
         measured = module(kernel.phase, *key)
-        if (kernel.phase, key) not in self._planes:
-            self._planes[kernel.phase, key] = self._plane(measured, rows.where(num_heads=key[2]))
-        plane, truly = self._planes[kernel.phase, key]
+        plane, truly = self.once(self._plane, measured, key)
         context = b if kernel.ratio else np.minimum(b, kernel.window)
-        found = extend(plane, self.known.device, measured, kernel, (a, b), (a, context))
+        found = extend(plane, self.device, measured, kernel, (a, b), (a, context))
         i = np.clip(np.searchsorted(plane.rows, a), 0, len(plane.rows) - 1)
         j = np.clip(np.searchsorted(plane.columns, context), 0, len(plane.columns) - 1)
         sources = np.where(truly[i, j], found.sources, np.maximum(found.sources, INTERPOLATED)).astype(np.int8)
         found = replace(found, sources=sources)
         return found if measured == kernel else found.modelled()
 
-    def _plane(self, measured: CompressedAttention, rows: Columns) -> tuple[Plane, NDArray[np.bool_]]:
+    def _plane(self, measured: CompressedAttention, key: Key) -> tuple[Plane, NDArray[np.bool_]]:
         """The plane, and which of its cells were measured."""
-        plane = plane_of(measured, self.known.device, one_kernel(rows, measured.phase), measured.phase)
+        found = self.once(self._table, TABLES[measured.phase, key[0]])
+        assert found is not None
+        rows = _part(measured, found[0])[0].where(num_heads=key[2])
+        plane = plane_of(measured, self.device, one_kernel(rows, measured.phase), measured.phase)
         truly = plane.known > 0
-        return (plane if measured.phase == "decode" else bridged(plane, measured, self.known.device)), truly
+        return (plane if measured.phase == "decode" else bridged(plane, measured, self.device)), truly
 
     def _table(self, name: str) -> tuple[Columns, str] | None:
         """A table and whose it is: its own of this version or another, else another engine's."""
-        if name not in self._columns:
-            texts, own = ("gemm_type", "kernel_source"), self.known.database.backend
-            read = (
-                (self.known.database.read_of(each, "sparse_attention", name, texts), each) for each in (own, *ENGINES)
-            )
-            self._columns[name] = next(((found, each) for found, each in read if found is not None), None)
-        return self._columns[name]
+        texts = ("gemm_type", "kernel_source")
+        read = ((self.database.read_of(each, "sparse_attention", name, texts), each) for each in self.engines(*ENGINES))
+        return next(((found, each) for found, each in read if found is not None), None)
 
 
 def module(phase: str, ratio: int, whole: int, heads: int, dtype: str) -> CompressedAttention:

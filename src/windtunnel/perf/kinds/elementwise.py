@@ -11,7 +11,7 @@ import numpy as np
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend
-from windtunnel.perf.database import Measured
+from windtunnel.perf.database import Measured, Table
 from windtunnel.perf.kernel import LAUNCH_EAGER, LAUNCH_GRAPH, Efficiency, Kernel
 from windtunnel.perf.kernel_times import KernelTimes
 
@@ -27,21 +27,13 @@ class Moving(Kernel):
     """A kernel without arithmetic."""
 
     by_rule: ClassVar[bool] = True
+    error_family: ClassVar[str] = "elementwise"
     graph: bool
 
     @property
     @abstractmethod
     def launches(self) -> int:
         """Small kernels that it is."""
-
-    def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
-        """It multiplies nothing."""
-        return 0.0 * a
-
-    @property
-    def error_family(self) -> str:
-        """One for all of them."""
-        return "elementwise"
 
     def attained(self, device: Device, efficiencies: Mapping[str, Efficiency], a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """Its bytes at BANDWIDTH, and its launches."""
@@ -110,11 +102,8 @@ class Quantize(Moving):
         return replace(self, graph=False)
 
 
-@dataclass(eq=False)
-class CastTable:
+class CastTable(Table):
     """The tables of casts to 8 bits of one database."""
-
-    known: Measured
 
     def times(self, kernel: Quantize, a: Floats) -> KernelTimes | None:
         """Seconds of a dynamic 8-bit quantisation of activations: the static cast plus what finding the scale adds."""
@@ -122,7 +111,7 @@ class CastTable:
             return None
         ks = np.array(sorted(self._curves))
         near = blend(ks, kernel.k)
-        least = kernel.bound(self.known.device, a, np.zeros_like(a))
+        least = kernel.bound(self.device, a, np.zeros_like(a))
         parts = [(self._curves[float(ks[i])].times(a, least), w) for i, w in near]
         seconds = np.exp(sum(w * np.log(part.seconds) for part, w in parts))
         sources = np.maximum.reduce([part.sources for part, _ in parts])
@@ -132,18 +121,16 @@ class CastTable:
     @property
     def _caster(self) -> str | None:
         """vLLM's own kernels stand for those of all engines: the others' tables time unfused PyTorch operators."""
-        database = self.known.database
-        vllm = self.known.corrections.kernel_choice and database.path("quantize", CASTS[0], "vllm") is not None
-        return "vllm" if vllm and database.backend != "vllm" else None
+        vllm = self.known.corrections.kernel_choice and self.database.path("quantize", CASTS[0], "vllm") is not None
+        return "vllm" if vllm and self.backend != "vllm" else None
 
     @cached_property
     def _curves(self) -> dict[float, Curve]:
-        tables = [self.known.database.read("quantize", name, (), self._caster) for name in CASTS]
-        if tables[0] is None or tables[1] is None:
-            return {}
+        tables = [self.database.read("quantize", name, (), self._caster) for name in CASTS]
         total: dict[tuple[int, int], list[float]] = {}
         for table in tables:
-            assert table is not None
+            if table is None:
+                return {}
             for m, k, ms in zip(table["m"], table["k"], table["latency"], strict=True):
                 total.setdefault((int(k), int(m)), []).append(max(float(ms), 0.0) * 1e-3)
         curves = {}
@@ -153,5 +140,5 @@ class CastTable:
                 continue
             x = np.array(rows, dtype=float)
             seconds = np.array([sum(total[k, m]) for m in rows])
-            curves[float(k)] = Curve(x, Quantize(k).least(self.known.device)(x) / seconds)
+            curves[float(k)] = Curve(x, Quantize(k).least(self.device)(x) / seconds)
         return curves

@@ -1,8 +1,8 @@
-"""Exchanges of experts: what DeepEP's kernels send, and their tables as its own benchmark times them, or as an engine
-calls them."""
+"""Exchanges of experts: what DeepEP's and TensorRT-LLM's kernels send, and their tables as their own benchmarks time
+them, or as an engine calls them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -11,9 +11,9 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import held_below
 from windtunnel.perf.between.ensemble import EnsembleCurve, beyond_launch, by_logs, straight
-from windtunnel.perf.database import Columns, Database, Measured
+from windtunnel.perf.database import Columns, Database, Measured, Table
 from windtunnel.perf.kernel import Efficiency, Kernel
-from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes, note_once
+from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
 from windtunnel.perf.kinds.collective import CROSSING
 
 SCALED_BLOCK = 128
@@ -22,14 +22,17 @@ SCALED_BLOCK = 128
 
 @dataclass(frozen=True)
 class Exchange(Kernel):
-    """DeepEP's exchange of the ``a`` tokens of a data-parallel rank: to the ranks of their experts, or back."""
+    """The exchange of the ``a`` tokens of a data-parallel rank: to the ranks of their experts, or back."""
 
     communicates: ClassVar[bool] = True
+    error_family: ClassVar[str] = "exchange"
+    efficiency_family: ClassVar[str] = "gather"
 
     phase: str
     """``dispatch`` or ``combine``."""
     mode: str
-    """``low_latency`` or ``high_throughput``; ``auto``: the first for batches of decodes, the other with prompts."""
+    """``low_latency`` or ``high_throughput``, DeepEP's; ``auto``: the first for batches of decodes, the other with
+    prompts; ``one_sided``: TensorRT-LLM's over NVLink."""
     hidden: int
     top_k: int
     num_experts: int
@@ -40,7 +43,8 @@ class Exchange(Kernel):
     tp: int = 1
     """GPUs that share the tokens of a rank."""
     dtype: str = "bfloat16"
-    """What a token is sent in: ``fp8`` with a scale for every 128 numbers, or ``bfloat16``."""
+    """What a token is sent in: ``fp8`` with a scale for every 128 numbers, ``nvfp4`` with one for every 16, or
+    ``bfloat16``."""
 
     @property
     def crosses(self) -> bool:
@@ -50,14 +54,16 @@ class Exchange(Kernel):
     @property
     def row_bytes(self) -> float:
         """Bytes of one copy of a token."""
-        return self.hidden * (1.0 + 4.0 / SCALED_BLOCK) if self.dtype == "fp8" else 2.0 * self.hidden
+        each = {"fp8": 1.0 + 4.0 / SCALED_BLOCK, "nvfp4": 0.5 + 1.0 / 16}
+        return self.hidden * each.get(self.dtype, 2.0)
 
     def copies(self) -> tuple[float, float]:
         """Expected copies of a token that leave a GPU over the link, and over the network, when choices fall evenly.
 
         Low-latency kernels send one copy for each choice, straight to its GPU. High-throughput kernels send one copy to
         each other node with a choice, which hands it on to the GPUs there, and one to each GPU with a choice in a node
-        (DeepEP: internode_ll.cu; internode.cu and intranode.cu).
+        (DeepEP: internode_ll.cu; internode.cu and intranode.cu); one-sided ones know a single domain, and do the latter
+        (TensorRT-LLM: moeAlltoAllKernels.cu).
         """
         near = min(self.ranks, self.domain)
         nodes = self.ranks / near
@@ -74,10 +80,6 @@ class Exchange(Kernel):
     def network_bytes(self, a: Floats) -> Floats:
         """Bytes that one GPU sends over the network."""
         return self.copies()[1] * self.row_bytes * a / self.tp
-
-    def flops(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
-        """It multiplies nothing."""
-        return 0.0 * a
 
     def bytes_moved(self, a: Floats, b: Floats) -> Floats:  # noqa: ARG002
         """Over the link, or the network where it has to be crossed."""
@@ -100,16 +102,6 @@ class Exchange(Kernel):
         """Ranks, row, format and mode."""
         return f"{self.ranks} GPUs × {self.hidden} top {self.top_k} {self.dtype} {self.mode}"
 
-    @property
-    def error_family(self) -> str:
-        """One for both phases."""
-        return "exchange"
-
-    @property
-    def efficiency_family(self) -> str:
-        """That of gathers."""
-        return "gather"
-
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002
         """From the tables of exchanges."""
         return known.table(ExchangeTable).times(self, a)
@@ -122,6 +114,11 @@ class Exchange(Kernel):
 
 
 MICROSECOND = 1e-6
+MILLISECOND = 1e3
+"""In microseconds."""
+ONE_SIDED = "one_sided"
+SENT = {"low_latency": "fp8", "high_throughput": "fp8", ONE_SIDED: "nvfp4"}
+"""What tokens were sent in where an exchange was measured."""
 
 SMS = 20
 """Multiprocessors of the high-throughput kernels: DeepEP's own default, and vLLM's ``VLLM_DBO_COMM_SMS``."""
@@ -135,67 +132,59 @@ Shape = tuple[int, int, int, int]
 """Ranks, hidden size, choices, experts."""
 
 
-@dataclass(eq=False)
-class ExchangeTable:
+class ExchangeTable(Table):
     """The exchange tables of one device: curves over tokens of a rank, by kernel and shape."""
-
-    known: Measured
-    notes: list[str] = field(default_factory=list)
-    """What was taken from another shape, for the provenance."""
-    _found: dict[tuple[str, str, str], dict[Shape, tuple[Floats, Floats]]] = field(default_factory=dict)
 
     def times(self, kernel: Exchange, a: Floats) -> KernelTimes | None:
         """Seconds of ``a`` tokens of a data-parallel rank, or None without a table.
 
         A shape that was not measured takes as long as the nearest one for as many bytes (modelled).
         """
-        for engine in self._engines():
-            shapes = self._shapes(engine, kernel)
+        for engine in self._asked(kernel.mode):
+            shapes = self.once(self._shapes, engine, kernel.mode, kernel.phase)
             if not shapes:
                 continue
-            shape = min(shapes, key=lambda shape: (_distance(kernel, shape, self.known.device), shape))
+            shape = min(shapes, key=lambda shape: (_distance(kernel, shape, self.device), shape))
             ranks, hidden, top_k, experts = shape
-            like = replace(kernel, ranks=ranks, hidden=hidden, top_k=top_k, num_experts=experts, tp=1, dtype="fp8")
-            like = like if kernel.phase == "dispatch" else replace(like, dtype="bfloat16")
+            sent = SENT[kernel.mode] if kernel.phase == "dispatch" else "bfloat16"
+            like = replace(kernel, ranks=ranks, hidden=hidden, top_k=top_k, num_experts=experts, tp=1, dtype=sent)
             found = self._from(like, shapes[shape], kernel, a)
-            if _distance(kernel, shape, self.known.device) > 0 or replace(kernel, tp=1) != like:
-                note_once(self.notes, f"{kernel.phase} {kernel.describe()}: as {like.describe()} for as many bytes")
+            if _distance(kernel, shape, self.device) > 0 or replace(kernel, tp=1) != like:
+                self.note(f"{kernel.phase} {kernel.describe()}: as {like.describe()} for as many bytes")
                 return found.modelled()
-            if engine == self.known.database.backend:
+            if engine == self.backend:
                 return found
             return replace(found, sources=np.maximum(found.sources, INTERPOLATED))
         return None
 
-    def _engines(self) -> tuple[str, ...]:
+    def _asked(self, mode: str) -> tuple[str, ...]:
         """Whose table is asked first. All call one library: SGLang's tables are its own benchmark, vLLM's hold what
         surrounds the kernels, too (1.5 to 3 times as long on 8 H200)."""
-        own = self.known.database.backend
-        return tuple(dict.fromkeys(("sglang", own) if self.known.corrections.kernel_choice else (own, "sglang")))
+        if mode == ONE_SIDED:
+            return ("trtllm",)
+        return self.engines("sglang")[:: -1 if self.known.corrections.kernel_choice else 1]
 
     def _from(self, like: Exchange, points: tuple[Floats, Floats], kernel: Exchange, a: Floats) -> KernelTimes:
-        (tokens, seconds), least = points, like.least(self.known.device)
+        (tokens, seconds), least = points, like.least(self.device)
         curve = EnsembleCurve(tokens, least(tokens) / seconds, least, INTERPOLANTS)
         one = np.ones(1)
-        as_many = float((kernel.bound(self.known.device, one, one) / least(one))[0])
+        as_many = float((kernel.bound(self.device, one, one) / least(one))[0])
         return held_below(curve, a * as_many, least)
 
-    def _shapes(self, engine: str, kernel: Exchange) -> dict[Shape, tuple[Floats, Floats]]:
+    def _shapes(self, engine: str, mode: str, phase: str) -> dict[Shape, tuple[Floats, Floats]]:
         """Shape → tokens of a rank, ascending, and seconds; the newest version that holds a shape answers."""
-        key = (engine, kernel.mode, kernel.phase)
-        if key not in self._found:
-            read = _benchmarked if engine == "sglang" else _called
-            found: dict[Shape, tuple[Floats, Floats]] = {}
-            for shape, tokens, seconds in read(self.known.database, self.known.device, kernel):
-                found.setdefault(shape, (tokens, seconds))
-            self._found[key] = found
-        return self._found[key]
+        read = _written if mode == ONE_SIDED else _benchmarked if engine == "sglang" else _called
+        found: dict[Shape, tuple[Floats, Floats]] = {}
+        for shape, tokens, seconds in read(self.database, self.device, mode, phase):
+            found.setdefault(shape, (tokens, seconds))
+        return found
 
 
-def _benchmarked(database: Database, device: Device, kernel: Exchange) -> Iterator[tuple[Shape, Floats, Floats]]:
+def _benchmarked(database: Database, device: Device, mode: str, phase: str) -> Iterator[tuple[Shape, Floats, Floats]]:
     """Rows of DeepEP's benchmark: whole nodes, an average time, or transmission and notification of other nodes."""
     backend = None if database.backend == "sglang" else "sglang"
-    for rows in database.versions("comm", BENCHMARK[kernel.mode], (), backend):
-        micros = exchange_micros(rows, kernel.mode, kernel.phase)
+    for rows in database.versions("comm", BENCHMARK[mode], (), backend):
+        micros = exchange_micros(rows, mode, phase)
         ranks = rows["node_num"] * device.gpus_per_node
         yield from _grouped(rows, ranks, ("hidden_size", "num_topk", "num_experts"), "num_token", micros)
 
@@ -208,13 +197,21 @@ def exchange_micros(rows: Columns, mode: str, phase: str) -> Floats:
     return np.where(rows[f"{phase}_sms"] == SMS, took, np.nan)
 
 
-def _called(database: Database, device: Device, kernel: Exchange) -> Iterator[tuple[Shape, Floats, Floats]]:  # noqa: ARG001
+def _called(database: Database, device: Device, mode: str, phase: str) -> Iterator[tuple[Shape, Floats, Floats]]:  # noqa: ARG001
     """Rows of an engine's own calls."""
     for rows in database.versions("comm", "moe_a2a_perf", ("comm_backend", "phase")):
-        kept = rows.where(comm_backend=CALLED[kernel.mode], phase=kernel.phase)
+        kept = rows.where(comm_backend=CALLED[mode], phase=phase)
         yield from _grouped(
             kept, kept["ep_size"], ("hidden_size", "topk", "num_experts"), "num_tokens", kept["latency"]
         )
+
+
+def _written(database: Database, device: Device, mode: str, phase: str) -> Iterator[tuple[Shape, Floats, Floats]]:  # noqa: ARG001
+    """Rows of TensorRT-LLM's benchmark of its kernels over NVLink."""
+    for rows in database.versions("comm", "trtllm_alltoall_perf", ("kernel_source", "op_name", "moe_dtype"), "trtllm"):
+        kept = rows.where(kernel_source="NVLinkOneSided", op_name=f"alltoall_{phase}", moe_dtype=SENT[mode])
+        sizes = ("hidden_size", "topk", "num_experts")
+        yield from _grouped(kept, kept["moe_ep_size"], sizes, "num_tokens", kept["latency"] * MILLISECOND)
 
 
 def _grouped(

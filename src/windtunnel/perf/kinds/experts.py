@@ -2,7 +2,6 @@
 the nearest one's efficiency."""
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -12,9 +11,9 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend, held_below
 from windtunnel.perf.between.ensemble import EnsembleCurve, by_logs, by_touched, straight
-from windtunnel.perf.database import Columns, Database, Measured, one_per_key
+from windtunnel.perf.database import Columns, Database, Measured, Table, one_per_key
 from windtunnel.perf.kernel import RATES, STORED_BYTES, Kernel
-from windtunnel.perf.kernel_times import INTERPOLATED, OTHER_SHAPE, KernelTimes, note_once
+from windtunnel.perf.kernel_times import INTERPOLATED, OTHER_SHAPE, KernelTimes
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,6 @@ DISTANCE = (0.7, 3.0, 0.25, 2.0, 2.0, 0.15, 0.01)
 on shapes left out of the tables of H100 (vLLM) and B200 (SGLang), the best in most formats and never far from it."""
 LEAST_DISTANCE = 0.1
 
-OUTLIER = 1.15
-"""More tokens never need less work: a point this many times slower than one with more tokens is dropped (balanced
-choice of 128 experts by vLLM on RTX PRO 6000 takes 27 % longer for 16 and 32 tokens than for 48)."""
-
 Shape = tuple[int, int, int, int, int, int]
 
 
@@ -126,9 +121,8 @@ class ExpertRows:
             rows = rows.take(codes == _fastest(rows, codes))
             codes = rows.texts["kernel_source"][0]
         rows = rows.take(one_per_key([rows["num_tokens"]], rows["latency"], codes))
-        if self.fastest:
-            least_later = np.minimum.accumulate(rows["latency"][::-1])[::-1]
-            rows = rows.take(rows["latency"] <= OUTLIER * least_later)
+        if self.fastest:  # more tokens never need less work: what is slower than one of them ran an untuned kernel
+            rows = rows.take(rows["latency"] <= np.minimum.accumulate(rows["latency"][::-1])[::-1])
         return experts_curve(kernel, self.device, rows["num_tokens"].astype(float), rows["latency"] * 1e-3)
 
     def nearest(self, kernel: Experts, lane: str, distribution: str) -> list[tuple[Shape, float]]:
@@ -153,25 +147,19 @@ class ExpertRows:
     def _part(self, lane: str, distribution: str) -> tuple[Columns, NDArray[np.int64]] | None:
         """Rows of a format and a distribution with their sizes."""
         if (lane, distribution) not in self._parts:
-            table = self._table
-            part = None if table is None else table.where(moe_dtype=lane, distribution=distribution)
-            empty = part is None or not len(part)
-            self._parts[lane, distribution] = (
-                None if part is None or empty else (part, np.stack([part[name] for name in SIZES], axis=1))
-            )
+            texts = ("moe_dtype", "distribution", "kernel_source")
+            table = self.database.read("moe", "moe_perf", texts, self.backend)
+            part = table.where(moe_dtype=lane, distribution=distribution) if table else None
+            sized = (part, np.stack([part[name] for name in SIZES], axis=1)) if part else None
+            self._parts[lane, distribution] = sized
         return self._parts[lane, distribution]
-
-    @cached_property
-    def _table(self) -> Columns | None:
-        texts = ("moe_dtype", "distribution", "kernel_source")
-        return self.database.read("moe", "moe_perf", texts, self.backend)
 
 
 def experts_curve(kernel: Experts, device: Device, tokens: Floats, seconds: Floats) -> EnsembleCurve:
     """A layer's times over tokens: they grow with a power of tokens, with experts that are touched, or in steps."""
     least = kernel.least(device)
     ways = (by_logs, straight, by_touched(kernel.num_experts / kernel.top_k))
-    return EnsembleCurve(tokens, least(tokens) / seconds, least, ways)
+    return EnsembleCurve(tokens, least(tokens) / seconds, least, ways, steady=True)
 
 
 def _octaves(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -222,10 +210,11 @@ MOST_TOUCHED = 0.98
 SUSPECT = 1.2
 """A quantised curve that takes longer than this times its bfloat16 sibling, in the median, is a slow kernel that no
 user keeps (fp8 on H100 and H200 in vLLM 0.24.0: 2.2 to 2.5 times); where no engine measured a faster one, it is
-replaced by TYPICAL times the sibling."""
+replaced by the sibling, TYPICAL of what exceeds its launch."""
 
-TYPICAL = 0.7
-"""8-bit over bfloat16 experts in the stacks of the database whose kernels are tuned: 0.57 to 0.80."""
+TYPICAL = 0.55
+"""8-bit over bfloat16 experts beyond the launch, in the stacks of the database whose kernels are tuned: 0.53 to 0.56 in
+the median from 8 to 1,024 tokens (TensorRT-LLM 1.3 on H100 and H200, vLLM 0.19 on H200, vLLM 0.24 on B200)."""
 
 
 UNGATED = {(2688, 1856), (1024, 2688), (4096, 2688), (2048, 5120), (8192, 5120)}
@@ -247,15 +236,8 @@ def balanced(num_experts: int) -> bool:
     return num_experts > 128
 
 
-@dataclass(eq=False)
-class ExpertTable:
+class ExpertTable(Table):
     """The MoE tables of one database, and those of other engines on the same device."""
-
-    known: Measured
-    notes: list[str] = field(default_factory=list)
-    """What was replaced or taken from another shape, for the provenance."""
-    _rows: dict[str, ExpertRows] = field(default_factory=dict)
-    _chosen: dict[tuple[Experts, str], tuple[Curve, str] | None] = field(default_factory=dict)
 
     def times(self, kernel: Experts, a: Floats) -> KernelTimes | None:
         """Seconds for ``a`` tokens of all ranks, or None without a table."""
@@ -269,20 +251,17 @@ class ExpertTable:
         return found.modelled() if found is not None else None
 
     def _from_lane(self, kernel: Experts, lane: str, a: Floats) -> KernelTimes | None:
-        chosen = self._best(kernel, lane)
+        chosen = self.once(self._best, kernel, lane)
         if chosen is None:
             return self._from_nearest(kernel, lane, a)
         curve, engine = chosen
-        found = curve.times(a, kernel.bound(self.known.device, a, np.zeros_like(a)))
+        found = curve.times(a, kernel.bound(self.device, a, np.zeros_like(a)))
         found = self._touching(kernel, lane, engine, a, found)
         if lane != "bfloat16" and self._suspect(kernel, curve):
             return self._typical(kernel, lane, a, found)
-        if engine == self.known.database.backend:
+        if engine == self.backend:
             return found
-        note_once(
-            self.notes,
-            f"{lane} experts {_text(kernel)}: kernels as measured by {engine} on {self.known.database.system}",
-        )
+        self.note(f"{lane} experts {_text(kernel)}: kernels as measured by {engine} on {self.database.system}")
         return replace(found, sources=np.maximum(found.sources, INTERPOLATED))
 
     def _touching(self, kernel: Experts, lane: str, engine: str, a: Floats, found: KernelTimes) -> KernelTimes:
@@ -296,7 +275,7 @@ class ExpertTable:
         touched = kernel.touched(a) * kernel.ep / kernel.top_k
         same = np.clip(np.minimum(touched, a), even.knots[0], even.knots[-1])
         small = touched * kernel.top_k < MOST_TOUCHED * kernel.num_experts
-        least = even.times(same, kernel.bound(self.known.device, same, np.zeros_like(same))).seconds
+        least = even.times(same, kernel.bound(self.device, same, np.zeros_like(same))).seconds
         longer = small & (least > found.seconds)
         sources = np.where(longer, np.maximum(found.sources, INTERPOLATED), found.sources).astype(np.int8)
         return replace(found, seconds=np.where(longer, least, found.seconds), sources=sources)
@@ -304,26 +283,22 @@ class ExpertTable:
     def _best(self, kernel: Experts, lane: str) -> tuple[Curve, str] | None:
         """The curve of this very shape and its engine: its own, unless another's is FASTER; None where no engine
         has it."""
-        if (kernel, lane) not in self._chosen:
-            best: tuple[Curve, str] | None = None
-            for engine in self._engines():
-                curve = self._of(engine).curve(kernel, lane, self._distribution(kernel))
-                if curve is not None and (best is None or self._ratio(best[0], curve) > FASTER):
-                    best = curve, engine
-            self._chosen[kernel, lane] = best
-        return self._chosen[kernel, lane]
+        best: tuple[Curve, str] | None = None
+        for engine in self._asked():
+            curve = self._of(engine).curve(kernel, lane, self._distribution(kernel))
+            if curve is not None and (best is None or self._ratio(best[0], curve) > FASTER):
+                best = curve, engine
+        return best
 
-    def _engines(self) -> tuple[str, ...]:
-        own = self.known.database.backend
-        return (own, *(name for name in ENGINES if name != own)) if self.known.corrections.kernel_choice else (own,)
+    def _asked(self) -> tuple[str, ...]:
+        return self.engines(*ENGINES) if self.known.corrections.kernel_choice else (self.backend,)
 
     def _of(self, engine: str) -> ExpertRows:
-        if engine not in self._rows:
-            other = None if engine == self.known.database.backend else engine
-            self._rows[engine] = ExpertRows(
-                self.known.database, self.known.device, other, self.known.corrections.kernel_choice
-            )
-        return self._rows[engine]
+        return self.once(self._rows, engine)
+
+    def _rows(self, engine: str) -> ExpertRows:
+        other = None if engine == self.backend else engine
+        return ExpertRows(self.database, self.device, other, self.known.corrections.kernel_choice)
 
     def _distribution(self, kernel: Experts) -> str:
         return routing(kernel.num_experts) if self.known.corrections.expert_imbalance else "balanced"
@@ -333,14 +308,14 @@ class ExpertTable:
         times."""
         shapes: list[tuple[Shape, float]] = []
         launch = 0.0
-        for engine in self._engines():
+        for engine in self._asked():
             if not shapes:
                 shapes = self._of(engine).nearest(kernel, lane, self._distribution(kernel))
                 launch = self._of(engine).launch(lane, self._distribution(kernel))
         if not shapes:
             return None
         named = ", ".join("×".join(map(str, shape)) for shape, _ in shapes)
-        note_once(self.notes, f"experts {_text(kernel)}: from those of {named}")
+        self.note(f"experts {_text(kernel)}: from those of {named}")
         logs = [
             weight * np.log(self._as_if(kernel, shaped(kernel, shape), lane, a, launch)) for shape, weight in shapes
         ]
@@ -348,30 +323,30 @@ class ExpertTable:
 
     def _as_if(self, kernel: Experts, other: Experts, lane: str, a: Floats, launch: float) -> Floats:
         """Seconds as another shape would have them, where its experts get as many tokens."""
-        best = self._best(other, lane)
+        best = self.once(self._best, other, lane)
         assert best is not None
         load = kernel.top_k / kernel.num_experts / (other.top_k / other.num_experts)
         x = np.clip(a * load, best[0].knots[0], best[0].knots[-1])
         found = self._from_lane(other, lane, x)
         assert found is not None
         least, zero = np.minimum(launch, found.seconds), np.zeros_like(x)
-        ratio = kernel.bound(self.known.device, a, zero) / other.bound(self.known.device, x, zero)
+        ratio = kernel.bound(self.device, a, zero) / other.bound(self.device, x, zero)
         return np.asarray(least + (found.seconds - least) * ratio)
 
     def _suspect(self, kernel: Experts, curve: Curve) -> bool:
         if not self.known.corrections.host_bound_tables:
             return False
-        plain = self._of(self.known.database.backend).curve(plainly(kernel), "bfloat16", self._distribution(kernel))
+        plain = self._of(self.backend).curve(plainly(kernel), "bfloat16", self._distribution(kernel))
         return plain is not None and self._ratio(curve, plain, kernel, plainly(kernel)) > SUSPECT
 
     def _typical(self, kernel: Experts, lane: str, a: Floats, found: KernelTimes) -> KernelTimes:
         sibling = self._from_lane(plainly(kernel), "bfloat16", a)
         if sibling is None:
             return found
-        note_once(
-            self.notes, f"{lane} experts {_text(kernel)} measured slower than bfloat16: replaced by {TYPICAL}× bfloat16"
-        )
-        return replace(sibling.modelled(), seconds=TYPICAL * sibling.seconds)
+        self.note(f"{lane} experts {_text(kernel)} measured slower than bfloat16: replaced by {TYPICAL}× bfloat16")
+        alone = self._of(self.backend).launch("bfloat16", self._distribution(kernel))
+        launch = np.minimum(alone, sibling.seconds)
+        return replace(sibling.modelled(), seconds=launch + TYPICAL * (sibling.seconds - launch))
 
     def _ratio(self, one: Curve, other: Curve, first: Experts | None = None, second: Experts | None = None) -> float:
         """Median time of one curve over another at the tokens of both; 0 without common ones."""
@@ -380,7 +355,7 @@ class ExpertTable:
             return 0.0
         least, zero = np.ones_like(x), np.zeros_like(x)
         if first is not None and second is not None:
-            ratio = first.bound(self.known.device, x, zero) / second.bound(self.known.device, x, zero)
+            ratio = first.bound(self.device, x, zero) / second.bound(self.device, x, zero)
         else:
             ratio = least
         return float(np.median(ratio * other.at(x) / one.at(x)))
@@ -406,14 +381,8 @@ WIDE_TABLES = {"masked": "wideep_generation_moe_perf", "contiguous": "wideep_con
 WIDE_SIZES = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size")
 
 
-@dataclass(eq=False)
-class WideExpertTable:
+class WideExpertTable(Table):
     """The tables of one device; SGLang measured them, vLLM calls the same kernels (its DeepGEMM experts)."""
-
-    known: Measured
-    notes: list[str] = field(default_factory=list)
-    """What was not measured, for the provenance."""
-    _curves: dict[Experts, dict[int, EnsembleCurve]] = field(default_factory=dict)
 
     def times(self, kernel: Experts, a: Floats) -> KernelTimes | None:
         """Seconds for ``a`` tokens of all ranks, or None where experts of this shape were not measured so.
@@ -423,11 +392,10 @@ class WideExpertTable:
         """
         curves = self._of(kernel)
         if not curves:
-            note_once(self.notes, f"experts {kernel.describe()}: not measured behind DeepEP, so priced as without it")
+            self.note(f"experts {kernel.describe()}: not measured behind DeepEP, so priced as without it")
             return None
         if kernel.ep not in curves:
-            note_once(
-                self.notes,
+            self.note(
                 f"experts {kernel.describe()}: measured behind DeepEP on {', '.join(map(str, sorted(curves)))} GPUs",
             )
         gpus = sorted(curves)
@@ -437,7 +405,7 @@ class WideExpertTable:
         ]
         _, found = max(parts, key=lambda part: part[0])
         if kernel.ep in curves:
-            own = self.known.database.backend == "sglang"
+            own = self.backend == "sglang"
             return found if own else replace(found, sources=np.maximum(found.sources, INTERPOLATED))
         log_seconds = sum(weight * np.log(part.seconds) for weight, part in parts)
         return replace(found, seconds=np.exp(log_seconds)).modelled()
@@ -451,25 +419,20 @@ class WideExpertTable:
         if not ends:
             return found
         zero = np.zeros_like(x)
-        least = kernel.bound(self.known.device, x * kernel.ep / gpus, zero)
+        least = kernel.bound(self.device, x * kernel.ep / gpus, zero)
         return replace(found, seconds=found.seconds * least / curve.least(x))
 
     def _of(self, kernel: Experts) -> dict[int, EnsembleCurve]:
         """GPUs → curve over the tokens of all of them; the newest version that has a number of GPUs answers."""
-        shape = replace(kernel, ep=1)
-        if shape not in self._curves:
-            self._curves[shape] = self._read(kernel)
-        return self._curves[shape]
+        return self.once(self._read, replace(kernel, ep=1))
 
     def _read(self, kernel: Experts) -> dict[int, EnsembleCurve]:
         found: dict[int, EnsembleCurve] = {}
         sizes = (kernel.hidden, kernel.inter, kernel.top_k, kernel.num_experts, kernel.tp)
         wanted = dict(zip(WIDE_SIZES, sizes, strict=True))
         spread = routing(kernel.num_experts) if self.known.corrections.expert_imbalance else "uniform"
-        backend = None if self.known.database.backend == "sglang" else "sglang"
-        for table in self.known.database.versions(
-            "moe", WIDE_TABLES[kernel.layout], ("moe_dtype", "distribution"), backend
-        ):
+        backend = None if self.backend == "sglang" else "sglang"
+        for table in self.database.versions("moe", WIDE_TABLES[kernel.layout], ("moe_dtype", "distribution"), backend):
             rows = table.where(moe_dtype=kernel.dtype, distribution=spread, **wanted)
             for gpus in np.unique(rows["moe_ep_size"]).tolist():
                 part = rows.where(moe_ep_size=gpus)
@@ -477,5 +440,5 @@ class WideExpertTable:
                 seconds = np.full(len(tokens), np.inf)
                 np.minimum.at(seconds, which, part["latency"] * 1e-3)
                 x = tokens.astype(float)
-                found.setdefault(gpus, experts_curve(replace(kernel, ep=gpus), self.known.device, x, seconds))
+                found.setdefault(gpus, experts_curve(replace(kernel, ep=gpus), self.device, x, seconds))
         return found

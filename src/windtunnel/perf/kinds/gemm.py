@@ -1,7 +1,7 @@
 """Matrix products: shape, least cost, and times of any (n, k) and number of rows from a grid of measured shapes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -12,7 +12,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import blend, octaves
 from windtunnel.perf.between.ensemble import TILES, RowsCurve, errors_over_rows, line, rounded
-from windtunnel.perf.database import Measured, one_per_key
+from windtunnel.perf.database import Measured, Table, one_per_key
 from windtunnel.perf.kernel import LAUNCH_GRAPH, RATES, STORED_BYTES, Kernel
 from windtunnel.perf.kernel_times import KernelTimes
 
@@ -254,15 +254,8 @@ REPAIRED = 1.3
 """How much faster another engine's kernel must be to stand in for a point."""
 
 
-@dataclass(eq=False)
-class GemmTable:
+class GemmTable(Table):
     """The gemm tables of one database, built per weight format when first asked."""
-
-    known: Measured
-    notes: list[str] = field(default_factory=list)
-    """What was borrowed, for the provenance."""
-    _grids: dict[str, GemmGrid | None] = field(default_factory=dict)
-    _borrowed: set[str] = field(default_factory=set)
 
     def times(self, kernel: Gemm, a: Floats) -> KernelTimes | None:
         """Seconds of a matrix product of ``a`` rows, or None without data.
@@ -282,76 +275,78 @@ class GemmTable:
         return replace(found.modelled(), seconds=found.seconds + LAUNCH_GRAPH) if found else None
 
     def _from_grid(self, lane: str, kernel: Gemm, a: Floats) -> KernelTimes | None:
-        grid = self._grid(lane)
+        grid, borrowed = self.once(self._grid, lane)
         found = grid.curve(kernel) if grid else None
         if grid is None or found is None:
             return None
         curve, exact, inside = found
-        result = curve.times(a, kernel.bound(self.known.device, a, np.zeros_like(a)))
-        if self.known.corrections.cold_cache and grid is not None:
+        result = curve.times(a, kernel.bound(self.device, a, np.zeros_like(a)))
+        if self.known.corrections.cold_cache:
             floor = kernel.n * kernel.k * STORED_BYTES[kernel.dtype] / grid.cold_rate()
             result = replace(result, seconds=np.maximum(result.seconds, floor))
-        if exact and lane not in self._borrowed:
+        if exact and not borrowed:
             return result
         away = np.hypot(octaves(grid.n, np.array([kernel.n])), octaves(grid.k, np.array([kernel.k])))
         result = replace(result, sources=np.maximum(result.sources, 1), distance=np.hypot(result.distance, away))
         return result if inside else result.modelled()
 
-    def _grid(self, lane: str) -> GemmGrid | None:
-        if lane not in self._grids:
-            self._grids[lane] = self._repaired(lane, self._build(lane, None))
-            plain = self._grid("bfloat16")
-            suspected = self.known.corrections.host_bound_tables and lane != "bfloat16" and plain is not None
-            if suspected and plain is not None and _host_bound(self._grids[lane], plain):
-                self._grids[lane] = self._borrow(lane, plain) or self._grids[lane]
-        return self._grids[lane]
+    def _grid(self, lane: str) -> tuple[GemmGrid | None, bool]:
+        """The products of a format, and whether most of them are another engine's."""
+        grid, repaired = self._repaired(lane, self._build(lane, None))
+        plain = None if lane == "bfloat16" else self.once(self._grid, "bfloat16")[0]
+        if plain is not None and self.known.corrections.host_bound_tables and _host_bound(grid, plain):
+            other = self._borrow(lane, plain)
+            return (grid, repaired) if other is None else (other, True)
+        return grid, repaired
 
-    def _repaired(self, lane: str, grid: GemmGrid | None) -> GemmGrid | None:
-        """Points that take REPAIRED times as long as another engine's kernel of the same format take that one's time:
-        outliers, and tables that time the cast of the activations too (TensorRT-LLM's)."""
+    def _repaired(self, lane: str, grid: GemmGrid | None) -> tuple[GemmGrid | None, bool]:
+        """The grid, and whether most of it changed. Points that take REPAIRED times as long as another engine's kernel
+        of the same format take that one's time: outliers, and tables that time the cast of the activations too
+        (TensorRT-LLM's)."""
         if grid is None or not self.known.corrections.kernel_choice or lane == "bfloat16":
-            return grid
+            return grid, False
         best, known, donors = grid.log_efficiency.copy(), np.isfinite(grid.log_efficiency), []
         for backend in ENGINES:
-            other = self._build(lane, backend) if backend != self.known.database.backend else None
+            other = self._build(lane, backend) if backend != self.backend else None
             if other is None:
                 continue
             faster = np.nan_to_num(other.on(grid) - best) * known
             better = faster > np.log(REPAIRED)
             best = np.where(better, best + faster, best)
             donors += [backend] if better.any() else []
-        if 2 * (known & (best != grid.log_efficiency)).sum() > known.sum():
-            self._borrowed.add(lane)
-            mine = f"{self.known.database.backend} {self.known.database.version} on {self.known.database.system}"
-            self.notes.append(
-                f"{lane} gemms of {mine}: most are slower than those of {', '.join(donors)}, which are used"
+        most = bool(2 * (known & (best != grid.log_efficiency)).sum() > known.sum())
+        if most:
+            self.note(
+                f"{lane} gemms of {self._mine}: most are slower than those of {', '.join(donors)}, which are used"
             )
-        return replace(grid, log_efficiency=best)
+        return replace(grid, log_efficiency=best), most
 
     def _borrow(self, lane: str, plain: GemmGrid) -> GemmGrid | None:
         """These products as another engine's build measured them, where this engine's times are those of its
         launches."""
         for backend in ("sglang", "trtllm", "vllm"):
-            grid = self._build(lane, backend) if backend != self.known.database.backend else None
+            grid = self._build(lane, backend) if backend != self.backend else None
             if grid is not None and not _host_bound(grid, plain):
-                self._borrowed.add(lane)
-                mine = f"{self.known.database.backend} {self.known.database.version} on {self.known.database.system}"
-                self.notes.append(
-                    f"{lane} gemms of {mine} were timed by their host launches: those of {backend} are used"
+                self.note(
+                    f"{lane} gemms of {self._mine} were timed by their host launches: those of {backend} are used"
                 )
                 return grid
         return None
 
+    @property
+    def _mine(self) -> str:
+        return f"{self.backend} {self.database.version} on {self.database.system}"
+
     def _build(self, lane: str, backend: str | None) -> GemmGrid | None:
         texts = ("gemm_dtype", "kernel_source")
-        columns = self.known.database.read("gemm", "gemm_perf", texts, backend)
+        columns = self.database.read("gemm", "gemm_perf", texts, backend)
         part = columns.where(gemm_dtype=lane) if columns is not None else None
         if part is None or not len(part):
             return None
         keys = [part["n"], part["k"], part["m"]]
         chosen = part.take(one_per_key(keys, part["latency"], part.texts["kernel_source"][0]))
         n, k, m = (chosen[name].astype(float) for name in ("n", "k", "m"))
-        return gemm_grid(self.known.device, lane, n, k, m, chosen["latency"] * 1e-3)
+        return gemm_grid(self.device, lane, n, k, m, chosen["latency"] * 1e-3)
 
 
 def _host_bound(grid: GemmGrid | None, plain: GemmGrid) -> bool:

@@ -1,12 +1,14 @@
 """Hyper-connections (DeepSeek-V4): shape, least cost, and a curve over tokens for each side and hidden size."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, held_below
-from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.database import Columns, Measured, Table, medians
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
 
@@ -14,6 +16,8 @@ from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
 @dataclass(frozen=True)
 class HyperConnection(Kernel):
     """One side of a hyper-connection for ``a`` tokens: mixtures read from ``streams`` residuals, or written to them."""
+
+    error_family: ClassVar[str] = "hyper_connection"
 
     side: str
     """``pre``: what attention or network reads, and how to write; ``post``: what they return, and the streams mixed."""
@@ -42,11 +46,6 @@ class HyperConnection(Kernel):
         """Streams and hidden size."""
         return f"{self.streams} × {self.hidden}"
 
-    @property
-    def error_family(self) -> str:
-        """One for both sides."""
-        return "hyper_connection"
-
     def measured(self, known: Measured, a: Floats, b: Floats) -> KernelTimes | None:  # noqa: ARG002
         """From the table of hyper-connections."""
         return known.table(HyperConnectionTable).times(self, a)
@@ -59,23 +58,16 @@ Points = dict[int, float]
 """Tokens -> seconds of one hyper-connection."""
 
 
-@dataclass(eq=False)
-class HyperConnectionTable:
+class HyperConnectionTable(Table):
     """The table of manifold-constrained hyper-connections of one database."""
-
-    known: Measured
-    _columns: dict[str, Columns | None] = field(default_factory=dict)
-    _curves: dict[HyperConnection, tuple[Curve, Points]] = field(default_factory=dict)
 
     def times(self, kernel: HyperConnection, a: Floats) -> KernelTimes | None:
         """Seconds for ``a`` tokens, or None without a table; other sizes take the efficiency of the nearest."""
-        if self._table(self.known.database.backend) is None and not self._others():
+        if not self._tables:
             return None
         measured = self._nearest(kernel)
-        if measured not in self._curves:
-            self._curves[measured] = self._curve(measured)
-        curve, own = self._curves[measured]
-        found = held_below(curve, a, kernel.least(self.known.device))
+        curve, own = self.once(self._curve, measured)
+        found = held_below(curve, a, kernel.least(self.device))
         if measured != kernel:
             return found.modelled()
         borrowed = ~np.isin(a, np.array(list(own), dtype=float))
@@ -84,35 +76,27 @@ class HyperConnectionTable:
 
     def _nearest(self, kernel: HyperConnection) -> HyperConnection:
         """What was measured that is most alike."""
-        tables = [self._table(engine) for engine in (self.known.database.backend, *self._others())]
-        sizes = {(int(h), int(s)) for t in tables if t for h, s in zip(t["hidden_size"], t["hc_mult"], strict=True)}
+        tables = self._tables.values()
+        sizes = {(int(h), int(s)) for t in tables for h, s in zip(t["hidden_size"], t["hc_mult"], strict=True)}
         hidden, streams = min(sizes, key=lambda each: (abs(np.log(each[0] / kernel.hidden)), each))
         return replace(kernel, hidden=hidden, streams=streams)
 
     def _curve(self, kernel: HyperConnection) -> tuple[Curve, Points]:
-        """Over the engine's own points, and another's of fewer tokens than it measured."""
-        own = self._points(kernel, self.known.database.backend)
-        points = own
-        for engine in self._others():
-            points = {x: t for x, t in self._points(kernel, engine).items() if not points or x < min(points)} | points
+        """Over the engine's own points, which come too, and another's of fewer tokens than it measured: medians of one
+        of the ``num_sites`` that a row adds up, around attention and around the network."""
+        points: Points = {}
+        own: Points = {}
+        for engine, table in self._tables.items():
+            rows = table.where(op_name=kernel.side, hidden_size=kernel.hidden, hc_mult=kernel.streams)
+            found = medians(rows["num_tokens"], rows["latency"] * 1e-3 / rows["num_sites"])
+            points = {x: t for x, t in found.items() if not points or x < min(points)} | points
+            own = points if engine == self.backend else own
         x = np.array(sorted(points), dtype=float)
         seconds = np.array([points[int(each)] for each in x])
-        return Curve(x, kernel.least(self.known.device)(x) / seconds), own
+        return Curve(x, kernel.least(self.device)(x) / seconds), own
 
-    def _points(self, kernel: HyperConnection, engine: str) -> Points:
-        """Medians of one of the ``num_sites`` that a row adds up: around attention, and around the network."""
-        table = self._table(engine)
-        if table is None:
-            return {}
-        rows = table.where(op_name=kernel.side, hidden_size=kernel.hidden, hc_mult=kernel.streams)
-        tokens, each = rows["num_tokens"], rows["latency"] * 1e-3 / rows["num_sites"]
-        return {int(x): float(np.median(each[tokens == x])) for x in np.unique(tokens)}
-
-    def _others(self) -> list[str]:
-        return [each for each in ENGINES if each != self.known.database.backend and self._table(each) is not None]
-
-    def _table(self, engine: str) -> Columns | None:
-        if engine not in self._columns:
-            texts = ("op_name", "kernel_source")
-            self._columns[engine] = self.known.database.read_of(engine, "mhc", "mhc_module_perf", texts)
-        return self._columns[engine]
+    @cached_property
+    def _tables(self) -> dict[str, Columns]:
+        texts = ("op_name", "kernel_source")
+        read = {each: self.database.read_of(each, "mhc", "mhc_module_perf", texts) for each in self.engines(*ENGINES)}
+        return {engine: table for engine, table in read.items() if table is not None}

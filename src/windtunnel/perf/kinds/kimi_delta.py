@@ -6,32 +6,29 @@ fastest is taken. The preview of vLLM that was measured waited 0.8 ms for the ho
 prompt; another engine's convolution stands in for it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend, octaves
 from windtunnel.perf.between.planes import BEYOND_CACHE
-from windtunnel.perf.database import Columns, Measured
-from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes, note_once
-from windtunnel.perf.kinds.recurrence import Recurrence
+from windtunnel.perf.database import Columns, Measured, Table, medians
+from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
+from windtunnel.perf.kinds.recurrence import PHASES, Recurrence, of_phase
 
 
 @dataclass(frozen=True)
 class KimiDelta(Recurrence):
     """A recurrence whose key channels each decay at a rate of their own."""
 
+    error_family: ClassVar[str] = "kimi_delta"
+
     @property
     def decays(self) -> int:
         """One for each key channel."""
         return self.key_heads * self.key_dim
-
-    @property
-    def error_family(self) -> str:
-        """One for both phases."""
-        return "kimi_delta"
 
     @property
     def efficiency_family(self) -> str:
@@ -50,17 +47,11 @@ CHAINS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fused_kda_decode",),
         ("kda_fused_decode",),
     ),
-    "prefill": (
-        (CONVOLUTION, "flashkda_fwd"),
-        (CONVOLUTION, "chunk_kda"),
-        (CONVOLUTION, "chunk_kda_with_fused_gate"),
-    ),
+    "prefill": ((CONVOLUTION, "flashkda_fwd"), (CONVOLUTION, "chunk_kda"), (CONVOLUTION, "chunk_kda_with_fused_gate")),
 }
 """Phase -> ways through the kernels of a layer, by their names in the tables of vLLM and SGLang. What a kernel fuses:
 ``ops.fused_kda_decode`` in vllm/models/kimi_k3/nvidia/kda.py."""
 
-PHASES = {"decode": "generation", "prefill": "context"}
-AXES = {"decode": "batch_size", "prefill": "seq_len"}
 ENGINES = ("vllm", "sglang")
 """Where an engine lacks the table, another's answers."""
 
@@ -74,14 +65,8 @@ Points = dict[int, float]
 """Requests or tokens -> seconds."""
 
 
-@dataclass(eq=False)
-class KimiDeltaTable:
+class KimiDeltaTable(Table):
     """The tables of Kimi delta attention of one database."""
-
-    known: Measured
-    notes: list[str] = field(default_factory=list)
-    _columns: dict[str, Columns | None] = field(default_factory=dict)
-    _curves: dict[tuple[str, int], tuple[Curve, bool]] = field(default_factory=dict)
 
     def times(self, kernel: KimiDelta, a: Floats) -> KernelTimes | None:
         """Seconds of convolution and recurrence for ``a`` requests or tokens, or None without a table.
@@ -90,14 +75,11 @@ class KimiDeltaTable:
         take equal time in decodes, and fewer heads the time of the fewest in prompts, where they run side by side
         (modelled); so are other sizes of heads, by their least times.
         """
-        engine = next((name for name in self._engines() if self._table(name) is not None), None)
+        engine = next((name for name in self.engines(*ENGINES) if self._table(name) is not None), None)
         if engine is None:
             return None
-        if engine != self.known.database.backend:
-            note_once(
-                self.notes,
-                f"Kimi delta attention of {self.known.database.backend} is taken from {engine}'s measurements",
-            )
+        if engine != self.backend:
+            self.note(f"Kimi delta attention of {self.backend} is taken from {engine}'s measurements")
         known = np.unique(self._rows(engine).where(phase=PHASES[kernel.phase])["num_v_heads"]).astype(float)
         parts = [(int(known[i]), weight) for i, weight in blend(known, float(kernel.value_heads))]
         answers = [self._of_heads(kernel, a, heads, engine) for heads, _ in parts]
@@ -115,13 +97,11 @@ class KimiDeltaTable:
 
     def _of_heads(self, kernel: KimiDelta, a: Floats, heads: int, engine: str) -> KernelTimes:
         """The kernel as if it had a measured number of heads."""
-        if (kernel.phase, heads) not in self._curves:
-            self._curves[kernel.phase, heads] = self._curve(kernel.phase, heads, engine)
-        curve, borrowed = self._curves[kernel.phase, heads]
+        curve, borrowed = self.once(self._curve, kernel.phase, heads, engine)
         measured, x = _measured(kernel.phase, heads), a
         if kernel.phase == "decode":
             x = np.maximum(a * (kernel.value_heads / heads), 1.0)
-        found = curve.times(x, measured.bound(self.known.device, x, np.zeros_like(x)))
+        found = curve.times(x, measured.bound(self.device, x, np.zeros_like(x)))
         sources = np.maximum(found.sources, INTERPOLATED * borrowed).astype(np.int8)
         return KernelTimes(self._cold(measured, curve, x, found.seconds), sources, found.distance)
 
@@ -131,7 +111,7 @@ class KimiDeltaTable:
         large = moved > BEYOND_CACHE
         if measured.phase == "prefill" or not self.known.corrections.cold_cache or not large.any():
             return seconds
-        taken = measured.bound(self.known.device, curve.knots, np.zeros_like(curve.knots)) / curve.efficiency
+        taken = measured.bound(self.device, curve.knots, np.zeros_like(curve.knots)) / curve.efficiency
         rate = float((moved[large] / taken[large]).max())
         return np.maximum(seconds, measured.bytes_moved(x, np.zeros_like(x)) / rate)
 
@@ -139,7 +119,7 @@ class KimiDeltaTable:
         """Least times of the kernel over those of one with heads as measured."""
         zero = np.zeros_like(a)
         same = _measured(kernel.phase, kernel.value_heads)
-        return np.asarray(kernel.bound(self.known.device, a, zero) / same.bound(self.known.device, a, zero))
+        return np.asarray(kernel.bound(self.device, a, zero) / same.bound(self.device, a, zero))
 
     def _curve(self, phase: str, heads: int, engine: str) -> tuple[Curve, bool]:
         """The fastest chain at each point, and whether another engine's kernel is in it."""
@@ -154,8 +134,8 @@ class KimiDeltaTable:
                 fastest[point] = min(fastest.get(point, np.inf), sum(part[point] for part in parts))
         x = np.array(sorted(fastest), dtype=float)
         seconds = np.array([fastest[int(point)] for point in x])
-        least = _measured(phase, heads).bound(self.known.device, x, np.zeros_like(x))
-        return Curve(x, least / seconds), bool(other) or engine != self.known.database.backend
+        least = _measured(phase, heads).bound(self.device, x, np.zeros_like(x))
+        return Curve(x, least / seconds), bool(other) or engine != self.backend
 
     def _believed_convolution(self, heads: int, engine: str, kernels: dict[str, Points]) -> Points | None:
         """Another engine's convolution of prompts where this one's waited for the host."""
@@ -167,38 +147,25 @@ class KimiDeltaTable:
                 continue
             other = self._kernels("prefill", heads, name).get(CONVOLUTION)
             if other and min(own.values()) > HOST_BOUND * min(other.values()):
-                note_once(
-                    self.notes, f"convolutions of Kimi delta attention of {engine} are taken from {name}'s measurements"
-                )
+                self.note(f"convolutions of Kimi delta attention of {engine} are taken from {name}'s measurements")
                 return other
         return None
 
     def _kernels(self, phase: str, heads: int, engine: str) -> dict[str, Points]:
         """The median of each kernel at each point."""
-        rows = self._rows(engine).where(phase=PHASES[phase], num_v_heads=heads)
-        if phase == "prefill" and len(rows):
-            rows = rows.where(batch_size=int(rows["batch_size"].min()))
-        return {name: _points(rows.where(kernel_source=name), AXES[phase]) for name in rows.values("kernel_source")}
+        rows, axis = of_phase(self._rows(engine), phase, num_v_heads=heads)
+        codes, names = rows.texts["kernel_source"]
+        found = {names[code]: medians(axis[codes == code], rows["latency"][codes == code]) for code in np.unique(codes)}
+        return {name: {x: ms * 1e-3 for x, ms in points.items()} for name, points in found.items()}
 
     def _rows(self, engine: str) -> Columns:
         columns = self._table(engine)
         assert columns is not None
         return columns
 
-    def _engines(self) -> Iterator[str]:
-        yield self.known.database.backend
-        yield from (name for name in ENGINES if name != self.known.database.backend)
-
     def _table(self, engine: str) -> Columns | None:
-        if engine not in self._columns:
-            self._columns[engine] = self.known.database.read_of(engine, "kda", "kda_perf", ("kernel_source", "phase"))
-        return self._columns[engine]
+        return self.database.read_of(engine, "kda", "kda_perf", ("kernel_source", "phase"))
 
 
 def _measured(phase: str, heads: int) -> KimiDelta:
     return KimiDelta(phase, heads, heads, HEAD_DIM, HEAD_DIM, CONV_KERNEL)
-
-
-def _points(rows: Columns, axis: str) -> Points:
-    values = rows[axis]
-    return {int(x): float(np.median(rows["latency"][values == x])) * 1e-3 for x in np.unique(values)}

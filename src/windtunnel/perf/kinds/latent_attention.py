@@ -5,14 +5,14 @@ modules, from which the projections are taken off again. Modules of few requests
 needed to launch them, and then what exceeds the kernels alone is taken off as well.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, between
 from windtunnel.perf.between.planes import Plane, extend, one_kernel, plane_of
-from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.database import Columns, Measured, Table
 from windtunnel.perf.kernel import LAUNCH_GRAPH, STORED_BYTES, Kernel, cache_format, first_of, pairs
 from windtunnel.perf.kernel_times import MODELLED, KernelTimes
 from windtunnel.perf.kinds.gemm import Gemm, GemmTable
@@ -96,15 +96,8 @@ Key = tuple[int, str, str]
 """Local heads, dtype of the cache, dtype of the projections (empty in tables of kernels)."""
 
 
-@dataclass(eq=False)
-class LatentTable:
+class LatentTable(Table):
     """The MLA tables of one database."""
-
-    known: Measured
-    _columns: dict[tuple[str, str | None], Columns | None] = field(default_factory=dict)
-    _planes: dict[tuple[Key, str | None], Plane] = field(default_factory=dict)
-    _curves: dict[tuple[Key, str | None], Curve] = field(default_factory=dict)
-    _absorbed: dict[int, Curve | None] = field(default_factory=dict)
 
     def times(self, kernel: LatentAttention, a: Floats, b: Floats) -> KernelTimes | None:
         """Seconds of attention proper (with rotary embedding, absorption or expansion, cache write), or None without a
@@ -147,24 +140,25 @@ class LatentTable:
     ) -> KernelTimes:
         measured = LatentAttention(kernel.phase, key[0], LATENT_RANK, NOPE, ROPE, V_HEAD_DIM, key[1], kernel.dtype)
         if kernel.phase == "decode":
-            if (key, backend) not in self._planes:
-                rows = self._rows("decode", key, backend, pieces)
-                core = self._core(measured, rows, pieces)
-                self._planes[key, backend] = plane_of(measured, self.known.device, rows, "decode", core)
-            found = extend(self._planes[key, backend], self.known.device, measured, kernel, (a, b), (a, b))
+            plane = self.once(self._plane, measured, key, backend, pieces)
+            found = extend(plane, self.device, measured, kernel, (a, b), (a, b))
         else:
-            if (key, backend) not in self._curves:
-                rows = self._rows("prefill", key, backend, pieces)
-                rows = rows.take(np.argsort(rows["isl"], kind="stable"))
-                x = rows["isl"].astype(float)
-                least = measured.bound(self.known.device, x, np.zeros_like(x))
-                self._curves[key, backend] = Curve(x, least / self._core(measured, rows, pieces))
-            found = self._prefill(kernel, self._curves[key, backend], a, b)
+            found = self._prefill(kernel, self.once(self._curve, measured, key, backend, pieces), a, b)
         return found if measured == kernel else found.modelled()
 
+    def _plane(self, measured: LatentAttention, key: Key, backend: str | None, pieces: bool) -> Plane:
+        rows = self._rows("decode", key, backend, pieces)
+        return plane_of(measured, self.device, rows, "decode", self._core(measured, rows, pieces))
+
+    def _curve(self, measured: LatentAttention, key: Key, backend: str | None, pieces: bool) -> Curve:
+        rows = self._rows("prefill", key, backend, pieces)
+        rows = rows.take(np.argsort(rows["isl"], kind="stable"))
+        x = rows["isl"].astype(float)
+        return Curve(x, measured.least(self.device)(x) / self._core(measured, rows, pieces))
+
     def _prefill(self, kernel: LatentAttention, curve: Curve, a: Floats, b: Floats) -> KernelTimes:
-        fresh = curve.times(a, kernel.bound(self.known.device, a, np.zeros_like(a)))
-        chunked = curve.times(np.maximum(a + b, 128.0), kernel.bound(self.known.device, a, b))
+        fresh = curve.times(a, kernel.bound(self.device, a, np.zeros_like(a)))
+        chunked = curve.times(np.maximum(a + b, 128.0), kernel.bound(self.device, a, b))
         seconds = np.where(b > 0, np.maximum(fresh.seconds, chunked.seconds), fresh.seconds)
         sources = np.where(b > 0, MODELLED, fresh.sources).astype(np.int8)
         return KernelTimes(seconds, sources, np.where(b > 0, chunked.by_rule(), fresh.distance))
@@ -186,28 +180,25 @@ class LatentTable:
         if measured.phase == "prefill":
             part = self.known.table(GemmTable).times(Gemm(measured.heads * (NOPE + V_HEAD_DIM), LATENT_RANK), tokens)
             return part.seconds if part else np.zeros_like(tokens)
-        curve = self._absorption(measured.heads)
+        curve = self.once(self._absorption, measured.heads)
         return curve.times(tokens, np.ones_like(tokens)).seconds if curve else np.zeros_like(tokens)
 
     def _absorption(self, heads: int) -> Curve | None:
         """Both absorbed products by tokens; 16-bit, as engines keep those weights."""
-        if heads not in self._absorbed:
-            rows = self._bmm(heads)
-            curve = None
-            if rows is not None:
-                tokens = np.unique(rows["num_tokens"])
-                both = [rows.where(op_name=name) for name in ABSORBED]
-                total = sum(
-                    np.interp(tokens, np.sort(part["num_tokens"]), part["latency"][np.argsort(part["num_tokens"])])
-                    for part in both
-                )
-                curve = Curve(tokens.astype(float), 1.0 / (np.asarray(total) * 1e-3))
-            self._absorbed[heads] = curve
-        return self._absorbed[heads]
+        rows = self._bmm(heads)
+        if rows is None:
+            return None
+        tokens = np.unique(rows["num_tokens"])
+        both = [rows.where(op_name=name) for name in ABSORBED]
+        total = sum(
+            np.interp(tokens, np.sort(part["num_tokens"]), part["latency"][np.argsort(part["num_tokens"])])
+            for part in both
+        )
+        return Curve(tokens.astype(float), 1.0 / (np.asarray(total) * 1e-3))
 
     def _bmm(self, heads: int) -> Columns | None:
         for backend in (None, *DONORS, "vllm"):
-            table = self.known.database.read("mla_bmm", "mla_bmm_perf", ("op_name", "bmm_dtype"), backend)
+            table = self.database.read("mla_bmm", "mla_bmm_perf", ("op_name", "bmm_dtype"), backend)
             rows = None if table is None else table.where(bmm_dtype="bfloat16", num_heads=heads)
             if rows is not None and len(rows):
                 return rows
@@ -222,10 +213,7 @@ class LatentTable:
         return one_kernel(rows, phase)
 
     def _table(self, table: str, backend: str | None) -> Columns | None:
-        if (table, backend) not in self._columns:
-            texts = ("kv_cache_dtype", "gemm_type", "kernel_source")
-            self._columns[table, backend] = self.known.database.read("mla", table, texts, backend)
-        return self._columns[table, backend]
+        return self.database.read("mla", table, ("kv_cache_dtype", "gemm_type", "kernel_source"), backend)
 
     def _part(self, kernel: LatentAttention, backend: str | None, pieces: bool) -> tuple[Columns, tuple[str, str]]:
         """Rows of the nearest formats, and these: of the cache, and of the projections where modules were measured."""

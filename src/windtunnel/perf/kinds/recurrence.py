@@ -1,14 +1,15 @@
 """Linear attention: convolution and delta rule, of heads that decay as one (gated delta) or by channel (Kimi delta)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve
-from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.database import Columns, Measured, Table, medians
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_times import KernelTimes
 
@@ -19,6 +20,8 @@ class Recurrence(Kernel):
 
     ``decode``: ``a`` requests with one token each. ``prefill``: one chunk of ``a`` tokens; the context does not count.
     """
+
+    error_family: ClassVar[str] = "recurrence"
 
     phase: str
     key_heads: int
@@ -49,11 +52,6 @@ class Recurrence(Kernel):
         return f"heads={self.key_heads}/{self.value_heads}×{self.key_dim}×{self.value_dim}"
 
     @property
-    def error_family(self) -> str:
-        """One for both phases."""
-        return "recurrence"
-
-    @property
     def efficiency_family(self) -> str:
         """That of decode attention: both read a state."""
         return "attention_decode"
@@ -63,17 +61,15 @@ class Recurrence(Kernel):
         return known.table(RecurrenceTable).times(self, a)
 
 
+PHASES = {"decode": "generation", "prefill": "context"}
+AXES = {"decode": "batch_size", "prefill": "seq_len"}
 SIZES = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "d_conv")
 ENGINES = ("vllm", "sglang", "trtllm")
 """Where an engine lacks the table, another's answers: the kernels are the same Triton ones."""
 
 
-@dataclass(eq=False)
-class RecurrenceTable:
+class RecurrenceTable(Table):
     """The table of gated delta rules of one database."""
-
-    known: Measured
-    _curves: dict[tuple[int, ...], Curve] = field(default_factory=dict)
 
     def times(self, kernel: Recurrence, a: Floats) -> KernelTimes | None:
         """Seconds for ``a`` requests or tokens, or None without a table; heads that were not measured take the nearest
@@ -85,37 +81,36 @@ class RecurrenceTable:
         wanted = (kernel.key_heads, kernel.value_heads, kernel.key_dim, kernel.value_dim, kernel.conv_kernel)
         distance = np.abs(np.log2(shapes / np.array(wanted))) @ np.array([0.1, 1.0, 1.0, 1.0, 0.1])
         shape = tuple(int(size) for size in shapes[int(np.argmin(distance))])
-        key = (int(kernel.phase == "decode"), *shape)
-        if key not in self._curves:
-            self._curves[key] = self._curve(kernel.phase, shape, table)
-        found = self._curves[key].times(a, kernel.bound(self.known.device, a, np.zeros_like(a)))
+        found = self.once(self._curve, kernel.phase, shape).times(a, kernel.least(self.device)(a))
         return found if shape == wanted else found.modelled()
 
-    def _curve(self, phase: str, shape: tuple[int, ...], table: Columns) -> Curve:
-        rows = table.where(phase="generation" if phase == "decode" else "context")
-        rows = rows.where(**dict(zip(SIZES, shape, strict=True)))
-        axis = "batch_size" if phase == "decode" else "seq_len"
-        if phase == "prefill":
-            rows = rows.where(batch_size=int(rows["batch_size"].min()))
-        x, seconds = _sum_of_kernels(rows, rows[axis])
+    def _curve(self, phase: str, shape: tuple[int, ...]) -> Curve:
+        assert self._table is not None
+        rows, axis = of_phase(self._table, phase, **dict(zip(SIZES, shape, strict=True)))
+        x, seconds = _sum_of_kernels(rows, axis)
         key_heads, value_heads, key_dim, value_dim, conv_kernel = shape
         measured = Recurrence(phase, key_heads, value_heads, key_dim, value_dim, conv_kernel)
-        return Curve(x, measured.bound(self.known.device, x, np.zeros_like(x)) / seconds)
+        return Curve(x, measured.least(self.device)(x) / seconds)
 
     @cached_property
     def _table(self) -> Columns | None:
-        texts, engines = ("kernel_source", "phase", "model_name"), (None, *ENGINES)
-        read = (self.known.database.read("linear_attention", "gdn_perf", texts, engine) for engine in engines)
+        texts = ("kernel_source", "phase", "model_name")
+        read = (self.database.read("linear_attention", "gdn_perf", texts, engine) for engine in (None, *ENGINES))
         return next((found for found in read if found is not None), None)
+
+
+def of_phase(table: Columns, phase: str, **equal: int) -> tuple[Columns, NDArray[np.int64]]:
+    """The rows of a phase whose columns equal these values, and over what they run: requests, or the tokens of as few
+    prompts as were measured."""
+    rows = table.where(phase=PHASES[phase], **equal)
+    if phase == "prefill" and len(rows):
+        rows = rows.where(batch_size=int(rows["batch_size"].min()))
+    return rows, rows[AXES[phase]]
 
 
 def _sum_of_kernels(rows: Columns, axis: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """One row per kernel: their medians added up, at the points that all of them have."""
     codes = rows.texts["kernel_source"][0]
-    total: dict[int, list[float]] = {}
-    kernels = np.unique(codes)
-    for code in kernels:
-        for x in np.unique(axis[codes == code]):
-            total.setdefault(int(x), []).append(float(np.median(rows["latency"][(codes == code) & (axis == x)])))
-    points = sorted(x for x, parts in total.items() if len(parts) == len(kernels))
-    return np.array(points, dtype=float), np.array([sum(total[x]) for x in points]) * 1e-3
+    kernels = [medians(axis[codes == code], rows["latency"][codes == code]) for code in np.unique(codes)]
+    points = sorted(set.intersection(*map(set, kernels)))
+    return np.array(points, dtype=float), np.array([sum(each[x] for each in kernels) for x in points]) * 1e-3

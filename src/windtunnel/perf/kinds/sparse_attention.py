@@ -6,16 +6,17 @@ are their whole modules less the indexer, which takes its share of the time of t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import between
 from windtunnel.perf.between.planes import Plane, extend, one_kernel, plane_of
-from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.database import Columns, Measured, Table
 from windtunnel.perf.kernel import STORED_BYTES, Kernel, cache_format, first_of, pairs
-from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes, note_once
+from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class SparseAttention(Kernel):
     """DeepSeek sparse attention as a whole module: projections, indexer, choice of ``top_k`` tokens, latent attention
     over them; ``phase``, ``a`` and ``b`` as for Attention. Without heads of an indexer (GLM-5.2) the choice is an
     earlier layer's."""
+
+    error_family: ClassVar[str] = "sparse"
 
     phase: str
     hidden: int
@@ -70,11 +73,6 @@ class SparseAttention(Kernel):
         return f"heads={self.heads} latent={self.kv_lora_rank} top {self.top_k}{index} kv={self.kv_dtype}"
 
     @property
-    def error_family(self) -> str:
-        """One for both phases."""
-        return "sparse"
-
-    @property
     def efficiency_family(self) -> str:
         """That of latent attention."""
         return f"latent_{self.phase}"
@@ -108,15 +106,8 @@ Key = tuple[str, str, bool, str, int, str, str]
 """Engine, phase, whether with an indexer, architecture, local heads, dtype of the cache, dtype of the projections."""
 
 
-@dataclass(eq=False)
-class SparseTable:
+class SparseTable(Table):
     """The sparse-attention module tables of one database."""
-
-    known: Measured
-    _columns: dict[tuple[str, str, bool], Columns | None] = field(default_factory=dict)
-    _planes: dict[Key, Plane] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    """How modules were priced that the engine's own tables lack."""
 
     def times(self, kernel: SparseAttention, a: Floats, b: Floats) -> KernelTimes | None:
         """Seconds of a module with its projections, or None without a table."""
@@ -126,7 +117,7 @@ class SparseTable:
         if kernel.index_heads:
             return self._of_engine(engine, kernel, a, b)
         whole = replace(kernel, index_heads=_index_heads(kernel), index_head_dim=INDEX_HEAD_DIM)
-        if self._table(engine, kernel.phase, indexes=False) is not None:
+        if self.once(self._table, engine, kernel.phase, False) is not None:
             return self._least(engine, kernel, whole, a, b)
         return self._without_indexer(engine, kernel, whole, a, b)
 
@@ -147,11 +138,9 @@ class SparseTable:
         found = self._of_engine(engine, whole, a, b).modelled()
         other = self._engine(kernel.phase, indexes=False)
         share = f"the share that it takes in {other}'s" if other else "its share of their least times"
-        note_once(
-            self.notes, f"sparse attention that shares an index: {engine}'s modules with an indexer, less {share}"
-        )
+        self.note(f"sparse attention that shares an index: {engine}'s modules with an indexer, less {share}")
         if other is None:
-            least = kernel.bound(self.known.device, a, b) / whole.bound(self.known.device, a, b)
+            least = kernel.bound(self.device, a, b) / whole.bound(self.device, a, b)
             return replace(found, seconds=found.seconds * least)
         graphed = np.minimum(a, GRAPH_REQUESTS) if kernel.phase == "decode" else a
         with_it = self._of_engine(other, whole, graphed, b).seconds
@@ -172,45 +161,37 @@ class SparseTable:
     def _of(self, kernel: SparseAttention, key: Key, a: Floats, b: Floats) -> KernelTimes:
         """As the module with a measured number of heads."""
         measured = _kernel(kernel, key)
-        if key not in self._planes:
-            self._planes[key] = self._plane(measured, key)
-        plane = self._planes[key]
-        found = extend(plane, self.known.device, measured, kernel, (a, b), (a, b))
+        plane = self.once(self._plane, measured, key)
+        found = extend(plane, self.device, measured, kernel, (a, b), (a, b))
         chunked = (b > 0) & (kernel.phase == "prefill")
         sources = np.where(chunked, np.maximum(found.sources, INTERPOLATED), found.sources)
         found = replace(found, sources=sources)
         return found if measured == kernel else found.modelled()
 
     def _plane(self, measured: SparseAttention, key: Key) -> Plane:
-        rows = self._rows(key)
-        if measured.phase == "prefill":
-            rows = rows.take(rows["step"] % GROUP == 0)
-        return plane_of(measured, self.known.device, rows, measured.phase)
-
-    def _rows(self, key: Key) -> Columns:
         engine, phase, indexes, architecture, heads, kv_dtype, dtype = key
-        columns = self._table(engine, phase, indexes)
+        columns = self.once(self._table, engine, phase, indexes)
         assert columns is not None
         rows = columns.where(architecture=architecture, num_heads=heads, kv_cache_dtype=kv_dtype, gemm_type=dtype)
-        return one_kernel(rows, phase)
+        rows = one_kernel(rows, phase)
+        if phase == "prefill":
+            rows = rows.take(rows["step"] % GROUP == 0)
+        return plane_of(measured, self.device, rows, phase)
 
     def _engine(self, phase: str, indexes: bool) -> str | None:
         """The first engine with a table: the deployment's own, or another."""
-        engines = (self.known.database.backend, *ENGINES)
-        return next((engine for engine in engines if self._table(engine, phase, indexes) is not None), None)
+        engines = self.engines(*ENGINES)
+        return next((each for each in engines if self.once(self._table, each, phase, indexes) is not None), None)
 
     def _table(self, engine: str, phase: str, indexes: bool) -> Columns | None:
         """An engine's modules with an indexer, or without one; None where it has no row of them."""
-        if (engine, phase, indexes) not in self._columns:
-            backend = None if engine == self.known.database.backend else engine
-            found = self.known.database.read("sparse_attention", TABLES[phase], TEXTS, backend)
-            rows = found.where(op_name=MODULES[phase] + ("" if indexes else WITHOUT_INDEXER)) if found else None
-            self._columns[engine, phase, indexes] = rows or None
-        return self._columns[engine, phase, indexes]
+        backend = None if engine == self.backend else engine
+        found = self.database.read("sparse_attention", TABLES[phase], TEXTS, backend)
+        return (found.where(op_name=MODULES[phase] + ("" if indexes else WITHOUT_INDEXER)) or None) if found else None
 
     def _part(self, engine: str, kernel: SparseAttention) -> tuple[Columns, tuple[str, str, str]]:
         """Rows of the nearest architecture and formats, and these: of the cache, and of the projections."""
-        columns = self._table(engine, kernel.phase, kernel.index_heads > 0)
+        columns = self.once(self._table, engine, kernel.phase, kernel.index_heads > 0)
         assert columns is not None
         known = [name for name in ARCHITECTURES if name in columns.values("architecture")]
         architecture = _nearest(known, kernel)

@@ -5,8 +5,9 @@ channels. It times no scan.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.between.curves import Curve, blend, octaves
-from windtunnel.perf.database import Columns, Measured
+from windtunnel.perf.database import Columns, Measured, Table, medians
 from windtunnel.perf.kernel import Efficiency, Kernel
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
+from windtunnel.perf.kinds.recurrence import of_phase
 
 SCANS = {
     "decode": Efficiency(compute=1.0, memory=0.83, latency=2.2e-6),
@@ -36,6 +38,8 @@ rule's chunks, which take 19 to 23 µs for a single token."""
 class Convolution(Kernel):
     """Causal convolution in front of a scan, each channel by itself, on one GPU; ``phase``, ``a`` as for Recurrence."""
 
+    error_family: ClassVar[str] = "convolution"
+
     phase: str
     channels: int
     width: int
@@ -54,11 +58,6 @@ class Convolution(Kernel):
         return f"{self.channels} channels, {self.width} tokens"
 
     @property
-    def error_family(self) -> str:
-        """One for both phases."""
-        return "convolution"
-
-    @property
     def efficiency_family(self) -> str:
         """Families differ by phase."""
         return f"convolution_{self.phase}"
@@ -75,6 +74,8 @@ class Scan(Kernel):
     ``decode``: ``a`` requests with one token each update their states. ``prefill``: one chunk of ``a`` tokens of a
     request, in pieces of ``piece`` tokens between which the state is passed on; the context does not count.
     """
+
+    error_family: ClassVar[str] = "scan"
 
     phase: str
     heads: int
@@ -116,11 +117,6 @@ class Scan(Kernel):
         return f"heads={self.heads}×{self.head_dim}×{self.state_dim} groups={self.groups}"
 
     @property
-    def error_family(self) -> str:
-        """One for both phases."""
-        return "scan"
-
-    @property
     def efficiency_family(self) -> str:
         """Families differ by phase."""
         return f"scan_{self.phase}"
@@ -130,18 +126,10 @@ MAMBA, GATED_DELTA = "mamba2_perf", "gdn_perf"
 PLACES = ((MAMBA, None), (GATED_DELTA, None), (MAMBA, "trtllm"))
 """Where rows are looked for, first to last: the engine's own of Mamba-2; its own of gated delta rules, whose
 convolution is the same kernel; TensorRT-LLM's of Mamba-2."""
-PHASES = {"decode": "generation", "prefill": "context"}
-AXES = {"decode": "batch_size", "prefill": "seq_len"}
 
 
-@dataclass(eq=False)
-class ConvolutionTable:
+class ConvolutionTable(Table):
     """The convolutions of one database."""
-
-    known: Measured
-    notes: list[str] = field(default_factory=list)
-    """Whose table answers where it is another engine's, for the provenance."""
-    _curves: dict[str, tuple[Floats, list[Curve]]] = field(default_factory=dict)
 
     def times(self, kernel: Convolution, a: Floats) -> KernelTimes | None:
         """Seconds for ``a`` requests or tokens, or None without a table.
@@ -153,19 +141,28 @@ class ConvolutionTable:
         if table is None:
             return None
         width = int(table["d_conv"][np.argmin(np.abs(table["d_conv"] - kernel.width))])
-        key = f"{kernel.phase}{width}"
-        if key not in self._curves:
-            self._curves[key] = _rates(kernel.phase, table.where(d_conv=width))
-        found = _between(*self._curves[key], kernel.channels, a)
+        found = _between(*self.once(self._rates, kernel.phase, width), kernel.channels, a)
         return found if width == kernel.width else found.modelled()
+
+    def _rates(self, phase: str, width: int) -> tuple[Floats, list[Curve]]:
+        """Numbers of channels, ascending, with the rates of each."""
+        assert self._table is not None
+        rows, axis = of_phase(self._table, phase, d_conv=width)
+        channels = _channels(rows)
+        kinds, curves = np.unique(channels), []
+        for n in kinds:
+            points = medians(axis[channels == n], rows["latency"][channels == n])
+            x, seconds = (np.array(list(each), dtype=float) for each in (points, points.values()))
+            curves.append(Curve(x, int(n) * x / (seconds * 1e-3)))
+        return kinds.astype(float), curves
 
     @cached_property
     def _table(self) -> Columns | None:
         for table, backend in PLACES:
-            found = self.known.database.read("linear_attention", table, ("kernel_source", "phase"), backend)
+            found = self.database.read("linear_attention", table, ("kernel_source", "phase"), backend)
             if found is not None:
                 if backend is not None:
-                    self.notes.append(f"convolutions of state space layers: {backend}'s, as measured")
+                    self.note(f"convolutions of state space layers: {backend}'s, as measured")
                 return _convolutions(found)
         return None
 
@@ -183,22 +180,6 @@ def _channels(rows: Columns) -> NDArray[np.int64]:
     else:
         wide, shared = rows["num_v_heads"] * rows["head_v_dim"], rows["num_k_heads"] * rows["head_k_dim"]
     return np.asarray(wide + 2 * shared, dtype=np.int64)
-
-
-def _rates(phase: str, rows: Columns) -> tuple[Floats, list[Curve]]:
-    """Numbers of channels, ascending, with the rates of each."""
-    rows = rows.where(phase=PHASES[phase])
-    if phase == "prefill":
-        rows = rows.where(batch_size=int(rows["batch_size"].min()))
-    channels = _channels(rows)
-    kinds = np.unique(channels)
-    return kinds.astype(float), [_rate(int(n), rows.take(channels == n), AXES[phase]) for n in kinds]
-
-
-def _rate(channels: int, rows: Columns, axis: str) -> Curve:
-    x = np.unique(rows[axis])
-    seconds = np.array([np.median(rows["latency"][rows[axis] == each]) for each in x]) * 1e-3
-    return Curve(x.astype(float), channels * x / seconds)
 
 
 def _between(channels: Floats, curves: list[Curve], wanted: int, a: Floats) -> KernelTimes:

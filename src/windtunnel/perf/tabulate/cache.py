@@ -53,12 +53,22 @@ def cache_key(pool: Pool, source: str, database: Database | None, corrections: C
         else None,
         "device": {**vars(pool.device), "flops": dict(pool.device.flops)},
         "engine": {name: value for name, value in engine.items() if name not in BESIDES},
-        "source": source,
+        "source": [source, _profile_stamp(source)],
         "corrections": asdict(corrections),
         "code": _code(),
         "database": None if database is None else [str(database.systems), database.version, database.stamp],
     }
     return hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _profile_stamp(source: str) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of the files of a profile; nothing for other sources."""
+    if not source.startswith("profile:"):
+        return []
+    root = Path(source.removeprefix("profile:")).absolute()
+    root = next((above.parent for above in root.parents if above.name == "compute"), root)
+    found = ((path, path.stat()) for path in sorted(root.rglob("*")) if path.suffix in (".csv", ".json", ".npz"))
+    return [(str(path), state.st_size, state.st_mtime_ns) for path, state in found]
 
 
 DATA = ("efficiency.toml", "kernel_errors.toml")

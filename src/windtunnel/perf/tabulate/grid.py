@@ -18,17 +18,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.deployment import Pool, stage_pools
+from windtunnel.deployment import Pool, preset, stage_pools
 from windtunnel.deployment.engine import GATHERED
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kernel_times import SOURCES, KernelTimes, either
-from windtunnel.perf.predictor import Predictor, predictor, wanted_version
+from windtunnel.perf.predictor import Predictor, wanted_version
+from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.cache import cache_key, load, store
-from windtunnel.perf.tabulate.host import NO_HOST, dispatch, host_cost
+from windtunnel.perf.tabulate.host import NO_HOST, block_tables, dispatch, host_of
 from windtunnel.perf.tabulate.micro_batches import overlap
 from windtunnel.perf.tabulate.operator import Operator
-from windtunnel.perf.tabulate.operators import operators
+from windtunnel.perf.tabulate.operators import asked_of, operators
 from windtunnel.perf.tabulate.tables import Axes, Splits, Tabulated, axes, in_a_pipeline, sends, total
 
 Ask = Callable[[int], KernelTimes]
@@ -42,7 +43,7 @@ def tabulate(pool: Pool, source: str = "auto", cache: Path | None = None, correc
     kept (``cache_folder()`` names the usual one); None: build them each time. A cache that cannot be read or written is
     named in ``notes`` and otherwise ignored. ``corrections``: what is modelled beyond the sum of kernels.
     """
-    times = predictor(pool, source, corrections)
+    times = predictor_from(pool, source, corrections)
     tables = [_stage(stage, source, times, cache, corrections) for stage in stage_pools(pool)]
     return tables[0] if len(tables) == 1 else in_a_pipeline(tables, sends(pool, axes(pool, corrections), times))
 
@@ -51,7 +52,7 @@ def _stage(pool: Pool, source: str, times: Predictor, cache: Path | None, correc
     """The tables of a whole model, or of one stage."""
     if cache is None:
         return build(pool, times, corrections)
-    key = cache_key(pool, source, times.database, corrections)
+    key = cache_key(pool, source, times.read, corrections)
     found, trouble = load(cache, key, axes(pool))
     if found is not None:
         return found
@@ -66,7 +67,7 @@ def build(pool: Pool, source: Predictor, corrections: Corrections = ALL) -> Tabu
     splits, provenance = Splits(ax), []
     ask = remember(partial(operator_times, ax=ax, predictor=source))
     halves = overlap(pool, ax, ask, corrections)
-    for operator in operators(pool, corrections):
+    for operator in asked_of(source, operators(pool, corrections)):
         kinds: set[int] = set()
         whole = ask(operator, 1)
         for part, found in (halves.of(operator, whole) if halves else whole).items():
@@ -77,17 +78,15 @@ def build(pool: Pool, source: Predictor, corrections: Corrections = ALL) -> Tabu
         provenance.append(_row(operator, kinds))
     busy = _busy(pool, ax, total(splits.sources).tables)
     twice = (halves.prompts_split, halves.decodes_split) if halves else (None, None)
-    splits.add_wait(
-        "mixed_tokens", dispatch(pool, ax, busy["mixed_tokens"], corrections, twice[0]) * (not source.perfect)
-    )
+    launched = not source.perfect and source.host_seconds is None
+    splits.add_wait("mixed_tokens", dispatch(pool, ax, busy["mixed_tokens"], True, corrections, twice[0]) * launched)
     if ax.graph_tokens < ax.max_num_batched_tokens:
-        alone = dispatch(pool, ax, busy["decode_tokens"], corrections, twice[1]) * (not source.perfect)
+        alone = dispatch(pool, ax, busy["decode_tokens"], False, corrections, twice[1]) * launched
         splits.add_wait("decode_tokens", np.where(np.arange(len(ax.padded)) > ax.graph_tokens, alone, 0.0))
-    cost = (
-        NO_HOST
-        if source.perfect
-        else host_cost(bool(pool.engine.async_scheduling), pool.lockstep, corrections, pool.engine.backend)
-    )
+    cost = NO_HOST if source.perfect else host_of(source, pool, corrections)
+    if not source.perfect and preset(pool.engine.preset).before_v1:
+        for part in ("decode_attention", "mixed_attention"):
+            splits.add_wait(part, block_tables(pool, ax, corrections))
     host = cost.tables(ax.max_num_seqs)
     if not pool.model.embeds:  # the first stage waits for the serial work, all others are told early
         host = (host[0], np.zeros_like(host[1]))
@@ -136,12 +135,20 @@ def operator_times(operator: Operator, parts: int, ax: Axes, predictor: Predicto
 
 
 def _busy(pool: Pool, ax: Axes, tables: dict[str, Floats]) -> dict[str, Floats]:
-    """GPU seconds beside which the host launches, by tokens: those of experts count where they are a rank's own."""
-    if pool.engine.all2all_backend == GATHERED:
+    """GPU seconds beside which the host launches, by tokens, experts included."""
+    if ax.ranks == 1:
         return tables
-    tokens = np.arange(len(ax.padded))
-    experts = tables["expert_tokens"][ax.ranks * np.where(tokens <= ax.graph_tokens, ax.padded, tokens)]
+    experts = tables["expert_tokens"][least_of_all(pool, ax, np.arange(len(ax.padded)))]
     return {name: tables[name] + experts for name in ("decode_tokens", "mixed_tokens")}
+
+
+def least_of_all(pool: Pool, ax: Axes, tokens: Integers) -> Integers:
+    """Tokens that experts see at least, by those of a rank: where every rank gets the tokens of all, the others may
+    have one each; where a rank sends its own, all count as the largest."""
+    captured = tokens <= ax.graph_tokens
+    if pool.engine.all2all_backend == GATHERED:
+        return np.where(captured, ax.ranks * ax.padded[tokens], tokens + ax.ranks - 1)
+    return ax.ranks * np.where(captured, ax.padded[tokens], tokens)
 
 
 def _each(operator: Operator, ax: Axes, each: int, parts: int, predictor: Predictor, plain: KernelTimes) -> KernelTimes:
@@ -237,10 +244,20 @@ def _row(operator: Operator, kinds: set[int]) -> dict[str, Any]:
 def _origins(predictor: Predictor, wanted: str) -> list[dict[str, Any]]:
     database = predictor.database
     if database is None:
-        return [{"source": "roofline", "reason": predictor.why_not, "calibrated_on": predictor.roofline.calibrated_on}]
+        return [{**predictor.origin, "reason": predictor.why_not, "calibrated_on": predictor.roofline.calibrated_on}]
     kept = {"source": "kernel database", "system": database.system, "backend": database.backend}
     first = {**kept, "version": database.version, "wanted": wanted, "version_rule": database.rule}
     return [first, *({"table": table, "file": file} for table, file in sorted(database.opened.items()))]
+
+
+def _of_amd(pool: Pool) -> str:
+    """What to think of times on a GPU of AMD's."""
+    if preset(pool.engine.preset).before_v1:
+        return f"{pool.device.name}: what vLLM 0.6.1 attained on MI300X, 3 to 50 times its roofline at large batches"
+    return (
+        f"{pool.device.name}: no software newer than vLLM 0.6.1 was measured on it, which took 2 to 54 times its "
+        "roofline: this is what a tuned NVIDIA stack would attain at these peak rates, so take it for a bound"
+    )
 
 
 def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
@@ -248,9 +265,15 @@ def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
         return (
             f"perfect kernels: peak rates of {pool.device.name}, no launches and no host work; no server gets there",
         )
+    if predictor.origin["source"] == "profile":
+        return (f"kernel times are those of a profile of {predictor.origin['device']}; what it lacks is modelled",)
     if predictor.measured is None:
         like = predictor.roofline.calibrated_on
-        return (
-            f"kernel times of {pool.device.name} are modelled: {predictor.why_not}; roofline as calibrated on {like}",
+        how = (
+            f"those measured on {like}, at its own peak rates"
+            if predictor.lent
+            else f"roofline as calibrated on {like}"
         )
+        first = f"kernel times of {pool.device.name} are modelled: {predictor.why_not}; {how}"
+        return (first, *([_of_amd(pool)] if pool.device.vendor == "AMD" else []))
     return predictor.measured.notes

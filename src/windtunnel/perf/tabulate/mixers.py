@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import singledispatch
 
-from windtunnel.deployment import Pool
-from windtunnel.model import (
-    MLA,
-    Attention,
-    BlockSparseAttention,
-    CompressedAttention,
-    KimiDeltaAttention,
-    LinearAttention,
-    StateSpace,
-)
+from windtunnel.deployment import Pool, preset
+from windtunnel.model import MLA, Attention, CompressedAttention, LinearAttention, SelectiveScan, StateSpace
+from windtunnel.model.families.block_sparse import BlockSparseAttention
+from windtunnel.model.families.kimi_delta import KimiDeltaAttention
+from windtunnel.model.mixer import Mixer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.perf.kernel import STORED_BYTES
+from windtunnel.perf.kinds.attention import MASKED, PAGED, PerHead
 from windtunnel.perf.kinds.attention import Attention as AttentionKernel
 from windtunnel.perf.kinds.block_sparse_attention import BlockSparseAttention as BlockSparseKernel
 from windtunnel.perf.kinds.compressed_attention import CompressedAttention as CompressedKernel
@@ -22,39 +19,20 @@ from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.kimi_delta import KimiDelta
 from windtunnel.perf.kinds.latent_attention import LatentAttention, projections
 from windtunnel.perf.kinds.recurrence import Recurrence
+from windtunnel.perf.kinds.selective_scan import SelectiveScanKernel
 from windtunnel.perf.kinds.sparse_attention import SparseAttention
 from windtunnel.perf.kinds.state_space import Convolution, Scan
-from windtunnel.perf.tabulate.operator import (
-    Operator,
-    all_reduce,
-    cache_dtype,
-    moving,
-    projection,
-    weight_format,
-)
+from windtunnel.perf.tabulate.operator import Operator, all_reduce, cache_dtype, moving, projection, weight_format
 
 
-def mixer_operators(
-    pool: Pool, mixer: Attention | MLA | LinearAttention | StateSpace | CompressedAttention
-) -> Iterator[Operator]:
+@singledispatch
+def mixer_operators(mixer: Mixer, pool: Pool) -> Iterator[Operator]:  # noqa: ARG001 - the signature of every kind's
     """The operators of one layer's mixer, without norm and all-reduce."""
-    if isinstance(mixer, KimiDeltaAttention):
-        yield from _kimi_delta(pool, mixer)
-    elif isinstance(mixer, LinearAttention):
-        yield from _linear_attention(pool, mixer)
-    elif isinstance(mixer, StateSpace):
-        yield from _state_space(pool, mixer)
-    elif isinstance(mixer, MLA):
-        yield from (_sparse if mixer.index_top_k else _latent)(pool, mixer)
-    elif isinstance(mixer, CompressedAttention):
-        yield from _compressed(pool, mixer)
-    elif isinstance(mixer, BlockSparseAttention):
-        yield from _block_sparse(pool, mixer)
-    else:
-        yield from _attention(pool, mixer)
+    raise TypeError(f"{type(mixer).__name__} has no operators")
 
 
-def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
+@mixer_operators.register
+def _attention(attention: Attention, pool: Pool) -> Iterator[Operator]:
     tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
     heads, kv_heads = attention.num_heads // tp, attention.kv_heads_per_gpu(tp)
     keys, values = kv_heads * attention.head_dim, kv_heads * attention.v_head_dim
@@ -64,18 +42,19 @@ def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
     yield from projection(pool, "qkv_proj", "qkv", queries + gate + keys + values, hidden)
     own = 0 if attention.shares_cache else keys  # keys of another layer are neither normed, rotated nor written
     if attention.qk_norm:
-        separate = 1 if attention.qk_norm_across_heads or attention.shares_cache else 2
-        yield moving("qk_norm", 4.0 * (queries + own), launches=separate)
+        shared = attention.qk_norm_across_heads and tp > 1  # squares are summed, reduced over GPUs, and then divide
+        separate = 4 if shared else 1 if attention.qk_norm_across_heads or attention.shares_cache else 2
+        yield moving("qk_norm", (6.0 if shared else 4.0) * (queries + own), launches=separate)
         if attention.qk_norm_across_heads:
             yield from all_reduce(pool, "qk_norm_all_reduce", 4)
     if attention.rotary and not pool.model.learned_positions:
         yield moving("rotary_embedding", 4.0 * (queries + own))
     if not attention.shares_cache:
         yield moving("kv_cache_write", (keys + values) * (2.0 + STORED_BYTES[kv_dtype]))
+    per_head = _per_head(pool)
+    sizes = (heads, kv_heads, attention.head_dim, attention.v_head_dim, attention.window)
     for phase in ("decode", "prefill"):
-        kernel = AttentionKernel(
-            phase, heads, kv_heads, attention.head_dim, attention.v_head_dim, attention.window, kv_dtype
-        )
+        kernel = AttentionKernel(phase, *sizes, kv_dtype, per_head=per_head if phase == "decode" else None)
         yield Operator(f"{phase}_attention", "attention", phase, 1, kernel)
     if gate:
         yield moving("output_gate", 6.0 * gate)
@@ -85,7 +64,16 @@ def _attention(pool: Pool, attention: Attention) -> Iterator[Operator]:
     yield from projection(pool, "o_proj", "out", hidden, heads * attention.v_head_dim)
 
 
-def _linear_attention(pool: Pool, linear: LinearAttention) -> Iterator[Operator]:
+def _per_head(pool: Pool) -> PerHead | None:
+    """How the engine's kernel reads keys where it does so for each query head."""
+    chosen = preset(pool.engine.preset)
+    if chosen.one_block_per_head:
+        return MASKED
+    return PAGED if chosen.before_v1 and pool.device.vendor == "AMD" else None
+
+
+@mixer_operators.register
+def _linear_attention(linear: LinearAttention, pool: Pool) -> Iterator[Operator]:
     """Projections of queries, keys, values and gate, and of two numbers per head; recurrence; gated norm; output."""
     tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
     heads = (max(1, linear.num_key_heads // tp), linear.num_value_heads // tp)
@@ -99,7 +87,8 @@ def _linear_attention(pool: Pool, linear: LinearAttention) -> Iterator[Operator]
     yield from projection(pool, "o_proj", "out", hidden, values)
 
 
-def _state_space(pool: Pool, mixer: StateSpace) -> Iterator[Operator]:
+@mixer_operators.register
+def _state_space(mixer: StateSpace, pool: Pool) -> Iterator[Operator]:
     """Projection in, convolution, scan, gated norm, projection out. The norm is over the heads of a group: where groups
     are repeated, GPUs exchange its sums of squares."""
     tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
@@ -116,7 +105,29 @@ def _state_space(pool: Pool, mixer: StateSpace) -> Iterator[Operator]:
     yield from projection(pool, "out_proj", "out", hidden, inner)
 
 
-def _kimi_delta(pool: Pool, linear: KimiDeltaAttention) -> Iterator[Operator]:
+@mixer_operators.register
+def _selective_scan(mixer: SelectiveScan, pool: Pool) -> Iterator[Operator]:
+    """Projection in, convolution, what a token says about the scan (a sum over GPUs) with its norms, time steps, scan,
+    projection out (vllm/model_executor/layers/mamba/mamba_mixer.py)."""
+    tp, hidden = pool.engine.tensor_parallel_size, pool.model.hidden_size
+    channels, state_bytes = mixer.inner // tp, mixer.state_bytes_per_element or DTYPE_BYTES[pool.model.dtype]
+    yield from projection(pool, "in_proj", "qkv", 2 * channels, hidden)
+    yield from projection(pool, "x_proj", "qkv", mixer.controls, channels)
+    if tp > 1:
+        yield from all_reduce(pool, "x_proj_all_reduce", 2 * mixer.controls)
+    if mixer.normalised:
+        yield moving("x_norm", 4.0 * mixer.controls, launches=3)
+    yield from projection(pool, "dt_proj", "qkv", channels, mixer.step_rank)
+    for phase in ("decode", "prefill"):
+        convolution = Convolution(phase, channels, mixer.conv_kernel)
+        yield Operator(f"{phase}_convolution", "attention", phase, 1, convolution)
+        scan = SelectiveScanKernel(phase, channels, mixer.state_dim, state_bytes)
+        yield Operator(f"{phase}_scan", "attention", phase, 1, scan)
+    yield from projection(pool, "out_proj", "out", hidden, channels)
+
+
+@mixer_operators.register
+def _kimi_delta(linear: KimiDeltaAttention, pool: Pool) -> Iterator[Operator]:
     """One projection of queries, keys, values, a number per head and what low-rank gates start from; the ends of those;
     recurrence; gated norm; output (vllm/models/kimi_k3/nvidia/kda.py)."""
     tp, hidden, rank = pool.engine.tensor_parallel_size, pool.model.hidden_size, linear.key_head_dim
@@ -134,6 +145,11 @@ def _kimi_delta(pool: Pool, linear: KimiDeltaAttention) -> Iterator[Operator]:
     yield from projection(pool, "o_proj", "out", hidden, values)
 
 
+@mixer_operators.register
+def _mla(mla: MLA, pool: Pool) -> Iterator[Operator]:
+    return (_sparse if mla.index_top_k else _latent)(pool, mla)
+
+
 def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
     """Sparse attention is measured, and priced, as a module with its projections, and its indexer if it has one."""
     dtype, _ = weight_format(pool, "qkv")
@@ -148,7 +164,8 @@ def _sparse(pool: Pool, mla: MLA) -> Iterator[Operator]:
         yield Operator(f"{phase}_sparse_attention{shared}", "attention", phase, 1, kernel)
 
 
-def _block_sparse(pool: Pool, attention: BlockSparseAttention) -> Iterator[Operator]:
+@mixer_operators.register
+def _block_sparse(attention: BlockSparseAttention, pool: Pool) -> Iterator[Operator]:
     """Block-sparse attention is priced as a module too, with norms, rotary embedding and cache write."""
     tp, (stored, widened) = pool.engine.tensor_parallel_size, weight_format(pool, "qkv")
     dtype = "bfloat16" if widened else stored
@@ -159,7 +176,8 @@ def _block_sparse(pool: Pool, attention: BlockSparseAttention) -> Iterator[Opera
         yield Operator(f"{phase}_sparse_attention", "attention", phase, 1, kernel)
 
 
-def _compressed(pool: Pool, attention: CompressedAttention) -> Iterator[Operator]:
+@mixer_operators.register
+def _compressed(attention: CompressedAttention, pool: Pool) -> Iterator[Operator]:
     """Compressed attention is priced as a module too."""
     tp, (stored, widened) = pool.engine.tensor_parallel_size, weight_format(pool, "qkv")
     heads = (attention.num_heads // tp, attention.o_groups // tp, attention.head_dim, attention.rope_dim)

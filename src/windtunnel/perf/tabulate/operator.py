@@ -3,11 +3,20 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from windtunnel.deployment import Pool
+from windtunnel.deployment import Pool, preset
 from windtunnel.perf.kernel import RATES, Kernel
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.elementwise import Elementwise, Quantize
 from windtunnel.perf.kinds.gemm import Gemm
+
+RANKS_MEET = 12e-6
+"""Seconds of every all-reduce of vLLM before v1, beyond the time that the kernel database measured where all ranks
+start together: workers launch one by one, and wait for the last. From the static batches of Llama-3-8B on H100
+(../shared/truth/static_batches): vLLM, 2 and 4 GPUs against 1."""
+
+THROUGH_HOST = 50e-6
+"""Seconds of every all-reduce between GPUs without access to each other's memory: 37 to 75 µs were missing on measured
+servers with two of them, of what the kernel database's box takes."""
 
 GROUPS = ("gemm", "attention", "experts", "communication", "other")
 
@@ -79,4 +88,8 @@ def all_reduce(pool: Pool, name: str, row: int) -> Iterator[Operator]:
     """The sum of every token's row over the GPUs that share a layer; nothing on one GPU."""
     tp = pool.engine.tensor_parallel_size
     if tp > 1:
-        yield Operator(name, "communication", "tokens", 1, Collective("all_reduce", tp, row))
+        chosen = preset(pool.engine.preset)
+        nccl = pool.engine.disable_custom_all_reduce or not chosen.own_all_reduce
+        wait = (RANKS_MEET if chosen.before_v1 else 0.0) + (0.0 if pool.device.peer_access else THROUGH_HOST)
+        kernel = Collective("all_reduce", tp, row, nccl=nccl, wait=wait)
+        yield Operator(name, "communication", "tokens", 1, kernel)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from windtunnel.deployment import Pool, preset
-from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_SIDED
 from windtunnel.model import MLP, Layer, MoE
 from windtunnel.model.spec import VOCAB_PADDING
 from windtunnel.perf.corrections import ALL, Corrections
@@ -14,16 +14,9 @@ from windtunnel.perf.kinds.exchange import Exchange
 from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.kinds.gemm import Gemm
 from windtunnel.perf.kinds.hyper_connection import HyperConnection
+from windtunnel.perf.predictor import Predictor
 from windtunnel.perf.tabulate.mixers import mixer_operators
-from windtunnel.perf.tabulate.operator import (
-    Operator,
-    all_reduce,
-    moving,
-    product,
-    projection,
-    together,
-    weight_format,
-)
+from windtunnel.perf.tabulate.operator import Operator, all_reduce, moving, product, projection, together, weight_format
 
 SAMPLER_BYTES = 34.0
 """Bytes per logit: to float32 (2 read, 4 written), temperature (8), softmax (8), exponential noise (4) and division
@@ -31,7 +24,7 @@ with arg max (8), as vLLM's sampler does without top-k and top-p."""
 
 SAMPLER_LAUNCHES = 10
 
-LAYOUTS = {GATHERED: "", LOW_LATENCY: "masked", HIGH_THROUGHPUT: "contiguous", AUTO: "auto"}
+LAYOUTS = {GATHERED: "", LOW_LATENCY: "masked", HIGH_THROUGHPUT: "contiguous", AUTO: "auto", ONE_SIDED: ""}
 """How the tokens of experts lie in memory, by what brought them."""
 
 IN_8_BITS = ("fp8", "fp8_block")
@@ -45,6 +38,11 @@ vLLM and SGLang, TensorRT-LLM's own)."""
 def operators(pool: Pool, corrections: Corrections = ALL) -> tuple[Operator, ...]:
     """Every operator of a step of one rank, equal ones of all layers together, in the order of their first use."""
     return together(fused(pool, corrections, _step(pool)))
+
+
+def asked_of(predictor: Predictor, found: Iterable[Operator]) -> tuple[Operator, ...]:
+    """The operators with the kernels that a predictor wants to be asked for."""
+    return tuple(replace(op, kernel=predictor.own(op.name, op.kernel)) for op in found)
 
 
 def expert_layer_operators(pool: Pool, corrections: Corrections = ALL) -> tuple[Operator, ...]:
@@ -113,7 +111,7 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
         blocks = layer.residual_blocks
         yield moving("norm" if blocks is None else "attention_residual", (8.0 + 2.0 * (blocks or 0)) * hidden)
     if layer.attention:
-        yield from mixer_operators(pool, layer.attention)
+        yield from mixer_operators(layer.attention, pool)
         yield from all_reduce(pool, "attention_all_reduce", hidden)
     dense = layer.beside or layer.mlp
     if isinstance(dense, MLP):
@@ -185,15 +183,17 @@ def _network(pool: Pool, mlp: MLP, part: str, names: tuple[str, str]) -> Iterato
 def there_and_back(pool: Pool, moe: MoE, experts: Experts) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """The operators before and after the experts of ranks in lockstep.
 
-    With DeepEP a rank sends its own tokens, and their choices with them; with vLLM's default every rank sees the tokens
-    of all.
+    With DeepEP or one-sided kernels a rank sends its own tokens, and their choices with them; with vLLM's default every
+    rank sees the tokens of all.
     """
     engine, width = pool.engine, experts.hidden
     if engine.all2all_backend != GATHERED:
         tp, ranks = engine.tensor_parallel_size, engine.tensor_parallel_size * engine.data_parallel_size
         sizes = (width, moe.top_k, moe.num_experts, ranks, pool.device.gpus_per_domain, tp)
-        mode = engine.all2all_backend.removeprefix("deepep_")
+        mode = engine.all2all_backend.removeprefix("deepep_").removeprefix("flashinfer_nvlink_")
         sent = "fp8" if experts.dtype in IN_8_BITS and not experts.weight_only else "bfloat16"
+        if mode == "one_sided" and experts.dtype == "nvfp4":
+            sent = experts.dtype
         dispatch, combine = Exchange("dispatch", mode, *sizes, dtype=sent), Exchange("combine", mode, *sizes)
         return (_each("expert_dispatch", "tokens", dispatch),), (_each("expert_combine", "tokens", combine),)
     gather, scatter = (Collective(op, engine.data_parallel_size, width) for op in ("all_gather", "reduce_scatter"))

@@ -75,8 +75,8 @@ def test_a_step_runs_only_the_parts_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"block_configs": None}, "block_configs in config.json is None: must list num_hidden_layers=5 layers"),
-        ({"block_configs": BLOCKS[:2]}, "block_configs in config.json is 2: must list num_hidden_layers=5 layers"),
+        ({"block_configs": None}, "block_configs is None in config.json: must list num_hidden_layers=5 layers"),
+        ({"block_configs": BLOCKS[:2]}, "block_configs is 2 in config.json: must list num_hidden_layers=5 layers"),
         ({"block_configs": [*BLOCKS[:4], 7]}, r"block_configs\[4\].attention=None in config.json: must be an object"),
         ({"block_configs": with_block("attention", n_heads_in_group=3)}, "n_heads_in_group=3.*must divide"),
         ({"block_configs": with_block("attention", n_heads_in_group=0)}, "n_heads_in_group=0.*must divide"),

@@ -1,0 +1,232 @@
+"""Bands: between which values a measured server would lie, around what a run says.
+
+A server whose steps all take f times as long, under a load that comes f times as slowly, does the same f times as
+slowly: time scales. So the factors of ``metrics.evidence`` hold for every latency at the same share of the capacity,
+and their inverses for the capacity, exactly and without another simulation. At an unchanged rate latencies change more,
+the nearer the load is to the capacity: that takes simulations of both ends (``metrics.ends``).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite, isinf
+from pathlib import Path
+from typing import Any
+
+from windtunnel.deployment.slo import FIRST_TOKEN
+from windtunnel.metrics.ends import End
+from windtunnel.metrics.evidence import ENDS, Doubt, Factors, doubt, server_key, span
+from windtunnel.metrics.steps import Steps, unroll
+from windtunnel.metrics.summary import LATENCIES, clean, client_json
+from windtunnel.metrics.usage import Uncertainty, uncertainty
+from windtunnel.simulate.overheads import Agreement, read_agreement
+from windtunnel.simulate.run import Run
+
+LEVEL = 0.9
+CHECKED = ("ttft", "tpot")
+"""Latencies whose bands were checked: the means of closed loops."""
+COST = "cost_per_million_output_tokens"
+AT_ENDS = ("request_throughput", "output_throughput", "goodput", "attainment", COST)
+"""Figures whose ends at an unchanged load the document has."""
+UNCHECKED = "percentiles and open loops were not"
+"""What no served point says."""
+
+
+@dataclass(frozen=True)
+class Bands:
+    """The bands of a run."""
+
+    doubt: Doubt
+    uncertainty: Uncertainty
+    said: Mapping[str, Any]
+    """What ``client_json`` or ``summary_json`` says about the run."""
+    perfect: Mapping[str, Any] | None = None
+    """The same with perfect kernels: no band goes below it."""
+    request_rate: float | None = None
+    """Requests per second of the load; None where it has no rate."""
+    capacity: float | None = None
+    """Requests per second that can be served, as simulated; None where that is not known."""
+    ends: tuple[End, End] | None = None
+    """The unchanged load on servers at the faster and at the slower end of the 90 % band; None where that was not
+    simulated."""
+    unchanged_rate: bool = False
+    """Whether statistics have the band of the ends, instead of the one at the same share of the capacity."""
+
+    def factors(self, latency: str, level: float = LEVEL) -> Factors:
+        """Factors on a latency (ttft, tpot, itl, e2el, queue) at both ends, at the same share of the capacity."""
+        first, steps = (self.doubt.factors(name, level) for name in ("first_token", "steps"))
+        if latency in FIRST_TOKEN:
+            return first
+        if latency != "e2el":
+            return steps
+        whole, part = (self.said[name]["mean"] for name in ("e2el", "ttft"))
+        share = min(part / whole, 1.0) if whole and part else 0.0
+        low, high = (share * one + (1 - share) * other for one, other in zip(first, steps, strict=True))
+        return low, high
+
+    def around(self, latency: str, statistic: str, level: float = LEVEL) -> Factors | None:
+        """Seconds at both ends around a statistic (mean, p50 …) of a latency; the upper one is infinite where the load
+        is too much there. None where the run has no value, or where the ends of this level were not simulated."""
+        value = self.said[latency][statistic]
+        if value is None or not isfinite(value):
+            return None
+        if self.unchanged_rate and self.ends:
+            found = [end.latency(latency, statistic) for end in self.ends]
+            known = [value, *(each for each in found if each is not None)]
+            return (min(known), max(known)) if level == LEVEL else None
+        least = self.perfect[latency][statistic] if self.perfect else None
+        low, high = (factor * value for factor in self.factors(latency, level))
+        return max(low, min(least or 0.0, value)), high
+
+    def shown(self, latency: str, level: float = LEVEL) -> str:
+        """The band of a latency's mean as per cent: ``-4…+19 %``."""
+        value, ends = self.said[latency]["mean"], self.around(latency, "mean", level)
+        if not ends or not value:
+            return ""
+        if isinf(ends[1]):
+            if self.ends and self.ends[0].overloaded:
+                return "overloaded"
+            return f"{100 * (ends[0] / value - 1):+.0f} %…overloaded"
+        return span((ends[0] / value, ends[1] / value))
+
+    @property
+    def attainment(self) -> Factors | None:
+        """Share of requests that keep every limit at an unchanged rate, at the slower and at the faster end; None where
+        that is not known."""
+        return self._at_ends("attainment")
+
+    @property
+    def cost(self) -> Factors | None:
+        """USD per million output tokens at the cheaper and at the dearer end; None where no price is known. The hour
+        costs what it costs: where the load comes as slowly as the server works, a token costs as many times more."""
+        value = self.said.get(COST)
+        if value is None:
+            return None
+        if self.unchanged_rate and self.ends:
+            return self._at_ends(COST)
+        low, high = self.doubt.factors("steps", LEVEL)
+        return low * value, high * value
+
+    def _at_ends(self, name: str) -> Factors | None:
+        """The least and the most of a figure that the run has, too, under an unchanged load."""
+        values = [end.said[name] for end in self.ends or () if end.said[name] is not None]
+        own = self.said.get(name)
+        known = [*values, *(() if own is None else (own,))]
+        return (min(known), max(known)) if values else None
+
+    @property
+    def share(self) -> float | None:
+        """The load's share of the capacity."""
+        return self.request_rate / self.capacity if self.request_rate and self.capacity else None
+
+    def capacity_ends(self, level: float = LEVEL) -> Factors | None:
+        """Requests per second that can be served, at both ends."""
+        low, high = self.doubt.factors("steps", level)
+        return (self.capacity / high, self.capacity / low) if self.capacity else None
+
+    @property
+    def overloaded(self) -> str | None:
+        """Whether the load is more than can be served: ``overloaded``, or ``overloaded at the upper end``."""
+        if self.share is None:
+            return None
+        if self.share >= 1:
+            return "overloaded"
+        return "overloaded at the upper end" if self.share * self.doubt.factors("steps", LEVEL)[1] >= 1 else None
+
+    def words(self) -> list[tuple[str, str]]:
+        """What a reader should know besides the bands themselves: names and sentences."""
+        steps, first = (self.doubt.factors(name, 0.5) for name in ("steps", "first_token"))
+        meaning = f"at the same share of capacity; half: TPOT {span(steps)}, TTFT {span(first)}"
+        if self.unchanged_rate:
+            meaning = "under the load as it comes (--bands share: at the same share of capacity)"
+        found = [
+            ("±", f"90 % of servers, {meaning}"),
+            ("evidence", self.doubt.words),
+            ("checked", f"on means of closed loops; {UNCHECKED}"),
+        ]
+        if isfinite(self.uncertainty.error):
+            doubts = self.uncertainty
+            found.append(("in a step", f"kernels ±{doubts.kernels:.0%}, host work ±{doubts.host:.1%}"))
+        if self.attainment:
+            slow, fast = (100 * share for share in self.attainment)
+            found.append(("limits", f"at an unchanged rate {slow:.1f} to {fast:.1f} % of requests keep every limit"))
+        if (ends := self.capacity_ends()) and self.capacity and self.share is not None:
+            upper = self.share * self.capacity / ends[0]
+            used = f"{self.share:.0%} of it, {self.share * self.capacity / ends[1]:.0%} to {upper:.0%}"
+            state = f": {self.overloaded}" if self.overloaded else ""
+            found.append(
+                ("capacity", f"{self.capacity:.3g} requests/s, {ends[0]:.3g} to {ends[1]:.3g}; used {used}{state}")
+            )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """For the document of a run: seconds, [low, high]; ``level`` says which band the statistics have."""
+        found: dict[str, Any] = {
+            "level": LEVEL,
+            "at": "rate" if self.unchanged_rate else "share",
+            "evidence": self.doubt.words,
+            "known_bad": self.doubt.warning,
+            "checked": [f"{name}.mean" for name in CHECKED],
+            "step_error": {"kernels": self.uncertainty.kernels, "host": self.uncertainty.host},
+            "factors": {
+                name: {f"{100 * level:.0f}": list(self.factors(name, level)) for level in ENDS} for name in LATENCIES
+            },
+            "words": dict(self.words()),
+            "shown": {name: self.shown(name) for name in LATENCIES},
+            **{name: {key: self._pair(name, key) for key in self.said[name]} for name in LATENCIES},
+        }
+        if self.attainment:
+            found["attainment"] = list(self.attainment)
+        if self.cost:
+            found[COST] = list(self.cost)
+        if self.ends:
+            figures = {name: self._at_ends(name) for name in AT_ENDS}
+            found["at_unchanged_rate"] = {
+                **{name: list(pair) for name, pair in figures.items() if pair},
+                "overloaded": [end.overloaded for end in self.ends],
+            }
+        if ends := self.capacity_ends():
+            found["capacity"] = {
+                "request_rate": self.capacity,
+                "ends": list(ends),
+                "share": self.share,
+                "overloaded": self.overloaded,
+            }
+        document: dict[str, Any] = clean(found)
+        return document
+
+    def _pair(self, latency: str, statistic: str) -> list[float] | None:
+        ends = self.around(latency, statistic)
+        return list(ends) if ends else None
+
+
+def bands(
+    run: Run,
+    said: Mapping[str, Any] | None = None,
+    *,
+    perfect: Mapping[str, Any] | None = None,
+    capacity: float | None = None,
+    steps: Steps | None = None,
+) -> Bands:
+    """The bands of a run.
+
+    Args:
+        run: the run.
+        said: what ``client_json`` says about it, or about a part of it.
+        perfect: what ``client_json`` says about it with perfect kernels (``simulate.bounds``), where that is known.
+        capacity: requests per second that can be served (``simulate.bounds``), where that is known.
+        steps: the unrolled log, if the caller has it already.
+    """
+    found = uncertainty(steps or unroll(run))
+    doubts = least_certain(run.manifest["pools"], found.error, _agreement(run))
+    rate = run.manifest["workload"]["request_rate"]
+    return Bands(doubts, found, said or client_json(run), perfect, rate, capacity)
+
+
+def least_certain(pools: Iterable[Mapping[str, Any]], error: float, agreement: Agreement | None) -> Doubt:
+    """The widest doubt of several pools, from what ``Pool.spec`` says of each."""
+    doubts = [doubt(server_key(pool), error, agreement=agreement) for pool in pools]
+    return max(doubts, key=lambda found: found.steps[-1] - found.steps[0])
+
+
+def _agreement(run: Run) -> Agreement | None:
+    return read_agreement(run.manifest["overheads"].get("agreement"), Path("run.json"))

@@ -1,0 +1,228 @@
+"""Evidence: how far measured servers were from simulated ones, and what that says about another server.
+
+``data/served_errors.toml`` holds quantiles of log(measured ÷ simulated) of served points, for groups of servers from
+all of them down to one model on as many GPUs of one device (CHAIN). A server's quantiles are those of its smallest
+group, drawn towards those of the larger ones by how few independent loads of servers it has: w·own + (1 − w)·larger
+with w = n / (n + PRIOR), the shrinkage of a random-effects model. Groups that are known to be wrong (``known_bad``)
+are in no larger one, so that they widen nothing but their own. ``benchmarks.accuracy.served_errors`` derives the file.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import exp, isnan
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from windtunnel.deployment.presets import preset
+from windtunnel.simulate.overheads import Agreement
+
+ERRORS = Path(__file__).parents[1] / "data" / "served_errors.toml"
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+MIDDLE = 2
+ENDS = {0.5: (1, 3), 0.9: (0, 4)}
+"""Share of measured servers between two of the quantiles → their places."""
+
+KEYS = ("engine", "family", "device", "dtype", "model", "layout")
+CHAIN = tuple(KEYS[:length] for length in range(len(KEYS) + 1))
+"""What the servers of a group have in common, from the largest group to the smallest."""
+
+PRIOR = 4.0
+"""Independent loads of servers that a larger group counts for: of 1, 2, 4 and 8, the one that holds the shares of most
+groups."""
+
+Logs = tuple[float, ...]
+"""One for each of QUANTILES."""
+
+Factors = tuple[float, float]
+
+
+class ServerKey(NamedTuple):
+    """A server, as far as evidence tells servers apart."""
+
+    engine: str
+    family: str
+    """The model's architecture."""
+    device: str
+    dtype: str
+    """Of the weights."""
+    model: str
+    layout: str
+    """How the model is spread over GPUs: ``TP4``, ``TP1 DP4 EP``."""
+
+
+def server_key(pool: Mapping[str, Any]) -> ServerKey:
+    """The server of a pool, from what ``Pool.spec`` and a run's manifest say of it."""
+    engine = pool["engine"]
+    layout = f"TP{engine['tensor_parallel_size']}"
+    for name, short in (("pipeline", "PP"), ("data", "DP")):
+        layout += f" {short}{engine[f'{name}_parallel_size']}" if engine[f"{name}_parallel_size"] > 1 else ""
+    layout += " EP" if engine["enable_expert_parallel"] else ""
+    dtype = pool["quantization"] or "16 bits"
+    return ServerKey(
+        preset(engine["preset"]).backend, pool["architecture"], pool["device"], dtype, pool["model"], layout
+    )
+
+
+@dataclass(frozen=True)
+class Group:
+    """What was measured of a group of servers."""
+
+    points: int
+    loads: int
+    """Independent ones: servers of different versions, devices, parallelism or weights, times their loads."""
+    error: float
+    """Relative error of their kernels (``metrics.uncertainty``): 95 % of the points have less."""
+    steps: Logs
+    """Quantiles of log(measured ÷ simulated) of the time per output token."""
+    first_token: Logs
+    """Of the time to first token."""
+    models: tuple[str, ...]
+    width: Factors | None = None
+    """How much wider than the quantiles (steps, first token) other loads of its servers need it, for all servers:
+    other groups; None: as much as the larger group."""
+    known_bad: bool = False
+    key: tuple[str, ...] = ()
+    """What its servers have in common: the first of KEYS."""
+
+    @property
+    def words(self) -> str:
+        """``90 points of Qwen3-32B on h100_sxm, vllm``."""
+        names = list(dict.fromkeys(name.rpartition("/")[2] for name in self.models))
+        models = " and ".join(names) if len(names) < 3 else f"{len(names)} models"
+        common = dict(zip(KEYS, self.key, strict=False))
+        where = f" on {common['device']}" if "device" in common else ", all devices"
+        return f"{self.points:,} points of {models}{where}, {common.get('engine', 'all engines')}"
+
+
+Groups = Mapping[tuple[str, ...], Group]
+"""By their keys."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Between which factors on the simulated times a measured server would lie."""
+
+    steps: Logs
+    """Logs of factors on all times of the simulation, at the same share of capacity."""
+    first_token: Logs
+    """Logs of factors on times to first token, which have other causes too: host, client, admission."""
+    nearest: Group
+    """The smallest group that knows servers like it."""
+    calibrated: bool = False
+    """Whether its own measured run narrows the band."""
+
+    def factors(self, latency: str, level: float) -> Factors:
+        """The factors at both ends; ``latency`` is steps or first_token."""
+        low, high = ENDS[level]
+        logs: Logs = getattr(self, latency)
+        return exp(logs[low]), exp(logs[high])
+
+    def below(self, latency: str, share: float) -> float:
+        """The factor that this share of servers stays below."""
+        normal = NormalDist()
+        places = [normal.inv_cdf(quantile) for quantile in QUANTILES]
+        return exp(float(np.interp(normal.inv_cdf(share), places, getattr(self, latency))))
+
+    @property
+    def words(self) -> str:
+        """``90 points of Qwen3-32B on h100_sxm, vllm: -4…+19 %``: what was measured of servers like it."""
+        if self.calibrated:
+            return f"your own run, and how other loads of one server differ: {span(self.factors('steps', 0.9))}"
+        return f"{self.nearest.words}: {span(self.factors('steps', 0.9))}"
+
+    @property
+    def warning(self) -> str | None:
+        """What is known to be wrong with simulations of this server."""
+        if not self.nearest.known_bad or self.calibrated:
+            return None
+        steps, first = (self.factors(latency, 0.9) for latency in ("steps", "first_token"))
+        return (
+            f"known to be off: {self.nearest.words}, measured {steps[0]:.2g} to {steps[1]:.2g} times the simulated "
+            f"time per token and {first[0]:.2g} to {first[1]:.2g} times the simulated time to first token"
+        )
+
+
+def span(factors: Factors) -> str:
+    """Factors as changes in per cent: ``-4…+19 %``, ``÷3…×12`` where they are beyond a half or double."""
+    low, high = factors
+    if low < 0.4 or high > 3.0:
+        return f"×{low:.2g}…{high:.2g}"
+    return f"{100 * (low - 1):+.0f}…{100 * (high - 1):+.0f} %"
+
+
+def doubt(server: ServerKey, error: float, groups: Groups | None = None, agreement: Agreement | None = None) -> Doubt:
+    """What the evidence says about a server whose kernels have this relative error (NaN: as the evidence's).
+
+    With its own measured run, what is left is how far other loads of one server lie from that one; it never makes the
+    band wider than it is without.
+    """
+    table = served_groups() if groups is None else groups
+    nearest = table[()]
+    steps, first, width = nearest.steps, nearest.first_token, nearest.width or (1.0, 1.0)
+    for length in range(1, len(KEYS) + 1):
+        group = table.get(server[:length])
+        if group is None or nearest.known_bad:
+            continue
+        if group.points != nearest.points or group.known_bad:  # the larger group is this one: nothing new
+            weight = 1.0 if group.known_bad else group.loads / (group.loads + PRIOR)
+            steps, first = drawn(group.steps, steps, weight), drawn(group.first_token, first, weight)
+        width = group.width or width
+        nearest = group
+    if not nearest.known_bad:
+        stretch = 1.0 if isnan(error) else max(error / nearest.error, 1.0)
+        steps, first = wider(steps, stretch * width[0]), wider(first, stretch * width[1])
+    found = Doubt(steps, first, nearest)
+    if agreement is None or agreement.server != server:
+        return found
+    own = other_loads(server.engine)
+    logs = [
+        tuple(getattr(agreement, name) + log for log in own[name])
+        if _narrower(own[name], getattr(found, name))
+        else getattr(found, name)
+        for name in ("steps", "first_token")
+    ]
+    return Doubt(logs[0], logs[1], nearest, calibrated=True)
+
+
+def _narrower(one: Logs, other: Logs) -> bool:
+    return one[-1] - one[0] < other[-1] - other[0]
+
+
+def drawn(own: Logs, larger: Logs, weight: float) -> Logs:
+    """Quantiles between a group's own and those of a larger one."""
+    return tuple(weight * mine + (1 - weight) * theirs for mine, theirs in zip(own, larger, strict=True))
+
+
+def wider(logs: Logs, factor: float) -> Logs:
+    """Quantiles so many times as far from their middle, whose ends contain the simulated value."""
+    moved = [logs[MIDDLE] + factor * (log - logs[MIDDLE]) for log in logs]
+    return (*(min(log, 0.0) for log in moved[:MIDDLE]), moved[MIDDLE], *(max(log, 0.0) for log in moved[MIDDLE + 1 :]))
+
+
+@cache
+def served_groups() -> Groups:
+    """The groups of the file."""
+    groups = [Group(**{name: _frozen(value) for name, value in row.items()}) for row in errors_file()["group"]]
+    return {group.key: group for group in groups}
+
+
+def other_loads(engine: str) -> Mapping[str, Logs]:
+    """Quantiles of log(measured ÷ simulated) of a server's loads around the median of its other loads."""
+    table = errors_file()["other_loads"]
+    return {name: tuple(values) for name, values in table.get(engine, table["all"]).items()}
+
+
+@cache
+def errors_file() -> dict[str, Any]:
+    """What the file of evidence holds."""
+    return tomllib.loads(ERRORS.read_text(encoding="utf-8"))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,195 @@
+"""Bands: time scales, so the band of a run is that of the same load at the same share of the capacity."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import windtunnel as wt
+from windtunnel.cli import main
+from windtunnel.deployment import SLO, Deployment, Engine, Pool
+from windtunnel.hardware import device
+from windtunnel.metrics import Bands, bands, client_json, summary, summary_json
+from windtunnel.metrics.ends import End, end_of
+from windtunnel.model import load_model
+from windtunnel.simulate.bounds import capacity, with_perfect_kernels
+from windtunnel.simulate.simulate import batch_times, simulate
+from windtunnel.workload import at_rate
+from windtunnel.workload.columns import Workload
+
+POOL = Pool(load_model("Qwen/Qwen3-0.6B"), device("l40s"), Engine(max_model_len=2048, max_num_seqs=8))
+DEPLOYMENT = Deployment((POOL,))
+LOAD = Workload.from_columns(
+    arrival=[0.02 * i for i in range(400)], prompt_tokens=[100 + i % 80 for i in range(400)], output_tokens=30
+)
+TABLES = batch_times(DEPLOYMENT, "modelled", cache=False)
+
+
+@pytest.fixture(scope="module")
+def around() -> Bands:
+    return bands(simulate(DEPLOYMENT, LOAD, tables=TABLES))
+
+
+def test_slower_steps_under_a_slower_load_are_the_same_run_in_slow_motion(around: Bands) -> None:
+    low, high = around.factors("tpot")
+    for factor in (low, high):
+        slow = simulate(
+            DEPLOYMENT, at_rate(LOAD, LOAD.request_rate / factor), tables=[table.scaled(factor) for table in TABLES]
+        )
+        for name in ("ttft", "tpot", "e2el", "queue"):
+            for statistic, value in client_json(slow)[name].items():
+                assert value == pytest.approx(factor * around.said[name][statistic], rel=1e-6, abs=1e-9)
+
+
+def test_the_capacity_is_what_a_queue_is_served_with_and_scales_too() -> None:
+    most = capacity(DEPLOYMENT, LOAD, 0, TABLES)
+    assert most is not None
+    slow = capacity(DEPLOYMENT, LOAD, 0, [table.scaled(2.0) for table in TABLES])
+    assert slow == pytest.approx(most / 2, rel=1e-6)
+    for share, grows in ((0.8, False), (1.2, True)):
+        queue = simulate(DEPLOYMENT, at_rate(LOAD, share * most), tables=TABLES).requests
+        waits = queue.scheduled - queue.arrival
+        assert (np.median(waits[-40:]) > 3 * np.median(waits[40:80]) + 0.1) == grows
+
+
+def test_a_closed_loop_and_a_load_at_once_have_no_capacity() -> None:
+    assert capacity(DEPLOYMENT, replace(LOAD, max_concurrency=4), 0, TABLES) is None
+    assert capacity(DEPLOYMENT, at_rate(LOAD, float("inf")), 0, TABLES) is None
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.1, None), (0.99, "overloaded at the upper end"), (1.3, "overloaded")])
+def test_a_load_says_whether_it_is_too_much(around: Bands, share: float, said: str | None) -> None:
+    loaded = replace(around, request_rate=share * 40.0, capacity=40.0)
+    assert loaded.overloaded == said
+    assert (said or "capacity") in dict(loaded.words())["capacity"] + "capacity"
+
+
+def test_no_band_goes_below_perfect_kernels(around: Bands) -> None:
+    perfect = client_json(with_perfect_kernels(DEPLOYMENT, LOAD, 0))
+    close = {name: {key: 0.999 * around.said[name][key] for key in around.said[name]} for name in ("ttft", "tpot")}
+    for bound in (perfect, perfect | close):
+        found = replace(around, perfect=bound)
+        for name in ("ttft", "tpot", "itl", "e2el", "queue"):
+            for statistic, value in around.said[name].items():
+                ends = found.around(name, statistic)
+                assert ends is not None
+                assert min(bound[name][statistic], value) <= ends[0] <= value <= ends[1]
+
+
+def test_the_band_of_a_whole_request_lies_between_its_parts(around: Bands) -> None:
+    for place in (0, 1):
+        parts = sorted((around.factors("ttft")[place], around.factors("tpot")[place]))
+        assert parts[0] <= around.factors("e2el")[place] <= parts[1]
+
+
+def test_a_run_in_python_has_bands() -> None:
+    found = wt.bands(wt.simulate(DEPLOYMENT, LOAD, perf="modelled"))
+    low, high = found.around("ttft", "p95") or (0, 0)
+    assert low < found.said["ttft"]["p95"] < high
+    half = found.around("ttft", "p95", 0.5)
+    assert half is not None
+    assert low <= half[0] <= half[1] <= high
+
+
+def printed(capsys: pytest.CaptureFixture[str], *more: str) -> Any:
+    load = ["--model", "Qwen/Qwen3-0.6B", "--device", "l40s", "--isl", "100", "--osl", "20", "--num-prompts", "200"]
+    assert main(["run", *load, "--request-rate", "5", *more]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_command_says_between_which_values(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(printed(capsys, "--json"))
+    found = document["bands"]
+    low, high = found["ttft"]["p99"]
+    assert low < document["ttft"]["p99"] < high
+    assert document["roofline"]["tpot"]["mean"] < document["tpot"]["mean"]
+    assert found["capacity"]["ends"][0] < found["capacity"]["request_rate"] < found["capacity"]["ends"][1]
+    assert "bands" not in json.loads(printed(capsys, "--no-bands", "--json"))
+
+
+def test_the_table_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "--verbose").splitlines()
+    rule = next(line for line in lines if "───" in line)
+    assert len(rule.rstrip()) <= 80
+    assert any(line.startswith("evidence") for line in lines)
+    assert "±" in lines[lines.index(rule) - 1]
+
+
+def test_limits_are_kept_by_a_band_of_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(printed(capsys, "--goodput", "ttft:20", "tpot:3", "--json"))
+    slow, fast = document["bands"]["attainment"]
+    assert slow <= document["attainment"] <= fast
+    assert slow < fast
+    assert "% of requests keep every limit" in document["bands"]["words"]["limits"]
+
+
+def test_a_cost_is_as_many_times_higher_as_steps_take_longer() -> None:
+    run = simulate(DEPLOYMENT, LOAD, tables=TABLES)
+    found = bands(run, summary_json(summary(run)))
+    value = found.said["cost_per_million_output_tokens"]
+    assert found.cost == pytest.approx([factor * value for factor in found.factors("tpot")])
+    assert found.to_json()["cost_per_million_output_tokens"] == list(found.cost or ())
+    assert bands(run).cost is None  # what a client sees says nothing of money
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+def end(factors: tuple[float, float], load: Workload = LOAD) -> End:
+    run = simulate(DEPLOYMENT, load, tables=[table.scaled(factors[0]) for table in TABLES])
+    return end_of(run, factors, SLO(ttft=1.0))
+
+
+def test_an_end_is_the_load_as_it_comes_on_a_slower_server() -> None:
+    slow, later = end((1.5, 1.5)), end((1.5, 3.0))
+    plain = summary_json(summary(simulate(DEPLOYMENT, LOAD, tables=[table.scaled(1.5) for table in TABLES])))
+    assert slow.said["tpot"] == plain["tpot"]
+    for statistic in ("mean", "p99"):
+        assert later.said["ttft"][statistic] == pytest.approx(2 * slow.said["ttft"][statistic])
+        assert later.said["tpot"][statistic] == slow.said["tpot"][statistic]
+    # its mean differs by what first tokens come later
+    assert later.said["e2el"]["mean"] - slow.said["e2el"]["mean"] == pytest.approx(slow.said["ttft"]["mean"])
+    assert later.said["attainment"] <= slow.said["attainment"]
+
+
+def test_at_an_unchanged_rate_a_band_is_what_the_ends_say(around: Bands) -> None:
+    ends = end((0.9, 0.9)), end((1.2, 1.2))
+    found = replace(around, ends=ends, unchanged_rate=True)
+    assert found.around("tpot", "p90") == (ends[0].said["tpot"]["p90"], ends[1].said["tpot"]["p90"])
+    assert found.around("tpot", "p90", 0.5) is None  # these ends were not simulated
+    document = found.to_json()
+    assert document["at"] == "rate"
+    assert document["at_unchanged_rate"]["overloaded"] == [False, False]
+    assert document["attainment"] == document["at_unchanged_rate"]["attainment"]
+    assert "as it comes" in document["words"]["±"]
+    assert replace(around, ends=ends).to_json()["at"] == "share"
+
+
+def test_an_overload_has_no_upper_end(around: Bands) -> None:
+    found = replace(around, ends=(end((1.0, 1.0)), end((40.0, 40.0))), unchanged_rate=True)
+    assert found.ends is not None
+    assert found.ends[1].overloaded
+    assert found.shown("ttft").endswith("%…overloaded")
+    assert found.shown("tpot") == "×1…39"  # a token takes as long as in the fullest batch, however long the load lasts
+    assert found.to_json()["ttft"]["mean"][1] is None
+    assert replace(found, ends=(found.ends[1], found.ends[1])).shown("e2el") == "overloaded"
+
+
+def test_a_command_says_what_an_unchanged_rate_does(capsys: pytest.CaptureFixture[str]) -> None:
+    share, rate = (json.loads(printed(capsys, "--bands", words, "--json"))["bands"] for words in ("share", "rate"))
+    assert (share["at"], rate["at"]) == ("share", "rate")
+    assert "at_unchanged_rate" not in share
+    assert rate["tpot"]["mean"][1] > share["tpot"]["mean"][0]
+    assert main(["run", "--bands", "both"]) == 2
+    assert '"share", "rate"' in capsys.readouterr().err
+
+
+def test_a_load_too_short_for_its_waves_is_repeated() -> None:
+    """Requests of one length that begin together end together: of a few waves more end than are served."""
+    few, many = (
+        Workload.from_columns(arrival=[0.02 * i for i in range(count)], prompt_tokens=[100] * count, output_tokens=30)
+        for count in (16, 1600)
+    )
+    assert capacity(DEPLOYMENT, few, 0, TABLES) == pytest.approx(capacity(DEPLOYMENT, many, 0, TABLES), rel=0.1)
