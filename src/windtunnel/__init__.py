@@ -1,5 +1,11 @@
 """windtunnel: simulate LLM inference serving request by request.
 
+>>> import windtunnel as wt
+>>> run = wt.simulate("Qwen/Qwen3-8B", device="h100", trace="azure-conv", num_prompts=500, request_rate=8)
+>>> result = wt.summary(run, wt.SLO(ttft=0.3, tpot=0.05))
+>>> print(result.attainment, result.latencies["ttft"].percentile(99))
+>>> run.requests.to_pandas()
+
 The names below are imported when they are first used, so that ``import windtunnel`` costs next to nothing.
 """
 
@@ -14,7 +20,7 @@ if TYPE_CHECKING:
     from windtunnel.deployment import SLO, Deployment, Engine, Pool
     from windtunnel.errors import InputError
     from windtunnel.hardware import Device, device, load_devices
-    from windtunnel.metrics import Comparison, Summary, comparison_json, spread, summary, summary_json
+    from windtunnel.metrics import Bands, Comparison, Summary, bands, comparison_json, spread, summary, summary_json
     from windtunnel.model import Model, load_model, model_names
     from windtunnel.plan.capacity import capacity
     from windtunnel.plan.objective import EnergyPerToken, LeastForRate, RatePerDollar
@@ -22,17 +28,18 @@ if TYPE_CHECKING:
     from windtunnel.plan.search import search
     from windtunnel.plan.space import Constraints, Space, load_space
     from windtunnel.reference.custom import Decision
-    from windtunnel.scenario import Load, Scenario, load_scenario
+    from windtunnel.scenario import Load, Scenario, Server, load_scenario
     from windtunnel.scenario.compare import compare
+    from windtunnel.scenario.simulate import simulate
+    from windtunnel.scenario.sweep import sweep
     from windtunnel.simulate.run import Run
-    from windtunnel.simulate.simulate import simulate
     from windtunnel.workload import Workload, builtin, builtin_names, generate, load_trace
 
 _MODULES = {
     "deployment": ("SLO", "Deployment", "Engine", "Pool"),
     "errors": ("InputError",),
     "hardware": ("Device", "device", "load_devices"),
-    "metrics": ("Comparison", "Summary", "comparison_json", "spread", "summary", "summary_json"),
+    "metrics": ("Bands", "Comparison", "Summary", "bands", "comparison_json", "spread", "summary", "summary_json"),
     "model": ("Model", "load_model", "model_names"),
     "plan.capacity": ("capacity",),
     "plan.objective": ("EnergyPerToken", "LeastForRate", "RatePerDollar"),
@@ -40,16 +47,18 @@ _MODULES = {
     "plan.search": ("search",),
     "plan.space": ("Constraints", "Space", "load_space"),
     "reference.custom": ("Decision",),
-    "scenario": ("Load", "Scenario", "load_scenario"),
+    "scenario": ("Load", "Scenario", "Server", "load_scenario"),
     "scenario.compare": ("compare",),
+    "scenario.simulate": ("simulate",),
+    "scenario.sweep": ("sweep",),
     "simulate.run": ("Run",),
-    "simulate.simulate": ("simulate",),
     "workload": ("Workload", "builtin", "builtin_names", "generate", "load_trace"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "SLO",
+    "Bands",
     "Comparison",
     "Constraints",
     "Decision",
@@ -66,9 +75,11 @@ __all__ = [
     "RatePerDollar",
     "Run",
     "Scenario",
+    "Server",
     "Space",
     "Summary",
     "Workload",
+    "bands",
     "builtin",
     "builtin_names",
     "capacity",
@@ -87,6 +98,7 @@ __all__ = [
     "spread",
     "summary",
     "summary_json",
+    "sweep",
 ]
 
 

@@ -1,7 +1,10 @@
-"""Errors that a user can mend, and checks of whole numbers. Everything else is a bug and keeps its traceback."""
+"""Errors that a user can mend, and checks of words and numbers. Everything else is a bug and keeps its traceback."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class InputError(ValueError):
@@ -9,6 +12,10 @@ class InputError(ValueError):
 
     The command line prints it and exits with 2.
     """
+
+
+class UnknownName(InputError):  # noqa: N818 - it says what is wrong
+    """A name that does not exist, wherever it stands: a slip of the pen, never a matter of what goes together."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
@@ -19,12 +26,35 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     return by_lower[found[0]] if found else None
 
 
-def unknown(kind: str, name: str, choices: Iterable[str]) -> InputError:
+def unknown(kind: str, name: str, choices: Iterable[str]) -> UnknownName:
     """The error for a name that does not exist: says which one was probably meant, or which there are."""
     known = sorted(choices)
     match = nearest(name, known)
     hint = f"did you mean {match!r}?" if match else f"known: {', '.join(known[:12])}{', …' if len(known) > 12 else ''}"
-    return InputError(f"unknown {kind} {name!r}: {hint}")
+    return UnknownName(f"unknown {kind} {name!r}: {hint}")
+
+
+def require_words(settings: Any, of: str = "") -> None:
+    """Raise UnknownName unless every field of a dataclass that takes one of some words (``Literal``) has one of them.
+
+    ``of``: what is said after the field's name.
+    """
+    kind: Any = type(settings)
+    for name, words in _words(kind).items():
+        if (value := getattr(settings, name)) not in words:
+            raise unknown(f"{name}{of}", str(value), [word for word in words if word is not None])
+
+
+@cache
+def _words(kind: Any) -> dict[str, tuple[str | None, ...]]:
+    """Field → its words, and None if it may have none."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
+        words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+        if words and all(isinstance(word, str) for word in words):
+            found[name] = (*words, None) if NoneType in parts else words
+    return found
 
 
 def require_positive(owner: str, **values: int) -> None:

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -53,6 +53,11 @@ class Device:
     """CUDA compute capability × 10; 0 if the device is not NVIDIA's."""
     multiprocessors: int = 0
     """Streaming multiprocessors or compute units; 0: unknown."""
+    peer_access: bool = True
+    """GPUs of a node read each other's memory; otherwise what they exchange passes through the host's (GeForce by its
+    driver; workstation cards in the servers that were measured)."""
+    inline_ecc: bool = False
+    """Check bits lie in the memory itself, and are read with the data: 1/16 of both (GDDR of data centres)."""
     price_per_hour: float = 0.0
     """USD per GPU and hour; 0: unknown."""
     price_source: str = ""
@@ -160,17 +165,8 @@ def _device(name: str, table: Mapping[str, Any]) -> Device:
             raise unknown(f"key of device {name}", key, names)
         target, factor = UNITS.get(key, (key, 1.0))
         values[target] = _converted(name, key, value, factor)
-    required = {f.name for f in fields(Device)} - {"name"}
-    optional = {
-        "usable_memory_bytes",
-        "gpus_per_domain",
-        "sm_version",
-        "multiprocessors",
-        "aliases",
-        "vendor",
-        "source",
-    } | {f"price_{part}" for part in ("per_hour", "source", "date")}
-    missing = sorted(required - optional - set(values))
+    required = {f.name for f in fields(Device) if f.default is MISSING and f.default_factory is MISSING} - {"name"}
+    missing = sorted(required - set(values))
     if missing:
         written = {target: key for key, (target, _) in UNITS.items()}
         raise InputError(f"device {name}: missing key {written.get(missing[0], missing[0])!r}")
@@ -182,6 +178,8 @@ def _converted(name: str, key: str, value: Any, factor: float) -> Any:
     good = {
         "flops": isinstance(value, dict) and all(_is_number(v) for v in value.values()),
         "aliases": isinstance(value, list) and all(isinstance(v, str) for v in value),
+        "inline_ecc": isinstance(value, bool),
+        "peer_access": isinstance(value, bool),
     }.get(key, isinstance(value, str) if text else _is_number(value))
     if not good:
         raise InputError(f"device {name}: {key}={value!r}: must be {'text' if text else 'a number'}")
@@ -189,7 +187,7 @@ def _converted(name: str, key: str, value: Any, factor: float) -> Any:
         return {dtype: rate * 1e12 for dtype, rate in value.items()}
     if key == "aliases":
         return tuple(value)
-    if text:
+    if text or isinstance(value, bool):
         return value
     whole = key.endswith("_gib") or key in ("sm_version", "multiprocessors", "gpus_per_node", "gpus_per_domain")
     return int(value * factor) if whole else float(value * factor)

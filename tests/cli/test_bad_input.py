@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from windtunnel.cli import DONE, WRONG, main
+from windtunnel.__main__ import main as command
+from windtunnel.cli import DONE, INTERRUPTED, WRONG, main
+from windtunnel.cli.run import MISSED
 
 RUN = ("run", "Qwen/Qwen3-8B")
 LOAD = ("--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
@@ -118,6 +120,7 @@ HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 TRACES = {
     "empty": ("", "is empty"),
     "only a header": (HEADER, "no rows"),
+    "a column twice": ("arrival,arrival,prompt_tokens,output_tokens\n0,1,5,5\n", "column 'arrival': stands twice"),
     "a column is missing": ("TIMESTAMP,ContextTokens\n2023-11-16 18:00:00,5\n", "GeneratedTokens"),
     "unsorted": (HEADER + "2023-11-16 18:00:02,5,5\n2023-11-16 18:00:01,5,5\n", "sort"),
     "no output": (HEADER + "2023-11-16 18:00:02,5,0\n", "output_tokens=0"),
@@ -179,7 +182,7 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, flag: str) -> None:
         (sys.executable, "-c", command, *words), capture_output=True, text=True, preexec_fn=small_files, check=False
     )
     assert done.returncode == WRONG, done.stderr
-    assert done.stdout == ""
+    assert "40 of 40 finished" in done.stdout  # the table is not lost with the file
     assert done.stderr.count("\n") == 1
     assert "cannot be written" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -198,7 +201,11 @@ def test_an_older_run_survives_a_full_disk(capsys: Capture, tmp_path: Path, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(pq, "write_table", full)
-    assert "No space left" in complaint(capsys, *RUN, *LOAD, "--seed", "1", "--output", str(kept))
+    assert main([*RUN, *LOAD, "--seed", "1", "--output", str(kept)]) == WRONG
+    out, err = capsys.readouterr()
+    assert "40 of 40 finished" in out
+    assert "No space left" in err
+    assert err.count("\n") == 1
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -213,3 +220,196 @@ def test_a_damaged_run(capsys: Capture, tmp_path: Path) -> None:
     assert "unreadable run" in complaint(capsys, "report", str(kept))
     (kept / "run.json").write_text('{"schema_version": 99}')
     assert "schema_version 99" in complaint(capsys, "report", str(kept))
+
+
+ROWS = '{"arrival": 0, "prompt_tokens": 5, "output_tokens": 5}\n'
+OVERWRITING = {
+    "a trace is converted into itself": ("trace", "convert", "{}/a.jsonl", "{}/a.jsonl"),
+    "and by another name": ("trace", "convert", "{}/a.jsonl", "{}/../{name}/a.jsonl"),
+    "and by a link": ("trace", "convert", "{}/a.jsonl", "{}/link.jsonl"),
+    "the page replaces the trace": (*RUN, "--trace", "{}/a.jsonl", "--report", "{}/a.jsonl"),
+    "the page replaces the scenario": (*RUN, "--scenario", "{}/s.yaml", "--report", "{}/s.yaml"),
+    "the page replaces the model": ("run", "{}/config.json", "--html", "{}/config.json"),
+    "two outputs in one file": (*RUN, "--report", "{}/page", "--perfetto", "{}/page"),
+    "the page replaces the store": ("plan", "--store", "{}/a.db", "--report", "{}/a.db"),
+    "the page replaces the variants": ("compare", "--variants", "{}/s.yaml", "--report", "{}/s.yaml"),
+    "a recording's steps replace it": ("replay", "{}/s.yaml", "--scheduler", "vllm-0.32", "--output", "{}/s.yaml"),
+}
+
+
+@pytest.mark.parametrize("words", OVERWRITING.values(), ids=OVERWRITING.keys())
+def test_no_output_replaces_an_input_or_another_output(capsys: Capture, tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "a.jsonl").write_text(ROWS)
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
+    (tmp_path / "s.yaml").write_text("max_num_seqs: 8\n")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    filled = [word.replace("{}", str(tmp_path)).replace("{name}", tmp_path.name) for word in words]
+    assert "choose another name" in complaint(capsys, *filled)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_converted_trace_says_by_its_name_what_it_is(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(ROWS)
+    err = complaint(capsys, "trace", "convert", str(tmp_path / "a.jsonl"), str(tmp_path / "b.csv"))
+    assert "must end in .jsonl or .parquet" in err
+
+
+TWICE = {
+    "scenario": ("run", "--scenario", "max_num_seqs: 8\nmax_num_seqs: 9\n"),
+    "variants": ("compare", "--variants", "a: {max_num_seqs: 8}\na: {max_num_seqs: 9}\n"),
+    "words of a variant": ("compare", "--variants", "a: {max_num_seqs: 8, max_num_seqs: 9}\n"),
+    "space": ("plan", "--space", "device: h100\ndevice: l40s\n"),
+    "calibration": ("run", "--calibration", "schema_version: 1\nschema_version: 1\n"),
+    "trace": ("run", "--trace", '{"arrival": 0, "prompt_tokens": 5, "prompt_tokens": 5, "output_tokens": 5}\n'),
+}
+
+
+@pytest.mark.parametrize("words", TWICE.values(), ids=TWICE.keys())
+def test_a_key_that_stands_twice(capsys: Capture, tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "file").write_text(words[2])
+    assert "stands twice: leave one out" in complaint(capsys, *words[:2], str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (json.dumps(LLAMA | {"hidden_size": float("nan")}), "hidden_size=nan"),
+        (json.dumps(LLAMA | {"hidden_size": float("inf")}), "hidden_size=inf"),
+        (json.dumps(LLAMA)[:-1] + ', "hidden_size": 512}', "'hidden_size' stands twice"),
+        ("[" * 100_000, "nested too deep"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "nested too deep"),
+    ],
+    ids=["nan", "inf", "twice", "brackets", "braces"],
+)
+def test_a_config_that_no_model_has(capsys: Capture, tmp_path: Path, config: str, says: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert says in complaint(capsys, "run", str(tmp_path))
+
+
+@pytest.mark.parametrize("words", ["max_num_seqs: yes", "request_rate: on", "replicas: true", "model: no"])
+def test_a_truth_is_no_number_and_no_name(capsys: Capture, tmp_path: Path, words: str) -> None:
+    (tmp_path / "s.yaml").write_text(words + "\n")
+    assert "must not be true or false" in complaint(capsys, "run", "--scenario", str(tmp_path / "s.yaml"))
+    (tmp_path / "v.yaml").write_text(f"variant: {{{words}}}\n")
+    assert "must not be true or false" in complaint(capsys, "compare", "--variants", str(tmp_path / "v.yaml"))
+
+
+PLAN = ("plan", "Qwen/Qwen3-8B", *LOAD)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((*RUN, "--num-prompts", "1000000000", "--isl", "9"), "must be ≤ 50,000,000"),
+        ((*RUN, "--repeat", "1000000000"), "must be ≤ 50,000,000"),
+        ((*RUN, "--scheduler", "fcfs-interval:queue_look_time=1e308"), "must be ≤ 86,400 s"),
+        ((*RUN, "--scheduler", "static:max_queue_delay=2e9"), "must be ≤ 86,400 s"),
+        ((*RUN, "--scheduler", "lightllm:preemption=swap,host_blocks=9,swap_time_per_block=1e9"), "must be ≤ 86,400 s"),
+        ((*RUN, "--replicas", "1000000"), "replicas=1000000: must be ≤ 4,096"),
+        ((*RUN, "-tp", "1000000"), "tensor_parallel_size=1000000: must be ≤ 4,096"),
+        ((*RUN, "-dp", "1000000"), "data_parallel_size=1000000: must be ≤ 4,096"),
+        ((*RUN, "--max-num-seqs", "99999999"), "max_num_seqs=99999999: must be ≤ 65,536"),
+        ((*RUN, "--max-num-seqs", "60000"), "activations"),
+        ((*RUN, "--max-num-batched-tokens", "99999999"), "max_num_batched_tokens=99999999: must be ≤ 1,048,576"),
+        ((*PLAN, "--target-request-rate", "1e9"), "target_request_rate=1e+09: must be < 100,000"),
+        ((*PLAN, "--target-request-rate", "nan"), "target_request_rate=nan"),
+        ((*RUN, "--block-size", "7"), "block_size=7"),
+        ((*RUN, "--block-size", "24"), "block_size=24"),
+        ((*PLAN, "--devices", "h100", "h1000"), "unknown device 'h1000'"),
+        ((*PLAN, "--gpus", "l40s=4"), "gpus l40s=4: is not searched"),
+        ((*PLAN, "--gpus", "h1000=4"), "unknown device 'h1000'"),
+        ((*PLAN, "--axis", "router=round_robbin"), "did you mean 'round_robin'"),
+        ((*PLAN, "--axis", "scheduler=sarathy"), "did you mean 'sarathi'"),
+        ((*PLAN, "--axis", "scheduler=sarathi:chunks=5"), "did you mean 'chunk'"),
+        ((*PLAN, "--axis", "router=none.py:score"), "there is no file"),
+        ((*PLAN, "--axis", "scheduling_policy=fcsf"), "did you mean 'fcfs'"),
+        ((*PLAN, "--axis", "dtype=bf16,float16"), "did you mean 'bfloat16'"),
+        ((*PLAN, "--axis", "kv_cache_dtype=fp9"), "unknown kv_cache_dtype 'fp9'"),
+        ((*PLAN, "--axis", "engine=vllm-0.34"), "vllm-0.33"),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "",
+)
+def test_a_slip_of_the_pen_is_refused_at_once(capsys: Capture, words: tuple[str, ...], says: str) -> None:
+    assert says in complaint(capsys, *words)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size"])
+def test_a_model_of_a_milliard(capsys: Capture, tmp_path: Path, key: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {key: 10**10}))
+    assert f"{key}=1e+10 in config.json: must be ≤" in complaint(capsys, "run", str(tmp_path))
+
+
+def test_times_in_the_wrong_unit(capsys: Capture, tmp_path: Path) -> None:
+    rows = (10**12, 10**12 + 1000)
+    lines = (json.dumps({"arrival": at, "prompt_tokens": 5, "output_tokens": 5}) for at in rows)
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    assert "are these milliseconds?" in complaint(capsys, *RUN, "--trace", str(tmp_path / "t.jsonl"))
+
+
+NOTHING = ("--isl", "5000", "--osl", "9", "--num-prompts", "9", "--request-rate", "5", "--max-model-len", "4096")
+FILES = ("--report", "--perfetto", "--save-result", "--prometheus", "--output")
+
+
+def test_a_run_in_which_nothing_finishes(capsys: Capture, tmp_path: Path) -> None:
+    files = [word for flag in FILES for word in (flag, str(tmp_path / flag))]
+    assert main([*RUN, *NOTHING, *files, "--goodput", "ttft:99"]) == DONE
+    out = capsys.readouterr().out
+    assert "0 of 9 finished, 9 rejected" in out
+    assert "roofline" not in out
+    assert len(list(tmp_path.iterdir())) == len(FILES)
+    assert main(["report", str(tmp_path / "--output")]) == DONE
+    assert main(["compare", *RUN[1:], *NOTHING, "--with", "max_num_seqs=8", "--seeds", "2"]) == DONE
+    capsys.readouterr()
+    assert main([*RUN, *NOTHING, "--json", "--seeds", "2"]) == DONE
+    assert json.loads(capsys.readouterr().out)["ttft"]["mean"] is None
+
+
+def test_a_plan_in_which_nothing_fits(capsys: Capture) -> None:
+    axes = ("--axis", "max_model_len=4096", "--tensor-parallel-size", "1", "--max-num-seqs", "64")
+    few = ("--max-num-batched-tokens", "2048", "--workers", "1")
+    assert main(["plan", *RUN[1:], *NOTHING[:-2], *axes, *few]) == MISSED
+    assert "no request fits max_model_len=4096" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\nsys.exit(3)",
+        "import sys\nclass S:\n    def __init__(self): sys.exit(3)\n    def schedule(self, *_): pass",
+        "import sys\nclass S:\n    def schedule(self, *_): sys.exit(0)",
+        "class S:\n    def __init__(self): raise OSError('no such model')\n    def schedule(self, *_): pass",
+    ],
+    ids=["while it is read", "while it is made", "while it decides", "another error"],
+)
+def test_a_file_of_the_user_that_ends_the_program(capsys: Capture, tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    err = complaint(capsys, *RUN, *LOAD, "--scheduler", f"{tmp_path / 'mine.py'}:S")
+    assert "SystemExit" in err or "no such model" in err
+
+
+def test_columns_of_a_file_of_ones_own(capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "gateway.csv"
+    path.write_text("id;begin;in;out\na;5;10;2\nb;6;20;3\n")
+    assert "columns='arrival=…" in complaint(capsys, *RUN, "--trace", str(path))
+    assert "must be OURS=THEIRS" in complaint(capsys, *RUN, "--trace", str(path), "--columns", "arrival")
+    assert "add trace" in complaint(capsys, *RUN, "--columns", "arrival=begin")
+    names = ("--columns", "arrival=begin,prompt_tokens=in", "output_tokens=out")
+    assert main(["trace", "convert", str(path), str(tmp_path / "own.jsonl"), *names]) == DONE
+    assert main(["trace", "describe", str(path), *names]) == DONE
+    assert "2 in 1" in capsys.readouterr().out
+    assert main([*RUN, "--trace", str(path), *names, "--no-bands", "--json"]) == DONE
+    assert json.loads(capsys.readouterr().out)["requests"]["finished"] == 2
+
+
+def test_an_interrupt_while_modules_are_read(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupts:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "windtunnel.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "windtunnel.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupts, *sys.meta_path])
+    assert command() == INTERRUPTED
+    assert capsys.readouterr().err == "windtunnel: interrupted\n"

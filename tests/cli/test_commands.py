@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ from windtunnel.report.page import span
 QUICK = ("run", "Qwen/Qwen3-8B", "--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
 KEYS = (
     "schema_version requests ttft tpot itl e2el queue request_throughput output_throughput goodput attainment cost_usd "
-    "energy_wh kv_blocks utilisation preemptions prefix_cache_hit_rate time_share warnings"
+    "cost_per_hour cost_per_million_output_tokens energy_wh max_wait normalised_latency batch_size idle_seconds "
+    "phase_share kv_blocks utilisation preemptions "
+    "prefix_cache_hit_rate time_share replicas warnings"
 )
 
 SIMULATED_AGAIN = ("bands", "roofline")
@@ -54,9 +57,31 @@ def test_the_table(capsys: Capture) -> None:
         "40 of 40 finished",
         "goodput",
         "kernel times",
-        "note: prefix caching",
     ):
         assert words in out
+
+
+def test_what_few_want_is_shown_on_demand(capsys: Capture) -> None:
+    outputs = []
+    for command in ([*QUICK], [*QUICK, "-v"]):
+        assert main(command) == DONE
+        outputs.append(capsys.readouterr().out)
+    quiet, whole = outputs
+    assert len(quiet.split("\n\n")[2].splitlines()) <= 10
+    for words in ("waiting  ", "evidence  ", "energy  ", "roofline  ", "note: prefix caching"):
+        assert words not in quiet
+        assert words in whole
+    assert set(quiet.splitlines()) <= set(whole.splitlines())
+
+
+def test_the_operators_of_a_whole_run(capsys: Capture) -> None:
+    shares: Any = document(capsys, *QUICK, "--no-bands", "--operators")["operators"]
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert max(shares, key=shares.__getitem__) == "gate_up_proj"  # the largest matrix of a small model's decodes
+    assert main([*QUICK, "--no-bands", "--operators"]) == DONE
+    out = capsys.readouterr().out
+    assert "operator of the whole run" in out
+    assert "down_proj" in out
 
 
 def test_other_tools_spellings(capsys: Capture) -> None:
@@ -247,3 +272,18 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run((sys.executable, "-c", code), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (WRONG, "windtunnel: standard output: No space left on device\n")
+
+
+def test_a_sweep_finds_the_knee(capsys: Capture, tmp_path: Path) -> None:
+    words = ("sweep", "Qwen/Qwen3-8B", "--isl", "400", "--osl", "40", "--num-prompts", "300", "--perf", "modelled")
+    page = tmp_path / "sweep.html"
+    assert main([*words, "--rates", "2", "8", "--report", str(page)]) == DONE
+    out = capsys.readouterr().out
+    assert "← knee" in out
+    assert "the knee is at 8.00 requests/s" in out
+    assert "Keeps up to 8.00 requests/s" in page.read_text()
+    assert main([*words, "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["knee"] in [point["request_rate"] for point in found["points"]]
+    assert len(found["points"]) == 9
+    assert main([*words, "--rates", "2", "--goodput", "ttft:0.001"]) == MISSED

@@ -1,35 +1,17 @@
 """windtunnel compare: variants in the words of `run`, tables, files and exit codes."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from windtunnel.cli import DONE, WRONG, main
-from windtunnel.cli.compare import MISSED, parse_words
+from windtunnel.cli.compare import MISSED
 
 QUICK = ("compare", "Qwen/Qwen3-8B", "--isl", "200", "--osl", "20", "--num-prompts", "40", "--request-rate", "10")
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("max_num_seqs=64", {"max_num_seqs": "64"}),
-        ("max-num-seqs=64 router=random", {"max_num_seqs": "64", "router": "random"}),
-        ("--max-num-seqs 64 --router=random", {"max_num_seqs": "64", "router": "random"}),
-        ("-tp 2 --no-async-scheduling", {"tensor_parallel_size": "2", "async_scheduling": "false"}),
-        ("--enforce-eager", {"enforce_eager": "true"}),
-        ("goodput=ttft:300 tpot:50 seed=1", {"goodput": "ttft:300 tpot:50", "seed": "1"}),
-        ("--slo ttft_p99=0.3 tpot_p90=0.05 --seed 1", {"slo": "ttft_p99=0.3 tpot_p90=0.05", "seed": "1"}),
-        ("--scheduler sarathi:chunk=512", {"scheduler": "sarathi:chunk=512"}),
-        ("scheduler=sarathi:chunk=512", {"scheduler": "sarathi:chunk=512"}),
-        ("trace='my trace.csv'", {"trace": "my trace.csv"}),
-    ],
-)
-def test_variants_are_written_as_words_or_flags(text: str, words: dict[str, str]) -> None:
-    assert parse_words(text) == words
 
 
 def test_the_table(capsys: Capture) -> None:
@@ -42,7 +24,10 @@ def test_the_table(capsys: Capture) -> None:
         "TTFT, p99, ms", "goodput, requests/s", "KV cache, %", "same", "±", "note: prefix caching",
     ):  # fmt: skip
         assert text in out
-    assert "…" not in out
+    assert not re.search(r"…\s", out)  # nothing is cut off
+    assert "90 % of servers (max_num_seqs=4): " in out
+    assert main([*QUICK, "--seeds", "2", *words, "--no-bands"]) == DONE
+    assert "90 % of servers" not in capsys.readouterr().out
 
 
 def test_a_file_names_its_variants(capsys: Capture, tmp_path: Path) -> None:
@@ -67,6 +52,22 @@ def test_the_page(tmp_path: Path) -> None:
     assert "windtunnel comparison" in page.read_text(encoding="utf-8")
 
 
+def test_variants_under_several_loads(capsys: Capture, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    words = (*QUICK, "--seeds", "2", "--with", "max_num_seqs=2", "--on", "request_rate=40", "--on", "--burstiness 0.3")
+    assert main([*words, "--report", str(page)]) == DONE
+    table = capsys.readouterr().out.partition("difference from the baseline")[2]
+    for text in ("as above", "request_rate=40", "--burstiness 0.3", "max_num_seqs=2: E2EL, mean"):
+        assert text in table
+    assert page.read_text(encoding="utf-8").count("windtunnel comparison") == 3
+    assert main([*words, "--json"]) == DONE
+    loads = json.loads(capsys.readouterr().out)["loads"]
+    assert len(loads) == 3
+    alone = [*QUICK[:-1], "40", "--seeds", "2", "--with", "max_num_seqs=2", "--json"]
+    assert main(alone) == DONE
+    assert json.loads(capsys.readouterr().out) == loads[1]  # as if it were compared alone
+
+
 def test_a_missed_goal_is_the_exit_code() -> None:
     words = (*QUICK, "--seeds", "1", "--with", "max_num_seqs=4", "--goodput", "ttft:500")
     assert main([*words, "--slo", "ttft_p99=5"]) == DONE
@@ -77,6 +78,8 @@ def test_a_missed_goal_is_the_exit_code() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--with", "replicas=2", "--on", "max_num_seqs=4"), "on 'max_num_seqs=4': only words of the load"),
+        (("--with", "replicas=2", "--on", "request_rate=10"), "this load is compared already"),
         ((), "at least one variant"),
         (("--with", "max_num_seq=4"), "did you mean 'max_num_seqs'?"),
         (("--with", "max_num_seqs"), "must be word=value"),

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from planning import chat, question, small_space
-
+from plan.planning import chat, question, small_space
 from windtunnel.plan.advice import advise
 from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.search import search
@@ -17,7 +16,7 @@ def test_the_advice_names_limits_and_the_next_cheaper() -> None:
     assert advice is not None
     assert advice.entry == answer.best
     assert advice.binding is None or advice.binding.stretch > 1
-    assert advice.interval is not None and advice.interval.runs == 2
+    assert advice.draws is not None and len(advice.draws.rates) == 2
     assert advice.findings
     assert advice.cheaper
     many = replace(advice.deployment, router="round_robin")

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning import chat, question, server, single_tokens, small_space
 
+from plan.planning import chat, question, server, single_tokens, small_space
 from windtunnel.deployment import SLO, PercentileLimit
 from windtunnel.plan.bound import rate_bound, step_bound
 from windtunnel.plan.capacity import capacity

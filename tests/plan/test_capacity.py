@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planning import chat, question, server, single_tokens, small_space
 
+from plan.planning import chat, question, server, single_tokens, small_space
 from windtunnel.deployment import SLO, parse_slo
 from windtunnel.errors import InputError
-from windtunnel.plan.capacity import capacity, capacity_interval, climb, highest
+from windtunnel.plan.capacity import Draws, capacity, capacity_draws, climb, highest
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import trial
 from windtunnel.workload import AllAtOnce, Both, Fixed, generate, with_concurrency
@@ -73,11 +73,30 @@ def test_seeds_agree() -> None:
     assert np.std(rates, ddof=1) / np.mean(rates) < 0.02
 
 
-def test_the_interval_is_that_of_the_seeds() -> None:
+def test_the_interval_is_that_of_the_draws() -> None:
     deployment = small_space().deployment({"device": "h100", "max_model_len": 2048})
-    found = capacity_interval(deployment, question(), lambda seed: chat(300, seed), range(3))
-    assert found.runs == 3
-    assert found.low < capacity(deployment, question()).rate < found.high
+    found = capacity_draws(deployment, question(), lambda seed: chat(300, seed), range(3))
+    assert len(found.rates) == 3
+    assert found.interval.low < capacity(deployment, question()).rate < found.interval.high
+    assert "draws of the load" in found.words
+
+
+def test_a_load_that_fills_nothing_is_lengthened_or_said_to_be_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = small_space().deployment({"device": "h100", "max_model_len": 2048})
+    asked = question(goodput=("ttft:60000", "tpot:1000"))
+    assert capacity(deployment, replace(asked, workload=chat(50))).at_bound
+    found = capacity_draws(deployment, asked, lambda seed: chat(50, seed), range(2))
+    assert len(found.rates) == 2
+    monkeypatch.setattr("windtunnel.plan.capacity.LONGEST", 50)
+    short = capacity_draws(deployment, asked, lambda seed: chat(50, seed), range(2))
+    assert short.rates == ()
+    assert "too short" in short.words
+
+
+def test_no_interval_is_of_no_width_or_absurd() -> None:
+    assert "within a step" in Draws((82.9, 82.9, 82.9), 0.01).words
+    assert Draws((180.0, 450.0, 530.0), 0.01).words.startswith("180 to 530 requests/s")
+    assert "95 % interval 9.17 to 11.5" in Draws((9.9, 10.3, 10.85), 0.01).words
 
 
 def test_a_closed_loop_that_the_server_keeps_up_with_has_no_limit() -> None:

@@ -2,11 +2,91 @@
 
 import pytest
 
+from plan.planning import question, small_space
 from windtunnel.errors import InputError
-from windtunnel.plan.objective import LeastForRate
-from windtunnel.plan.space import Constraints
+from windtunnel.hardware import device
+from windtunnel.plan.bound import Bound
+from windtunnel.plan.elimination import Contender, impossible
+from windtunnel.plan.objective import EnergyPerToken, LeastForRate, RatePerDollar
+from windtunnel.plan.space import Candidate, Constraints
+from windtunnel.workload import Both, Fixed, Gamma, generate
 
 
 def test_a_rate_of_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="target_request_rate=0"):
         LeastForRate(0.0, Constraints())
+
+
+def test_too_few_gpus_are_the_reason_and_not_the_limits() -> None:
+    """One replica of two GPUs could serve 1.5 requests/s at best, so 4 need three, six GPUs, and there are five."""
+    space = small_space(device=("h100",), tensor_parallel_size=(2,))
+    candidate = space.enumerate().candidates[0]
+    objective = LeastForRate(4.0, Constraints(gpus={"h100_sxm": 5}))
+    contender = Contender(candidate, Bound(rate=1.5, stretch=0.5, replicas=1))
+    assert objective.climb(candidate, contender.bound, question()) is None
+    entry = impossible(contender, objective)
+    assert entry.status == "refused"
+    assert entry.reason == "needs 6 GPUs or more for 4 requests/s: more than the 5 h100_sxm that are available"
+    hopeless = Contender(candidate, Bound(rate=0.0, stretch=1.5, replicas=1))
+    assert impossible(hopeless, objective).status == "impossible"
+
+
+ONE = Candidate(0, {}, small_space().deployment({"device": "h100", "tensor_parallel_size": 2}))
+"""Two GPUs a replica."""
+H100 = device("h100")
+
+
+def test_the_least_replicas_are_those_that_the_bound_needs() -> None:
+    """Each serves at most 2 requests/s: 4 need two, a little more needs three; at most 8 × 2 + 8 are tried."""
+    bound = Bound(rate=2.0, stretch=0.5, replicas=1)
+    steps = LeastForRate(4.0, Constraints()).climb(ONE, bound, question())
+    more = LeastForRate(4.001, Constraints()).climb(ONE, bound, question())
+    assert steps is not None and more is not None
+    assert (steps.low, steps.high, more.high) == (-24, -2, -3)
+    deployment, rate = steps.trial(-3)
+    assert (deployment.replicas, deployment.gpus, rate) == (3, 6, 4.0)
+    limited = LeastForRate(4.0, Constraints(max_gpus=7)).climb(ONE, bound, question())
+    assert limited is not None
+    assert (limited.low, limited.high) == (-3, -2)
+    exact = LeastForRate(4.0, Constraints(max_gpus=4)).climb(ONE, bound, question())
+    assert exact is not None
+    assert (exact.low, exact.high) == (-2, -2)
+    two = LeastForRate(4.0, Constraints()).climb(ONE, Bound(rate=4.0, stretch=0.5, replicas=2), question())
+    assert two is not None
+    assert two.high == -2
+
+
+def test_cost_and_gpus_of_all_replicas_are_what_is_minimised() -> None:
+    bound = Bound(rate=2.0, stretch=0.5, replicas=1)
+    for count_gpus, unit, each in ((False, "$/h", 2 * H100.price_per_hour), (True, "GPUs", 2)):
+        objective = LeastForRate(4.0, Constraints(), count_gpus)
+        steps = objective.climb(ONE, bound, question())
+        assert steps is not None
+        assert objective.value(steps.promise(-3)) == pytest.approx(3 * each)
+        assert steps.promise(-2) > steps.promise(-3)
+        assert (objective.unit, objective.needs_price) == (unit, not count_gpus)
+    assert LeastForRate(4.0, Constraints(), True).name == "GPUs for 4 requests/s"
+    assert LeastForRate(2.5, Constraints()).name == "cost for 2.5 requests/s"
+
+
+def test_capacity_is_divided_by_the_price_of_all_gpus() -> None:
+    asked = question(tolerance=0.5)  # rates are powers of 1.5
+    steps = RatePerDollar().climb(ONE, Bound(rate=3.0, stretch=0.5, replicas=1), asked)
+    assert steps is not None
+    assert steps.high == 2
+    assert steps.promise(2) == pytest.approx(2.25 / (2 * H100.price_per_hour))
+    assert steps.trial(2)[1] == pytest.approx(2.25)
+    assert asked.rate(steps.low) <= 3e-3 < asked.rate(steps.low + 1)
+    assert RatePerDollar().climb(ONE, Bound(rate=0.0, stretch=2.0, replicas=1), asked) is None
+    assert RatePerDollar().needs_price
+
+
+def test_energy_is_idle_power_between_requests_and_the_rest_while_one_computes() -> None:
+    """At 2.25 requests/s, 3 at most, and 10 tokens each, less a tenth: (idle / 2.25 + (full − idle) / 3) / 10."""
+    asked = question(generate(Gamma(1.0), Both(Fixed(5), Fixed(10)), 50), tolerance=0.5)
+    objective = EnergyPerToken()
+    steps = objective.climb(ONE, Bound(rate=3.0, stretch=0.5, replicas=1), asked)
+    assert steps is not None
+    idle, full = 2 * H100.idle_power_w, 2 * H100.power_w
+    assert objective.value(steps.promise(2)) == pytest.approx(0.9 * (idle / 2.25 + (full - idle) / 3.0) / 10)
+    assert not objective.needs_price

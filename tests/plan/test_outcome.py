@@ -1,13 +1,19 @@
 """Outcomes: values at a share of the requests, and JSON there and back."""
 
+import handmade
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planning import question, small_space
 
+from plan.planning import chat, question, small_space
+from windtunnel.deployment import SLO
+from windtunnel.metrics import queue_growth
 from windtunnel.plan.objective import RatePerDollar
-from windtunnel.plan.outcome import Outcome, at_share, needed
+from windtunnel.plan.outcome import Margin, Outcome, at_share, measure, needed, queue_grows
+from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
+from windtunnel.simulate.run import Requests
 
 
 @given(st.lists(st.floats(0, 9), min_size=1, max_size=40), st.floats(0.01, 1.0))
@@ -24,3 +30,77 @@ def test_outcomes_survive_json() -> None:
     assert best is not None and best.held is not None and best.missed is not None
     for outcome in (best.held, best.missed):
         assert Outcome.from_json(outcome.to_json()) == outcome
+
+
+def waiting(delay: float, slope: float, service: float = 10.0) -> Requests:
+    arrival = np.arange(100.0)
+    scheduled = arrival + delay + slope * arrival
+    return handmade.requests(
+        arrival=arrival, scheduled=scheduled, first_token=scheduled + 1, finish=scheduled + service
+    )
+
+
+@pytest.mark.parametrize(
+    ("delay", "slope", "service", "grows"),
+    [
+        (0.0, 0.1, 10.0, True),
+        (2.0, 0.004, 10.0, False),  # demand is less than 0.5 % above what is served
+        (2.0, 0.006, 10.0, True),
+        (0.0, 0.01, 9.0, True),  # the last ten wait 0.945 s, of which 0.9 is a tenth of the service
+        (0.0, 0.01, 10.0, False),
+        (9.0, 0.0, 10.0, False),
+    ],
+)
+def test_a_queue_grows_where_demand_is_half_a_percent_too_high(
+    delay: float, slope: float, service: float, grows: bool
+) -> None:
+    requests = waiting(delay, slope, service)
+    assert queue_grows(queue_growth(requests), requests) is grows
+
+
+def test_an_outcome_by_hand() -> None:
+    """Eleven requests a second apart, of which the first is warm-up; of the ten, one takes 2 s and one 4 s."""
+    arrival = np.arange(11.0)
+    ttft = np.array([9.0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 4])
+    requests = handmade.requests(
+        arrival=arrival,
+        scheduled=arrival,
+        first_token=arrival + ttft,
+        finish=arrival + ttft + 1,
+        preemptions=[5, *[1] * 10],
+    )
+    run = handmade.run(requests, handmade.iterations({"start": 2.0, "decodes": 3, "kv_tokens": 9}))
+    for share, stretch in ((0.8, 0.5), (0.9, 1.0), (1.0, 2.0)):
+        asked = Question(chat(50), slo=SLO(ttft=2.0), attainment=share)
+        found = measure(run, asked, 7.0)
+        assert found.stretch == pytest.approx(stretch)
+        assert found.met is (stretch <= 1)
+        assert found.attainment == pytest.approx(0.9)
+        (margin,) = found.margins
+        assert margin == Margin(f"ttft at {100 * share:g} %", margin.value, 2.0)
+        assert margin.value == pytest.approx(2 * stretch)
+        assert (found.rate, found.preemptions, found.stopped) == (7.0, 10, False)
+        assert not measure(run, asked, 7.0, stopped=True).met
+    tokens = 3 + 9  # three decodes at 2.1, and the first tokens from 2 to 10: not those at 11 and 14
+    assert found.output_throughput == pytest.approx(tokens / 9)
+    assert found.energy_per_token == pytest.approx(2 * (100 * 9 + 600 * 0.1) / tokens)
+    assert found.busy == pytest.approx(0.1 / 9)
+
+
+def test_limits_of_a_request_hold_together() -> None:
+    """Of four requests each limit is kept by three, and both by two."""
+    requests = handmade.requests(
+        arrival=[0.0] * 4, scheduled=[0.0] * 4, first_token=[1.0, 1, 1, 3], finish=[2.0, 2, 9, 3.5]
+    )
+    asked = Question(chat(50), slo=SLO(ttft=2.0, e2el=4.0), attainment=0.75)
+    found = measure(handmade.run(requests, handmade.iterations()), asked, 1.0)
+    assert found.attainment == 0.5
+    assert [(margin.name, margin.stretch) for margin in found.margins] == [
+        ("ttft at 75 %", 0.5),
+        ("e2el at 75 %", 0.875),
+        ("all limits at once", 1.5),
+    ]
+    assert (found.stretch, found.met) == (1.5, False)
+    binding = found.binding()
+    assert binding is not None
+    assert binding.name == "all limits at once"

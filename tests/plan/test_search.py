@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planning import chat, question, small_space
 
+from plan.planning import chat, question, small_space
 from windtunnel.plan.objective import EnergyPerToken, LeastForRate, Objective, RatePerDollar
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import Progress, search

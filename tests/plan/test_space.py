@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from planning import question, small_space
 
+from plan.planning import question, small_space
 from windtunnel.deployment import Deployment, Engine
 from windtunnel.errors import InputError
-from windtunnel.plan.space import AXES, Constraints, Space, load_space
+from windtunnel.plan.space import AXES, Constraints, Space, ends, load_space, typed_values
 from windtunnel.plan.trial import candidate_key, deployment_key
 
 OWN = """
@@ -153,5 +153,30 @@ def test_vidurs_space_is_as_large_as_its_own() -> None:
     }
     found = space.enumerate(with_price=True)
     ran = {(one.settings["scheduler"], one.settings["pipeline_parallel_size"]) for one in found.candidates}
-    assert ran == {(name, 1) for name in space.axes["scheduler"]} | {(None, 2), (None, 4)}
-    assert any("not simulated with scheduler='orca'" in reason for reason in found.pruned)
+    one_stage = {"vllm-0.8-v0"}
+    assert ran == {
+        (name, stages) for name in space.axes["scheduler"] for stages in ((1,) if name in one_stage else (1, 2, 4))
+    }
+    assert any("not simulated with VllmV0" in reason for reason in found.pruned)
+
+
+def test_sizes_at_an_end_go_on_where_they_are_open() -> None:
+    space = replace(
+        small_space(max_num_seqs=(4, 16, 64), max_num_batched_tokens=(256, 1024)), open=frozenset({"max_num_seqs"})
+    )
+    smallest = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "tensor_parallel_size": 1}
+    assert ends(space.axes, smallest) == {"max_num_batched_tokens": 128}  # fewer than 8 requests are not worth a trial
+    largest = {"max_num_seqs": 64, "max_num_batched_tokens": 1024, "tensor_parallel_size": 2}
+    assert ends(space.axes, largest) == {"max_num_seqs": 128, "max_num_batched_tokens": 2048}
+    larger = space.beyond(largest)
+    assert larger is not None
+    assert larger.axes["max_num_seqs"] == (4, 16, 64, 128)
+    assert larger.axes["max_num_batched_tokens"] == (256, 1024)
+    assert space.beyond({"max_num_seqs": 16, "max_num_batched_tokens": 1024}) is None
+    assert ends({"max_num_seqs": (64,)}, {"max_num_seqs": 64}) == {}
+
+
+def test_as_stored_is_a_word() -> None:
+    found = small_space(quantization=typed_values("quantization", ["stored", "fp8"]))
+    names = {one.deployment.pools[0].engine.quantization for one in found.enumerate().candidates}
+    assert names == {None, "fp8"}

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from planning import question, small_space
 
+from plan.planning import question, small_space
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.objective import RatePerDollar
@@ -19,7 +19,7 @@ from windtunnel.plan.store import APPLICATION, Store
 
 SEARCH = """
 import sys
-from planning import question, small_space
+from plan.planning import question, small_space
 from windtunnel.plan.workers import in_turn, processes
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import search

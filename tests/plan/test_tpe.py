@@ -1,8 +1,8 @@
 """Optuna's suggestions, against the exact search."""
 
 import pytest
-from planning import question, small_space
 
+from plan.planning import question, small_space
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import search
 from windtunnel.plan.tpe import suggest

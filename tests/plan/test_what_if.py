@@ -1,8 +1,8 @@
 """Other loads: winners change, and regrets say what keeping the old one costs."""
 
 import pytest
-from planning import question, small_space
 
+from plan.planning import question, small_space
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import search
 from windtunnel.plan.what_if import what_if

@@ -2,13 +2,18 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from planning import question, small_space
 
+from plan.planning import question, small_space
 from windtunnel.errors import InputError
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import Progress, search
@@ -29,6 +34,67 @@ def die(_: int) -> None:
 
 def fail(_: int) -> None:
     raise InputError("no")
+
+
+def hold(folder: Path) -> None:
+    """Says who works, and works for ever."""
+    (folder / str(os.getpid())).touch()
+    while True:
+        time.sleep(0.1)
+
+
+HELD = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_workers import hold
+from windtunnel.plan.workers import Workers, processes
+workers = Workers(processes(2), hold)
+for _ in range(2):
+    workers.submit(Path(sys.argv[1]))
+list(workers.results(600))
+"""
+
+
+def started_by(pid: int) -> set[int]:
+    """A process and all that it has started, directly or not."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, perhaps not waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def until(fine: Callable[[], bool]) -> None:
+    """Wait for what must come; after a minute it does not."""
+    for _ in range(600):
+        if fine():
+            return
+        time.sleep(0.1)
+    raise AssertionError("does not come")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
+def test_all_processes_end_with_the_one_that_searches(tmp_path: Path, blow: signal.Signals) -> None:
+    place = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    with subprocess.Popen((sys.executable, "-c", HELD, str(tmp_path), *place)) as searching:
+        until(lambda: len(list(tmp_path.iterdir())) == 2)
+        started = started_by(searching.pid)
+        searching.send_signal(blow)
+    assert started >= {int(path.name) for path in tmp_path.iterdir()}
+    until(lambda: all(map(is_gone, started)))
 
 
 def drain(workers: Workers[Any, Any]) -> list[Any]:

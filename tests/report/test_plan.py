@@ -3,9 +3,10 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from planning import question, small_space
+from plan.planning import question, small_space
 
 from report.browser import browser, visit
 from windtunnel.plan.advice import advise
@@ -15,7 +16,7 @@ from windtunnel.plan.store import Store
 from windtunnel.plan.survey import survey
 from windtunnel.plan.what_if import what_if
 from windtunnel.plan.workers import in_turn
-from windtunnel.report.plan import plan_page, write_plan
+from windtunnel.report.plan import plan_page
 
 CHANGE = """<script>
   const limit = document.getElementById("limit-ttft"), rows = document.getElementById("slice-rows");
@@ -64,6 +65,34 @@ def test_the_numbers_of_the_limits_are_those_of_the_survey(page: str) -> None:
         assert all(len(values) == 5 for values in one["points"][0]["values"].values())
 
 
+FIRST = """<script>
+  const row = document.getElementById("slice-rows").rows[0];
+  document.body.dataset.first = [...row.cells].map((cell) => cell.textContent).join("|");
+</script>"""
+
+
+@browser
+def test_under_the_limits_asked_for_the_page_says_what_the_search_says(page: str, tmp_path: Path) -> None:
+    found = re.search(r'id="plan-data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    best = json.loads(found[1])["found"][0]
+    verdict = re.search(r'class="verdict good">(.*?): ', page)
+    assert verdict and verdict[1] == best["name"]
+    dom, _ = visit(page.replace("</body>", FIRST + "</body>"), tmp_path)
+    shown = re.search(r'data-first="([^"]*)"', dom)
+    assert shown
+    name, gpus, price, rate, _ = shown[1].split("|")
+    assert (name, int(gpus)) == (best["name"], best["gpus"])
+    assert (float(price), float(rate)) == pytest.approx((best["price"], best["rate"]), rel=0.01)
+    assert "winner" in [trace.get("name") for trace in pareto_of(page)]
+
+
+def pareto_of(page: str) -> list[dict[str, Any]]:
+    figures = re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)
+    assert figures
+    return list(json.loads(figures[1])["pareto"]["data"])
+
+
 @browser
 @pytest.mark.parametrize(("limit", "meaning"), [("90", "tighter"), ("0.001", "none")])
 def test_the_winner_changes_with_the_limits(page: str, tmp_path: Path, limit: str, meaning: str) -> None:
@@ -80,9 +109,8 @@ def test_the_winner_changes_with_the_limits(page: str, tmp_path: Path, limit: st
         assert float(after[1]) < float(before[1])
 
 
-def test_where_nothing_holds_the_page_says_by_how_much(tmp_path: Path) -> None:
+def test_where_nothing_holds_the_page_says_by_how_much() -> None:
     enumeration = small_space(device=("h100",), tensor_parallel_size=(1,), max_num_seqs=(4,)).enumerate()
     answer = search(enumeration, question(goodput=("ttft:1",)), RatePerDollar())
-    write_plan(tmp_path / "plan.html", answer, advise(answer), ())
-    text = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    text = plan_page(answer, advise(answer), ())
     assert "No configuration keeps the limits. The closest" in text

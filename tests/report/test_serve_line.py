@@ -1,5 +1,6 @@
 """Commands that start an engine: every flag is a documented one, in its documented form."""
 
+import json
 import re
 import shlex
 from importlib.util import find_spec
@@ -11,11 +12,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment import HANDOVERS, Deployment, Engine, Handover, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.report.serve_line import OPTIONS_FILE, serve_line
+from windtunnel.report.serve_line import OPTIONS_FILES, serve_line
 
 INTEGER, NUMBER, SWITCH, EITHER, TEXT = r"-?\d+", r"[\d.]+", "", "--(no-)?", r"\S+"
 
@@ -51,6 +52,7 @@ VLLM = {
 SGLANG = {
     "model-path": TEXT,
     "tp-size": INTEGER,
+    "pp-size": INTEGER,
     "dp-size": INTEGER,
     "ep-size": INTEGER,
     "moe-a2a-backend": "deepep",
@@ -77,11 +79,12 @@ SGLANG = {
 """Read in sglang/srt/server_args.py of 0.5.8 (add_cli_args)."""
 TRTLLM = {
     "tp_size": INTEGER,
+    "pp_size": INTEGER,
     "ep_size": INTEGER,
     "max_batch_size": INTEGER,
     "max_num_tokens": INTEGER,
     "max_seq_len": INTEGER,
-    "extra_llm_api_options": re.escape(OPTIONS_FILE),
+    "extra_llm_api_options": re.escape(OPTIONS_FILES["mixed"]),
 }
 """Read in tensorrt_llm/commands/serve.py of 1.x (click.option)."""
 TRTLLM_FILE: dict[str, set[str]] = {
@@ -184,7 +187,7 @@ def test_every_flag_is_a_documented_one(engine: dict[str, Any], model: str) -> N
 def check_file(text: str) -> None:
     """Every field is documented."""
     first, *body, last = text.splitlines()
-    assert (first, last) == (f"cat > {OPTIONS_FILE} <<'END'", "END")
+    assert (first, last) == (f"cat > {OPTIONS_FILES['mixed']} <<'END'", "END")
     document = yaml.safe_load("\n".join(body))
     for name, value in document.items():
         assert name in TRTLLM_FILE
@@ -290,3 +293,49 @@ def test_the_documented_flags_are_those_of_the_package(package: str) -> None:
     source = (Path(next(iter(spec.submodule_search_locations))) / SOURCES[package]).read_text(encoding="utf-8")
     for name in FLAGS[package.replace("tensorrt_llm", "trtllm")]:
         assert f'"--{name}"' in source, name
+
+
+def apart(backend: str, role: str, **handover: Any) -> str:
+    """The command of a server of one side."""
+    presets = {"vllm": "vllm-0.32", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
+    pool = Pool(load_model("Llama-3.1-8B"), device("h100"), Engine(preset=presets[backend]), role=role)
+    return serve_line(pool.spec(), Handover(**{"transfer": "pull", **handover}).spec())
+
+
+def transfer_config(line: str) -> Any:
+    words = shlex.split(line)
+    return json.loads(words[words.index("--kv-transfer-config") + 1])
+
+
+def test_vllm_hands_over_by_a_connector() -> None:
+    assert transfer_config(apart("vllm", "prefill", lease=30.0)) == {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_producer",
+    }
+    assert transfer_config(apart("vllm", "decode", lease=60.0)) == {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_consumer",
+        "kv_connector_extra_config": {"kv_lease_duration": 60.0},
+    }
+    assert transfer_config(apart("vllm", "prefill", transfer="push"))["kv_connector"] == "NixlPushConnector"
+    mooncake = HANDOVERS["vllm-0.32-mooncake"].spec()
+    pool = Pool(load_model("Llama-3.1-8B"), device("h100"), role="decode").spec()
+    assert transfer_config(serve_line(pool, mooncake))["kv_connector"] == "MooncakeConnector"
+    assert "--kv-transfer-config" not in serve_line(pool | {"role": "mixed"}, mooncake)
+
+
+def test_sglang_is_told_its_side() -> None:
+    for role in ("prefill", "decode"):
+        assert f" --disaggregation-mode {role}" in apart("sglang", role, reserved_decode_tokens=512)
+    assert "--num-reserved-decode-tokens" not in apart("sglang", "decode", reserved_decode_tokens=512)
+    assert "--num-reserved-decode-tokens 64" in apart("sglang", "decode", reserved_decode_tokens=64)
+
+
+def test_tensorrt_llm_is_told_in_its_options() -> None:
+    for role, name, overlap in (("prefill", "context.yaml", True), ("decode", "generation.yaml", None)):
+        first, *body, last, command = apart("trtllm", role).splitlines()
+        assert (first, last) == (f"cat > {name} <<'END'", "END")
+        options = yaml.safe_load("\n".join(body))
+        assert options["cache_transceiver_config"] == {"backend": "DEFAULT"}
+        assert options.get("disable_overlap_scheduler") is overlap
+        assert command.endswith(f"--extra_llm_api_options {name}")

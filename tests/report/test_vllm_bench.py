@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 import handmade
+import numpy as np
 import pytest
 
 from windtunnel.deployment import SLO
@@ -85,3 +86,31 @@ def test_bench_result_of_failures_is_zero_as_vllms() -> None:
     assert (found["completed"], found["failed"], found["mean_ttft_ms"], found["p99_itl_ms"]) == (0, 1, 0.0, 0.0)
     assert (found["errors"], found["itls"], found["ttfts"]) == (["rejected"], [[]], [0.0])
     json.dumps(found, allow_nan=False)
+
+
+def test_totals_and_percentiles_by_hand() -> None:
+    """Times to the first token of 0.1, 0.2, 0.3 and 0.4 s; the fifth request was refused and counts nowhere."""
+    requests = handmade.requests(
+        arrival=[10.0, 10.0, 11.5, 11.5, 12.0],
+        prompt_tokens=[1, 2, 3, 4, 100],
+        output_tokens=[2, 2, 2, 2, 50],
+        status=[0, 0, 0, 0, 1],
+        scheduled=[10.0, 10.0, 11.5, 11.5, np.nan],
+        first_token=[10.1, 10.2, 11.8, 11.9, np.nan],
+        finish=[11.5, 10.6, 12.0, 12.0, 12.0],
+    )
+    run = handmade.run(requests, handmade.iterations({"start": 11.9, "decodes": 3, "kv_tokens": 9}))
+    found = bench(run)
+    assert (found["num_prompts"], found["completed"], found["failed"]) == (5, 4, 1)
+    assert (found["total_input_tokens"], found["total_output_tokens"]) == (10, 8)
+    assert (found["duration"], found["request_throughput"]) == pytest.approx((2.0, 2.0))
+    assert (found["output_throughput"], found["total_token_throughput"]) == pytest.approx((4.0, 9.0))
+    statistics = [found[f"{name}_ttft_ms"] for name in ("mean", "median", "p50", "p90", "p95", "p99")]
+    assert statistics == pytest.approx([250, 250, 250, 370, 385, 397])
+    assert found["std_ttft_ms"] == pytest.approx(1000 * (0.05 / 4) ** 0.5)
+    assert found["max_output_tokens_per_s"] == 3  # two first tokens in second 0 and two in second 1; three in second 2
+    assert found["max_concurrent_requests"] == 2  # at 11.5 one leaves as two come
+    assert (found["request_rate"], found["burstiness"], found["max_concurrency"]) == ("inf", 1.0, None)
+    asked = {"workload": {"request_rate": 2.5, "burstiness": 0.5, "max_concurrency": 7}}
+    again = bench(handmade.run(requests, handmade.iterations(), manifest=asked))
+    assert (again["request_rate"], again["burstiness"], again["max_concurrency"]) == (2.5, 0.5, 7)

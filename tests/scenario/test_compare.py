@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from windtunnel.metrics import comparison_json, spread, summary, summary_json
 from windtunnel.scenario import Goals, Scenario, Server, vary
 from windtunnel.scenario.compare import compare, require_names
 from windtunnel.scenario.load_flags import Load
-from windtunnel.simulate.simulate import simulate
+from windtunnel.simulate.simulate import batch_times, simulate
 
 LOAD = Load(random_input_len=400, random_output_len=60, random_range_ratio=0.8, num_prompts=150, request_rate=25.0)
 BASE = Scenario(Server("Qwen/Qwen3-8B"), load=LOAD, goals=Goals(goodput=("ttft:60",)))
@@ -53,6 +54,44 @@ def test_common_requests_narrow_the_interval() -> None:
     independent = math.hypot(found.baseline.intervals[name].half_width, varied.intervals[name].half_width)
     assert varied.differences[name].half_width < independent / 5
     assert varied.differences[name].differs
+
+
+OWN = """
+from windtunnel import Decision
+
+
+class FCFS:
+    def schedule(self, now, waiting, running, limits):
+        tokens, free = {}, limits.num_blocks - sum(request.num_blocks for request in running)
+        budget, seats = limits.max_num_batched_tokens, limits.max_num_seqs - len(running)
+        for request in running:
+            tokens[request] = min(request.num_tokens - request.num_computed_tokens, budget)
+            free -= limits.blocks(request.num_computed_tokens + tokens[request]) - request.num_blocks
+            budget -= tokens[request]
+        for request in waiting[:seats]:
+            free -= limits.blocks(request.num_tokens)
+            if free < 0 or not budget:
+                break
+            tokens[request] = min(request.num_tokens, budget)
+            budget -= tokens[request]
+        return Decision(tokens)
+"""
+
+
+def test_the_engines_own_rules_written_by_a_user_differ_in_nothing(tmp_path: Path) -> None:
+    """First come first served under default flags: the same times, which host work beside the GPU is part of."""
+    (tmp_path / "mine.py").write_text(OWN)
+    found = compare(BASE, {"own": {"scheduler": f"{tmp_path / 'mine.py'}:FCFS"}}, seeds=2)
+    for name in ("ttft.mean", "tpot.mean", "e2el.p99", "output_throughput"):
+        assert found.variants[1].differences[name].mean == pytest.approx(0.0, abs=1e-9)
+    assert not any("async_scheduling" in text for text in found.warnings)
+
+
+def test_a_variant_that_decides_at_another_time_says_so() -> None:
+    found = compare(BASE, {"other": {"scheduler": "sarathi"}, "sync": {"async_scheduling": False}}, seeds=1)
+    said = [text for text in found.warnings if "async_scheduling" in text]
+    assert len(said) == 1
+    assert said[0].startswith("other: decides when the step before has ended, the baseline while the step before runs")
 
 
 def test_a_variant_may_change_the_load() -> None:
@@ -126,3 +165,54 @@ def test_names_are_looked_up_before_anything_is_simulated() -> None:
         require_names(vary(BASE, {"scheduler": "sarahti"}).deployment())
     with pytest.raises(InputError, match="unknown router"):
         require_names(vary(BASE, {"router": "best"}).deployment())
+
+
+# --- measured servers -------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_on_measured_servers_is_the_variant_with_other_steps() -> None:
+    found = compare(BASE, {"wide": {"tensor_parallel_size": 2}}, seeds=2)
+    wide = found.variants[1]
+    assert wide.ends is not None
+    assert wide.ends.apart.differ == ("layout",)
+    deployment, factors = vary(BASE, wide.words).deployment(), wide.ends.apart.factors("steps")
+    for factor, end in zip(factors, wide.ends.differences["tpot.mean"], strict=True):
+        tables = [table.scaled(factor) for table in batch_times(deployment, "auto")]
+        run = summary_json(summary(simulate(deployment, BASE.load.workload(0), 0, tables=tables)))
+        moved = run["tpot"]["mean"] - wide.documents[0]["tpot"]["mean"]
+        assert end == pytest.approx(wide.differences["tpot.mean"].mean + moved)
+    assert wide.ends.differences["cost_per_hour"][0] == pytest.approx(wide.differences["cost_per_hour"].mean)
+    span = found.span(wide, "tpot.mean")
+    assert span is not None
+    assert span[0] < 1 + found.relative(wide, "tpot.mean").mean < span[1]
+    said = json.loads(json.dumps(comparison_json(found)))["variants"]
+    assert "servers_90" not in said[0]
+    assert said[1]["servers_90"]["differences"]["tpot.mean"] == pytest.approx(wide.ends.differences["tpot.mean"])
+
+
+def test_the_nearer_two_batches_are_the_surer_is_their_difference() -> None:
+    words: dict[str, dict[str, Any]] = {
+        "near": {"max_num_seqs": 60},
+        "far": {"max_num_seqs": 4},
+        "sync": {"async_scheduling": False},
+    }
+    near, far, sync = (variant.ends for variant in compare(BASE, words, seeds=1).variants[1:])
+    assert near is not None
+    assert far is not None
+    assert sync is not None
+    assert (near.apart.octaves or 0.0) < 0.1 < (far.apart.octaves or 0.0)
+    assert near.apart.factors("steps")[1] < 1.05 < far.apart.factors("steps")[1]
+    assert sync.apart.octaves == 1.0  # the same batches, but other steps
+    unchanged = compare(BASE, {"same": BASE, "far": words["far"]}, seeds=1, bands=False).variants
+    assert [variant.ends for variant in unchanged] == [None] * 3
+    assert compare(BASE, {"same": BASE}, seeds=1).variants[1].ends is None  # nothing differs
+
+
+def test_a_variant_that_cannot_keep_up_at_an_end_is_overloaded_there() -> None:
+    load = replace(LOAD, num_prompts=1500, request_rate=45.0)
+    found = compare(replace(BASE, load=load), {"wide": {"tensor_parallel_size": 2, "max_num_seqs": 8}}, seeds=1)
+    ends = found.variants[1].ends
+    assert ends is not None
+    assert math.isinf(ends.differences["ttft.p99"][1])
+    assert comparison_json(found)["variants"][1]["servers_90"]["differences"]["ttft.p99"][1] is None
+    assert math.isfinite(ends.differences["tpot.mean"][1])

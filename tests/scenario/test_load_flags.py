@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.scenario.load_flags import Load
-from windtunnel.workload import Workload, builtin, save
+from windtunnel.workload import Both, Gamma, Uniform, Workload, at_rate, builtin, prefix_repetition, save
 
 
 @pytest.fixture
@@ -150,3 +150,57 @@ def test_what_cannot_be_read_or_drawn_is_refused(words: dict[str, Any], message:
 def test_more_prompts_than_a_file_has(trace: str) -> None:
     with pytest.raises(InputError, match="has 4 requests"):
         Load(trace=trace, num_prompts=5).workload()
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, float("inf")])
+def test_the_asked_rate_is_exact_and_recorded(burstiness: float) -> None:
+    """As `vllm bench serve` stretches its gaps (vllm/benchmarks/serve.py, get_request): the last of n requests arrives
+    at n / rate."""
+    load = Load(random_input_len=9, num_prompts=200, request_rate=5.0, burstiness=burstiness)
+    said = "inf" if math.isinf(burstiness) else burstiness  # JSON has no infinity
+    for seed in (0, 1):
+        workload = load.workload(seed)
+        assert workload.arrival[-1] == pytest.approx(40.0)
+        assert (workload.spec()["request_rate"], workload.spec()["burstiness"]) == (5.0, said)
+    assert at_rate(workload, 10.0).spec()["request_rate"] == pytest.approx(10.0, rel=0.01)
+    assert Load(random_input_len=9).workload().spec()["request_rate"] is None
+
+
+def test_a_trace_with_its_own_times_has_its_own_rate() -> None:
+    spec = Load(trace="azure-conv", num_prompts=100).workload().spec()
+    assert spec["burstiness"] is None
+    assert spec["request_rate"] > 0
+
+
+def test_shared_beginnings_sessions_and_other_lengths_by_flags() -> None:
+    base: dict[str, Any] = {"random_input_len": 100, "random_output_len": 20, "num_prompts": 60, "request_rate": 5.0}
+    prefixed = Load(**base, random_prefix_len=64, random_num_prefixes=3).workload()
+    own = prefix_repetition(
+        Gamma(5.0, exact_duration=True), Both(Uniform(100, 100), Uniform(20, 20)), 60, num_prefixes=3, prefix_tokens=64
+    )
+    assert prefixed.equals(own)
+    talks = Load(**base, random_turns=4, think_time=2.0, random_prefix_len=32).workload()
+    assert (len(talks), len(set(talks.session.tolist()))) == (60, 15)
+    assert talks.prompt_tokens.max() == 32 + 4 * 100 + 3 * 20
+    skewed = Load(**base, random_lengths="lognormal:0.8").workload()
+    assert skewed.prompt_tokens.std() / skewed.prompt_tokens.mean() > 0.4
+    short = Load(**base, random_lengths="zipf:1.2").workload()
+    assert 1 <= short.prompt_tokens.min() <= short.prompt_tokens.max() <= 100
+    assert np.median(short.prompt_tokens) < 30
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"random_turns": 3}, "random_turns=3: needs random_input_len"),
+        ({"random_input_len": 9, "random_lengths": "zipf"}, "must be uniform, lognormal:SIGMA or zipf:THETA"),
+        ({"random_input_len": 9, "random_lengths": "normal:1"}, "must be uniform"),
+        ({"random_input_len": 9, "random_lengths": "zipf:1", "random_range_ratio": 0.5}, "is of uniform lengths"),
+        ({"random_input_len": 9, "random_num_prefixes": 3}, "needs random_prefix_len"),
+        ({"random_input_len": 9, "think_time": 3.0}, "add random_turns"),
+        ({"random_input_len": 9, "random_turns": 0}, "random_turns=0: must be ≥ 1"),
+    ],
+)
+def test_words_of_random_requests_that_go_wrong(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Load(**words)

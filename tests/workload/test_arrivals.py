@@ -111,6 +111,7 @@ def test_replay_scales_time_and_does_not_invent_requests() -> None:
         (lambda: Modulated(Poisson(1.0), (), 1.0), "profile"),
         (lambda: Modulated(Poisson(1.0), (0.0,), 1.0), "profile"),
         (lambda: Modulated(Poisson(1.0), (1.0, -1.0), 1.0), "profile"),
+        (lambda: Modulated(Poisson(1.0), (2.0, -1.0), 1.0), "profile"),
         (lambda: Modulated(Poisson(1.0), (1.0,), 0.0), "window=0"),
         (lambda: Replay(np.array([1.0, 0.0])), "not decrease"),
         (lambda: Replay(np.array([-1.0, 0.0])), "≥ 0"),

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_workloads import workloads
 
 from windtunnel.workload import AllAtOnce, Both, Fixed, Gamma, Modulated, Poisson, Workload, describe, generate
 from windtunnel.workload.describe import histogram, rank_correlation, rate_cv, text_histogram
 from windtunnel.workload.synthetic import stream
+from workload.random_workloads import workloads
 
 LENGTHS = Both(Fixed(100), Fixed(25))
 

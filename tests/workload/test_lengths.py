@@ -98,6 +98,8 @@ def test_banded_outputs_depend_on_the_prompt() -> None:
         (lambda: Lognormal(1000.0, 0.1, high=10), "only .* of a lognormal .* lies inside"),
         (lambda: Lognormal(1000.0, 0.0, high=10), "lies inside"),
         (lambda: Zipf(-1.0, 1, 2), "theta=-1"),
+        (lambda: Zipf(20.1, 1, 2), "theta=20.1: must be from 0 to 20"),
+        (lambda: Zipf(1.0, 1, 10_000_002), "10 million"),
         (lambda: Zipf(1.0, 1, 2**30), "10 million"),
         (lambda: Split(Fixed(3), 0.0), "prompt_to_output=0"),
         (lambda: Empirical(np.array([1]), np.array([1, 2])), "1 prompt and 2 output"),
@@ -122,3 +124,19 @@ def test_every_distribution_gives_counts_of_at_least_one(n: int, low: int, more:
         again = pair.sample(n, stream(seed, "x"))
         assert (again[0] == prompt).all()
         assert (again[1] == output).all()
+
+
+def test_ranges_reach_to_their_very_ends() -> None:
+    assert Zipf(20.0, 1, 2).draw(5, stream(0, "x")).tolist() == [1] * 5
+    assert Zipf(0.0, 7, 7).draw(3, stream(0, "x")).tolist() == [7] * 3
+    drawn = Zipf(0.0, 5, 7).draw(N, stream(0, "x"))
+    assert np.bincount(drawn)[5:] / N == pytest.approx([1 / 3] * 3, abs=0.01)
+    drawn = Zipf(1.0, 5, 7).draw(N, stream(0, "x"))  # in proportion to 1, 1/2 and 1/3
+    assert np.bincount(drawn)[5:] / N == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.01)
+    assert set(Uniform(3, 4).draw(100, stream(0, "x")).tolist()) == {3, 4}
+
+
+def test_seeds_are_heeded() -> None:
+    for side in (Uniform(1, 1000), Zipf(0.5, 1, 1000), Lognormal(100.0, 1.0)):
+        first, other = (side.draw(50, stream(seed, "x")).tolist() for seed in (0, 1))
+        assert first != other

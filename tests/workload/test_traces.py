@@ -169,10 +169,10 @@ def test_sharegpt_counts_or_estimates_tokens_and_says_so(tmp_path: Path) -> None
         (VIDUR + "1,2.5,3\n", "row 1: num_prefill_tokens='2.5': must be a whole number"),
         (VIDUR + "1,-2,3\n", "row 1: prompt_tokens=-2: must be ≥ 1"),
         (VIDUR + "1,99999999999999999999,3\n", "row 1: num_prefill_tokens='9+': must be a whole number"),
-        ("{", "row 1: '{': must be a JSON object"),
+        ("{", "row 1: '{': not JSON"),
         ('{"timestamp": 1}\n[1]\n', "row 2: .*must be a JSON object"),
         ("[1, 2]", "row 1: has no list of conversations"),
-        ("[", "is not valid JSON"),
+        ("[", "is not JSON"),
         ("[]", "no conversation has two"),
         ('[{"conversations": [{"from": "human"}, 3]}]', "row 1: a turn has neither"),
         (timed([{"timestamp": 0, "input_length": 1, "output_length": 2, "hash_ids": "x"}]), "row 1: hash_ids='"),
@@ -289,3 +289,61 @@ def test_reading_the_azure_trace_is_quick_and_loads_nothing_heavy() -> None:
     parts = [run.stdout.split() for run in runs]
     assert all(len(part) == 1 for part in parts)
     assert min(float(part[0]) for part in parts) < 0.06
+
+
+GATEWAY = """request_id,start_time,input_tokens,completion_tokens
+a,1700000000.5,10,1
+b,1700000001.5,20,2
+c,1700000003.5,30,3
+"""
+NAMES = {"arrival": "start_time", "prompt_tokens": "input_tokens", "output_tokens": "completion_tokens"}
+
+
+def as_lines(text: str) -> str:
+    head, *rows = (line.split(",") for line in text.splitlines())
+    return "".join(json.dumps(dict(zip(head, row, strict=True))) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (GATEWAY, NAMES),
+        (GATEWAY.replace(",", ";"), NAMES),
+        (GATEWAY.replace(",", "\t"), NAMES),
+        (GATEWAY.replace(",", "|"), NAMES),
+        (GATEWAY.replace("b,", '"b, too",'), NAMES),
+        (as_lines(GATEWAY), NAMES),
+        (GATEWAY.replace(".5", "500"), {**NAMES, "arrival_ms": "start_time"}),
+        (GATEWAY.replace("17000000", "2023-11-16 18:00:"), NAMES),
+        (GATEWAY.replace("17000000", "2023-11-16T18:00:"), NAMES),
+    ],
+    ids=["comma", "semicolon", "tab", "bar", "quoted", "json lines", "milliseconds", "time of day", "ISO time"],
+)
+def test_any_columns_that_are_named(tmp_path: Path, text: str, names: dict[str, str]) -> None:
+    chosen = {ours: theirs for ours, theirs in names.items() if not (ours == "arrival" and "arrival_ms" in names)}
+    found = load_trace(write(tmp_path, text), columns=chosen)
+    assert found.arrival.tolist() == pytest.approx([0.0, 1.0, 3.0])
+    assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([10, 20, 30], [1, 2, 3])
+
+
+def test_our_own_names_and_other_delimiters_need_no_names(tmp_path: Path) -> None:
+    own = load_trace(write(tmp_path, "arrival,prompt_tokens,output_tokens,priority\n1,5,6,0\n2.5,7,8,1\n"))
+    assert own.arrival.tolist() == [1.0, 2.5]  # our own files keep their times
+    assert own.priority.tolist() == [0, 1]
+    azure = "TIMESTAMP;ContextTokens;GeneratedTokens\n2023-11-16 18:00:01.0;5;6\n2023-11-16 18:00:02.5;7;8\n"
+    assert load_trace(write(tmp_path, azure)).arrival.tolist() == [0.0, 1.5]
+    assert load_trace(write(tmp_path, azure.replace(";", "\t"))).prompt_tokens.tolist() == [5, 7]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"arival": "start_time"}, "unknown column 'arival': did you mean 'arrival'"),
+        (NAMES | {"prompt_tokens": "input_token"}, "unknown column of the file 'input_token': did you mean 'input_tok"),
+        ({"arrival": "start_time", "prompt_tokens": "input_tokens"}, "output_tokens is missing: say which column"),
+        (NAMES | {"output_tokens": "request_id"}, "output_tokens='a': must be a whole number"),
+    ],
+)
+def test_names_of_columns_that_cannot_be(tmp_path: Path, names: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_trace(write(tmp_path, GATEWAY), columns=names)

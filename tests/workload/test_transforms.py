@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from random_workloads import workloads
 
 from windtunnel.errors import InputError
 from windtunnel.workload import Workload, at_rate, head, repeat, scale_time, with_concurrency
+from windtunnel.workload.rules import LATEST
+from workload.random_workloads import workloads
 
 
 def three() -> Workload:
@@ -23,6 +24,7 @@ def test_scaling_time_moves_arrivals_only() -> None:
 @given(workloads(), st.floats(0.01, 100))
 def test_a_wanted_rate_is_met(workload: Workload, rate: float) -> None:
     if workload.duration > 0:
+        assume(np.nanmax(workload.arrival) * workload.request_rate / rate <= LATEST)
         assert at_rate(workload, rate).request_rate == pytest.approx(rate)
     else:
         with pytest.raises(InputError, match="all requests arrive at once"):
@@ -95,3 +97,17 @@ def test_impossible_transforms_are_refused() -> None:
         head(three(), 0)
     with pytest.raises(InputError, match="max_concurrency=-1"):
         with_concurrency(three(), -1)
+
+
+def test_copies_follow_each_other_by_one_mean_gap() -> None:
+    """Three requests in 3 s; at 2 requests/s they last 1 s, so that the next copy begins 0.5 s after the last."""
+    load = Workload.from_columns(
+        prompt_tokens=np.full(3, 1), output_tokens=np.full(3, 1), arrival=np.array([0.0, 1.0, 3.0])
+    )
+    faster = at_rate(load, 2.0)
+    assert faster.arrival.tolist() == pytest.approx([0.0, load.request_rate / 2, 3 * load.request_rate / 2])
+    assert faster.request_rate == pytest.approx(2.0)
+    twice = repeat(load, 2)
+    gap = 3.0 + 1 / load.request_rate
+    assert twice.arrival.tolist() == pytest.approx([0.0, 1.0, 3.0, gap, gap + 1.0, gap + 3.0])
+    assert scale_time(load, 0.5).arrival.tolist() == [0.0, 0.5, 1.5]

@@ -9,20 +9,29 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
-from windtunnel.cli.arguments import complete, long
+from windtunnel.cli.arguments import complete
+from windtunnel.cli.bench import bench
 from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.compare import compare
+from windtunnel.cli.estimate import estimate
 from windtunnel.cli.explain import explain
 from windtunnel.cli.listing import listing
+from windtunnel.cli.live.proxy import proxy
+from windtunnel.cli.live.serve import serve
+from windtunnel.cli.live.ui import ui
+from windtunnel.cli.live.watch import watch
+from windtunnel.cli.optimum import optimum
 from windtunnel.cli.plan.command import plan
+from windtunnel.cli.profile import profile
 from windtunnel.cli.replay import replay
 from windtunnel.cli.run import report, run
 from windtunnel.cli.study import compare as compare_studies
 from windtunnel.cli.study import export, list_studies, show
+from windtunnel.cli.sweep import sweep
 from windtunnel.cli.trace import convert, describe
 from windtunnel.cli.validate import validate
 from windtunnel.errors import InputError
-from windtunnel.scenario import word
+from windtunnel.scenario.words import long, word
 from windtunnel.version import __version__
 
 DONE, WRONG, INTERRUPTED = 0, 2, 130
@@ -38,7 +47,10 @@ app = App(
 )
 app.command(run)
 app.command(compare)
+app.command(sweep)
+app.command(bench)
 app.command(plan)
+app.command(optimum)
 study = App(name="study", help="Look at the studies of a store of windtunnel plan.")
 study.command(list_studies, name="list")
 study.command(show)
@@ -55,6 +67,12 @@ app.command(report)
 app.command(replay)
 app.command(validate)
 app.command(calibrate)
+app.command(profile)
+app.command(estimate)
+app.command(serve)
+app.command(proxy)
+app.command(watch)
+app.command(ui)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,18 +82,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = app(words, exit_on_error=False, print_error=False)
         sys.stdout.flush()
         return code or DONE
-    except (BrokenPipeError, SystemExit):  # the latter is how rich ends when a pipe is closed
+    except (KeyboardInterrupt, SystemExit, InputError, CycloptsError, OSError) as error:
+        return _ended(error)
+
+
+def _ended(error: BaseException) -> int:
+    """The exit code for what stopped the command, and a line that says it."""
+    if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):  # rich exits after it
         _drop_output()
         return DONE
-    except KeyboardInterrupt:
+    if isinstance(error, KeyboardInterrupt):
         return _complain("interrupted", INTERRUPTED)
-    except InputError as error:
-        return _complain(str(error), WRONG)
-    except CycloptsError as error:
-        return _complain(_cause(error), WRONG)
-    except OSError as error:
+    if isinstance(error, OSError):
         _drop_output()
         return _complain(f"{error.filename or 'standard output'}: {error.strerror or error}", WRONG)
+    if isinstance(error, SystemExit):
+        return _complain(f"a file of yours ends the program (sys.exit({error.code})): leave that out", WRONG)
+    return _complain(_cause(error), WRONG)
 
 
 def _drop_output() -> None:
@@ -88,7 +111,7 @@ def _complain(text: str, code: int) -> int:
     return code
 
 
-def _cause(error: CycloptsError) -> str:
+def _cause(error: BaseException) -> str:
     """The message of our own check that stopped the parser, or the parser's."""
     cause: BaseException | None = error
     while cause is not None:

@@ -1,11 +1,12 @@
 """Arguments: how the command line's words become values."""
 
 import json
+import os
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
@@ -13,42 +14,52 @@ from cyclopts.argument import ArgumentCollection
 from windtunnel.errors import InputError
 from windtunnel.scenario import main_job_unless_model, read_scenario
 
-SHORT = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-    "--isl": "--random-input-len",
-    "--osl": "--random-output-len",
-}
-"""Other tools' spellings of our flags."""
+NAMED = frozenset(("serve", "proxy"))
+"""Commands whose model must be named: no job of ours stands in for it."""
 WHOLE = re.compile(r"[+-]?\d+")
 OUTPUT = Group("Output", sort_key=9)
 Json = Annotated[bool, Parameter(name="--json", negative=(), group=OUTPUT)]
-
-
-def long(text: str) -> str:
-    """The word with our spelling of its flag."""
-    name, equals, value = text.partition("=")
-    return SHORT.get(name, name) + equals + value
+Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group=OUTPUT)]
 
 
 def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Before values are converted: refuse fractions of whole numbers, and fill in what the scenario file says."""
     for argument in arguments:
         for token in argument.tokens:
-            if _is_whole(argument.hint) and not WHOLE.fullmatch(token.value):
+            if _may_hold(int, argument.hint) and not WHOLE.fullmatch(token.value):
                 raise InputError(f"{token.keyword}={token.value}: must be a whole number")
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
     source = given.get("--scenario")
     values = {} if source is None else read_scenario(Path(source))
-    if "--model" not in given and any(argument.name == "--model" and argument.hint is str for argument in arguments):
+    asks = any(argument.name == "--model" and argument.hint is str for argument in arguments)
+    if asks and "--model" not in given and not NAMED.intersection(commands):
         values = main_job_unless_model(values)
     config.Dict(values, source=source or "default", use_commands_as_keys=False)(app, commands, arguments)
+    _require_other_files(arguments)
 
 
-def _is_whole(hint: Any) -> bool:
-    """Whether a type is int, or holds it: int | None, tuple[int, ...]."""
-    return hint is int or any(_is_whole(part) for part in get_args(hint))
+def _require_other_files(arguments: ArgumentCollection) -> None:
+    """Raise InputError for a file that would be written over an input of the same command, or over another output."""
+    given = [(argument, token.value) for argument in arguments for token in argument.tokens]
+    for argument, text in given:
+        groups = cast(tuple[Group, ...], argument.parameter.group or ())
+        if OUTPUT not in groups or not _may_hold(Path, argument.hint):
+            continue
+        for other, other_text in given:
+            if other is not argument and _is_same_file(text, other_text):
+                raise InputError(f"{argument.name} {text!r}: is the file of {other.name}, too: choose another name")
+
+
+def _is_same_file(text: str, other: str) -> bool:
+    """Whether both are names of one file, there or to be written; devices and pipes take what comes."""
+    if not text or not other or (Path(text).exists() and not Path(text).is_file()):
+        return False
+    return os.path.realpath(text) == os.path.realpath(other)
+
+
+def _may_hold(kind: type, hint: Any) -> bool:
+    """Whether a type is this one, or holds it: int | None, tuple[int, ...]."""
+    return hint is kind or any(_may_hold(kind, part) for part in get_args(hint))
 
 
 def show_json(document: Any) -> None:

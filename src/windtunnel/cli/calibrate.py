@@ -2,13 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT
 from windtunnel.errors import InputError
-from windtunnel.scenario.output_files import check_folder
+from windtunnel.files import require_writable
 
 
 def calibrate(
@@ -16,7 +16,7 @@ def calibrate(
     /,
     *,
     output: Annotated[Path, Parameter(group=OUTPUT)] = Path("calibration.yaml"),
-    perf: Literal["auto", "measured", "modelled", "roofline"] = "auto",
+    perf: str = "auto",
 ) -> None:
     """Find the host and client overheads of a deployment from measured runs of it.
 
@@ -29,20 +29,20 @@ def calibrate(
     output
         File to write.
     perf
-        Kernel times: auto, measured, modelled, or roofline (perfect kernels, no host work).
+        Kernel times: auto, measured, modelled, roofline (perfect kernels, no host work) or profile:FOLDER.
     """
     import yaml
 
-    from windtunnel.report.write import write_whole
+    from windtunnel.files import write_whole
     from windtunnel.validation.calibrate import calibrate as search
     from windtunnel.validation.calibrate import document
     from windtunnel.validation.measured_run import find_measured_runs, read_measured_run
 
     if not runs:
         raise InputError("no runs: give the folder of a measured run")
-    check_folder("output", output, output.parent)
+    require_writable("output", output)
     measured = [read_measured_run(path) for folder in runs for path in find_measured_runs(folder)]
     found = search([(one.measurement, one.pool()) for one in measured], perf)
     text = yaml.safe_dump(document(found, [one.measurement for one in measured]), sort_keys=False)
-    write_whole(output, [text])
     sys.stdout.write(f"{text}misfit {found.misfit[0]:.4f} before, {found.misfit[1]:.4f} after; written to {output}\n")
+    write_whole(output, [text])

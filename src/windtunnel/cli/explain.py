@@ -1,19 +1,26 @@
 """explain: what one batch costs, operator by operator."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, Json, show_json
-from windtunnel.scenario import Server
-from windtunnel.scenario.output_files import check_folder
+from windtunnel.errors import InputError
+from windtunnel.files import require_writable, write_whole
+from windtunnel.scenario import POOLS, Pools, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from windtunnel.perf.explain import Batch
 
 
 def explain(
     server: Annotated[Server, Parameter(name="*")] = Server(),  # noqa: B008 - frozen
     *,
+    pools: Annotated[Pools, Parameter(name="*", group=POOLS)] = Pools(),  # noqa: B008 - frozen
     batch: str = "decode=32@4096,prefill=1x2048",
     plot: Annotated[Literal["roofline"] | None, Parameter(group=OUTPUT)] = None,
     output: Annotated[Path, Parameter(group=OUTPUT)] = Path("roofline.html"),
@@ -25,7 +32,8 @@ def explain(
     ----------
     batch
         decode=32@4096 is 32 decodes with 4096 tokens in the cache each, prefill=2x1024@8192 two chunks of 1024 tokens
-        of prompts of which 8192 tokens are computed; a comma adds them up.
+        of prompts of which 8192 tokens are computed; a comma adds them up. A prefill pool computes its chunks alone, a
+        decode pool its decodes.
     plot
         roofline: write a page that shows each operator under the device's roofline.
     output
@@ -36,19 +44,34 @@ def explain(
     from windtunnel.perf.explain import explain as operators
     from windtunnel.perf.explain import parse_batch
 
-    asked, pool = parse_batch(batch), server.pool()
+    asked, deployment = parse_batch(batch), pools.deployment(server, 1, "round_robin")
+    parts = [(pool, part) for pool in deployment.pools for part in _part(asked, pool.role)]
     if plot is not None:
-        check_folder("output", output, output.parent)
-    found = operators(pool, asked, server.perf)
-    if plot is not None:
-        from windtunnel.report.roofline import write_roofline
-
-        write_roofline(output, pool, str(asked), found)
+        require_writable("output", output)
+        if len(parts) > 1:
+            raise InputError(f"plot {plot!r}: shows one pool: leave out the decodes or the chunks of the batch")
+    rows = [(pool, str(part), operators(pool, part, server.perf)) for pool, part in parts]
     if as_json:
         from windtunnel.metrics import clean
 
-        show_json(clean({"schema_version": 1, "batch": str(asked), "pool": pool.spec(), **asdict(found)}))
+        steps = [{"batch": part, "pool": pool.spec(), **asdict(found)} for pool, part, found in rows]
+        show_json(clean({"schema_version": 1, **(steps[0] if len(deployment.pools) == 1 else {"pools": steps})}))
     else:
         from windtunnel.cli.terminal import show_operators
 
-        show_operators(pool, str(asked), found)
+        for row in rows:
+            show_operators(*row)
+    if plot is not None:
+        from windtunnel.report.roofline import roofline_page
+
+        write_whole(output, [roofline_page(*rows[0])])
+
+
+def _part(batch: "Batch", role: str) -> "Iterator[Batch]":
+    """What of a batch a pool of this role computes, if anything."""
+    if role == "mixed":
+        yield batch
+    elif role == "prefill" and batch.chunks:
+        yield replace(batch, decodes=0, kv_tokens=0)
+    elif role == "decode" and batch.decodes:
+        yield replace(batch, chunks=())

@@ -9,7 +9,10 @@ Row = dict[str, Any]
 
 
 def listing(
-    what: Literal["models", "devices", "engines", "schedulers", "routers", "traces"], /, *, as_json: Json = False
+    what: Literal["models", "devices", "engines", "schedulers", "routers", "links", "handovers", "traces"],
+    /,
+    *,
+    as_json: Json = False,
 ) -> None:
     """List the names that flags accept.
 
@@ -26,6 +29,8 @@ def listing(
         "engines": _engines,
         "schedulers": _schedulers,
         "routers": _routers,
+        "links": _links,
+        "handovers": _handovers,
         "traces": _traces,
     }
     rows = kinds[what]()
@@ -91,6 +96,35 @@ def _routers() -> list[Row]:
     from windtunnel.policy.named import ROUTERS
 
     return [{"router": name, "sends a request to": text} for name, text in ROUTERS.items()]
+
+
+def _links() -> list[Row]:
+    from windtunnel.deployment import LINKS
+    from windtunnel.scenario.joined import OF_DEVICES
+
+    named = [
+        {"link": name, "GB/s": link.bandwidth / 1e9, "latency (ms)": 1e3 * link.latency, "what": ""}
+        for name, link in LINKS.items()
+    ]
+    return [
+        {"link": name, "GB/s": None, "latency (ms)": 0.0, "what": text} for name, text in OF_DEVICES.items()
+    ] + named
+
+
+def _handovers() -> list[Row]:
+    from windtunnel.deployment import HANDOVERS
+
+    return [
+        {
+            "handover": name,
+            "transfer": found.transfer,
+            "first token": found.first_token,
+            "memory for": found.staging,
+            "asked": found.gate,
+            "lease (s)": found.lease,
+        }
+        for name, found in HANDOVERS.items()
+    ]
 
 
 def _traces() -> list[Row]:

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from windtunnel.cli.arguments import OUTPUT
 from windtunnel.errors import unknown
-from windtunnel.scenario.output_files import check_file
+from windtunnel.files import require_writable
 
 Replay = Callable[..., Iterator[dict[str, Any]]]
 
@@ -32,8 +33,8 @@ def replay(
     /,
     *,
     scheduler: str,
-    engine: Annotated[Literal["reference", "core"], Parameter(name="--with")] = "reference",
-    output: Path | None = None,
+    engine: Annotated[Literal["reference", "core"] | None, Parameter(name="--with")] = None,
+    output: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
 ) -> None:
     """Replay a recorded workload through a scheduler, and print what it decides in each step.
 
@@ -46,8 +47,8 @@ def replay(
     scheduler
         vllm-0.33, vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0 or sglang-0.4.6.
     engine
-        For vLLM's v1 schedulers: the readable engine, or the compiled core step by step. They write the same. All
-        others run in the core.
+        Of vLLM's v1 schedulers: the readable engine, which is the default, or the compiled core step by step. They
+        write the same. All others run in the core only.
     output
         File to write instead of standard output.
     """
@@ -56,12 +57,12 @@ def replay(
     if scheduler not in SCHEDULERS:
         raise unknown("scheduler", scheduler, SCHEDULERS)
     if output is not None:
-        check_file("output", output)
+        require_writable("output", output)
     run: Replay = import_module(SCHEDULERS[scheduler]).replay
     lines = (json.dumps(record, allow_nan=False) + "\n" for record in run(read_recording(recording), scheduler, engine))
     if output is None:
         sys.stdout.writelines(lines)
     else:
-        from windtunnel.report.write import write_whole
+        from windtunnel.files import write_whole
 
         write_whole(output, list(lines))

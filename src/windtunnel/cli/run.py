@@ -1,26 +1,41 @@
 """run and report: simulate, and show what a simulation recorded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
 from windtunnel.errors import InputError
 from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
+from windtunnel.scenario.ends import in_document, with_ends
 from windtunnel.scenario.output_files import Outputs, check_directory
 
 if TYPE_CHECKING:
     from windtunnel.deployment import SLO, Deployment
-    from windtunnel.metrics import Summary
+    from windtunnel.metrics import Bands, Summary
     from windtunnel.perf.tabulate.tables import Tabulated
     from windtunnel.simulate.overheads import Overheads
     from windtunnel.simulate.run import Run
     from windtunnel.workload import Workload
 
 DONE, MISSED = 0, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Details:
+    """What to say of a run beyond what it did."""
+
+    bands: Annotated[Literal["share", "rate"] | None, Parameter(negative="--no-bands")] = "share"
+    """Say between which values 90 % of measured servers would lie, how much of the capacity the load uses, and what
+    perfect kernels would give: three to five simulations instead of one. Share: each server under a load of the same
+    share of its capacity; rate: all under this load, at its unchanged rate."""
+    gap: Annotated[bool, Parameter(negative=())] = False
+    """Say how far the first seed's run is from what no scheduler could beat on this engine."""
+    operators: Annotated[bool, Parameter(negative=())] = False
+    """Show the operators of the first seed's run and their shares of its steps' time."""
 
 
 def run(
@@ -30,10 +45,11 @@ def run(
     strict: Annotated[bool, Parameter(negative=(), group=DEPLOYMENT)] = False,
     seeds: Annotated[int, Parameter(group=GOALS)] = 1,
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
-    bands: Annotated[bool, Parameter(negative="--no-bands", group=OUTPUT)] = True,
+    details: Annotated[Details, Parameter(name="*", group=OUTPUT)] = Details(),
     output: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
     outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> int:
     """Simulate a deployment under a load.
 
@@ -50,16 +66,14 @@ def run(
         Repeat under so many seeds, from --seed on, and show 95 % confidence intervals; files are of the first.
     exclude_warmup
         Measure from a tenth of the arrivals' time to the last arrival: neither filling nor draining counts.
-    bands
-        Say between which values a measured server would lie (90 %), and what perfect kernels would give: four
-        simulations instead of one.
     output
         Folder for the run: run.json, requests.parquet, iterations.parquet; for windtunnel report and your notebook.
     as_json
         Print the results as one JSON document instead of the table.
+    verbose
+        Say more: what steps hold, waiting, energy, what the bands rest on, what perfect kernels would give.
     """
-    from windtunnel.metrics import summary, summary_json, uncertainty, unroll
-    from windtunnel.simulate.notes import refuse_extrapolation
+    from windtunnel.metrics import summary, summary_json
     from windtunnel.simulate.simulate import batch_times
 
     _check(seeds, outputs, output)
@@ -72,15 +86,18 @@ def run(
         documents.append(summary_json(result))
         results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
-            doubts = uncertainty(unroll(done))
-            if strict:
-                refuse_extrapolation(done, doubts.beyond)
-            manifest, first = done.manifest, done if output is not None or outputs.wanted() else None
-            del done, result  # hundreds of bytes a request, and the ends of the band take as much each
-            if bands:
-                manifest |= _bands(documents[0], doubts.error, scenario, workload, tables, exclude_warmup)
+            around, manifest = _judged(done, documents[0], strict)
+            manifest |= _asked(done, scenario, details)
+            first = done if output is not None or outputs.wanted() else None
+            del done, result  # hundreds of bytes a request, and what follows takes as much
+            if details.bands:
+                around = replace(around, unchanged_rate=details.bands == "rate")
+                with progress("simulating perfect kernels, all requests at once, and both ends of the band"):
+                    ends = with_ends(around, scenario, deployment, workload, tables, exclude_warmup=exclude_warmup)
+                manifest |= in_document(ends) | {"bands_without_warmup": exclude_warmup}
+    code = _finish(results, documents, manifest, scenario.goals, as_json, verbose)
     _write(first, manifest, output, outputs, slo)
-    return _finish(results, documents, manifest, scenario.goals, as_json)
+    return code
 
 
 def _check(seeds: int, outputs: Outputs, output: Path | None) -> None:
@@ -103,6 +120,34 @@ def _simulated(
         return workload, simulate(deployment, workload, seed, tables=tables, overheads=overheads)
 
 
+def _judged(done: "Run", document: Mapping[str, Any], strict: bool) -> "tuple[Bands, dict[str, Any]]":
+    """How sure a run is, and its manifest."""
+    from windtunnel.metrics import bands
+    from windtunnel.simulate.notes import refuse_extrapolation
+
+    around = bands(done, document)
+    if strict:
+        refuse_extrapolation(done, around.uncertainty.beyond)
+    return around, done.manifest
+
+
+def _asked(done: "Run", scenario: Scenario, details: Details) -> dict[str, Any]:
+    """For the manifest of a run: how far it is from the least that any scheduler takes, and its operators' shares."""
+    found: dict[str, Any] = {}
+    if details.gap:
+        from windtunnel.optimum.served import gaps
+
+        found["gap"] = gaps(done)
+    if details.operators:
+        from windtunnel.metrics import group_share, unroll
+        from windtunnel.perf.tabulate.by_operator import by_operator
+
+        with progress("asking every operator"):
+            tables = tuple(by_operator(pool, scenario.server.perf) for pool in scenario.deployment().pools)
+        found["operators"] = group_share(unroll(replace(done, groups=tables)))
+    return found
+
+
 def _write(first: "Run | None", manifest: Mapping[str, Any], output: Path | None, outputs: Outputs, slo: "SLO") -> None:
     """The folder and files that were asked for; None where none was."""
     if first is None:
@@ -113,29 +158,6 @@ def _write(first: "Run | None", manifest: Mapping[str, Any], output: Path | None
     outputs.write(first, slo)
 
 
-def _bands(
-    said: Mapping[str, Any],
-    error: float,
-    scenario: Scenario,
-    workload: "Workload",
-    tables: "Sequence[Tabulated]",
-    exclude_warmup: bool,
-) -> dict[str, Any]:
-    """For the manifest of a run: its error band, from the relative error of its steps, and what perfect kernels would
-    give."""
-    from windtunnel.metrics import client_json
-    from windtunnel.simulate.error_band import error_band, with_perfect_kernels
-
-    def measure(end: "Run") -> Mapping[str, Any]:
-        return client_json(end, exclude_warmup=exclude_warmup)
-
-    simulated = scenario.deployment(), workload, scenario.load.seed
-    with progress("simulating both ends of the error band"):
-        band = error_band(said, error, measure, *simulated, tables, scenario.overheads())
-        perfect = client_json(with_perfect_kernels(*simulated))
-    return {"bands": band, "roofline": perfect, "bands_without_warmup": exclude_warmup}
-
-
 def report(
     directory: Path,
     /,
@@ -144,6 +166,7 @@ def report(
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> int:
     """Show a run again, or write it in another form.
 
@@ -155,6 +178,8 @@ def report(
         Measure from a tenth of the arrivals' time to the last arrival.
     as_json
         Print the results as one JSON document instead of the table.
+    verbose
+        Say more: what steps hold, waiting, energy, what the bands rest on, what perfect kernels would give.
     """
     from windtunnel.metrics import summary, summary_json
     from windtunnel.simulate.run import Run
@@ -163,9 +188,10 @@ def report(
     stored, slo = Run.load(directory), goals.limits()
     if stored.manifest.get("bands_without_warmup") != exclude_warmup:  # they are those of another part of the run
         stored = replace(stored, manifest=stored.manifest | {"bands": None, "roofline": None})
-    outputs.write(stored, slo)
     found = summary(stored, slo, exclude_warmup=exclude_warmup)
-    return _finish([found], [summary_json(found)], stored.manifest, goals, as_json)
+    code = _finish([found], [summary_json(found)], stored.manifest, goals, as_json, verbose)
+    outputs.write(stored, slo)
+    return code
 
 
 def _finish(
@@ -174,6 +200,7 @@ def _finish(
     manifest: Mapping[str, Any],
     goals: Goals,
     as_json: bool,
+    verbose: bool,
 ) -> int:
     from windtunnel.metrics import clean, spread
 
@@ -185,11 +212,14 @@ def _finish(
             document |= {"seeds": len(documents), "interval_95": intervals}
         if around is not None:
             document |= {"bands": dict(around), "roofline": perfect}
+        document |= {name: manifest[name] for name in ("gap", "operators") if manifest.get(name) is not None}
         show_json(document)
     else:
-        from windtunnel.cli.terminal import show_run
+        from windtunnel.cli.terminal import show_gaps, show_run, show_shares
 
-        show_run(results, documents, manifest, around, perfect)
-    share = goals.attainment
-    reached = share is None or all(result.attainment >= share for result in results)
-    return DONE if reached and all(result.meets_slo for result in results) else MISSED
+        show_run(results, documents, manifest, around, perfect, verbose)
+        if manifest.get("gap") is not None:
+            show_gaps(manifest["gap"])
+        if manifest.get("operators") is not None:
+            show_shares(manifest["operators"])
+    return MISSED if any(goals.missed(result) for result in results) else DONE

@@ -2,11 +2,13 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from windtunnel.cli.arguments import Json, show_json
+from cyclopts import Parameter
+
+from windtunnel.cli.arguments import OUTPUT, Json, show_json
 from windtunnel.errors import InputError
-from windtunnel.scenario.output_files import check_file
+from windtunnel.files import require_writable, whole_file
 
 if TYPE_CHECKING:
     from windtunnel.plan.store import Store, Stored
@@ -78,7 +80,7 @@ def compare(store: Path, first: str, second: str, /, *, as_json: Json = False) -
     _show(rows, as_json, "they ask the same and found the same")
 
 
-def export(store: Path, target: Path, /, *, study: str | None = None) -> None:
+def export(store: Path, target: Annotated[Path, Parameter(group=OUTPUT)], /, *, study: str | None = None) -> None:
     """Write every simulation as a row of a Parquet file.
 
     Parameters
@@ -95,18 +97,14 @@ def export(store: Path, target: Path, /, *, study: str | None = None) -> None:
 
     if target.suffix != ".parquet":
         raise InputError(f"target {str(target)!r}: must end in .parquet")
-    check_file("target", target)
+    require_writable("target", target)
     with opened(store) as file:
         rows = file.trials(file.study(study).question if study else None)
     if not rows:
         raise InputError(f"store {str(store)!r}: has no simulations to export")
     flat = [{key: value for key, value in row.items() if key != "outcome"} | _columns(row["outcome"]) for row in rows]
-    scratch = target.with_name(f".{target.name}-writing")
-    try:
-        pq.write_table(pa.Table.from_pylist(flat), scratch, compression="zstd")
-        scratch.replace(target)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with whole_file(target) as file_to_write:
+        pq.write_table(pa.Table.from_pylist(flat), file_to_write, compression="zstd")
 
 
 def opened(path: Path) -> "Store":

@@ -1,9 +1,12 @@
 """Terminal: results as tables that a person can read. Plain text where the output is no terminal."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite
+from copy import copy
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -14,18 +17,23 @@ from rich.text import Text
 if TYPE_CHECKING:
     from windtunnel.deployment import Pool
     from windtunnel.metrics import Interval, Summary, Verdict
+    from windtunnel.metrics.pools import PoolUsage
     from windtunnel.perf.explain import Explanation
     from windtunnel.workload import Workload
 
 LATENCIES = {
     "ttft": "TTFT   first token",
-    "tpot": "TPOT   per output token",
+    "tpot": "TPOT   per token",
     "itl": "ITL    between tokens",
     "e2el": "E2EL   whole request",
-    "queue": "queue  before the first step",
+    "queue": "queue  before first step",
 }
+PARTS_BELOW = "  of it "
+"""Before the parts of the time to first token, which stand below it."""
 WIDTH = 160
 """No table needs more letters in a line."""
+DETAILS = ("steps", "waiting", "energy", "evidence", "checked", "in a step", "roofline")
+"""Facts of a run that are shown on demand."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -73,15 +81,40 @@ def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
 
 
 def show(*parts: Table | Text | str) -> None:
-    """Print tables and lines on standard output; a table too wide for a terminal is not cut but wrapped by it."""
+    """Print tables and lines on standard output, without blanks at the ends of lines.
+
+    A table wider than the terminal is printed in pieces, one below the other; where there is no terminal it is as wide
+    as it needs to be.
+    """
     console = Console(highlight=False, markup=False)
-    console.width = max(console.width, *(_width(part) for part in parts))
+    wide = not console.is_terminal and "COLUMNS" not in os.environ
+    console.width = max(console.width, *(_width(part) for part in parts)) if wide else console.width
     for part in parts:
-        console.print(part, soft_wrap=not isinstance(part, Table))
+        for piece in _pieces(part, console.width) if isinstance(part, Table) else (part,):
+            with console.capture() as caught:
+                console.print(piece, soft_wrap=not isinstance(piece, Table))
+            sys.stdout.writelines(f"{line.rstrip()}\n" for line in caught.get().splitlines())
 
 
 def _width(part: Table | Text | str) -> int:
     return Console(width=WIDTH).measure(part).maximum if isinstance(part, Table) else 0
+
+
+def _pieces(whole: Table, width: int) -> Iterator[Table]:
+    """The table, or parts of its columns that fit, each behind the columns of words that it begins with."""
+    words = [column for column in whole.columns if column.justify == "left"]
+    left = [column for column in whole.columns if column.justify != "left"]
+    while left:
+        piece = copy(whole)
+        count = len(left)
+        piece.columns = [*words, *left]
+        while count > 1 and _width(piece) > width:
+            count -= 1
+            piece.columns = [*words, *left[:count]]
+        left = left[count:]
+        yield piece
+    if len(words) == len(whole.columns):
+        yield whole
 
 
 @contextmanager
@@ -105,19 +138,35 @@ def show_run(
     manifest: Mapping[str, Any],
     around: Mapping[str, Any] | None = None,
     perfect: Mapping[str, Any] | None = None,
+    verbose: bool = False,
 ) -> None:
     """The table of one run, with the bands around it and what perfect kernels would give where these are known; or of
-    several that differ in their seed: then with 95 % confidence intervals."""
+    several that differ in their seed: then with 95 % confidence intervals. Without ``verbose``, only what most want."""
     from windtunnel.metrics import spread
 
     intervals = spread(documents)
     rows = [
-        (text, *(_milliseconds(intervals[f"{name}.{column}"]) + _band(around, name, column) for column in STATISTICS))
+        (text, *(_milliseconds(intervals[f"{name}.{column}"]) for column in STATISTICS), *_band(around, name))
         for name, text in LATENCIES.items()
     ]
-    title = _title(manifest)
-    facts = [*_facts(results, intervals), *_beside(around, perfect)]
-    show(title, table(("ms", *STATISTICS), rows), facts_grid(facts), *remarks(documents[0]["warnings"]))
+    rows[1:1] = [
+        (
+            f"{PARTS_BELOW}{name}",
+            *(_milliseconds(intervals[f"ttft_parts.{name}.{column}"]) for column in STATISTICS),
+            *blank,
+        )
+        for blank in (("",) if around else (),)
+        for name, values in results[0].ttft_parts.items()
+    ]
+    title, columns = _title(manifest), ("ms", *STATISTICS, *(("±",) if around else ()))
+    facts = [*_facts(results, intervals, around), *_beside(around, perfect)]
+    known_bad = [around["known_bad"]] if around and around["known_bad"] else []
+    pools = [_pools_table(results[0].pools)] if len(results[0].pools) > 1 else []
+    told = remarks([*known_bad, *documents[0]["warnings"]])
+    if not verbose:
+        facts = [fact for fact in facts if fact[0] not in DETAILS]
+        told = [remark for remark in told if remark.style != "dim"]
+    show(title, table(columns, rows), *pools, facts_grid(facts), *told)
 
 
 def _milliseconds(interval: "Interval") -> str:
@@ -127,26 +176,22 @@ def _milliseconds(interval: "Interval") -> str:
     return f"{text} ± {number(1000 * interval.half_width, 2)}" if isfinite(interval.half_width) else text
 
 
-def _band(around: Mapping[str, Any] | None, name: str, column: str) -> str:
-    """The band of a latency in ms, in brackets."""
-    ends = around.get(name, {}).get(column) if around else None
-    return f" ({number(1000 * ends[0], 2)}-{number(1000 * ends[1], 2)})" if ends else ""
+def _band(around: Mapping[str, Any] | None, name: str) -> tuple[str, ...]:
+    """The band of a latency in per cent: of its mean, which no other statistic's is wider than."""
+    return (around["shown"][name],) if around else ()
 
 
 def _title(manifest: Mapping[str, Any]) -> str:
-    pool = manifest["deployment"]["pools"][0]
-    engine, load = pool["engine"], manifest["workload"]
-    replicas = f"{pool['replicas']} replicas of " if pool["replicas"] > 1 else ""
-    sizes = [(engine[f"{name}_parallel_size"], short) for name, short in (("tensor", "TP"), ("data", "DP"))]
-    split = "".join(f", {short} {size}" for size, short in sizes if size > 1)
+    from windtunnel.deployment.title import title
+
+    load = manifest["workload"]
     rate = f" at {number(load['request_rate'])}/s" if load["request_rate"] else ""
-    return (
-        f"{pool['model']} on {replicas}{pool['gpus'] // pool['replicas']} × {pool['device']}{split}, {engine['preset']}"
-        f"; {load['name']}: {load['requests']:,} requests{rate}"
-    )
+    return f"{title(manifest['deployment']['pools'])}; {load['name']}: {load['requests']:,} requests{rate}"
 
 
-def _facts(results: Sequence["Summary"], intervals: Mapping[str, "Interval"]) -> list[tuple[str, str]]:
+def _facts(
+    results: Sequence["Summary"], intervals: Mapping[str, "Interval"], around: Mapping[str, Any] | None
+) -> list[tuple[str, str]]:
     result = results[0]
 
     def value(name: str, scale: float = 1.0) -> str:
@@ -164,24 +209,61 @@ def _facts(results: Sequence["Summary"], intervals: Mapping[str, "Interval"]) ->
         good = f"{value('goodput')} requests/s, {value('attainment', 100)} % of requests keep every limit"
         facts.append(("goodput", good))
     facts += [(verdict.name, _verdict(verdict)) for verdict in result.verdicts]
-    shares = [("busy", "busy"), ("kv", f"of {result.kv_blocks:,} KV blocks"), ("mfu", "MFU"), ("mbu", "MBU")]
+    blocks = f"of {result.kv_blocks:,} KV blocks" if len(result.pools) == 1 else "of the KV blocks"
+    shares = [("busy", "busy"), ("kv", blocks), ("mfu", "MFU"), ("mbu", "MBU")]
     if intervals["utilisation.bubbles"].mean > 0:
         shares.append(("bubbles", "of the stages' time in bubbles"))
     facts.append(("GPUs", ", ".join(f"{value(f'utilisation.{name}', 100)} % {text}" for name, text in shares)))
+    facts.append(("steps", _steps(result, value)))
+    facts.append(("waiting", f"{value('max_wait')} s at most; {value('normalised_latency')} s per output token in all"))
     if result.prefix_cache_hit_rate > 0:
-        facts.append(("prefix cache", f"{value('prefix_cache_hit_rate', 100)} % of the prompt tokens found"))
-    facts += _costs(result)
+        stores = "".join(f", {number(100 * rate)} % in {name}" for name, rate in result.stores.items())
+        facts.append(("prefix cache", f"{value('prefix_cache_hit_rate', 100)} % of the prompt tokens found{stores}"))
+    if result.lives:
+        facts.append(("replicas", _lives(result.lives)))
+    if result.kv_bytes > 0:
+        rate = result.kv_bytes / result.window.seconds if result.window.seconds > 0 else nan
+        facts.append(
+            ("handed over", f"{number(result.kv_bytes / 1e9)} GB of KV, {number(rate / 1e9)} GB/s in the mean")
+        )
+    facts += _costs(result, (around or {}).get("cost_per_million_output_tokens"))
     facts.append(("kernel times", ", ".join(f"{share(part)} {source}" for source, part in result.time_share.items())))
     return facts
 
 
+def _pools_table(pools: Sequence["PoolUsage"]) -> Table:
+    """What each pool did, of the first seed."""
+    columns = ("pool", "device", "GPUs", "busy", "KV", "KV peak", "requests/step", "MFU", "MBU", "preempted", "cost")
+    rows = [
+        (
+            pool.name,
+            f"{pool.replicas} × {pool.gpus // pool.replicas} × {pool.device}",
+            f"{pool.gpus:,}",
+            *(share(value) for value in (pool.busy, pool.kv, pool.kv_peak)),
+            number(pool.batch_size),
+            *(share(value) for value in (pool.mfu, pool.mbu)),
+            f"{pool.preemptions:,}",
+            f"${number(pool.cost_usd)}" if isfinite(pool.cost_usd) else "–",
+        )
+        for pool in pools
+    ]
+    return table(columns, rows, left=2)
+
+
+def _steps(result: "Summary", value: Callable[..., str]) -> str:
+    """How many requests a step computes, and what the steps' time goes to."""
+    words = {"prefill": "prefill alone", "decode": "decode alone", "mixed": "both"}
+    phases = ", ".join(
+        f"{value(f'phase_share.{name}', 100)} % {text}" for name, text in words.items() if result.usage.phases[name] > 0
+    )
+    return f"{value('batch_size')} requests in the mean; {phases or 'none'}; idle {value('idle_seconds')} s"
+
+
 def _beside(around: Mapping[str, Any] | None, perfect: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """What the brackets of the table are, and the theoretical bound."""
-    found = []
-    if around is not None and "ttft" in around:
-        found.append(("(low-high)", f"{100 * around['level']:.0f} % error band"))
-    if perfect is not None:
-        first, token = (number(1000 * perfect[name]["mean"]) for name in ("ttft", "tpot"))
+    """What the bands of the table are, and the theoretical bound."""
+    found = list(around["words"].items()) if around is not None else []
+    if perfect is not None and perfect["ttft"]["mean"] is not None:
+        first, token = (number(1000 * (perfect[name]["mean"] or nan)) for name in ("ttft", "tpot"))
         rate = number(perfect["output_throughput"])
         bound = f"mean TTFT {first} ms, mean TPOT {token} ms, {rate} output tokens/s"
         found.append(("roofline", f"lower bound (peak kernels, no host work): {bound}"))
@@ -192,15 +274,41 @@ def _verdict(verdict: "Verdict") -> str:
     return f"{'met' if verdict.met else 'MISSED'}: {number(verdict.value)} s, the limit is {number(verdict.limit)} s"
 
 
-def _costs(result: "Summary") -> list[tuple[str, str]]:
-    """Money and energy, where the devices' price and power are known."""
+def _lives(lives: Mapping[str, float]) -> str:
+    """What became of replicas that start, stop or fail."""
+    text = f"{number(lives['replicas_paid'])} paid in the mean, {number(lives['replicas_up'])} up; none for "
+    text += f"{number(lives['unserved_s'])} s; {lives['starts']:,} starts, {lives['failures']:,} failures"
+    return f"{text}; {lives['retries']:,} requests tried again, {lives['lost']:,} lost"
+
+
+def _costs(result: "Summary", ends: Sequence[float] | None) -> list[tuple[str, str]]:
+    """Money and energy, where the devices' price and power are known; the cost of tokens with its band."""
     used, million = result.usage, result.per_million_output_tokens
-    amounts = (("cost", "$", used.cost_usd, ""), ("energy", "", used.energy_wh / 1000, " kWh"))
-    return [
-        (name, f"{before}{number(amount)}{after}, {before}{number(million(amount))}{after} per million output tokens")
-        for name, before, amount, after in amounts
-        if isfinite(amount)
+    found = []
+    if isfinite(used.cost_usd):
+        tokens = f"${number(million(used.cost_usd))} per million output tokens"
+        band = f" ({number(ends[0])} to {number(ends[1])})" if ends else ""
+        found.append(("cost", f"${number(used.cost_usd)}, ${number(result.cost_per_hour)} an hour, {tokens}{band}"))
+    if isfinite(used.energy_wh):
+        kwh = used.energy_wh / 1000
+        found.append(("energy", f"{number(kwh)} kWh, {number(million(kwh))} kWh per million output tokens"))
+    return found
+
+
+def show_gaps(found: Mapping[str, Any]) -> None:
+    """How far a run is from the bounds that no scheduler beats."""
+    rows = [
+        (name, number(each["value"], 4), number(each["bound"], 4), share(each["gap"]))
+        for name, each in found.items()
+        if isinstance(each, Mapping)
     ]
+    show(table(("no scheduler beats", "run, s", "bound, s", "gap"), rows))
+
+
+def show_shares(found: Mapping[str, float]) -> None:
+    """The operators of a run and their shares of its steps' time, the longest first."""
+    rows = sorted(found.items(), key=lambda row: -row[1])
+    show(table(("operator of the whole run", "of the time"), [(name, share(part)) for name, part in rows if part > 0]))
 
 
 def remarks(texts: Iterable[str]) -> list[Text]:
@@ -270,7 +378,7 @@ def show_operators(pool: "Pool", batch: str, explanation: "Explanation") -> None
     columns = ("operator", "shape", "at", *numbers, *last)
     rows = [
         (
-            row.name,
+            f"{row.stage}: {row.name}" if row.stage else row.name,
             row.shape,
             row.at,
             f"{row.count:,}",
@@ -289,7 +397,9 @@ def show_operators(pool: "Pool", batch: str, explanation: "Explanation") -> None
         for row in explanation.rows
     ]
     total, gpu = number(1e3 * explanation.total_seconds, 4), number(1e3 * explanation.gpu_seconds, 4)
+    stages = explanation.rows[-1].stage
     title = f"{batch} on {pool.model.name}, {pool.device.name}, TP {pool.engine.tensor_parallel_size}"
+    title += f", PP {stages}: all stages, one after the other" if stages else ""
     hidden = f"; {number(1e3 * explanation.hidden_seconds, 4)} ms of one micro-batch run beside the other"
     text = f"step {total} ms, of which {gpu} ms on the GPU{hidden if beside else ''}"
     show(title, table(columns, rows, left=3), text)

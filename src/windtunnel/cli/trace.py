@@ -6,12 +6,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import Json, show_json
+from windtunnel.cli.arguments import OUTPUT, Json, show_json
+from windtunnel.errors import InputError
+from windtunnel.files import require_writable
 from windtunnel.scenario import Load
-from windtunnel.scenario.output_files import check_folder
 
 
-def describe(trace: str, /, *, request_rate: float | None = None, as_json: Json = False) -> None:
+def describe(
+    trace: str, /, *, request_rate: float | None = None, columns: tuple[str, ...] = (), as_json: Json = False
+) -> None:
     """Show requests, rate, burstiness and lengths of a trace.
 
     Parameters
@@ -20,12 +23,14 @@ def describe(trace: str, /, *, request_rate: float | None = None, as_json: Json 
         A file, or a name of `windtunnel list traces`.
     request_rate
         Draw new arrivals, so many a second (inf: all at once); needed for files without times.
+    columns
+        Which columns of the file hold what: arrival=start_time,prompt_tokens=in,output_tokens=out.
     as_json
         Print one JSON document instead of the tables.
     """
     from windtunnel.workload import describe as numbers
 
-    workload = Load(trace=trace, request_rate=request_rate).workload()
+    workload = Load(trace=trace, request_rate=request_rate, columns=columns).workload()
     summary = numbers(workload)
     if as_json:
         show_json(summary)
@@ -37,13 +42,14 @@ def describe(trace: str, /, *, request_rate: float | None = None, as_json: Json 
 
 def convert(
     source: str,
-    target: Path,
+    target: Annotated[Path, Parameter(group=OUTPUT)],
     /,
     *,
     sort: Annotated[bool, Parameter(negative=())] = False,
     drop_empty: Annotated[bool, Parameter(negative=())] = False,
     request_rate: float | None = None,
     trace_format: Annotated[str | None, Parameter(name="--format")] = None,
+    columns: tuple[str, ...] = (),
 ) -> None:
     """Write a trace as windtunnel's own JSON lines, or as Parquet if the target's name ends so.
 
@@ -61,14 +67,19 @@ def convert(
         Draw new arrivals, so many a second (inf: all at once); needed for files without times.
     trace_format
         The source's format, where its content does not tell.
+    columns
+        Which columns of the source hold what: arrival=start_time,prompt_tokens=in,output_tokens=out.
     """
     from windtunnel.workload import builtin, builtin_names, load_trace, save
 
-    check_folder("target", target, target.parent)
+    if target.suffix not in (".jsonl", ".parquet") and (target.is_file() or not target.exists()):
+        raise InputError(f"target {str(target)!r}: must end in .jsonl or .parquet")
+    require_writable("target", target)
     if source in builtin_names():
         workload = builtin(source, request_rate=request_rate)
     else:
         arrivals = None if request_rate is None else Load(request_rate=request_rate).arrivals()
-        workload = load_trace(source, trace_format, arrivals=arrivals, sort=sort, drop_empty=drop_empty)
+        names = Load(trace=source, columns=columns).names_of_columns()
+        workload = load_trace(source, trace_format, arrivals=arrivals, sort=sort, drop_empty=drop_empty, columns=names)
     save(workload, target)
     sys.stdout.write(f"{target}: {len(workload):,} requests\n")

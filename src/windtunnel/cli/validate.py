@@ -10,13 +10,14 @@ from cyclopts import Parameter
 from windtunnel.cli.arguments import OUTPUT, Json, show_json
 from windtunnel.deployment import Engine
 from windtunnel.errors import InputError, unknown
+from windtunnel.files import require_writable
+from windtunnel.hardware import device as device_named
 from windtunnel.scenario import ENGINE, Server
-from windtunnel.scenario.output_files import check_folder
 
 if TYPE_CHECKING:
     from windtunnel.validation.comparison import Options
     from windtunnel.validation.measured_run import MeasuredRun
-    from windtunnel.validation.served_points import Point
+    from windtunnel.validation.served_points import Served
 
 
 SERVED_POINTS = Path("silicon_sample.csv")
@@ -27,7 +28,7 @@ DONE, PARTLY = 0, 1
 class Simulated:
     """How everything that was measured is simulated."""
 
-    perf: Literal["auto", "measured", "modelled", "roofline"] = "auto"
+    perf: str = "auto"
     """Kernel times: auto, measured, modelled, or roofline (perfect kernels, no host work)."""
     strict: Annotated[bool, Parameter(negative=())] = False
     """Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured."""
@@ -38,10 +39,10 @@ class Simulated:
 
     def options(self) -> "Options":
         """These settings as one value. Raises InputError for a calibration that cannot be read."""
-        from windtunnel.simulate.overheads import ENGINE_CLOCK, read_overheads
+        from windtunnel.simulate.overheads import overheads_of
         from windtunnel.validation.comparison import Options
 
-        overheads = read_overheads(self.calibration) if self.calibration else ENGINE_CLOCK
+        overheads = overheads_of(self.calibration)
         return Options(self.perf, overheads, self.strict)
 
 
@@ -51,6 +52,8 @@ class Chosen:
 
     backend: str | None = None
     """Of served points: only those of this engine."""
+    mode: Literal["agg", "disagg"] | None = None
+    """Of served points: only those of servers that prefill and decode (agg), or of separate ones (disagg)."""
     sample: int | None = None
     """Of served points: this many, always the same ones, instead of all."""
     csv: Annotated[Path | None, Parameter(group=OUTPUT)] = None
@@ -78,12 +81,13 @@ def validate(
     ----------
     target
         A measured run (a folder with run.json and requests.jsonl, or a folder of such folders); a JSON file of vllm
-        bench serve --save-result, whose server the flags describe; or silicon_sample.csv, the served points of the
-        kernel database (a file like it, or this name for its own).
+        bench serve --save-result, whose server the flags describe; a .jsonl file of measured points (one batch, or
+        the means of a run, a line) or of served points of separate prefill and decode workers; or silicon_sample.csv,
+        the served points of the kernel database (a file like it, or this name for its own).
     model
-        What served a vllm bench result; without it, the model that the file names. Of served points: only this one.
+        What served a vllm bench result; without it, the model that the file names. Of points: only this one.
     device
-        The GPU of a vllm bench result. Of served points: only those of this system.
+        The GPU of a vllm bench result. Of points: only those of this system.
     steps
         Of a measured run: also show its decode steps, recovered from the requests, with the simulated ones.
     ablation
@@ -92,19 +96,32 @@ def validate(
         Print one JSON document instead of tables; seconds.
     """
     if chosen.csv is not None:
-        check_folder("csv", chosen.csv, chosen.csv.parent)
+        require_writable("csv", chosen.csv)
     options = simulated.options()
-    if target.suffix == ".csv":
-        wanted = {"backend": chosen.backend, "model_path": model, "system": device}
+    if target.suffix == ".csv" or (target.suffix == ".jsonl" and _of_pools(target)):
+        if engine != Engine():
+            raise InputError(f"{str(target)!r}: its points say what served: leave out engine flags")
+        system = device if device is None else device_named(device).name
+        wanted = {"backend": chosen.backend, "mode": chosen.mode, "model_path": model, "system": system}
         return _served(target, wanted, chosen.sample, options, ablation, chosen.csv, as_json)
     for name, value in vars(chosen).items():
         if value is not None:
-            raise InputError(f"{name}={str(value)!r}: is for served points: {str(target)!r} is no CSV file")
+            raise InputError(f"{name}={str(value)!r}: is for served points: {str(target)!r} holds none")
+    if target.suffix == ".jsonl":
+        if engine != Engine():
+            raise InputError(f"{str(target)!r}: its points say what served: leave out engine flags")
+        return _points(target, {"model": model, "device": device}, options, as_json)
     if target.is_dir() or not target.exists():
         if (model, device, engine) != (None, None, Engine()):
             raise InputError(f"{str(target)!r}: run.json says what served: leave out model, device and engine flags")
         return _measured_runs(target, options, steps, ablation, as_json)
     return _bench(target, model, device, engine, options, simulated.seed, as_json)
+
+
+def _of_pools(path: Path) -> bool:
+    from windtunnel.validation.pool_points import holds_pool_points
+
+    return holds_pool_points(path)
 
 
 def _measured_runs(folder: Path, options: "Options", steps: bool, ablation: bool, as_json: bool) -> int:
@@ -139,14 +156,23 @@ def _measured_runs(folder: Path, options: "Options", steps: bool, ablation: bool
     return PARTLY if any("unsupported" in one for one in documents) else DONE
 
 
+def _points(path: Path, wanted: dict[str, str | None], options: "Options", as_json: bool) -> int:
+    from windtunnel.validation import point_replay
+    from windtunnel.validation.measured_points import read_measured_points
+
+    points = read_measured_points(path)
+    for name, value in wanted.items():
+        points = _only(points, name, value)
+    results = [point_replay.replay(point, options) for point in points]
+    if as_json:
+        show_json(point_replay.document(results))
+    else:
+        sys.stdout.write(point_replay.text(results))
+    return DONE
+
+
 def _bench(
-    path: Path,
-    model: str | None,
-    device: str | None,
-    engine: Engine,
-    options: "Options",
-    seed: int,
-    as_json: bool,
+    path: Path, model: str | None, device: str | None, engine: Engine, options: "Options", seed: int, as_json: bool
 ) -> int:
     from windtunnel.validation.bench_result import read_bench_result
     from windtunnel.validation.comparison import compare, document
@@ -175,12 +201,16 @@ def _served(
     csv: Path | None,
     as_json: bool,
 ) -> int:
-    from windtunnel.report.write import write_whole
+    from windtunnel.files import write_whole
     from windtunnel.validation import served_replay
     from windtunnel.validation.markdown import served_text
+    from windtunnel.validation.pool_points import read_pool_points
     from windtunnel.validation.served_points import read_points
 
-    points = read_points(None if path == SERVED_POINTS and not path.exists() else path)
+    if path.suffix == ".jsonl":
+        points: list[Served] = [*read_pool_points(path)]
+    else:
+        points = read_points(None if path == SERVED_POINTS and not path.exists() else path)
     for name, value in wanted.items():
         points = _only(points, name, value)
     if sample is not None:
@@ -189,17 +219,17 @@ def _served(
         points = served_replay.sample(points, sample)
     if ablation:
         return _ablation([point for point in points if point.mode == "agg"], [], options, as_json)
-    results = [served_replay.replay(point, options) for point in points]
-    if csv is not None:
-        write_whole(csv, [served_replay.as_csv(results)])
+    results = served_replay.replay_all(points, options)
     if as_json:
         show_json(served_replay.document(results))
     else:
         sys.stdout.write(served_text(results))
+    if csv is not None:
+        write_whole(csv, [served_replay.as_csv(results)])
     return DONE
 
 
-def _ablation(points: "list[Point]", runs: "list[MeasuredRun]", options: "Options", as_json: bool) -> int:
+def _ablation(points: "list[Served]", runs: "list[MeasuredRun]", options: "Options", as_json: bool) -> int:
     from dataclasses import asdict
 
     from windtunnel.metrics import clean
@@ -213,7 +243,7 @@ def _ablation(points: "list[Point]", runs: "list[MeasuredRun]", options: "Option
     return DONE
 
 
-def _only(points: "list[Point]", name: str, value: str | None) -> "list[Point]":
+def _only(points: list[Any], name: str, value: str | None) -> list[Any]:
     if value is None:
         return points
     kept = [point for point in points if getattr(point, name) == value]

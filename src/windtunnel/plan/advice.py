@@ -7,20 +7,21 @@ from typing import Any
 
 from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
-from windtunnel.metrics import Interval, clean
+from windtunnel.metrics import clean
+from windtunnel.plan.band import Band, band_of
 from windtunnel.plan.bottleneck import Finding, bottlenecks
-from windtunnel.plan.capacity import capacity, capacity_interval
+from windtunnel.plan.capacity import Draws, capacity, capacity_draws
 from windtunnel.plan.elimination import Entry, Standing, start_of
 from windtunnel.plan.objective import LeastForRate
-from windtunnel.plan.outcome import Margin, Outcome, measure
+from windtunnel.plan.outcome import Margin, Outcome
 from windtunnel.plan.search_result import SearchResult
-from windtunnel.plan.trial import trial, whole_run
-from windtunnel.policy.named import ROUTERS
+from windtunnel.plan.space import ends
+from windtunnel.plan.trial import trial, whole_run, whole_trial
 from windtunnel.simulate.run import Run
 from windtunnel.workload import Workload
 
-UNEVEN = "random"
-"""The router that is never recommended."""
+ADVISED = ("round_robin", "least_outstanding", "vllm_dp")
+"""Routers that are compared: those that need to know nothing of the prompts, but for the uneven random one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +40,12 @@ class Advice:
     routing: str
     cheaper: str
     """Why the next cheaper candidate fails."""
-    interval: Interval | None
+    ends: str
+    """The axes at whose end it stands; empty where more values would not help."""
+    draws: Draws | None
     """The capacity of the winner over seeds, if seeds were given."""
+    band: Band
+    """What other servers would do."""
 
 
 def advise(
@@ -55,9 +60,9 @@ def advise(
         return None
     deployment, rate = answer.measured(best)
     run = whole_run(answer.question, deployment, rate)
-    interval = None
+    draws = None
     if workloads is not None and len(seeds) > 1:
-        interval = capacity_interval(deployment, answer.question, workloads, seeds)
+        draws = capacity_draws(deployment, answer.question, workloads, seeds)
     missed = _whole(answer, best)
     if missed is None:
         missed = _beyond(answer, deployment)
@@ -70,7 +75,9 @@ def advise(
         binding=missed.binding() if missed else None,
         routing=_routing(answer, deployment, rate),
         cheaper=_cheaper(answer, best, deployment),
-        interval=interval,
+        ends=_ends(answer, best),
+        draws=draws,
+        band=band_of(answer),
     )
 
 
@@ -99,7 +106,7 @@ def _whole(answer: SearchResult, entry: Entry, step: int | None = None) -> Outco
 
 def trial_whole(answer: SearchResult, deployment: Deployment, rate: float) -> Outcome:
     """A trial that is not stopped early."""
-    return measure(whole_run(answer.question, deployment, rate), answer.question, rate)
+    return whole_trial(answer.question, deployment, rate)
 
 
 def _routing(answer: SearchResult, deployment: Deployment, rate: float) -> str:
@@ -107,9 +114,8 @@ def _routing(answer: SearchResult, deployment: Deployment, rate: float) -> str:
     if deployment.replicas == 1:
         return "one replica: nothing to route"
     found = {}
-    for router in ROUTERS:
-        if router != UNEVEN:
-            found[router] = trial(answer.question, replace(deployment, router=router), rate).stretch
+    for router in ADVISED:
+        found[router] = trial(answer.question, replace(deployment, router=router), rate).stretch
     best = min(found, key=lambda router: found[router])
     shares = ", ".join(f"{router} {percent(stretch)}" for router, stretch in found.items())
     return f"{best}: the limits are used to {shares}"
@@ -133,6 +139,15 @@ def _cheaper(answer: SearchResult, best: Entry, winner: Deployment) -> str:
     index = max(prices, key=lambda index: (prices[index], -index))
     name = answer.contenders[index].candidate.name
     return f"{name} at {prices[index]:.4g} {'GPUs' if _counts_gpus(answer) else '$/h'}: {_failure(answer, index, best)}"
+
+
+def _ends(answer: SearchResult, best: Entry) -> str:
+    """Axes at whose end the winner stands, with the value that was not tried."""
+    candidates = [contender.candidate.settings for contender in answer.contenders.values()]
+    settings = answer.contenders[best.index].candidate.settings
+    values = {axis: tuple({one[axis] for one in candidates}) for axis in settings}
+    found = ends(values, settings)
+    return ", ".join(f"{axis} {settings[axis]}: try {value}, too" for axis, value in found.items())
 
 
 def _counts_gpus(answer: SearchResult) -> bool:
@@ -164,7 +179,9 @@ def _failure(answer: SearchResult, index: int, best: Entry) -> str:
     if entry.status == "bounded":
         return f"its bound is {answer.objective.value(entry.promise):.3g} {unit}, without a simulation"
     if entry.status == "exact" and entry.step is not None:
-        return f"it reaches {answer.objective.value(entry.promise):.3g} {unit}"
+        by_rate = isinstance(answer.objective, LeastForRate)
+        verb = "too little for the rate, it needs" if by_rate else "it reaches"
+        return f"{verb} {answer.objective.value(entry.promise):.3g} {unit}"
     try:
         missed = _whole(answer, entry, _start(answer, entry, best))
     except InputError as error:
@@ -201,7 +218,7 @@ def advice_json(answer: SearchResult, advice: Advice | None) -> dict[str, Any]:
         entry, stretch = closest
         settings = dict(answer.contenders[entry.index].candidate.settings)
         return {"closest": {"settings": settings, "limits_times": stretch}}
-    interval = advice.interval
+    draws, band = advice.draws, advice.band
     document: dict[str, Any] = clean(
         {
             "request_rate": advice.rate,
@@ -210,7 +227,12 @@ def advice_json(answer: SearchResult, advice: Advice | None) -> dict[str, Any]:
             "findings": [asdict(finding) for finding in advice.findings],
             "routing": advice.routing,
             "next_cheaper": advice.cheaper,
-            "capacity_95": [interval.low, interval.high] if interval else None,
+            "at_an_end_of": advice.ends,
+            "load_draws": {"rates": list(draws.rates), "words": draws.words} if draws else None,
+            "band": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in {**vars(band), "cost": band.cost}.items()
+            },
         }
     )
     return document

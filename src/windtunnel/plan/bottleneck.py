@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics import Steps, group_share, measured_window, unroll, usage
+from windtunnel.metrics import Steps, Usage, group_share, measured_window, unroll, usage
 from windtunnel.simulate.run import Run
 
 Floats = NDArray[np.float64]
@@ -45,6 +45,16 @@ class Rows:
     def seconds(self) -> Floats:
         """Time that each row takes."""
         return np.asarray(self.steps.row_seconds[self.steps.heads][self.active])
+
+    @cached_property
+    def used(self) -> Usage:
+        """What the GPUs did without warm-up and drain."""
+        return usage(self.steps, measured_window(self.steps.run.requests, self.steps.end, exclude_warmup=True))
+
+    @cached_property
+    def groups(self) -> dict[str, float]:
+        """Share of the step time by operator group."""
+        return group_share(self.steps)
 
     def column(self, name: str) -> NDArray[np.int64]:
         """A column of the log."""
@@ -86,20 +96,19 @@ class Rows:
 Rule = Callable[[Rows], Finding | None]
 
 
-def bottlenecks(run: Run) -> tuple[Finding, ...]:
-    """What limits a run, the most telling first; empty for a run without a step."""
-    rows = Rows(unroll(run))
+def bottlenecks(run: Run, *, steps: Steps | None = None) -> tuple[Finding, ...]:
+    """What limits a run, the most telling first; empty for a run without a step. ``steps`` is the unrolled log, if the
+    caller has it already."""
+    rows = Rows(steps or unroll(run))
     if len(run.iterations.steps) == 0 or not rows.active.any():
         return ()
-    found = [finding for rule in RULES if (finding := rule(rows)) is not None]
+    found = [found for rule, least in RULES.items() if (found := rule(rows)) is not None and found.share >= least]
     return tuple(sorted(found, key=lambda finding: -finding.share))
 
 
-def kv_memory(rows: Rows) -> Finding | None:
+def kv_memory(rows: Rows) -> Finding:
     """Requests wait although the batch has room, because the cache is full."""
     share = rows.share(rows.waiting & rows.kv_full & ~rows.batch_full)
-    if share < 0.05:
-        return None
     return Finding(
         "KV memory",
         share,
@@ -109,11 +118,9 @@ def kv_memory(rows: Rows) -> Finding | None:
     )
 
 
-def batch_cap(rows: Rows) -> Finding | None:
+def batch_cap(rows: Rows) -> Finding:
     """Requests wait because the batch is full."""
     share = rows.share(rows.waiting & rows.batch_full)
-    if share < 0.05:
-        return None
     most = int(rows.of_pool("max_num_seqs").max())
     return Finding(
         "batch cap",
@@ -123,11 +130,9 @@ def batch_cap(rows: Rows) -> Finding | None:
     )
 
 
-def token_budget(rows: Rows) -> Finding | None:
+def token_budget(rows: Rows) -> Finding:
     """Prompts wait because the token budget of a step is used up."""
     share = rows.share(rows.waiting & rows.tokens_full & ~rows.batch_full)
-    if share < 0.05:
-        return None
     most = int(rows.of_pool("max_num_batched_tokens").max())
     return Finding(
         "token budget",
@@ -137,12 +142,10 @@ def token_budget(rows: Rows) -> Finding | None:
     )
 
 
-def preemptions(rows: Rows) -> Finding | None:
+def preemptions(rows: Rows) -> Finding:
     """Requests lose their cache and compute it again."""
     requests = rows.steps.run.requests
     share = float((requests.preemptions > 0).mean())
-    if share < 0.01:
-        return None
     return Finding(
         "preemptions",
         share,
@@ -161,7 +164,7 @@ def prefill_interference(rows: Rows) -> Finding | None:
         return None
     share = float(tokens[mixed].sum() / tokens.sum())
     gaps = [float((rows.seconds[which] * decodes[which]).sum() / tokens[which].sum()) for which in (mixed, pure)]
-    if share < 0.1 or gaps[0] < 1.5 * gaps[1]:
+    if gaps[0] < 1.5 * gaps[1]:
         return None
     return Finding(
         "prefill interference",
@@ -172,11 +175,9 @@ def prefill_interference(rows: Rows) -> Finding | None:
     )
 
 
-def host(rows: Rows) -> Finding | None:
+def host(rows: Rows) -> Finding:
     """The GPU waits for the host."""
-    share = group_share(rows.steps).get("host", 0.0)
-    if share < 0.1:
-        return None
+    share = rows.groups.get("host", 0.0)
     return Finding(
         "host",
         share,
@@ -185,11 +186,9 @@ def host(rows: Rows) -> Finding | None:
     )
 
 
-def communication(rows: Rows) -> Finding | None:
+def communication(rows: Rows) -> Finding:
     """GPUs wait for each other."""
-    share = group_share(rows.steps).get("communication", 0.0)
-    if share < 0.15:
-        return None
+    share = rows.groups.get("communication", 0.0)
     return Finding(
         "communication",
         share,
@@ -212,8 +211,6 @@ def pipeline_bubbles(rows: Rows) -> Finding | None:
     span = float(np.nanmax(requests.finish) - np.nanmin(requests.scheduled))
     busy = float(rows.seconds.sum()) / (len(lanes) * span)
     share = max(0.0, min(1.0, present / span) - busy)
-    if share < 0.1:
-        return None
     return Finding(
         "pipeline bubbles",
         share,
@@ -225,8 +222,7 @@ def pipeline_bubbles(rows: Rows) -> Finding | None:
 
 def hardware(rows: Rows) -> Finding | None:
     """Whether busy GPUs are limited by arithmetic or by memory."""
-    run = rows.steps.run
-    used = usage(rows.steps, measured_window(run.requests, rows.steps.end, exclude_warmup=True))
+    used = rows.used
     if not used.busy > 0 or np.isnan(used.mfu) or np.isnan(used.mbu):
         return None
     mfu, mbu = used.mfu / used.busy, used.mbu / used.busy
@@ -239,30 +235,27 @@ def hardware(rows: Rows) -> Finding | None:
     return Finding(name, max(mfu, mbu), evidence, advice)
 
 
-def spare_time(rows: Rows) -> Finding | None:
+def spare_time(rows: Rows) -> Finding:
     """GPUs idle: latencies, not throughput, are the limit."""
-    run = rows.steps.run
-    used = usage(rows.steps, measured_window(run.requests, rows.steps.end, exclude_warmup=True))
-    share = 1.0 - used.busy
-    if not share > 0.3:
-        return None
+    share = 1.0 - rows.used.busy
     return Finding(
         "spare time",
         share,
-        f"GPUs are busy {used.busy:.0%} of the time",
+        f"GPUs are busy {rows.used.busy:.0%} of the time",
         "a higher rate if the limits leave room; otherwise shorter steps (more GPUs per replica) or looser limits",
     )
 
 
-RULES: tuple[Rule, ...] = (
-    kv_memory,
-    batch_cap,
-    token_budget,
-    preemptions,
-    prefill_interference,
-    host,
-    communication,
-    pipeline_bubbles,
-    hardware,
-    spare_time,
-)
+RULES: dict[Rule, float] = {
+    kv_memory: 0.05,
+    batch_cap: 0.05,
+    token_budget: 0.05,
+    preemptions: 0.01,
+    prefill_interference: 0.1,
+    host: 0.1,
+    communication: 0.15,
+    pipeline_bubbles: 0.1,
+    hardware: 0.0,
+    spare_time: 0.3,
+}
+"""Each rule, and the least share of the run that counts."""

@@ -10,6 +10,9 @@ J ≥ (decode steps of the q of requests with the fewest) · b / (L − base): t
 ≥ base + b·D each, so their token-weighted mean batch is ≤ (L − base)/b. A limit on the q-quantile of the gaps between
 tokens gives the same with q of all decode steps. Then time per request ≥ base·J + b·W + e·S + s·N, the largest over
 the lines, and a replica serves at most ranks · stages / time. This is the bound of docs/plan.md.
+
+With prefill and decode apart, a prefill pool computes prompts and nothing else and a decode pool everything else, so
+the rate is at most what either side can do, and the time to first token is at least the prefill's.
 """
 
 import math
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.deployment.memory import kv_blocks
+from windtunnel.errors import InputError
 from windtunnel.metrics import trimmed_window
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.plan.outcome import at_share
@@ -96,11 +100,12 @@ class Bound:
     stretch: float
     """The factor by which limits must be loosened before a request alone can keep them; ≤ 1 where it may."""
     replicas: int
-    """The replicas that ``rate`` sums over."""
+    """How many times the smallest deployment of this kind ``rate`` counts: its replicas, or of several pools the
+    largest number that divides those of each."""
 
     @property
     def per_replica(self) -> float:
-        """Requests per second of one replica."""
+        """Requests per second of one of them."""
         return self.rate / self.replicas
 
 
@@ -124,34 +129,56 @@ class Work:
 
 
 def rate_bound(deployment: Deployment, question: Question, tables: Tables) -> Bound:
-    """The bound of a deployment of mixed pools: the sum over pools, each serving what suits it."""
+    """The bound of a deployment: the sum over its pools, each serving what suits it, or over those of either side."""
     return rate_bounds(deployment, (question,), tables)[0]
 
 
 def rate_bounds(deployment: Deployment, questions: Sequence[Question], tables: Tables) -> tuple[Bound, ...]:
     """The bound under each question; they share their batch times, so the lines under the tables are found once."""
-    host = questions[0].overheads.host
-    lines = [step_bound(host.applied(table.times)) for table in tables]
+    overheads = questions[0].overheads
+    lines = [step_bound(overheads.applied(table.times)) for table in tables]
     return tuple(_bound(deployment, question, lines) for question in questions)
 
 
 def _bound(deployment: Deployment, question: Question, lines_of_pools: Sequence[StepBound]) -> Bound:
-    rates, stretches = [], []
+    rates: dict[str, float] = {}
+    floors: dict[str, list[dict[str, Floats]]] = {}
+    stretches, refused = [], np.zeros(len(question.workload), dtype=np.bool_)
     for pool, lines in zip(deployment.pools, lines_of_pools, strict=True):
         work = _work(pool, question.workload)
-        stretches.append(_least_stretch(lines, work, question))
-        rates.append(pool.replicas * _replica_rate(pool, lines, work, question))
+        rates[pool.role] = rates.get(pool.role, 0.0) + pool.replicas * _replica_rate(pool, lines, work, question)
+        found = _floors(lines, work)
+        floors.setdefault(pool.role, []).append(found)
+        stretches.append(_least_stretch(found, work.refused, question))
+        refused |= work.refused
     stretch = min(stretches)
-    return Bound(0.0 if stretch > 1 else sum(rates), stretch, deployment.replicas)
+    if deployment.apart:
+        stretch = _least_stretch(_of_both_sides(floors), refused, question)
+    times = math.gcd(*(pool.replicas for pool in deployment.pools))
+    return Bound(0.0 if stretch > 1 else min(rates.values()), stretch, times)
+
+
+def _of_both_sides(floors: dict[str, list[dict[str, Floats]]]) -> dict[str, Floats]:
+    """The floors of requests that pass both sides, each by the pool that suits it: what a side does not do takes 0."""
+    names = floors["prefill"][0]
+    sides = [{name: np.min([each[name] for each in pools], axis=0) for name in names} for pools in floors.values()]
+    return {name: np.asarray(sum(side[name] for side in sides)) for name in names}
 
 
 def _work(pool: Pool, workload: Workload) -> Work:
     """The least work of every request: none for one that may not fit, and one token of a prompt whose beginning may be
-    cached."""
+    cached. A prefill pool does one output token of each, a decode pool all but the prompt and that one."""
     room = pool.engine.resolved("max_model_len") - workload.prompt_tokens
-    output = np.minimum(workload.output_tokens, room)
+    output = np.minimum(
+        np.minimum(workload.output_tokens, 1) if pool.role == "prefill" else workload.output_tokens, room
+    )
     fits = (output >= 1) & (workload.prompt_tokens + output - 1 <= _cache_tokens(pool))
+    if not fits.any():
+        longest, room_in_cache = pool.engine.max_model_len, _cache_tokens(pool)
+        raise InputError(f"no request fits max_model_len={longest} and the {room_in_cache:,} tokens of KV cache")
     prompt = np.ones(len(workload)) if shares_blocks(pool, workload) else workload.prompt_tokens.astype(np.float64)
+    if pool.role == "decode":
+        prompt = np.zeros(len(workload))
     return Work(
         prompt=np.where(fits, prompt, 0.0),
         steps=np.where(fits, output - 1, 0).astype(np.float64),
@@ -209,9 +236,8 @@ def _steps_within_limits(lines: StepBound, work: Work, question: Question) -> li
     return found
 
 
-def _least_stretch(lines: StepBound, work: Work, question: Question) -> float:
+def _least_stretch(floors: dict[str, Floats], refused: NDArray[np.bool_], question: Question) -> float:
     """How far the limits must be stretched for requests that have the engine to themselves."""
-    floors = _floors(lines, work)
     window = trimmed_window(question.workload.arrival)
     measured: slice | NDArray[np.bool_] = slice(None)
     open_loop = question.workload.max_concurrency == 0 and not (question.workload.follow >= 0).any()
@@ -226,7 +252,7 @@ def _least_stretch(lines: StepBound, work: Work, question: Question) -> float:
     limits = question.slo.limits
     if limits:
         worst = np.max([floors[name] / limit for name, limit in limits.items()], axis=0)
-        worst[work.refused] = math.inf
+        worst[refused] = math.inf
         found.append(at_share(worst[measured], question.attainment))
     return max(found)
 

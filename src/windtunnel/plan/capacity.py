@@ -13,9 +13,13 @@ from windtunnel.metrics import Interval, spread
 from windtunnel.plan.bound import rate_bound
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
-from windtunnel.plan.trial import Tables, tables_of, trial
-from windtunnel.workload import Workload
+from windtunnel.plan.trial import Tables, tables_for, trial
+from windtunnel.workload import Workload, repeat
 
+LONGEST = 50_000
+"""Most requests to which a load is repeated."""
+WIDE = 0.5
+"""Share of its mean that half an interval may be; a wider one is not said."""
 SLOWEST = 1e-3
 """A deployment that misses its limits at this share of its bound has no capacity."""
 
@@ -34,6 +38,9 @@ class Capacity:
     trials: int
     """Simulations that it took."""
 
+    at_bound: bool = False
+    """Its bound holds too: the load is too short to fill the deployment, or it cannot be filled."""
+
     @property
     def answer(self) -> str:
         """``none``, ``infinite`` or the rate."""
@@ -49,7 +56,7 @@ def capacity(deployment: Deployment, question: Question, tables: Tables | None =
     Raises:
         InputError: the deployment cannot run, or the load has no rate that could be changed.
     """
-    tables = tables or tables_of(deployment, question.perf)
+    tables = tables or tables_for(question, deployment)
     bound = rate_bound(deployment, question, tables)
     if bound.rate == 0:
         return Capacity(0.0, None, None, 0)
@@ -67,7 +74,7 @@ def capacity(deployment: Deployment, question: Question, tables: Tables | None =
     if level == high:
         flood = trial(question, deployment, math.inf, tables)
         rate = math.inf if flood.met else question.rate(high)
-        return Capacity(rate, asked[high], None if flood.met else flood, len(asked) + 1)
+        return Capacity(rate, asked[high], None if flood.met else flood, len(asked) + 1, at_bound=True)
     return Capacity(question.rate(level), asked[level], asked[level + 1], len(asked))
 
 
@@ -76,12 +83,52 @@ def rate_levels(question: Question, bound: float) -> tuple[int, int]:
     return question.level(SLOWEST * bound), question.level(bound)
 
 
-def capacity_interval(
+@dataclass(frozen=True)
+class Draws:
+    """The capacity under several draws of the load: how much the draw matters, and nothing else."""
+
+    rates: tuple[float, ...]
+    """Requests per second; empty where even the longest load that is tried does not fill the deployment."""
+    step: float
+    """Rates are told apart by this share."""
+
+    @property
+    def words(self) -> str:
+        """The interval of the draws in words."""
+        if not self.rates:
+            return "the load is too short to fill the replicas: no queue shows where they end"
+        count, interval = f"{len(self.rates)} draws of the load", self.interval
+        low, high = min(self.rates), max(self.rates)
+        if high / low < 1 + 1.5 * self.step:
+            return f"{interval.mean:.3g} requests/s in {count}, all within a step of the rates ({self.step:.2g})"
+        if interval.half_width > WIDE * interval.mean:
+            return f"{low:.3g} to {high:.3g} requests/s in {count}: lengthen the load"
+        return f"{interval.mean:.3g} requests/s over {count}, 95 % interval {interval.low:.3g} to {interval.high:.3g}"
+
+    @property
+    def interval(self) -> Interval:
+        """Mean, with Student's 95 % confidence interval."""
+        return spread([{"capacity": rate} for rate in self.rates])["capacity"]
+
+
+def capacity_draws(
     deployment: Deployment, question: Question, workloads: Callable[[int], Workload], seeds: Sequence[int]
-) -> Interval:
-    """Mean capacity over independent seeds, with its 95 % confidence interval; ``workloads(seed)`` draws the load."""
-    rates = [capacity(deployment, replace(question, workload=workloads(s), seed=s)).rate for s in seeds]
-    return spread([{"capacity": rate} for rate in rates])["capacity"]
+) -> Draws:
+    """The capacity over independent seeds; ``workloads(seed)`` draws the load. A load that is too short to fill the
+    deployment is repeated, up to LONGEST requests."""
+    times, rates = 1, []
+    for seed in seeds:
+        drawn = workloads(seed)
+        while True:
+            asked = replace(question, workload=repeat(drawn, times), seed=seed)
+            found = capacity(deployment, asked)
+            if not found.at_bound:
+                rates.append(found.rate)
+                break
+            times *= 4
+            if times * len(drawn) > LONGEST:
+                return Draws((), question.tolerance)
+    return Draws(tuple(rates), question.tolerance)
 
 
 def highest(holds: Callable[[int], bool], low: int, high: int) -> int | None:

@@ -16,7 +16,7 @@ from windtunnel.plan.objective import Climb, Objective
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.question import Question
 from windtunnel.plan.space import Candidate
-from windtunnel.plan.trial import deployment_key, tables_of, trial, trial_key
+from windtunnel.plan.trial import deployment_key, tables_for, trial, trial_key
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import head
 
@@ -148,7 +148,7 @@ def _ask_candidate(contender: Contender, job: Job, report: Report) -> Entry:
     candidate = contender.candidate
     steps = job.objective.climb(candidate, contender.bound, job.question)
     if steps is None:
-        return impossible(contender)
+        return impossible(contender, job.objective)
     start = start_of(steps, candidate.index, job.standard)
     if start is None:
         return Entry(candidate.index, "bounded", steps.promise(steps.high))
@@ -172,8 +172,11 @@ def _ask_candidate(contender: Contender, job: Job, report: Report) -> Entry:
     return Entry(candidate.index, "exact", score, step, tried[step], tried.get(step + 1))
 
 
-def impossible(contender: Contender) -> Entry:
-    """The entry of a candidate that its bound rules out."""
+def impossible(contender: Contender, objective: Objective) -> Entry:
+    """The entry of a candidate that its bound rules out, or what is to be had."""
+    if contender.bound.rate > 0:
+        reason = objective.shortage(contender.candidate, contender.bound)
+        return Entry(contender.candidate.index, "refused", -math.inf, reason=reason)
     return Entry(contender.candidate.index, "impossible", -math.inf, stretch=contender.bound.stretch)
 
 
@@ -189,7 +192,7 @@ def ask(
         report.reused += 1
         return known[key]
     began = time.process_time()
-    outcome = trial(question, deployment, rate, tables_of(deployment, question.perf, pools))
+    outcome = trial(question, deployment, rate, tables_for(question, deployment, pools))
     report.asked[key] = Asked(pools, deployment.replicas, outcome, time.process_time() - began)
     return outcome
 
@@ -219,7 +222,7 @@ def find_bounds(job: BoundJob) -> BoundReport:
         for candidate in job.candidates:
             try:
                 pools = deployment_key(candidate.deployment, perf)
-                tables = tables_of(candidate.deployment, perf, pools)
+                tables = tables_for(job.questions[0], candidate.deployment, pools)
                 report.bounds[candidate.index] = rate_bounds(candidate.deployment, job.questions, tables)
                 report.pools[candidate.index] = pools
             except InputError as error:
@@ -251,7 +254,7 @@ def _kind(pool: Pool) -> str:
     settings = named_settings(pool.engine.scheduler) if pool.engine.scheduler else engine_scheduler(pool.engine)
     if settings is None:
         return "the user's"
-    return f"{type(settings).__name__} {settings.prefix_caching} {settings.pipeline_parallel_size}"
+    return f"{type(settings).__name__} {settings.prefix_caching} {pool.engine.pipeline_parallel_size}"
 
 
 def warm_up(job: WarmUp) -> None:

@@ -61,6 +61,9 @@ class Objective(Protocol):
     def climb(self, candidate: Candidate, bound: Bound, question: Question) -> Climb | None:
         """The steps of a candidate; None where its bound rules all of them out."""
 
+    def shortage(self, candidate: Candidate, bound: Bound) -> str:
+        """Of what there is too little where its bound does not rule a candidate out, and yet it has no steps."""
+
     def value(self, score: float) -> float:
         """The score in ``unit``, as it is printed."""
 
@@ -91,17 +94,37 @@ class RateClimb:
 
 @dataclass(frozen=True)
 class RatePerDollar:
-    """Requests per second of the capacity for each USD per hour."""
+    """Requests per second of the capacity for each USD per hour, or for each GPU."""
 
-    name: str = "requests/s per $/h"
-    unit: str = "requests/s per $/h"
-    needs_price: bool = True
+    count_gpus: bool = False
+    """Count GPUs; otherwise USD per hour."""
+
+    @property
+    def name(self) -> str:
+        """What is maximised."""
+        return f"requests/s per {'GPU' if self.count_gpus else '$/h'}"
+
+    @property
+    def unit(self) -> str:
+        """The unit of ``value``."""
+        return self.name
+
+    @property
+    def needs_price(self) -> bool:
+        """Whether devices without a price are out."""
+        return not self.count_gpus
 
     def climb(self, candidate: Candidate, bound: Bound, question: Question) -> Climb | None:
         """Every rate up to the bound."""
         if bound.rate == 0:
             return None
-        return RateClimb(candidate, question, *rate_levels(question, bound.rate), candidate.deployment.price_per_hour)
+        deployment = candidate.deployment
+        weight = deployment.gpus if self.count_gpus else deployment.price_per_hour
+        return RateClimb(candidate, question, *rate_levels(question, bound.rate), weight)
+
+    def shortage(self, candidate: Candidate, bound: Bound) -> str:  # noqa: ARG002 - never asked
+        """Nothing."""
+        return ""
 
     def value(self, score: float) -> float:
         """The score itself: it is the value."""
@@ -144,9 +167,15 @@ class EnergyPerToken:
         pools = candidate.deployment.pools
         idle = sum(pool.gpus * pool.device.idle_power_w for pool in pools)
         full = sum(pool.gpus * pool.device.power_w for pool in pools)
+        if candidate.deployment.apart:
+            full = idle  # at its bound only the side that binds is known to be busy
         levels = rate_levels(question, bound.rate)
         tokens = float(question.workload.output_tokens.mean())
         return EnergyClimb(candidate, question, *levels, 1.0, idle, full - idle, bound.rate, tokens)
+
+    def shortage(self, candidate: Candidate, bound: Bound) -> str:  # noqa: ARG002 - never asked
+        """Nothing."""
+        return ""
 
     def value(self, score: float) -> float:
         """Joules, positive."""
@@ -211,12 +240,21 @@ class LeastForRate:
         """From the replicas that could serve the rate at best to as many as are allowed."""
         if bound.rate == 0:
             return None
-        one = candidate.scaled(1)
-        least = max(1, math.ceil(self.rate / bound.per_replica * (1 - 1e-12)))
+        one, least = candidate.scaled(1), self._least(bound)
         most = self._most(candidate, ROOM * least + ROOM)
         if most < least:
             return None
         return ReplicaClimb(candidate, self.rate, -most, -least, one.gpus if self.count_gpus else one.price_per_hour)
+
+    def shortage(self, candidate: Candidate, bound: Bound) -> str:
+        """The limit that as many replicas as the rate needs at least would break."""
+        needed = candidate.scaled(self._least(bound))
+        broken = self.constraints.broken_by(needed)
+        return f"needs {needed.gpus} GPUs or more for {self.rate:g} requests/s: {broken}"
+
+    def _least(self, bound: Bound) -> int:
+        """Replicas that could serve the rate at best."""
+        return max(1, math.ceil(self.rate / bound.per_replica * (1 - 1e-12)))
 
     def _most(self, candidate: Candidate, limit: int) -> int:
         """As many replicas as the constraints allow, at most ``limit``; 0 if none."""

@@ -34,6 +34,8 @@ class Question:
     perf: str = "auto"
     overheads: Overheads = ENGINE_CLOCK
     seed: int = 0
+    confidence: float | None = None
+    """Share of measured servers on which the answer is to hold; None: as simulated."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -43,6 +45,8 @@ class Question:
             raise InputError(f"tolerance={self.tolerance:g}: must be a share between 0.0001 and 0.5, e.g. 0.01")
         if self.seed < 0:
             raise InputError(f"seed={self.seed}: must be ≥ 0")
+        if self.confidence is not None and not 0.05 <= self.confidence <= 0.95:
+            raise InputError(f"confidence={self.confidence:g}: must be a share from 0.05 to 0.95, e.g. 0.9")
 
     def rate(self, level: int) -> float:
         """Requests per second at a level of the grid of rates: (1 + tolerance)^level."""
@@ -63,7 +67,11 @@ class Question:
 
     def shares_times(self, other: "Question") -> bool:
         """Whether batches take as long under the other question: it may have another load and other limits."""
-        return (self.perf, self.overheads.spec()) == (other.perf, other.overheads.spec())
+        return self._times == other._times
+
+    @property
+    def _times(self) -> tuple[Any, ...]:
+        return self.perf, self.overheads.spec(), self.confidence
 
     def spec(self) -> dict[str, Any]:
         """The question for JSON."""
@@ -75,10 +83,11 @@ class Question:
             "tolerance": self.tolerance,
             "perf": self.perf,
             "seed": self.seed,
+            "confidence": self.confidence,
         }
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everything that the outcome of a trial depends on, besides the deployment and the rate."""
-        parts = (self.workload.digest, asdict(self.slo), self.attainment, self.perf, self.overheads.spec(), self.seed)
+        parts = (self.workload.digest, asdict(self.slo), self.attainment, *self._times, self.seed)
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -217,7 +217,7 @@ class _Hunt:
         for index, contender in self.contenders.items():
             steps = self.objective.climb(contender.candidate, contender.bound, self.question)
             if steps is None:
-                self.entries[index] = impossible(contender)
+                self.entries[index] = impossible(contender, self.objective)
             else:
                 promises[index] = steps.promise(steps.high)
         order = sorted(promises, key=lambda index: (-promises[index], index))

@@ -5,16 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import product
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.deployment.memory import kv_blocks
-from windtunnel.errors import InputError, unknown
-from windtunnel.hardware import device, load_devices
+from windtunnel.errors import InputError, UnknownName, unknown
+from windtunnel.files import read_yaml, typed
+from windtunnel.hardware import device
 from windtunnel.model import Model, load_model
+from windtunnel.policy.named import find_router, find_scheduler
 
 WORDS = {"preset": "engine"}
 """Fields of Engine whose word is another than their name, as in scenario files."""
@@ -24,6 +26,10 @@ AXES: Mapping[str, Any] = MappingProxyType(
     | {"device": str, "replicas": int, "router": str}
 )
 """What can vary → its type."""
+
+
+SIZES = {"max_num_seqs": (8, 2048), "max_num_batched_tokens": (128, 32768)}
+"""Axes whose values double, and the smallest and largest that are worth a trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +86,12 @@ class Candidate:
         """The settings in one line."""
         return in_words(self.settings)
 
-    def scaled(self, replicas: int) -> Deployment:
-        """The deployment with another number of replicas."""
-        pools = tuple(replace(pool, replicas=replicas) for pool in self.deployment.pools)
-        return replace(self.deployment, pools=pools)
+    def scaled(self, times: int) -> Deployment:
+        """So many times the smallest deployment with these shares of replicas: of one pool, so many replicas."""
+        pools = self.deployment.pools
+        whole = gcd(*(pool.replicas for pool in pools))
+        scaled = tuple(replace(pool, replicas=times * (pool.replicas // whole)) for pool in pools)
+        return replace(self.deployment, pools=scaled)
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
@@ -119,6 +127,8 @@ class Space:
     constraints: Constraints = field(default_factory=Constraints)
     devices_file: Path | None = None
     """A TOML file with devices of your own, or other prices."""
+    open: frozenset[str] = frozenset()
+    """Axes that may get more values where the best stands at their end."""
 
     def __post_init__(self) -> None:
         """Refuse unknown axes, and axes without or with equal values."""
@@ -131,10 +141,19 @@ class Space:
                 raise InputError(f"{axis}={list(values)}: a value stands twice")
         if "device" not in self.axes:
             raise InputError("a space needs the axis device, e.g. device: [h100, l40s]")
-        known = load_devices(*self._device_files)
-        for name in self.constraints.gpus:
-            if name not in known:
-                raise unknown("device", name, known)
+        searched = {device(name, self._device_files).name for name in self.axes["device"]}
+        available = {device(name, self._device_files).name: count for name, count in self.constraints.gpus.items()}
+        for name, count in available.items():
+            if name not in searched:
+                raise InputError(
+                    f"gpus {name}={count}: is not searched, only {', '.join(sorted(searched))}: leave it out"
+                )
+        object.__setattr__(self, "constraints", replace(self.constraints, gpus=available))
+        for name in self.axes.get("router", ()):
+            find_router(name)
+        for name in self.axes.get("scheduler", ()):
+            if name is not None:
+                find_scheduler(name)
 
     @property
     def size(self) -> int:
@@ -178,6 +197,8 @@ class Space:
         for index, settings in enumerate(self.points()):
             try:
                 deployment = self.deployment(settings)
+            except UnknownName:
+                raise
             except InputError as error:
                 pruned[str(error)] += 1
                 continue
@@ -193,6 +214,13 @@ class Space:
                 pruned[reason] += 1
         return Enumeration(tuple(found), pruned)
 
+    def beyond(self, settings: Mapping[str, Any]) -> "Space | None":
+        """The space with more values of the open axes at whose end a point stands; None where there is no such axis."""
+        more = {axis: value for axis, value in ends(self.axes, settings).items() if axis in self.open}
+        if not more:
+            return None
+        return replace(self, axes=dict(self.axes) | {axis: (*self.axes[axis], more[axis]) for axis in more})
+
     def spec(self) -> dict[str, Any]:
         """The space for JSON."""
         limits = {entry.name: getattr(self.constraints, entry.name) for entry in fields(Constraints)}
@@ -204,6 +232,19 @@ class Space:
             },
             "devices_file": str(self.devices_file) if self.devices_file else None,
         }
+
+
+def ends(axes: Mapping[str, Sequence[Any]], settings: Mapping[str, Any]) -> dict[str, int]:
+    """Axes of sizes at whose smallest or largest value a point stands, and the value that would come next."""
+    found = {}
+    for axis, (least, most) in SIZES.items():
+        values, value = axes.get(axis, ()), settings.get(axis)
+        if value is None or len(values) < 2:
+            continue
+        following = value // 2 if value == min(values) else 2 * value if value == max(values) else 0
+        if least <= following <= most:
+            found[axis] = following
+    return found
 
 
 def load_space(path: Path, model: str | None = None, devices_file: Path | None = None) -> Space:
@@ -226,14 +267,7 @@ def load_space(path: Path, model: str | None = None, devices_file: Path | None =
 
 
 def _document(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"not YAML: {' '.join(str(error).split())}") from error
+    document = read_yaml(path)
     if not isinstance(document, dict):
         raise InputError("must be lines of `axis: [values]`, e.g. tensor_parallel_size: [1, 2, 4]")
     return {str(key).replace("-", "_"): value for key, value in document.items()}
@@ -241,15 +275,13 @@ def _document(path: Path) -> dict[str, Any]:
 
 def typed_values(axis: str, value: Any) -> tuple[Any, ...]:
     """The values of an axis, each of its type; a single one may stand alone. Raises InputError for others."""
-    from pydantic import TypeAdapter, ValidationError
-
     if axis not in AXES:
         raise unknown("axis", axis, (*AXES, "model", "constraints", "devices_file"))
     values = value if isinstance(value, list) else [value]
     try:
-        return tuple(TypeAdapter(AXES[axis]).validate_python(one) for one in values)
-    except ValidationError as error:
-        raise InputError(f"{axis}={value!r}: {error.errors()[0]['msg'].lower()}") from error
+        return tuple(typed(AXES[axis], one) for one in values)
+    except InputError as error:
+        raise InputError(f"{axis}={value!r}: {error}") from error
 
 
 def _constraints(value: Any) -> Constraints:
@@ -262,4 +294,4 @@ def _constraints(value: Any) -> Constraints:
     gpus = value.get("gpus", {})
     if not isinstance(gpus, dict):
         raise InputError(f"gpus={gpus!r}: must be lines of `device: number`")
-    return Constraints(**{**value, "gpus": {device(str(name)).name: count for name, count in gpus.items()}})
+    return Constraints(**{**value, "gpus": {str(name): count for name, count in gpus.items()}})

@@ -11,7 +11,7 @@ from windtunnel.plan.question import Question
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import Candidate
 from windtunnel.plan.store import Store
-from windtunnel.plan.trial import deployment_key, tables_of
+from windtunnel.plan.trial import deployment_key, tables_for
 from windtunnel.plan.workers import Team, Workers
 
 MOST = 48
@@ -65,19 +65,26 @@ def survey(answer: SearchResult, store: Store, team: Team, most: int = MOST) -> 
 
 
 def promising(answer: SearchResult, most: int) -> list[Candidate]:
-    """Candidates by promise; the best of each device, parallelism and batch cap come before others like them."""
+    """Candidates by promise; the best of each device, parallelism and batch cap come before others like them.
+
+    Of those that differ in their router alone the first counts: one replica has nothing to route.
+    """
     entries = [entry for entry in answer.entries.values() if entry.status not in ("impossible", "refused")]
     order = sorted(entries, key=lambda entry: (-entry.promise, entry.index))
-    candidates = [answer.contenders[entry.index].candidate for entry in order]
+    ranked = [answer.contenders[entry.index].candidate for entry in order]
+    first = {repr(one.scaled(1).pools): one.index for one in reversed(ranked)}
+    candidates = [one for one in ranked if first[repr(one.scaled(1).pools)] == one.index]
     seen: dict[tuple[object, ...], int] = {}
     turns = []
     for place, candidate in enumerate(candidates):
-        pool = candidate.deployment.pools[0]
-        key = (
-            pool.device.name,
-            pool.engine.tensor_parallel_size,
-            pool.engine.pipeline_parallel_size,
-            pool.engine.resolved("max_num_seqs"),
+        key = tuple(
+            (
+                pool.device.name,
+                pool.engine.tensor_parallel_size,
+                pool.engine.pipeline_parallel_size,
+                pool.engine.resolved("max_num_seqs"),
+            )
+            for pool in candidate.deployment.pools
         )
         turns.append((seen.get(key, 0), place))
         seen[key] = seen.get(key, 0) + 1
@@ -90,7 +97,7 @@ def run_survey(job: SurveyJob) -> SurveyReport:
     for candidate in job.candidates:
         one = candidate.scaled(1)
         pools = deployment_key(one, job.question.perf)
-        bound = rate_bound(one, job.question, tables_of(one, job.question.perf, pools)).rate
+        bound = rate_bound(one, job.question, tables_for(job.question, one, pools)).rate
         levels = [job.question.level(share * bound) for share in SHARES]
         rates = sorted({job.question.rate(level) for level in levels})
         outcomes = [ask(job.question, job.known, pools, (one, rate), report) for rate in rates]

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.metrics import WARMUP_SHARE, request_metrics, trimmed_window
 from windtunnel.perf.database import Database, find_systems
-from windtunnel.perf.predictor import predictor, wanted_version
+from windtunnel.perf.predictor import wanted_version
+from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.cache import cache_folder, cache_key
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
+from windtunnel.plan.doubt import slowed, tightened
 from windtunnel.plan.outcome import Outcome, measure, needed
 from windtunnel.plan.question import Question
 from windtunnel.simulate.run import REJECTED, Requests, Run
@@ -47,8 +49,8 @@ def trial(question: Question, deployment: Deployment, rate: float, tables: Table
     Raises:
         InputError: the deployment cannot run.
     """
-    tables = tables or tables_of(deployment, question.perf)
-    workload = question.at(rate)
+    tables = tables or tables_for(question, deployment)
+    question, workload = tightened(deployment, tables, question), question.at(rate)
     count = beginning(workload, question)
     if count is not None:
         begun = _simulate(question, deployment, head(workload, count), tables)
@@ -59,11 +61,22 @@ def trial(question: Question, deployment: Deployment, rate: float, tables: Table
 
 def whole_run(question: Question, deployment: Deployment, rate: float) -> Run:
     """The run behind a trial, never stopped early."""
-    return _simulate(question, deployment, question.at(rate), tables_of(deployment, question.perf))
+    return _simulate(question, deployment, question.at(rate), tables_for(question, deployment))
+
+
+def whole_trial(question: Question, deployment: Deployment, rate: float) -> Outcome:
+    """A trial that is not stopped early."""
+    asked = tightened(deployment, tables_for(question, deployment), question)
+    return measure(whole_run(question, deployment, rate), asked, rate)
 
 
 def _simulate(question: Question, deployment: Deployment, workload: Workload, tables: Tables) -> Run:
     return simulate(deployment, workload, question.seed, tables=tables, overheads=question.overheads)
+
+
+def tables_for(question: Question, deployment: Deployment, pools: str | None = None) -> Tables:
+    """The tables of every pool at the question's confidence; arguments as of ``tables_of``."""
+    return slowed(deployment, tables_of(deployment, question.perf, pools), question)
 
 
 def tables_of(deployment: Deployment, perf: str, pools: str | None = None) -> Tables:
@@ -83,7 +96,10 @@ def trial_key(question: Question, pools: str, deployment: Deployment, rate: floa
     """Name of a trial by content: equal keys mean equal outcomes. It changes with the requests, limits, rate, model,
     device, every setting, the kernel data and the code. ``pools`` is ``deployment_key(deployment, …)``."""
     replicas = [pool.replicas for pool in deployment.pools]
-    parts = (question.digest, pools, deployment.router, replicas, repr(rate), code_digest())
+    spec = deployment.spec()
+    between = [spec.get(name) for name in ("link", "handover", "decode_router")]
+    roles = [pool.role for pool in deployment.pools]
+    parts = (question.digest, pools, deployment.router, replicas, roles, between, repr(rate), code_digest())
     return sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -108,7 +124,7 @@ def _database(pool: Pool, perf: str) -> Database | None:
     """The kernel database of a pool, looked at once: a search takes it for what it was at its beginning."""
     key = (pool.device.name, pool.engine.backend, wanted_version(pool), perf)
     if key not in _databases:
-        _databases[key] = predictor(pool, perf).database
+        _databases[key] = predictor_from(pool, perf).database
     return _databases[key]
 
 
@@ -122,7 +138,7 @@ def _scheduler_file(pool: Pool) -> str:
 def code_digest() -> str:
     """Digest of this package's code and data and of the kernel database: other code may give other results."""
     package = Path(__file__).parents[1]
-    skipped = (package / "report", package / "cli")
+    skipped = tuple(package / name for name in ("report", "ui", "cli"))
     digest = sha256(str(find_systems()).encode() + _database_version().encode())
     for file in sorted(package.rglob("*")):
         if file.suffix in (".py", ".toml") and not any(folder in file.parents for folder in skipped):

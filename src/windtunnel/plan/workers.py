@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
+from threading import Thread
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from windtunnel.errors import InputError
@@ -49,9 +51,21 @@ def processes(workers: int | None = None) -> Team:
     def make() -> Executor:
         context = get_context("forkserver")
         context.set_forkserver_preload(["windtunnel.plan.elimination"])
-        return ProcessPoolExecutor(count, mp_context=context)
+        return ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent)
 
     return Team(make, count)
+
+
+def end_with_parent() -> None:
+    """Let this process end when the one that asked for it does, however that ends; checked by a thread."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait_for([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def in_turn() -> Team:

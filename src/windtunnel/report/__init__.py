@@ -1,54 +1,45 @@
-"""Report: a run as a page, a trace, and the files of other tools. Each writer leaves a whole file or none."""
+"""Report: a run as a page, a trace, and the files of other tools."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from windtunnel.deployment import SLO
 from windtunnel.metrics import summary, unroll
-from windtunnel.report.comparison import comparison_page, write_comparison
 from windtunnel.report.html import html_report
-from windtunnel.report.perfetto import perfetto, write_perfetto
-from windtunnel.report.prometheus import prometheus, write_prometheus
-from windtunnel.report.vllm_bench import vllm_bench, write_vllm_bench
-from windtunnel.report.write import write_whole
+from windtunnel.report.launch_files import write_launch_files
+from windtunnel.report.perfetto import perfetto, trace_text
+from windtunnel.report.planner_profile import write_planner_profile
+from windtunnel.report.prometheus import prometheus
+from windtunnel.report.vllm_bench import vllm_bench
 from windtunnel.simulate.run import Run
 
-__all__ = [
-    "WRITERS",
-    "comparison_page",
-    "html_report",
-    "perfetto",
-    "prometheus",
-    "vllm_bench",
-    "write_comparison",
-    "write_perfetto",
-    "write_prometheus",
-    "write_vllm_bench",
-]
+__all__ = ["FOLDERS", "TEXTS", "html_report", "perfetto", "prometheus", "vllm_bench"]
 
 
-def _report(run: Run, path: Path, slo: SLO | None = None) -> None:
+def _report(run: Run, slo: SLO | None) -> Iterable[str]:
     steps = unroll(run)
-    write_whole(path, [html_report(steps, summary(run, slo, steps=steps), slo)])
+    return [html_report(steps, summary(run, slo, steps=steps), slo)]
 
 
-def _perfetto(run: Run, path: Path, slo: SLO | None = None) -> None:  # noqa: ARG001 - a trace has no limits
-    write_perfetto(path, perfetto(unroll(run)))
-
-
-def _save_result(run: Run, path: Path, slo: SLO | None = None) -> None:
+def _save_result(run: Run, slo: SLO | None) -> Iterable[str]:
     steps = unroll(run)
-    write_vllm_bench(path, vllm_bench(steps, summary(run, slo, steps=steps)))
+    return [json.dumps(vllm_bench(steps, summary(run, slo, steps=steps)), allow_nan=False)]
 
 
-def _prometheus(run: Run, path: Path, slo: SLO | None = None) -> None:  # noqa: ARG001 - counters have no limits
-    write_prometheus(path, unroll(run))
-
-
-WRITERS: dict[str, Callable[[Run, Path, SLO | None], None]] = {
+TEXTS: dict[str, Callable[[Run, SLO | None], Iterable[str]]] = {
     "report": _report,
-    "perfetto": _perfetto,
+    "perfetto": lambda run, _: trace_text(perfetto(unroll(run))),
     "save_result": _save_result,
-    "prometheus": _prometheus,
+    "prometheus": lambda run, _: prometheus(unroll(run)),
 }
-"""Command-line option → function that writes the file of a run."""
+"""Command-line option → the text of its file of a run, in parts."""
+
+
+def _launch(folder: Path, run: Run) -> None:
+    per_node = [pool["gpus_per_node"] for pool in run.manifest["pools"]]
+    write_launch_files(folder, run.manifest["deployment"], per_node)
+
+
+FOLDERS: dict[str, Callable[[Path, Run], None]] = {"launch": _launch, "planner_profile": write_planner_profile}
+"""Command-line option → what writes its folder of a run."""

@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from html import escape
-from math import isfinite, isnan
-from pathlib import Path
+from math import isfinite, isinf, isnan, nan
 
 import numpy as np
 
 from windtunnel.metrics import Comparison, Interval, Measure, Variant
 from windtunnel.metrics.comparison import plain
-from windtunnel.report.figures import Figure, cdf, over_time, rounded
+from windtunnel.metrics.evidence import span
+from windtunnel.report.figures import Figure, cdf, over_time, rounded, scatter, titled, upright
 from windtunnel.report.page import number, page, plot, table, warnings
-from windtunnel.report.write import write_whole
 
+SERVERS = "90 % of servers"
+"""Heads a column of differences on measured servers."""
+ROUNDING = 1e-9
+"""Share of a mean below which its interval is that of sums of floating-point numbers."""
 DISTRIBUTIONS = {
     "ttft": ("Time to first token", "s"),
     "tpot": ("Time per output token", "ms"),
@@ -20,20 +23,27 @@ DISTRIBUTIONS = {
 }
 
 
-def write_comparison(path: Path, comparison: Comparison) -> None:
-    """Write the page. Raises InputError if that is not possible."""
-    write_whole(path, [comparison_page(comparison)])
-
-
-def comparison_page(comparison: Comparison) -> str:
-    """The page as text, plotly.js included.
+def comparison_page(*comparisons: Comparison) -> str:
+    """The page as text, plotly.js included; several comparisons, of other loads, one below the other.
 
     Raises:
         InputError: plotly is not installed.
     """
+    sections: list[str] = []
+    figures: dict[str, Figure] = {}
+    for place, comparison in enumerate(comparisons):
+        before = f"load-{place}-" if place else ""
+        sections += _sections(comparison, before)
+        figures |= {f"{before}{name}": figure for name, figure in comparison_figures(comparison).items()}
+    sections.append("<footer>windtunnel · simulated, not measured on the device</footer>")
+    return page(comparisons[0].title, sections, figures)
+
+
+def _sections(comparison: Comparison, before: str) -> list[str]:
+    """What the page says of one comparison; the names of its plots begin with ``before``."""
     confidence = f"{100 * comparison.confidence:g} % confidence intervals over {len(comparison.seeds)} seeds"
     first = f"Of seed {comparison.seeds[0]}."
-    sections = [
+    return [
         f'<header><p class="brand">windtunnel comparison</p><h1>{escape(comparison.title)}</h1>'
         f'<p class="sub">{len(comparison.variants)} variants under {_seeds(comparison)}</p>'
         f"{warnings(comparison.warnings)}</header>",
@@ -42,24 +52,30 @@ def comparison_page(comparison: Comparison) -> str:
         f'<div class="panel">{_values(comparison)}</div>',
         f"<h2>Difference from the {escape(comparison.baseline.name)}</h2>",
         f'<div class="panel">{_differences(comparison)}<p class="caption">Taken seed by seed, under the same requests, '
-        f"with {confidence}; those in brackets may be none.</p></div>",
+        f"with {confidence}; those in brackets may be none.</p>{_on_servers(comparison)}</div>",
         '<div style="margin-top:12px">',
-        plot("ratios", "", "ratios", f"Value divided by the {comparison.baseline.name}'s; bars are {confidence}."),
+        plot(
+            f"{before}ratios",
+            "",
+            "ratios",
+            f"Value divided by the {comparison.baseline.name}'s; bars are {confidence}.",
+        ),
         "</div>",
         "<h2>Distributions</h2>",
         '<div class="triple">',
         *(
-            plot(f"{name}-cdf", title, "cdf", f"{first} Colours as above.")
+            plot(f"{before}{name}-cdf", title, "cdf", f"{first} Colours as above.")
             for name, (title, _) in DISTRIBUTIONS.items()
         ),
         "</div>",
         "<h2>Over time</h2>",
         '<div class="pair">',
-        *(plot(f"line-{place}", variant.name, "timeline", first) for place, variant in enumerate(comparison.variants)),
+        *(
+            plot(f"{before}line-{place}", variant.name, "timeline", first)
+            for place, variant in enumerate(comparison.variants)
+        ),
         "</div>",
-        "<footer>windtunnel · simulated, not measured on the device</footer>",
     ]
-    return page(comparison.title, sections, comparison_figures(comparison))
 
 
 def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
@@ -82,11 +98,38 @@ def difference(comparison: Comparison, variant: Variant, measure: Measure) -> st
     return text if absolute.differs or isnan(absolute.mean) else f"({text})"
 
 
+def on_servers(comparison: Comparison, variant: Variant, measure: Measure) -> str:
+    """Between which values a variant's difference lies on 90 % of measured servers, as ``difference`` has it."""
+    if variant.ends is None:
+        return ""
+    low, high = variant.ends.differences[measure.name]
+    if low == high or isnan(low):
+        return "same" if low == 0 else ""
+    share = comparison.span(variant, measure.name)
+    if share is None:
+        return f"{_signed(Interval(low, nan, 1), measure.scale)}…{_signed(Interval(high, nan, 1), measure.scale)}"
+    return f"{100 * (share[0] - 1):+.0f} %…overloaded" if isinf(high) else span(share)
+
+
+def open_ends(comparison: Comparison) -> list[str]:
+    """What measured servers leave open, a sentence for each kind of evidence."""
+    found: dict[str, list[str]] = {}
+    for variant in comparison.variants:
+        if variant.ends:
+            found.setdefault(variant.ends.apart.words, []).append(variant.name)
+    others = len(comparison.variants) - 1
+    return [
+        f"{SERVERS}{'' if len(names) == others else f' ({chr(59).join(names)})'}: {words}"
+        for words, names in found.items()
+    ]
+
+
 def _signed(interval: Interval, scale: float, unit: str = "") -> str:
     if not isfinite(interval.mean):
         return "–"
     sign = "−" if interval.mean < 0 else "+"
-    half = f" ± {number(scale * interval.half_width, 2)}" if isfinite(interval.half_width) else ""
+    wide = isfinite(interval.half_width) and not 0 < interval.half_width < ROUNDING * abs(interval.mean)
+    half = f" ± {number(scale * interval.half_width, 2)}" if wide else ""
     return f"{sign}{number(scale * abs(interval.mean))}{half}{unit}"
 
 
@@ -136,33 +179,37 @@ def _differences(comparison: Comparison) -> str:
     return table(["", *(variant.name for variant in others)], rows)
 
 
+def _on_servers(comparison: Comparison) -> str:
+    others = [variant for variant in comparison.variants if variant.ends]
+    if not others:
+        return ""
+    rows = [
+        [measure.title, *(on_servers(comparison, variant, measure) for variant in others)]
+        for measure in comparison.measures
+    ]
+    words = escape(" ".join(open_ends(comparison)))
+    return f'{table(["", *(f"{each.name}, {SERVERS}" for each in others)], rows)}<p class="caption">{words}</p>'
+
+
 def _ratios(comparison: Comparison) -> Figure:
     """Value over the baseline's for each measure that the baseline has, with the paired interval."""
     measures = [measure for measure in comparison.measures if comparison.baseline.intervals[measure.name].mean > 0]
     data = []
     for place, variant in enumerate(comparison.variants):
         shares = [comparison.relative(variant, measure.name) for measure in measures]
-        trace: Figure = {
-            "type": "scatter",
-            "mode": "markers",
-            "name": variant.name,
-            "x": rounded(np.array([1 + share.mean for share in shares]), 6),
-            "y": [measure.title for measure in measures],
-            "marker": {"size": 9},
-            "meta": place,
-            "hovertemplate": "%{y}: %{x} of the baseline's<extra></extra>",
-        }
+        values = rounded(np.array([1 + share.mean for share in shares]), 6)
+        titles, hover = [measure.title for measure in measures], "%{y}: %{x} of the baseline's<extra></extra>"
+        trace = scatter("markers", variant.name, values, titles, marker={"size": 9}, meta=place, hovertemplate=hover)
         half = np.array([share.half_width for share in shares])
         if place and np.isfinite(half).any():
             trace["error_x"] = {"type": "data", "array": rounded(half, 4), "thickness": 1.6, "width": 5}
         data.append(trace)
-    one = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1.2}, "meta": 0}
     layout = {
-        "xaxis": {"type": "log", "title": {"text": f"share of the {comparison.baseline.name}'s value"}},
+        "xaxis": titled(f"share of the {comparison.baseline.name}'s value", type="log"),
         "yaxis": {"autorange": "reversed", "type": "category"},
         "showlegend": True,
         "scattermode": "group",
-        "shapes": [one],
+        "shapes": [upright(1, 0, width=1.2)],
     }
     return {"data": data, "layout": layout}
 
@@ -172,12 +219,12 @@ def _cdfs(variants: Sequence[Variant], name: str, unit: str) -> Figure:
     data = []
     for place, variant in enumerate(variants):
         values, percents = cdf(variant.first.latencies[name])
-        line = {"type": "scatter", "mode": "lines", "name": variant.name, "line": {"width": 2}, "meta": place}
         hover = f"{escape(variant.name)}: %{{y:.2f}} % ≤ %{{x}} {unit}<extra></extra>"
-        data.append(line | {"x": rounded(values * factor), "y": rounded(percents, 6), "hovertemplate": hover})
+        points = rounded(values * factor), rounded(percents, 6)
+        data.append(scatter("lines", variant.name, *points, line={"width": 2}, meta=place, hovertemplate=hover))
     layout = {
-        "xaxis": {"title": {"text": f"{name} ({unit})"}, "type": "log"},
-        "yaxis": {"title": {"text": "% of requests"}, "range": [0, 101]},
+        "xaxis": titled(f"{name} ({unit})", type="log"),
+        "yaxis": titled("% of requests", range=[0, 101]),
         "showlegend": False,
     }
     return {"data": data, "layout": layout}

@@ -1,6 +1,7 @@
 """The plots of the report as plain dicts that plotly.js draws; colours and fonts come from the page."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment import SLO
 from windtunnel.metrics import Distribution, Steps, Summary, Timeline, group_share, timeline
+from windtunnel.metrics.handed import parts_in_order
 
 Floats = NDArray[np.float64]
 Figure = dict[str, Any]
@@ -16,21 +18,35 @@ BINS = 600
 """Bins of the timelines; each point is the exact mean over its bin."""
 
 
+def scatter(mode: str, name: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> Figure:
+    """A trace of ``lines`` or ``markers``; ``meta`` is its place among the colours of the page."""
+    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **more}
+
+
+def titled(title: str, **more: Any) -> Figure:
+    """An axis with its title."""
+    return {"title": {"text": title}, **more}
+
+
 def figures(steps: Steps, summary: Summary, slo: SLO | None) -> dict[str, Figure]:
     """Every plot by the name of its place on the page: {"data": traces, "layout": layout}."""
-    requests = steps.run.requests
+    requests, bands = steps.run.requests, (steps.run.manifest.get("bands") or {}).get("factors", {})
     return {
-        "requests-cdf": _cdfs(summary, ("ttft", "e2el", "queue"), "s", slo),
-        "tokens-cdf": _cdfs(summary, ("tpot", "itl"), "ms", slo),
+        "requests-cdf": _cdfs(summary, ("ttft", "e2el", "queue"), "s", slo, bands),
+        "tokens-cdf": _cdfs(summary, ("tpot", "itl"), "ms", slo, bands),
         "timeline": over_time(timeline(steps, BINS)),
         "breakdown": _breakdown(steps, summary),
         "prompts": _lengths(requests.prompt_tokens, "prompt tokens", 0),
         "outputs": _lengths(requests.output_tokens, "output tokens", 1),
         "arrivals": _arrivals(requests.arrival),
+        **({"first-token": _first_token(steps)} if steps.run.handovers else {}),
     }
 
 
-def _cdfs(summary: Summary, names: tuple[str, ...], unit: str, slo: SLO | None) -> Figure:
+def _cdfs(
+    summary: Summary, names: tuple[str, ...], unit: str, slo: SLO | None, bands: Mapping[str, Mapping[str, Any]]
+) -> Figure:
+    """Distributions of latencies with their limits, and thinly those at both ends of the 90 % band."""
     factor = 1000.0 if unit == "ms" else 1.0
     traces: list[Figure] = []
     shapes: list[Figure] = []
@@ -38,43 +54,35 @@ def _cdfs(summary: Summary, names: tuple[str, ...], unit: str, slo: SLO | None) 
     largest, smallest = 0.0, math.inf
     for index, name in enumerate(names):
         values, percents = cdf(summary.latencies[name])
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": name,
-                "x": rounded(values * factor),
-                "y": rounded(percents, 6),
-                "line": {"width": 2},
-                "meta": index,
-                "hovertemplate": f"{name} ≤ %{{x}} {unit} for %{{y:.2f}} %<extra></extra>",
-            }
-        )
+        hover = f"{name} ≤ %{{x}} {unit} for %{{y:.2f}} %<extra></extra>"
+        points = rounded(values * factor), rounded(percents, 6)
+        traces.append(scatter("lines", name, *points, line={"width": 2}, meta=index, hovertemplate=hover))
+        for end in bands.get(name, {}).get("90", ()) if summary.latencies[name].count else ():
+            thin = {"line": {"width": 1, "dash": "dot"}, "opacity": 0.5, "showlegend": False, "hoverinfo": "skip"}
+            x, y = rounded(values * factor * end), rounded(percents, 6)
+            traces.append(scatter("lines", f"{name}, end of the band", x, y, meta=index, **thin))
         if summary.latencies[name].count:
             largest = max(largest, float(values[-1]) * factor)
             smallest = min(smallest, summary.latencies[name].percentile(1) * factor)
         limit = slo.limits.get(name) if slo else None
         if limit is not None:
-            line = {"type": "line", "x0": limit * factor, "x1": limit * factor, "yref": "paper", "y0": 0, "y1": 1}
-            shapes.append({**line, "line": {"dash": "dot", "width": 1.5}, "meta": index})
+            shapes.append(upright(limit * factor, index, dash="dot", width=1.5))
             at = {"x": limit * factor, "y": 0.5, "yref": "paper", "xanchor": "left", "yanchor": "middle", "xshift": 3}
             notes.append({**at, "text": f"{name} limit", "showarrow": False, "meta": index})
     wide = largest > 50 * max(smallest, 1e-9) and smallest < math.inf
-    axis: Figure = {"title": {"text": f"{' · '.join(names)} ({unit})"}, "rangemode": "tozero"}
+    across = titled(f"{' · '.join(names)} ({unit})", rangemode="tozero")
     if wide:
         low = np.floor(np.log10(max(smallest, largest * 1e-5)) * 2) / 2
-        axis = {**axis, "type": "log", "range": [low, np.ceil(np.log10(largest) * 4) / 4], "dtick": 1}
+        across |= {"type": "log", "range": [low, np.ceil(np.log10(largest) * 4) / 4], "dtick": 1}
         for note in notes:
             note["x"] = math.log10(max(note["x"], 1e-9))
-    return {
-        "data": traces,
-        "layout": {
-            "xaxis": axis,
-            "yaxis": {"title": {"text": "% of values"}, "range": [0, 101]},
-            "shapes": shapes,
-            "annotations": notes,
-        },
-    }
+    upwards = titled("% of values", range=[0, 101])
+    return {"data": traces, "layout": {"xaxis": across, "yaxis": upwards, "shapes": shapes, "annotations": notes}}
+
+
+def upright(x: float, place: int, **line: Any) -> Figure:
+    """A line from the bottom to the top of a figure, in the colour of its place."""
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line, "meta": place}
 
 
 def over_time(lines: Timeline) -> Figure:
@@ -87,34 +95,46 @@ def over_time(lines: Timeline) -> Figure:
         ("requests / s", (("arriving", lines.arrivals, 4), ("finishing", lines.request_throughput, 5))),
     )
     data: list[Figure] = []
-    layout: Figure = {
-        "xaxis": {"title": {"text": "seconds after the first arrival"}, "anchor": "y4", "rangemode": "tozero"},
-        "hovermode": "x",
-    }
+    below = titled("seconds after the first arrival", anchor="y4", rangemode="tozero")
+    layout: Figure = {"xaxis": below, "hovermode": "x"}
     height = 1 / len(rows)
     for place, (title, series) in enumerate(rows):
-        axis = "y" if place == 0 else f"y{place + 1}"
+        number = str(place + 1) if place else ""
         top = 1 - place * height
-        layout[f"yaxis{place + 1 if place else ''}"] = {
-            "title": {"text": title},
-            "domain": [round(top - height + 0.03, 4), round(top, 4)],
-            "rangemode": "tozero",
-            "nticks": 5,
-        }
+        domain = [round(top - height + 0.03, 4), round(top, 4)]
+        layout[f"yaxis{number}"] = titled(title, domain=domain, rangemode="tozero", nticks=5)
         for name, values, colour in series:
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": name,
-                    "x": times,
-                    "y": rounded(values),
-                    "yaxis": axis,
-                    "line": {"width": 1.4, "shape": "hvh"},
-                    "meta": colour,
-                }
-            )
+            line = {"width": 1.4, "shape": "hvh"}
+            data.append(scatter("lines", name, times, rounded(values), yaxis=f"y{number}", line=line, meta=colour))
     return {"data": data, "layout": layout}
+
+
+SLOWEST = 0.1
+"""Share of the requests whose time to first token is shown beside the mean."""
+
+
+def _first_token(steps: Steps) -> Figure:
+    """Bars of the parts of the time to first token: the mean of all requests, and of the slowest tenth."""
+    first = steps.run.requests.first_token - steps.run.requests.arrival
+    known = np.flatnonzero(~np.isnan(first))
+    slowest = known[np.argsort(first[known], kind="stable")][len(known) - -(-len(known) // round(1 / SLOWEST)) :]
+    data = []
+    for place, (name, (begin, end)) in enumerate(parts_in_order(steps.run).items()):
+        means = [1000 * float((end - begin)[rows].mean()) if len(rows) else 0.0 for rows in (known, slowest)]
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "y": ["all requests", "slowest 10 %"],
+                "x": rounded(np.array(means)),
+                "name": name,
+                "meta": place,
+                "hovertemplate": f"{name}: %{{x}} ms<extra></extra>",
+            }
+        )
+    layout = {"barmode": "stack", "bargap": 0.25, "legend": {"traceorder": "normal"}}
+    axes = {"xaxis": titled("mean time to first token, ms", rangemode="tozero"), "yaxis": {"autorange": "reversed"}}
+    return {"data": data, "layout": layout | axes}
 
 
 def _breakdown(steps: Steps, summary: Summary) -> Figure:
@@ -141,7 +161,6 @@ def _breakdown(steps: Steps, summary: Summary) -> Figure:
                     }
                 )
                 index += 1
-    axis = {"title": {"text": "% of the step time"}, "range": [0, 100]}
     return {
         "data": data,
         "layout": {
@@ -149,7 +168,7 @@ def _breakdown(steps: Steps, summary: Summary) -> Figure:
             "bargap": 0.25,
             "legend": {"traceorder": "normal"},
             "uniformtext": {"minsize": 10, "mode": "hide"},
-            "xaxis": axis,
+            "xaxis": titled("% of the step time", range=[0, 100]),
             "yaxis": {"autorange": "reversed"},
         },
     }
@@ -175,7 +194,7 @@ def _bars(edges: Floats, counts: Floats, title: str, unit: str, colour: int) -> 
         "meta": colour,
         "hovertemplate": "%{x}: %{y} " + unit + "<extra></extra>",
     }
-    layout = {"xaxis": {"title": {"text": title}}, "yaxis": {"title": {"text": unit}}, "bargap": 0, "showlegend": False}
+    layout = {"xaxis": titled(title), "yaxis": titled(unit), "bargap": 0, "showlegend": False}
     return {"data": [bar], "layout": layout}
 
 

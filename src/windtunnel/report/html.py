@@ -7,7 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from windtunnel.deployment import SLO
+from windtunnel.deployment.title import title
 from windtunnel.metrics import LATENCIES, PERCENTILES, Steps, Summary
+from windtunnel.plan.question import ATTAINMENT
 from windtunnel.report.figures import BINS, figures
 from windtunnel.report.page import (
     card,
@@ -37,21 +39,24 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
         InputError: plotly is not installed.
     """
     manifest = steps.run.manifest
-    title = _title(manifest)
+    heading = _title(manifest)
     version, seed = str(manifest.get("windtunnel", "")), str(manifest.get("seed", "–"))
     sections = (
-        _header(title, manifest, summary),
+        _header(heading, manifest, summary),
         _answer(summary, slo, manifest.get("bands") or {}),
         "<h2>Latency</h2>",
         _latencies(summary, manifest.get("bands") or {}),
+        _gaps(manifest.get("gap") or {}),
         '<div class="pair" style="margin-top:12px">',
         plot("requests-cdf", "Per request", "cdf"),
         plot("tokens-cdf", "Per token", "cdf"),
         "</div>",
+        _first_token(summary),
         "<h2>Over time</h2>",
         plot("timeline", "", "timeline", f"Means over {BINS} equal bins of time, exact."),
         "<h2>Where the time goes</h2>",
         plot("breakdown", "", "breakdown"),
+        _pools(summary),
         _replicas(summary),
         "<h2>Workload</h2>",
         '<div class="triple">',
@@ -63,23 +68,25 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
         _provenance(manifest),
         f"<footer>windtunnel {escape(version)} · seed {escape(seed)} · simulated, not measured on the device</footer>",
     )
-    return page(title, sections, figures(steps, summary, slo))
+    return page(heading, sections, figures(steps, summary, slo))
 
 
 def _title(manifest: Mapping[str, Any]) -> str:
+    if len(manifest["pools"]) > 1:
+        return title(manifest["pools"], with_rules=False)
     replicas, pool = len(manifest["replicas"]), manifest["pools"][0]
     each = f"{pool.get('gpus_per_replica', 1)} × {pool.get('device', 'GPU')}"
     return f"{pool.get('model', 'model')} on {f'{replicas} replicas of ' if replicas > 1 else ''}{each}"
 
 
-def _header(title: str, manifest: Mapping[str, Any], summary: Summary) -> str:
+def _header(heading: str, manifest: Mapping[str, Any], summary: Summary) -> str:
     name = manifest.get("workload", {}).get("name") or "workload"
     span = seconds(summary.window.seconds)
     scope = "measured without warm-up and drain" if summary.window.trimmed else "the whole run"
     return (
-        f'<header><p class="brand">windtunnel report</p><h1>{escape(title)}</h1>'
+        f'<header><p class="brand">windtunnel report</p><h1>{escape(heading)}</h1>'
         f'<p class="sub">{escape(str(name))} · {summary.total:,} requests · {escape(span)}, {scope}</p>'
-        f"{_verdict(summary)}{warnings(summary.warnings)}</header>"
+        f"{_verdict(summary)}{warnings([*_known_bad(manifest), *summary.warnings])}</header>"
     )
 
 
@@ -91,7 +98,7 @@ def _verdict(summary: Summary) -> str:
         kind = "good" if summary.meets_slo else "bad"
         return f'<p class="verdict {kind}">{word} the target: {escape(" · ".join(texts))}</p>'
     if not math.isnan(summary.attainment):
-        kind = "good" if summary.attainment >= 0.99 else "bad"
+        kind = "good" if summary.attainment >= ATTAINMENT else "bad"
         text = f"{percent(summary.attainment)} of all requests meet every limit"
         return f'<p class="verdict {kind}">{escape(text)}</p>'
     return ""
@@ -112,18 +119,21 @@ def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
         middle, tail = summary.latencies["queue"].percentiles((50, 99)).tolist()
         cards.append(card("Queueing delay, median", seconds(middle), f"99 %: {seconds(tail)}"))
     price = f"{money(used.cost_usd)} for {number(used.gpu_hours)} GPU-hours"
+    if ends := bands.get("cost_per_million_output_tokens"):
+        price = f"{money(ends[0])} to {money(ends[1])} on 90 % of servers; {price}"
     energy = f"{number(million(used.energy_wh) / 1000)} kWh"
     power = f"{number(used.energy_wh / 1000)} kWh in all, GPUs only"
     refused = "".join(
         f", {count:,} {word}" for word, count in (("rejected", summary.rejected), ("aborted", summary.aborted)) if count
     )
+    blocks = f"of {summary.kv_blocks:,} blocks a rank" if len(summary.pools) == 1 else "of all pools"
     waited = f"{summary.preemptions:,} preemptions, longest wait {seconds(summary.max_wait)}"
     found = percent(summary.prefix_cache_hit_rate)
     cards += [
         card("Cost / M output tokens", money(million(used.cost_usd)), price),
         card("Energy / M output tokens", energy, power),
         card("GPUs busy", percent(used.busy), f"MFU {percent(used.mfu)}, MBU {percent(used.mbu)}"),
-        card("KV cache in use", percent(used.kv), f"of {summary.kv_blocks:,} blocks a rank; {found} of prompts found"),
+        card("KV cache in use", percent(used.kv), f"{blocks}; {found} of prompts found"),
         card("Requests finished", f"{summary.finished:,}", f"of {summary.total:,}{refused}; {waited}"),
     ]
     return f'<div class="cards">{"".join(cards)}</div>'
@@ -132,19 +142,68 @@ def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
 def _latencies(summary: Summary, bands: Mapping[str, Any]) -> str:
     columns = ["", "mean", *(f"p{percent_:g}" for percent_ in PERCENTILES), "max", "values"]
     rows = []
-    for name in (*LATENCIES, "prefill", "normalised"):
-        values = summary.latencies[name]
+    named = {name: summary.latencies[name] for name in (*LATENCIES, "prefill", "normalised")}
+    named |= {f"ttft: {name}": values for name, values in summary.ttft_parts.items()}
+    for name, values in named.items():
         shown = [seconds(value) + _band(bands, name, key) for key, value in values.statistics().items()]
         rows.append([name, *shown, seconds(values.max), f"{values.count:,}"])
-    meaning = f"(low-high): {100 * bands['level']:.0f} % error band." if "level" in bands else ""
-    note = f'<p class="caption">{escape(meaning)}</p>' if meaning else ""
-    return f'<div class="panel">{table(columns, rows)}{note}</div>'
+    words = bands.get("words", {})
+    note = '<p class="caption">(low-high): what a measured server would show; ± and evidence:</p>' if words else ""
+    meaning = table((), list(words.items()), "list") if words else ""
+    return f'<div class="panel">{table(columns, rows)}{note}{meaning}</div>'
+
+
+def _gaps(found: Mapping[str, Any]) -> str:
+    """How far the run is from what no scheduler beats, where that was asked for."""
+    rows = [
+        (name, seconds(each["value"]), seconds(each["bound"]), percent(each["gap"]))
+        for name, each in found.items()
+        if name != "proof"
+    ]
+    return f'<div class="panel">{table(("no scheduler beats", "run", "bound", "gap"), rows)}</div>' if rows else ""
+
+
+def _known_bad(manifest: Mapping[str, Any]) -> list[str]:
+    """What is known to be wrong with simulations of this server."""
+    text = (manifest.get("bands") or {}).get("known_bad")
+    return [text] if text else []
 
 
 def _band(bands: Mapping[str, Any], name: str, statistic: str) -> str:
     """The band around a statistic in brackets, where it is known."""
     ends = bands.get(name, {}).get(statistic)
-    return f" ({span(*ends)})" if ends and None not in ends else ""
+    if not ends or ends[0] is None:
+        return ""
+    return f" (from {seconds(ends[0])}: overloaded at the upper end)" if ends[1] is None else f" ({span(*ends)})"
+
+
+def _first_token(summary: Summary) -> str:
+    """What the time to first token is made of, where prefill and decode are apart."""
+    if not summary.ttft_parts:
+        return ""
+    moved = f"{number(summary.kv_bytes / 1e9)} GB of KV went over the link. Admission: waiting for memory over there."
+    return f'<div style="margin-top:12px">{plot("first-token", "Time to first token", "breakdown", moved)}</div>'
+
+
+def _pools(summary: Summary) -> str:
+    """What each pool did, where there are several."""
+    if len(summary.pools) == 1:
+        return ""
+    columns = ["pool", "stands on", "busy", "batch", "KV", "KV peak", "MFU", "MBU", "waiting", "preemptions", "cost"]
+    rows = [
+        [
+            pool.name,
+            f"{pool.replicas} × {pool.gpus // pool.replicas} × {pool.device}",
+            percent(pool.busy),
+            number(pool.batch_size),
+            *(percent(value) for value in (pool.kv, pool.kv_peak, pool.mfu, pool.mbu)),
+            number(pool.waiting),
+            f"{pool.preemptions:,}",
+            money(pool.cost_usd),
+        ]
+        for pool in summary.pools
+    ]
+    return f'<div class="panel" style="margin-top:12px">{table(columns, rows)}</div>'
 
 
 def _replicas(summary: Summary) -> str:
@@ -162,6 +221,8 @@ def _replicas(summary: Summary) -> str:
         "MBU": [percent(value) for value in part.mbu.tolist()],
         "preemptions": [f"{value:,}" for value in part.preemptions.tolist()],
     }
+    if len(summary.pools) > 1:
+        columns = {"pool": [summary.pools[index].name for index in part.pool.tolist()]} | columns
     rows = [[str(index), *cells] for index, cells in enumerate(zip(*columns.values(), strict=True))]
     more = len(rows) - MAX_REPLICAS
     note = f'<p class="caption">and {more} more replicas</p>' if more > 0 else ""
@@ -171,10 +232,13 @@ def _replicas(summary: Summary) -> str:
 
 def _specification(manifest: Mapping[str, Any]) -> str:
     pools = manifest["pools"]
+    handover = manifest.get("deployment", {}).get("handover")
+    commands = [serve_line(pool, handover) for pool in pools]
+    names = [f"<h3>{escape(pool['name'])}</h3>" if len(pools) > 1 else "" for pool in pools]
     lines = "".join(
-        f'<div class="command"><pre id="serve-{index}">{escape(serve_line(pool))}</pre>'
+        f'{name}<div class="command"><pre id="serve-{index}">{escape(command)}</pre>'
         f'<button type="button" data-copy="serve-{index}">Copy</button></div>'
-        for index, pool in enumerate(pools)
+        for index, (name, command) in enumerate(zip(names, commands, strict=True))
     )
     hidden = ("footprint", "engine")
     rows = [row for pool in pools for row in flatten({key: value for key, value in pool.items() if key not in hidden})]
@@ -183,8 +247,8 @@ def _specification(manifest: Mapping[str, Any]) -> str:
     router = manifest.get("deployment", {}).get("router")
     rows += [("router", str(router))] if router else []
     tables = "".join(
-        f'<div class="panel"><h3>{title}</h3>{table((), part, "list")}</div>'
-        for title, part in (("Deployment", rows), ("Engine", engine), ("Workload", workload))
+        f'<div class="panel"><h3>{name}</h3>{table((), part, "list")}</div>'
+        for name, part in (("Deployment", rows), ("Engine", engine), ("Workload", workload))
     )
     return (
         f'<h2>Specification</h2><div class="panel"><h3>Start one replica</h3>{lines}</div>'

@@ -15,6 +15,7 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.report.figures import Figure
+from windtunnel.simulate.notes import QUIET
 
 FOLDER = Path(__file__).parent
 CSP = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -53,9 +54,11 @@ def plot(name: str, title: str, kind: str, caption: str = "") -> str:
 
 
 def warnings(texts: Iterable[str]) -> str:
-    """A list of what the reader should know."""
-    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
-    return f'<ul class="warnings">{items}</ul>' if items else ""
+    """A list of what the reader should know, and below it, in small letters, what is as expected for most loads."""
+    found = list(texts)
+    items = "".join(f"<li>{escape(text)}</li>" for text in found if not text.endswith(QUIET))
+    quiet = "".join(f'<p class="caption">{escape(text)}</p>' for text in found if text.endswith(QUIET))
+    return (f'<ul class="warnings">{items}</ul>' if items else "") + quiet
 
 
 @cache
@@ -151,6 +154,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
 
 def plain(value: Any) -> str:
     """A setting as text: floats with six significant digits, long digests and lists cut."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):

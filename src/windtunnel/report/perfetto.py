@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,16 @@ from numpy.typing import NDArray
 
 from windtunnel.errors import InputError
 from windtunnel.metrics import Steps, timeline
-from windtunnel.report.write import write_whole
+from windtunnel.metrics.handed import parts_in_order
 
 Floats = NDArray[np.float64]
 Event = dict[str, Any]
 
 MICROSECONDS = 1e6
 COUNTER_SAMPLES = 1000
-REQUEST_EVENTS = 8
-"""Begin and end of the request and of its three phases."""
+REQUEST_EVENTS, HANDED_EVENTS = 8, 18
+"""Begin and end of the request and of its three phases; with prefill and decode apart of seven, and of the transfer on
+the link's track."""
 
 
 def perfetto(steps: Steps, max_events: int = 200_000) -> dict[str, Any]:
@@ -34,9 +34,10 @@ def perfetto(steps: Steps, max_events: int = 200_000) -> dict[str, Any]:
     if max_events < 100:
         raise InputError(f"max_events={max_events}: must be ≥ 100")
     merged = max(1, -(-len(steps.row) // (max_events // 2)))
-    number = len(steps.run.requests.id)
-    stride = max(1, -(-number * REQUEST_EVENTS // (max_events // 2)))
-    events = [*_names(steps), *_steps(steps, merged), *_requests(steps, stride), *_counters(steps)]
+    number, apart = len(steps.run.requests.id), steps.run.handovers is not None
+    stride = max(1, -(-number * (HANDED_EVENTS if apart else REQUEST_EVENTS) // (max_events // 2)))
+    spans = [*_requests(steps, stride), *_transfers(steps, stride)]
+    events = [*_names(steps), *_steps(steps, merged), *spans, *_counters(steps)]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -50,12 +51,7 @@ def perfetto(steps: Steps, max_events: int = 200_000) -> dict[str, Any]:
     }
 
 
-def write_perfetto(path: Path, document: dict[str, Any]) -> None:
-    """Write the trace as JSON. Raises InputError if that is not possible."""
-    write_whole(path, _chunks(document))
-
-
-def _chunks(document: dict[str, Any]) -> Iterator[str]:
+def trace_text(document: dict[str, Any]) -> Iterator[str]:
     """One event a line: a quarter of the memory of one string, and readable by eye."""
     rest = {key: value for key, value in document.items() if key != "traceEvents"}
     yield json.dumps(rest, allow_nan=False)[:-1] + ', "traceEvents": [\n'
@@ -70,13 +66,16 @@ def _names(steps: Steps) -> Iterator[Event]:
     yield {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "deployment"}}
     for index, replica in enumerate(steps.run.manifest["replicas"]):
         pool = steps.run.manifest["pools"][replica["pool"]]
-        title = f"replica {index} · {pool.get('gpus_per_replica', 1)} × {pool.get('device', 'GPU')}"
+        role = "" if pool.get("role", "mixed") == "mixed" else f"{pool['name']} · "
+        title = f"replica {index} · {role}{pool.get('gpus_per_replica', 1)} × {pool.get('device', 'GPU')}"
         yield {"ph": "M", "name": "process_name", "pid": index + 1, "args": {"name": title}}
         stages = replica.get("stages", 1)
         for lane in range(replica["lanes"] * stages):
             rank = "" if replica["lanes"] == 1 else f" of rank {lane // stages}"
             name = f"steps{rank}" if stages == 1 else f"steps{rank}, lane {lane % stages} of the pipeline"
             yield {"ph": "M", "name": "thread_name", "pid": index + 1, "tid": lane, "args": {"name": name}}
+    if steps.run.handovers is not None:
+        yield {"ph": "M", "name": "process_name", "pid": _link(steps), "args": {"name": "link · KV on its way"}}
 
 
 def _steps(steps: Steps, merged: int) -> Iterator[Event]:
@@ -132,22 +131,50 @@ def _title(chunk: int, decodes: int) -> str:
 
 
 def _requests(steps: Steps, stride: int) -> Iterator[Event]:
-    """Async spans: the request from arrival to last token, in it queued, prefill and decode."""
-    requests = steps.run.requests
-    names = ("id", "replica", "prompt_tokens", "output_tokens", "preemptions", "arrival", "scheduled", "first_token")
-    columns = [getattr(requests, name)[::stride].tolist() for name in (*names, "finish")]
-    for identity, replica, prompt, output, preemptions, *times in zip(*columns, strict=True):
-        track = {"cat": "request", "id": str(identity), "pid": replica + 1 if replica >= 0 else 0, "tid": 0}
-        known = [time for time in times if not math.isnan(time)]
-        if len(known) < 2:
+    """Async spans: the request from arrival to last token, in it queued, prefill and decode; with prefill and decode
+    apart, at the replica that decodes it, the parts of its time to first token instead of the first two."""
+    requests, apart = steps.run.requests, steps.run.handovers is not None
+    alone = {"queued": (requests.arrival, requests.scheduled), "prefill": (requests.scheduled, requests.first_token)}
+    phases = (parts_in_order(steps.run) or alone) | {"decode": (requests.first_token, requests.finish)}
+    spans = np.stack([np.stack(both) for both in phases.values()], axis=-1)[:, ::stride].transpose(1, 2, 0).tolist()
+    names = ("id", "replica", "prompt_tokens", "output_tokens", "preemptions", "arrival")
+    columns = [getattr(requests, name)[::stride].tolist() for name in names]
+    for identity, replica, prompt, output, preemptions, arrival, times in zip(*columns, spans, strict=True):
+        ends = [end for _, end in times if not math.isnan(end)]
+        if not ends:
             continue
+        track = {"cat": "request", "id": str(identity), "pid": replica + 1 if replica >= 0 else 0, "tid": 0}
         details = {"prompt_tokens": prompt, "output_tokens": output, "preemptions": preemptions}
         whole = {**track, "name": f"request {identity}"}
-        yield {**whole, "ph": "b", "ts": known[0] * MICROSECONDS, "args": details}
-        for phase, begin, end in zip(("queued", "prefill", "decode"), known[:-1], known[1:], strict=False):
-            yield {**track, "name": phase, "ph": "b", "ts": begin * MICROSECONDS}
-            yield {**track, "name": phase, "ph": "e", "ts": end * MICROSECONDS}
-        yield {**whole, "ph": "e", "ts": known[-1] * MICROSECONDS}
+        yield {**whole, "ph": "b", "ts": arrival * MICROSECONDS, "args": details}
+        for phase, (begin, end) in zip(phases, times, strict=True):
+            if end > begin or (end == begin and not apart):
+                yield {**track, "name": phase, "ph": "b", "ts": begin * MICROSECONDS}
+                yield {**track, "name": phase, "ph": "e", "ts": end * MICROSECONDS}
+        yield {**whole, "ph": "e", "ts": ends[-1] * MICROSECONDS}
+
+
+def _link(steps: Steps) -> int:
+    """The process of the link: the one after the replicas'."""
+    return len(steps.run.manifest["replicas"]) + 1
+
+
+def _transfers(steps: Steps, stride: int) -> Iterator[Event]:
+    """Async spans on the link's track: the KV of each request on its way."""
+    run, apart = steps.run, steps.run.handovers
+    if apart is None:
+        return
+    begins, finishes = parts_in_order(run)["transfer"]
+    columns = (run.requests.id, begins, finishes, apart.kv_bytes, apart.prefill_replica, run.requests.replica)
+    for identity, begin, end, size, source, target in zip(
+        *(column[::stride].tolist() for column in columns), strict=True
+    ):
+        if end > begin:
+            track = {"cat": "transfer", "id": f"transfer {identity}", "pid": _link(steps), "tid": 0}
+            slice_ = {**track, "name": f"KV of request {identity}"}
+            details = {"bytes": size, "from_replica": source, "to_replica": target}
+            yield {**slice_, "ph": "b", "ts": begin * MICROSECONDS, "args": details}
+            yield {**slice_, "ph": "e", "ts": end * MICROSECONDS}
 
 
 def _counters(steps: Steps) -> Iterator[Event]:

@@ -60,7 +60,18 @@
     return value >= 100 ? value.toFixed(0) : value.toPrecision(3);
   }
 
-  function rows(found) {
+  // Whether the limits are those that were asked for: then the search knows, which simulated all replicas.
+  function asked() {
+    return data.metrics.every((metric) => {
+      const one = data.slo[metric] || {};
+      const limit = one.limit ? Number((one.limit * 1000).toPrecision(6)) : 0;
+      const chosen = document.getElementById("statistic-" + metric).value;
+      return Number(document.getElementById("limit-" + metric).value) === limit && (!limit || chosen === one.statistic);
+    });
+  }
+
+  function rows(surveyed) {
+    const found = asked() && data.found.length ? data.found : surveyed;
     const body = document.getElementById("slice-rows");
     body.replaceChildren();
     for (const one of found.slice(0, 8)) {
@@ -69,34 +80,42 @@
       for (const text of cells) row.insertCell().textContent = text;
     }
     const none = document.getElementById("slice-none");
-    none.textContent = found.length ? "" : "No surveyed configuration keeps these limits.";
+    none.textContent = found === data.found ? "The limits that were asked for: as the search simulated them, all replicas together."
+      : found.length ? "Other limits: one replica, interpolated, each limit for itself." : "No surveyed configuration keeps these limits.";
   }
 
   function cost(found) {
     const priced = found.filter((one) => one.price);
-    const top = 4 * Math.max(...priced.map((one) => one.rate), 1);
+    const top = Math.max(4 * Math.max(...priced.map((one) => one.rate), 1), 1.25 * (data.target || 0));
+    const best = asked() ? data.found[0] : null;
     const loads = Array.from({ length: most }, (_, i) => top * (i + 1) / most);
     const lines = priced.slice(0, 6).map((one, place) => ({
       type: "scatter", mode: "lines", name: one.name, meta: place, x: loads, line: { shape: "hv", width: 1.8 },
       y: loads.map((load) => Math.ceil(load / one.rate - 1e-9) * one.price),
       hovertemplate: one.name + "<br>%{x:.3g} requests/s: $%{y:.3g}/h<extra></extra>",
     }));
+    if (best && best.price) lines.push({
+      type: "scatter", mode: "markers", name: "winner, simulated", x: [best.rate], y: [best.price],
+      marker: { symbol: "star", size: 15 }, hovertemplate: best.name + "<br>%{x:.3g} requests/s: $%{y:.3g}/h<extra></extra>",
+    });
+    const line = { type: "line", x0: data.target, x1: data.target, yref: "paper", y0: 0, y1: 1, line: { dash: "dot", width: 1.5 } };
     window.drawFigure("cost", {
       data: lines,
-      layout: { xaxis: { title: { text: "requests/s" } }, yaxis: { title: { text: "$ per hour" }, rangemode: "tozero" }, hovermode: "closest" },
+      layout: { shapes: data.target ? [line] : [], xaxis: { title: { text: "requests/s" } }, yaxis: { title: { text: "$ per hour" }, rangemode: "tozero" }, hovermode: "closest" },
     });
   }
 
   function capacities(found) {
-    const shown = found.slice(0, 40).reverse();
+    const shown = found.slice(0, 40).reverse(), narrow = window.innerWidth < 620;
     window.drawFigure("capacities", {
       data: [{
         type: "bar", orientation: "h", x: shown.map((one) => one.rate), y: shown.map((one) => one.name), meta: 0,
         hovertemplate: "%{y}<br>%{x:.4g} requests/s<extra></extra>",
+        text: narrow ? shown.map((one) => one.name) : [], textposition: "auto", textfont: { size: 9 }, cliponaxis: true,
       }],
       layout: {
-        xaxis: { title: { text: "requests/s" } }, yaxis: { tickfont: { size: 10 } }, showlegend: false,
-        margin: { l: 280, r: 14, t: 22, b: 46 }, height: Math.max(200, 60 + 17 * shown.length),
+        xaxis: { title: { text: "requests/s" } }, yaxis: { tickfont: { size: 10 }, showticklabels: !narrow }, showlegend: false,
+        margin: { l: narrow ? 10 : 280, r: 14, t: 22, b: 46 }, height: Math.max(200, 60 + 17 * shown.length),
       },
     });
   }

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 from windtunnel.plan.advice import Advice, describe
 from windtunnel.plan.bottleneck import Finding, bottlenecks
@@ -14,8 +13,11 @@ from windtunnel.plan.what_if import WhatIf
 from windtunnel.report.page import number, page, percent, plot, script, table, warnings
 from windtunnel.report.plan_figures import label, pareto, slices
 from windtunnel.report.serve_line import serve_line
-from windtunnel.report.write import write_whole
 
+COST = (
+    "As many replicas as the load needs, each at the capacity that it has alone, under these limits. The winner was "
+    "simulated whole, behind its router."
+)
 ABOUT = {
     "exact": "known exactly",
     "beaten": "failed what the best do, in one simulation",
@@ -23,17 +25,6 @@ ABOUT = {
     "impossible": "no request alone keeps the limits",
     "refused": "refused",
 }
-
-
-def write_plan(
-    path: Path,
-    answer: SearchResult,
-    advice: Advice | None,
-    surveyed: Sequence[Surveyed],
-    what_ifs: WhatIf | None = None,
-) -> None:
-    """Write the page. Raises InputError if that is not possible."""
-    write_whole(path, [plan_page(answer, advice, surveyed, what_ifs)])
 
 
 def plan_page(
@@ -50,7 +41,7 @@ def plan_page(
     sections = [
         f'<header><p class="brand">windtunnel plan</p><h1>{escape(title)}</h1>'
         f'<p class="sub">{counted} of {len(load):,} requests</p>{_verdict(answer, advice)}'
-        f"{warnings(advice.run.manifest['warnings'] if advice else ())}</header>",
+        f"{warnings(_notes(advice))}</header>",
         *_winner(advice),
         "<h2>Ranking</h2>",
         f'<div class="panel">{_ranking(answer)}</div>',
@@ -61,7 +52,7 @@ def plan_page(
         "<th>$/h</th><th>requests/s</th><th>requests/s per $/h</th></tr></thead><tbody id='slice-rows'></tbody></table>"
         f'<p class="caption" id="slice-none"></p><p class="caption">Computed in the browser from {_surveyed(surveyed)},'
         " each at ten rates; between two rates limits are interpolated.</p></div>",
-        plot("cost", "Cost against load", "tall", "As many replicas as the load needs, under these limits."),
+        plot("cost", "Cost against load", "tall", COST),
         plot("capacities", "Capacity of each configuration", "free", "One replica, under these limits."),
         plot("heat", "Tensor parallel size and batch", "tall", "The best of each pair on the winner's device."),
         "<h2>What limits each</h2>",
@@ -76,6 +67,14 @@ def plan_page(
         **{name: {"data": [], "layout": {}} for name in ("cost", "capacities", "heat")},
     }
     return page(title, sections, figures, script("plan", slices(answer, surveyed)))
+
+
+def _notes(advice: Advice | None) -> list[str]:
+    """What the reader of the winner should know."""
+    if advice is None:
+        return []
+    known_bad = advice.band.known_bad
+    return [*([known_bad] if known_bad else []), *advice.run.manifest["warnings"]]
 
 
 def _surveyed(surveyed: Sequence[Surveyed]) -> str:
@@ -98,19 +97,18 @@ def _winner(advice: Advice | None) -> list[str]:
     if advice is None:
         return []
     rows = [("rate", f"{number(advice.rate)} requests/s within the limits")]
-    if advice.interval:
-        low, high = number(advice.interval.low), number(advice.interval.high)
-        rows.append(
-            ("capacity over seeds", f"{number(advice.interval.mean)} requests/s, 95 % interval {low} to {high}")
-        )
+    rows += advice.band.words()
+    if advice.draws:
+        rows.append(("load draws", advice.draws.words))
     held = advice.entry.held
     rows += [(margin.name, f"{describe(margin)}") for margin in held.margins] if held else []
     if advice.binding:
         rows.append(("breaks first", f"one step further, {describe(advice.binding)}"))
     rows += [(f"limited by {found.name}", f"{found.evidence}; {found.advice}") for found in advice.findings]
     rows += [("next cheaper", advice.cheaper), ("routing", advice.routing)]
+    handover = advice.run.manifest["deployment"].get("handover")
     lines = "".join(
-        f'<div class="command"><pre id="serve-{place}">{escape(serve_line(pool))}</pre>'
+        f'<div class="command"><pre id="serve-{place}">{escape(serve_line(pool, handover))}</pre>'
         f'<button type="button" data-copy="serve-{place}">Copy</button></div>'
         for place, pool in enumerate(advice.run.manifest["pools"])
     )
@@ -127,7 +125,8 @@ def _ranking(answer: SearchResult) -> str:
         return '<p class="caption">Nothing keeps the limits.</p>'
     held = answer.ranking[0].held
     names = [margin.name for margin in held.margins] if held else []
-    rows = []
+    columns, rows = ["configuration", "replicas", "GPUs", "$/h", "requests/s"], []
+    told = answer.objective.unit in columns
     for entry in answer.ranking:
         deployment, rate = answer.measured(entry)
         rows.append(
@@ -137,11 +136,12 @@ def _ranking(answer: SearchResult) -> str:
                 str(deployment.gpus),
                 number(deployment.price_per_hour or None),
                 number(rate),
-                number(answer.objective.value(entry.promise)),
+                *([] if told else [number(answer.objective.value(entry.promise))]),
                 *_uses(entry.held, names),
             )
         )
-    return table(["configuration", "replicas", "GPUs", "$/h", "requests/s", answer.objective.unit, *names], rows)
+    own = [] if told else [answer.objective.unit]
+    return table([*columns, *own, *names], rows)
 
 
 def _uses(held: Outcome | None, names: Sequence[str]) -> list[str]:

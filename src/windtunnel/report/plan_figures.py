@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.plan.elimination import Entry
+from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said
 from windtunnel.plan.survey import Surveyed
-from windtunnel.report.figures import Figure
+from windtunnel.report.figures import Figure, scatter, titled
 
 SHORT = {
     "tensor_parallel_size": "TP",
@@ -24,6 +26,12 @@ SHORT = {
 """Axes by their short names."""
 
 
+def short(axis: str) -> str:
+    """An axis by its short name, or with spaces; that of a side of pools behind the side."""
+    side, space, name = axis.partition(" ")
+    return f"{side} {SHORT.get(name, name)}" if space and name in SHORT else SHORT.get(axis, axis.replace("_", " "))
+
+
 def label(answer: SearchResult, index: int) -> str:
     """The settings of a candidate that differ within the space, in short."""
     axes: dict[str, set[str]] = {}
@@ -31,8 +39,8 @@ def label(answer: SearchResult, index: int) -> str:
         for axis, value in contender.candidate.settings.items():
             axes.setdefault(axis, set()).add(repr(value))
     settings = answer.contenders[index].candidate.settings
-    parts = [f"{SHORT.get(a, a)} {said(value)}" for a, value in settings.items() if len(axes[a]) > 1 and a != "device"]
-    return ", ".join([str(settings["device"]), *parts])
+    parts = [f"{short(a)} {said(value)}" for a, value in settings.items() if len(axes[a]) > 1 and a != "device"]
+    return ", ".join([str(settings["device"]), *parts] if "device" in settings else parts)
 
 
 def cost_per_million(answer: SearchResult, index: int, outcome: Outcome) -> float:
@@ -67,35 +75,42 @@ def pareto(answer: SearchResult, surveyed: Sequence[Surveyed]) -> Figure:
     for name, chosen, size, opacity in (("others", False, 6, 0.35), ("Pareto front", True, 10, 1.0)):
         places = [place for place in range(len(rows)) if (place in best) == chosen and not math.isnan(values[place, 0])]
         texts = [f"{label(answer, rows[p][0])}<br>{rows[p][1].rate:.3g} requests/s per replica" for p in places]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": name,
-                "x": [round(float(values[p, 0]), 5) for p in places],
-                "y": [round(float(values[p, 1]), 3) for p in places],
-                "text": texts,
-                "marker": scale
-                | {
-                    "size": size,
-                    "opacity": opacity,
-                    "color": [round(float(values[p, 2]), 3) for p in places],
-                    "showscale": chosen,
-                    "colorbar": {"title": {"text": "tpot p90 (ms)"}},
-                    "line": {"width": 1 if chosen else 0},
-                },
-                "hovertemplate": "%{text}<br>$%{x:.3g} per million output tokens<br>ttft p90 %{y:.3g} ms, "
-                "tpot p90 %{marker.color:.3g} ms<extra></extra>",
-            }
+        marker = scale | {
+            "size": size,
+            "opacity": opacity,
+            "color": [round(float(values[p, 2]), 3) for p in places],
+            "showscale": chosen,
+            "colorbar": {"title": {"text": "tpot p90 (ms)"}},
+            "line": {"width": 1 if chosen else 0},
+        }
+        hover = (
+            "%{text}<br>$%{x:.3g} per million output tokens<br>ttft p90 %{y:.3g} ms, "
+            "tpot p90 %{marker.color:.3g} ms<extra></extra>"
         )
-    return {
-        "data": data,
-        "layout": {
-            "xaxis": {"title": {"text": "$ per million output tokens"}, "type": "log"},
-            "yaxis": {"title": {"text": "ttft p90 (ms)"}, "type": "log"},
-            "hovermode": "closest",
-        },
+        x, y = ([round(float(values[p, column]), digits) for p in places] for column, digits in ((0, 5), (1, 3)))
+        data.append(scatter("markers", name, x, y, text=texts, marker=marker, hovertemplate=hover))
+    data += _winner(answer)
+    layout = {
+        "xaxis": titled("$ per million output tokens", type="log"),
+        "yaxis": titled("ttft p90 (ms)", type="log"),
+        "hovermode": "closest",
     }
+    return {"data": data, "layout": layout}
+
+
+def _winner(answer: SearchResult) -> list[dict[str, Any]]:
+    """The winner, with all its replicas, where the limits hold."""
+    best = answer.best
+    if best is None or best.held is None:
+        return []
+    deployment, _ = answer.measured(best)
+    tokens, ttft = best.held.output_throughput, best.held.latencies["ttft"]["p90"] * 1e3
+    if not (deployment.price_per_hour > 0 and tokens > 0 and math.isfinite(ttft)):
+        return []
+    cost = deployment.price_per_hour / 3600 / tokens * 1e6
+    star = {"size": 16, "symbol": "star", "line": {"width": 1}}
+    hover = "the winner<br>$%{x:.3g} per million output tokens<br>ttft p90 %{y:.3g} ms<extra></extra>"
+    return [scatter("markers", "winner", [round(cost, 5)], [round(ttft, 3)], marker=star, hovertemplate=hover)]
 
 
 def slices(answer: SearchResult, surveyed: Sequence[Surveyed]) -> dict[str, Any]:
@@ -104,8 +119,18 @@ def slices(answer: SearchResult, surveyed: Sequence[Surveyed]) -> dict[str, Any]
         "metrics": ["ttft", "tpot", "itl", "e2el", "queue"],
         "statistics": ["mean", "p50", "p90", "p95", "p99"],
         "slo": _asked(answer),
+        "found": [_found(answer, entry) for entry in answer.ranking],
+        "target": answer.objective.rate if isinstance(answer.objective, LeastForRate) else None,
         "configurations": [_configuration(answer, one) for one in surveyed],
     }
+
+
+def _found(answer: SearchResult, entry: Entry) -> dict[str, Any]:
+    """A configuration of the ranking, as it was simulated with all its replicas."""
+    deployment, rate = answer.measured(entry)
+    count = f"{deployment.replicas} × " if deployment.replicas > 1 else ""
+    name = f"{count}{label(answer, entry.index)}"
+    return {"name": name, "gpus": deployment.gpus, "price": deployment.price_per_hour, "rate": float(f"{rate:.5g}")}
 
 
 def _asked(answer: SearchResult) -> dict[str, dict[str, Any]]:
@@ -127,9 +152,9 @@ def _configuration(answer: SearchResult, one: Surveyed) -> dict[str, Any]:
         "name": label(answer, one.index),
         "price": replica.price_per_hour,
         "gpus": replica.gpus,
-        "device": replica.pools[0].device.name,
-        "tp": replica.pools[0].engine.tensor_parallel_size,
-        "seqs": replica.pools[0].engine.resolved("max_num_seqs"),
+        "device": " + ".join(dict.fromkeys(pool.device.name for pool in replica.pools)),
+        "tp": replica.pools[-1].engine.tensor_parallel_size,
+        "seqs": replica.pools[-1].engine.resolved("max_num_seqs"),
         "points": [_point(outcome) for outcome in one.outcomes],
     }
 

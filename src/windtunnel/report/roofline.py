@@ -1,21 +1,15 @@
 """The roofline of a batch: each operator's arithmetic intensity and attained rate, under what the device allows."""
 
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from windtunnel.deployment import Pool
 from windtunnel.perf.explain import Explanation, Row
+from windtunnel.report.figures import scatter, titled
 from windtunnel.report.page import page, percent, plot, seconds, table
-from windtunnel.report.write import write_whole
 
 EDGE = 4.0
 """Factor by which the lines extend beyond the operators."""
-
-
-def write_roofline(path: Path, pool: Pool, batch: str, found: Explanation) -> None:
-    """Write the page. Raises InputError if that is not possible."""
-    write_whole(path, [roofline_page(pool, batch, found)])
 
 
 def roofline_page(pool: Pool, batch: str, found: Explanation) -> str:
@@ -46,33 +40,24 @@ def figure(pool: Pool, found: Explanation) -> dict[str, Any]:
     for rate, peak in pool.device.flops.items():
         ridge = peak / pool.device.memory_bandwidth
         points = sorted({low, ridge, high} if low < ridge < high else {low, high})
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": f"{rate} peak",
-                "x": points,
-                "y": [min(peak, x * pool.device.memory_bandwidth) for x in points],
-                "line": {"width": 1.5, "dash": "dot"},
-                "meta": len(traces),
-            }
-        )
+        attained = [min(peak, x * pool.device.memory_bandwidth) for x in points]
+        line = {"width": 1.5, "dash": "dot"}
+        traces.append(scatter("lines", f"{rate} peak", points, attained, line=line, meta=len(traces)))
     axes = {"xaxis": "FLOPs per byte", "yaxis": "FLOP/s"}
-    return {"data": traces, "layout": {key: {"title": {"text": text}, "type": "log"} for key, text in axes.items()}}
+    return {"data": traces, "layout": {key: titled(text, type="log") for key, text in axes.items()}}
 
 
 def _points(name: str, place: int, rows: list[Row]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [row.flops / row.bytes for row in rows],
-        "y": [row.flops / row.busy for row in rows],
-        "text": [f"{row.name}: {row.shape}, {row.at}" for row in rows],
-        "hovertemplate": "%{text}<br>%{x:.3g} FLOPs/byte, %{y:.3s}FLOP/s<extra></extra>",
-        "marker": {"size": 9},
-        "meta": place,
-    }
+    return scatter(
+        "markers",
+        name,
+        [row.flops / row.bytes for row in rows],
+        [row.flops / row.busy for row in rows],
+        text=[f"{row.name}: {row.shape}, {row.at}" for row in rows],
+        hovertemplate="%{text}<br>%{x:.3g} FLOPs/byte, %{y:.3s}FLOP/s<extra></extra>",
+        marker={"size": 9},
+        meta=place,
+    )
 
 
 def _least(row: Row) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, SCHEDULER_FLAGS
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
+from windtunnel.report.handover_flags import sglang_transfer, trtllm_transfer, vllm_transfer
 
 SCHEDULER_VALUES = {name: default for name, default in SCHEDULER_FLAGS.items() if default is not None}
 VALUES = (
@@ -52,14 +53,15 @@ SGLANG_DISPATCHED, SGLANG_MOST_DISPATCHED = 128, 1024
 """Tokens of a rank that low-latency kernels of SGLang take by default, and at most."""
 FP8 = {"fp8": "fp8_e4m3"}
 """vLLM's short name of a cache's type, as SGLang calls it."""
-OPTIONS_FILE = "trtllm.yaml"
+OPTIONS_FILES = {"mixed": "trtllm.yaml", "prefill": "context.yaml", "decode": "generation.yaml"}
 """Settings without a flag of trtllm-serve go to this file, which is written first."""
 MAX_UTILIZATION = "trtllm-max-utilization"
 
 
-def serve_line(pool: Mapping[str, Any]) -> str:
+def serve_line(pool: Mapping[str, Any], handover: Mapping[str, Any] | None = None) -> str:
     """The command for one replica of a pool, from its entry in a manifest, without what the engine does anyway.
 
+    ``handover``: the rules by which prefill and decode pools hand over, from the specification of the deployment.
     If no command starts it, because its scheduler is not the engine's or the engine lacks its parallelism, a comment
     that says why.
     """
@@ -70,9 +72,13 @@ def serve_line(pool: Mapping[str, Any]) -> str:
     if scheduler not in own:
         return f"# no command starts this: {chosen.name} has no scheduler {scheduler!r}"
     model = shlex.quote(str(pool.get("model", "MODEL")))
+    role, shared = str(pool.get("role", "mixed")), bool(pool.get("lockstep"))
+    apart, rules = role != "mixed", handover or {}
     if chosen.backend == "vllm":
-        return _vllm(model, engine, chosen)
-    return (_sglang if chosen.backend == "sglang" else _trtllm)(model, engine, bool(pool.get("lockstep")))
+        return " ".join([_vllm(model, engine, chosen), *(vllm_transfer(role, rules) if apart else ())])
+    if chosen.backend == "sglang":
+        return _sglang(model, engine, shared, sglang_transfer(role, rules) if apart else {})
+    return _trtllm(model, engine, shared, role)
 
 
 def _vllm(model: str, engine: Mapping[str, Any], chosen: EnginePreset) -> str:
@@ -96,18 +102,20 @@ def _vllm(model: str, engine: Mapping[str, Any], chosen: EnginePreset) -> str:
     return " ".join(words)
 
 
-def _sglang(model: str, engine: Mapping[str, Any], shared: bool) -> str:
+def _sglang(model: str, engine: Mapping[str, Any], shared: bool, transfer: Mapping[str, Any]) -> str:
     """Flags by the names of sglang/srt/server_args.py. ``shared``: the ranks share experts, so that attention alone is
-    data parallel; SGLang then counts GPUs, chunk and requests of all ranks together."""
+    data parallel; SGLang then counts GPUs, chunk and requests of all ranks together. ``transfer``: further flags."""
     ranks = engine.get("data_parallel_size") or 1
     together = ranks if shared else 1
     gpus = together * (engine.get("tensor_parallel_size") or 1)
+    stages = engine.get("pipeline_parallel_size") or 1
     blocks, drafts = engine.get("num_gpu_blocks_override"), engine.get("num_speculative_tokens")
     cache = engine.get("kv_cache_dtype", "auto")
     deepep = DEEPEP_MODES.get(engine.get("all2all_backend", GATHERED))
     chunk = _times(engine.get("max_num_batched_tokens"), together)
     values = {
         "tp-size": gpus,
+        "pp-size": stages if stages > 1 else None,
         "dp-size": ranks if ranks > 1 else None,
         "ep-size": gpus if engine.get("enable_expert_parallel") else None,
         "moe-a2a-backend": "deepep" if deepep else None,
@@ -125,12 +133,13 @@ def _sglang(model: str, engine: Mapping[str, Any], shared: bool) -> str:
         "speculative-num-steps": drafts or None,
         "speculative-eagle-topk": 1 if drafts else None,
         "speculative-num-draft-tokens": drafts + 1 if drafts else None,
+        **transfer,
     }
     switches = {
         "enable-dp-attention": together > 1,
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
         "disable-radix-cache": engine.get("enable_prefix_caching") is False,
-        "disable-overlap-schedule": engine.get("async_scheduling") is False,
+        "disable-overlap-schedule": engine.get("async_scheduling") is False and stages == 1,
         "disable-cuda-graph": bool(engine.get("enforce_eager")),
     }
     start = ["python", "-m", "sglang.launch_server", "--model-path", model]
@@ -145,27 +154,29 @@ def _buffers(engine: Mapping[str, Any], deepep: str | None) -> list[str]:
     return [f"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={min(tokens, SGLANG_MOST_DISPATCHED)}"]
 
 
-def _trtllm(model: str, engine: Mapping[str, Any], shared: bool) -> str:
+def _trtllm(model: str, engine: Mapping[str, Any], shared: bool, role: str) -> str:
     """Flags by the names of tensorrt_llm/commands/serve.py; the rest by those of llmapi/llm_args.py, in a file."""
     tensor, ranks = engine.get("tensor_parallel_size") or 1, engine.get("data_parallel_size") or 1
+    stages = engine.get("pipeline_parallel_size") or 1
     if ranks > 1 and not shared:
-        return f"# no command starts this: start {ranks} servers of {tensor} GPUs each, behind a router"
+        return f"# no command starts this: start {ranks} servers of {tensor * stages} GPUs each, behind a router"
     if ranks > 1 and tensor > 1:
         return f"# no command starts this: TensorRT-LLM has no {ranks} ranks of attention with {tensor} GPUs each"
     gpus = max(tensor, ranks)
     values = {
         "tp_size": gpus,
+        "pp_size": stages if stages > 1 else None,
         "ep_size": gpus if engine.get("enable_expert_parallel") else None,
         "max_batch_size": engine.get("max_num_seqs"),
         "max_num_tokens": engine.get("max_num_batched_tokens"),
         "max_seq_len": engine.get("max_model_len"),
-        "extra_llm_api_options": OPTIONS_FILE,
+        "extra_llm_api_options": OPTIONS_FILES[role],
     }
-    lines = "\n".join(_options(engine, ranks))
-    return f"cat > {OPTIONS_FILE} <<'END'\n{lines}\nEND\n" + _command(["trtllm-serve", model], values, {})
+    lines = "\n".join(_options(engine, ranks, role))
+    return f"cat > {OPTIONS_FILES[role]} <<'END'\n{lines}\nEND\n" + _command(["trtllm-serve", model], values, {})
 
 
-def _options(engine: Mapping[str, Any], ranks: int) -> Iterable[str]:
+def _options(engine: Mapping[str, Any], ranks: int, role: str) -> Iterable[str]:
     """Lines of YAML. It has all settings of the cache, since the file's replace those of the flags."""
     cache = {
         "enable_block_reuse": bool(engine.get("enable_prefix_caching")),
@@ -181,7 +192,10 @@ def _options(engine: Mapping[str, Any], ranks: int) -> Iterable[str]:
         yield f"dtype: {engine['dtype']}"
     if ranks > 1:
         yield "enable_attention_dp: true"
-    if engine.get("async_scheduling") is False:
+    if role != "mixed":
+        yield from trtllm_transfer(role)
+    serial = engine.get("async_scheduling") is False and (engine.get("pipeline_parallel_size") or 1) == 1
+    if serial and role != "prefill":
         yield "disable_overlap_scheduler: true"
     if engine.get("enforce_eager"):
         yield "cuda_graph_config: null"

@@ -1,16 +1,13 @@
 """The result file of ``vllm bench serve``: same keys, same units, so that tools for real runs read simulated ones."""
 
-import json
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from windtunnel.metrics import Distribution, Steps, Summary, request_metrics, token_gaps_by_request
-from windtunnel.report.write import write_whole
 from windtunnel.simulate.run import FINISHED
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -67,17 +64,8 @@ def vllm_bench(
     return document
 
 
-def write_vllm_bench(path: Path, document: dict[str, Any]) -> None:
-    """Write the document as one line of JSON. Raises InputError if that is not possible."""
-    write_whole(path, [json.dumps(document, allow_nan=False)])
-
-
 def _statistics(name: str, values: Distribution, percentiles: Sequence[float]) -> dict[str, float]:
-    found = {
-        f"mean_{name}_ms": values.mean,
-        f"median_{name}_ms": values.percentile(50),
-        f"std_{name}_ms": values.std,
-    }
+    found = {f"mean_{name}_ms": values.mean, f"median_{name}_ms": values.percentile(50), f"std_{name}_ms": values.std}
     for percent, value in zip(percentiles, values.percentiles(percentiles).tolist(), strict=True):
         found[f"p{percent:g}_{name}_ms"] = value
     return {key: _number(value * 1000) for key, value in found.items()}

@@ -1,9 +1,13 @@
 """compare(scenario, variants) → Comparison: several schedulers or settings under the same requests."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, log2, nan
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from windtunnel.deployment import Deployment
+from windtunnel.deployment.title import title
 from windtunnel.errors import InputError
 from windtunnel.metrics import (
     Comparison,
@@ -17,16 +21,24 @@ from windtunnel.metrics import (
     timeline,
     unroll,
 )
+from windtunnel.metrics.comparison import ends_of
+from windtunnel.metrics.ends import End, end_of
+from windtunnel.metrics.pairs import OCTAVE, Apart, apart
+from windtunnel.optimum.served import gaps
+from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy.named import find_router, find_scheduler
 from windtunnel.scenario import Scenario, vary, words_of
 from windtunnel.scenario.load_flags import TRACE
-from windtunnel.simulate.simulate import simulate
+from windtunnel.simulate.simulate import batch_times, simulate
+from windtunnel.workload.columns import Workload
 
 BASELINE = "baseline"
 """Name of the scenario that the others are variants of."""
 SEEDS = 5
 BINS = 300
 """Bins of each time line."""
+ALIKE = 0.01
+"""Relative difference below which steps take as long."""
 
 
 def compare(
@@ -36,6 +48,8 @@ def compare(
     seeds: int = SEEDS,
     exclude_warmup: bool = False,
     confidence: float = 0.95,
+    gap: bool = False,
+    bands: bool = True,
 ) -> Comparison:
     """Simulate a scenario and variants of it under the same seeds, and compare each variant with the scenario.
 
@@ -48,6 +62,8 @@ def compare(
         seeds: how many, from the scenario's own seed on.
         exclude_warmup: measure from a tenth of the arrivals' time to the last arrival.
         confidence: of the intervals, from Student's distribution over the seeds.
+        gap: compare how far each is from what no scheduler beats, too; over the whole run.
+        bands: say between which values the differences lie on measured servers: two more runs of each variant.
 
     Raises:
         InputError: no variant, an unknown word, a wrong value, or a variant with another seed.
@@ -58,9 +74,14 @@ def compare(
     drawn = tuple(range(scenario.load.seed, scenario.load.seed + seeds))
     found: list[Variant] = []
     for name, varied in scenarios.items():
-        runs = _simulate(varied, drawn, exclude_warmup)
-        documents = tuple(summary_json(run.result) for run in runs)
+        runs = _simulate(varied, drawn, exclude_warmup, gap)
+        documents = tuple(summary_json(run.result) | run.gaps for run in runs)
         words = {word: value for word, value in words_of(varied).items() if value != words_of(scenario)[word]}
+        differences = paired_spread(documents, found[0].documents if found else documents, confidence)
+        ends = None
+        if bands and found and documents != found[0].documents:
+            pair = (found[0].documents[0], documents[0])
+            ends = ends_of(differences, documents[0], *_ends(scenario, varied, pair, exclude_warmup))
         found.append(
             Variant(
                 name=name,
@@ -69,12 +90,14 @@ def compare(
                 documents=documents,
                 verdicts=tuple(verdict for run in runs for verdict in run.result.verdicts),
                 intervals=spread(documents, confidence),
-                differences=paired_spread(documents, found[0].documents if found else documents, confidence),
+                differences=differences,
                 first=runs[0].result,
                 timeline=runs[0].timeline,
+                ends=ends,
             )
         )
-    return Comparison(_title(scenario, found[0]), drawn, confidence, tuple(found), tuple(_warnings(found)))
+    warnings = (*_other_conditions(scenarios), *_warnings(found))
+    return Comparison(_title(scenario, found[0]), drawn, confidence, tuple(found), warnings)
 
 
 def _scenarios(scenario: Scenario, variants: Mapping[str, Mapping[str, Any] | Scenario]) -> dict[str, Scenario]:
@@ -95,6 +118,19 @@ def _scenarios(scenario: Scenario, variants: Mapping[str, Mapping[str, Any] | Sc
     return found
 
 
+def _other_conditions(scenarios: Mapping[str, Scenario]) -> Iterator[str]:
+    """Which variants decide at another time than the scenario, by no word of theirs."""
+    base = scenarios[BASELINE]
+    ahead = [pool.engine.async_scheduling for pool in base.deployment().pools]
+    for name, varied in scenarios.items():
+        same_word = varied.server.engine.async_scheduling == base.server.engine.async_scheduling
+        own_ahead = [pool.engine.async_scheduling for pool in varied.deployment().pools]
+        if same_word and {*own_ahead} != {*ahead}:
+            whens = ("when the step before has ended", "while the step before runs")
+            own, others = whens if ahead[0] else reversed(whens)
+            yield f"{name}: decides {own}, the {BASELINE} {others}: give both the same async_scheduling"
+
+
 def require_names(deployment: Deployment) -> None:
     """Raise InputError unless there is everything that a deployment names: its router, and the pools' schedulers."""
     find_router(deployment.router)
@@ -109,28 +145,61 @@ class _Seed(NamedTuple):
     result: Summary
     timeline: Timeline
     load: str
+    gaps: dict[str, Any]
 
 
-def _simulate(scenario: Scenario, seeds: tuple[int, ...], exclude_warmup: bool) -> list[_Seed]:
+def _ends(
+    base: Scenario, varied: Scenario, documents: Sequence[Mapping[str, Any]], exclude_warmup: bool
+) -> tuple[list[End], Apart]:
+    """The first seed's run where the variant's steps take less long, and longer, than they do beside the baseline's.
+
+    ``documents`` are what both runs of that seed say as simulated.
+    """
+    deployment, limits, seed = varied.deployment(), varied.goals.limits(), varied.load.seed
+    workloads = [each.load.workload(seed) for each in (base, varied)]
+    tables = [batch_times(each.deployment(), each.server.perf) for each in (base, varied)]
+    sizes = [document["batch_size"] or nan for document in documents]
+    octaves = abs(log2(sizes[1] / sizes[0])) if all(map(isfinite, sizes)) else OCTAVE
+    open_ = apart(
+        *([pool.spec() for pool in each.deployment().pools] for each in (base, varied)),
+        octaves=octaves if _same_steps(*tables) else max(octaves, OCTAVE),
+        other_lengths=not _same_lengths(*workloads),
+    )
+    ends = []
+    for steps, first in zip(*(open_.factors(name) for name in ("steps", "first_token")), strict=True):
+        scaled = [table.scaled(steps) for table in tables[1]]
+        run = simulate(deployment, workloads[1], seed, tables=scaled, overheads=varied.overheads())
+        ends.append(end_of(run, (steps, first), limits, exclude_warmup=exclude_warmup))
+    return ends, open_
+
+
+def _same_steps(one: Sequence[Tabulated], other: Sequence[Tabulated]) -> bool:
+    """Whether the same batch takes as long: what sets two variants apart is then which batches they run."""
+    own, theirs = ([table.times.batch(1, 1000, []) for table in tables] for tables in (one, other))
+    return len(own) == len(theirs) and bool(np.allclose(own, theirs, rtol=ALIKE))
+
+
+def _same_lengths(one: Workload, other: Workload) -> bool:
+    """Whether requests have the same lengths, in whatever order and however often."""
+    names = ("prompt_tokens", "output_tokens")
+    return all(np.array_equal(np.unique(getattr(one, name)), np.unique(getattr(other, name))) for name in names)
+
+
+def _simulate(scenario: Scenario, seeds: tuple[int, ...], exclude_warmup: bool, gap: bool) -> list[_Seed]:
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
-    found = []
+    tables, found = batch_times(deployment, scenario.server.perf), []
     for seed in seeds:
-        workload, perf = scenario.load.workload(seed), scenario.server.perf
-        run = simulate(deployment, workload, seed, perf=perf, overheads=overheads)
+        run = simulate(deployment, scenario.load.workload(seed), seed, tables=tables, overheads=overheads)
         steps = unroll(run)
         result = summary(run, slo, exclude_warmup=exclude_warmup, steps=steps)
-        found.append(_Seed(result, timeline(steps, BINS), run.manifest["workload"]["digest"]))
+        distances = {"gap": gaps(run)} if gap else {}
+        found.append(_Seed(result, timeline(steps, BINS), run.manifest["workload"]["digest"], distances))
     return found
 
 
 def _title(scenario: Scenario, baseline: Variant) -> str:
-    pool = scenario.deployment().pools[0]
-    replicas = f"{pool.replicas} replicas of " if pool.replicas > 1 else ""
     load = scenario.load.trace or ("random" if scenario.load.is_random else TRACE)
-    return (
-        f"{pool.model.name} on {replicas}{pool.engine.world_size} × {pool.device.name}, {pool.engine.preset}; {load}: "
-        f"{baseline.first.total:,} requests"
-    )
+    return f"{title(scenario.deployment().spec()['pools'])}; {load}: {baseline.first.total:,} requests"
 
 
 def _warnings(variants: Sequence[Variant]) -> Iterator[str]:

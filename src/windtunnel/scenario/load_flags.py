@@ -1,19 +1,29 @@
 """Load: which requests a run is asked to serve, by the names of the flags."""
 
 from dataclasses import dataclass, replace
-from math import isinf
+from math import ceil, isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
 
 from windtunnel.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from windtunnel.workload import Arrivals, Workload
+    from windtunnel.workload.lengths import OneLength
 
 TRACE = "azure-conv"
 """What is replayed when nothing is said."""
+OF_RANDOM = ("random_range_ratio", "random_lengths", "random_prefix_len", "random_num_prefixes", "random_turns")
+"""Words that only random lengths read."""
 NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 1000, 1024, 128
 """Random requests by default: as many and as long as those of `vllm bench serve`."""
+
+FASTEST = 100_000
+"""Requests per second that are no slip of the pen."""
+PROMPTS_OF_TRIAL, SECONDS_OF_TRIAL = 2000, 120
+"""Requests of a trial by default: this many, and for a target rate those that arrive in this many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +32,9 @@ class Load:
 
     trace: str | None = None
     """A name of ``windtunnel list traces`` or a file. Without one and without random lengths: azure-conv."""
+    columns: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
+    """Which columns of a CSV file or keys of JSON lines hold what: ``arrival=start_time,prompt_tokens=in,…``;
+    ``arrival_ms`` for milliseconds. Others are left out."""
     request_rate: float | None = None
     """Requests per second, newly drawn; inf: all at once. Without it a trace keeps its times, others arrive at once."""
     burstiness: float = 1.0
@@ -36,6 +49,17 @@ class Load:
     """Output tokens of random requests; 128 if only the prompt's are given. Also ``--osl``."""
     random_range_ratio: float = 0.0
     """Random lengths are uniform within this share of the length, up and down."""
+    random_lengths: str = "uniform"
+    """How random lengths are spread: uniform (see random_range_ratio), ``lognormal:SIGMA`` around the length, or
+    ``zipf:THETA`` from 1 to the length, short ones more often."""
+    random_prefix_len: int = 0
+    """Tokens at the beginning of every random prompt, before its own, that prompts share."""
+    random_num_prefixes: int = 1
+    """Different such beginnings, each used equally often."""
+    random_turns: int = 1
+    """Turns of a session: each prompt repeats the conversation so far, and num_prompts counts turns."""
+    think_time: float = 10.0
+    """Mean seconds between an answer and the session's next turn."""
     time_scale: float = 1.0
     """Multiplies the times of a trace: 0.5 doubles its rate."""
     repeat: int = 1
@@ -61,6 +85,8 @@ class Load:
         self._check_times()
 
     def _check_source(self) -> None:
+        if self.columns and self.trace is None:
+            raise InputError("columns: name those of a file: add trace")
         if self.is_random and self.trace is not None:
             raise InputError(
                 f"trace={self.trace!r}: has lengths of its own: leave out random_input_len and random_output_len"
@@ -69,10 +95,21 @@ class Load:
             raise InputError(
                 "time_scale and repeat are for traces: use request_rate and num_prompts with random lengths"
             )
-        if self.random_range_ratio != 0.0 and not self.is_random:
+        for name in OF_RANDOM:
+            value, default = getattr(self, name), getattr(type(self), name)
+            if value != default and not self.is_random:
+                raise InputError(f"{name}={value}: needs random_input_len or random_output_len")
+        for name, least in (("random_prefix_len", 0), ("random_num_prefixes", 1), ("random_turns", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}={getattr(self, name)}: must be ≥ {least}")
+        if self.random_num_prefixes > 1 and (self.random_turns > 1 or not self.random_prefix_len):
             raise InputError(
-                f"random_range_ratio={self.random_range_ratio:g}: needs random_input_len or random_output_len"
+                f"random_num_prefixes={self.random_num_prefixes}: needs random_prefix_len, and no sessions"
             )
+        if self.think_time != type(self).think_time and self.random_turns == 1:
+            raise InputError(f"think_time={self.think_time:g}: is between the turns of sessions: add random_turns")
+        if self.is_random:
+            self._lengths(INPUT_LEN)
 
     def _check_times(self) -> None:
         ramp = (self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps)
@@ -98,6 +135,34 @@ class Load:
         """Whether the arrivals of a trace are replaced by drawn ones."""
         return self.request_rate is not None or self.ramp_up_strategy is not None
 
+    @property
+    def from_file(self) -> bool:
+        """Whether the requests are those of a recorded trace."""
+        from windtunnel.workload import builtin_names
+
+        return self.trace is not None and self.trace not in builtin_names()
+
+    @property
+    def varies(self) -> bool:
+        """Whether another seed gives other requests."""
+        return self.redraws or not self.from_file
+
+    def for_trials(self, rate: float | None) -> "Load":
+        """The load with as many requests as a trial at this rate needs, and with arrivals where it has none.
+
+        Raises InputError for a rate beyond FASTEST.
+        """
+        rate = rate or 0.0
+        if not rate < FASTEST:
+            raise InputError(
+                f"target_request_rate={rate:g}: must be < {FASTEST:,} requests/s, what is simulated at a time"
+            )
+        prompts = self.num_prompts
+        if prompts is None and not self.from_file:
+            prompts = max(PROMPTS_OF_TRIAL, ceil(SECONDS_OF_TRIAL * rate))
+        random_at_once = self.is_random and not self.redraws and self.max_concurrency is None
+        return replace(self, num_prompts=prompts, request_rate=1.0 if random_at_once else self.request_rate)
+
     def arrivals(self) -> "Arrivals":
         """The process that draws arrivals."""
         from windtunnel.workload import AllAtOnce, Gamma, Ramp
@@ -106,26 +171,52 @@ class Load:
             return Ramp(self.ramp_up_start_rps, self.ramp_up_end_rps, self.ramp_up_strategy, self.burstiness)
         if self.request_rate is None or (isinf(self.request_rate) and self.request_rate > 0):
             return AllAtOnce()
-        return Gamma(self.request_rate, self.burstiness)
+        return Gamma(self.request_rate, self.burstiness, exact_duration=True)
 
     def workload(self, seed: int | None = None) -> "Workload":
         """The requests under this seed (or the load's own). Raises InputError for what cannot be read or drawn."""
         seed = self.seed if seed is None else seed
-        return self._random(seed) if self.is_random else self._trace(seed)
+        found = self._random(seed) if self.is_random else self._trace(seed)
+        if self.request_rate is None:
+            return found
+        return replace(found, asked_rate=self.request_rate, burstiness=self.burstiness)
 
     def _random(self, seed: int) -> "Workload":
-        from windtunnel.workload import Both, RangeRatio, generate
+        from windtunnel.workload import Both, generate, prefix_repetition, sessions
 
-        prompt = RangeRatio(self.random_input_len or INPUT_LEN, self.random_range_ratio)
-        output = RangeRatio(self.random_output_len or OUTPUT_LEN, self.random_range_ratio)
-        return generate(
-            self.arrivals(),
-            Both(prompt, output),
-            self.num_prompts or NUM_PROMPTS,
-            seed,
-            max_concurrency=self.max_concurrency or 0,
-            name="random",
+        lengths = Both(
+            *(self._lengths(n) for n in (self.random_input_len or INPUT_LEN, self.random_output_len or OUTPUT_LEN))
         )
+        count, limit, prefix = self.num_prompts or NUM_PROMPTS, self.max_concurrency or 0, self.random_prefix_len
+        if self.random_turns > 1:
+            number, turns, wait = -(-count // self.random_turns), self.random_turns, self.think_time
+            return sessions(
+                self.arrivals(), lengths, number, seed,
+                turns=turns, think_time=wait, system_tokens=prefix, max_concurrency=limit,
+            )  # fmt: skip
+        if prefix:
+            kinds = self.random_num_prefixes
+            return prefix_repetition(
+                self.arrivals(), lengths, count, seed, num_prefixes=kinds, prefix_tokens=prefix, max_concurrency=limit
+            )
+        return generate(self.arrivals(), lengths, count, seed, max_concurrency=limit, name="random")
+
+    def _lengths(self, length: int) -> "OneLength":
+        """How random lengths are spread around this one. Raises InputError for a word that is no distribution."""
+        from windtunnel.workload import Lognormal, RangeRatio, Zipf
+
+        name, colon, text = self.random_lengths.partition(":")
+        if name == "uniform" and not colon:
+            return RangeRatio(length, self.random_range_ratio)
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if name not in ("lognormal", "zipf") or value < 0:
+            raise InputError(f"random_lengths={self.random_lengths!r}: must be uniform, lognormal:SIGMA or zipf:THETA")
+        if self.random_range_ratio:
+            raise InputError(f"random_range_ratio={self.random_range_ratio:g}: is of uniform lengths, not of {name}")
+        return Lognormal(length, value) if name == "lognormal" else Zipf(value, 1, length)
 
     def _trace(self, seed: int) -> "Workload":
         from windtunnel.workload import repeat, scale_time, with_concurrency
@@ -146,12 +237,23 @@ class Load:
             return builtin(trace, seed=seed, num_requests=self.num_prompts)
         if "/" not in trace and "." not in trace and not Path(trace).exists():
             raise unknown("trace", trace, builtin_names())
-        found = load_trace(trace, arrivals=AllAtOnce() if self.redraws else None)
+        drawn = AllAtOnce() if self.redraws else None
+        found = load_trace(trace, arrivals=drawn, columns=self.names_of_columns())
         if self.num_prompts is None:
             return found
         if self.num_prompts > len(found):
             raise InputError(f"num_prompts={self.num_prompts}: {trace} has {len(found)} requests: use repeat for more")
         return head(found, self.num_prompts)
+
+    def names_of_columns(self) -> dict[str, str]:
+        """Our name of a column → the file's. Raises InputError for words that are no such pairs."""
+        found = {}
+        for pair in (pair for word in self.columns for pair in word.split(",") if pair):
+            ours, equals, theirs = pair.partition("=")
+            if not equals or not theirs or ours in found:
+                raise InputError(f"columns {pair!r}: must be OURS=THEIRS, each once, e.g. arrival=start_time")
+            found[ours] = theirs
+        return found
 
     def _redraw(self, trace: "Workload", seed: int) -> "Workload":
         import numpy as np

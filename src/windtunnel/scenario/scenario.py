@@ -1,58 +1,29 @@
 """Scenario: a deployment, the load on it and its goals, by the names of the flags, from flags, a file or Python."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter
 
-from windtunnel.deployment import SLO, Deployment, Engine, Pool, parse_goodput, parse_slo
-from windtunnel.errors import InputError, unknown
-from windtunnel.hardware import device
-from windtunnel.model import load_model
+from windtunnel.deployment import SLO, Deployment, parse_goodput, parse_slo
+from windtunnel.errors import InputError
 from windtunnel.scenario.load_flags import Load
+from windtunnel.scenario.pools import Pools, as_texts
+from windtunnel.scenario.server import MAIN_JOB, Server
+from windtunnel.scenario.words import leaves, read_words, typed_words, word
 
 if TYPE_CHECKING:
+    from windtunnel.metrics import Summary
     from windtunnel.simulate.overheads import Overheads
 
-MAIN_JOB = {"model": "Qwen/Qwen3-32B", "tensor_parallel_size": 2}
-"""What is simulated when no model is named."""
-WORDS = {"preset": "engine"}
-"""Fields whose flag and file key are another word than their name in Python."""
-DEPLOYMENT, ENGINE, WORKLOAD, GOALS = (
+DEPLOYMENT, POOLS, WORKLOAD, GOALS = (
     Group(name, sort_key=place)
-    for place, name in enumerate(("Deployment", "Engine, in vLLM's words", "Workload", "Goals and measurement"))
+    for name, place in (("Deployment", 0), ("Pools", 1), ("Workload", 2), ("Goals and measurement", 3))
 )
 """How the help arranges the flags."""
-
-
-def word(field: str) -> str:
-    """The flag of a field, without the dashes in front."""
-    return WORDS.get(field, field).replace("_", "-")
-
-
-@dataclass(frozen=True)
-class Server:
-    """One replica: a model on GPUs, run by an engine."""
-
-    model: str = "Qwen/Qwen3-32B"
-    """A name of ``windtunnel list models``, or a config.json or its folder. Without one: Qwen3-32B on two GPUs."""
-    _: KW_ONLY
-    device: str = "h100"
-    """The GPU, a name of ``windtunnel list devices``."""
-    devices_file: Path | None = None
-    """TOML file with devices of your own, or other values for known ones."""
-    perf: Literal["auto", "measured", "modelled", "roofline"] = "auto"
-    """Kernel times: measured where there is data and modelled elsewhere (auto), or one of the two alone; roofline:
-    perfect kernels and no host work, what no server can beat."""
-    engine: Annotated[Engine, Parameter(name="*", group=ENGINE)] = field(default_factory=Engine)
-
-    def pool(self, replicas: int = 1) -> Pool:
-        """So many of these replicas, every default of the engine filled in. Raises InputError for what cannot run."""
-        gpu = device(self.device, (self.devices_file,) if self.devices_file else ())
-        return Pool(load_model(self.model), gpu, self.engine, replicas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +49,15 @@ class Goals:
         """Both kinds of limits, in seconds."""
         return replace(parse_goodput(self.goodput), percentiles=parse_slo(self.slo))
 
+    def missed(self, found: "Summary") -> list[str]:
+        """Which of them a run misses, in words."""
+        share, missed = self.attainment, []
+        if share is not None and not found.attainment >= share:  # NaN without requests
+            missed.append(f"attainment {found.attainment:.3f} of {share:g}")
+        if not found.meets_slo:
+            missed.append(f"slo {' '.join(self.slo)} is missed")
+        return missed
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -89,6 +69,7 @@ class Scenario:
     """Copies of the server behind the router."""
     router: Annotated[str, Parameter(group=DEPLOYMENT)] = "round_robin"
     """Which replica gets a request: a name of ``windtunnel list routers``, or a function, ``./mine.py:score``."""
+    pools: Annotated[Pools, Parameter(name="*", group=POOLS)] = field(default_factory=Pools)
     calibration: Annotated[Path | None, Parameter(group=DEPLOYMENT)] = None
     """File of ``windtunnel calibrate``: host and client overheads of your deployment."""
     load: Annotated[Load, Parameter(name="*", group=WORKLOAD)] = field(default_factory=Load)
@@ -96,31 +77,26 @@ class Scenario:
 
     def deployment(self) -> Deployment:
         """What serves. Raises InputError for what cannot run."""
-        return Deployment(pools=(self.server.pool(self.replicas),), router=self.router)
+        return self.pools.deployment(self.server, self.replicas, self.router)
 
     def overheads(self) -> "Overheads":
         """What is simulated beyond the tables. Raises InputError for a calibration file that cannot be read."""
-        from windtunnel.simulate.overheads import ENGINE_CLOCK, read_overheads
+        from windtunnel.simulate.overheads import overheads_of
 
-        return read_overheads(self.calibration) if self.calibration else ENGINE_CLOCK
+        return overheads_of(self.calibration)
 
 
 @cache
 def places() -> dict[str, tuple[str, ...]]:
     """Where each word of a scenario stands: key of the file → names of the fields that lead to it."""
-    return {word(path[-1]).replace("-", "_"): path for path, _ in _leaves(Scenario)}
+    return {word(path[-1]).replace("-", "_"): path for path, _ in leaves(Scenario)}
 
 
-def _leaves(kind: type) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Path and type of every plain field."""
-    hints = get_type_hints(kind)
-    for entry in fields(kind):
-        hint = hints[entry.name]
-        if is_dataclass(hint):
-            assert isinstance(hint, type)
-            yield from (((entry.name, *inner), leaf) for inner, leaf in _leaves(hint))
-        else:
-            yield (entry.name,), hint
+@cache
+def types() -> dict[str, Any]:
+    """The type of each word of a scenario, by key of the file."""
+    kinds = dict(leaves(Scenario))
+    return {key: kinds[path] for key, path in places().items()}
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -188,38 +164,4 @@ def read_scenario(path: Path) -> dict[str, Any]:
 
 def check_words(words: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
     """The values by key, each of its type. Raises InputError, which names the origin, for a wrong word or value."""
-    from pydantic import TypeAdapter, ValidationError
-
-    types = dict(_leaves(Scenario))
-    found = {}
-    for text, value in words.items():
-        key = text.replace("-", "_")
-        if key not in places():
-            raise InputError(f"{origin}{unknown('key', key, places())}")
-        kind = types[places()[key]]
-        parts = value.split() if isinstance(value, str) and _is_list(kind) else value
-        try:
-            found[key] = TypeAdapter(kind).validate_python(parts)
-        except ValidationError as error:
-            raise InputError(f"{origin}{key}={value!r}: {error.errors()[0]['msg'].lower()}") from error
-    return found
-
-
-def _is_list(hint: Any) -> bool:
-    """Whether a type is a tuple, or may be one: its values can be written in one line, separated by spaces."""
-    return get_origin(hint) is tuple or any(_is_list(part) for part in get_args(hint))
-
-
-def read_words(path: Path, name: str) -> dict[str, Any]:
-    """A YAML file of `word: value`. Raises InputError, which begins with the name, for anything else."""
-    import yaml
-
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(document, dict):
-        raise InputError(f"{name}: must be lines of `word: value`, with the words of the flags")
-    return {str(key): value for key, value in document.items()}
+    return typed_words(as_texts(words, origin), types(), origin)

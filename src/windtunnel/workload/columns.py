@@ -49,6 +49,10 @@ class Workload:
     """Tokens a hash id stands for; 0 without hash_ids."""
     max_concurrency: int = 0
     """Closed loop: at most so many requests in flight, the others wait for a place in order of arrival; 0: open."""
+    asked_rate: float = 0.0
+    """Requests per second that the arrivals were drawn for; 0: they have no other rate than their own."""
+    burstiness: float = 0.0
+    """Shape of the gaps that they were drawn with; 0: not known."""
     name: str = "workload"
     notes: tuple[str, ...] = ()
     """What a reader or a transform did to the source (rows dropped, times shifted), one sentence each."""
@@ -66,6 +70,10 @@ class Workload:
         rules.check_hashes(self.hash_ids, self.hash_block_size, self.prompt_tokens)
         if self.max_concurrency < 0:
             raise InputError(f"max_concurrency={self.max_concurrency}: must be ≥ 1, or 0 for no limit")
+
+    def __repr__(self) -> str:
+        rate = "all at once" if np.isinf(self.request_rate) else f"{self.asked_rate or self.request_rate:.4g} a second"
+        return f"Workload({self.name}: {len(self):,} requests, {rate})"
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -153,13 +161,17 @@ class Workload:
         return state.hexdigest()
 
     def spec(self) -> dict[str, Any]:
-        """A JSON-able summary for a run's manifest; ``request_rate`` is None when all requests come at once."""
-        rate = self.request_rate
+        """A JSON-able summary for a run's manifest.
+
+        ``request_rate`` is the one that was asked for, if any was, and None when all requests come at once.
+        """
+        rate = self.asked_rate or self.request_rate
         return {
             "name": self.name,
             "requests": len(self),
             "duration": self.duration,
             "request_rate": rate if np.isfinite(rate) else None,
+            "burstiness": "inf" if np.isinf(self.burstiness) else self.burstiness or None,
             "total_prompt_tokens": int(self.prompt_tokens.sum()),
             "total_output_tokens": int(self.output_tokens.sum()),
             "sessions": len(np.unique(self.session[self.session >= 0])),

@@ -9,25 +9,33 @@ from __future__ import annotations
 import csv
 import io
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unknown
 from windtunnel.workload.rules import Floats, Integers, first
 
 Table = dict[str, list[bytes]]
 """Cells by column name, in the file's order; one cell per row."""
 
-COMMA, NEWLINE = ord(","), ord("\n")
+DELIMITERS = ",;\t|"
+NEWLINE = ord("\n")
 
 
 def header(data: bytes) -> list[str]:
     """The column names: the first line's cells."""
-    line = data[:65536].removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0].strip()
-    return [cell.strip().strip('"') for cell in line.decode("utf-8", "replace").split(",")]
+    line = data[:65536].removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0].strip(b" \r")
+    return [cell.strip().strip('"') for cell in line.decode("utf-8", "replace").split(delimiter(data))]
+
+
+def delimiter(data: bytes) -> str:
+    """What separates the cells: the first of DELIMITERS that the header has, a comma if it has none."""
+    line = data[:65536].partition(b"\n")[0].decode("utf-8", "replace")
+    return next((letter for letter in DELIMITERS if letter in line), ",")
 
 
 def read_table(data: bytes) -> Table:
@@ -35,32 +43,34 @@ def read_table(data: bytes) -> Table:
 
     Raises InputError for rows with too few or too many cells, and when there is no row below the header.
     """
-    names = header(data)
+    names, comma = header(data), delimiter(data)
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise InputError(f"column {twice[0]!r}: stands twice in the header: rename one")
     body = data.partition(b"\n")[2]
     if b"\r" in body:
         body = body.replace(b"\r\n", b"\n")
     body = body.rstrip(b"\n")
     if not body.strip():
         raise InputError("has no rows below its header")
-    if b'"' not in body and _is_rectangular(body, len(names)):
-        cells = body.replace(b"\n", b",").split(b",")
+    if b'"' not in body and _is_rectangular(body, len(names), ord(comma)):
+        cells = body.replace(b"\n", comma.encode()).split(comma.encode())
         return {name: cells[index :: len(names)] for index, name in enumerate(names)}
-    return _read_carefully(body, names)
+    return _read_carefully(body, names, comma)
 
 
-def _is_rectangular(body: bytes, width: int) -> bool:
+def _is_rectangular(body: bytes, width: int, comma: int) -> bool:
     letters = np.frombuffer(body, np.uint8)
-    separators = np.append(letters[(letters == COMMA) | (letters == NEWLINE)], np.uint8(NEWLINE))
+    separators = np.append(letters[(letters == comma) | (letters == NEWLINE)], np.uint8(NEWLINE))
     if len(separators) % width:
         return False
     lines = separators.reshape(-1, width)
-    return bool((lines[:, -1] == NEWLINE).all() and (lines[:, :-1] == COMMA).all())
+    return bool((lines[:, -1] == NEWLINE).all() and (lines[:, :-1] == comma).all())
 
 
-def _read_carefully(body: bytes, names: list[str]) -> Table:
+def _read_carefully(body: bytes, names: list[str], comma: str) -> Table:
     rows: list[list[bytes]] = []
     try:
-        for row in csv.reader(io.StringIO(body.decode("utf-8", "replace"))):
+        for row in csv.reader(io.StringIO(body.decode("utf-8", "replace")), delimiter=comma):
             if len(row) != len(names):
                 raise InputError(f"row {len(rows) + 1}: has {len(row)} cells: must have {len(names)}, as the header")
             rows.append([cell.encode() for cell in row])
@@ -125,6 +135,48 @@ def read_azure(table: Table) -> Columns:
         "prompt_tokens": whole_numbers(table, "ContextTokens"),
         "output_tokens": whole_numbers(table, "GeneratedTokens"),
     }
+
+
+OWN = ("prompt_tokens", "output_tokens")
+OWN_MORE = ("arrival", "max_tokens", "priority", "session", "think_time")
+MILLISECONDS = "arrival_ms"
+"""Another name of the time of arrival, for those that count milliseconds."""
+
+
+def read_own(table: Table) -> Columns:
+    """windtunnel's own columns; times are seconds and stay."""
+    return {name: _own(table, name) for name in table}
+
+
+def read_named(table: Table, names: Mapping[str, str]) -> Columns:
+    """The columns that are named: our name → the file's. Times count from the first request.
+
+    Raises InputError for a name that is not ours, or not the file's.
+    """
+    for ours, theirs in names.items():
+        if ours not in (*OWN, *OWN_MORE, MILLISECONDS):
+            raise unknown("column", ours, (*OWN, *OWN_MORE, MILLISECONDS))
+        if theirs not in table:
+            raise unknown("column of the file", theirs, table)
+    for ours in OWN:
+        if ours not in names:
+            raise InputError(f"columns: {ours} is missing: say which column holds it, {ours}=…")
+    found: Columns = {ours: _own({ours: table[theirs]}, ours) for ours, theirs in names.items()}
+    notes: list[str] = []
+    if MILLISECONDS in found:
+        found["arrival"] = found.pop(MILLISECONDS) / 1000
+    if "arrival" in found:
+        check_arrivals(found["arrival"])
+        found |= from_start(found["arrival"], notes)
+    return found | {"notes": notes}
+
+
+def _own(table: Table, name: str) -> Any:
+    """A column by our name: seconds or a time of day, seconds, or whole numbers."""
+    if name in ("arrival", MILLISECONDS):
+        first_cell = table[name][0].decode("utf-8", "replace")
+        return wall_clock(table[name]) if first_cell[4:5] == "-" else numbers(table, name)
+    return numbers(table, name) if name == "think_time" else whole_numbers(table, name)
 
 
 def wall_clock(cells: list[bytes]) -> Floats:

@@ -5,19 +5,20 @@ Each reader gives arguments of Workload.from_columns; one that finds no times le
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import InputError, nearest
+from windtunnel.files import parse_json
 from windtunnel.workload.csv_traces import Columns, check_arrivals, from_start
 from windtunnel.workload.rules import LARGEST, floats, integers
 
-MOONCAKE_BLOCK, TIMED_TRACE_BLOCK = 512, 16
+TIMED_KINDS = {"mooncake": (1e3, 512), "timed_trace": (1.0, 16)}
+"""Formats with the keys TIMED, Mooncake's and vLLM's: units of a timestamp in a second, and tokens of a hash id unless
+told otherwise."""
 TIMED = ("timestamp", "input_length", "output_length")
-TIMED_MORE = ("hash_ids", "chat_id", "parent_chat_id", "type", "turn")
 CHARACTERS_PER_TOKEN = 4
 
 
@@ -25,18 +26,18 @@ def read_lines(data: bytes) -> list[dict[str, Any]]:
     """One JSON object per line; empty lines are skipped. InputError names the first line that is none."""
     lines = [line for line in data.splitlines() if line.strip()]
     try:
-        rows = json.loads(b"[" + b",".join(lines) + b"]")
+        rows = parse_json(b"[" + b",".join(lines) + b"]")
         if len(rows) == len(lines) and all(type(row) is dict for row in rows):
             return list(rows)
-    except ValueError:
+    except InputError:
         pass
     for number, line in enumerate(lines, start=1):
         try:
-            fine = isinstance(json.loads(line), dict)
-        except ValueError:
-            fine = False
+            fine, why = isinstance(parse_json(line), dict), "must be a JSON object"
+        except InputError as error:
+            fine, why = False, str(error)
         if not fine:
-            raise InputError(f"row {number}: {shorten(line)}: must be a JSON object")
+            raise InputError(f"row {number}: {shorten(line)}: {why}")
     raise InputError("must have one JSON object per line")
 
 
@@ -71,17 +72,9 @@ def block_lists(rows: list[dict[str, Any]]) -> list[list[int]] | None:
     return lists
 
 
-def read_mooncake(rows: list[dict[str, Any]], hash_block_size: int | None = None) -> Columns:
-    """Mooncake's traces: timestamp in ms, hash ids of 512-token blocks."""
-    return _read_timed(rows, 1e3, hash_block_size or MOONCAKE_BLOCK)
-
-
-def read_timed_trace(rows: list[dict[str, Any]], hash_block_size: int | None = None) -> Columns:
-    """vLLM's timed_trace: timestamp in s, hash ids of 16-token chunks unless told otherwise."""
-    return _read_timed(rows, 1.0, hash_block_size or TIMED_TRACE_BLOCK)
-
-
-def _read_timed(rows: list[dict[str, Any]], units_per_second: float, hash_block_size: int) -> Columns:
+def read_timed(rows: list[dict[str, Any]], kind: str, hash_block_size: int | None = None) -> Columns:
+    """A trace of one of TIMED_KINDS."""
+    units_per_second, block = TIMED_KINDS[kind]
     notes: list[str] = []
     arrival = floats("timestamp", column(rows, "timestamp"), len(rows)) / units_per_second
     check_arrivals(arrival)
@@ -91,7 +84,7 @@ def _read_timed(rows: list[dict[str, Any]], units_per_second: float, hash_block_
         "prompt_tokens": integers("input_length", column(rows, "input_length"), len(rows)),
         "output_tokens": integers("output_length", column(rows, "output_length"), len(rows)),
         "hash_ids": ids,
-        "hash_block_size": hash_block_size if ids is not None else 0,
+        "hash_block_size": (hash_block_size or block) if ids is not None else 0,
         "notes": notes,
     }
 
@@ -105,7 +98,7 @@ def timed_kind(rows: list[dict[str, Any]]) -> str:
     if ids is not None:
         prompt = np.array(column(rows, "input_length"))
         counts = np.array([len(row) for row in ids])
-        for kind, size in (("mooncake", MOONCAKE_BLOCK), ("timed_trace", TIMED_TRACE_BLOCK)):
+        for kind, (_, size) in TIMED_KINDS.items():
             if (counts == np.ceil(prompt / size)).all():
                 return kind
     raise InputError(
@@ -121,9 +114,9 @@ def read_sharegpt(data: bytes) -> Columns:
     Conversations without two non-empty turns are left out.
     """
     try:
-        entries = json.loads(data)
-    except ValueError as error:
-        raise InputError(f"is not valid JSON: {error}") from None
+        entries = parse_json(data)
+    except InputError as error:
+        raise InputError(f"is {error}") from None
     lengths, estimated = [], 0
     for number, entry in enumerate(entries, start=1):
         turns = entry.get("conversations", entry.get("conversation")) if isinstance(entry, dict) else None

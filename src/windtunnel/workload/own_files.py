@@ -8,7 +8,6 @@ object as JSON under the key ``windtunnel`` of the file's metadata.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from windtunnel.errors import InputError, unknown
+from windtunnel.files import whole_file
 from windtunnel.workload.columns import COLUMNS, Workload
 from windtunnel.workload.json_traces import block_lists
 
@@ -113,31 +113,11 @@ def save(workload: Workload, path: str | Path) -> None:
 
     Raises InputError when the place cannot be written to.
     """
-    from tempfile import mkstemp
-
-    target = Path(path)
-    try:
-        handle, temporary = mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                if target.suffix == ".parquet":
-                    _write_parquet(workload, file)
-                else:
-                    file.writelines(line.encode() for line in _lines(workload))
-                file.flush()
-                os.fsync(handle)
-            Path(temporary).chmod(0o666 & ~_umask())
-            Path(temporary).replace(target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror or error}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with whole_file(Path(path)) as file:
+        if Path(path).suffix == ".parquet":
+            _write_parquet(workload, file)
+        else:
+            file.writelines(line.encode() for line in _lines(workload))
 
 
 def _lines(workload: Workload) -> Iterable[str]:

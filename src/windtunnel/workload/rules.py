@@ -15,6 +15,7 @@ Integers = npt.NDArray[np.int64]
 HashIds = tuple[Integers, Integers]
 
 LARGEST = 2**40  # tokens; sums over a million requests stay exact in int64
+LATEST = 1e11  # s; later times are no longer told apart by microseconds
 
 
 def first(condition: npt.NDArray[np.bool_]) -> int:
@@ -114,6 +115,8 @@ def check_values(columns: Mapping[str, npt.NDArray[Any]]) -> None:
     arrival = columns["arrival"]
     fine = (np.isfinite(arrival) & (arrival >= 0)) | (np.isnan(arrival) & later)
     _must(fine, "arrival", arrival, "must be finite seconds ≥ 0 (only later turns of a session have none)")
+    for name, times in (("arrival", arrival), ("think_time", think)):
+        _must(~(times > LATEST), name, times, f"must be ≤ {LATEST:g} seconds: are these milliseconds?")
 
 
 def _must(fine: npt.NDArray[np.bool_], name: str, values: npt.NDArray[Any], rule: str) -> None:

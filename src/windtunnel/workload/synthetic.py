@@ -11,6 +11,9 @@ from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.lengths import Lengths
 
+MOST_REQUESTS = 50_000_000
+"""A request takes about a kilobyte while it is simulated."""
+
 
 def stream(seed: int, purpose: str) -> np.random.Generator:
     """The random stream of one purpose: streams of different purposes or seeds are independent."""
@@ -20,9 +23,11 @@ def stream(seed: int, purpose: str) -> np.random.Generator:
 
 
 def check_count(name: str, value: int) -> None:
-    """A count must be at least 1."""
+    """Refuse so many requests: none, or more than fit into memory."""
     if value < 1:
         raise InputError(f"{name}={value}: must be ≥ 1")
+    if value > MOST_REQUESTS:
+        raise InputError(f"{name}={value}: must be ≤ {MOST_REQUESTS:,}: more do not fit into memory")
 
 
 def generate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ CSV_READERS: dict[str, tuple[Callable[[Table], Columns], tuple[str, ...], tuple[
     "burstgpt": (csv_traces.read_burstgpt, csv_traces.BURSTGPT, csv_traces.BURSTGPT_MORE),
     "vidur": (csv_traces.read_vidur, csv_traces.VIDUR, csv_traces.VIDUR_MORE),
     "lengths": (csv_traces.read_lengths, csv_traces.LENGTHS, csv_traces.VIDUR_MORE),
+    "csv": (csv_traces.read_own, csv_traces.OWN, csv_traces.OWN_MORE),
 }
-JSON_FORMATS = ("mooncake", "timed_trace", "jsonl")
+JSON_FORMATS = (*json_traces.TIMED_KINDS, "jsonl")
 FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet")
 
 
@@ -40,8 +41,12 @@ def load_trace(
     jitter: float = 0.0,
     hash_block_size: int | None = None,
     max_concurrency: int | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Workload:
     """Read a trace; ``format`` (one of FORMATS) is found from the content unless given.
+
+    ``columns`` says which columns of a CSV file, or keys of JSON lines, hold what: our name → the file's, e.g.
+    ``{"arrival": "start_time", "prompt_tokens": "input", "output_tokens": "output"}``; others are left out.
 
     Public traces start at their first request; windtunnel's own files keep their times. ``arrivals`` replaces the
     file's times, and is needed for files that have none. ``sort`` orders requests by time, where unsorted times are
@@ -52,20 +57,20 @@ def load_trace(
     """
     source = Path(path)
     try:
-        columns = _read(source, format, hash_block_size)
-        columns.setdefault("name", source.stem)
+        found = _read_named(source, columns) if columns else _read(source, format, hash_block_size)
+        found.setdefault("name", source.stem)
         if max_concurrency is not None:
-            columns["max_concurrency"] = max_concurrency
+            found["max_concurrency"] = max_concurrency
         if drop_empty:
-            columns = _without_empty(columns)
-        _from_origin(columns, sort)
+            found = _without_empty(found)
+        _from_origin(found, sort)
         if arrivals is not None:
-            columns["arrival"] = _drawn(arrivals, columns, seed)
-        if "arrival" not in columns:
+            found["arrival"] = _drawn(arrivals, found, seed)
+        if "arrival" not in found:
             raise InputError("has lengths only: give arrivals, such as --request-rate 4 or --request-rate inf")
         if jitter:
-            columns["arrival"] = spread(np.asarray(columns["arrival"], np.float64), jitter, stream(seed, "jitter"))
-        return Workload.from_columns(**columns, sort=sort)
+            found["arrival"] = spread(np.asarray(found["arrival"], np.float64), jitter, stream(seed, "jitter"))
+        return Workload.from_columns(**found, sort=sort)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 
@@ -104,6 +109,17 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None) -> Column
     return CSV_READERS[kind][0](read_table(data))
 
 
+def _read_named(path: Path, names: Mapping[str, str]) -> Columns:
+    """The named columns of a CSV file, or keys of JSON lines."""
+    data = _bytes(path)
+    _check_text(data)
+    if data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
+        return csv_traces.read_named(read_table(data), names)
+    rows = json_traces.read_lines(data)
+    table = {key: [str(row.get(key, "")).encode() for row in rows] for key in rows[0]}
+    return csv_traces.read_named(table, names)
+
+
 def _bytes(path: Path) -> bytes:
     try:
         data = path.read_bytes()
@@ -140,8 +156,7 @@ def _read_json_lines(data: bytes, wanted: str | None, hash_block_size: int | Non
         wanted = json_traces.timed_kind(rows) if timed else "jsonl"
     if wanted == "jsonl":
         return own_files.read_jsonl(rows)
-    reader = json_traces.read_mooncake if wanted == "mooncake" else json_traces.read_timed_trace
-    return reader(rows, hash_block_size)
+    return json_traces.read_timed(rows, wanted, hash_block_size)
 
 
 def _csv_kind(names: list[str], wanted: str | None) -> str:
@@ -154,7 +169,10 @@ def _csv_kind(names: list[str], wanted: str | None) -> str:
     _, needed, more = CSV_READERS[likely]
     if not set(needed) & set(names):
         shown = ", ".join(names[:6])[:80]
-        raise InputError(f"columns {shown!r} fit no known trace format: known are {', '.join(FORMATS)}")
+        raise InputError(
+            f"columns {shown!r} fit no known trace format ({', '.join(FORMATS)}): say which column holds what, "
+            "columns='arrival=…,prompt_tokens=…,output_tokens=…'"
+        )
     missing = [name for name in needed if name not in names]
     strangers = [name for name in names if name not in needed and name not in more]
     if missing:

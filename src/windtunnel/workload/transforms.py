@@ -11,6 +11,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.rules import HashIds, Integers
+from windtunnel.workload.synthetic import check_count
 
 
 def scale_time(workload: Workload, factor: float) -> Workload:
@@ -20,7 +21,7 @@ def scale_time(workload: Workload, factor: float) -> Workload:
     """
     if not (math.isfinite(factor) and factor > 0):
         raise InputError(f"time scale {factor:g}: must be finite and > 0 (0.5 doubles the rate)")
-    return replace(workload, arrival=workload.arrival * factor)
+    return replace(workload, arrival=workload.arrival * factor, asked_rate=workload.asked_rate / factor)
 
 
 def at_rate(workload: Workload, request_rate: float) -> Workload:
@@ -31,7 +32,7 @@ def at_rate(workload: Workload, request_rate: float) -> Workload:
     if not request_rate > 0:
         raise InputError(f"request_rate={request_rate:g}: must be > 0 (inf: all at once)")
     if math.isinf(request_rate):
-        return replace(workload, arrival=workload.arrival * 0.0)
+        return replace(workload, arrival=workload.arrival * 0.0, asked_rate=0.0)
     if not workload.duration > 0:
         raise InputError("all requests arrive at once: there is no rate to scale; give an arrival process")
     return scale_time(workload, workload.request_rate / request_rate)
@@ -44,6 +45,7 @@ def repeat(workload: Workload, times: int) -> Workload:
     """
     if times < 1:
         raise InputError(f"repeat={times}: must be ≥ 1")
+    check_count(f"repeat={times}: number of requests", times * len(workload))
     if times == 1:
         return workload
     rate = workload.request_rate

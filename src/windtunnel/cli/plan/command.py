@@ -1,6 +1,7 @@
 """plan: the cheapest deployment that keeps the limits."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -8,23 +9,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, Json, progress, show_json
+from windtunnel.cli.plan.apart import POOLS, Apart
 from windtunnel.cli.plan.flags import CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Cluster
 from windtunnel.errors import InputError
+from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals, Load
-from windtunnel.scenario.output_files import check_file
 
 if TYPE_CHECKING:
     from windtunnel.plan.advice import Advice
+    from windtunnel.plan.apart.pool_space import PoolSpace
+    from windtunnel.plan.apart.together import Verdict
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
+    from windtunnel.plan.search import Watch
     from windtunnel.plan.search_result import SearchResult
     from windtunnel.plan.space import Enumeration, Space
+    from windtunnel.plan.store import Store
+    from windtunnel.plan.survey import Surveyed
     from windtunnel.plan.what_if import WhatIf
+    from windtunnel.plan.workers import Team
     from windtunnel.workload import Workload
 
+    AnySpace = Space | PoolSpace
+
 DONE, MISSED = 0, 1
-PROMPTS, SECONDS = 2000, 120
-"""Requests of a trial by default: this many, and for a target rate those that arrive in this many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +41,8 @@ class Wanted:
 
     target_request_rate: float | None = None
     """Requests per second to serve; the objective is then cost, and the number of replicas is found."""
-    objective: Literal["auto", "qps-per-dollar", "cost", "gpus", "energy"] = "auto"
-    """What is compared: the capacity per dollar, cost or GPUs for a rate, energy per output token at the capacity.
+    objective: Literal["auto", "qps-per-dollar", "qps-per-gpu", "cost", "gpus", "energy"] = "auto"
+    """What is compared: the capacity per dollar or GPU, cost or GPUs for a rate, energy per output token at capacity.
     Auto: cost with a target rate, else qps-per-dollar. Without a target rate, cost and gpus are for the
     trace's own rate."""
     top: int = 5
@@ -49,20 +57,30 @@ class Wanted:
     seeds: int = 3
     """Repeat the winner's capacity under so many seeds, for its confidence interval."""
 
+    confidence: float | None = None
+    """Share of measured servers on which the answer holds, 0.05 to 0.95; without it, as simulated."""
+
     def __post_init__(self) -> None:
         """Refuse numbers that make no sense."""
         for name in ("top", "seeds"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}: must be ≥ 1")
-        if self.target_request_rate is not None and self.objective in ("qps-per-dollar", "energy"):
+        if self.target_request_rate is not None and self.objective in ("qps-per-dollar", "qps-per-gpu", "energy"):
             raise InputError(f"target_request_rate={self.target_request_rate:g}: is for the objectives cost and gpus")
 
-    def goal(self, space: "Space", workload: "Workload") -> "Objective":
+    @property
+    def finds_replicas(self) -> bool:
+        """Whether the number of replicas is found, for a rate."""
+        return self.target_request_rate is not None or self.objective in ("cost", "gpus")
+
+    def goal(self, space: "AnySpace", workload: "Workload") -> "Objective":
         """The objective. Raises InputError where it contradicts the space or the load."""
         from windtunnel.plan.objective import EnergyPerToken, LeastForRate, RatePerDollar
 
         if self.objective == "energy":
             return EnergyPerToken()
+        if self.objective == "qps-per-gpu":
+            return RatePerDollar(count_gpus=True)
         if self.objective == "qps-per-dollar" or (self.objective == "auto" and self.target_request_rate is None):
             return RatePerDollar()
         rate = self.target_request_rate if self.target_request_rate is not None else workload.request_rate
@@ -83,6 +101,34 @@ class Kept:
     """Name of this search in the store."""
     report: Annotated[Path | None, Parameter(alias="--html")] = None
     """HTML page with Pareto plot, limits to play with and bottlenecks, in one file that needs no network."""
+    launch: Path | None = None
+    """Folder for the files that start the winner: a script for each node, and the router before them."""
+
+    def write(
+        self,
+        answer: "SearchResult",
+        advice: "Advice | None",
+        surveyed: "Sequence[Surveyed]",
+        what_ifs: "WhatIf | None",
+    ) -> None:
+        """The files that were asked for. Raises InputError for one that cannot be written."""
+        from windtunnel.report.launch_files import write_launch_files
+        from windtunnel.report.plan import plan_page
+
+        if self.report is not None:
+            write_whole(self.report, [plan_page(answer, advice, surveyed, what_ifs)])
+        if self.launch is not None and advice is not None:
+            per_node = [pool.device.gpus_per_node for pool in advice.deployment.pools]
+            write_launch_files(self.launch, advice.deployment.spec(), per_node)
+
+    def check(self) -> None:
+        """Raise InputError for what cannot be kept; before anything is searched."""
+        if self.report is not None:
+            require_writable("report", self.report)
+        if self.launch is not None:
+            require_writable("launch", self.launch / "node.sh")
+        if self.study is not None and self.store is None:
+            raise InputError(f"study {self.study!r}: is kept in a store: add --store FILE")
 
 
 def plan(
@@ -92,11 +138,12 @@ def plan(
     axes: Annotated[Axes, Parameter(name="*", group=SPACE)] = Axes(),  # noqa: B008 - frozen
     space: Annotated[Path | None, Parameter(group=SPACE)] = None,
     devices_file: Annotated[Path | None, Parameter(group=SPACE)] = None,
+    apart: Annotated[Apart, Parameter(name="*", group=POOLS)] = Apart(),  # noqa: B008 - frozen
     available: Annotated[Available, Parameter(name="*", group=LIMITS)] = Available(),  # noqa: B008 - frozen
     load: Annotated[Load, Parameter(name="*", group=WORKLOAD)] = Load(),  # noqa: B008 - frozen
     goals: Annotated[Goals, Parameter(name="*", group=GOALS)] = Goals(),  # noqa: B008 - frozen
     wanted: Annotated[Wanted, Parameter(name="*", group=SEARCH)] = Wanted(),
-    perf: Annotated[Literal["auto", "measured", "modelled", "roofline"], Parameter(group=SEARCH)] = "auto",
+    perf: Annotated[str, Parameter(group=SEARCH)] = "auto",
     calibration: Annotated[Path | None, Parameter(group=SEARCH)] = None,
     cluster: Annotated[Cluster, Parameter(name="*", group=CLUSTER)] = Cluster(),  # noqa: B008 - frozen
     kept: Annotated[Kept, Parameter(name="*", group=OUTPUT)] = Kept(),
@@ -118,7 +165,7 @@ def plan(
         TOML file with devices of your own, or other prices.
     perf
         Kernel times: measured where there is data and modelled elsewhere (auto), or one of the two alone; roofline:
-        perfect kernels and no host work.
+        perfect kernels and no host work; profile:FOLDER: what was measured there.
     calibration
         File of windtunnel calibrate: host and client overheads of your deployment.
     as_json
@@ -126,29 +173,43 @@ def plan(
     """
     from windtunnel.cli.plan.show import show_plan
 
-    if kept.report is not None:
-        check_file("report", kept.report)
-    if kept.study is not None and kept.store is None:
-        raise InputError(f"study {kept.study!r}: is kept in a store: add --store FILE")
-    fixed = load_of(load, wanted)
+    kept.check()
+    fixed = load.for_trials(wanted.target_request_rate)
     with progress("reading the load"):
         question = question_of(fixed, goals, wanted, perf, calibration)
-    searched = space_of(model, axes, space, available, devices_file)
-    objective = wanted.goal(searched, question.workload)
-    asked = Asked(fixed, searched, question, objective, cases_of(load, wanted, searched, question))
-    answer, advice, what_ifs = found(asked, wanted, cluster, kept)
+    mixed = space_of(model, axes, space, available, devices_file, wanted.finds_replicas)
+    results = []
+    for searched in [mixed] if apart.pools == "mixed" else apart.spaces(mixed):
+        objective = wanted.goal(searched, question.workload)
+        asked = Asked(fixed, searched, question, objective, cases_of(load, wanted, searched, question))
+        results.append(found(asked, wanted, cluster, kept))
+    verdict = verdict_of(results, fixed, wanted)
+    answer, advice, what_ifs, surveyed = results[0 if verdict is None or not verdict.separate else 1]
     if as_json:
-        show_json(document(answer, advice, what_ifs))
+        show_json(document(answer, advice, what_ifs, verdict))
     else:
-        show_plan(answer, advice, what_ifs)
+        show_plan(answer, advice, what_ifs, verdict)
+    kept.write(answer, advice, surveyed, what_ifs)
     return DONE if answer.best else MISSED
+
+
+def verdict_of(results: "Sequence[tuple[SearchResult, Any, Any, Any]]", load: Load, wanted: Wanted) -> "Verdict | None":
+    """Whether prefill and decode apart are better than mixed servers, where both were searched, in this order."""
+    from windtunnel.plan.apart.together import separate_or_together
+
+    if len(results) < 2:
+        return None
+    (together, *_), (separate, *_) = results
+    seeds = range(load.seed, load.seed + wanted.seeds) if load.varies else ()
+    with progress("comparing separate with together"):
+        return separate_or_together(separate, together, load.workload, seeds)
 
 
 class Asked(NamedTuple):
     """What the flags ask."""
 
     load: Load
-    space: "Space"
+    space: "AnySpace"
     question: "Question"
     objective: "Objective"
     cases: "dict[str, tuple[Question, Objective]]"
@@ -157,46 +218,62 @@ class Asked(NamedTuple):
 
 def found(
     asked: Asked, wanted: Wanted, cluster: Cluster, kept: Kept
-) -> "tuple[SearchResult, Advice | None, WhatIf | None]":
-    """What the search finds, what follows from its winner, and what other loads would change; written as asked for.
+) -> "tuple[SearchResult, Advice | None, WhatIf | None, Sequence[Surveyed]]":
+    """What the search finds, what follows from its winner, what other loads would change, and for a page the survey.
 
     Raises InputError if no configuration can run.
     """
     from windtunnel.cli.plan.show import watching
     from windtunnel.plan.advice import advise
-    from windtunnel.plan.search import search
+    from windtunnel.plan.space import Space
     from windtunnel.plan.store import Store
     from windtunnel.plan.survey import survey
     from windtunnel.plan.what_if import what_if
-    from windtunnel.report.plan import write_plan
 
     load, space, question, objective, cases = asked
-    enumeration = enumerated(space, objective)
-    top = len(enumeration.candidates) if wanted.exhaustive else wanted.top
     store = Store(kept.store) if kept.store else Store()
-    name = kept.study or f"{Path(space.model).name} {objective.name} {question.digest[:8]}"
+    kind = "" if isinstance(space, Space) else " apart"
+    name = (kept.study or f"{Path(space.model).name} {objective.name} {question.digest[:8]}") + kind
     with store:
         store.begin(name, question.digest, objective.name, {"space": space.spec(), "question": question.spec()})
         with watching(name) as watch:
-            team, others = cluster.team(), [other for other, _ in cases.values()]
-            answer = search(
-                enumeration, question, objective, top=top, store=store, team=team, watch=watch, others=others
-            )
+            team = cluster.team()
+            answer = _searched(asked, wanted, store, team, watch)
         store.finish(name, answer.to_json())
         with progress("looking at the winner"):
             seeds = range(load.seed, load.seed + wanted.seeds)
-            advice = advise(answer, load.workload, seeds if drawn(load) else ())
+            advice = advise(answer, load.workload, seeds if load.varies else ())
         what_ifs = None
         if cases:
             with progress("searching under other loads"):
-                what_ifs = what_if(enumeration, {"this load": (question, objective)} | cases, store=store, team=team)
+                loads = {"this load": (question, objective)} | cases
+                what_ifs = what_if(answer.enumeration, loads, store=store, team=team)
+        surveyed: Sequence[Surveyed] = ()
         if kept.report is not None:
-            with progress("writing the page"):
-                write_plan(kept.report, answer, advice, survey(answer, store, team), what_ifs)
-    return answer, advice, what_ifs
+            with progress("surveying for the page"):
+                surveyed = survey(answer, store, team)
+    return answer, advice, what_ifs, surveyed
 
 
-def enumerated(space: "Space", objective: "Objective") -> "Enumeration":
+def _searched(asked: Asked, wanted: Wanted, store: "Store", team: "Team", watch: "Watch | None") -> "SearchResult":
+    """The best of the space; while it stands at the end of an axis that was not given, of a larger one."""
+    from windtunnel.plan.search import search
+
+    space, others = asked.space, [other for other, _ in asked.cases.values()]
+    while True:
+        enumeration = enumerated(space, asked.objective)
+        top = len(enumeration.candidates) if wanted.exhaustive else wanted.top
+        answer = search(
+            enumeration, asked.question, asked.objective, top=top, store=store, team=team, watch=watch, others=others
+        )
+        best = answer.best
+        larger = space.beyond(answer.contenders[best.index].candidate.settings) if best else None
+        if larger is None:
+            return answer
+        space = larger
+
+
+def enumerated(space: "AnySpace", objective: "Objective") -> "Enumeration":
     """The configurations that can run. Raises InputError with the commonest reasons if none can."""
     with progress(f"sorting {space.size:,} configurations"):
         found = space.enumerate(with_price=objective.needs_price)
@@ -206,32 +283,10 @@ def enumerated(space: "Space", objective: "Objective") -> "Enumeration":
     return found
 
 
-def load_of(load: Load, wanted: Wanted) -> Load:
-    """The load with as many requests as a trial needs, and with arrivals where it has none."""
-    rate = wanted.target_request_rate or 0.0
-    prompts = load.num_prompts
-    if prompts is None and not from_file(load):
-        prompts = max(PROMPTS, math.ceil(SECONDS * rate))
-    random_at_once = load.is_random and not load.redraws and load.max_concurrency is None
-    return replace(load, num_prompts=prompts, request_rate=1.0 if random_at_once else load.request_rate)
-
-
-def from_file(load: Load) -> bool:
-    """Whether the requests are those of a recorded trace."""
-    from windtunnel.workload import builtin_names
-
-    return load.trace is not None and load.trace not in builtin_names()
-
-
-def drawn(load: Load) -> bool:
-    """Whether another seed gives other requests."""
-    return load.redraws or not from_file(load)
-
-
 def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration: Path | None) -> "Question":
     """What every candidate is asked."""
     from windtunnel.plan.question import ATTAINMENT, Question
-    from windtunnel.simulate.overheads import ENGINE_CLOCK, read_overheads
+    from windtunnel.simulate.overheads import overheads_of
 
     return Question(
         load.workload(),
@@ -239,26 +294,32 @@ def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration
         attainment=ATTAINMENT if goals.attainment is None else goals.attainment,
         tolerance=wanted.tolerance,
         perf=perf,
-        overheads=read_overheads(calibration) if calibration else ENGINE_CLOCK,
+        overheads=overheads_of(calibration),
         seed=load.seed,
+        confidence=wanted.confidence,
     )
 
 
 def space_of(
-    model: str | None, axes: Axes, file: Path | None, available: Available, devices_file: Path | None
+    model: str | None,
+    axes: Axes,
+    file: Path | None,
+    available: Available,
+    devices_file: Path | None,
+    fleet: bool = False,
 ) -> "Space":
     """The space of the flags, or of the file. Raises InputError where both are given."""
     from windtunnel.plan.space import load_space
 
     if file is None:
-        return axes.space(model or str(MAIN_JOB["model"]), available.constraints(), devices_file)
+        return axes.space(model or str(MAIN_JOB["model"]), available.constraints(), devices_file, fleet)
     if axes != Axes() or available != Available():
         raise InputError(f"space {str(file)!r}: has the axes and limits: leave out those of the flags")
     return load_space(file, model, devices_file)
 
 
 def cases_of(
-    load: Load, wanted: Wanted, space: "Space", question: "Question"
+    load: Load, wanted: Wanted, space: "AnySpace", question: "Question"
 ) -> "dict[str, tuple[Question, Objective]]":
     """The other loads, by the words they were given in."""
     found = {}
@@ -267,16 +328,21 @@ def cases_of(
         if at and not rate_text.replace(".", "", 1).isdigit():
             raise InputError(f"what_if {text!r}: must be TRACE, @RATE or TRACE@RATE, e.g. azure-code@20")
         rate = float(rate_text) if at else wanted.target_request_rate
-        asked = replace(wanted, target_request_rate=rate)
         other = replace(load, trace=trace, random_input_len=None, random_output_len=None) if trace else load
-        workload = load_of(other, asked).workload()
-        found[text] = (question.under(workload, question.seed), asked.goal(space, workload))
+        workload = other.for_trials(rate).workload()
+        found[text] = (
+            question.under(workload, question.seed),
+            replace(wanted, target_request_rate=rate).goal(space, workload),
+        )
     return found
 
 
-def document(answer: "SearchResult", advice: "Advice | None", what_ifs: "WhatIf | None") -> dict[str, Any]:
+def document(
+    answer: "SearchResult", advice: "Advice | None", what_ifs: "WhatIf | None", verdict: "Verdict | None" = None
+) -> dict[str, Any]:
     """The JSON document of a search."""
     from windtunnel.plan.advice import advice_json
 
     found = answer.to_json() | {"advice": advice_json(answer, advice)}
-    return found | ({"what_if": what_ifs.to_json()} if what_ifs else {})
+    found |= {"what_if": what_ifs.to_json()} if what_ifs else {}
+    return found | ({"separate_or_together": verdict.to_json()} if verdict else {})

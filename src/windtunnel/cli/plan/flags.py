@@ -37,27 +37,38 @@ class Axes:
     max_num_seqs: Values = ()
     """[64 128 256 512]"""
     max_num_batched_tokens: Values = ()
-    """[1024 2048 4096 8192]"""
-    axis: Annotated[Values, Parameter(consume_multiple=False)] = ()
-    """Any other setting: WORD=VALUE,VALUE in the words of ``windtunnel run``, e.g. kv_cache_dtype=auto,fp8;
-    repeat it for more."""
+    """[512 1024 2048 4096 8192]"""
+    quantization: Values = ()
+    """[stored; for a checkpoint of 16 bits also fp8, made on loading]"""
+    kv_cache_dtype: Values = ()
+    """[auto fp8]"""
+    router: Values = ()
+    """[round_robin; for a target rate also least_outstanding vllm_dp]"""
+    axis: Values = ()
+    """Any other setting: WORD=VALUE,VALUE in the words of ``windtunnel run``, e.g. block_size=16,32;
+    several are separated by spaces."""
 
-    def space(self, model: str, constraints: "Constraints", devices_file: Path | None) -> "Space":
-        """The space of these axes, with defaults that suit the model. Raises InputError for what cannot be."""
+    def space(self, model: str, constraints: "Constraints", devices_file: Path | None, fleet: bool = False) -> "Space":
+        """The space of these axes, with defaults that suit the model, and a ``fleet`` of several replicas.
+
+        Raises InputError for what cannot be.
+        """
         from windtunnel.model import load_model
         from windtunnel.plan.space import Space, typed_values
 
-        axes: dict[str, list[str]] = {"device": split(self.devices)} | defaults(load_model(model))
+        axes: dict[str, list[str]] = {"device": split(self.devices)} | defaults(load_model(model), fleet)
         for entry in fields(self):
             if entry.name not in ("devices", "axis") and (values := split(getattr(self, entry.name))):
                 axes[entry.name] = values
         for text in self.axis:
             word, equals, values_text = text.partition("=")
             if not equals:
-                raise InputError(f"axis {text!r}: must be WORD=VALUE,VALUE, e.g. kv_cache_dtype=auto,fp8")
+                raise InputError(f"axis {text!r}: must be WORD=VALUE,VALUE, e.g. block_size=16,32")
             axes[word.replace("-", "_")] = split((values_text,))
         typed = {word: typed_values(word, values) for word, values in axes.items()}
-        return Space(model, typed, constraints, devices_file)
+        given = {*(word.replace("-", "_") for word, _, _ in (text.partition("=") for text in self.axis))}
+        given |= {entry.name for entry in fields(self) if getattr(self, entry.name)}
+        return Space(model, typed, constraints, devices_file, frozenset(typed) - given)
 
 
 def split(words: tuple[str, ...]) -> list[str]:
@@ -65,12 +76,15 @@ def split(words: tuple[str, ...]) -> list[str]:
     return [part for word in words for part in word.split(",") if part]
 
 
-def defaults(model: "Model") -> dict[str, list[str]]:
-    """Default values of the usual axes."""
+def defaults(model: "Model", fleet: bool) -> dict[str, list[str]]:
+    """Default values of the usual axes: what people deploy, the plainest first, which wins of equals."""
     usual = {
         "tensor_parallel_size": ["1", "2", "4", "8"],
         "max_num_seqs": ["64", "128", "256", "512"],
-        "max_num_batched_tokens": ["1024", "2048", "4096", "8192"],
+        "max_num_batched_tokens": ["512", "1024", "2048", "4096", "8192"],
+        "quantization": ["stored"] if model.quantization else ["stored", "fp8"],
+        "kv_cache_dtype": ["auto", "fp8"],
+        "router": ["round_robin", "least_outstanding", "vllm_dp"] if fleet else ["round_robin"],
     }
     if model.has_moe:
         usual |= {"data_parallel_size": ["1", "2", "4", "8"], "enable_expert_parallel": ["false", "true"]}
@@ -92,7 +106,6 @@ class Available:
 
     def constraints(self) -> "Constraints":
         """These limits as constraints of a space. Raises InputError for what cannot be read."""
-        from windtunnel.hardware import device
         from windtunnel.plan.space import Constraints
 
         counts = {}
@@ -100,7 +113,7 @@ class Available:
             name, equals, number = text.partition("=")
             if not equals or not number.isdigit():
                 raise InputError(f"gpus {text!r}: must be DEVICE=NUMBER, e.g. h100=16")
-            counts[device(name).name] = int(number)
+            counts[name] = int(number)
         limits: dict[str, Any] = {
             entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "gpus"
         }

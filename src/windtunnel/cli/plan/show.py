@@ -14,11 +14,12 @@ from rich.text import Text
 
 from windtunnel.cli.terminal import facts_grid, number, remarks, show, table
 from windtunnel.plan.advice import Advice, describe, percent
+from windtunnel.plan.apart.together import Verdict
 from windtunnel.plan.search import Progress, Watch
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said
 from windtunnel.plan.what_if import WhatIf
-from windtunnel.report.plan_figures import SHORT, label
+from windtunnel.report.plan_figures import label, short
 from windtunnel.report.serve_line import serve_line
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ WORDS = {
     "impossible": "cannot keep the limits for one request alone",
     "refused": "refused",
 }
+COLUMNS = ("replicas", "GPUs", "$/h", "requests/s")
+"""Of every ranking; an objective with one of these units needs no column of its own."""
 REASONS = 6
 """Reasons that are listed."""
 
@@ -60,20 +63,26 @@ def view(name: str, progress: Progress) -> Group:
     return Group(Text(lines[0], style="bold"), bar, *(Text(line) for line in lines[1:]))
 
 
-def show_plan(answer: SearchResult, advice: Advice | None, what_ifs: WhatIf | None = None) -> None:
+def show_plan(
+    answer: SearchResult, advice: Advice | None, what_ifs: WhatIf | None = None, verdict: Verdict | None = None
+) -> None:
     """The ranked table, and what follows from it."""
-    head = f"{answer.enumeration.size:,} configurations, {answer.trials:,} simulations"
+    head = f"{answer.enumeration.size:,} configurations, {answer.trials + answer.reused:,} simulations"
     parts: list[Table | str] = [
-        head + (f", {answer.reused:,} from the store" if answer.reused else ""),
+        head + (f", {answer.reused:,} of them made before" if answer.reused else ""),
         _counts(answer),
     ]
     if advice is None:
         show(*parts, *_nothing(answer))
         return
     parts += [_ranking(answer), _facts(answer, advice)]
-    pools = advice.run.manifest["pools"]
+    if verdict is not None:
+        binds = f"{verdict.stage or 'nothing'}: {verdict.evidence}"
+        parts.append(facts_grid([("separate or together", verdict.words), ("apart, it is bound by", binds)]))
+    pools, handover = advice.run.manifest["pools"], advice.run.manifest["deployment"].get("handover")
     more = [_regrets(what_ifs)] if what_ifs else []
-    show(*parts, *(serve_line(pool) for pool in pools), *more, *remarks(advice.run.manifest["warnings"]))
+    notes = [*([advice.band.known_bad] if advice.band.known_bad else []), *advice.run.manifest["warnings"]]
+    show(*parts, *(serve_line(pool, handover) for pool in pools), *more, *remarks(notes))
 
 
 def _regrets(what_ifs: WhatIf) -> "Table":
@@ -105,6 +114,7 @@ def _ranking(answer: SearchResult) -> "Table":
     """The best, with what differs between them, and how much of each limit they use."""
     axes = [axis for axis, values in _axes(answer).items() if len(values) > 1]
     limits = [margin.name for margin in answer.ranking[0].held.margins] if answer.ranking[0].held else []
+    told = answer.objective.unit in COLUMNS
     rows = []
     for place, entry in enumerate(answer.ranking, 1):
         deployment, rate = answer.measured(entry)
@@ -118,12 +128,12 @@ def _ranking(answer: SearchResult) -> "Table":
                 str(deployment.gpus),
                 number(deployment.price_per_hour or math.nan),
                 "any" if math.isinf(rate) else number(rate),
-                number(answer.objective.value(entry.promise)),
+                *([] if told else [number(answer.objective.value(entry.promise))]),
                 *(f"{100 * uses.get(name, math.nan):.0f} %" for name in limits),
             )
         )
-    columns = ("", *axes, "replicas", "GPUs", "$/h", "requests/s", answer.objective.unit, *limits)
-    heads = [SHORT.get(column, column.replace("_", " ")) for column in columns]
+    columns = ("", *axes, *COLUMNS, *([] if told else [answer.objective.unit]), *limits)
+    heads = [short(column) for column in columns]
     return table(heads, rows, answer.objective.name, left=1 + len(axes))
 
 
@@ -137,19 +147,24 @@ def _axes(answer: SearchResult) -> dict[str, set[str]]:
 
 def _facts(answer: SearchResult, advice: Advice) -> "Table":
     rows = [("winner", answer.contenders[advice.entry.index].candidate.name)]
-    if advice.interval:
-        low, high = number(advice.interval.low), number(advice.interval.high)
-        rows.append(("capacity", f"{number(advice.interval.mean)} requests/s, 95 % interval {low} to {high}"))
+    rows += advice.band.words()
+    if advice.draws:
+        rows.append(("load draws", advice.draws.words))
     if advice.binding:
         rows.append(("breaks first", f"one step further, {describe(advice.binding)}"))
     rows += [("limited by", f"{found.name}: {found.evidence}; {found.advice}") for found in advice.findings[:3]]
+    if advice.ends:
+        rows.append(("at an end of", advice.ends))
     return facts_grid([*rows, ("next cheaper", advice.cheaper), ("routing", advice.routing)])
 
 
 def _nothing(answer: SearchResult) -> list[str]:
     closest = answer.closest()
     if closest is None:
-        return ["no configuration keeps the limits, however long: too many requests do not fit (see max_model_len)"]
+        reasons = Counter(entry.reason for entry in answer.entries.values() if entry.status == "refused")
+        if not reasons:
+            return ["no configuration keeps the limits, however long: too many requests do not fit (see max_model_len)"]
+        return [f"no configuration can serve this: {reason} ({count:,})" for reason, count in reasons.most_common(1)]
     entry, stretch = closest
     name = answer.contenders[entry.index].candidate.name
     missed = entry.missed.binding() if entry.missed else None

@@ -1,0 +1,84 @@
+"""sweep: a deployment under growing rates."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from windtunnel.cli.arguments import OUTPUT, Json, progress, show_json
+from windtunnel.files import require_writable, write_whole
+from windtunnel.scenario import DEPLOYMENT, WORKLOAD, Scenario
+
+if TYPE_CHECKING:
+    from windtunnel.metrics.comparison import Point
+
+DONE, MISSED = 0, 1
+BAR = 24
+"""Letters of the longest bar."""
+
+
+def sweep(
+    scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
+    *,
+    rates: Annotated[tuple[float, ...], Parameter(show_default=False, group=WORKLOAD)] = (),
+    scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
+    report: Annotated[Path | None, Parameter(alias="--html", group=OUTPUT)] = None,
+    as_json: Json = False,
+) -> int:
+    """Simulate a deployment at several request rates, and find the knee.
+
+    The knee is the highest rate up to which the queue does not grow and the goals hold, where there are any (a share of
+    --attainment, 0.9 by default, of the requests keeps --goodput). Exit codes: 0 done, 1 no rate is kept up with.
+
+    Parameters
+    ----------
+    rates
+        Requests per second, several words; without them nine rates around what is served when all requests are there
+        at once.
+    scenario_file
+        YAML file with these flags' words as keys, underscores for dashes; flags go before it.
+    report
+        HTML page with latencies and throughput against the rate, in one file that needs no network.
+    as_json
+        Print one JSON document instead of the table.
+    """
+    from windtunnel.metrics.comparison import knee, knee_ends
+    from windtunnel.scenario.sweep import sweep as simulate_all
+
+    if report is not None:
+        require_writable("report", report)
+    with progress("simulating each rate"):
+        points = simulate_all(scenario, rates)
+    found = knee(points)
+    if as_json:
+        rate = None if found is None else found.rate
+        said = {"schema_version": 1, "knee": rate, "knee_90": knee_ends(points)}
+        show_json(said | {"points": [point.to_json() for point in points]})
+    else:
+        show_sweep(points, found)
+    if report is not None:
+        from windtunnel.report.sweep import sweep_page
+
+        write_whole(report, [sweep_page(scenario.server.model, points, found)])
+    return MISSED if found is None else DONE
+
+
+def show_sweep(points: Sequence["Point"], found: "Point | None") -> None:
+    """A row for each rate, with a bar for the 90th percentile of the first token's time."""
+    from windtunnel.cli.terminal import number, share, show, table
+    from windtunnel.report.sweep import on_servers
+
+    slowest = max((point.result.latencies["ttft"].percentile(90) for point in points), default=0.0)
+    rows = []
+    for point in points:
+        result = point.result
+        first, token = result.latencies["ttft"], result.latencies["tpot"]
+        p90 = first.percentile(90)
+        values = (result.request_throughput, 1e3 * first.percentile(50), 1e3 * p90, 1e3 * token.mean)
+        bar = "█" * max(1, round(BAR * p90 / slowest)) if p90 > 0 else ""
+        mark = "← knee" if point is found else "" if point.keeps_up else "not kept up with"
+        rows.append((f"{bar} {mark}".strip(), number(point.rate), *map(number, values), share(result.attainment)))
+    heads = ("TTFT p90", "requests/s", "served", "TTFT p50 ms", "TTFT p90 ms", "TPOT ms", "good")
+    text = "no rate is kept up with" if found is None else f"the knee is at {number(found.rate)} requests/s"
+    show(table(heads, rows), f"{text}{on_servers(points)}")

@@ -1,0 +1,177 @@
+"""Files: written whole or not at all, and read without guessing what a careless one means."""
+
+import json
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, get_args
+
+from windtunnel.errors import InputError
+
+OWN_STREAMS = (1, 2)
+"""Standard output and error: the user may name them as files, ``/dev/stdout``."""
+
+
+def write_whole(path: Path, parts: Iterable[str]) -> None:
+    """Write text, as ``whole_file`` does. Raises InputError if it cannot be written; nothing is left behind then."""
+    with whole_file(path) as file:
+        file.writelines(part.encode() for part in parts)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears under ``path`` when everything has been written.
+
+    What a link points at is replaced, not the link; a pipe or a device is written to, and stays what it is.
+
+    Raises:
+        InputError: the place cannot be written, or the disk is full; nothing is left behind.
+    """
+    path = Path(path)
+    try:
+        with _stream(path) if _is_stream(path) else _beside(Path(os.path.realpath(path))) as file:
+            yield file
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"{str(path)!r}: cannot be written ({reason}): choose another place") from error
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[BinaryIO]:
+    """A temporary file next to ``path``, renamed into its place at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(handle)
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def _stream(path: Path) -> Iterator[BinaryIO]:
+    """What stands there, to write to; one of our own streams goes on where it is."""
+    sys.stdout.flush()
+    own = next((stream for stream in OWN_STREAMS if _is_open_as(path, stream)), None)
+    with path.open("ab", buffering=0) if own is None else os.fdopen(os.dup(own), "wb") as file:
+        yield file
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether something other than a plain file stands there, or one that this process already writes to."""
+    return path.exists() and (not path.is_file() or any(_is_open_as(path, stream) for stream in OWN_STREAMS))
+
+
+def _is_open_as(path: Path, stream: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(stream))
+    except OSError:
+        return False
+
+
+def require_writable(name: str, path: Path) -> None:
+    """Raise InputError unless a file of this path can be written; before hours are spent on what goes in."""
+    if path.is_dir():
+        raise InputError(f"{name} {str(path)!r}: is a folder: give the name of a file")
+    if path.exists() and not path.is_file():
+        mode = path.stat().st_mode
+        if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)) or not os.access(path, os.W_OK):
+            raise InputError(f"{name} {str(path)!r}: is no file that can be written: choose another place")
+        return
+    require_folder(name, path, Path(os.path.realpath(path)).parent)
+
+
+def require_folder(name: str, path: Path, folder: Path) -> None:
+    """Raise InputError unless a file can be made in the folder, or in the nearest one above it that exists."""
+    folder = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{name} {str(path)!r}: cannot be written ({error.strerror}): choose another place") from error
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises InputError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise InputError("cannot be read: no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON document. Raises InputError for what is none, for a key that stands twice, and for endless nesting."""
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except InputError:
+        raise
+    except RecursionError as error:
+        raise InputError("not JSON: nested too deep") from error
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise InputError(f"key {next(name for name in names if names.count(name) > 1)!r} stands twice: leave one out")
+    return found
+
+
+def parse_yaml(text: str) -> Any:
+    """A YAML document. Raises InputError for what is none, and for a key that stands twice."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Refuses what ``yaml.safe_load`` takes in silence: the last of several equal keys."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            _once([(str(key.value), None) for key, _ in node.value])
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except RecursionError as error:
+        raise InputError("not YAML: nested too deep") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"not YAML: {' '.join(str(error).split())}") from error
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds. Raises InputError as ``read_text`` and ``parse_yaml``."""
+    return parse_yaml(read_text(Path(path)))
+
+
+def typed(kind: Any, value: Any) -> Any:
+    """A value that a file or flag gives, of this type. Raises InputError for another one, and for a truth (in YAML also
+    ``yes`` or ``on``) in place of a number."""
+    from pydantic import TypeAdapter, ValidationError
+
+    parts = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(one, bool) for one in parts) and not _may_be(bool, kind):
+        raise InputError("must not be true or false: YAML reads yes and on as true; quote a word")
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise InputError(str(error.errors()[0]["msg"]).lower()) from error
+
+
+def _may_be(wanted: type, hint: Any) -> bool:
+    return hint is wanted or any(_may_be(wanted, part) for part in get_args(hint))

@@ -1,0 +1,125 @@
+"""The space of pools: every pair of a prefill and a decode pool of two spaces, in every ratio of replicas."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import gcd
+from typing import Any
+
+from windtunnel.deployment import Deployment, Handover, Link, Pool, network
+from windtunnel.errors import InputError
+from windtunnel.plan.space import Candidate, Constraints, Enumeration, Space
+
+RATIO = 4
+"""Most replicas of a side in the ratios that are tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class PoolSpace:
+    """Prefill and decode apart: the product of both sides' axes and of the ratios of their replicas.
+
+    Ratios are in lowest terms. Where the objective finds the number of replicas, every pair of numbers is a multiple of
+    one of them; where it does not, a deployment and twice it serve as much per GPU, but for what more of them even out.
+    """
+
+    prefill: Space
+    decode: Space
+    link: Callable[[Sequence[Pool]], Link] = network
+    """What joins two pools, unless nothing is transferred."""
+    handover: Handover = field(default_factory=Handover)
+    constraints: Constraints = field(default_factory=Constraints)
+    ratio: int = RATIO
+    """Most replicas of a side in a ratio."""
+    router: str = "round_robin"
+
+    def __post_init__(self) -> None:
+        """Refuse two models, and axes that are not of a side."""
+        if self.prefill.model != self.decode.model:
+            raise InputError(f"models {self.prefill.model} and {self.decode.model}: KV is handed over within one")
+        if self.ratio < 1:
+            raise InputError(f"ratio={self.ratio}: must be ≥ 1")
+        for side in (self.prefill, self.decode):
+            for axis in ("replicas", "router"):
+                if axis in side.axes:
+                    raise InputError(f"{axis}: is found, or the same for both sides: leave the axis out")
+
+    @property
+    def model(self) -> str:
+        """The model of both sides."""
+        return self.prefill.model
+
+    @property
+    def axes(self) -> dict[str, tuple[Any, ...]]:
+        """Names of the axes of both sides."""
+        sides = (("prefill", self.prefill), ("decode", self.decode))
+        found = {f"{role} {axis}": tuple(values) for role, side in sides for axis, values in side.axes.items()}
+        return found | {"prefill : decode": tuple(f"{first} : {second}" for first, second in self.ratios())}
+
+    @property
+    def size(self) -> int:
+        """Points in all, those that cannot run included."""
+        return self.prefill.size * self.decode.size * len(list(self.ratios()))
+
+    def ratios(self) -> Iterator[tuple[int, int]]:
+        """Replicas of prefill and decode, in lowest terms."""
+        for first in range(1, self.ratio + 1):
+            yield from ((first, second) for second in range(1, self.ratio + 1) if gcd(first, second) == 1)
+
+    def deployment(self, first: Pool, second: Pool, replicas: tuple[int, int]) -> Deployment:
+        """So many replicas of both. Raises InputError where KV cannot be handed over."""
+        pools = tuple(replace(pool, replicas=count) for pool, count in zip((first, second), replicas, strict=True))
+        link = Link() if self.handover.transfer == "none" else self.link(pools)
+        return Deployment(pools, self.router, link, self.handover)
+
+    def enumerate(self, *, with_price: bool = False) -> Enumeration:
+        """The points that can run and keep the constraints, and why the others do not; as of ``Space``."""
+        found: list[Candidate] = []
+        pruned: Counter[str] = Counter()
+        sides = [
+            self._side(space, role, with_price) for space, role in ((self.prefill, "prefill"), (self.decode, "decode"))
+        ]
+        ratios = list(self.ratios())
+        (prefills, first_pruned), (decodes, second_pruned) = sides
+        for reasons, others in ((first_pruned, self.decode.size), (second_pruned, len(prefills))):
+            for why, count in reasons.items():
+                pruned[why] += count * others * len(ratios)
+        index = 0
+        for first_words, first in prefills:
+            for second_words, second in decodes:
+                for replicas in ratios:
+                    index += 1
+                    try:
+                        deployment = self.deployment(first, second, replicas)
+                    except InputError as error:
+                        pruned[str(error)] += 1
+                        continue
+                    if (reason := self.constraints.broken_by(deployment)) is not None:
+                        pruned[reason] += 1
+                        continue
+                    words = first_words | second_words | {"prefill : decode": f"{replicas[0]} : {replicas[1]}"}
+                    found.append(Candidate(index, words, deployment))
+        return Enumeration(tuple(found), pruned)
+
+    def _side(
+        self, space: Space, role: str, with_price: bool
+    ) -> tuple[list[tuple[dict[str, Any], Pool]], Counter[str]]:
+        """The pools of one side, with their settings, and why the others cannot run."""
+        listed = replace(space, constraints=Constraints()).enumerate(with_price=with_price)
+        pools = []
+        for candidate in listed.candidates:
+            words = {f"{role} {axis}": value for axis, value in candidate.settings.items()}
+            pools.append((words, replace(candidate.deployment.pools[0], role=role, name=role)))
+        return pools, listed.pruned
+
+    def beyond(self, settings: Mapping[str, Any]) -> None:
+        """Nothing: the axes of pools are closed."""
+
+    def spec(self) -> dict[str, Any]:
+        """The space for JSON."""
+        return {
+            "prefill": self.prefill.spec(),
+            "decode": self.decode.spec(),
+            "ratio": self.ratio,
+            "router": self.router,
+            "handover": self.handover.spec(),
+        }

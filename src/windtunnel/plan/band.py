@@ -1,0 +1,126 @@
+"""Band: the answer of a search on faster and on slower servers than simulated, as far as evidence leaves them open."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from windtunnel.deployment import Deployment
+from windtunnel.metrics.evidence import Doubt
+from windtunnel.plan.capacity import capacity, highest
+from windtunnel.plan.doubt import ENDS, doubt_of, told_apart
+from windtunnel.plan.elimination import Entry
+from windtunnel.plan.objective import LeastForRate
+from windtunnel.plan.search_result import SearchResult
+from windtunnel.plan.trial import tables_of, trial, whole_trial
+
+CONFIDENCES = (ENDS[0], None, ENDS[1])
+"""The faster end of the 90 % band, as simulated, the slower end."""
+MOST = 4
+"""Times the winner's replicas that are tried."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """The winner on servers at the faster end of the 90 % band, as simulated, and at the slower end."""
+
+    evidence: str
+    known_bad: str | None
+    replicas: tuple[int | None, ...] | None
+    """Replicas that serve the target rate; None where too many would be needed. None without a target rate."""
+    confident: tuple[int | None, ...] | None
+    """Replicas that serve it on half of the servers, and on nine of ten; None as above."""
+    rates: tuple[float, ...] | None
+    """Requests per second within the limits; None with a target rate."""
+    price_per_hour: float
+    """USD for one replica with a target rate, else for all of the winner; 0 where no price is known."""
+    attainment: tuple[float, ...]
+    """Share of requests within the limits of a request, of the winner at its rate; NaN without such limits."""
+    could_be_better: tuple[int, ...]
+    """Places in the ranking of those that may be better: evidence does not tell them from the winner."""
+
+    @property
+    def cost(self) -> tuple[float, ...] | None:
+        """USD an hour with a target rate, else per million requests at capacity, at the cheaper end, as simulated, and
+        at the dearer end; infinite where more is needed than is tried. None where no price is known."""
+        if not self.price_per_hour > 0:
+            return None
+        if self.replicas:
+            return tuple(count * self.price_per_hour if count else math.inf for count in self.replicas)
+        rates = self.rates or ()
+        return tuple(self.price_per_hour / 3600 / rate * 1e6 if rate > 0 else math.inf for rate in rates) or None
+
+    def words(self) -> Iterator[tuple[str, str]]:
+        """Names and sentences for a reader."""
+        if self.replicas:
+            counts = (*self.replicas, *(self.confident or ()))
+            low, said, high, half, most = (str(count) if count else "more than are tried" for count in counts)
+            sure = f"half of the servers need {half}, nine of ten at most {most}"
+            yield "replicas", f"{said}, {low} to {high} at 90 %; {sure}"
+        if self.rates:
+            low, said, high = (f"{rate:.3g}" for rate in (self.rates[2], self.rates[1], self.rates[0]))
+            yield "capacity", f"{said} requests/s, {low} to {high} at 90 %"
+        if self.cost:
+            low, said, high = (f"${cost:,.3g}" if cost < math.inf else "more than is tried" for cost in self.cost)
+            unit = "an hour" if self.replicas else "per million requests at capacity"
+            yield "cost", f"{said} {unit}, {low} to {high} at 90 %"
+        if not math.isnan(self.attainment[1]):
+            fast, said, slow = (f"{100 * share:.1f}" for share in self.attainment)
+            yield "attainment", f"{said} %, {slow} to {fast} % at 90 %"
+        yield "evidence", self.evidence
+        if self.could_be_better:
+            places = ", ".join(str(place) for place in self.could_be_better)
+            yield "could be better", f"{places}: the evidence does not tell them from the first"
+
+
+def band_of(answer: SearchResult) -> Band:
+    """The band of the winner of a search, which must have one."""
+    best = answer.best
+    assert best is not None
+    deployment, rate = answer.measured(best)
+    questions = [replace(answer.question, confidence=share) for share in CONFIDENCES]
+    by_rate = isinstance(answer.objective, LeastForRate)
+    doubt = _doubt(answer, best)
+    ends = [_replicas(answer, best, share) for share in CONFIDENCES] if by_rate else None
+    sure = [_replicas(answer, best, share, (ends[0], ends[2])) for share in (0.5, 0.9)] if ends else None
+    return Band(
+        evidence=doubt.words,
+        known_bad=doubt.warning,
+        replicas=tuple(ends) if ends else None,
+        confident=tuple(sure) if sure else None,
+        price_per_hour=deployment.price_per_hour / (deployment.replicas if by_rate else 1),
+        rates=None if by_rate else tuple(capacity(deployment, question).rate for question in questions),
+        attainment=tuple(whole_trial(question, deployment, rate).attainment for question in questions),
+        could_be_better=tuple(_could_be_better(answer, best)),
+    )
+
+
+def _replicas(
+    answer: SearchResult, best: Entry, share: float | None, between: tuple[int | None, int | None] = (1, None)
+) -> int | None:
+    """The fewest replicas that serve the rate at a confidence, between two counts; None where MOST times the winner's
+    are too few."""
+    question = replace(answer.question, confidence=share)
+    candidate = answer.contenders[best.index].candidate
+    deployment, rate = answer.measured(best)
+
+    def holds(step: int) -> bool:
+        return trial(question, candidate.scaled(-step), rate).met
+
+    unit, (fewest, most) = candidate.scaled(1).replicas, between
+    found = highest(holds, -(most // unit if most else MOST * deployment.replicas), -((fewest or unit) // unit or 1))
+    return None if found is None else -found * unit
+
+
+def _doubt(answer: SearchResult, entry: Entry) -> Doubt:
+    deployment: Deployment = answer.measured(entry)[0]
+    return doubt_of(deployment, tables_of(deployment, answer.question.perf), answer.question)
+
+
+def _could_be_better(answer: SearchResult, best: Entry) -> Iterator[int]:
+    """Places of those whose value is nearer to the winner's than what the evidence leaves open between the two."""
+    winner = answer.measured(best)[0]
+    for place, entry in enumerate(answer.ranking[1:], 2):
+        values = sorted(abs(answer.objective.value(one.promise)) for one in (best, entry))
+        apart = told_apart(winner, answer.measured(entry)[0])
+        if values[1] < values[0] * (1 + apart):
+            yield place

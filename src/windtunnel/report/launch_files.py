@@ -1,0 +1,160 @@
+"""Launch files: what starts a fleet, a script for the nodes of each pool and the router before them.
+
+Sources: vLLM's flags of data parallel deployments (docs/serving/data_parallel_deployment.md); nginx's modules
+ngx_http_upstream_module (``least_conn``) and ngx_http_proxy_module.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from windtunnel.deployment.presets import preset
+from windtunnel.errors import InputError
+from windtunnel.files import write_whole
+from windtunnel.report.dynamo import dynamo_deployment
+from windtunnel.report.handover_flags import BOOTSTRAP_PORT, SIDE_CHANNEL_PORT, front
+from windtunnel.report.serve_line import serve_line
+
+PORT, RPC_PORT, FRONT_PORT = 8000, 13345, 80
+NODE, NGINX, FRONT, DYNAMO = "node.sh", "nginx.conf", "front.sh", "dynamo.yaml"
+BALANCE = {"round_robin": "", "least_outstanding": "    least_conn;\n", "random": "    random;\n"}
+"""nginx's words for a router; without one it takes turns."""
+
+
+def write_launch_files(folder: Path, deployment: Mapping[str, Any], gpus_per_node: Sequence[int]) -> None:
+    """Write what starts a deployment, from its specification and the size of the nodes of each pool.
+
+    Raises InputError if the folder cannot be written, or if no command starts such a server.
+    """
+    for name, text in launch_files(deployment, gpus_per_node).items():
+        write_whole(folder / name, [text])
+
+
+def launch_files(deployment: Mapping[str, Any], gpus_per_node: Sequence[int]) -> dict[str, str]:
+    """The files by name. Raises InputError if no command starts such a server."""
+    pools, router, handover = deployment["pools"], deployment["router"], deployment.get("handover")
+    commands = [serve_line(pool, handover) for pool in pools]
+    for command in commands:
+        if command.startswith("#"):
+            raise InputError(f"launch: {command.removeprefix('# ')}")
+    rooms = [_room(pool, size) for pool, size in zip(pools, gpus_per_node, strict=True)]
+    if len(pools) == 1:
+        pool, command, room = pools[0], commands[0], rooms[0]
+        nodes = -(-pool["replicas"] // room)
+        alone = pool["engine"].get("data_parallel_size", 1) == 1
+        if router == "vllm_dp" and command.startswith("vllm ") and alone:
+            return {NODE: _one_server(command, pool["replicas"], room, nodes)}
+    scripts = {
+        _script(pool, pools): _servers(command, pool, room, pools)
+        for command, pool, room in zip(commands, pools, rooms, strict=True)
+    }
+    places = [_places(pool, room, pools) for pool, room in zip(pools, rooms, strict=True)]
+    if handover is None:
+        return scripts | {NGINX: _nginx(router, [place for each in places for place in each])}
+    backend = preset(pools[-1]["engine"]["preset"]).backend
+    sides = [
+        [place for pool, each in zip(pools, places, strict=True) if pool["role"] == role for place in each]
+        for role in ("prefill", "decode")
+    ]
+    command = front(backend, router, handover, *sides)
+    text = f"#!/bin/bash\n# The front, on a machine that reaches all nodes\nset -eu\n{command}\n"
+    return scripts | {FRONT: text, DYNAMO: dynamo_deployment(deployment, gpus_per_node)}
+
+
+def _room(pool: Mapping[str, Any], gpus_per_node: int) -> int:
+    """Replicas that a node has room for. Raises InputError if one needs more than a node."""
+    gpus = pool["gpus"] // pool["replicas"]
+    if gpus > gpus_per_node:
+        raise InputError(f"launch: a replica of {gpus} GPUs spans nodes of {gpus_per_node}: start it by hand")
+    return int(gpus_per_node // gpus)
+
+
+def _host(pool: Mapping[str, Any], pools: Sequence[Any]) -> str:
+    """What the nodes of a pool are called, before their number."""
+    return "node" if len(pools) == 1 else "".join(letter for letter in pool["name"] if letter.isalnum())
+
+
+def _script(pool: Mapping[str, Any], pools: Sequence[Any]) -> str:
+    return NODE if len(pools) == 1 else f"{_host(pool, pools)}.sh"
+
+
+def _places(pool: Mapping[str, Any], room: int, pools: Sequence[Any]) -> list[str]:
+    """The address of every replica of a pool."""
+    host = _host(pool, pools)
+    return [f"{host}{index // room}:{PORT + index % room}" for index in range(pool["replicas"])]
+
+
+def _head(nodes: int, how: str, script: str = NODE) -> str:
+    return (
+        "#!/bin/bash\n"
+        f"# {how}\n"
+        f"# On node n of {nodes}, counted from 0: ./{script} n\n"
+        "set -eu\n"
+        f"node=${{1:?which node, 0 to {nodes - 1}}}\n"
+    )
+
+
+def _one_server(command: str, replicas: int, room: int, nodes: int) -> str:
+    """vLLM's own data parallelism: one server whose ranks are the replicas, balanced by their queues."""
+    flags = f"--data-parallel-size {replicas}"
+    if nodes == 1:
+        return _head(1, f"{replicas} replicas as ranks of one server on port {PORT}") + f"exec {command} {flags}\n"
+    shared = f"{flags} --data-parallel-address ${{HEAD:?name or address of node 0}} --data-parallel-rpc-port {RPC_PORT}"
+    return (
+        _head(nodes, f"{replicas} replicas as ranks of one server on port {PORT} of node 0")
+        + f"first=$((node * {room}))\n"
+        + f"here=$(({replicas} - first < {room} ? {replicas} - first : {room}))\n"
+        + 'role=$([ "$node" = 0 ] || echo "--headless --data-parallel-start-rank $first")\n'
+        + f"exec {command} {shared} --data-parallel-size-local $here $role\n"
+    )
+
+
+def _servers(command: str, pool: Mapping[str, Any], room: int, pools: Sequence[Any]) -> str:
+    """A server for each replica, with GPUs and ports of its own."""
+    replicas, gpus = pool["replicas"], pool["gpus"] // pool["replicas"]
+    before, _, last = command.rpartition("\n")
+    meets, flags = _meeting(command, str(pool.get("role", "mixed")), gpus)
+    lines = [f"{before}\n" if before else ""]
+    lines += [
+        f"for slot in $(seq 0 {room - 1}); do\n",
+        f"  [ $((node * {room} + slot)) -lt {replicas} ] || break\n",
+        f"  devices=$(seq -s, $((slot * {gpus})) $((slot * {gpus} + {gpus - 1})))\n",
+        f"  {meets}CUDA_VISIBLE_DEVICES=$devices {last} --port $(({PORT} + slot)){flags} &\n",
+        "done\n",
+        "wait\n",
+    ]
+    behind = NGINX if pool.get("role", "mixed") == "mixed" else FRONT
+    nodes, script = -(-replicas // room), _script(pool, pools)
+    return _head(nodes, f"{replicas} replicas on ports from {PORT} on, behind {behind}", script) + "".join(lines)
+
+
+def _meeting(command: str, role: str, gpus: int) -> tuple[str, str]:
+    """Environment and flags with which servers of both sides find each other."""
+    if "NixlConnector" in command or "NixlPushConnector" in command:
+        host = "VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname -i)"
+        return f"{host} VLLM_NIXL_SIDE_CHANNEL_PORT=$(({SIDE_CHANNEL_PORT} + slot * {gpus})) ", ""
+    if role == "prefill" and "sglang" in command:
+        return "", f" --disaggregation-bootstrap-port $(({BOOTSTRAP_PORT} + slot))"
+    return "", ""
+
+
+def _nginx(router: str, places: Sequence[str]) -> str:
+    """A router in front of all of them; where nginx has no such rule, the one that comes closest."""
+    note = "" if router in BALANCE else f"    # simulated with {router}, which nginx lacks: this comes closest\n"
+    rule = BALANCE.get(router, BALANCE["least_outstanding"])
+    servers = "".join(f"    server {place} max_fails=0;\n" for place in places)
+    return (
+        "events {}\n"
+        "http {\n"
+        f"  upstream fleet {{\n{note}{rule}{servers}  }}\n"
+        "  server {\n"
+        f"    listen {FRONT_PORT};\n"
+        "    location / {\n"
+        "      proxy_pass http://fleet;\n"
+        "      proxy_http_version 1.1;\n"
+        "      proxy_buffering off;\n"
+        "      proxy_read_timeout 1h;\n"
+        "    }\n"
+        "  }\n"
+        "}\n"
+    )

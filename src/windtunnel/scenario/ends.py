@@ -1,0 +1,50 @@
+"""Ends: the bands of a run of a scenario, with what perfect kernels, a flood and slower servers would show."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from windtunnel.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    from windtunnel.deployment import Deployment
+    from windtunnel.metrics import Bands
+    from windtunnel.metrics.ends import End
+    from windtunnel.perf.tabulate.tables import Tabulated
+    from windtunnel.workload import Workload
+
+
+def with_ends(
+    around: "Bands",
+    scenario: Scenario,
+    deployment: "Deployment",
+    workload: "Workload",
+    tables: "Sequence[Tabulated]",
+    *,
+    exclude_warmup: bool = False,
+) -> "Bands":
+    """The bands of a run of this load, with the least that perfect kernels leave, how much can be served, and what
+    servers at both ends would show, where there are limits for a request or the rate is to be kept: two to four
+    simulations."""
+    from windtunnel.metrics import client_json
+    from windtunnel.metrics.ends import end_of
+    from windtunnel.simulate.bounds import capacity, with_perfect_kernels
+    from windtunnel.simulate.simulate import simulate
+
+    simulated, overheads = (deployment, workload, scenario.load.seed), scenario.overheads()
+    slo = scenario.goals.limits()
+
+    def end(place: int) -> "End":
+        steps, first = (around.doubt.factors(name, 0.9)[place] for name in ("steps", "first_token"))
+        run = simulate(*simulated, tables=[table.scaled(steps) for table in tables], overheads=overheads)
+        return end_of(run, (steps, first), slo, exclude_warmup=exclude_warmup)
+
+    perfect = client_json(with_perfect_kernels(*simulated), exclude_warmup=exclude_warmup)
+    most = capacity(*simulated, tables, overheads)
+    ends = (end(0), end(1)) if slo.limits or around.unchanged_rate else None
+    return replace(around, perfect=perfect, capacity=most, ends=ends)
+
+
+def in_document(found: "Bands") -> dict[str, object]:
+    """What ``run --json`` says of bands that have their ends."""
+    return {"bands": found.to_json(), "roofline": found.perfect}

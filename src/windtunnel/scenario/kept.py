@@ -1,0 +1,37 @@
+"""Kept: which goals a deployment misses under another load than the planned one, and how many replicas keep them."""
+
+from dataclasses import replace
+
+from windtunnel.metrics import overloaded, queue_growth, summary
+from windtunnel.scenario.scenario import Scenario
+from windtunnel.simulate.simulate import simulate
+from windtunnel.workload import Workload
+
+MOST_REPLICAS = 256
+"""That are tried."""
+
+
+def missed_under(scenario: Scenario, load: Workload) -> list[str]:
+    """The goals that the deployment misses under a load, in words; one of them is always to keep up with it."""
+    overheads = scenario.overheads()
+    run = simulate(scenario.deployment(), load, scenario.load.seed, perf=scenario.server.perf, overheads=overheads)
+    missed = scenario.goals.missed(summary(run, scenario.goals.limits()))
+    if overloaded(queue_growth(run.requests)):
+        missed.append("overloaded: the queue grows without end")
+    return missed
+
+
+def replicas_that_keep(scenario: Scenario, load: Workload) -> int | None:
+    """The fewest replicas, more than there are, that keep the goals, by doubling and halving; None if none do."""
+    least, most = scenario.replicas, 2 * scenario.replicas
+    while missed_under(replace(scenario, replicas=most), load):
+        least, most = most, 2 * most
+        if most > MOST_REPLICAS:
+            return None
+    while most - least > 1:
+        middle = (least + most) // 2
+        if missed_under(replace(scenario, replicas=middle), load):
+            least = middle
+        else:
+            most = middle
+    return most

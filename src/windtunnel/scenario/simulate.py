@@ -1,0 +1,67 @@
+"""simulate("Qwen/Qwen3-8B", device="h100", request_rate=8): a run from the words of the flags, or from objects."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from windtunnel.deployment import Deployment
+from windtunnel.errors import InputError
+from windtunnel.perf.corrections import ALL, Corrections
+from windtunnel.perf.tabulate.tables import Tabulated
+from windtunnel.policy import Settings
+from windtunnel.reference.custom import PythonScheduler
+from windtunnel.scenario.scenario import Scenario, vary
+from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
+from windtunnel.simulate.run import Run
+from windtunnel.simulate.simulate import simulate as simulate_deployment
+from windtunnel.workload import Workload
+
+
+@overload
+def simulate(what: str | Scenario, workload: Workload | None = None, seed: int = 0, **words: Any) -> Run: ...
+
+
+@overload
+def simulate(
+    what: Deployment,
+    workload: Workload,
+    seed: int = 0,
+    *,
+    perf: str = "auto",
+    cache: bool = True,
+    corrections: Corrections = ALL,
+    tables: Sequence[Tabulated] | None = None,
+    overheads: Overheads = ENGINE_CLOCK,
+    policies: Sequence[Settings] | None = None,
+    scheduler: Callable[[], PythonScheduler] | None = None,
+) -> Run: ...
+
+
+def simulate(
+    what: str | Scenario | Deployment, workload: Workload | None = None, seed: int | None = None, **words: Any
+) -> Run:
+    """Simulate every request of a load until the last one has ended.
+
+    >>> run = simulate("Qwen/Qwen3-8B", device="h100", trace="azure-conv", num_prompts=500, request_rate=8)
+    >>> run
+    Run(Qwen/Qwen3-8B on 1 × h100_sxm, vllm-0.32; azure-conv: 500 requests, 500 finished)
+
+    Args:
+        what: a model's name, a scenario, or a deployment.
+        workload: what is asked; without it, what the words or the scenario say (azure-conv where they say nothing).
+        seed: of every random stream.
+        words: for a model or a scenario, any word of ``windtunnel run`` with underscores for dashes: ``device``,
+            ``tensor_parallel_size``, ``request_rate``, …; for a deployment, the arguments of
+            ``windtunnel.simulate.simulate.simulate``: ``perf``, ``cache``, ``scheduler``, …
+
+    Raises:
+        InputError: the model does not fit, or a name is unknown.
+    """
+    if isinstance(what, Deployment):
+        if workload is None:
+            raise InputError("workload is missing: what is the deployment asked? e.g. builtin('azure-conv')")
+        return simulate_deployment(what, workload, seed or 0, **words)
+    given = words if seed is None else words | {"seed": seed}
+    scenario = vary(Scenario(), {"model": what, **given}) if isinstance(what, str) else vary(what, given)
+    asked = scenario.load.workload() if workload is None else workload
+    deployment, overheads = scenario.deployment(), scenario.overheads()
+    return simulate_deployment(deployment, asked, scenario.load.seed, perf=scenario.server.perf, overheads=overheads)

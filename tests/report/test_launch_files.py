@@ -1,0 +1,157 @@
+"""Launch files: run with a server that only says how it was started, they start every replica once."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from windtunnel.deployment import Deployment, Engine, Handover, Pool
+from windtunnel.errors import InputError
+from windtunnel.hardware import device
+from windtunnel.model import load_model
+from windtunnel.report.launch_files import launch_files, write_launch_files
+
+
+def entry(replicas: int, router: str = "round_robin", **engine: Any) -> dict[str, Any]:
+    """The specification of a deployment of one pool."""
+    return Deployment((Pool(load_model("Llama-3.1-8B"), device("h100"), Engine(**engine), replicas),), router).spec()
+
+
+def started(folder: Path, nodes: int) -> list[str]:
+    """What the scripts of all nodes start: devices and words of each."""
+    fake = folder / "vllm"
+    fake.write_text('#!/bin/bash\necho "$CUDA_VISIBLE_DEVICES $*"\n')
+    fake.chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "HEAD": "first", "CUDA_VISIBLE_DEVICES": ""}
+    lines = []
+    for node in range(nodes):
+        words = ("bash", str(folder / "node.sh"), str(node))
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        lines += [f"node{node} {line}" for line in done.stdout.splitlines()]
+    return lines
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_outstanding"])
+def test_every_replica_has_gpus_and_a_port_that_the_router_knows(tmp_path: Path, router: str) -> None:
+    write_launch_files(tmp_path, entry(6, router, tensor_parallel_size=2), [8])
+    lines = started(tmp_path, 2)
+    places = [(line.split()[0], line.split()[1], line.split()[-1]) for line in lines]
+    assert sorted(places) == [
+        *(("node0", f"{2 * i},{2 * i + 1}", str(8000 + i)) for i in range(4)),
+        *(("node1", f"{2 * i},{2 * i + 1}", str(8000 + i)) for i in range(2)),
+    ]
+    assert all("serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2" in line for line in lines)
+    text = (tmp_path / "nginx.conf").read_text()
+    assert [line.split()[1] for line in text.splitlines() if line.strip().startswith("server node")] == [
+        f"{node}:{port}" for node, _, port in sorted(places)
+    ]
+    assert ("least_conn;" in text) == (router == "least_outstanding")
+
+
+def test_vllms_own_balancing_is_one_server_with_ranks(tmp_path: Path) -> None:
+    write_launch_files(tmp_path, entry(6, "vllm_dp", tensor_parallel_size=2), [8])
+    first, second = started(tmp_path, 2)
+    assert "--data-parallel-size 6" in first
+    assert "--data-parallel-size-local 4" in first
+    assert "--headless" not in first
+    assert second.endswith("--data-parallel-size-local 2 --headless --data-parallel-start-rank 4")
+    assert not (tmp_path / "nginx.conf").exists()
+    write_launch_files(tmp_path, entry(2, "vllm_dp"), [8])
+    assert started(tmp_path, 1)[0].endswith("--data-parallel-size 2")
+
+
+def test_what_no_command_starts_is_refused() -> None:
+    with pytest.raises(InputError, match="no command starts this"):
+        launch_files(entry(1, scheduler="orca"), [8])
+    with pytest.raises(InputError, match="spans nodes of 8"):
+        launch_files(entry(1, tensor_parallel_size=8, pipeline_parallel_size=2), [8])
+
+
+def apart(engine: str, router: str = "round_robin") -> dict[str, Any]:
+    """Two prefill replicas of four GPUs and five decode replicas of two."""
+    model, h100 = load_model("Llama-3.1-8B"), device("h100")
+    pools = tuple(
+        Pool(model, h100, Engine(preset=engine, tensor_parallel_size=size), replicas, role, name=role)
+        for role, replicas, size in (("prefill", 2, 4), ("decode", 5, 2))
+    )
+    return Deployment(pools, router, handover=Handover("pull")).spec()
+
+
+def test_pools_apart_have_a_script_each_and_a_front_that_knows_all_servers(tmp_path: Path) -> None:
+    write_launch_files(tmp_path, apart("vllm-0.32"), [8, 8])
+    (tmp_path / "hostname").write_text("#!/bin/bash\necho here\n")
+    (tmp_path / "vllm").write_text('#!/bin/bash\necho "$VLLM_NIXL_SIDE_CHANNEL_HOST:$VLLM_NIXL_SIDE_CHANNEL_PORT $*"\n')
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for name in ("hostname", "vllm"):
+        (tmp_path / name).chmod(0o755)
+    lines = {
+        script: sorted(
+            line
+            for node in range(nodes)
+            for line in subprocess.run(
+                ("bash", str(tmp_path / script), str(node)), env=environment, capture_output=True, text=True, check=True
+            ).stdout.splitlines()
+        )
+        for script, nodes in (("prefill.sh", 1), ("decode.sh", 2))
+    }
+    assert [line.split()[0] for line in lines["prefill.sh"]] == ["here:5600", "here:5604"], "ports of all ranks"
+    assert [line.split()[-1] for line in lines["decode.sh"]] == ["8000", "8000", "8001", "8002", "8003"]
+    front = (tmp_path / "front.sh").read_text()
+    assert "--prefiller-hosts prefill0 prefill0 --prefiller-ports 8000 8001" in front
+    assert "--decoder-hosts decode0 decode0 decode0 decode0 decode1 --decoder-ports 8000 8001 8002 8003 8000" in front
+
+
+def test_sglangs_router_meets_each_prefill_server_at_its_bootstrap_port() -> None:
+    files = launch_files(apart("sglang-0.5", "random"), [8, 8])
+    assert "--disaggregation-bootstrap-port $((8998 + slot))" in files["prefill.sh"]
+    assert "bootstrap" not in files["decode.sh"]
+    assert (
+        "--policy random --prefill http://prefill0:8000 8998 --prefill http://prefill0:8001 8999" in files["front.sh"]
+    )
+
+
+def test_tensorrt_llms_front_is_a_file() -> None:
+    text = launch_files(apart("trtllm-1.0", "least_outstanding"), [8, 8])["front.sh"]
+    document = yaml.safe_load(text.partition("<<'END'\n")[2].partition("\nEND")[0])
+    assert document["context_servers"]["urls"] == ["prefill0:8000", "prefill0:8001"]
+    assert document["generation_servers"]["num_instances"] == 5
+    assert document["generation_servers"]["router"] == {"type": "load_balancing"}
+
+
+def test_only_tensorrt_llms_front_lets_prompts_stay() -> None:
+    rules = {"max_local_prefill_length": 256}
+    files = launch_files(staying(apart("trtllm-1.0"), rules), [8, 8])
+    document = yaml.safe_load(files["front.sh"].partition("<<'END'\n")[2].partition("\nEND")[0])
+    assert document["conditional_disagg_config"] == rules
+    with pytest.raises(InputError, match="max_local_prefill_length=256: vllm's front sends every prompt"):
+        launch_files(staying(apart("vllm-0.32"), rules), [8, 8])
+
+
+def staying(deployment: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+    return deployment | {"handover": deployment["handover"] | rules}
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.32", "sglang-0.5", "trtllm-1.0"])
+def test_a_dynamo_deployment_has_a_component_for_each_pool(engine: str) -> None:
+    document = yaml.safe_load(launch_files(apart(engine), [8, 8])["dynamo.yaml"])
+    front, *workers = document["spec"]["components"]
+    assert (front["type"], front["replicas"]) == ("frontend", 1)
+    assert [(each["type"], each["replicas"]) for each in workers] == [("prefill", 2), ("decode", 5)]
+    for each, gpus in zip(workers, ("4", "2"), strict=True):
+        (container,) = each["podTemplate"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+        words = container["args"]
+        assert words[0] == f"dynamo.{engine.partition('-')[0]}"
+        assert words[words.index("--disaggregation-mode") + 1] == each["type"]
+        assert gpus in words, "the tensor parallel size"
+
+
+def test_unlike_mixed_pools_stand_behind_one_router() -> None:
+    model = load_model("Llama-3.1-8B")
+    pools = tuple(Pool(model, device(name), replicas=2, name=name) for name in ("h100", "a100"))
+    files = launch_files(Deployment(pools).spec(), [8, 8])
+    assert set(files) == {"h100.sh", "a100.sh", "nginx.conf"}
+    assert files["nginx.conf"].count("    server ") == 4
