@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.simulate.run import Iterations, Requests, Run, Stalls
+from windtunnel.simulate.run import Handovers, Iterations, Requests, Run, Stalls
 
 FOOTPRINT = Footprint(
     gpus=2,
@@ -158,3 +158,46 @@ def preempted() -> Run:
         {"start": 0.3, "decodes": 2, "kv_tokens": 23},
     )
     return run(two, log, stalls=((0, 0.1, 0.3),))
+
+
+def apart(gate: str = "after_prefill") -> Run:
+    """Two requests whose prompts replica 0 computes, and that replica 1 decodes, on a device of half the price.
+
+    Request 0 arrives at 0, is prefilled from 0 to 0.1, and asks at 0.125 for memory that it has at 0.25; its KV is
+    there at 0.375, and its first token comes at 0.5, the second at 0.6. Request 1 arrives at 0.5, waits until 1, is
+    prefilled until 1.1, has its first token at 1.6 without waiting for anything but its KV, and its second at 1.7. With
+    another ``gate``, what request 0 waits for memory comes first.
+    """
+    whole = run(
+        requests(
+            arrival=[0.0, 0.5], replica=[1, 1], pool=[1, 1], prompt_tokens=[32, 16], scheduled=[0.0, 1.0],
+            first_token=[0.5, 1.6], finish=[0.6, 1.7],
+        ),
+        iterations(
+            {"start": 0.0, "chunk_tokens": 32, "used_blocks": 2},
+            {"replica": 1, "start": 0.5, "decodes": 1, "kv_tokens": 32, "used_blocks": 3},
+            {"start": 1.0, "chunk_tokens": 16, "used_blocks": 1},
+            {"replica": 1, "start": 1.6, "decodes": 1, "kv_tokens": 16, "used_blocks": 2},
+        ),
+        handovers=Handovers(
+            prefill_pool=np.array([0, 0]),
+            prefill_replica=np.array([0, 0]),
+            kv_bytes=np.array([4096.0, 2048.0]),
+            ttft_queue=np.array([0.0, 0.5]),
+            ttft_prefill=np.array([0.1, 0.1]),
+            ttft_held=np.array([0.025, 0.0]),
+            ttft_admission=np.array([0.125, 0.0]),
+            ttft_transfer=np.array([0.125, 0.5]),
+            ttft_join=np.array([0.125, 0.0]),
+        ),
+    )  # fmt: skip
+    pools = []
+    for place, role in enumerate(("prefill", "decode")):
+        price = FOOTPRINT.price_per_hour / (1 + place)
+        pool = whole.manifest["pools"][0] | {"name": role, "role": role, "replicas": 1, "gpus": 2}
+        engine = pool["engine"] | {"pipeline_parallel_size": 1, "data_parallel_size": 1}
+        pools.append(pool | {"engine": engine, "footprint": asdict(replace(FOOTPRINT, price_per_hour=price))})
+    several = {"pools": pools, "replicas": [{"pool": pool, "lanes": 1} for pool in range(2)]}
+    deployment = {"router": "round_robin", "pools": pools, "handover": {"gate": gate}}
+    manifest = whole.manifest | several | {"deployment": deployment}
+    return replace(whole, manifest=manifest, times=2 * whole.times)

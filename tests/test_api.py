@@ -4,7 +4,10 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 import windtunnel as wt
@@ -33,3 +36,56 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_simulate_is_the_function_whatever_was_imported_first(first: str) -> None:
     code = f"import {first}\nimport windtunnel.simulate\nassert type(windtunnel.simulate).__name__ == 'function'"
     subprocess.run((sys.executable, "-c", code), check=True)
+
+
+WORDS: dict[str, Any] = {
+    "device": "h100", "random_input_len": 200, "random_output_len": 20, "num_prompts": 40, "request_rate": 10,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run() -> wt.Run:
+    return wt.simulate("Qwen/Qwen3-8B", **WORDS)
+
+
+def test_one_line_is_a_run_of_the_same_words(run: wt.Run) -> None:
+    scenario = wt.Scenario()
+    again = wt.simulate(scenario, model="Qwen/Qwen3-8B", **WORDS)
+    assert np.array_equal(again.requests.finish, run.requests.finish)
+    pool = wt.Pool(wt.load_model("Qwen/Qwen3-8B"), wt.device("h100"))
+    load = wt.Load(random_input_len=200, random_output_len=20, num_prompts=40, request_rate=10)
+    by_objects = wt.simulate(wt.Deployment((pool,)), load.workload())
+    assert np.array_equal(by_objects.requests.finish, run.requests.finish)
+    other = wt.simulate("Qwen/Qwen3-8B", seed=1, **WORDS)
+    assert not np.array_equal(other.requests.arrival, run.requests.arrival)
+
+
+def test_a_wrong_word_is_named() -> None:
+    with pytest.raises(wt.InputError, match="did you mean 'device'"):
+        wt.simulate("Qwen/Qwen3-8B", devise="h100")
+    with pytest.raises(wt.InputError, match="workload is missing"):
+        wt.simulate(wt.Scenario().deployment())  # type: ignore[call-overload]
+
+
+def test_what_is_printed_in_a_notebook_is_short(run: wt.Run) -> None:
+    assert repr(run) == "Run(Qwen/Qwen3-8B on 1 × h100_sxm, vllm-0.32; random: 40 requests, 40 finished)"
+    assert repr(run.requests).startswith("Requests(40 rows: id, arrival, prompt_tokens,")
+    result = wt.summary(run, wt.SLO(ttft=9.0))
+    assert "40 of 40 finished" in repr(result)
+    assert "attainment 100.0%" in repr(result)
+    assert result._repr_html_().count("<tr>") == 8
+    assert repr(result.latencies["ttft"]).startswith("Distribution(40 values: mean")
+    things = (run, run.requests, run.iterations, run.stalls, result, wt.builtin("azure-conv", num_requests=9))
+    assert max(len(repr(thing)) for thing in things) < 300
+
+
+def test_tables_are_data_frames_where_pandas_is(run: wt.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = SimpleNamespace(DataFrame=dict)  # what pandas would be given
+    monkeypatch.setitem(sys.modules, "pandas", frames)
+    requests = run.requests.to_pandas()
+    assert requests["status"] == ["finished"] * 40
+    assert np.array_equal(requests["finish"], run.requests.finish)
+    assert set(run.iterations.to_pandas()) >= {"start", "steps", "decodes"}
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(wt.InputError, match="pandas is not installed"):
+        run.requests.to_pandas()

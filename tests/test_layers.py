@@ -15,16 +15,18 @@ Imports only point to lower numbers (`tests/test_layers.py`, which this drawing 
 
 """
 LAYERS = (
-    ("errors", "hardware", "version"),
+    ("errors", "files", "hardware", "version"),
     ("model", "workload", "policy"),
     ("deployment",),
     ("perf",),
     ("reference", "core"),
     ("replay", "simulate"),
     ("metrics",),
-    ("plan",),
-    ("report", "validation"),
+    ("plan", "optimum"),
+    ("report", "validation", "profiling"),
     ("scenario",),
+    ("serve",),
+    ("ui",),
     ("cli",),
     ("__main__",),
 )

@@ -13,8 +13,6 @@ TEXT = (".py", ".md", ".toml", ".txt", ".json", ".jsonl", ".yaml", ".yml", ".csv
 MACHINE = re.compile(r"(?<![\w.])/(work|root|home|Users|tmp)/\w")
 HOSTS = re.compile("|".join(("py" + r"pi\.org", "python" + "hosted", "npm" + r"js\.(org|com)", "deb" + r"\.debian")))
 FUNCTION_LINES, MODULE_LINES, FOLDER_FILES = 60, 600, 20
-CROWDED = {"tests": 33}
-"""Folders that have more files: so many, and no more."""
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")))
 
 
@@ -64,7 +62,7 @@ def test_no_module_is_long() -> None:
 
 def test_no_folder_is_crowded() -> None:
     found = Counter(str(path.parent.relative_to(ROOT)) for path in modules())
-    assert {name: files for name, files in found.items() if files > CROWDED.get(name, FOLDER_FILES)} == {}
+    assert {name: files for name, files in found.items() if files > FOLDER_FILES} == {}
 
 
 def test_folders_of_tests_mirror_the_package() -> None:

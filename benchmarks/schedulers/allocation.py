@@ -5,8 +5,8 @@ from functools import cache
 import numpy as np
 
 from benchmarks.charts import bars
+from benchmarks.page import Findings, table
 from benchmarks.schedulers.machine import Machine, Served
-from benchmarks.schedulers.page import Findings, table
 from windtunnel import Workload
 from windtunnel.workload.synthetic import stream
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.charts import bars
+from benchmarks.page import Findings, table
 from benchmarks.schedulers.machine import Machine, Served
-from benchmarks.schedulers.page import Findings, table
 from windtunnel import Workload
 from windtunnel.workload.synthetic import stream
 

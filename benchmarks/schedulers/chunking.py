@@ -3,8 +3,8 @@
 from functools import cache
 
 from benchmarks.charts import lines
+from benchmarks.page import Findings, table
 from benchmarks.schedulers.machine import Machine, Served, conversations
-from benchmarks.schedulers.page import Findings, table
 
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
 WHOLE = "trtllm-max-utilization:allocation=prompt"

@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 
 from benchmarks.charts import lines
+from benchmarks.page import Findings, table
 from benchmarks.schedulers.machine import Machine, Served, conversations
-from benchmarks.schedulers.page import Findings, table
 from windtunnel import Workload
 from windtunnel.workload.synthetic import stream
 

@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 
 from benchmarks.charts import lines
+from benchmarks.page import Findings, table
 from benchmarks.schedulers.machine import Costs, Machine, Served
-from benchmarks.schedulers.page import Findings, table
 from windtunnel import Workload
 from windtunnel.perf.batch_times import BatchTimes, linear
 from windtunnel.workload.synthetic import stream

@@ -3,8 +3,8 @@
 from functools import cache
 
 from benchmarks.charts import lines
+from benchmarks.page import Findings, table
 from benchmarks.schedulers.machine import Machine, Served, conversations
-from benchmarks.schedulers.page import Findings, table
 
 RATES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 USUAL = 4.0

@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 
 from benchmarks.charts import lines
+from benchmarks.page import Findings, table
 from benchmarks.schedulers.machine import Machine, Served, conversations, opt_13b
-from benchmarks.schedulers.page import Findings, table
 from windtunnel.perf.batch_times import BatchTimes
 
 RATE = 6.0

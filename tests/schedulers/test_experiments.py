@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import charts
+from benchmarks import charts, startup
+from benchmarks.page import PLACE, Findings, table, written
 from benchmarks.schedulers import allocation, batching, chunking, fairness, mindspore, order, triggers
-from benchmarks.schedulers.__main__ import EXPERIMENTS, PLACE, files
-from benchmarks.schedulers.page import FOLDER, Findings, table, written
+from benchmarks.schedulers.__main__ import EXPERIMENTS, FOLDER, files
 
 NAMES = re.compile(r"\{(\w+)")
 
@@ -53,7 +53,7 @@ def test_tables_are_markdown() -> None:
 
 def test_texts_need_all_their_numbers() -> None:
     with pytest.raises(KeyError):
-        written("order", Findings({"rate": 1.0}))
+        written(FOLDER / "order.md", Findings({"rate": 1.0}))
 
 
 def test_charts_place_their_points() -> None:
@@ -138,7 +138,7 @@ def test_the_other_claims_of_the_page_hold(facts: Mapping[str, Mapping[str, Any]
 
 def test_the_page_is_what_the_command_writes() -> None:
     now = files()
-    assert {path.name: path.read_text(encoding="utf-8") for path in sorted(Path(PLACE).iterdir())} == now
+    assert {name: (PLACE / name).read_text(encoding="utf-8") for name in now} == now
 
 
 MODULES = (batching, order, chunking, allocation, mindspore, triggers, fairness)
@@ -148,3 +148,16 @@ def test_every_experiment_is_on_the_page() -> None:
     assert set(EXPERIMENTS.values()) == set(MODULES)
     folder = {path.stem for path in FOLDER.glob("*.py")} - {"__init__", "__main__", "machine", "page"}
     assert folder == set(EXPERIMENTS)
+
+
+def test_start_up_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str] = []
+
+    def once(checkout: Path, cache: Path, arguments: list[str]) -> tuple[float, float]:
+        asked.append(f"{checkout.name} {cache.name} {arguments[-1]}")
+        return {"new": 1.0, "old": 2.0}[checkout.name] + len(asked), 100.0 * len(asked)
+
+    monkeypatch.setattr(startup, "once", once)
+    startup.show("warm", *startup.measure([Path("new"), Path("old")], [Path("0"), Path("1")], ["run"], 2))
+    assert asked == ["new 0 run", "old 1 run", "new 0 run", "old 1 run"]
+    assert capsys.readouterr().out == "| warm | 2.00 | 300 | 4.00 | 400 | 0.60 |\n"

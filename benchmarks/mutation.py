@@ -1,0 +1,202 @@
+"""Do the tests notice? Plant one careless mistake at a time in a copy of the package, and run the room's own tests.
+
+``python -m benchmarks.mutation metrics --sample 20 --seed 1`` prints each mistake with whether a test failed, and the
+share that was noticed. The mistakes are those that people make: off by one, a bound that is none, a dropped factor, a
+wrong sign, a switch or a choice the other way round, an argument left to its default. The tests run on a copy, so that
+sources can be edited meanwhile; tests of the documentation take no part.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "windtunnel"
+SECONDS = 600.0
+"""A mistake that makes the tests run longer than this is noticed."""
+
+ROOMS = {
+    "metrics": ("metrics/*.py",),
+    "plan": ("plan/*.py",),
+    "workload": ("workload/*.py",),
+    "memory": ("deployment/memory*.py",),
+    "report": ("report/*.py",),
+    "perf": (
+        "perf/kernel.py",
+        "perf/explain.py",
+        "perf/kinds/gemm.py",
+        "perf/tabulate/operators.py",
+        "perf/tabulate/host.py",
+    ),
+}
+"""Room: its files in the package, and so of its tests. Of perf the roofline, operators and host parts."""
+
+OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.FloorDiv: ast.Div,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
+CALLS = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "floor": "ceil", "ceil": "floor"}
+
+OF_NO_EFFECT = {"dtype", "copy", "strict", "kind", "out", "encoding", "errors", "name", "daemon"}
+"""Arguments without which the result is mostly equal."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One changed expression of one file."""
+
+    path: Path
+    tree: ast.Module
+    parent: ast.AST
+    field: str
+    index: int | None
+    """Where the expression stands in a field that is a list."""
+    before: ast.AST
+    after: ast.AST
+
+    def __str__(self) -> str:
+        texts = f"{ast.unparse(self.before)}  ->  {ast.unparse(self.after)}"
+        return f"{self.path.relative_to(PACKAGE)}:{getattr(self.before, 'lineno', 0)}: {texts}"
+
+    def source(self) -> str:
+        """The whole file with the mistake in it."""
+        held = getattr(self.parent, self.field)
+        after = self.after
+        setattr(self.parent, self.field, after if self.index is None else _with(held, self.index, after))
+        try:
+            return ast.unparse(self.tree)
+        finally:
+            setattr(self.parent, self.field, held)
+
+
+def _with(items: list[ast.AST], index: int, item: ast.AST) -> list[ast.AST]:
+    return [*items[:index], item, *items[index + 1 :]]
+
+
+def wrong(node: ast.AST) -> Iterator[ast.AST]:
+    """The careless versions of an expression."""
+    match node:
+        case ast.Constant(value=bool() as value):
+            yield ast.Constant(not value)
+        case ast.Constant(value=int() as value):
+            yield ast.Constant(value + 1)
+        case ast.Constant(value=float() as value):
+            yield ast.Constant(value * 2 or 1.0)
+        case ast.BinOp(op=ast.Mult() | ast.Div(), left=left, right=right):
+            yield left
+            yield right
+        case ast.BinOp(op=op, left=left, right=right) if type(op) in OPERATORS:
+            yield ast.BinOp(left, OPERATORS[type(op)](), right)  # type: ignore[arg-type]
+        case ast.BoolOp(op=op, values=values):
+            yield ast.BoolOp(OPERATORS[type(op)](), values)  # type: ignore[arg-type]
+        case ast.Compare(ops=[op], left=left, comparators=comparators) if type(op) in OPERATORS:
+            yield ast.Compare(left, [OPERATORS[type(op)]()], comparators)  # type: ignore[list-item]
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            yield operand
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            yield ast.IfExp(test, orelse, body)
+        case ast.Call():
+            yield from wrong_calls(node)
+
+
+def wrong_calls(call: ast.Call) -> Iterator[ast.AST]:
+    """The call with an argument left to its default, or of the opposite function."""
+    for keyword in call.keywords:
+        if keyword.arg is not None and keyword.arg not in OF_NO_EFFECT:
+            yield ast.Call(call.func, call.args, [other for other in call.keywords if other is not keyword])
+    match call.func:
+        case ast.Name(id=name) if name in CALLS:
+            yield ast.Call(ast.Name(CALLS[name]), call.args, call.keywords)
+        case ast.Attribute(value=value, attr=name) if name in CALLS:
+            yield ast.Call(ast.Attribute(value, CALLS[name]), call.args, call.keywords)
+
+
+def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
+    """(Parent, field, index, expression) of all that runs: no annotations, decorators, messages of errors or texts."""
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "type_params") or isinstance(node, ast.Raise):
+            continue
+        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(child, ast.AST) and not isinstance(child, ast.JoinedStr):
+                yield node, field, index, child
+                yield from places(child)
+
+
+def mistakes(path: Path) -> Iterator[Mistake]:
+    """Every mistake that can be planted in a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for parent, field, index, child in places(tree):
+        for other in wrong(child):
+            yield Mistake(path, tree, parent, field, index, child, other)
+
+
+def tests_of(patterns: tuple[str, ...]) -> list[Path]:
+    """The test files that mirror the files of these patterns."""
+    mirrored = [Path("tests", pattern) for pattern in patterns]
+    return sorted({path for entry in mirrored for path in ROOT.glob(str(entry.with_name(f"test_{entry.name}")))})
+
+
+def noticed(mistake: Mistake, tests: list[Path], copied: Path) -> bool:
+    """Whether a test of the room fails; those of the module itself come first."""
+    target = copied / mistake.path.relative_to(ROOT / "src")
+    ordered = sorted(tests, key=lambda path: not path.stem.startswith(f"test_{mistake.path.stem}"))
+    environment = {**os.environ, "PYTHONPATH": f"{copied}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *map(str, ordered))
+    target.write_text(mistake.source(), encoding="utf-8")
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        shutil.copy(mistake.path, target)
+    if done.returncode not in (0, 1, 2):
+        raise SystemExit(f"the tests did not run: {done.stdout.decode()[-2000:]}")
+    return done.returncode != 0
+
+
+def main() -> None:
+    """Plant a sample of mistakes in one room."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("room", choices=ROOMS)
+    parser.add_argument("--sample", type=int, default=20, help="mistakes to plant")
+    parser.add_argument("--seed", type=int, default=0, help="which ones")
+    asked = parser.parse_args()
+    patterns = ROOMS[asked.room]
+    tests = tests_of(patterns)
+    paths = sorted(path for pattern in patterns for path in PACKAGE.glob(pattern))
+    found = [mistake for path in paths for mistake in mistakes(path)]
+    sample = random.Random(asked.seed).sample(found, min(asked.sample, len(found)))
+    caught = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(folder)
+        shutil.copytree(PACKAGE, copied / "windtunnel", ignore=shutil.ignore_patterns("__pycache__"))
+        for mistake in sample:
+            seen = noticed(mistake, tests, copied)
+            caught += seen
+            print("noticed " if seen else "SURVIVED", mistake, flush=True)
+    print(f"{asked.room}: {caught} of {len(sample)} noticed ({caught / len(sample):.0%}), out of {len(found)} possible")
+
+
+if __name__ == "__main__":
+    main()
