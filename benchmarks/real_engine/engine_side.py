@@ -55,7 +55,7 @@ def serve(engine: Any, recorder: Recorder, rows: list[list[float]], name: str) -
         now = time.perf_counter() - begin
         while waiting and waiting[0][1][0] <= now:
             i, (_, prompt, output) = waiting.pop(0)
-            params = SamplingParams(max_tokens=int(output), ignore_eos=True, temperature=0.0, detokenize=False)
+            params = SamplingParams(max_tokens=int(output), ignore_eos=True, temperature=1.0, detokenize=False)
             tokens = [(7 * i + 13 * j) % 30000 + 10 for j in range(int(prompt))]
             engine.add_request(f"{name}-{i}", {"prompt_token_ids": tokens}, params)
             added[str(i)] = time.perf_counter() - begin
