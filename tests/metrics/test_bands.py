@@ -125,6 +125,11 @@ def test_limits_are_kept_by_a_band_of_requests(capsys: pytest.CaptureFixture[str
     assert "% of requests keep every limit" in document["bands"]["words"]["limits"]
 
 
+def test_a_band_without_width_is_one_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    words = json.loads(printed(capsys, "--goodput", "e2el:100000", "--json"))["bands"]["words"]
+    assert words["limits"] == "at an unchanged rate 100.0 %, at both ends, of requests keep every limit"
+
+
 def test_a_cost_is_as_many_times_higher_as_steps_take_longer() -> None:
     run = simulate(DEPLOYMENT, LOAD, tables=TABLES)
     found = bands(run, summary_json(summary(run)))

@@ -147,8 +147,9 @@ class Bands:
             doubts = self.uncertainty
             found.append(("in a step", f"kernels ±{doubts.kernels:.0%}, host work ±{doubts.host:.1%}"))
         if self.attainment:
-            slow, fast = (100 * share for share in self.attainment)
-            found.append(("limits", f"at an unchanged rate {slow:.1f} to {fast:.1f} % of requests keep every limit"))
+            least, most = (f"{100 * share:.1f}" for share in self.attainment)
+            shares = f"{least} %, at both ends," if least == most else f"{least} to {most} %"
+            found.append(("limits", f"at an unchanged rate {shares} of requests keep every limit"))
         if (ends := self.capacity_ends()) and self.capacity and self.share is not None:
             upper = self.share * self.capacity / ends[0]
             used = f"{self.share:.0%} of it, {self.share * self.capacity / ends[1]:.0%} to {upper:.0%}"
