@@ -10,6 +10,7 @@ from plan.planning import question, small_space
 
 from report.browser import browser, visit
 from windtunnel.plan.advice import advise
+from windtunnel.plan.apart.together import Verdict
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import search
 from windtunnel.plan.store import Store
@@ -33,9 +34,9 @@ def page() -> str:
     with Store() as store:
         answer = search(enumeration, question(), RatePerDollar(), top=2, store=store)
         other = {"chat": (question(), RatePerDollar()), "tighter": (question(goodput=("ttft:100",)), RatePerDollar())}
-        return plan_page(
-            answer, advise(answer), survey(answer, store, in_turn()), what_if(enumeration, other, store=store)
-        )
+        what_ifs = what_if(enumeration, other, store=store)
+        verdict = Verdict(0.5, None, "link", "ttft is long")
+        return plan_page(answer, advise(answer), survey(answer, store, in_turn()), what_ifs, verdict)
 
 
 def test_the_page_is_whole(page: str) -> None:
@@ -48,6 +49,8 @@ def test_the_page_is_whole(page: str) -> None:
         "What limits each",
         "If the load changes",
         "tighter",
+        "together: 2.00 times as good",
+        "link: ttft is long",
     ):
         assert text in outside
     assert not re.search(r"""(src|href)=["'](?!data:)""", outside)

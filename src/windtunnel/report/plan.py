@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from windtunnel.plan.advice import Advice, describe
+from windtunnel.plan.apart.together import Verdict
 from windtunnel.plan.bottleneck import Finding, bottlenecks
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.search_result import SearchResult
@@ -28,7 +29,11 @@ ABOUT = {
 
 
 def plan_page(
-    answer: SearchResult, advice: Advice | None, surveyed: Sequence[Surveyed], what_ifs: WhatIf | None = None
+    answer: SearchResult,
+    advice: Advice | None,
+    surveyed: Sequence[Surveyed],
+    what_ifs: WhatIf | None = None,
+    verdict: Verdict | None = None,
 ) -> str:
     """The page as text, plotly.js included.
 
@@ -42,7 +47,7 @@ def plan_page(
         f'<header><p class="brand">windtunnel plan</p><h1>{escape(title)}</h1>'
         f'<p class="sub">{counted} of {len(load):,} requests</p>{_verdict(answer, advice)}'
         f"{warnings(_notes(advice))}</header>",
-        *_winner(advice),
+        *_winner(advice, verdict),
         "<h2>Ranking</h2>",
         f'<div class="panel">{_ranking(answer)}</div>',
         "<h2>Cost against latency</h2>",
@@ -93,7 +98,7 @@ def _verdict(answer: SearchResult, advice: Advice | None) -> str:
     return f'<p class="verdict good">{escape(f"{count}{label(answer, advice.entry.index)}: {value}")}</p>'
 
 
-def _winner(advice: Advice | None) -> list[str]:
+def _winner(advice: Advice | None, verdict: Verdict | None) -> list[str]:
     if advice is None:
         return []
     rows = [("rate", f"{number(advice.rate)} requests/s within the limits")]
@@ -105,7 +110,7 @@ def _winner(advice: Advice | None) -> list[str]:
     if advice.binding:
         rows.append(("breaks first", f"one step further, {describe(advice.binding)}"))
     rows += [(f"limited by {found.name}", f"{found.evidence}; {found.advice}") for found in advice.findings]
-    rows += [("next cheaper", advice.cheaper), ("routing", advice.routing)]
+    rows += [("next cheaper", advice.cheaper), ("routing", advice.routing), *(verdict.facts if verdict else ())]
     handover = advice.run.manifest["deployment"].get("handover")
     lines = "".join(
         f'<div class="command"><pre id="serve-{place}">{escape(serve_line(pool, handover))}</pre>'

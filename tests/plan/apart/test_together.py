@@ -77,6 +77,7 @@ def test_the_longest_part_is_that_of_the_slowest() -> None:
         (math.inf, None, "separate: the other cannot keep the limits"),
         (0.0, None, "together: the other cannot keep the limits"),
         (1.5, Interval(1.5, 0.1, 3), "separate: 1.50 times as good (1.40 to 1.60 times for separate, 95 %)"),
+        (2.0, Interval(2, 0, 3), "separate: 2.00 times as good under every draw of the load, to a step of the rates"),
         (
             0.8,
             Interval(0.9, 0.2, 3),

@@ -110,13 +110,14 @@ class Kept:
         advice: "Advice | None",
         surveyed: "Sequence[Surveyed]",
         what_ifs: "WhatIf | None",
+        verdict: "Verdict | None",
     ) -> None:
         """The files that were asked for. Raises InputError for one that cannot be written."""
         from windtunnel.report.launch_files import write_launch_files
         from windtunnel.report.plan import plan_page
 
         if self.report is not None:
-            write_whole(self.report, [plan_page(answer, advice, surveyed, what_ifs)])
+            write_whole(self.report, [plan_page(answer, advice, surveyed, what_ifs, verdict)])
         if self.launch is not None and advice is not None:
             per_node = [pool.device.gpus_per_node for pool in advice.deployment.pools]
             write_launch_files(self.launch, advice.deployment.spec(), per_node)
@@ -189,7 +190,7 @@ def plan(
         show_json(document(answer, advice, what_ifs, verdict))
     else:
         show_plan(answer, advice, what_ifs, verdict)
-    kept.write(answer, advice, surveyed, what_ifs)
+    kept.write(answer, advice, surveyed, what_ifs, verdict)
     return DONE if answer.best else MISSED
 
 

@@ -77,8 +77,7 @@ def show_plan(
         return
     parts += [_ranking(answer), _facts(answer, advice)]
     if verdict is not None:
-        binds = f"{verdict.stage or 'nothing'}: {verdict.evidence}"
-        parts.append(facts_grid([("separate or together", verdict.words), ("apart, it is bound by", binds)]))
+        parts.append(facts_grid(verdict.facts))
     pools, handover = advice.run.manifest["pools"], advice.run.manifest["deployment"].get("handover")
     more = [_regrets(what_ifs)] if what_ifs else []
     notes = [*([advice.band.known_bad] if advice.band.known_bad else []), *advice.run.manifest["warnings"]]

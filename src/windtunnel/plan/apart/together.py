@@ -59,10 +59,18 @@ class Verdict:
         times = self.ratio if self.separate else 1 / self.ratio
         text = f"{'separate' if self.separate else 'together'}: {times:.2f} times as good"
         if self.interval is not None and math.isfinite(self.interval.half_width):
-            low, high = self.interval.low, self.interval.high
-            text += f" ({low:.2f} to {high:.2f} times for separate, 95 %"
-            text += "; draws of the load may turn it)" if low <= 1 <= high else ")"
+            low, high = (f"{end:.2f}" for end in (self.interval.low, self.interval.high))
+            if low == high:
+                return f"{text} under every draw of the load, to a step of the rates"
+            text += f" ({low} to {high} times for separate, 95 %"
+            text += "; draws of the load may turn it)" if self.interval.low <= 1 <= self.interval.high else ")"
         return text
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What a reader should know: names and sentences."""
+        binds = f"{self.stage or 'nothing'}: {self.evidence}"
+        return [("separate or together", self.words), ("apart, it is bound by", binds)]
 
     def to_json(self) -> dict[str, Any]:
         """For JSON."""
