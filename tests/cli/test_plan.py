@@ -140,6 +140,8 @@ def test_by_default_what_people_deploy_is_searched_and_ends_are_passed(capsys: C
     assert best["settings"]["quantization"] == "fp8"
     assert best["settings"]["router"] in ("round_robin", "least_outstanding", "vllm_dp")
     assert "max_num_seqs" not in found["advice"]["at_an_end_of"]
+    assert found["trials"] > 0
+    assert found["reused"] == 0
     assert "node.sh" in [path.name for path in (tmp_path / "launch").iterdir()]
     assert main([*command, "--axis", "quantization=stored", "kv_cache_dtype=auto", "--json"]) == DONE
     assert json.loads(capsys.readouterr().out)["ranking"][0]["value"] > best["value"]

@@ -261,13 +261,21 @@ def _searched(asked: Asked, wanted: Wanted, store: "Store", team: "Team", watch:
     from windtunnel.plan.search import search
 
     space, others = asked.space, [other for other, _ in asked.cases.values()]
+    before: SearchResult | None = None
     while True:
         enumeration = enumerated(space, asked.objective)
         top = len(enumeration.candidates) if wanted.exhaustive else wanted.top
         answer = search(
             enumeration, asked.question, asked.objective, top=top, store=store, team=team, watch=watch, others=others
         )
-        best = answer.best
+        if before is not None:  # what this search has made itself is not what was made before it
+            answer = replace(
+                answer,
+                trials=before.trials + answer.trials,
+                reused=before.reused,
+                seconds=before.seconds + answer.seconds,
+            )
+        before, best = answer, answer.best
         larger = space.beyond(answer.contenders[best.index].candidate.settings) if best else None
         if larger is None:
             return answer
