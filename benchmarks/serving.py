@@ -2,7 +2,9 @@
 
 ``python -m benchmarks.serving --streams 10 100 1000 --requests 3 --tokens 150`` starts ``windtunnel serve`` with each
 number of streams in turn, sends so many requests on each, and replays what was recorded. Clients are raw sockets in
-this process, so that little of the time is theirs; on a busy machine the latencies are the machine's.
+this process; the column ``echo`` is what they see of a server of raw sockets, in a process of its own, that simulates
+nothing: it answers each request at once with its first word, and with a second one after the latency of the run. On a
+busy machine the latencies are the machine's.
 
 ``--virtual-time 100000`` sends so many requests of 20 tokens, whole, over each number of kept connections to a server
 that waits for nothing, and prints what it needs for them.
@@ -35,6 +37,27 @@ class Answer:
 
     ttft: float
     e2el: float
+
+
+ECHO = """
+import asyncio, sys
+HEAD = b"HTTP/1.1 200 OK\\r\\nContent-Type: text/event-stream\\r\\nConnection: close\\r\\n\\r\\n"
+WORD = b'data: {"choices": [{"text": "word"}]}\\n\\n'
+
+async def answer(reader, writer):
+    await reader.readuntil(b"ignore_eos")
+    writer.write(HEAD + WORD)
+    await asyncio.sleep(float(sys.argv[1]))
+    writer.write(WORD)
+    writer.close()
+
+async def serve():
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=4096)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+asyncio.run(serve())
+"""
 
 
 async def ask(port: int, number: int, tokens: int) -> Answer:
@@ -112,6 +135,17 @@ def used(process: int) -> tuple[float, float]:
     return seconds, int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def echoed(streams: int, requests: int, tokens: int, e2el: float) -> float:
+    """The mean time to the first word that the same clients see of a server that simulates nothing."""
+    with subprocess.Popen([sys.executable, "-c", ECHO, str(e2el)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            answers, _ = asyncio.run(talk(int(server.stdout.readline()), streams, requests, tokens))
+        finally:
+            server.terminate()
+    return float(np.mean([answer.ttft for answer in answers]))
+
+
 def measured(streams: int, requests: int, tokens: int, folder: Path) -> str:
     """A line of the table."""
     record = folder / f"{streams}.jsonl"
@@ -126,12 +160,11 @@ def measured(streams: int, requests: int, tokens: int, folder: Path) -> str:
     rows = simulate(Scenario(Server(MODEL)).deployment(), load_trace(record)).requests
     simulated = (rows.first_token - rows.arrival).mean(), (rows.finish - rows.arrival).mean()
     seen = np.mean([answer.ttft for answer in answers]), np.mean([answer.e2el for answer in answers])
-    pairs = []
-    for mine, theirs in zip(simulated, seen, strict=True):
-        pairs.append(f"{mine * 1e3:.1f} | {theirs * 1e3:.1f}")
+    pairs = [f"{mine * 1e3:.1f} | {theirs * 1e3:.1f}" for mine, theirs in zip(simulated, seen, strict=True)]
+    echo = echoed(streams, requests, tokens, float(simulated[1]))
     tpots = [(pair[1] - pair[0]) / (tokens - 1) * 1e3 for pair in (simulated, seen)]
     rate = len(answers) * tokens / seconds
-    return f"| {streams} | {rate:.0f} | {pairs[0]} | {tpots[0]:.3f} | {tpots[1]:.3f} | {pairs[1]} |"
+    return f"| {streams} | {rate:.0f} | {pairs[0]} | {echo * 1e3:.1f} | {tpots[0]:.3f} | {tpots[1]:.3f} | {pairs[1]} |"
 
 
 def main() -> None:
@@ -148,8 +181,8 @@ def main() -> None:
         for connections in words.streams:
             print(virtual(connections, words.virtual_time), flush=True)
         return
-    print("| streams | tokens/s | TTFT, ms: run | clients | TPOT: run | clients | E2EL: run | clients |")
-    print("|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print("| streams | tokens/s | TTFT, ms: run | clients | echo | TPOT: run | clients | E2EL: run | clients |")
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as folder:
         for streams in words.streams:
             print(measured(streams, words.requests, words.tokens, Path(folder)), flush=True)

@@ -45,12 +45,26 @@ def serving(
     return application(Front(engine, manners, meters, log), lifespan)
 
 
-def listen(app: Any, place: socket.socket) -> None:
-    """Serve until told to stop; then let the answers under way end."""
+def listen(app: Any, place: socket.socket, line: str) -> None:
+    """Serve until told to stop; then let the answers under way end. ``line``: on standard output, once it serves."""
     gc.collect()
     gc.freeze()  # what is there stays: else each full collection walks through the compiler's and the tables' objects
     with suppress(KeyboardInterrupt):  # the way to stop a server
-        uvicorn.Server(config(app)).run(sockets=[place])
+        Announced(config(app), line).run(sockets=[place])
+
+
+class Announced(uvicorn.Server):
+    """A server that says so when it answers: who reads the line and connects at once does not wait for its start."""
+
+    def __init__(self, config: uvicorn.Config, line: str) -> None:
+        super().__init__(config)
+        self._line = line
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer."""
+        await super().startup(sockets)
+        sys.stdout.write(f"{self._line}\n")
+        sys.stdout.flush()
 
 
 def config(app: Any) -> uvicorn.Config:

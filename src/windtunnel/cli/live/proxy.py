@@ -50,10 +50,7 @@ def proxy(
     with place.bind() as socket:
         folder = RunFolder(output, head)
         app = proxying(Proxy(upstream, folder, reader, int(head.get("hash_block_size", 0))))
-        socket.listen()  # who reads the line may connect at once
-        sys.stdout.write(f"{url} on http://{place.host}:{socket.getsockname()[1]}, recorded to {output}\n")
-        sys.stdout.flush()
-        listen(app, socket)
+        listen(app, socket, f"{url} on http://{place.host}:{socket.getsockname()[1]}, recorded to {output}")
     left = f", {folder.left_out} left out: not streamed, or not ended" if folder.left_out else ""
     sys.stdout.write(f"{folder.recorded} answers recorded{left}\n")
 

@@ -1,6 +1,5 @@
 """serve: an endpoint that behaves like the simulated deployment."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -125,10 +124,7 @@ def serve(
             deployment = LiveDeployment(scenario.deployment(), behaviour.seed, perf=server.perf, overheads=overheads)
             deployment.warm_up()
         app = serving(deployment, clock, manners, log_to(log), record)
-        socket.listen()  # who reads the line may connect at once
-        sys.stdout.write(f"{manners.model} on http://{place.host}:{socket.getsockname()[1]}\n")
-        sys.stdout.flush()
-        listen(app, socket)
+        listen(app, socket, f"{manners.model} on http://{place.host}:{socket.getsockname()[1]}")
 
 
 def _clock(speed: float, virtual_time: bool) -> "Clock":

@@ -1,6 +1,5 @@
 """ui: the page that simulates while its sliders are dragged."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,10 +51,8 @@ def ui(
         app = application(start, studies, hosts, Foresight())
         socket.listen()  # who opens the address at once has to wait, but is not refused
         address = f"http://{place.host}:{socket.getsockname()[1]}/"
-        sys.stdout.write(f"{address}\n")
-        sys.stdout.flush()
         if open_browser:
             import webbrowser
 
             webbrowser.open(address)
-        listen(app, socket)
+        listen(app, socket, address)
