@@ -170,8 +170,8 @@ def differences(case: Case, jumps: bool) -> list[str]:
     again = case.crossing.rules.first_token == "decode"
     for r, one in enumerate(record.requests):
         before, after, way = expected.prefills[r], expected.decodes.get(r), expected.passages[r]
-        goes = expected._goes(r)
-        if expected._stays(r):
+        goes = expected.goes(r)
+        if expected.stays(r):
             before, after = expected.decodes.get(r, before), None
         last: Any = after if goes else before
         done = bool(last and last.finished)

@@ -10,6 +10,7 @@ Transfer = Literal["none", "pull", "push", "chunked", "layerwise"]
 FirstToken = Literal["prefill", "relayed", "decode"]
 Gate = Literal["after_prefill", "before_prefill"]
 Staging = Literal["memory", "seats", "seats_and_few"]
+OnExpiry = Literal["wait", "fail", "recompute"]
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,14 @@ class Handover:
     proxy: float = 0.0
     """From the end of the prompt to the question for memory on the other side."""
     lease: float = inf
-    """How long the engine's prefill replica holds the blocks of a request whose transfer has not begun."""
+    """How long the engine's prefill replica holds the blocks of a prompt before its transfer is asked for."""
     timeout: float = inf
-    """How long the engine's request waits for memory on the other side. Here neither runs out: a run says how many
-    requests waited longer."""
+    """How long the engine's request waits for memory on the other side."""
+    on_expiry: OnExpiry = "wait"
+    """What follows when one of them runs out. ``wait``: nothing; a run says how many requests waited longer. Otherwise
+    the prefill replica frees the blocks at the end of the lease, which the decode replica finds out when it has memory
+    for the request: it ends with an error (``fail``), or its prompt is computed there (``recompute``; vLLM's
+    kv_load_failure_policy). At the end of ``timeout`` it ends with an error in either case."""
 
     def __post_init__(self) -> None:
         require_words(self, " of a hand-over")
@@ -61,6 +66,7 @@ class Handover:
                 raise InputError(
                     f"handover: {name}={getattr(self, name)!r}: must be seconds > 0; leave it out for none"
                 )
+        self._check_expiry()
         if self.transfer == "none" and self.gate == "before_prefill":
             raise InputError("handover: gate='before_prefill' without a transfer: memory is set aside for one; name it")
         if self.transfer in ("chunked", "layerwise") and self.gate == "after_prefill":
@@ -69,6 +75,15 @@ class Handover:
             )
         if self.transfer == "none" and self.first_token != "prefill":
             raise InputError(f"handover: first_token={self.first_token!r} needs a transfer: name one, such as 'pull'")
+
+    def _check_expiry(self) -> None:
+        if self.on_expiry != "wait" and self.lease == self.timeout == inf:
+            raise InputError(f"handover: on_expiry={self.on_expiry!r}: nothing runs out: give lease or timeout, in s")
+        if self.on_expiry == "recompute" and self.first_token == "relayed":
+            raise InputError(
+                "handover: on_expiry='recompute' with first_token='relayed': the engines that relay it give up: use "
+                "on_expiry=fail"
+            )
 
     def spec(self) -> dict[str, Any]:
         """The rules for JSON; a time without limit is None."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from heapq import heappush
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import Any, cast
 
 from windtunnel.deployment.handover import Handover
@@ -24,6 +24,9 @@ from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
 from windtunnel.reference.staging import Receiver, Staging
 
+LEASE_ENDS, TIME_OUT = ASK_AGAIN + 1, ASK_AGAIN + 2
+"""Kinds of events, after those of the loop at equal times: what happens at the end of a wait is in time."""
+
 
 @dataclass
 class Passage:
@@ -34,6 +37,10 @@ class Passage:
     group: int = -1
     rank: int = -1
     """Of its decode replica: the group among all, and the rank in it."""
+    expired: bool = False
+    """The prefill replica has let go of its KV before anyone asked for it."""
+    lost: bool = False
+    """The client got an error instead of the rest of it."""
     prefill_end: float = nan
     asked: float = nan
     admitted: float = nan
@@ -95,12 +102,12 @@ class Apart(Loop):
     def _gated(self) -> bool:
         return self.rules.gate == "before_prefill"
 
-    def _goes(self, request: int) -> bool:
+    def goes(self, request: int) -> bool:
         """Whether a decode replica sees the request, too."""
-        one, least = self.whole[request], 0 if self.rules.first_token == "decode" else 1
-        return not (one.refused or self._stays(request)) and one.output_tokens > least
+        refused, least = self.prefills[request].refused, 0 if self.rules.first_token == "decode" else 1
+        return not (refused or self.stays(request)) and self.whole[request].output_tokens > least
 
-    def _stays(self, request: int) -> bool:
+    def stays(self, request: int) -> bool:
         """Whether a decode replica alone sees the request."""
         one = self.whole[request]
         return not one.refused and one.prompt_tokens <= self.rules.max_local_prefill_length
@@ -109,16 +116,18 @@ class Apart(Loop):
 
     def _route(self, stage: Stage, request: Request, time: float) -> None:
         """A client's request arrives."""
-        if self._stays(request.id):
+        if self.stays(request.id):
             self._prefill_there(request.id, time)
             return
-        request.replica, group, rank = stage.choose(request)
-        passage = self.passages[request.id]
-        passage.source = request.replica
+        super()._route(stage, request, time)
+
+    def _enqueue(self, request: Request, group: Group | Pipeline, rank: int, time: float) -> None:
+        """A prefill replica gets a request: a decode replica may have to be asked first after that one."""
+        self.passages[request.id].source = request.replica
         group.schedulers[rank].coming += 1
         self.prompts[request.id] = group, rank
-        request.holds = self._goes(request.id) and self.rules.transfer != "none"
-        if self._goes(request.id) and self._gated:
+        request.holds = self.goes(request.id) and self.rules.transfer != "none"
+        if self.goes(request.id) and self._gated:
             self._ask(request.id, time)
         else:
             self._queue_prompt(request.id, time)
@@ -126,20 +135,22 @@ class Apart(Loop):
     def _prefill_there(self, request: int, time: float) -> None:
         """A decode replica computes the prompt, too."""
         self.decodes[request] = one = replace(self.whole[request], arrival=time, tokens=(), stalls=[])
-        one.replica, group, rank = self.stages[1].choose(one)
-        group.schedulers[rank].add(one)
-        if not group.in_flight:
-            self._wake(self.groups.index(group), time)
+        passage = self.passages[request]
+        one.replica, group, passage.rank = self.stages[1].choose(one)
+        passage.group = self.groups.index(group)
+        group.schedulers[passage.rank].add(one)
+        if group.has_place:
+            self._wake(passage.group, time)
 
     def _queue_prompt(self, request: int, time: float) -> None:
         group, rank = self.prompts[request]
         group.schedulers[rank].coming -= 1
         group.schedulers[rank].add(self.prefills[request])
-        if not group.in_flight:
+        if group.has_place:
             self._wake(self.groups.index(group), time)
 
     def _complete(self, request: Request, time: float) -> None:
-        if request is not self.prefills[request.id] or not self._goes(request.id):
+        if request is not self.prefills[request.id] or not self.goes(request.id):
             super()._complete(request, time)
             return
         self.passages[request.id].prefill_end = time
@@ -147,8 +158,18 @@ class Apart(Loop):
             if self.rules.first_token == "prefill":
                 self.decodes[request.id].last_token = time
             self._transfer(request.id, time)
+            return
+        heappush(self.events, (time + self.rules.proxy, HANDED, len(self.whole) + request.id))
+        if self._gives_up and self.rules.lease < inf:
+            heappush(self.events, (time + self.rules.lease, LEASE_ENDS, request.id))
+
+    def _happen(self, time: float, kind: int, who: int) -> None:
+        if kind == LEASE_ENDS:
+            self._end_lease(who, time)
+        elif kind == TIME_OUT:
+            self._time_out(who, time)
         else:
-            heappush(self.events, (time + self.rules.proxy, HANDED, len(self.whole) + request.id))
+            super()._happen(time, kind, who)
 
     def _on_the_way(self, kind: int, request: int, time: float) -> None:
         if kind == LEAVES_NIC:
@@ -161,7 +182,7 @@ class Apart(Loop):
             self._ask(request - len(self.whole), time)
 
     def _ask(self, request: int, time: float) -> None:
-        """A decode replica is asked for memory."""
+        """A decode replica is asked for memory. It takes the whole prompt, whatever it has cached of others."""
         whole, again = self.whole[request], int(self.rules.first_token == "decode")
         one = replace(
             whole,
@@ -172,15 +193,21 @@ class Apart(Loop):
             generated=1,
             first_token=self.prefills[request].first_token,
             last_token=self.prefills[request].last_token,
+            tokens=(),
             stalls=[],
         )
         self.decodes[request], passage = one, self.passages[request]
         passage.asked = time
         one.replica, group, passage.rank = self.stages[1].choose(one)
         passage.group = self.groups.index(group)
-        self.staging[passage.group - self.first_decode][passage.rank].ask(one)
-        if not group.in_flight:
+        self._staging_of(passage).ask(one)
+        if group.has_place:
             self._wake(passage.group, time)
+        if self._gives_up and self.rules.timeout < inf:
+            heappush(self.events, (time + self.rules.timeout, TIME_OUT, request))
+
+    def _staging_of(self, passage: Passage) -> Staging:
+        return self.staging[passage.group - self.first_decode][passage.rank]
 
     def _transfer(self, request: int, time: float) -> None:
         passage = self.passages[request]
@@ -191,14 +218,68 @@ class Apart(Loop):
         """The KV of a request is with its decode replica; the prefill replica lets go of it."""
         passage = self.passages[request]
         passage.transfer_end = time
-        if self.prefills[request].holds:
-            group, rank = self.prompts[request]
-            group.schedulers[rank].let_go(self.prefills[request])
-            if not group.in_flight:
-                self._wake(self.groups.index(group), time)
-        self.staging[passage.group - self.first_decode][passage.rank].ready.append(self.decodes[request])
-        if not self.groups[passage.group].in_flight:
+        self._let_go(request, time)
+        self._staging_of(passage).ready.append(self.decodes[request])
+        if self.groups[passage.group].has_place:
             self._wake(passage.group, time)
+
+    def _let_go(self, request: int, time: float) -> None:
+        """The prefill replica frees the blocks of a prompt, if it holds them."""
+        one = self.prefills[request]
+        if not one.holds:
+            return
+        one.holds = False
+        group, rank = self.prompts[request]
+        group.schedulers[rank].let_go(one)
+        if group.has_place:
+            self._wake(self.groups.index(group), time)
+
+    # What runs out.
+
+    @property
+    def _gives_up(self) -> bool:
+        return self.rules.on_expiry != "wait"
+
+    def _end_lease(self, request: int, time: float) -> None:
+        """The prefill replica has held the KV for its time. Who asks for it later does not get it."""
+        passage = self.passages[request]
+        if isnan(passage.transfer_start) and not passage.lost:
+            passage.expired = True
+            self._let_go(request, time)
+
+    def _time_out(self, request: int, time: float) -> None:
+        """A request has waited for memory on the other side for its time: it ends, and the client gets an error."""
+        passage = self.passages[request]
+        if not isnan(passage.admitted):
+            return
+        self._staging_of(passage).withdraw(self.decodes[request])
+        if self._gated:
+            group, rank = self.prompts[request]
+            group.schedulers[rank].coming -= 1
+        self._lose(request, time)
+
+    def _lose(self, request: int, time: float) -> None:
+        passage = self.passages[request]
+        passage.lost = self.decodes[request].aborted = True
+        for one in (self.prefills[request], self.decodes[request]):
+            one.finished = True  # to routers that count what they have sent
+        self._let_go(request, time)
+        if self.groups[passage.group].has_place:
+            self._wake(passage.group, time)
+        super()._complete(self.whole[request], time)
+
+    def _find_gone(self, request: Request, lane: Staging, time: float) -> None:
+        """The KV for which a request has got memory is no more: it ends, or the decode replica computes its prompt."""
+        self.passages[request.id].transfer_end = time
+        lane.scheduler.let_go(request)
+        lane.staged -= 1
+        lane.scheduler.coming -= 1
+        if self.rules.on_expiry == "fail":
+            self._lose(request.id, time)
+            return
+        request.begin_again(keeps_tokens=True)
+        lane.scheduler.add(request)
+        self._wake(self.passages[request.id].group, time)
 
     # Decode replicas decide.
 
@@ -234,7 +315,9 @@ class Apart(Loop):
         for request in lane.give_memory():
             passage = self.passages[request.id]
             passage.admitted = time
-            if self.rules.transfer == "none":
+            if passage.expired:
+                self._find_gone(request, lane, time)
+            elif self.rules.transfer == "none":
                 passage.transfer_start = passage.transfer_end = time
                 lane.ready.append(request)
             elif self._gated:

@@ -238,6 +238,9 @@ class Loop:
     def _hand(self, request: Request, group: Group | Pipeline, rank: int, time: float) -> None:
         if request.brought[1] > 0:
             group.schedulers[rank].blocks.implant(request, request.brought)  # type: ignore[attr-defined]
+        self._enqueue(request, group, rank, time)
+
+    def _enqueue(self, request: Request, group: Group | Pipeline, rank: int, time: float) -> None:
         group.schedulers[rank].add(request)
         if group.has_place:
             self._wake(self.groups.index(group), time)

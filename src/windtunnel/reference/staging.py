@@ -41,6 +41,11 @@ class Staging:
         self.asking.append(request)
         self.scheduler.coming += 1
 
+    def withdraw(self, request: Request) -> None:
+        """A request asks no longer."""
+        self.asking.remove(request)
+        self.scheduler.coming -= 1
+
     def _has_place(self) -> bool:
         running, most = self.scheduler.num_running, self.scheduler.most_running
         if self.rules.staging == "memory":

@@ -92,14 +92,14 @@ class Pools:
             pool = replace(server.pool(scaling.most if scaling else replicas), stores=stores)
             return Deployment((pool,), router, scaling=scaling, faults=faults)
         if found.autoscale or found.fail:
-            raise InputError("autoscale, fail: simulated for one pool of equal servers; leave out the pools")
+            raise InputError("autoscale, fail: simulated for one pool of equal servers: leave them out, or the pools")
         pools = tuple(
             _pool(server, replicas, role, _name(role, place, texts), text)
             for role in ROLES
             for texts in (getattr(found, role),)
             for place, text in enumerate(texts)
         )
-        pools = tuple(replace(pool, stores=stores) for pool in pools) if stores else pools
+        pools = tuple(replace(pool, stores=stores) if pool.role != "decode" else pool for pool in pools)
         if found.mixed:
             return Deployment(pools, router)
         link, handover = link_of(found.link, pools), handover_of(found.handover, pools)

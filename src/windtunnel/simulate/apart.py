@@ -8,8 +8,8 @@ from windtunnel.core.engine import Demand, Fleet
 from windtunnel.deployment import Deployment, Handover
 from windtunnel.deployment.memory import KVBudget
 from windtunnel.errors import InputError
-from windtunnel.policy.named import find_router
-from windtunnel.policy.routing import ROUTE_SCORE, SCORED, SESSION_AFFINITY
+from windtunnel.policy.named import Router, find_router
+from windtunnel.policy.routing import Conductor
 from windtunnel.simulate.run import Handovers, Requests
 
 Floats = NDArray[np.float64]
@@ -18,21 +18,19 @@ GRID = 2.0**-30
 """Seconds of which all parts of a time to first token but one are multiples, so that sums are exact."""
 
 
-def routers_of(deployment: Deployment) -> tuple[int, int]:
+def routers_of(deployment: Deployment) -> tuple[Router, Router]:
     """The routers of the two sides, which in mixed pools are the same one.
 
-    Raises InputError for one between two sides that knows more than how many requests a replica has.
+    Raises InputError for a rule of prompts on the side that computes none.
     """
-    names = deployment.router, deployment.decode_router or deployment.router
-    found = tuple(find_router(name).number for name in names)
-    if not deployment.apart:
-        return found[0], found[1]
-    for name, number in zip(names, found, strict=True):
-        if number in (SCORED, SESSION_AFFINITY):
-            raise InputError(f"router {name!r}: not simulated between prefill and decode pools: use least_outstanding")
-    if found[1] == ROUTE_SCORE and names[0] != names[1]:
-        raise InputError(f"decode_router {names[1]!r}: may be a function of your own only if router is the same one")
-    return found[0], found[1]
+    first, name = find_router(deployment.router), deployment.decode_router or deployment.router
+    second = first if name == deployment.router else find_router(name)
+    if deployment.apart and isinstance(second.routing, Conductor):
+        raise InputError(
+            f"decode_router {name!r}: Conductor chooses where a prompt is computed: give another decode_router, e.g. "
+            "least_outstanding"
+        )
+    return first, second
 
 
 def crossing_of(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> Crossing:
@@ -59,7 +57,10 @@ def crossing_of(deployment: Deployment, budgets: list[KVBudget], demand: Demand)
 
 
 def about_waits(rules: Handover, record: Handed) -> list[str]:
-    """Requests whose wait the engine would have given up, for a run's notes."""
+    """Requests whose wait the engine gave up, or would have, for a run's notes."""
+    if rules.on_expiry != "wait":
+        lost = len(record.lost)
+        return [f"{lost} requests ended with an error: a lease or a timeout ran out"] * bool(lost)
     handed = record.handovers
     waits = {
         "lease": handed["transfer_start"] - handed["prefill_end"],
@@ -70,7 +71,8 @@ def about_waits(rules: Handover, record: Handed) -> list[str]:
         if late := int((seconds > getattr(rules, name)).sum()):
             limit = getattr(rules, name)
             found.append(
-                f"{late} requests waited longer than the hand-over's {name} of {limit:g} s: the engine gives up"
+                f"{late} requests waited longer than the hand-over's {name} of {limit:g} s: the engine gives up; "
+                "on_expiry=fail in --handover simulates that"
             )
     return found
 

@@ -16,7 +16,7 @@ import numpy as np
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
-from windtunnel.core.routing import fixed_columns
+from windtunnel.core.routing import fixed_columns, sends_kv
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes
 from windtunnel.policy import Limits, Policy, VllmV1, WholeBatches, routing
@@ -124,29 +124,36 @@ def run_replicas(
     replicas: list[Replica], requests: list[Request], fleet: Fleet, demand: Demand, router: int, uniforms: Any
 ) -> None:
     """Simulate until nothing happens any more; ``router`` and ``uniforms`` as for the core."""
+    Loop(replicas, router_of(fleet, demand, router, uniforms.tolist()), requests, *clients_of(demand)).run()
+
+
+def clients_of(demand: Demand) -> tuple[dict[int, int], list[float], int, list[float]]:
+    """What the loop wants to know of clients: who follows whom, after how long, how many at once, turnarounds."""
     follow = {i: int(f) for i, f in enumerate(demand.follow) if f != NONE}
     turnaround = [] if demand.turnaround is None else demand.turnaround.tolist()
-    clients = (demand.think_time.tolist(), demand.max_concurrency, turnaround)
-    Loop(replicas, router_of(fleet, demand, router, uniforms.tolist()), requests, follow, *clients).run()
+    return follow, demand.think_time.tolist(), demand.max_concurrency, turnaround
 
 
 def router_of(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Router:
-    """The router as the reference engine has it; arguments as for the core."""
+    """The router as the reference engine has it; arguments as for the core.
+
+    Raises InputError where KV cannot be sent between the caches of these engines.
+    """
     if router == routing.SCORED:
         assert fleet.routing is not None
+        sends_kv(fleet, demand)
         size = fleet.limits[0].block_size
         return Scored(fleet.routing, uniforms, fixed_columns(fleet), size, demand.hash_ids is not None)
     if router == routing.ROUTE_SCORE:
         assert fleet.route_score is not None
         return lowest_route_score(fleet.route_score)
-    follow = {i: int(f) for i, f in enumerate(demand.follow) if f != NONE}
     routers: dict[int, Router] = {
         routing.ROUND_ROBIN: round_robin,
         routing.RANDOM: random_choice(uniforms),
         routing.LEAST_OUTSTANDING: least_outstanding,
         routing.VLLM_DP: vllm_dp,
         routing.POWER_OF_TWO: power_of_two(uniforms),
-        routing.SESSION_AFFINITY: session_affinity(follow),
+        routing.SESSION_AFFINITY: session_affinity(clients_of(demand)[0]),
     }
     return routers[router]
 
@@ -165,7 +172,7 @@ def record_of(requests: list[Request], replicas: list[Replica]) -> Record:
     for name, values in zip(COLUMNS, zip(*rows, strict=True), strict=False):
         log[name] = values
     return Record(
-        requests=_table(requests, lane_of),
+        requests=table_of(requests, lane_of),
         rows=log,
         stalls=np.array(stalls, dtype=records(0, STALL).dtype),
         replica_of_lane=np.array([lane.replica for lane in lanes]),
@@ -220,7 +227,8 @@ def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[tuple[f
         previous[slot] = step.end if decodes else previous[slot]
 
 
-def _table(requests: list[Request], lane_of: dict[int, int]) -> Any:
+def table_of(requests: list[Request], lane_of: dict[int, int]) -> Any:
+    """The core's rows of requests, which have these lanes."""
     table = records(len(requests), REQUEST)
     for name in ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens"):
         table[name] = [getattr(request, name) for request in requests]
@@ -240,6 +248,16 @@ def beyond_the_core(fleet: Fleet) -> list[str]:
     return sorted(names | ({"faults"} if fleet.failures else set()))
 
 
+def require_known(fleet: Fleet, wanted: list[str]) -> None:
+    """Raise InputError for a scheduler that the reference engine does not have, where something else wants that."""
+    for policy in fleet.policies:
+        if not isinstance(policy, VllmV1 | Policy | WholeBatches):
+            raise InputError(
+                f"{', '.join(wanted)}: simulated by the reference engine, which has no {type(policy).__name__}: leave "
+                "it out, or use an engine or scheduler of vLLM's v1 or TensorRT-LLM"
+            )
+
+
 def run_policies(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
     """Simulate a fleet of vLLM v1 and unified schedulers; ``router`` and ``uniforms`` as for the core.
 
@@ -251,10 +269,10 @@ def run_policies(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Re
     shelf = Shelf()
     replicas: list[Replica] = []
     for pool, count in enumerate(fleet.replicas):
-        replicas += [_by_policy(fleet, pool, shelf, len(replicas) + i) for i in range(count)]
+        replicas += [replica_of(fleet, pool, shelf, len(replicas) + i) for i in range(count)]
     requests = requests_of(demand)
     run_replicas(replicas, requests, fleet, demand, router, uniforms)
-    return replace(record_of(requests, replicas), tiers=_used(fleet, replicas))
+    return replace(record_of(requests, replicas), tiers=used_tiers(fleet, replicas))
 
 
 def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Record:
@@ -266,7 +284,7 @@ def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float
         )
     shelf, requests = Shelf(), requests_of(demand)
     loop = Elastic(
-        lambda j: _by_policy(fleet, 0, shelf, j),
+        lambda j: replica_of(fleet, 0, shelf, j),
         fleet.replicas[0],
         router_of(fleet, demand, router, uniforms),
         requests,
@@ -274,20 +292,21 @@ def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float
         fleet.scaling,
         list(fleet.failures),
         fleet.on_failure,
-        {i: int(f) for i, f in enumerate(demand.follow) if f != NONE},
-        demand.think_time.tolist(),
-        demand.max_concurrency,
-        [] if demand.turnaround is None else demand.turnaround.tolist(),
+        *clients_of(demand),
     )
     loop.run()
     record, ranks = record_of(requests, loop.replicas), fleet.lanes[0]
     for request in requests:
         if request.retries and ranks == 1 and request.replica >= 0:
             record.requests["lane"][request.id] = request.replica
-    return replace(record, tiers=_used(fleet, loop.replicas), lives=loop.account())
+    return replace(record, tiers=used_tiers(fleet, loop.replicas), lives=loop.account())
 
 
-def _by_policy(fleet: Fleet, pool: int, shelf: Shelf, replica: int) -> Replica:
+def replica_of(fleet: Fleet, pool: int, shelf: Shelf, replica: int) -> Replica:
+    """A replica of a pool that has computed nothing; ``replica`` is its number among all.
+
+    Raises InputError for a scheduler that only the core has, and for a pipeline of ranks in lockstep.
+    """
     limits, policy, times = fleet.limits[pool], fleet.policies[pool], fleet.times[pool]
     tiers = fleet.tiers[pool] if fleet.tiers else ()
     if not isinstance(policy, VllmV1 | Policy | WholeBatches):
@@ -315,7 +334,7 @@ def _scheduler(limits: Limits, policy: VllmV1 | Policy | WholeBatches, ports: li
     return Tiered(limits, policy, ports) if ports else vllm_v1.Scheduler(limits, policy)
 
 
-def _used(fleet: Fleet, replicas: list[Replica]) -> tuple[TierUse, ...]:
+def used_tiers(fleet: Fleet, replicas: list[Replica]) -> tuple[TierUse, ...]:
     """What went through the stores, added up by pool and store."""
     found: dict[tuple[int, int], list[Port]] = defaultdict(list)
     pools = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas).tolist()

@@ -31,8 +31,9 @@ from windtunnel.simulate.apart import (
     handovers_of,
     routers_of,
 )
+from windtunnel.simulate.apart_on_reference import beyond_the_tandem, run_apart
 from windtunnel.simulate.notes import about_load, about_the_unfinished
-from windtunnel.simulate.on_reference import beyond_the_core, run_custom, run_policies
+from windtunnel.simulate.on_reference import beyond_the_core, require_known, run_custom, run_policies
 from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads, at_client, at_engine
 from windtunnel.simulate.run import (
     ABORTED,
@@ -136,28 +137,33 @@ def _state_notes(deployment: Deployment, budgets: list[KVBudget], demand: Demand
 def _record(
     fleet: Fleet,
     demand: Demand,
-    routers: tuple[int, int],
+    routers: tuple[Router, Router],
     seed: int,
     scheduler: Callable[[], PythonScheduler] | None,
     crossing: handover.Crossing | None,
 ) -> tuple[Record, list[str]]:
     """What happened, in the core or in the reference engine where it alone has the rules, and what to say of that."""
-    uniforms = router_stream(seed).random((2, len(demand.arrival)))
-    beyond = beyond_the_core(fleet)
-    if crossing:
-        if beyond or scheduler:
-            rules = ", ".join(beyond) or "a scheduler of your own"
-            raise InputError(f"prefill and decode pools: not simulated with {rules}; use mixed pools")
-        handed = handover.run(fleet, demand, routers, uniforms, crossing)
-        return handed, about_waits(crossing.rules, handed)
+    uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
+    beyond = beyond_the_tandem(fleet, routers, crossing.rules) if crossing else beyond_the_core(fleet)
+    if scheduler and crossing:
+        raise InputError("prefill and decode pools: not simulated with a scheduler of your own; use mixed pools")
     if scheduler and beyond:
         raise InputError(f"{', '.join(beyond)}: not simulated with a scheduler of your own")
     if scheduler:
-        return run_custom(scheduler, fleet, demand, routers[0], uniforms[0]), []
+        return run_custom(scheduler, fleet, demand, numbers[0], uniforms[0]), []
+    said = [f"{', '.join(beyond)}: simulated by the reference engine, which takes its time"] * bool(beyond)
     if beyond:
-        note = f"{', '.join(beyond)}: simulated by the reference engine, which takes its time"
-        return run_policies(fleet, demand, routers[0], uniforms[0]), [note]
-    return run_core(fleet, demand, routers[0], uniforms[0]), []
+        require_known(fleet, beyond)
+    if crossing:
+        handed = (
+            run_apart(fleet, demand, routers, uniforms, crossing)
+            if beyond
+            else handover.run(fleet, demand, numbers, uniforms, crossing)
+        )
+        return handed, said + about_waits(crossing.rules, handed)
+    if beyond:
+        return run_policies(fleet, demand, numbers[0], uniforms[0]), said
+    return run_core(fleet, demand, numbers[0], uniforms[0]), said
 
 
 def router_stream(seed: int) -> np.random.Generator:
@@ -328,6 +334,8 @@ def _status(record: Record) -> Integers:
     status[state == GONE] = FINISHED
     if record.lives:
         status[record.lives.lost] = ABORTED
+    if isinstance(record, handover.Handed):
+        status[record.lost] = ABORTED
     return status
 
 

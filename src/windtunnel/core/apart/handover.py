@@ -36,7 +36,7 @@ from windtunnel.core.records import (
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.errors import InputError
-from windtunnel.policy import Policy, Sglang, VllmV0, VllmV1
+from windtunnel.policy import Policy, Sglang, VllmV0, VllmV1, WholeBatches
 from windtunnel.policy.routing import SCORED, SESSION_AFFINITY
 
 OF_POOLS = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
@@ -63,6 +63,8 @@ class Handed(Record):
     handovers: NDArray[Any]
     """[n] of HANDED; ``prefill_lane`` is a lane of the whole fleet, NONE where there was none."""
     kv_bytes: Floats
+    lost: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Requests that ended with an error, because a lease or a timeout ran out."""
 
 
 def run(
@@ -81,11 +83,11 @@ def run(
     Raises:
         InputError: a scheduler that does not hand over, or takes nothing.
     """
-    _require_handing(fleet, crossing.rules)
+    require_handing(fleet, crossing.rules)
     if max(routers) in (SESSION_AFFINITY, SCORED):
-        raise InputError("router: prefill and decode pools are simulated with routers that look at requests in flight")
-    order = np.array([i for name in ("prefill", "decode") for i, role in enumerate(fleet.roles) if role == name])
-    ordered = _pools(fleet, order)
+        raise InputError("router: between prefill and decode pools only reference.handover has those that remember")
+    order = np.concatenate([of_role(fleet, name) for name in ("prefill", "decode")])
+    ordered = pools_of(fleet, order)
     columns = _rows(demand, crossing.rules)
     state = new_state(ordered, columns, uniforms[0])
     state = _begun(state, ordered, demand, columns, crossing.rules)
@@ -103,7 +105,8 @@ def run(
     return _record(fleet, order, demand, crossing, state, apart)
 
 
-def _require_handing(fleet: Fleet, rules: Handover) -> None:
+def require_handing(fleet: Fleet, rules: Handover) -> None:
+    """Raise InputError for a scheduler that does not hand over, or takes nothing."""
     for policy, role in zip(fleet.policies, fleet.roles, strict=True):
         swaps = isinstance(policy, Policy) and policy.preemption == "swap"
         takes = isinstance(policy, VllmV1 | Policy | Sglang) and policy.pipeline_parallel_size == 1 and not swaps
@@ -116,13 +119,21 @@ def _require_handing(fleet: Fleet, rules: Handover) -> None:
                 f"handover: max_local_prefill_length={rules.max_local_prefill_length}: SGLang's decode servers compute "
                 "no prompts: leave it out"
             )
-        if role == "prefill" and isinstance(policy, VllmV0) and rules.transfer != "none":
+        keeps = not isinstance(policy, VllmV0 | WholeBatches)
+        if role == "prefill" and not keeps and rules.transfer != "none":
+            who = "vLLM's first engine" if isinstance(policy, VllmV0) else "a padded batch"
             raise InputError(
-                f"role='prefill': vLLM's first engine holds no blocks for others, as {rules.transfer!r} needs"
+                f"role='prefill': {who} holds no blocks for others, as transfer={rules.transfer!r} needs: use "
+                "transfer=none"
             )
 
 
-def _pools(fleet: Fleet, which: Integers) -> Fleet:
+def of_role(fleet: Fleet, role: str) -> Integers:
+    """The pools that have it."""
+    return np.array([i for i, each in enumerate(fleet.roles) if each == role], dtype=np.int64)
+
+
+def pools_of(fleet: Fleet, which: Integers) -> Fleet:
     """Some pools of a fleet."""
     columns: dict[str, Any] = {name: tuple(getattr(fleet, name)[i] for i in which) for name in OF_POOLS}
     return replace(fleet, **columns)
