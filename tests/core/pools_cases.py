@@ -14,7 +14,8 @@ from windtunnel.core.apart.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.records import GONE
 from windtunnel.deployment import HANDOVERS, Handover, Link
-from windtunnel.policy import VllmV1, can_ever_run
+from windtunnel.perf.batch_times import linear
+from windtunnel.policy import Limits, Settings, VllmV1, can_ever_run
 from windtunnel.reference import handover as reference
 from windtunnel.reference.loop import Replica, least_outstanding, round_robin, vllm_dp
 from windtunnel.reference.replica import Group, table_time
@@ -22,6 +23,24 @@ from windtunnel.simulate.on_reference import record_of, requests_of
 
 ROUTERS = {0: round_robin, 2: least_outstanding, 3: vllm_dp}
 ROLES = ("prefill", "decode")
+PROMPT, STEPS = 8, {"max_num_batched_tokens": 64, "max_num_seqs": 64, "max_model_len": 64}
+SYNCHRONOUS = VllmV1(async_scheduling=False)
+
+
+def tandem(first: float, second: float, seats: int = 1, policy: Settings = SYNCHRONOUS) -> Fleet:
+    """A prefill replica whose every step takes ``first`` seconds for one prompt, and a decode replica with seats."""
+    limits = tuple(Limits(count, 64, 64, 6000, 16) for count in (1, seats))
+    times = tuple(linear(step, 0.0, 0.0, 0.0, **STEPS) for step in (first, second))
+    return Fleet(limits, (SYNCHRONOUS, policy), times, (1, 1), (1, 1), (False, False), roles=ROLES)
+
+
+def equal_requests(arrival: Any, output: int = 2, **more: Any) -> Demand:
+    """Requests that differ in their arrival only."""
+    n = len(arrival)
+    none, tokens = np.zeros(n, dtype=bool), np.full(n, output)
+    columns: dict[str, Any] = {"max_concurrency": 0, "max_tokens": tokens}
+    columns |= {"think_time": np.zeros(n), "follow": np.full(n, -1)} | more
+    return Demand(arrival, np.full(n, PROMPT), tokens, none, none, **columns)
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,20 @@
 import os
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 from equality import RELAXED, StuckError
 from hypothesis import assume, given, settings
 
-from core.pools_cases import ROLES, Case, cases, differences
+from core.pools_cases import Case, cases, differences, equal_requests, tandem
 from windtunnel.core.apart.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.engine import run as run_pools
 from windtunnel.core.records import GONE
 from windtunnel.deployment import HANDOVERS, Handover, Link
 from windtunnel.errors import InputError
-from windtunnel.perf.batch_times import linear
-from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0, VllmV1
+from windtunnel.policy import Limits, Policy, Sglang, VllmV0
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 
@@ -48,26 +46,6 @@ def test_core_and_reference_are_equal(kind: str) -> None:
 @given(cases())
 def test_core_and_reference_are_equal_at_length(case: Case) -> None:
     check(case)
-
-
-PROMPT, STEPS = 8, {"max_num_batched_tokens": 64, "max_num_seqs": 64, "max_model_len": 64}
-SYNCHRONOUS = VllmV1(async_scheduling=False)
-
-
-def tandem(first: float, second: float, seats: int = 1, policy: Settings = SYNCHRONOUS) -> Fleet:
-    """A prefill replica whose every step takes ``first`` seconds for one prompt, and a decode replica with seats."""
-    limits = tuple(Limits(count, 64, 64, 6000, 16) for count in (1, seats))
-    times = tuple(linear(step, 0.0, 0.0, 0.0, **STEPS) for step in (first, second))
-    return Fleet(limits, (SYNCHRONOUS, policy), times, (1, 1), (1, 1), (False, False), roles=ROLES)
-
-
-def equal_requests(arrival: Any, output: int = 2, **more: Any) -> Demand:
-    """Requests that differ in their arrival only."""
-    n = len(arrival)
-    none, tokens = np.zeros(n, dtype=bool), np.full(n, output)
-    columns: dict[str, Any] = {"max_concurrency": 0, "max_tokens": tokens}
-    columns |= {"think_time": np.zeros(n), "follow": np.full(n, -1)} | more
-    return Demand(arrival, np.full(n, PROMPT), tokens, none, none, **columns)
 
 
 def simulated(fleet: Fleet, demand: Demand, crossing: Crossing | None = None) -> Handed:

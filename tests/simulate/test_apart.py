@@ -1,26 +1,30 @@
 """Prefill and decode pools through the public door, by the rules of each engine."""
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from windtunnel.deployment import Deployment, Engine, Pool, find_handover, find_link, usual_handover
+from windtunnel.deployment import Deployment, Engine, Pool, Store, find_handover, find_link, usual_handover
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
+from windtunnel.metrics import summary
 from windtunnel.metrics.handed import TTFT_PARTS
 from windtunnel.model import load_model
 from windtunnel.simulate.overheads import INFERENCEX, Overheads
-from windtunnel.simulate.run import FINISHED, REJECTED, Run
+from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Run
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate
 
 LENGTHS = Both(Lognormal(400, 0.8, 3000), Lognormal(60, 0.8, 400))
+NOTHING: Mapping[str, Any] = {}
 ENGINES = ("vllm-0.32", "sglang-0.5", "trtllm-1.0")
 
 
-def pools(preset: str, **decode: Any) -> Deployment:
+def pools(preset: str, prefill: Mapping[str, Any] = NOTHING, **decode: Any) -> Deployment:
     """One prefill replica and two for decoding, with the link that Mooncake measured."""
     settings: dict[str, Any] = {
         "preset": preset,
@@ -29,10 +33,10 @@ def pools(preset: str, **decode: Any) -> Deployment:
         "max_num_batched_tokens": 4096,
     }
     model, h100 = load_model("Llama-3.1-8B"), device("h100")
-    prefill = Pool(model, h100, Engine(**settings), 1, "prefill")
+    computing = Pool(model, h100, Engine(**(settings | prefill)), 1, "prefill")
     decoding = Pool(model, h100, Engine(**(settings | decode)), 2, "decode")
     rules = find_handover(usual_handover(preset.partition("-")[0]))
-    return Deployment((prefill, decoding), link=find_link("vllm-mooncake-8x400g"), handover=rules)
+    return Deployment((computing, decoding), link=find_link("vllm-mooncake-8x400g"), handover=rules)
 
 
 def served(deployment: Deployment, workload: Workload, **more: Any) -> Run:
@@ -96,6 +100,87 @@ def test_requests_that_no_decode_replica_ever_takes_are_rejected() -> None:
     assert ((run.requests.status == REJECTED) == (run.requests.prompt_tokens + 3000 > tokens)).all()
 
 
-def test_routers_that_know_more_are_refused() -> None:
-    with pytest.raises(InputError, match="not simulated between prefill and decode pools"):
-        served(replace(pools("vllm-0.32"), decode_router="prefix_aware"), generate(Gamma(1.0), LENGTHS, 2, seed=1))
+@pytest.mark.parametrize("preset", ["vllm-0.32", "trtllm-1.0"])
+def test_both_engines_report_the_same_run(preset: str) -> None:
+    workload = replace(generate(Gamma(30.0, 0.5), LENGTHS, 100, seed=6), max_concurrency=12)
+    core = served(pools(preset), workload)
+    with patch("windtunnel.simulate.simulate.beyond_the_tandem", lambda *_: ["everything"]):
+        reference = served(pools(preset), workload)
+    assert "everything: simulated by the reference engine" in " ".join(reference.manifest["warnings"])
+    for name in ("requests", "handovers"):
+        one, other = getattr(core, name), getattr(reference, name)
+        for field in fields(one):
+            assert np.array_equal(getattr(one, field.name), getattr(other, field.name), equal_nan=True), field.name
+    one, other = (run.iteration_times() for run in (core, reference))
+    assert np.array_equal(np.sort(one.start), np.sort(other.start))
+    assert one.duration.sum() == pytest.approx(other.duration.sum(), rel=1e-12)
+
+
+def shared_prefixes(n: int = 120) -> Workload:
+    """Prompts of 976 tokens, all but the last 16 of them one of twelve beginnings."""
+    rng = np.random.default_rng(7)
+    beginnings = [[int(b) * 100 + k for k in range(60)] for b in rng.integers(0, 12, n)]
+    return Workload.from_columns(
+        arrival=np.cumsum(rng.exponential(0.05, n)),
+        prompt_tokens=[976] * n,
+        output_tokens=[20] * n,
+        hash_ids=[[*known, 10**6 + i] for i, known in enumerate(beginnings)],
+        hash_block_size=16,
+    )
+
+
+def test_a_router_of_prefixes_finds_more_on_prefill_replicas() -> None:
+    """Two of them with memory for three beginnings each, beside the prompt."""
+    deployment = pools("vllm-0.32", prefill={"num_gpu_blocks_override": 300})
+    first = replace(deployment.pools[0], replicas=2)
+    deployment = replace(deployment, pools=(first, deployment.pools[1]))
+    found = {}
+    for router in ("round_robin", "prefix_aware:queue=0"):
+        run = served(replace(deployment, router=router, decode_router="least_outstanding"), shared_prefixes())
+        assert (run.requests.status == FINISHED).all()
+        assert set(run.handovers.prefill_replica.tolist()) == {0, 1}  # type: ignore[union-attr]
+        found[router] = run.requests.cached_tokens.sum()
+    assert found["prefix_aware:queue=0"] > 1.2 * found["round_robin"]
+
+
+def test_stores_behind_prefill_replicas_are_found() -> None:
+    """The memory of one replica holds three beginnings of twelve, the host's all of them."""
+    deployment = pools("vllm-0.32", prefill={"num_gpu_blocks_override": 300})
+    stored = replace(deployment.pools[0], stores=(Store(capacity=50e9),))
+    without = served(deployment, shared_prefixes())
+    run = served(replace(deployment, pools=(stored, deployment.pools[1])), shared_prefixes())
+    assert (run.requests.status == FINISHED).all()
+    assert summary(run).stores["host"] > 0.3
+    assert run.requests.cached_tokens.sum() > 2 * without.requests.cached_tokens.sum()
+    assert np.mean(run.handovers.ttft_prefill) < np.mean(without.handovers.ttft_prefill)  # type: ignore[union-attr]
+    assert (parts(run).sum(axis=0) == run.requests.first_token - run.requests.arrival).all()
+
+
+def test_waits_that_end_leave_errors_and_a_note() -> None:
+    deployment = pools("vllm-0.32", max_num_seqs=1)
+    workload = generate(Gamma(30.0, 0.5), LENGTHS, 60, seed=8)
+    waited = served(deployment, workload)
+    rules = replace(deployment.handover, lease=0.5, on_expiry="fail")
+    failed = served(replace(deployment, handover=rules), workload)
+    lost = failed.requests.status == ABORTED
+    assert (waited.requests.status == FINISHED).all()
+    assert 0 < lost.sum() < 60
+    assert np.isnan(failed.requests.finish[lost]).all()
+    assert (failed.handovers.kv_bytes[lost] == 0).all()  # type: ignore[union-attr]
+    assert f"{lost.sum()} requests ended with an error" in " ".join(failed.manifest["warnings"])
+    again = served(replace(deployment, handover=replace(rules, on_expiry="recompute")), workload)
+    assert (again.requests.status == FINISHED).all()
+    assert (again.requests.preemptions.sum() > 0) & (again.handovers.kv_bytes == 0).any()  # type: ignore[union-attr]
+    assert (parts(again).sum(axis=0) == again.requests.first_token - again.requests.arrival).all()
+
+
+def test_what_stays_refused_names_a_way_out() -> None:
+    two, wishes = generate(Gamma(1.0), LENGTHS, 2, seed=1), {"router": "prefix_aware"}
+    for preset, changes, message in (
+        ("vllm-0.32", {"router": "conductor"}, r"conductor': .* another decode_router, e.g. least_outstanding"),
+        ("sglang-0.5", wishes, r"routers that remember: .* which has no Sglang: leave it out, or use an engine"),
+    ):
+        with pytest.raises(InputError, match=message):
+            served(replace(pools(preset), **changes), two)
+    with pytest.raises(InputError, match="not simulated with a scheduler of your own; use mixed pools"):
+        served(pools("vllm-0.32"), two, scheduler=object)

@@ -2,22 +2,36 @@
 
 import os
 from dataclasses import fields, replace
+from math import inf, nan
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+from core import pools_cases
+from core.pools_cases import Case, cases, equal_requests, tandem
 from equality import RELAXED, Impatient, StuckError, _contents
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from core.pools_cases import Case, cases
-from windtunnel.core.apart.handover import Handed, run
+from windtunnel.core.apart.handover import Crossing, Handed, run
+from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, REFUSED
+from windtunnel.deployment import Handover
+from windtunnel.errors import InputError
+from windtunnel.policy import Limits, VllmV1, WholeBatches
 from windtunnel.policy.named import Router
-from windtunnel.policy.routing import POWER_OF_TWO, RANDOM, ROUTE_SCORE
+from windtunnel.policy.routing import (
+    POWER_OF_TWO,
+    ROUND_ROBIN,
+    ROUTE_SCORE,
+    SCORED,
+    SESSION_AFFINITY,
+    Conductor,
+    RouteView,
+)
 from windtunnel.reference import unified, vllm_v1
 from windtunnel.simulate.apart_on_reference import run_apart
 from windtunnel.simulate.run import Iterations
@@ -45,7 +59,7 @@ def known_cases(draw: st.DrawFn, kind: str) -> tuple[Case, Any]:
         size = draw(st.sampled_from([1, 4, 16]))
         contents = _contents(rng, demand.prompt_tokens, size, draw(st.sampled_from([0.3, 0.9])))
         demand = replace(demand, hash_ids=contents, hash_block_size=size)
-    routers = st.sampled_from([*range(4), POWER_OF_TWO, RANDOM, ROUTE_SCORE])
+    routers = st.sampled_from([*range(4), POWER_OF_TWO, ROUTE_SCORE])
     fleet = replace(fleet, route_score=score)
     uniforms = rng.random((2, len(demand.arrival)))
     return replace(case, fleet=fleet, demand=demand, routers=(draw(routers), draw(routers))), uniforms
@@ -102,3 +116,154 @@ def test_both_engines_write_the_same_record(kind: str) -> None:
         check_equal(*drawn)
 
     compare()
+
+
+def handed(fleet: Fleet, demand: Demand, crossing: Crossing, *routers: Router) -> Handed:
+    """What happened on the reference engine."""
+    both = (routers or (Router(ROUND_ROBIN),)) * 2
+    return run_apart(fleet, demand, (both[0], both[1]), np.zeros((2, len(demand.arrival))), crossing)
+
+
+def test_a_lease_that_runs_out_frees_the_prompt_and_its_kv_is_gone() -> None:
+    """Steps of 1 s and of ½ s, one seat on the decode side, memory for one prompt on the other. The first request
+    decodes from 1 to 3.5, while the second, whose prompt ends at 2, asks. Its KV goes at 3: then the third prompt
+    begins. At 3.5 there is a seat and no KV: it ends, or its prompt is computed in the next step."""
+    small = tandem(1.0, 0.5)
+    small = replace(small, limits=(Limits(1, 64, 64, 1, 16), small.limits[1]))
+    expected: dict[Any, Any] = {
+        "wait": ([0, 1, 3.5], [3.5, 6.0, 8.5], [1.5, 4.0, 6.5], []),
+        "fail": ([0, 1, 3.0], [3.5, nan, 6.5], [1.5, nan, 4.5], [1]),
+        "recompute": ([0, 1, 3.0], [3.5, 6.0, nan], [1.5, 4.0, nan], []),
+    }
+    for on_expiry, (scheduled, finish, first, lost) in expected.items():
+        rules = Handover("pull", "decode", lease=1.0, on_expiry=on_expiry)
+        found = handed(small, equal_requests(np.zeros(3), output=5), Crossing(rules=rules))
+        assert found.requests["scheduled"].tolist() == scheduled
+        known = ~np.isnan(finish)
+        assert found.requests["finish"][known].tolist() == np.array(finish)[known].tolist()
+        assert found.requests["first_token"][known].tolist() == np.array(first)[known].tolist()
+        assert found.lost.tolist() == lost
+
+
+def test_a_request_that_waits_too_long_for_memory_ends() -> None:
+    """The second prompt ends at 2 and asks until 2.75, a quarter of a second before there is a seat; its place at the
+    client is free then."""
+    rules = Handover("pull", "relayed", timeout=0.75, on_expiry="fail")
+    demand = equal_requests(np.zeros(3), output=5, max_concurrency=2)
+    found = handed(tandem(1.0, 0.5), demand, Crossing(rules=rules))
+    assert found.lost.tolist() == [1]
+    assert found.requests["arrival"].tolist() == [0.0, 0.0, 2.75]
+    assert found.requests["finish"][[0, 2]].tolist() == [3.0, 5.75]
+    assert np.isnan(found.handovers["admitted"][1])
+
+
+def test_a_wait_that_ends_in_time_is_one_that_never_ends() -> None:
+    """What happens at the very end of a lease is in time: the second prompt ends at 2, its transfer begins at 3.5."""
+    demand = equal_requests(np.zeros(3), output=5)
+    free = handed(tandem(1.0, 0.5), demand, Crossing(rules=Handover("pull", "decode")))
+    rules = Handover("pull", "decode", lease=1.5, timeout=1.5, on_expiry="fail")
+    found = handed(tandem(1.0, 0.5), demand, Crossing(rules=rules))
+    assert found.handovers["transfer_start"][1] - found.handovers["prefill_end"][1] == 1.5
+    for name in ("first_token", "finish"):
+        assert (found.requests[name] == free.requests[name]).all()
+
+
+@settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
+@given(
+    cases(),
+    st.sampled_from([0.125, 1.0, 10.0]),
+    st.sampled_from([0.25, 2.0, inf]),
+    st.sampled_from(["fail", "recompute"]),
+)
+def test_every_request_ends_and_every_block_comes_back(case: Case, lease: float, timeout: float, then: Any) -> None:
+    rules = case.crossing.rules
+    then = "fail" if rules.first_token == "relayed" else then
+    rules = replace(rules, lease=lease, timeout=timeout, on_expiry=then)
+    try:
+        loop, _ = pools_cases.by_reference(replace(case, crossing=replace(case.crossing, rules=rules)))
+    except StuckError:
+        assume(False)
+    ended = [loop.decodes.get(r) or one for r, one in enumerate(loop.prefills)]
+    assert all(one.finished or one.refused for one in ended)
+    assert not [passage for passage in loop.passages if passage.lost and passage.joined >= 0]
+    assert loop.in_flight == 0 or not loop.max_concurrency
+    for group in loop.groups:
+        for scheduler in group.schedulers:
+            assert scheduler.used_blocks == scheduler.coming == scheduler.num_waiting == scheduler.num_running == 0
+    for lane in (lane for lanes in loop.staging for lane in lanes):
+        assert (len(lane.asking), len(lane.ready), lane.staged) == (0, 0, 0)
+
+
+def test_a_session_stays_on_both_sides() -> None:
+    """Two prefill replicas and three that decode; sessions of two requests."""
+    fleet = replace(tandem(1.0, 0.5, seats=4), replicas=(2, 3))
+    follow = np.array([4, 5, 6, 7, -1, -1, -1, -1])
+    demand = equal_requests(np.arange(8) * 0.25, output=9, follow=follow, think_time=np.full(8, 0.1))
+    found = handed(fleet, demand, Crossing(rules=Handover("pull", "decode")), Router(SESSION_AFFINITY))
+    for lanes in (found.requests["lane"], found.handovers["prefill_lane"]):
+        assert (lanes[4:] == lanes[:4]).all()
+        assert len(set(lanes.tolist())) > 1
+
+
+def test_a_function_sees_the_side_that_it_chooses_for() -> None:
+    """Of either side: its replicas, and what it was sent; the tokens of prompts are to compute on the first one only,
+    and known prefixes are found there."""
+    seen: list[tuple[Any, ...]] = []
+
+    def watch(*known: Any) -> float:
+        seen.append(known)
+        return float(known[1])
+
+    policy = VllmV1(async_scheduling=False, prefix_caching=True)
+    fleet = replace(tandem(1.0, 0.5, seats=4), replicas=(2, 3), policies=(policy, policy))
+    router = Router(SCORED, routing=RouteView(route_view=watch, block_size=4))
+    demand = equal_requests(np.array([0.0, 0.25, 9.0]), output=9, hash_block_size=4)
+    demand = replace(demand, hash_ids=(np.array([0, 2, 4, 6]), np.array([1, 2, 3, 4, 1, 2])))
+    found = handed(replace(fleet, routing=router.routing), demand, Crossing(rules=Handover("pull", "decode")), router)
+    assert (found.requests["state"] == GONE).all()
+    prompts = [known for known in seen if known[3] in (0.0, 0.25, 9.0)]
+    decodes = [known for known in seen if known not in prompts]
+    assert [known[0] for known in prompts] == [0, 1] * 3
+    assert [known[0] for known in decodes] == [0, 1, 2] * 3
+    assert [known[5] for known in prompts] == [0, 0, 8, 0, 0, 0]
+    assert {known[5] for known in decodes} == {0}
+    assert [known[7] for known in prompts] == [0, 0, 0, 0, 4, 0]
+    assert {known[7] for known in decodes} == {0}
+
+
+def test_conductor_rejects_before_anything_is_computed() -> None:
+    """A prompt takes a second; of three at once the third would have to wait for two."""
+    router = Router(SCORED, routing=Conductor(threshold=inf, ttft_slo=2.5))
+    fleet = replace(tandem(1.0, 0.5, seats=4), routing=router.routing)
+    for gate in ("before_prefill", "after_prefill"):
+        rules = Handover("pull", "decode", gate=gate)  # type: ignore[arg-type]
+        found = handed(fleet, equal_requests(np.zeros(3), output=5), Crossing(rules=rules), router, Router(ROUND_ROBIN))
+        assert (found.requests["state"] == REFUSED).tolist() == [False, False, True]
+        assert (found.requests["state"] == GONE).tolist() == [True, True, False]
+
+
+def test_conductor_sends_kv_between_prefill_replicas() -> None:
+    """The second prompt like the first comes when the first replica is busy with it: the other one gets the blocks of
+    its first 4 tokens in a quarter of a second, and computes the other 4 sooner than the first could begin."""
+    policy = VllmV1(async_scheduling=False, prefix_caching=True)
+    router = Router(SCORED, routing=Conductor(threshold=1.0, bandwidth=1.0, token_bytes=0.0625e9))
+    limits = (Limits(1, 64, 64, 600, 4), Limits(4, 64, 64, 600, 4))
+    fleet = replace(tandem(1.0, 0.5), limits=limits, policies=(policy, policy), replicas=(2, 1), routing=router.routing)
+    demand = replace(
+        equal_requests(np.array([0.0, 0.5])), hash_block_size=4, hash_ids=(np.array([0, 2, 4]), np.array([1, 2, 1, 2]))
+    )
+    found = handed(fleet, demand, Crossing(rules=Handover("pull", "decode")), router, Router(ROUND_ROBIN))
+    assert found.handovers["prefill_lane"].tolist() == [0, 1]
+    assert found.requests["cached_tokens"].tolist() == [0, 4]
+    assert found.requests["scheduled"].tolist() == [0.0, 0.75]
+
+
+def test_padded_batches_compute_prompts_where_nothing_is_held_for_others() -> None:
+    """Two prompts of a batch end together. The batch gives its memory back as a whole."""
+    fleet = replace(tandem(1.0, 0.5, seats=4), policies=(WholeBatches(), VllmV1(async_scheduling=False)))
+    fleet = replace(fleet, limits=(Limits(2, 64, 64, 600, 16), fleet.limits[1]))
+    found = handed(fleet, equal_requests(np.zeros(2), output=3), Crossing())
+    assert found.requests["first_token"].tolist() == [1.0, 1.0]
+    assert found.requests["finish"].tolist() == [2.0, 2.0]
+    with pytest.raises(InputError, match=r"a padded batch holds no blocks for others, .* use transfer=none"):
+        handed(fleet, equal_requests(np.zeros(2)), Crossing(rules=Handover("pull")))

@@ -38,6 +38,11 @@ class PoolSpace:
             raise InputError(f"models {self.prefill.model} and {self.decode.model}: KV is handed over within one")
         if self.ratio < 1:
             raise InputError(f"ratio={self.ratio}: must be ≥ 1")
+        if self.handover.on_expiry != "wait":
+            raise InputError(
+                f"handover: on_expiry={self.handover.on_expiry!r}: the bounds of a search hold where every request is "
+                "served: leave it out, and simulate what is found with it"
+            )
         for side in (self.prefill, self.decode):
             for axis in ("replicas", "router"):
                 if axis in side.axes:
