@@ -34,6 +34,12 @@ def test_the_published_transfers_are_met() -> None:
         (Link, {"contention": "sources"}, "did you mean 'source'"),
         (Handover, {"transfer": "pulled"}, "did you mean 'pull'"),
         (Handover, {"transfer": "pull", "lease": 0.0}, "lease=0.0: must be seconds > 0"),
+        (Handover, {"transfer": "pull", "on_expiry": "fail"}, "on_expiry='fail': nothing runs out: give lease=… or"),
+        (
+            Handover,
+            {"transfer": "pull", "first_token": "relayed", "lease": 9.0, "on_expiry": "recompute"},
+            "the engines that relay it give up: use on_expiry=fail",
+        ),
         (Handover, {"proxy": -1.0}, "proxy=-1.0"),
         (Handover, {"reserved_decode_tokens": -1}, "must be an integer ≥ 0"),
         (Handover, {"transfer": "chunked"}, "needs gate='before_prefill'"),

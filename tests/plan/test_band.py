@@ -84,6 +84,7 @@ def test_the_band_of_replicas_contains_the_answer_and_holds_at_its_ends() -> Non
         asked = replace(answer.question, confidence=share)
         assert trial(asked, candidate.scaled(count), 200.0).met
         assert count == 1 or not trial(asked, candidate.scaled(count - 1), 200.0).met
+    assert ("for which it is too much" in dict(band.words())["attainment"]) == (high > said)
     sure = f"half of the servers need {half}, nine of ten at most {most}"
     assert dict(band.words())["replicas"] == f"{said}, {low} to {high} at 90 %; {sure}"
 
@@ -94,6 +95,10 @@ def test_the_band_of_a_capacity_has_no_replicas() -> None:
     assert band.replicas is None
     assert band.rates is not None
     assert band.rates[0] >= band.rates[1] >= band.rates[2] > 0
+    fast, said, slow = (f"{100 * share:.1f} %" for share in band.attainment)
+    shown = f"{said}; at the same rate {fast} at the faster end, {slow} at the slower"
+    beyond = ", for which it is too much" * (band.rates[2] < band.rates[1])
+    assert dict(band.words())["attainment"] == shown + beyond
     assert band.cost == pytest.approx([band.price_per_hour / 3600 / rate * 1e6 for rate in band.rates])
     assert "per million requests at capacity" in dict(band.words())["cost"]
 

@@ -2,16 +2,18 @@
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from windtunnel.deployment import Deployment, Engine, Handover, Pool
+from windtunnel.deployment import HANDOVERS, Deployment, Engine, Handover, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
+from windtunnel.report.handover_flags import vllm_transfer
 from windtunnel.report.launch_files import launch_files, write_launch_files
 
 
@@ -102,6 +104,14 @@ def test_pools_apart_have_a_script_each_and_a_front_that_knows_all_servers(tmp_p
     front = (tmp_path / "front.sh").read_text()
     assert "--prefiller-hosts prefill0 prefill0 --prefiller-ports 8000 8001" in front
     assert "--decoder-hosts decode0 decode0 decode0 decode0 decode1 --decoder-ports 8000 8001 8002 8003 8000" in front
+
+
+def test_only_decode_servers_of_vllm_compute_prompts_whose_kv_is_gone() -> None:
+    for name, connector in (("vllm-0.32-nixl-pull", "NixlConnector"), ("vllm-0.32-mooncake", "MooncakeConnector")):
+        rules = replace(HANDOVERS[name], on_expiry="recompute").spec()
+        words = {role: vllm_transfer(role, rules)[1] for role in ("prefill", "decode")}
+        assert all(connector in text for text in words.values())
+        assert [role for role, text in words.items() if '"kv_load_failure_policy": "recompute"' in text] == ["decode"]
 
 
 def test_sglangs_router_meets_each_prefill_server_at_its_bootstrap_port() -> None:

@@ -1,6 +1,5 @@
 """Prefill and decode pools through the public door, by the rules of each engine."""
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 from unittest.mock import patch
@@ -20,11 +19,10 @@ from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate
 
 LENGTHS = Both(Lognormal(400, 0.8, 3000), Lognormal(60, 0.8, 400))
-NOTHING: Mapping[str, Any] = {}
 ENGINES = ("vllm-0.32", "sglang-0.5", "trtllm-1.0")
 
 
-def pools(preset: str, prefill: Mapping[str, Any] = NOTHING, **decode: Any) -> Deployment:
+def pools(preset: str, prefill: dict[str, Any] | None = None, **decode: Any) -> Deployment:
     """One prefill replica and two for decoding, with the link that Mooncake measured."""
     settings: dict[str, Any] = {
         "preset": preset,
@@ -33,7 +31,7 @@ def pools(preset: str, prefill: Mapping[str, Any] = NOTHING, **decode: Any) -> D
         "max_num_batched_tokens": 4096,
     }
     model, h100 = load_model("Llama-3.1-8B"), device("h100")
-    computing = Pool(model, h100, Engine(**(settings | prefill)), 1, "prefill")
+    computing = Pool(model, h100, Engine(**(settings | (prefill or {}))), 1, "prefill")
     decoding = Pool(model, h100, Engine(**(settings | decode)), 2, "decode")
     rules = find_handover(usual_handover(preset.partition("-")[0]))
     return Deployment((computing, decoding), link=find_link("vllm-mooncake-8x400g"), handover=rules)
@@ -175,12 +173,16 @@ def test_waits_that_end_leave_errors_and_a_note() -> None:
 
 
 def test_what_stays_refused_names_a_way_out() -> None:
-    two, wishes = generate(Gamma(1.0), LENGTHS, 2, seed=1), {"router": "prefix_aware"}
-    for preset, changes, message in (
-        ("vllm-0.32", {"router": "conductor"}, r"conductor': .* another decode_router, e.g. least_outstanding"),
-        ("sglang-0.5", wishes, r"routers that remember: .* which has no Sglang: leave it out, or use an engine"),
+    two = generate(Gamma(1.0), LENGTHS, 2, seed=1)
+    for preset, router, message in (
+        ("vllm-0.32", "conductor", r"conductor': .* another decode_router, e.g. least_outstanding"),
+        (
+            "sglang-0.5",
+            "prefix_aware",
+            r"routers that remember: .* which has no Sglang: leave it out, or use",
+        ),
     ):
         with pytest.raises(InputError, match=message):
-            served(replace(pools(preset), **changes), two)
+            served(replace(pools(preset), router=router), two)
     with pytest.raises(InputError, match="not simulated with a scheduler of your own; use mixed pools"):
         served(pools("vllm-0.32"), two, scheduler=object)

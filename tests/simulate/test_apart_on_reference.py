@@ -178,7 +178,7 @@ def test_a_wait_that_ends_in_time_is_one_that_never_ends() -> None:
 def test_every_request_ends_and_every_block_comes_back(case: Case, lease: float, timeout: float, then: Any) -> None:
     rules = case.crossing.rules
     then = "fail" if rules.first_token == "relayed" else then
-    rules = replace(rules, lease=lease, timeout=timeout, on_expiry=then)
+    rules = replace(rules, lease=lease, timeout=timeout, on_expiry=then, reserved_decode_tokens=0)
     try:
         loop, _ = pools_cases.by_reference(replace(case, crossing=replace(case.crossing, rules=rules)))
     except StuckError:
@@ -236,7 +236,7 @@ def test_conductor_rejects_before_anything_is_computed() -> None:
     router = Router(SCORED, routing=Conductor(threshold=inf, ttft_slo=2.5))
     fleet = replace(tandem(1.0, 0.5, seats=4), routing=router.routing)
     for gate in ("before_prefill", "after_prefill"):
-        rules = Handover("pull", "decode", gate=gate)  # type: ignore[arg-type]
+        rules = Handover("pull", "decode", gate=gate)
         found = handed(fleet, equal_requests(np.zeros(3), output=5), Crossing(rules=rules), router, Router(ROUND_ROBIN))
         assert (found.requests["state"] == REFUSED).tolist() == [False, False, True]
         assert (found.requests["state"] == GONE).tolist() == [True, True, False]

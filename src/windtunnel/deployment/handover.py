@@ -78,7 +78,7 @@ class Handover:
 
     def _check_expiry(self) -> None:
         if self.on_expiry != "wait" and self.lease == self.timeout == inf:
-            raise InputError(f"handover: on_expiry={self.on_expiry!r}: nothing runs out: give lease or timeout, in s")
+            raise InputError(f"handover: on_expiry={self.on_expiry!r}: nothing runs out: give lease=… or timeout=…")
         if self.on_expiry == "recompute" and self.first_token == "relayed":
             raise InputError(
                 "handover: on_expiry='recompute' with first_token='relayed': the engines that relay it give up: use "

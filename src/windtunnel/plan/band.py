@@ -49,6 +49,14 @@ class Band:
         rates = self.rates or ()
         return tuple(self.price_per_hour / 3600 / rate * 1e6 if rate > 0 else math.inf for rate in rates) or None
 
+    @property
+    def _too_much(self) -> bool:
+        """Whether servers at the slower end cannot serve the winner's rate within the limits."""
+        if self.rates:
+            return self.rates[2] < self.rates[1]
+        _, said, slow = self.replicas or (None, 0, 0)
+        return slow is None or slow > (said or 0)
+
     def words(self) -> Iterator[tuple[str, str]]:
         """Names and sentences for a reader."""
         if self.replicas:
@@ -65,7 +73,8 @@ class Band:
             yield "cost", f"{said} {unit}, {low} to {high} at 90 %"
         if not math.isnan(self.attainment[1]):
             fast, said, slow = (f"{100 * share:.1f}" for share in self.attainment)
-            yield "attainment", f"{said} %, {slow} to {fast} % at 90 %"
+            beyond = ", for which it is too much" if self._too_much else ""
+            yield "attainment", f"{said} %; at the same rate {fast} % at the faster end, {slow} % at the slower{beyond}"
         yield "evidence", self.evidence
         if self.could_be_better:
             places = ", ".join(str(place) for place in self.could_be_better)

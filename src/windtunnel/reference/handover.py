@@ -155,7 +155,7 @@ class Apart(Loop):
             return
         self.passages[request.id].prefill_end = time
         if self._gated:
-            if self.rules.first_token == "prefill":
+            if self.rules.first_token != "relayed":
                 self.decodes[request.id].last_token = time
             self._transfer(request.id, time)
             return

@@ -23,7 +23,7 @@ TRTLLM_ROUTERS = {"least_outstanding": "load_balancing", "prefix_aware": "kv_cac
 
 def vllm_transfer(role: str, handover: Mapping[str, Any]) -> list[str]:
     """Words of ``vllm serve``."""
-    mooncake = dict(handover) == HANDOVERS["vllm-0.32-mooncake"].spec()
+    mooncake = dict(handover) | {"on_expiry": "wait"} == HANDOVERS["vllm-0.32-mooncake"].spec()
     push = handover.get("transfer") == "push"
     config: dict[str, Any] = {
         "kv_connector": "MooncakeConnector" if mooncake else "NixlPushConnector" if push else "NixlConnector",
@@ -32,6 +32,8 @@ def vllm_transfer(role: str, handover: Mapping[str, Any]) -> list[str]:
     lease = handover.get("lease")
     if not (mooncake or push) and lease not in (None, HANDOVERS["vllm-0.32-nixl-pull"].lease):
         config["kv_connector_extra_config"] = {"kv_lease_duration": lease}
+    if role == "decode" and handover.get("on_expiry") == "recompute":
+        config["kv_load_failure_policy"] = "recompute"
     return ["--kv-transfer-config", shlex.quote(json.dumps(config))]
 
 

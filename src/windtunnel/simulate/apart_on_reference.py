@@ -153,7 +153,7 @@ def _handovers(fleet: Fleet, replicas: list[Replica], loop: reference.Apart, cro
 
 def _requests(loop: reference.Apart, prefill_lanes: Integers, lanes: Integers) -> NDArray[Any]:
     """The rows of both sides as one; first tokens as the prefill replica made them."""
-    table = table_of(loop.prefills, {})
+    table: NDArray[Any] = table_of(loop.prefills, {})
     table["output"] = [one.output_tokens for one in loop.whole]
     table["lane"] = np.where(lanes == NONE, prefill_lanes, lanes)
     decodes = list(loop.decodes.values())

@@ -121,6 +121,7 @@ def test_limits_that_no_request_alone_keeps_bound_a_deployment_out() -> None:
     ("change", "message"),
     [
         ({"ratio": 0}, "ratio=0"),
+        ({"handover": Handover("pull", lease=9.0, on_expiry="fail")}, "on_expiry='fail': the bounds of a search hold"),
         ({"prefill": small_space(replicas=(1, 2))}, "replicas: is found"),
     ],
 )
