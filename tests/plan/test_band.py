@@ -96,7 +96,7 @@ def test_the_band_of_a_capacity_has_no_replicas() -> None:
     assert band.rates is not None
     assert band.rates[0] >= band.rates[1] >= band.rates[2] > 0
     fast, said, slow = (f"{100 * share:.1f} %" for share in band.attainment)
-    shown = f"{said}; at the same rate {fast} at the faster end, {slow} at the slower"
+    shown = f"{said}; at this rate {fast} at the faster end, {slow} at the slower"
     beyond = ", for which it is too much" * (band.rates[2] < band.rates[1])
     assert dict(band.words())["attainment"] == shown + beyond
     assert band.cost == pytest.approx([band.price_per_hour / 3600 / rate * 1e6 for rate in band.rates])

@@ -74,7 +74,7 @@ class Band:
         if not math.isnan(self.attainment[1]):
             fast, said, slow = (f"{100 * share:.1f}" for share in self.attainment)
             beyond = ", for which it is too much" if self._too_much else ""
-            yield "attainment", f"{said} %; at the same rate {fast} % at the faster end, {slow} % at the slower{beyond}"
+            yield "attainment", f"{said} %; at this rate {fast} % at the faster end, {slow} % at the slower{beyond}"
         yield "evidence", self.evidence
         if self.could_be_better:
             places = ", ".join(str(place) for place in self.could_be_better)
