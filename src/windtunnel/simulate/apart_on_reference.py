@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.handover import Crossing, Handed, Integers, of_role, pools_of, require_handing
+from windtunnel.core.apart.handover import Crossing, Handed, of_role, pools_of, require_handing
 from windtunnel.core.apart.link import HANDED
-from windtunnel.core.engine import Demand, Fleet, Floats
+from windtunnel.core.engine import Demand, Fleet, Floats, Integers
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import NONE, STALL, records
 from windtunnel.deployment.handover import Handover
