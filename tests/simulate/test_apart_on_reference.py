@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 from core import pools_cases
 from core.pools_cases import Case, cases, equal_requests, tandem
-from equality import RELAXED, Impatient, StuckError, _contents
+from equality import RELAXED, Impatient, StuckError, _contents, stages_of
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from windtunnel.core.apart.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
+from windtunnel.core.pipeline import unsupported
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover
 from windtunnel.errors import InputError
-from windtunnel.policy import Limits, VllmV1, WholeBatches
+from windtunnel.perf.batch_times import linear
+from windtunnel.policy import Limits, Policy, VllmV1, WholeBatches
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import (
     POWER_OF_TWO,
@@ -32,12 +34,14 @@ from windtunnel.policy.routing import (
     Conductor,
     RouteView,
 )
+from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.reference import unified, vllm_v1
-from windtunnel.simulate.apart_on_reference import run_apart
+from windtunnel.simulate.apart_on_reference import beyond_the_tandem, run_apart
 from windtunnel.simulate.run import Iterations
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 TOLD = ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens", "lane", "output")
+PADDED = Policy(group_order="prefill_first", mixed=False, chunked_prefill=False, padded_prefills=True)
 PASSED = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end", "work", "goes", "stays",
           "prefill_lane", "source", "destination")  # fmt: skip
 
@@ -116,6 +120,29 @@ def test_both_engines_write_the_same_record(kind: str) -> None:
         check_equal(*drawn)
 
     compare()
+
+
+@st.composite
+def staged_cases(draw: st.DrawFn) -> tuple[Case, Any]:
+    """Prompts that are computed in stages."""
+    case, uniforms = draw(known_cases("vllm"))
+    place = case.fleet.roles.index("prefill")
+    assume(not case.fleet.lockstep[place])
+    times = draw(stages_of(case.fleet.limits[place]))
+    policies: list[Any] = list(case.fleet.policies)
+    tables = list(case.fleet.times)
+    policies = [replace(policy, prefix_caching=False) for policy in policies]
+    policies[place] = replace(policies[place], pipeline_parallel_size=len(times.stages))
+    tables[place] = times
+    assume(not unsupported(policies[place]))
+    return replace(case, fleet=replace(case.fleet, policies=tuple(policies), times=tuple(tables))), uniforms
+
+
+@pytest.mark.long
+@settings(max_examples=1000, deadline=None, suppress_health_check=RELAXED)
+@given(staged_cases())
+def test_both_engines_write_the_same_record_of_stages(drawn: tuple[Case, Any]) -> None:
+    check_equal(*drawn)
 
 
 def handed(fleet: Fleet, demand: Demand, crossing: Crossing, *routers: Router) -> Handed:
@@ -256,6 +283,36 @@ def test_conductor_sends_kv_between_prefill_replicas() -> None:
     assert found.handovers["prefill_lane"].tolist() == [0, 1]
     assert found.requests["cached_tokens"].tolist() == [0, 4]
     assert found.requests["scheduled"].tolist() == [0.0, 0.75]
+
+
+def test_what_the_core_lacks_is_found_on_either_side() -> None:
+    """Stages of vLLM ≤ 0.20 beside a decode pool of one stage, padded prompts, one side's own function, waits."""
+    plain, rules = Router(ROUND_ROBIN), Handover("pull")
+    fleet, stages = tandem(1.0, 0.5), replace(VERSIONS["vllm-0.20"], pipeline_parallel_size=2)
+    assert beyond_the_tandem(fleet, (plain, plain), rules) == []
+    old = replace(fleet, policies=(stages, fleet.policies[1]))
+    assert beyond_the_tandem(old, (plain, plain), rules) == sorted(unsupported(stages)) != []
+    padded = replace(fleet, policies=(PADDED, fleet.policies[1]))
+    assert beyond_the_tandem(padded, (plain, plain), rules) == ["padded_prefills"]
+    own = Router(ROUTE_SCORE, route_score=score)
+    assert beyond_the_tandem(fleet, (own, own), rules) == []
+    assert beyond_the_tandem(fleet, (plain, own), rules) == ["decode_router of your own"]
+    later = replace(rules, lease=1.0, on_expiry="fail")
+    assert beyond_the_tandem(fleet, (plain, Router(SESSION_AFFINITY)), later) == [
+        "on_expiry=fail",
+        "routers that remember",
+    ]
+
+
+def test_padded_prompts_count_as_the_longest() -> None:
+    """10 ms a token, 15 tokens a step: prompts of 8 and 2 tokens count as 16, and the second waits for the first."""
+    fleet = tandem(1.0, 0.5, seats=4)
+    times = linear(0.0, 0.01, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=64, max_model_len=64)
+    fleet = replace(fleet, policies=(PADDED, fleet.policies[1]), times=(times, fleet.times[1]))
+    fleet = replace(fleet, limits=(Limits(2, 15, 15, 600, 16), fleet.limits[1]))
+    demand = replace(equal_requests(np.zeros(2)), prompt_tokens=np.array([8, 2]))
+    found = handed(fleet, demand, Crossing(rules=Handover("pull", "relayed")))
+    assert found.handovers["prefill_end"] == pytest.approx([0.08, 0.1])
 
 
 def test_padded_batches_compute_prompts_where_nothing_is_held_for_others() -> None:
