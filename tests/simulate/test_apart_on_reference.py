@@ -80,14 +80,20 @@ def by_reference(case: Case, uniforms: Any) -> Handed:
 
 
 def steps_of(case: Case, record: Handed) -> Any:
-    """Every single step: replica, lane, start, duration, decodes, in order of the first three."""
+    """Every single step: replica, rank, start, duration, decodes, in order of the first three.
+
+    Which of its pipeline's slots a step has is not compared: the reference counts what it decides in vain, and where
+    nothing decodes nothing depends on it.
+    """
     fleet, rows = case.fleet, record.rows
     columns = tuple(np.ascontiguousarray(rows[field.name]) for field in fields(Iterations))
     pool = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas)
     lanes = np.where(fleet.lockstep, fleet.lanes, 1)[pool]
     found = iteration_times(columns, fleet.times, pool, lanes)
     of = rows[found.row]
-    steps = np.array([of["replica"], of["lane"], found.start, found.duration, of["decodes"]], dtype=np.float64)
+    stages = np.array([policy.pipeline_parallel_size for policy in fleet.policies])[pool]
+    ranks = of["lane"] // stages[of["replica"]]
+    steps = np.array([of["replica"], ranks, found.start, found.duration, of["decodes"]], dtype=np.float64)
     return steps[:, np.lexsort(steps[2::-1])]
 
 
