@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,12 @@ from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.perf.batch_times import BatchTimes, linear
 from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0, VllmV1
 from windtunnel.policy.unified import POLICIES
+from windtunnel.reference.custom import Decision
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.simulate.on_reference import run_custom
 from windtunnel.workload.traces import load_trace
 
 LEAST_OUTSTANDING = 2
@@ -200,6 +202,45 @@ def show_rules(repeats: int) -> None:
         print(f"| {name} | {' | '.join(cells)} | {record.requests['preemptions'].mean():.2f} |")
 
 
+class ShortestFirst:
+    """The scheduler of docs/write-a-scheduler.md."""
+
+    def __init__(self, hold: bool) -> None:
+        self.hold = hold
+
+    def schedule(self, now: float, waiting: Sequence[Request], running: Sequence[Request], limits: Limits) -> Decision:  # noqa: ARG002
+        """Decode, and admit whole prompts, the shortest first, for which all memory is there."""
+        tokens = dict.fromkeys(running, 1)
+        free = limits.num_blocks - sum(most_blocks(request, limits) for request in running)
+        budget = limits.max_num_batched_tokens - len(running)
+        for request in sorted(waiting, key=lambda request: request.prompt_tokens):
+            free -= most_blocks(request, limits)
+            budget -= request.prompt_tokens
+            if free < 0 or budget < 0 or len(tokens) == limits.max_num_seqs:
+                break
+            tokens[request] = request.prompt_tokens
+        return Decision(tokens, hold=self.hold)
+
+
+def most_blocks(request: Request, limits: Limits) -> int:
+    """The memory that a request may ever need."""
+    return limits.blocks(request.prompt_tokens + request.max_tokens)
+
+
+def show_own(requests: int, repeats: int) -> None:
+    """Requests per second with a scheduler written in Python, which runs on the reference engine."""
+    print(f"\n| {requests:,} requests, a scheduler in Python | {' | '.join(load.name for load in LOADS)} |")
+    print(f"|---|{'---:|' * len(LOADS)}")
+    for name, hold in (("asked in every step", False), ("`hold=True`", True)):
+        cells = []
+        for load in LOADS:
+            asked, limits = demand(load, requests), Limits(256, 8192, MODEL_LEN, load.blocks, 16)
+            served = Fleet((limits,), (VllmV1(),), (tables(tokens=8192),), (1,), (1,), (False,))
+            own = partial(run_custom, partial(ShortestFirst, hold), served, asked, 0, np.zeros(requests))
+            cells.append(f"{requests / cpu(own, repeats):,.0f}")
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
 def show_prefixes(trace: Path, repeats: int) -> None:
     """A Mooncake trace on eight replicas of 30,000 blocks of 16 tokens, under schedulers that share prefixes."""
     workload = load_trace(trace)
@@ -310,6 +351,7 @@ def main() -> None:
         show_core(repeats)
         show_presets(3)
         show_rules(repeats)
+        show_own(2_000 if options.quick else 10_000, 3)
         if options.prefixes:
             show_prefixes(options.prefixes, repeats)
         show_growth(sizes, 3 if options.quick else 5)

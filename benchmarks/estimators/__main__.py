@@ -42,6 +42,7 @@ def page(profile: Profile, splitwise: Path) -> tuple[str, dict[str, str]]:
         "operators": "\n".join(_operators(compared)),
         "behind": f"{100 * max((value for name, value in behind.items() if name not in far), default=0.0):.1f}",
         "except_for": ", ".join(f"{name} ({100 * behind[name]:.1f} points)" for name in far) or "none",
+        "impossible": ", ".join(_impossible(compared)) or "nowhere",
         "few": "\n".join(claims.few_points(profile, tp)),
         "held_out_shards": "\n".join(_rows(held_out_shards(profile))),
         "held_out_models": "\n".join(_rows(held_out_models())),
@@ -72,6 +73,13 @@ def _operators(compared: list[Compared]) -> Iterable[str]:
         cells = [f"{100 * row.found[name][1].median:.2f}" for name in names]
         cells[names.index(row.winner)] = f"**{cells[names.index(row.winner)]}**"
         yield f"| {row.operator} | {row.points:,} | {' | '.join(cells)} |"
+
+
+def _impossible(compared: list[Compared]) -> Iterable[str]:
+    for row in compared:
+        for name, (_, errors) in row.found.items():
+            if errors.impossible:
+                yield f"{name} at {errors.impossible:,} of {errors.count:,} of {row.operator}"
 
 
 def _rows(rows: Iterable[Row]) -> Iterable[str]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from windtunnel.perf.database import open_database
 from windtunnel.perf.estimators.interpolation import Interpolation
 from windtunnel.perf.estimators.points import Points, ape
-from windtunnel.perf.estimators.selection import folds, held_out
+from windtunnel.perf.estimators.selection import errors, folds, held_out
 from windtunnel.perf.estimators.terms import Linear, Polynomial, relative_least_squares
 from windtunnel.perf.profile.folder import Profile
 
@@ -27,9 +27,9 @@ def polynomials(profile: Profile, tp: int) -> list[str]:
     lines = ["| operator | 1 | 2 | 3 | 4 | 5 | interpolation | largest step |", "|---|---|---|---|---|---|---|---|"]
     for operator in ("attn_pre_proj", "mlp_up_proj", "mlp_down_proj", "attn_prefill", "attn_decode"):
         points = profile.points[operator, tp]
-        degrees = [np.median(held_out(Polynomial(degree), points)) for degree in range(1, 6)]
-        other = np.median(held_out(Interpolation(), points))
-        cells = [per_cent(float(one)) for one in (*degrees, other)]
+        degrees = [errors(held_out(Polynomial(degree), points)).median for degree in range(1, 6)]
+        other = errors(held_out(Interpolation(), points)).median
+        cells = [per_cent(one) for one in (*degrees, other)]
         lines.append(f"| {operator} | {' | '.join(cells)} | {_largest_step(points)} |")
     return lines
 
@@ -51,8 +51,8 @@ def sum_of_contexts(profile: Profile, tp: int) -> tuple[float, float, float]:
     for i in range(5):
         known, asked = total.where(fold != i), total.where(fold == i)
         apes.append(ape(Interpolation().fit(known).times(asked), asked.seconds))
-    both = np.median(held_out(Interpolation(), points))
-    return float(np.median(np.concatenate(apes))), float(both), float(np.median(held_out(Linear(), points)))
+    both, line = (errors(held_out(learner, points)).median for learner in (Interpolation(), Linear()))
+    return float(np.median(np.concatenate(apes))), both, line
 
 
 def equal_sums() -> list[str]:
@@ -155,7 +155,7 @@ def splitwise(path: Path) -> list[str]:
             "decode",
             [(row["batch_size"], row["prompt_size"] + row["token_size"] / 2, row["token_time"]) for row in whole],
         )
-        regimes = [per_cent(float(np.median(held_out(Linear(n), decodes)))) for n in (1, 2)]
+        regimes = [per_cent(errors(held_out(Linear(n), decodes)).median) for n in (1, 2)]
         lines.append(f"| {tp} | {a:.1f}, {b:.4f}, {c:.2e} | {per_cent(float(error))} | {' | '.join(regimes)} |")
     return lines
 

@@ -83,7 +83,7 @@ def wrong_scheduling() -> Finding:
         f"holds only with static batches among the schedulers ({speeds[best] / continuous:.1f}× without)"
         if ratio >= 4
         else f"fails: {ratio:.1f}×",
-        f"{best} {speeds[best]:,.0f} tokens/s, {worst} with 8 places {speeds[worst]:,.0f}: {ratio:.1f}×; "
+        f"`{best}` {speeds[best]:,.0f} tokens/s, `{worst}` with 8 places {speeds[worst]:,.0f}: {ratio:.1f}×; "
         f"among {len(GRID)} variants with continuous batches {speeds[best] / continuous:.2f}×",
     )
 

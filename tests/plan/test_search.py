@@ -1,17 +1,19 @@
 """The search: what brute force finds, with a part of its simulations, whatever the objective and the workers."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from plan.planning import chat, question, small_space
+from windtunnel.errors import InputError
 from windtunnel.plan.objective import EnergyPerToken, LeastForRate, Objective, RatePerDollar
 from windtunnel.plan.question import Question
-from windtunnel.plan.search import Progress, search
+from windtunnel.plan.search import Progress, search, search_widening
 from windtunnel.plan.search_result import SearchResult
-from windtunnel.plan.space import Constraints
+from windtunnel.plan.space import Constraints, Enumeration
 from windtunnel.plan.store import Store
 from windtunnel.plan.workers import given, in_turn, processes
 
@@ -107,6 +109,49 @@ def test_bounds_with_other_batch_times_are_not_taken_from_these_tables() -> None
         find(OBJECTIVES["rate"], store=store, others=(other, QUESTION))
         assert store.bounds(other.digest) == {}
         assert len(store.bounds(QUESTION.digest)) == len(ENUMERATION.candidates)
+
+
+@dataclass(frozen=True)
+class Liked:
+    """As much of a result as the widening looks at."""
+
+    best: Any
+    contenders: dict[int, Any]
+    trials: int = 3
+    reused: int = 2
+    seconds: float = 0.5
+
+
+@pytest.mark.parametrize(("open_axes", "sizes"), [({"max_num_seqs"}, (16, 32, 64, 128)), (set(), (16, 32))])
+def test_a_best_at_the_end_of_an_open_axis_is_searched_further(
+    monkeypatch: pytest.MonkeyPatch, open_axes: set[str], sizes: tuple[int, ...]
+) -> None:
+    """A search that likes 64 requests best, and then as many as there are."""
+    asked = []
+
+    def liked(enumeration: Enumeration, *_: object, top: int, **__: object) -> Any:
+        asked.append((top, tuple(one.settings["max_num_seqs"] for one in enumeration.candidates)))
+        best = min(enumeration.candidates, key=lambda one: abs(one.settings["max_num_seqs"] - 64))
+        contenders = {one.index: SimpleNamespace(candidate=one) for one in enumeration.candidates}
+        return Liked(best, contenders)
+
+    monkeypatch.setattr("windtunnel.plan.search.search", liked)
+    space = replace(
+        small_space(device=("h100",), tensor_parallel_size=(1,), max_num_seqs=(16, 32), max_num_batched_tokens=(256,)),
+        open=frozenset(open_axes),
+    )
+    found = search_widening(space, QUESTION, OBJECTIVES["rate"], top=None)
+    assert (found.trials, found.reused, found.seconds) == (3 * len(asked), 2, 0.5 * len(asked))
+    assert asked == [(most, sizes[:most]) for most in range(2, len(sizes) + 1)]
+
+
+def test_a_space_of_which_nothing_can_run_says_why() -> None:
+    with pytest.raises(InputError, match="none of 3 configurations can run: 3 × "):
+        search_widening(
+            small_space(device=("l40s",), tensor_parallel_size=(3,), max_num_batched_tokens=(256,)),
+            question(),
+            RatePerDollar(),
+        )
 
 
 def test_impossible_limits_say_by_how_much() -> None:

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 import pytest
@@ -30,6 +32,23 @@ def die_once(flag: Path) -> str:
 
 def die(_: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_half_way(flag: Path) -> str:
+    """Kills its own process the first time, in the middle of handing in its result."""
+
+    def half(pipe: Connection, data: bytes) -> None:
+        os.write(pipe.fileno(), bytes(data[: len(data) // 2]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if not flag.exists():
+        flag.touch()
+        Connection._send = half  # type: ignore[attr-defined]
+    return "done"
+
+
+def unsendable(_: int) -> object:
+    return lambda: None
 
 
 def fail(_: int) -> None:
@@ -111,6 +130,38 @@ def test_a_job_whose_worker_dies_is_done_again(tmp_path: Path) -> None:
         workers.submit(tmp_path / name)
     assert drain(workers) == ["done", "done"]
     assert workers.lost >= 1
+
+
+def test_a_worker_that_dies_with_half_a_result_handed_in_keeps_nobody_waiting(tmp_path: Path) -> None:
+    workers: Workers[Path, str] = Workers(processes(2), die_half_way)
+    for name in ("a", "b"):
+        workers.submit(tmp_path / name)
+    found: list[str] = []
+
+    def drained() -> bool:
+        found.extend(result for _, result in workers.results(0.1))
+        return not workers.under_way
+
+    until(drained)
+    workers.stop()
+    assert found == ["done", "done"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
+def test_processes_end_in_the_middle_of_their_jobs_when_they_are_stopped(tmp_path: Path) -> None:
+    workers: Workers[Path, None] = Workers(processes(2), hold)
+    for _ in range(2):
+        workers.submit(tmp_path)
+    until(lambda: len(list(tmp_path.iterdir())) == 2)
+    workers.stop()
+    until(lambda: all(is_gone(int(path.name)) for path in tmp_path.iterdir()))
+
+
+def test_a_result_that_cannot_be_sent_is_an_error_of_its_job() -> None:
+    workers: Workers[int, object] = Workers(processes(1), unsendable)
+    workers.submit(1)
+    with pytest.raises((AttributeError, PicklingError), match="unsendable"):
+        drain(workers)
 
 
 def test_a_job_that_kills_every_worker_ends_the_search() -> None:

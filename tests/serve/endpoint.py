@@ -23,6 +23,7 @@ from windtunnel.serve.log import Log
 from windtunnel.serve.place import Place
 from windtunnel.serve.server import config, serving
 from windtunnel.simulate.live import LiveDeployment
+from windtunnel.simulate.live import live as ready
 from windtunnel.simulate.simulate import batch_times
 
 MODEL = "Qwen/Qwen3-0.6B"
@@ -41,7 +42,7 @@ def tables(served: Deployment) -> tuple[Tabulated, ...]:
 
 def live(served: Deployment | None = None) -> LiveDeployment:
     served = served or deployment()
-    return LiveDeployment(served, tables=tables(served))
+    return ready(served, tables=tables(served))
 
 
 def app(

@@ -8,7 +8,7 @@ import pytest
 from windtunnel import Deployment, Engine, Pool, device, load_model, simulate, summary, summary_json
 from windtunnel.errors import InputError
 from windtunnel.policy.scaling import Autoscale, Faults, Foresight
-from windtunnel.simulate.live import LiveDeployment
+from windtunnel.simulate.live import live
 from windtunnel.workload import Workload
 
 
@@ -56,4 +56,4 @@ def test_what_cannot_come_and_go_is_refused() -> None:
 def test_replicas_that_fail_are_not_served_live() -> None:
     pool = Pool(load_model("Qwen/Qwen3-8B"), device("l40s"))
     with pytest.raises(InputError, match="autoscale, fail, store: not served live"):
-        LiveDeployment(Deployment((pool,), faults=(Faults(at=5.0),)))
+        live(Deployment((pool,), faults=(Faults(at=5.0),)))

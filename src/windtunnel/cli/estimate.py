@@ -79,6 +79,7 @@ def _rows(compared: "list[Compared]") -> list[dict[str, Any]]:
             "settings": str(row.learner),
             "median_ape": {name: errors.median for name, (_, errors) in row.found.items()},
             "p90_ape": {name: errors.p90 for name, (_, errors) in row.found.items()},
+            "impossible": {name: errors.impossible for name, (_, errors) in row.found.items()},
         }
         for row in compared
     ]
@@ -98,8 +99,19 @@ def _show(compared: "list[Compared]", device: str, shards: int) -> None:
         for row in compared
     ]
     title = f"{device}, TP {shards}: median error on held-out points, %"
-    show(table(["operator", "points", *names, "least"], rows, title), *remarks(_why_not(compared)))
+    said = remarks([*_why_not(compared), *_impossible(compared)])
+    show(table(["operator", "points", *names, "least"], rows, title), *said)
 
 
 def _why_not(compared: "list[Compared]") -> list[str]:
     return sorted({f"{name}: {why}" for row in compared for name, why in row.why_not.items()})
+
+
+def _impossible(compared: "list[Compared]") -> list[str]:
+    return [
+        f"{name}: predicts no time, or less, at {errors.impossible} of {errors.count} points of {row.operator} held "
+        "out; where it does, a run takes the roofline"
+        for row in compared
+        for name, (_, errors) in row.found.items()
+        if errors.impossible
+    ]

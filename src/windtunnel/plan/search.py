@@ -14,9 +14,12 @@ the first in the order of the space.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from itertools import count
 
+from windtunnel.errors import InputError
+from windtunnel.plan.apart.pool_space import PoolSpace
 from windtunnel.plan.elimination import (
     AnyJob,
     AnyReport,
@@ -37,7 +40,7 @@ from windtunnel.plan.elimination import (
 from windtunnel.plan.objective import Objective
 from windtunnel.plan.question import Question
 from windtunnel.plan.search_result import SearchResult
-from windtunnel.plan.space import Enumeration
+from windtunnel.plan.space import Enumeration, Space
 from windtunnel.plan.store import Store
 from windtunnel.plan.trial import candidate_key
 from windtunnel.plan.workers import Team, Workers, in_turn
@@ -116,6 +119,50 @@ def search(
         reused=hunt.progress.reused,
         seconds=time.perf_counter() - began,
     )
+
+
+def search_widening(
+    space: Space | PoolSpace,
+    question: Question,
+    objective: Objective,
+    *,
+    top: int | None = 1,
+    store: Store | None = None,
+    team: Team | None = None,
+    watch: Watch | None = None,
+    others: Sequence[Question] = (),
+    during: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> SearchResult:
+    """``search`` of a space; while its best stands at the end of an open axis, of a larger one, too.
+
+    Args:
+        space: what is searched first.
+        question, objective, store, team, watch, others: see ``search``.
+        top: how many of the best to find exactly; None: all.
+        during: is told what takes its time, and entered meanwhile.
+
+    Raises:
+        InputError: none of the configurations can run, with the commonest reasons; and see ``search``.
+        WorkerLost: see ``search``.
+    """
+    store = store or Store()
+    before: SearchResult | None = None
+    while True:
+        with during(f"sorting {space.size:,} configurations"):
+            enumeration = space.enumerate(with_price=objective.needs_price)
+        if not enumeration.candidates:
+            reasons = "; ".join(f"{count} × {reason}" for reason, count in enumeration.pruned.most_common(3))
+            raise InputError(f"none of {space.size} configurations can run: {reasons}")
+        most = len(enumeration.candidates) if top is None else top
+        answer = search(enumeration, question, objective, top=most, store=store, team=team, watch=watch, others=others)
+        if before is not None:  # what this search has made itself is not what was made before it
+            trials, seconds = before.trials + answer.trials, before.seconds + answer.seconds
+            answer = replace(answer, trials=trials, reused=before.reused, seconds=seconds)
+        before, best = answer, answer.best
+        larger = space.beyond(answer.contenders[best.index].candidate.settings) if best else None
+        if larger is None:
+            return answer
+        space = larger
 
 
 class _Hunt:

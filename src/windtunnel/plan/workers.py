@@ -5,16 +5,20 @@ Ray is the extra ``ray``; it is imported only by those who ask for it.
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
-from threading import Thread
-from typing import Any, Generic, ParamSpec, TypeVar
+from threading import Lock, Thread, local
+from traceback import format_exception
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from windtunnel.errors import InputError
 
@@ -42,30 +46,78 @@ class Team:
 
 
 def processes(workers: int | None = None) -> Team:
-    """Processes on this machine, by default one per CPU.
-
-    They fork from a clean server that has imported what jobs need, so that no lock of a running thread is copied.
-    """
+    """Processes on this machine, by default one per CPU."""
     count = workers if workers is not None else available_cpus()
-
-    def make() -> Executor:
-        context = get_context("forkserver")
-        context.set_forkserver_preload(["windtunnel.plan.elimination"])
-        return ProcessPoolExecutor(count, mp_context=context, initializer=end_with_parent)
-
-    return Team(make, count)
+    return Team(partial(Processes, count), count)
 
 
-def end_with_parent() -> None:
-    """Let this process end when the one that asked for it does, however that ends; checked by a thread."""
-    parent = parent_process()
-    assert parent is not None
+class Processes(Executor):
+    """Runs jobs in processes, each of which has a thread here and a pipe between them.
+
+    They share no lock and no queue: one that dies, wherever it was, closes its pipe, and only its job is lost. Of
+    ``ProcessPoolExecutor`` all would wait for the rest of a result that was half written, or for a lock. Processes
+    fork from a clean server that has imported what jobs need, so that no lock of a running thread is copied.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._threads, self._own, self._lock = ThreadPoolExecutor(count), local(), Lock()
+        self._context = get_context("forkserver")
+        self._context.set_forkserver_preload(["windtunnel.plan.elimination"])
+        self._seen, self._life = self._context.Pipe(duplex=False)
+        """The processes end when the second, which this one holds alone, is closed: by it, or because it ends."""
+
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Future[Result]:
+        """The future of a call; BrokenProcessPool when the process ends before it."""
+        return self._threads.submit(self._run, partial(fn, *args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the processes: after their jobs if ``wait``, at once otherwise."""
+        self._threads.shutdown(wait, cancel_futures=cancel_futures)
+        self._life.close()
+
+    def _run(self, job: Callable[[], Result]) -> Result:
+        own = self._own.__dict__
+        try:
+            if "pipe" not in own:
+                own["pipe"] = self._start()
+            own["pipe"].send(job)
+            result, error = own["pipe"].recv()
+        except (EOFError, OSError) as gone:
+            own.clear()
+            raise BrokenProcessPool("a process ended before its job") from gone
+        if error is not None:
+            raise error
+        return cast(Result, result)
+
+    def _start(self) -> Connection:
+        with self._lock:
+            ours, theirs = self._context.Pipe()
+            self._context.Process(target=serve, args=(theirs, self._seen), daemon=True).start()
+            theirs.close()
+        return ours
+
+
+def serve(jobs: Connection, life: Connection) -> None:
+    """Run the jobs of a pipe; end when the other end of ``life`` is closed, in the middle of a job, too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who began the jobs hears of it
 
     def watch() -> None:
-        wait_for([parent.sentinel])
+        wait_for([life])
         os._exit(1)
 
     Thread(target=watch, daemon=True).start()
+    while True:
+        try:
+            job = jobs.recv()
+        except EOFError:
+            return
+        try:
+            jobs.send((job(), None))
+        except BaseException as error:  # the job's, or of a result that cannot be sent
+            error.add_note("".join(format_exception(error)))
+            jobs.send((None, error))
 
 
 def in_turn() -> Team:

@@ -78,6 +78,10 @@ class Settings:
     """It is simulated with prompts that share a beginning."""
     why_unfinished: ClassVar[str] = "requests of equal priority and arrival preempt each other for ever"
     """Why a request may never finish, as in the engine."""
+    why_not_live: ClassVar[str] = ""
+    """Why it takes no requests as they come, and what does; empty if it does."""
+    counts_tokens_late: ClassVar[bool] = False
+    """A step's tokens count when its successor is decided, not when it is decided itself."""
 
     @property
     def chunked_prefill(self) -> bool:
@@ -117,6 +121,11 @@ class Settings:
     @property
     def takes_stores(self) -> bool:
         """It is simulated with stores of KV behind its blocks."""
+        return False
+
+    @property
+    def recalls_the_ended(self) -> bool:
+        """What it keeps goes on naming requests that have ended, so that their numbers are not given to others."""
         return False
 
     @property

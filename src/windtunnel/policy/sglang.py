@@ -28,6 +28,7 @@ class Sglang(Settings):
     why_unfinished: ClassVar[str] = (
         "one that was retracted asks for more memory than there is, with what it had generated"
     )
+    counts_tokens_late: ClassVar[bool] = True
 
     chunked_prefill: bool = True
     """Cut prompts at max_num_batched_tokens, which is chunked_prefill_size."""
@@ -71,6 +72,11 @@ class Sglang(Settings):
     def prefix_caching(self) -> bool:
         """Prompts that share a beginning share its tokens."""
         return self.radix_cache
+
+    @property
+    def recalls_the_ended(self) -> bool:
+        """Seats and the tree name the requests that they came from."""
+        return True
 
     @property
     def init_new_token_ratio(self) -> float:

@@ -27,6 +27,7 @@ class VllmV0(Settings):
     follows: ClassVar[frozenset[str]] = frozenset(
         {"enable_chunked_prefill", "enable_prefix_caching", "scheduling_policy", "scheduler_reserve_full_isl"}
     )
+    why_not_live: ClassVar[str] = "vLLM's first scheduler (v0): not served live; use vllm-0.10 or a later one"
 
     chunked_prefill: bool = False
     """Mix decodes with pieces of prompts; otherwise a prompt is computed whole, in a step without decodes."""
@@ -66,6 +67,11 @@ class VllmV0(Settings):
         for name in ("max_num_partial_prefills", "max_long_partial_prefills"):
             _at_least(name, getattr(self, name), 1)
         require_words(self)
+
+    @property
+    def recalls_the_ended(self) -> bool:
+        """Blocks that stay cached name the requests that filled them."""
+        return self.prefix_caching
 
     @property
     def swaps(self) -> bool:

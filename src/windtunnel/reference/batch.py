@@ -39,6 +39,8 @@ class Batch:
     """Seconds that the step waits for blocks that move between device and host."""
     ask_again: float = inf
     """Nothing is scheduled, but will be at this time (s) if nothing arrives before."""
+    later: int = 0
+    """Steps by which ``scheduled`` is out of date: each start is so many tokens further on."""
 
     @property
     def decodes(self) -> list[Scheduled]:
@@ -49,6 +51,12 @@ class Batch:
     def chunks(self) -> list[tuple[int, int]]:
         """(tokens, context) of the prefill chunks."""
         return [(part.tokens, part.start) for part in self.scheduled if not part.decodes]
+
+    @property
+    def contexts(self) -> tuple[int, int]:
+        """(how many requests decode, their tokens in the cache together)."""
+        starts = [part.start for part in self.scheduled if part.decodes]
+        return len(starts), sum(starts) + self.later * len(starts)
 
     def add(self, request: Request, tokens: int) -> None:
         """Compute ``tokens`` of a request; it counts them as computed at once, so that the next step can go on."""

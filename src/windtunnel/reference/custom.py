@@ -10,6 +10,7 @@ from typing import Protocol
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits
 from windtunnel.reference.batch import Batch, Scheduled
+from windtunnel.reference.held import Held
 from windtunnel.reference.request import Request
 
 EVICTIONS = 100
@@ -57,6 +58,11 @@ class Seen(Request):
         return self.prompt_tokens + self.generated + self.num_output_placeholders
 
 
+def _as_decode(part: Scheduled) -> Scheduled:
+    """What a prompt that a step completes would have been as a decode."""
+    return part if part.decodes else Scheduled(part.request, 1, part.start + part.tokens - 1, True, True)
+
+
 class Custom:
     """Runs a PythonScheduler by the engine's rules; a decision that breaks one is an InputError that names it.
 
@@ -78,10 +84,8 @@ class Custom:
         self.now = 0.0
         self.evictions = 0
         """Since a token was last received."""
-        self.held: list[Request] = []
-        """Requests that decode in every step until something happens."""
-        self.turns = 0
-        """Latest steps that were decodes of just these."""
+        self.held: Held | None = None
+        """Those that decode in every step until something happens."""
 
     def let_go(self, request: Request) -> None:
         """Nothing is held for others."""
@@ -99,16 +103,17 @@ class Custom:
     def add(self, request: Request) -> None:
         """A request arrives."""
         self.waiting.append(request)
-        self.held = []
+        self._hold_no_longer()
 
     def schedule(self, now: float) -> Batch:
         """Ask, check, and carry out; or go on with a decision that is held."""
         self.now = now
-        if self.held and self._blocks_of(1) <= self.limits.num_blocks - self.used_blocks:
-            return self._again()
+        if self.held and self.used_blocks + self.held.blocks(1) <= self.limits.num_blocks:
+            return self._again(self.held)
         limits = self._limits()
         if limits is None:
             return Batch()
+        self._hold_no_longer()
         waiting = tuple(request for request in self.waiting if not request.num_stale_tokens)
         try:
             decision = self.rules.schedule(now, waiting, tuple(self.running), limits)
@@ -122,9 +127,7 @@ class Custom:
         batch = Batch(self.limits.max_num_batched_tokens)
         for request in reversed(decision.evict):
             self._evict(request, batch)
-        for request, tokens in decision.tokens.items():
-            if not self._decode(request, tokens, batch):
-                self._compute(request, tokens, batch)
+        self._carry_out(decision.tokens, batch)
         self._hold(decision, batch)
         return batch
 
@@ -136,70 +139,58 @@ class Custom:
             raise self._error(f"Decision names {strange[0]!r}: must name requests of waiting and running, not ids")
 
     def _hold(self, decision: Decision, batch: Batch) -> None:
-        decoding = all(part.decodes for part in batch.scheduled)
-        stands = decision.hold and not decision.evict and all(part.emits for part in batch.scheduled)
-        self.held = [request for request in decision.tokens if request in self.running]
-        self.turns = int(decoding and len(self.held) == len(decision.tokens))
-        if not stands or (self.waiting and not (decoding and self.turns)):
-            self.held = []
+        if not decision.hold or decision.evict or not all(part.emits for part in batch.scheduled):
+            return
+        parts = [part for part in batch.scheduled if part.request in self.running]
+        if len(parts) == len(batch.scheduled) and not batch.chunks:
+            self.held = Held(batch.scheduled, 1, self.limits.block_size, 1) if parts else None
+        elif parts and not self.waiting:
+            self.held = Held([_as_decode(part) for part in parts], 1, self.limits.block_size, 0)
 
-    def _no_more(self, request: Request) -> None:
-        """A request that may be held has had all its steps."""
-        if request in self.held:
-            self.held.remove(request)
-            self.turns = 0
-        if self.waiting:
-            self.held = []
+    def _hold_no_longer(self) -> None:
+        if self.held:
+            self.held.settle()
+            self.held = None
+
+    def _go_on_without(self, gone: Sequence[Request]) -> None:
+        """These have had all their steps: the others are held on, unless one waits for the place."""
+        held = self.held
+        if held is None:
+            return
+        others = [part for part in held.parts if part.request not in gone]
+        if self.waiting or len(others) < len(held.parts):
+            self._hold_no_longer()
+            if others and not self.waiting:
+                self.held = Held(others, held.later, held.size, 0)
 
     def equal_steps(self, wanted: int) -> int:
         """How many steps, at most ``wanted``, the held decision goes on for: none ends a request or lacks a block."""
-        steps = wanted
-        for request in self.held:
-            left = request.output_tokens - request.generated - request.num_output_placeholders - 1
-            steps = min(left, steps)
-        while steps > 0 and self._blocks_of(steps) > self.limits.num_blocks - self.used_blocks:
+        assert self.held
+        steps = min(self.held.ends_with - self.held.decided - 1, wanted)
+        while steps > 0 and self.used_blocks + self.held.blocks(steps) > self.limits.num_blocks:
             steps //= 2
         return max(steps, 0)
 
-    def _blocks_of(self, steps: int) -> int:
-        """New blocks for so many tokens of each request held."""
-        size = self.limits.block_size
-        return sum(
-            -(-(request.num_computed_tokens + steps) // size) - request.num_blocks
-            for request in self.held
-            if request.num_computed_tokens + steps > request.num_blocks * size
-        )
-
-    def _again(self) -> Batch:
+    def _again(self, held: Held) -> Batch:
         """The next step of a decision that is held."""
-        batch = Batch(self.limits.max_num_batched_tokens - len(self.held))
-        self.turns += 1
-        self.used_blocks += self._blocks_of(1)
-        size = self.limits.block_size
-        for request in self.held.copy():
-            start = request.num_computed_tokens
-            request.num_computed_tokens = start + 1
-            request.num_in_flight_tokens += 1
-            request.num_output_placeholders += 1
-            request.num_blocks = max(request.num_blocks, start // size + 1)
-            batch.scheduled.append(Scheduled(request, 1, start, True, True))
-            if request.generated + request.num_output_placeholders == request.max_tokens:
+        batch = held.batch()
+        self.skip(1, 0, 0.0)
+        if held.decided == held.leaves_with:
+            leaving = held.leaving()
+            self._go_on_without(leaving)
+            for request in leaving:
                 self._leave(request)
         return batch
 
     def skip(self, decided: int, ended: int, last_token: float) -> None:
         """So many more steps have been decided and have ended, the latest at ``last_token`` (s)."""
-        self.used_blocks += self._blocks_of(decided)
-        self.turns += decided
-        size = self.limits.block_size
-        for request in self.held:
-            request.num_computed_tokens += decided
-            request.num_blocks = max(request.num_blocks, -(-request.num_computed_tokens // size))
-            request.num_in_flight_tokens += decided - ended
-            request.num_output_placeholders += decided - ended
-            request.generated += ended
-            if ended:
-                request.last_token = last_token
+        held = self.held
+        assert held
+        self.used_blocks += held.blocks(decided)
+        held.turns += decided
+        held.decided += decided
+        held.ended += ended
+        held.last_token = last_token if ended else held.last_token
 
     def _limits(self) -> Limits | None:
         """What requests that are not leaving may use; None: nothing."""
@@ -223,32 +214,33 @@ class Custom:
         if self.evictions > EVICTIONS * (len(self.waiting) + len(self.running)):
             raise self._error(f"{self.evictions} evictions since a request received a token: it goes on for ever")
 
-    def _decode(self, request: Request, tokens: int, batch: Batch) -> bool:
-        """Whether a request is one of the many that compute a token, for which there is a block; then it is done."""
-        start = request.num_computed_tokens
-        fresh = start // self.limits.block_size + 1 > request.num_blocks
-        placeholders = request.num_output_placeholders + 1
-        known = request.generated + placeholders
-        if (
-            type(tokens) is not int
-            or tokens != 1
-            or batch.budget < 1
-            or request.prompt_tokens + known != start + 2
-            or (fresh and self.used_blocks == self.limits.num_blocks)
-            or request not in self.running
-        ):
-            return False
-        if fresh:
-            request.num_blocks += 1
-            self.used_blocks += 1
-        request.num_computed_tokens = start + 1
-        request.num_in_flight_tokens += 1
-        request.num_output_placeholders = placeholders
-        batch.budget -= 1
-        batch.scheduled.append(Scheduled(request, 1, start, start >= request.prefill_tokens, True))
-        if known == request.max_tokens:
-            self._leave(request)
-        return True
+    def _carry_out(self, wanted: Mapping[Request, int], batch: Batch) -> None:
+        """Most are decodes for which there is a block: those need not be looked at further."""
+        size, running, scheduled = self.limits.block_size, self.running, batch.scheduled
+        for request, tokens in wanted.items():
+            start, blocks = request.num_computed_tokens, request.num_blocks
+            fresh = start == blocks * size
+            known = request.generated + request.num_output_placeholders + 1
+            if (
+                type(tokens) is not int
+                or tokens != 1
+                or batch.budget < 1
+                or request.prompt_tokens + known != start + 2
+                or (fresh and self.used_blocks == self.limits.num_blocks)
+                or request not in running
+            ):
+                self._compute(request, tokens, batch)
+                continue
+            if fresh:
+                request.num_blocks = blocks + 1
+                self.used_blocks += 1
+            request.num_computed_tokens = start + 1
+            request.num_in_flight_tokens += 1
+            request.num_output_placeholders += 1
+            batch.budget -= 1
+            scheduled.append(Scheduled(request, 1, start, start >= request.prefill_tokens, True))
+            if known == request.max_tokens:
+                self._leave(request)
 
     def _compute(self, request: Request, tokens: int, batch: Batch) -> None:
         left = request.num_tokens - request.num_computed_tokens
@@ -277,7 +269,6 @@ class Custom:
         """Its last token is in flight."""
         del self.running[request]
         self.leaving[request] = None
-        self._no_more(request)
 
     def _admit(self, request: Request) -> None:
         if request not in self.waiting or request.num_stale_tokens:
@@ -307,19 +298,27 @@ class Custom:
 
     def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
         """Requests that caught up have one more token; those that have all of them leave, also from the queue."""
+        held = self.held
+        if held and batch.scheduled is held.parts:
+            if held.ended + 1 < held.ends_with:
+                self.skip(0, 1, time)
+                self.evictions = 0
+                return held.requests, []
+            held.settle()
         emitted = []
         for request, tokens, _, _, emits in batch.scheduled:
             request.num_in_flight_tokens -= tokens
             if request.num_stale_tokens:
                 request.num_stale_tokens = max(request.num_stale_tokens - tokens, 0)
-                self.held = []
+                self._hold_no_longer()
             if emits and not request.finished:
                 request.receive_token(time)
                 emitted.append(request)
         finished = [request for request in emitted if request.finished]
-        for request in finished:
-            self._end(request)
-            self._no_more(request)
+        if finished:
+            self._go_on_without(finished)
+            for request in finished:
+                self._end(request)
         self.evictions = 0 if emitted else self.evictions
         return emitted, finished
 

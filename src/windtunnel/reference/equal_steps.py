@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.reference.batch import Batch, Scheduled
+from windtunnel.reference.batch import Batch
 from windtunnel.reference.custom import Custom
 from windtunnel.reference.replica import Group, InFlight, Step, table_time
 
@@ -24,24 +24,17 @@ class Rank(Group):
 
     def goes_on(self, until: float) -> float:
         """See Group: each end of a step in flight is followed by the decision of the next one."""
-        flying, scheduler = self.in_flight, self.scheduler
-        if not scheduler.held or flying[0].end >= until:
+        flying, scheduler, held = self.in_flight, self.scheduler, self.scheduler.held
+        if not held or flying[0].end >= until:
             return flying[0].end
-        others = max(len(flying) - scheduler.turns, 0)  # steps in flight that are not decodes of just these
+        others = max(len(flying) - held.turns, 0)  # steps in flight that are not decodes of just these
         steps = scheduler.equal_steps(MOST)
         if steps < 1 or any(_changes(flying[i].batches[0], i) for i in range(others)):
             return flying[0].end
-        requests, size = scheduler.held, scheduler.limits.block_size
-        starts = [request.num_computed_tokens for request in requests]
-        batch = Batch(
-            scheduled=[
-                Scheduled(request, 1, start, True, True) for request, start in zip(requests, starts, strict=True)
-            ]
-        )
-        lacking = sum(request.num_blocks * size == start for request, start in zip(requests, starts, strict=True))
-        used, waiting = scheduler.used_blocks + lacking, scheduler.num_waiting
+        batch = held.batch()
+        used, waiting = scheduler.used_blocks + held.blocks(1), scheduler.num_waiting
         ends, first, last, done = [step.end for step in flying], flying[-1].end, 0.0, 0
-        durations = self._decodes(len(requests), sum(starts))
+        durations = self._decodes(*batch.contexts)
         while done < steps and ends[0] < until:
             last = ends.pop(0)
             if done < others:

@@ -55,8 +55,7 @@ def table_time(times: BatchTimes) -> BatchTime:
     """Batch times read from tables."""
 
     def seconds(batches: list[Batch]) -> float:
-        of_decodes = [[part.start for part in batch.scheduled if part.decodes] for batch in batches]
-        ranks = [(len(starts), sum(starts), b.chunks) for starts, b in zip(of_decodes, batches, strict=True)]
+        ranks = [(*batch.contexts, batch.chunks) for batch in batches]
         return times.batch(*ranks[0]) if len(ranks) == 1 else times.lockstep(ranks)
 
     return seconds

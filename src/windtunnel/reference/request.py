@@ -99,13 +99,15 @@ class Request:
     def receive_token(self, time: float) -> None:
         """One more token is known at ``time``."""
         self.generated += 1
-        self.num_output_placeholders = max(self.num_output_placeholders - 1, 0)
+        if self.num_output_placeholders:
+            self.num_output_placeholders -= 1
         if self.generated == 1:
             self.first_token = time
+            self.resumed = False
         elif self.resumed:
             self.stalls.append((self.last_token, time))
-        self.resumed = False
+            self.resumed = False
         self.last_token = time
-        self.finished = self.generated == self.output_tokens
-        if self.finished:
+        if self.generated == self.output_tokens:
+            self.finished = True
             self.finish = time

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from windtunnel.core.engine import Fleet
 from windtunnel.core.stepwise.live import Arrival, Live
 from windtunnel.deployment import Deployment
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError
 from windtunnel.perf.tabulate.tables import Tabulated
-from windtunnel.policy import VllmV0
 from windtunnel.policy.named import find_router
 from windtunnel.policy.routing import LEAST_OUTSTANDING, RANDOM, ROUND_ROBIN, ROUTE_SCORE, VLLM_DP
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.simulate.simulate import batch_times, fleet_of, router_stream, schedulers_of
 
-__all__ = ["Arrival", "LiveDeployment"]
+__all__ = ["Arrival", "LiveDeployment", "live"]
 
 ROUTERS = (ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP, ROUTE_SCORE)
 """Those whose choice needs no more than what the engines show."""
@@ -24,37 +24,18 @@ ROUTERS = (ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP, ROUTE_SCORE)
 class LiveDeployment:
     """A deployment's replicas, live: the same engines, schedulers and batch times as in ``simulate``."""
 
-    def __init__(
-        self,
-        deployment: Deployment,
-        seed: int = 0,
-        *,
-        perf: str = "auto",
-        tables: Sequence[Tabulated] | None = None,
-        overheads: Overheads = ENGINE_CLOCK,
-    ) -> None:
-        """Raises InputError for a deployment that cannot be served live: pipelines, prefill and decode pools, and
-        schedulers in Python."""
-        router = find_router(deployment.router)
-        own, policies = schedulers_of(deployment)
-        if deployment.scaling or deployment.faults or any(pool.stores for pool in deployment.pools):
-            raise InputError("autoscale, fail, store: not served live; leave them out")
-        if router.number not in ROUTERS:
-            raise InputError(f"router={deployment.router!r}: not served live; use least_outstanding")
-        if own:
-            raise InputError("a scheduler of your own: not served live; use an engine's own scheduler")
-        if any(isinstance(policy, VllmV0) for policy in policies):
-            raise InputError("vLLM's first scheduler (v0): not served live; use vllm-0.10 or a later one")
-        tables = batch_times(deployment, perf) if tables is None else tables
-        times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
-        budgets = [kv_blocks(pool) for pool in deployment.pools]
-        self.hash_block_size = _hash_block(deployment, any(policy.prefix_caching for policy in policies))
-        """Tokens of a block of a prompt whose contents must be named; 0: none need be."""
-        if not self.hash_block_size:
-            policies = [policy.without_known_prefixes() for policy in policies]
-        fleet = fleet_of(deployment, times, budgets, policies, router)
-        self.deployment, self.fleet = deployment, fleet
-        self._router, self._seed = router.number, seed
+    def __init__(self, deployment: Deployment, fleet: Fleet, router: int, seed: int, hash_block_size: int) -> None:
+        """``live`` makes one.
+
+        Args:
+            deployment: what is served.
+            fleet: its replicas, with the times of their batches.
+            router: number of the router, one of ROUTERS.
+            seed: of the random router.
+            hash_block_size: tokens of a block of a prompt whose contents must be named; 0: none need be.
+        """
+        self.deployment, self.fleet, self.hash_block_size = deployment, fleet, hash_block_size
+        self._router, self._seed = router, seed
         self.engine = self._idle()
         rows = list(zip(fleet.policies, fleet.limits, strict=True))
         self.longest = min(policy.longest_request(limits) for policy, limits in rows)
@@ -105,6 +86,42 @@ class LiveDeployment:
         return int(state.groups["replica"][state.lanes["group"][state.requests["lane"][slot]]])
 
 
-def _hash_block(deployment: Deployment, caching: bool) -> int:
-    """The block size of all pools that cache prefixes."""
-    return int(deployment.pools[0].engine.resolved("block_size")) if caching else 0
+def live(
+    deployment: Deployment,
+    seed: int = 0,
+    *,
+    perf: str = "auto",
+    tables: Sequence[Tabulated] | None = None,
+    overheads: Overheads = ENGINE_CLOCK,
+) -> LiveDeployment:
+    """A deployment, ready for requests.
+
+    Args:
+        deployment: what is served.
+        seed: of the random router.
+        perf: where kernel times come from, as in ``simulate``.
+        tables: batch times of its pools, if they are known.
+        overheads: of the host.
+
+    Raises:
+        InputError: it cannot be served live: replicas that come and go, stores, pipelines, prefill and decode pools,
+            routers that must know more than the engines show, and schedulers in Python.
+    """
+    router = find_router(deployment.router)
+    own, policies = schedulers_of(deployment)
+    if deployment.scaling or deployment.faults or any(pool.stores for pool in deployment.pools):
+        raise InputError("autoscale, fail, store: not served live; leave them out")
+    if router.number not in ROUTERS:
+        raise InputError(f"router={deployment.router!r}: not served live; use least_outstanding")
+    if own:
+        raise InputError("a scheduler of your own: not served live; use an engine's own scheduler")
+    if why := next((policy.why_not_live for policy in policies if policy.why_not_live), ""):
+        raise InputError(why)
+    tables = batch_times(deployment, perf) if tables is None else tables
+    times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
+    caching = any(policy.prefix_caching for policy in policies)
+    hash_block_size = int(deployment.pools[0].engine.resolved("block_size")) if caching else 0
+    if not caching:
+        policies = [policy.without_known_prefixes() for policy in policies]
+    fleet = fleet_of(deployment, times, [kv_blocks(pool) for pool in deployment.pools], policies, router)
+    return LiveDeployment(deployment, fleet, router.number, seed, hash_block_size)

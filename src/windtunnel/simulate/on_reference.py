@@ -205,13 +205,16 @@ def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[tuple[f
         parts = step.batch.scheduled
         decodes = [part for part in parts if part.decodes]
         discarded, paused = 0, []
-        for request, _, _, _, emits in decodes:
+        if step.batch.later:  # each of them had a token in the step before
+            discarded = sum([part.request.finish < step.end for part in parts])
+        before, end = previous[slot], step.end
+        for request, _, _, _, emits in () if step.batch.later else decodes:
             last = last_token.get(request.id)
-            if last is None or not emits or request.finish < step.end:
+            if last is None or not emits or request.finish < end:
                 discarded += 1
-            elif last < previous[slot] or last_slot.get(request.id, slot) != slot:
+            elif last < before or last_slot.get(request.id, slot) != slot:
                 discarded += 1
-                paused.append((last, step.end, request.id))
+                paused.append((last, end, request.id))
         stalls += paused
         emitting = [part.request.id for part in parts if part.emits]
         last_token |= dict.fromkeys(emitting, step.end)
@@ -221,8 +224,7 @@ def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[tuple[f
         row = (step.start, lane.replica, lane.rank * lane.slots + slot)
         after = (step.used_blocks, step.waiting)
         dropped = (discarded, step.batch.transfer_time)
-        kv_tokens = sum(part.start for part in decodes)
-        yield (*row, step.steps, len(decodes), kv_tokens, *(chunks[0] if chunks else (0, 0)), *after, *dropped)
+        yield (*row, step.steps, *step.batch.contexts, *(chunks[0] if chunks else (0, 0)), *after, *dropped)
         yield from ((*row, 0, 0, 0, *chunk, *after, 0, 0.0) for chunk in chunks[1:])
         previous[slot] = step.end if decodes else previous[slot]
 

@@ -1,5 +1,6 @@
 """Trained estimators on disk: the same after reading, equal bytes for equal points, and nothing foreign is read."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,16 @@ def test_what_was_written_predicts_the_same(tmp_path: Path) -> None:
         assert np.array_equal(one.fitted.times(measured()), again.fitted.times(measured()))
 
 
+def test_times_of_zero_or_less_are_counted_in_the_manifest(tmp_path: Path) -> None:
+    """A line that follows five falling times is below zero at the sixth, which weighs next to nothing."""
+    odd = points("tokens", [1, 2, 3, 4, 5, 12], [0] * 6, [5.0, 4.0, 3.0, 2.0, 1.0, 1000.0])
+    trained = {"line": train("line", Linear(), odd), "between": train("between", Interpolation(), odd)}
+    save(tmp_path, trained, {})
+    rows = json.loads((tmp_path / MANIFEST).read_text())["operators"]
+    assert {name: row["impossible"] for name, row in rows.items()} == {"line": 1, "between": 0}
+    assert {name: one.impossible for name, one in load(tmp_path)[0].items()} == {"line": 1, "between": 0}
+
+
 def test_equal_points_give_equal_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write(tmp_path / name)
@@ -66,7 +77,6 @@ def test_a_foreign_file_is_refused_and_not_run(tmp_path: Path) -> None:
 
 def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     import hashlib
-    import json
 
     class Bomb:
         def __reduce__(self) -> tuple[object, tuple[str]]:

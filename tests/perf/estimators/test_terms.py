@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.perf.estimators.points import Points
-from windtunnel.perf.estimators.selection import held_out
-from windtunnel.perf.estimators.terms import Linear, Polynomial, Roofline
+from windtunnel.perf.estimators.selection import errors, held_out
+from windtunnel.perf.estimators.terms import Linear, Polynomial, Roofline, _fitted
 
 DISTSERVE = {
     "OPT-13B 1": ((18.10, 0.1019, 7.12e-6), (19.93, 6.27e-4, 0.0385), (7.17, 5.80e-4, 0.158)),
@@ -58,7 +60,7 @@ def test_planted_decode_regimes_come_back_within_a_hundredth(name: str) -> None:
 def test_two_regimes_beat_one_on_points_that_were_held_out(name: str) -> None:
     _, small, large = DISTSERVE[name]
     measured = decodes(small, large, 0.01)
-    one, two = (float(np.median(held_out(Linear(regimes=n), measured))) for n in (1, 2))
+    one, two = (errors(held_out(Linear(regimes=n), measured)).median for n in (1, 2))
     assert two < 0.6 * one
 
 
@@ -80,6 +82,31 @@ def test_the_roofline_finds_both_rates_and_the_launch() -> None:
     seconds = np.maximum(flops / 1e13, moved / 1e12) + 1e-5
     measured = Points("tokens", np.arange(1.0, 6.0), np.zeros(5), flops, moved, seconds)
     assert Roofline().fit(measured).coefficients == pytest.approx((1e-13, 1e-12, 1e-5), rel=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(4, 30))
+def test_no_rate_of_the_roofline_is_below_zero_and_none_fit_better(seed: int, count: int) -> None:
+    """Where a convex misfit is least, it is level along what is above zero, and falls along nothing that is zero."""
+    random = np.random.default_rng(seed)
+    flops, moved, seconds = 10.0 ** random.uniform(-1, 1, (3, count))
+    measured = Points("tokens", np.arange(1.0, count + 1), np.zeros(count), flops, moved, seconds)
+    computes = random.random(count) < 0.5
+    found = _fitted(measured, computes).coefficients
+    x = np.stack([flops * computes, moved * ~computes, np.ones(count)], axis=1) / seconds[:, None]
+    slope = x.T @ (x @ found - 1.0)
+    assert (found >= 0).all()
+    assert (slope >= -1e-9 * np.abs(x).sum(axis=0)).all()
+    assert slope[found > 0] == pytest.approx(0.0, abs=1e-9 * float(np.abs(x).sum()))
+
+
+def test_times_below_zero_stand_and_are_counted() -> None:
+    """A line through times that fall by 1 a token passes zero at 11."""
+    falling = points("tokens", [1, 2, 4, 8], [0] * 4, [10.0, 9.0, 7.0, 3.0])
+    asked = points("tokens", [10, 11, 12], [0] * 3)
+    for learner in (Linear(), Polynomial(1)):
+        assert learner.fit(falling).times(asked) == pytest.approx([1.0, 0.0, -1.0], abs=1e-9)
+    found = errors(np.array([0.5, -0.25, -1.0, -3.0]))
+    assert (found.count, found.impossible, found.worst) == (4, 2, 3.0)
 
 
 def test_too_few_points_are_refused() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from profiling.handmade import write_profile
 
+from perf.profile.test_folder import edit
 from windtunnel.cli import main
 from windtunnel.errors import InputError
 from windtunnel.perf.estimators.files import load
@@ -29,6 +30,27 @@ def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
         compare(read_profile(tmp_path), PLAIN, 1, folds=1)
     few = compare(read_profile(tmp_path), ("linear", "polynomial"), 1, folds=2)
     assert all(row.found for row in few)
+
+
+def test_the_command_says_where_no_time_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line that follows times which fall by 1 a token up to 64 tokens is below zero at 256 where that is held out."""
+
+    def falling(rows: list[list[str]]) -> list[list[str]]:
+        tokens, time = rows[0].index("num_tokens"), rows[0].index("time_stats.add.median")
+        times = [100.0 - int(row[tokens]) if int(row[tokens]) <= 64 else 1000.0 for row in rows[1:]]
+        return [rows[0], *([*row[:time], str(ms), *row[time + 1 :]] for row, ms in zip(rows[1:], times, strict=True))]
+
+    edit(write_profile(tmp_path, shards=(1,)) / "mlp.csv", falling)
+    words = ["estimate", str(tmp_path), "--estimator"]
+    assert main([*words, "linear", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["operators"]
+    counts = {row["operator"]: row["impossible"]["linear"] for row in rows}
+    assert counts.pop("add") == 1
+    assert not any(counts.values())
+    assert main([*words, "linear"]) == 0
+    assert "linear: predicts no time, or less, at 1 of 8 points of add" in " ".join(capsys.readouterr().out.split())
+    assert main([*words, "interpolation"]) == 0
+    assert "predicts no time" not in capsys.readouterr().out
 
 
 def test_the_command_trains_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

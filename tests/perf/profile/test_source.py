@@ -1,5 +1,6 @@
 """A profile as the source of batch times: its times come back in tables, and what does not fit is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
+from windtunnel.perf.estimators.terms import FittedLinear
 from windtunnel.perf.explain import explain, parse_batch
+from windtunnel.perf.kernel_times import INTERPOLATED, MODELLED
+from windtunnel.perf.kinds.elementwise import Elementwise
+from windtunnel.perf.predictor import Predictor
 from windtunnel.perf.profile.estimates import estimate, read_estimates
 from windtunnel.perf.profile.folder import read_profile
+from windtunnel.perf.profile.source import ProfilePredictor
 from windtunnel.perf.sources import predictor_from as predictor
 from windtunnel.perf.tabulate.grid import tabulate
 
@@ -95,6 +101,24 @@ def test_a_folder_that_is_not_there() -> None:
         predictor(pool(), "profile:/nowhere/at/all")
     with pytest.raises(InputError, match="profile:FOLDER"):
         predictor(pool(), "profil")
+
+
+def test_where_an_estimator_predicts_no_time_the_roofline_answers_and_is_said_to(folder: Path) -> None:
+    """A line for the rotary embedding that reaches zero at 100 tokens: above it stands, from there on it does not."""
+    found = estimate(read_profile(folder))
+    falling = FittedLinear(np.array([np.inf]), np.array([[1e-3, -1e-5]]))
+    trained = {**found.trained, "attn_rope@1": replace(found.trained["attn_rope@1"], fitted=falling)}
+    known = predictor(pool(), f"profile:{folder}")
+    assert isinstance(known, ProfilePredictor)
+    known.estimates = replace(found, trained=trained)
+    shape = Elementwise(4.0 * (4096 + 1024))
+    tokens, none = np.array([0.0, 50.0, 99.0, 100.0, 150.0, 400.0]), np.zeros(6)
+    answered = known.times(known.own("rotary_embedding", shape), tokens, none)
+    modelled = Predictor.times(known, shape, tokens, none)
+    assert answered.seconds[:3] == pytest.approx([0.0, 5e-4, 1e-5])
+    assert np.array_equal(answered.seconds[3:], modelled.seconds[3:])
+    assert np.array_equal(answered.error[3:], modelled.error[3:])
+    assert answered.sources.tolist() == [INTERPOLATED] * 3 + [MODELLED] * 3
 
 
 def test_estimators_on_disk_answer_as_the_profile(folder: Path, tmp_path: Path) -> None:

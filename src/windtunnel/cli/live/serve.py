@@ -115,13 +115,13 @@ def serve(
         raise InputError("no model: name one of `windtunnel list models`, or give its config.json")
     clock, manners = _clock(speed, virtual_time), behaviour.manners(server.model, counting)
     from windtunnel.serve.server import listen, log_to, serving
-    from windtunnel.simulate.live import LiveDeployment
+    from windtunnel.simulate.live import live
 
     scenario = Scenario(server, replicas=replicas, router=router, calibration=calibration)
     with place.bind() as socket:
         with progress("reading batch times, and compiling the scheduler once on this machine"):
             overheads = scenario.overheads()
-            deployment = LiveDeployment(scenario.deployment(), behaviour.seed, perf=server.perf, overheads=overheads)
+            deployment = live(scenario.deployment(), behaviour.seed, perf=server.perf, overheads=overheads)
             deployment.warm_up()
         app = serving(deployment, clock, manners, log_to(log), record)
         listen(app, socket, f"{manners.model} on http://{place.host}:{socket.getsockname()[1]}")

@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     from windtunnel.plan.apart.together import Verdict
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
-    from windtunnel.plan.search import Watch
     from windtunnel.plan.search_result import SearchResult
-    from windtunnel.plan.space import Enumeration, Space
-    from windtunnel.plan.store import Store
+    from windtunnel.plan.space import Space
     from windtunnel.plan.survey import Surveyed
     from windtunnel.plan.what_if import WhatIf
-    from windtunnel.plan.workers import Team
     from windtunnel.workload import Workload
 
     AnySpace = Space | PoolSpace
@@ -226,6 +223,7 @@ def found(
     """
     from windtunnel.cli.plan.show import watching
     from windtunnel.plan.advice import advise
+    from windtunnel.plan.search import search_widening
     from windtunnel.plan.space import Space
     from windtunnel.plan.store import Store
     from windtunnel.plan.survey import survey
@@ -239,7 +237,10 @@ def found(
         store.begin(name, question.digest, objective.name, {"space": space.spec(), "question": question.spec()})
         with watching(name) as watch:
             team = cluster.team()
-            answer = _searched(asked, wanted, store, team, watch)
+            answer = search_widening(
+                space, question, objective, top=None if wanted.exhaustive else wanted.top, store=store, team=team,
+                watch=watch, others=[other for other, _ in cases.values()], during=progress,
+            )  # fmt: skip
         store.finish(name, answer.to_json())
         with progress("looking at the winner"):
             seeds = range(load.seed, load.seed + wanted.seeds)
@@ -254,42 +255,6 @@ def found(
             with progress("surveying for the page"):
                 surveyed = survey(answer, store, team)
     return answer, advice, what_ifs, surveyed
-
-
-def _searched(asked: Asked, wanted: Wanted, store: "Store", team: "Team", watch: "Watch | None") -> "SearchResult":
-    """The best of the space; while it stands at the end of an axis that was not given, of a larger one."""
-    from windtunnel.plan.search import search
-
-    space, others = asked.space, [other for other, _ in asked.cases.values()]
-    before: SearchResult | None = None
-    while True:
-        enumeration = enumerated(space, asked.objective)
-        top = len(enumeration.candidates) if wanted.exhaustive else wanted.top
-        answer = search(
-            enumeration, asked.question, asked.objective, top=top, store=store, team=team, watch=watch, others=others
-        )
-        if before is not None:  # what this search has made itself is not what was made before it
-            answer = replace(
-                answer,
-                trials=before.trials + answer.trials,
-                reused=before.reused,
-                seconds=before.seconds + answer.seconds,
-            )
-        before, best = answer, answer.best
-        larger = space.beyond(answer.contenders[best.index].candidate.settings) if best else None
-        if larger is None:
-            return answer
-        space = larger
-
-
-def enumerated(space: "AnySpace", objective: "Objective") -> "Enumeration":
-    """The configurations that can run. Raises InputError with the commonest reasons if none can."""
-    with progress(f"sorting {space.size:,} configurations"):
-        found = space.enumerate(with_price=objective.needs_price)
-    if not found.candidates:
-        reasons = "; ".join(f"{count} × {reason}" for reason, count in found.pruned.most_common(3))
-        raise InputError(f"none of {space.size} configurations can run: {reasons}")
-    return found
 
 
 def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration: Path | None) -> "Question":

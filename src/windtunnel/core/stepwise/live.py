@@ -23,7 +23,6 @@ from windtunnel.core.router import choose, poll_balancer
 from windtunnel.core.seats import EMPTY, ENDS, WHO, ends_at
 from windtunnel.core.stepwise.contents import Contents
 from windtunnel.errors import InputError
-from windtunnel.policy import Sglang, VllmV0
 from windtunnel.policy.routing import VLLM_DP
 
 SLOTS = 1024
@@ -136,10 +135,8 @@ class Live:
         self.fleet, self.router, self.size = fleet, router, hash_block_size
         self.now = 0.0
         self._uniforms = uniforms
-        self._lands = [isinstance(policy, Sglang) for policy in fleet.policies]
-        self._forgets = not any(
-            isinstance(policy, Sglang) or (isinstance(policy, VllmV0) and hash_block_size) for policy in fleet.policies
-        )  # SGLang's seats and trees, and v0's blocks, go on naming the requests that they came from
+        self._lands = [policy.counts_tokens_late for policy in fleet.policies]
+        self._forgets = not any(policy.recalls_the_ended for policy in fleet.policies)
         self.state = self._state(SLOTS)
         self._looks = len(self.state.lanes) > len(self.state.replicas) - 1 or router == VLLM_DP  # as compiled ``looks``
         self._template = self.state.requests[:1].copy()

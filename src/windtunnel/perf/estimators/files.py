@@ -17,7 +17,7 @@ from windtunnel.perf.estimators.points import Fitted, Learner, Points
 
 MANIFEST, ARRAYS = "estimators.json", "estimators.npz"
 FORMAT = "windtunnel estimators"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +31,16 @@ class Trained:
     """Its settings as text."""
     key: str
     """Changes with the points and the settings."""
+    impossible: int = 0
+    """Points that it was trained on and that it predicts to take no time, or less."""
 
 
 def train(operator: str, learner: Learner, points: Points) -> Trained:
     """Fit an estimator to all points of an operator."""
     points = points.distinct()
-    return Trained(operator, learner.fit(points), _settings(learner), key_of(learner, points))
+    fitted = learner.fit(points)
+    impossible = int(np.count_nonzero(fitted.times(points) <= 0))
+    return Trained(operator, fitted, _settings(learner), key_of(learner, points), impossible)
 
 
 def _settings(learner: Learner) -> str:
@@ -64,7 +68,12 @@ def save(folder: Path, trained: Mapping[str, Trained], about: Mapping[str, Any])
     with whole_file(folder / ARRAYS) as file:
         np.savez(file, **arrays)
     rows = {
-        name: {"class": type(one.fitted).__name__, "learner": one.learner, "key": one.key}
+        name: {
+            "class": type(one.fitted).__name__,
+            "learner": one.learner,
+            "key": one.key,
+            "impossible": one.impossible,
+        }
         for name, one in trained.items()
     }
     text = json.dumps(
@@ -104,9 +113,9 @@ def load(folder: Path) -> tuple[dict[str, Trained], dict[str, Any]]:
         raise InputError(f"{str(path)!r}: holds no estimators as the manifest says ({error}); train again") from error
 
 
-def _one(name: str, row: Mapping[str, str], file: Any) -> Trained:
+def _one(name: str, row: Mapping[str, Any], file: Any) -> Trained:
     arrays = {key.removeprefix(f"{name}/"): file[key] for key in file.files if key.startswith(f"{name}/")}
-    return Trained(name, restored(row["class"], arrays), row["learner"], row["key"])
+    return Trained(name, restored(row["class"], arrays), row["learner"], row["key"], int(row["impossible"]))
 
 
 def _digest(path: Path) -> str:

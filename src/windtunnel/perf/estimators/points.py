@@ -59,7 +59,7 @@ class Fitted(Protocol):
     """A trained estimator: a dataclass of plain arrays, and a rule to read them."""
 
     def times(self, points: Points) -> Floats:
-        """Seconds at each point."""
+        """Seconds at each point; zero or less where the fit fails, which is for those who ask to see and say."""
 
 
 class Learner(Protocol):

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.perf.batch_times import Floats
-from windtunnel.perf.estimators.points import Learner, Points, ape
+from windtunnel.perf.estimators.points import Learner, Points
 
 FOLDS = 5
 
@@ -20,12 +20,14 @@ class Errors:
     p90: float
     worst: float
     count: int
+    impossible: int
+    """Points whose predicted time is zero or less."""
 
 
-def errors(apes: Floats) -> Errors:
-    """What they come to."""
-    median, p90, worst = (float(np.quantile(apes, q)) for q in (0.5, 0.9, 1.0))
-    return Errors(median, p90, worst, len(apes))
+def errors(relative: Floats) -> Errors:
+    """What relative errors, as of ``held_out``, come to."""
+    median, p90, worst = (float(np.quantile(np.abs(relative), q)) for q in (0.5, 0.9, 1.0))
+    return Errors(median, p90, worst, len(relative), int(np.count_nonzero(relative <= -1.0)))
 
 
 def folds(points: Points, count: int = FOLDS) -> NDArray[np.int64]:
@@ -38,19 +40,19 @@ def folds(points: Points, count: int = FOLDS) -> NDArray[np.int64]:
 
 
 def held_out(learner: Learner, points: Points, count: int = FOLDS) -> Floats:
-    """Relative errors of every point that is in a fold, predicted from the points of the other folds."""
+    """Relative errors, predicted ÷ measured − 1, of every point that is in a fold, from the points of the others."""
     fold = folds(points, count)
-    apes = []
+    found = []
     for i in range(count):
         test = fold == i
         if test.any():
             fitted = learner.fit(points.where(~test))
-            apes.append(ape(fitted.times(points.where(test)), points.seconds[test]))
-    return np.concatenate(apes)
+            found.append(fitted.times(points.where(test)) / points.seconds[test] - 1.0)
+    return np.concatenate(found)
 
 
 def best(learners: Sequence[Learner], points: Points, count: int = FOLDS) -> tuple[Learner, Errors]:
     """The settings with the least mean error on held-out points, the first of equals."""
     found = [(learner, held_out(learner, points, count)) for learner in learners]
-    learner, apes = min(found, key=lambda one: float(one[1].mean()))
-    return learner, errors(apes)
+    learner, relative = min(found, key=lambda one: float(np.abs(one[1]).mean()))
+    return learner, errors(relative)

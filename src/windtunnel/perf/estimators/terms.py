@@ -1,6 +1,10 @@
-"""Sums of terms with coefficients: linear (InferMax, DistServe), polynomial, and the roofline."""
+"""Sums of terms with coefficients: linear (InferMax, DistServe), polynomial, and the roofline.
+
+The first two may come to less than nothing where they fit badly; that stands as it is, and is counted.
+"""
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,9 +76,9 @@ class FittedLinear:
     coefficients: Floats
 
     def times(self, points: Points) -> Floats:
-        """Seconds at each point, never less than nothing."""
+        """See Fitted."""
         regime = np.searchsorted(self.below, points.a, side="right").clip(max=len(self.below) - 1)
-        return np.asarray(np.maximum((linear_terms(points) * self.coefficients[regime]).sum(axis=1), 0.0))
+        return np.asarray((linear_terms(points) * self.coefficients[regime]).sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,8 @@ class FittedPolynomial:
     coefficients: Floats
 
     def times(self, points: Points) -> Floats:
-        """Seconds at each point, never less than nothing."""
-        return np.asarray(np.maximum(_powers(points, self.largest, self.exponents) @ self.coefficients, 0.0))
+        """See Fitted."""
+        return np.asarray(_powers(points, self.largest, self.exponents) @ self.coefficients)
 
 
 @dataclass(frozen=True)
@@ -135,10 +139,26 @@ BORDERS = 41
 
 def _fitted(points: Points, computes: NDArray[np.bool_]) -> "FittedRoofline":
     x = np.stack([points.flops * computes, points.moved * ~computes, np.ones(len(points))], axis=1)
-    used = x.any(axis=0)
-    found = np.zeros(3)
-    found[used] = np.maximum(relative_least_squares(x[:, used], points.seconds), 0.0)
-    return FittedRoofline(found)
+    return FittedRoofline(_none_below_zero(x, points.seconds))
+
+
+def _none_below_zero(x: Floats, seconds: Floats) -> Floats:
+    """The coefficients of ``relative_least_squares``, but with those at zero that must be so for none to be below it.
+
+    The best of all such coefficients is the plain fit to some of the columns, and there are few columns. That to all
+    of them is the best where it has none below zero.
+    """
+    used = np.flatnonzero(x.any(axis=0))
+    best, least = np.zeros(x.shape[1]), np.inf
+    for columns in (list(some) for count in range(len(used), 0, -1) for some in combinations(used, count)):
+        found = np.zeros(x.shape[1])
+        found[columns] = relative_least_squares(x[:, columns], seconds)
+        misfit = float(np.sum((x @ found / seconds - 1.0) ** 2))
+        if (found >= 0).all() and misfit < least:
+            best, least = found, misfit
+            if len(columns) == len(used):
+                break
+    return best
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats
 from windtunnel.perf.kernel import Kernel
 from windtunnel.perf.kernel_errors import relative_error
-from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes
+from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes, either
 from windtunnel.perf.predictor import Predictor, graph_gap, roofline
 from windtunnel.perf.profile.estimates import Estimates, read_estimates
 from windtunnel.perf.profile.folder import is_device
@@ -85,7 +85,8 @@ class Profiled(Kernel):
 
 @dataclass(eq=False)
 class ProfilePredictor(Predictor):
-    """Answers from a profile where it has the operator, from the roofline elsewhere."""
+    """Answers from a profile where it has the operator and its estimator predicts a time above zero, from the roofline
+    elsewhere."""
 
     estimates: Estimates = field(kw_only=True)
     tp: int = field(kw_only=True)
@@ -99,7 +100,7 @@ class ProfilePredictor(Predictor):
         """See Predictor."""
         if not isinstance(kernel, Profiled):
             return super().times(kernel, a, b)
-        a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+        a, b = np.broadcast_arrays(np.asarray(a, dtype=float), np.asarray(b, dtype=float))
         at = np.where(a > 0, a, 1.0)
         parts = [(self.estimates.times(name, self.tp, at, b), factor) for name, factor in kernel.measured_as]
         found = replace(
@@ -107,7 +108,12 @@ class ProfilePredictor(Predictor):
             seconds=np.where(a > 0, np.sum([factor * part.seconds for part, factor in parts], axis=0), 0.0),
             sources=np.where(a > 0, np.max([part.sources for part, _ in parts], axis=0), INTERPOLATED).astype(np.int8),
         )
-        return replace(found, error=relative_error(kernel, found))
+        found = replace(found, error=relative_error(kernel, found))
+        possible = np.all([(part.seconds > 0) | (a <= 0) for part, _ in parts], axis=0)
+        if possible.all():
+            return found
+        lacking = super().times(kernel.kernel, a[~possible], b[~possible])
+        return either(possible, found.where(possible), lacking)
 
     @property
     def host_seconds(self) -> tuple[float, float] | None:
