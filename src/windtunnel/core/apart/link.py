@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from windtunnel.core.apart.order import Order
 from windtunnel.core.compiled import part
 from windtunnel.core.records import NONE, Array, Fields
 
@@ -29,6 +30,7 @@ RULES: Fields = [
             "stages_first",  # memory is given before running requests take theirs for the next step, not after
             "staging",  # MEMORY, SEATS or SEATS_AND_FEW
             "reserved",  # tokens kept free for each request that a decode replica has
+            "local",  # a prompt of up to so many stays with a decode replica
         )
     ),
 ]
@@ -42,15 +44,17 @@ HANDED: Fields = [
             *("left", "since", "until"),  # while NICs are shared: the rest of it at a time, and its end as things are
         )
     ),
-    *((name, np.int64) for name in ("goes", "stays", "prefill_lane", "source", "destination", "sharers")),
+    *((name, np.int32) for name in ("prefill_lane", "source", "destination", "sharers")),
+    *((name, np.int8) for name in ("goes", "stays")),
 ]
 
 EVENT: Fields = [("time", np.float64), ("kind", np.int64), ("request", np.int64)]
 NIC: Fields = [("free_at", np.float64), ("sharers", np.int64)]
 
-EVENTS, FRESH, ACTIVE, NEXT, NUM_COUNTS = range(5)
-"""Entries of ``Apart.counts``: events in the heap, requests that have just been given memory, transfers that share
-NICs, and the next of these to end."""
+BEGUN, EVENTS, FRESH, ACTIVE, NEXT, CAME, CLOSED, NUM_COUNTS = range(8)
+"""Entries of ``Apart.counts``: whether anything has happened yet, events in the heap, requests that have just been
+given memory, transfers that share NICs, the next of these to end, requests that came at a time of their own, and
+whether completions release others."""
 
 
 class Apart(NamedTuple):
@@ -68,6 +72,10 @@ class Apart(NamedTuple):
     """[n] requests whose transfers share NICs."""
     fresh: Array
     """[n] requests that have just been given memory."""
+    arrivals: Array
+    """Requests that come at a time of their own, in order."""
+    order: Order
+    """Of the groups."""
     counts: Array
 
 
