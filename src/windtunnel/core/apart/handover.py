@@ -196,6 +196,7 @@ def _apart(state: State, fleet: Fleet, demand: Demand, crossing: Crossing) -> Ap
         "at_once": rules.transfer == "none",
         "gated": rules.gate == "before_prefill",
         "relayed": rules.first_token == "relayed",
+        "again": rules.first_token == "decode",
         "stages_first": rules.transfer == "none" or rules.gate == "before_prefill",
         "staging": STAGING[rules.staging],
         "reserved": rules.reserved_decode_tokens,
@@ -237,34 +238,16 @@ def _record(fleet: Fleet, order: Integers, demand: Demand, crossing: Crossing, s
         _numbers(np.array(fleet.replicas), order),
     )
     table, handed = state.requests[:n], apart.handed
-    table["output"], table["lane"] = demand.output_tokens, _numbered(table["lane"], lanes)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
-    rows["replica"] = replicas[rows["replica"]]
-    stalls = _seen_by_client(table, stalls, handed, crossing.rules)
-    handed["prefill_lane"] = _numbered(handed["prefill_lane"], lanes)
+    if (order != np.arange(len(order))).any():
+        rows["replica"] = replicas[rows["replica"]]
+        table["lane"] = _numbered(table["lane"], lanes)
+        handed["prefill_lane"] = _numbered(handed["prefill_lane"], lanes)
     replica_of_lane, rank_of_lane = np.zeros((2, len(lanes)), dtype=np.int64)
     replica_of_lane[lanes] = replicas[state.groups["replica"][state.lanes["group"]]]
     rank_of_lane[lanes] = state.lanes["rank"]
-    sizes = np.where(handed["transfer_end"] >= 0, crossing.kv_bytes if len(crossing.kv_bytes) else 0.0, 0.0)
+    sizes = np.where(handed["transfer_end"] >= 0, crossing.kv_bytes, 0.0) if len(crossing.kv_bytes) else np.zeros(n)
     return Handed(table, rows, stalls, replica_of_lane, rank_of_lane, handovers=handed, kv_bytes=sizes)
-
-
-def _seen_by_client(table: NDArray[Any], stalls: NDArray[Any], handed: NDArray[Any], rules: Handover) -> NDArray[Any]:
-    """The stalls of whole requests; the first tokens as clients get them."""
-    n = len(table)
-    stalls = stalls.copy()
-    decodes = stalls["request"] >= n
-    stalls["request"][decodes] -= n
-    gone = handed["goes"] > 0
-    decodes &= gone[stalls["request"]]
-    if rules.first_token == "relayed":
-        table["first_token"][gone] = handed["joined"][gone]
-    elif rules.first_token == "decode":
-        table["first_token"][gone] = np.inf
-        np.minimum.at(table["first_token"], stalls["request"][decodes], stalls["resumed_token"][decodes])
-        stalls = stalls[~(decodes & (stalls["resumed_token"] == table["first_token"][stalls["request"]]))]
-        table["first_token"][np.isinf(table["first_token"])] = np.nan
-    return stalls
 
 
 def _numbers(counts: Integers, order: Integers) -> Integers:

@@ -27,6 +27,7 @@ RULES: Fields = [
             "at_once",  # nothing is transferred
             "gated",  # the decode replica is asked first, then the prompt is computed
             "relayed",  # the client gets the first token when the request joins
+            "again",  # the decode replica computes the prompt's last token again, and makes the first token
             "stages_first",  # memory is given before running requests take theirs for the next step, not after
             "staging",  # MEMORY, SEATS or SEATS_AND_FEW
             "reserved",  # tokens kept free for each request that a decode replica has

@@ -65,6 +65,7 @@ from windtunnel.core.records import (
     QUEUED,
     REFUSED,
     RELEASES,
+    STALLS,
     Group,
     Lane,
     Pool,
@@ -198,16 +199,41 @@ def begin(state: State, apart: Apart) -> None:
 @part
 def end(state: State, apart: Apart) -> None:
     """The first row of each request says of both what its client sees."""
-    n = len(apart.handed)
+    n, again, relayed = len(apart.handed), apart.rules[0].again, apart.rules[0].relayed
     for r in range(n):
         one, request, row = apart.handed[r], state.requests[r], state.requests[n + r]
         if one.stays:
             one.prefill_lane = row.lane
             state.requests[r] = row
-        elif one.asked >= 0.0:
+            continue
+        request.output = row.output - again
+        if one.asked >= 0.0:
             request.finish = row.finish if row.state == GONE else np.nan
             request.state, request.generated, request.lane = row.state, row.generated, row.lane
             request.preemptions += row.preemptions
+        if one.goes and (relayed or again):
+            request.first_token = one.joined if relayed else np.nan
+    end_stalls(state, apart, again)
+
+
+@part
+def end_stalls(state: State, apart: Apart, again: int) -> None:
+    """Stalls are of requests, not of their rows; ``again``: the end of the first one on the decode side is the first
+    token, and that is no stall."""
+    n, stalls, requests, kept = len(apart.handed), state.stalls, state.requests, 0
+    for k in range(state.counters[STALLS] if again else 0):
+        r, token = stalls[k].request - n, stalls[k].resumed_token
+        if r >= 0 and apart.handed[r].goes and not requests[r].first_token <= token:
+            requests[r].first_token = token
+    for k in range(state.counters[STALLS]):
+        r, token = stalls[k].request, stalls[k].resumed_token
+        if r >= n:
+            r -= n
+            if again and apart.handed[r].goes and token == requests[r].first_token:
+                continue
+        stalls[kept].request, stalls[kept].last_token, stalls[kept].resumed_token = r, stalls[k].last_token, token
+        kept += 1
+    state.counters[STALLS] = kept
 
 
 @part
