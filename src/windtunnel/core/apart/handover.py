@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.link import CLOSED, EVENT, HANDED, NEXT, NIC, NUM_COUNTS, RULES, Apart
+from windtunnel.core.apart.link import CLOSED, EVENT, HANDED, NEXT, NIC, NUM_COUNTS, RULES, SHARED, Apart
 from windtunnel.core.apart.order import order_of
 from windtunnel.core.apart.staging import MEMORY, SEATS, SEATS_AND_FEW
 from windtunnel.core.apart.tandem import coupled_loop
@@ -204,12 +204,12 @@ def _apart(state: State, fleet: Fleet, demand: Demand, crossing: Crossing) -> Ap
     }
     for name, value in values.items():
         settings[name] = value
-    if len(crossing.work):
-        handed["work"] = crossing.work
     counts[[NEXT, CLOSED]] = NONE, demand.closed
     return Apart(
         rules=attributes(settings),
         handed=attributes(handed),
+        work=np.ascontiguousarray(crossing.work, dtype=np.float64) if len(crossing.work) else np.zeros(n),
+        shared=attributes(records(n, SHARED)),
         events=attributes(records(2 * n + 2, EVENT)),
         nics=attributes(records(sum(fleet.replicas), NIC)),
         active=np.zeros(n, dtype=np.int64),

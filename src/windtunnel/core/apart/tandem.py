@@ -122,20 +122,21 @@ def is_told(apart: Apart, pool: Pool) -> bool:
 
 @part
 def advance(state: State, apart: Apart, g: int, until: float, stages: Any) -> int:
-    """Step a group while its next decision lies before ``until``, up to a boundary at which a request left, or a
-    decision that others see; FULL if the log needs room first."""
+    """Step a group, and again while its next decision lies before ``until``, up to a boundary at which a request left,
+    or a decision that others see; FULL if the log needs room first."""
     group = state.groups[g]
     pool = state.pools[group.pool]
-    while group.now < until:
+    while True:
         if not log_has_room(state, pool, group) or not room(state, pool, group):
             return FULL
         stirs = pool.role == DECODE and any_stirs(state, pool, group)
-        if not stirs and jump(state, pool, group, until) > 0:
-            continue
-        if step_one(state, apart, pool, group, stages) == IDLE:
-            group.bound = np.inf
-            return REACHED
-        if apart.counts[FRESH] > 0 or (group.released > 0 and is_told(apart, pool)):
+        if stirs or jump(state, pool, group, until) == 0:
+            if step_one(state, apart, pool, group, stages) == IDLE:
+                group.bound = np.inf
+                return REACHED
+            if apart.counts[FRESH] > 0 or (group.released > 0 and is_told(apart, pool)):
+                break
+        if group.now >= until:
             break
     bound_group(state, pool, group)
     return REACHED
@@ -400,7 +401,7 @@ def next_event(state: State, apart: Apart) -> tuple[float, int]:
     if apart.counts[EVENTS] > 0 and apart.events[0].time <= time:
         time, kind = apart.events[0].time, apart.events[0].kind
     if apart.counts[NEXT] != NONE:
-        until = apart.handed[apart.counts[NEXT]].until
+        until = apart.shared[apart.counts[NEXT]].until
         if until < time or (until == time and kind > LEAVES_NIC):
             time, kind = until, LEAVES_NIC
     return time, kind
@@ -514,9 +515,7 @@ def coupled_loop(
         if idle and time == np.inf:
             end(state, apart)
             return REACHED
-        until = others(order, g)
-        if looked:
-            until = min(until, poll(state, time if idle else min(group.now, time)))
+        look = poll(state, time if idle else min(group.now, time)) if looked else np.inf
         if group.untold and group.now <= time:
             tell(state, apart, g)
             continue
@@ -527,7 +526,7 @@ def coupled_loop(
                 continue
             until = time
         else:
-            until = max(min(time, until), np.nextafter(group.now, np.inf))
+            until = min(time, look, others(order, g))
         if advance(state, apart, g, until, stages) == FULL:
             return FULL
         settle(state, apart, g)
