@@ -37,7 +37,7 @@ class Kind:
         rules = HANDOVERS[self.handover]
         if rules.transfer == "none":
             return Crossing(rules=rules)
-        link, sizes = find_link("vllm-mooncake-8x400g"), asked.prompt_tokens * float(KV_BYTES)
+        link, sizes = find_link("vllm-mooncake-8x400g"), (asked.prompt_tokens * KV_BYTES).astype(np.float64)
         return Crossing(link, rules, sizes, link.work(sizes))
 
 

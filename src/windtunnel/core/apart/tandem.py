@@ -3,7 +3,8 @@
 Row r of the requests is what a prefill pool sees of request r, row n + r what a decode pool sees. Times are those of
 ``core.loops.closed_loop``: a group may step while neither an event nor another group can change what it sees. Events
 are those of ``link`` and the arrivals of clients; what a lane decides for requests of other lanes counts at the
-time of its decision. ``reference.handover`` makes the same in plain objects.
+time of its decision. Groups take turns by ``order``, and whichever an event concerns is brought to its time before.
+``reference.handover`` makes the same in plain objects.
 """
 
 from typing import Any
