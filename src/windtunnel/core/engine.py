@@ -33,7 +33,6 @@ from windtunnel.core.records import (
     Fields,
     State,
     attributes,
-    copies,
     records,
 )
 from windtunnel.core.routing import routing_arrays, sends_kv
@@ -237,13 +236,13 @@ def _layout(fleet: Fleet, fields: Fields) -> tuple[NDArray[Any], NDArray[Any], I
 
 
 def _requests(demand: Demand, fields: Fields) -> NDArray[Any]:
-    """The requests before they arrive."""
+    """The requests before they arrive; in few passes, because they are many."""
     unborn = records(1, REQUEST, fields)
     for name in ("scheduled", "first_token", "finish"):
         unborn[name] = np.nan
     for name in ("next", "previous", "lane"):
         unborn[name] = NONE
-    requests = copies(unborn, len(demand.arrival))
+    requests = np.frombuffer(bytearray(unborn.tobytes()) * len(demand.arrival), dtype=unborn.dtype)
     requests["arrival"] = demand.arrival
     requests["prompt"] = demand.prompt_tokens
     requests["output"] = demand.output_tokens
