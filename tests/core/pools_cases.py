@@ -105,12 +105,16 @@ def cases(draw: st.DrawFn, kind: str = "any") -> Case:
     if first.limits.block_size != second.limits.block_size and isinstance(second.policy, VllmV1):
         plain = replace(second.policy, prefix_caching=False)  # one cache has blocks of one size
         second = replace(second, policy=plain)
+    between, asked = draw(links()), draw(rules())
+    if asked.first_token == "decode" and isinstance(second.policy, VllmV1):
+        # a prompt of one token that is evicted in its first step over there would want none: vLLM ≤ 0.10 stops at that
+        second = replace(second, policy=replace(second.policy, return_victim_tokens=True))
     pools: Any = [
         (one.limits, one.policy, one.times, min(one.replicas, 3), one.lanes, one.lockstep) for one in (first, second)
     ]
     names = ("limits", "policies", "times", "replicas", "lanes", "lockstep")
     columns: Any = dict(zip(names, zip(*pools, strict=True), strict=True))
-    fleet, between, asked = Fleet(**columns, roles=ROLES), draw(links()), draw(rules())
+    fleet = Fleet(**columns, roles=ROLES)
     demand = demand_of(first, fleet)
     size = draw(st.sampled_from([0.0, 0.125, 0.25]))
     work: Any = demand.prompt_tokens * size
@@ -196,7 +200,8 @@ def differences(case: Case, jumps: bool) -> list[str]:
         done = bool(last and last.finished)
         compare("state", r, bool(one["state"] == GONE), done)
         for name in ("arrival", "scheduled", "cached_tokens"):
-            compare(name, r, one[name], getattr(before, name))
+            if name != "arrival" or before.scheduled >= 0:  # without a place yet it has no arrival that anybody saw
+                compare(name, r, one[name], getattr(before, name))
         if done:
             compare("finish", r, one["finish"], last.finish)
         for name in ("prefill_end", "asked", "admitted", "transfer_start", "transfer_end", "joined"):
