@@ -15,7 +15,7 @@ from urllib.request import urlopen
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
-FLAGS = [
+ALONE = [
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -25,9 +25,9 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
     "--disable-default-apps",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    "--remote-debugging-port=0",
 ]
+"""A browser without a window that asks nothing of its maker."""
+FLAGS = [*ALONE, "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--remote-debugging-port=0"]
 PATIENCE = 60.0
 """Seconds to wait for anything."""
 

@@ -1,6 +1,5 @@
 """Pages in a real browser, and a run whose names are hostile."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -8,21 +7,11 @@ import handmade
 import numpy as np
 import pytest
 
+from benchmarks.browser import ALONE, CHROMIUM
 from windtunnel.simulate.run import Run
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
 FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-default-apps",
+    *ALONE,
     "--enable-logging=stderr",
     "--v=0",
     "--host-resolver-rules=MAP * ~NOTFOUND",
