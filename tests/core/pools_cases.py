@@ -151,10 +151,10 @@ def demand_of(case: Any, fleet: Fleet) -> Demand:
     )
 
 
-def by_core(case: Case, jumps: bool = True) -> Handed:
+def by_core(case: Case, jumps: bool = True, in_step: bool = False) -> Handed:
     """The case on the core."""
     uniforms = np.zeros((2, len(case.demand.arrival)))
-    return run(case.fleet, case.demand, case.routers, uniforms, case.crossing, jumps)
+    return run(case.fleet, case.demand, case.routers, uniforms, case.crossing, jumps, in_step)
 
 
 def by_reference(case: Case) -> tuple[reference.Apart, list[Any]]:
@@ -181,10 +181,10 @@ def by_reference(case: Case) -> tuple[reference.Apart, list[Any]]:
     return loop, [record_of(*side) for side in zip(requests, sides, strict=True)]
 
 
-def differences(case: Case, jumps: bool) -> list[str]:
+def differences(case: Case, jumps: bool, in_step: bool) -> list[str]:
     """What is not equal. Raises StuckError where the reference would try for ever."""
     expected, sides = by_reference(case)
-    record, found = by_core(case, jumps), []
+    record, found = by_core(case, jumps, in_step), []
 
     def compare(name: str, r: int, ours: Any, theirs: Any) -> None:
         if not np.array_equal(ours, theirs, equal_nan=True):

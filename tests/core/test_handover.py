@@ -22,10 +22,10 @@ CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 
 
 def check(case: Case) -> None:
-    """Core = reference, jumps or not."""
-    for jumps in (True, False):
+    """Core = reference, with jumps or without, whether replicas may stay behind or not."""
+    for jumps, in_step in ((True, False), (True, True), (False, False)):
         try:
-            found = differences(case, jumps)
+            found = differences(case, jumps, in_step)
         except StuckError:
             assume(False)
         assert not found, found[:5]

@@ -42,7 +42,7 @@ from windtunnel.simulate.run import Iterations
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 TOLD = ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens", "lane", "output")
 PADDED = Policy(group_order="prefill_first", mixed=False, chunked_prefill=False, padded_prefills=True)
-PASSED = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end", "work", "goes", "stays",
+PASSED = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end", "goes", "stays",
           "prefill_lane", "source", "destination")  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from windtunnel.core.records import (
     Fields,
     State,
     attributes,
+    copies,
     records,
 )
 from windtunnel.core.routing import routing_arrays, sends_kv
@@ -236,13 +237,13 @@ def _layout(fleet: Fleet, fields: Fields) -> tuple[NDArray[Any], NDArray[Any], I
 
 
 def _requests(demand: Demand, fields: Fields) -> NDArray[Any]:
-    """The requests before they arrive; in few passes, because they are many."""
+    """The requests before they arrive."""
     unborn = records(1, REQUEST, fields)
     for name in ("scheduled", "first_token", "finish"):
         unborn[name] = np.nan
     for name in ("next", "previous", "lane"):
         unborn[name] = NONE
-    requests = np.frombuffer(bytearray(unborn.tobytes()) * len(demand.arrival), dtype=unborn.dtype)
+    requests = copies(unborn, len(demand.arrival))
     requests["arrival"] = demand.arrival
     requests["prompt"] = demand.prompt_tokens
     requests["output"] = demand.output_tokens

@@ -183,6 +183,11 @@ def records(count: int, *fields: Fields) -> NDArray[Any]:
     return np.zeros(count, dtype=np.dtype([field for some in fields for field in some], align=True))
 
 
+def copies(one: NDArray[Any], count: int) -> NDArray[Any]:
+    """So many copies of a record; in one pass, because they are many."""
+    return np.frombuffer(bytearray(one.tobytes()) * count, dtype=one.dtype)
+
+
 def attributes(array: NDArray[Any]) -> NDArray[Any]:
     """The array with its fields as attributes also where numba is switched off (NUMBA_DISABLE_JIT=1, for debuggers)."""
     return array.view(np.recarray) if config.DISABLE_JIT else array  # type: ignore[attr-defined]

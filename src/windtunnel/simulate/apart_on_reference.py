@@ -97,7 +97,7 @@ def _choices(fleet: Fleet, demand: Demand, routers: tuple[Router, Router], unifo
 def _handed(fleet: Fleet, replicas: list[Replica], loop: reference.Apart, crossing: Crossing) -> Handed:
     """What the core would have written."""
     record = record_of([*loop.prefills, *loop.decodes.values()], replicas)
-    handed = _handovers(fleet, replicas, loop, crossing)
+    handed = _handovers(fleet, replicas, loop)
     moved = np.array([passage.transfer_end >= 0 and not passage.expired for passage in loop.passages])
     sizes = crossing.kv_bytes if len(crossing.kv_bytes) else np.zeros(len(moved))
     table = _requests(loop, handed["prefill_lane"], _lanes(replicas, loop))
@@ -130,13 +130,12 @@ def _lanes(replicas: list[Replica], loop: reference.Apart) -> Integers:
     return np.array(found, dtype=np.int64)
 
 
-def _handovers(fleet: Fleet, replicas: list[Replica], loop: reference.Apart, crossing: Crossing) -> NDArray[Any]:
+def _handovers(fleet: Fleet, replicas: list[Replica], loop: reference.Apart) -> NDArray[Any]:
     """[n] of HANDED; replicas are counted through the prefill pools and then the decode pools, as the core does."""
     n, numbers, before = len(loop.whole), _numbers(replicas), len(numbers_of(fleet, "prefill"))
     handed = records(n, HANDED)
     for name in TIMES:
         handed[name] = [getattr(passage, name) for passage in loop.passages]
-    handed["work"] = crossing.work if len(crossing.work) else 0.0
     handed["goes"] = [loop.goes(r) for r in range(n)]
     handed["stays"] = [loop.stays(r) for r in range(n)]
     handed["source"] = [passage.source for passage in loop.passages]

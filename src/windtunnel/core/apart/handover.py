@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.link import ACTIVE, EVENT, FRESH, HANDED, NEXT, NIC, NUM_COUNTS, RULES, Apart
+from windtunnel.core.apart.link import CLOSED, EVENT, HANDED, NEXT, NIC, NUM_COUNTS, RULES, SHARED, Apart
+from windtunnel.core.apart.order import order_of
 from windtunnel.core.apart.staging import MEMORY, SEATS, SEATS_AND_FEW
 from windtunnel.core.apart.tandem import coupled_loop
 from windtunnel.core.dispatch import check
@@ -20,13 +21,11 @@ from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loops import FULL
 from windtunnel.core.records import (
     DECODE,
-    GONE,
     JUMPS,
     MIXED,
     NONE,
     PREFILL,
-    RELEASES,
-    REQUEST,
+    RELEASE,
     ROWS,
     STALLS,
     State,
@@ -68,7 +67,13 @@ class Handed(Record):
 
 
 def run(
-    fleet: Fleet, demand: Demand, routers: tuple[int, int], uniforms: Floats, crossing: Crossing, jumps: bool = True
+    fleet: Fleet,
+    demand: Demand,
+    routers: tuple[int, int],
+    uniforms: Floats,
+    crossing: Crossing,
+    jumps: bool = True,
+    in_step: bool = False,
 ) -> Handed:
     """Simulate pools that prefill and pools that decode.
 
@@ -79,6 +84,7 @@ def run(
         uniforms: [2, n] numbers of the random router on either side.
         crossing: the link and the rules of the hand-over.
         jumps: make equal steps at once.
+        in_step: no replica stays behind the others. The result is the same.
 
     Raises:
         InputError: a scheduler that does not hand over, or takes nothing.
@@ -90,9 +96,9 @@ def run(
     ordered = pools_of(fleet, order)
     columns = _rows(demand, crossing.rules)
     state = new_state(ordered, columns, uniforms[0])
-    state = _begun(state, ordered, demand, columns, crossing.rules)
+    state = _begun(state, ordered, demand)
     apart = _apart(state, ordered, demand, crossing)
-    state.counters[JUMPS] = jumps
+    state.counters[JUMPS], apart.order.in_step[0] = jumps, in_step
     sides = _sides(state, ordered, uniforms)
     stages = True if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies) else None
     while True:
@@ -139,30 +145,16 @@ def pools_of(fleet: Fleet, which: Integers) -> Fleet:
     return replace(fleet, **columns)
 
 
-def _goes(demand: Demand, rules: Handover) -> NDArray[np.bool_]:
-    """Requests that a decode replica sees, too."""
-    least = 0 if rules.first_token == "decode" else 1
-    found: NDArray[np.bool_] = ~(demand.refused | _stays(demand, rules)) & (demand.output_tokens > least)
-    return found
-
-
-def _stays(demand: Demand, rules: Handover) -> NDArray[np.bool_]:
-    """Requests that a decode replica alone sees."""
-    found: NDArray[np.bool_] = ~demand.refused & (demand.prompt_tokens <= rules.max_local_prefill_length)
-    return found
-
-
 def _rows(demand: Demand, rules: Handover) -> Demand:
-    """The rows of both sides."""
-    n, again = len(demand.arrival), (rules.first_token == "decode") & ~_stays(demand, rules)
+    """The rows of both sides; clients' rules come with ``_begun``."""
+    n, stays = len(demand.arrival), ~demand.refused & (demand.prompt_tokens <= rules.max_local_prefill_length)
+    again = (rules.first_token == "decode") & ~stays
     one = np.minimum(demand.output_tokens, 1)
     declared = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
     hash_ids = demand.hash_ids
     if hash_ids is not None:
         offsets = hash_ids[0]
         hash_ids = np.concatenate([offsets, np.full(n, offsets[-1])]), hash_ids[1]
-    none, nothing = np.full(n, NONE), np.zeros(n)
-    turnaround = nothing if demand.turnaround is None else demand.turnaround
     return replace(
         demand,
         arrival=np.concatenate([demand.arrival, np.full(n, np.nan)]),
@@ -171,32 +163,36 @@ def _rows(demand: Demand, rules: Handover) -> Demand:
         max_tokens=np.concatenate([one, declared + again]),
         overruns=np.concatenate([np.zeros(n, dtype=bool), demand.overruns]),
         refused=np.concatenate([demand.refused, np.zeros(n, dtype=bool)]),
-        follow=np.concatenate([demand.follow, none]),
-        think_time=np.concatenate([demand.think_time, nothing]),
-        turnaround=np.concatenate([turnaround, nothing]),
+        follow=np.zeros(0, dtype=np.int64),
         priority=None if demand.priority is None else np.tile(demand.priority, 2),
         hash_ids=hash_ids,
-        max_concurrency=max(demand.max_concurrency, 1),  # arrivals stand in the heap of releases, as in a closed loop
+        max_concurrency=0,
     )
 
 
-def _begun(state: State, fleet: Fleet, demand: Demand, columns: Demand, rules: Handover) -> State:
-    """The state with what decode lanes know, and the arrivals of clients."""
-    n, comes = len(demand.arrival), ~_stays(demand, rules)
+def _begun(state: State, fleet: Fleet, demand: Demand) -> State:
+    """The state with what decode lanes know, and with the clients."""
+    n = len(demand.arrival)
     state.pools["role"] = [ROLES[role] for role in fleet.roles]
-    rest = state.requests[n:]
-    rest["generated"], rest["context"] = comes, rest["prompt"] * comes
     state.lanes["watches"] = np.repeat(
         [role == "decode" for role in fleet.roles], np.multiply(fleet.replicas, fleet.lanes)
     )
-    first = np.ones(n, dtype=bool)
+    return state._replace(
+        follow=np.ascontiguousarray(demand.follow, dtype=np.int64),
+        think_time=np.ascontiguousarray(demand.think_time, dtype=np.float64),
+        turnaround=np.zeros(n) if demand.turnaround is None else np.ascontiguousarray(demand.turnaround),
+        releases=attributes(records(n, RELEASE)),
+        stalls=attributes(np.empty(n + len(state.stalls), dtype=state.stalls.dtype)),  # whoever joins was held back
+        gate=np.zeros(n, dtype=np.int64),
+    )
+
+
+def _arrivals(demand: Demand) -> Integers:
+    """Requests that do not wait for the one before in their session, as they come."""
+    first = np.ones(len(demand.arrival), dtype=bool)
     first[demand.follow[demand.follow != NONE]] = False
     order = np.nonzero(first)[0]
-    order = order[np.lexsort((order, demand.arrival[order]))]
-    state.releases["time"][: len(order)] = columns.arrival[order]
-    state.releases["request"][: len(order)] = order
-    state.counters[RELEASES] = len(order)
-    return state
+    return order[np.argsort(demand.arrival[order], kind="stable")]
 
 
 def _apart(state: State, fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
@@ -211,27 +207,26 @@ def _apart(state: State, fleet: Fleet, demand: Demand, crossing: Crossing) -> Ap
         "at_once": rules.transfer == "none",
         "gated": rules.gate == "before_prefill",
         "relayed": rules.first_token == "relayed",
+        "again": rules.first_token == "decode",
         "stages_first": rules.transfer == "none" or rules.gate == "before_prefill",
         "staging": STAGING[rules.staging],
         "reserved": rules.reserved_decode_tokens,
+        "local": rules.max_local_prefill_length,
     }
     for name, value in values.items():
         settings[name] = value
-    for name in ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end"):
-        handed[name] = np.nan
-    for name in ("prefill_lane", "source", "destination"):
-        handed[name] = NONE
-    handed["goes"], handed["stays"] = _goes(demand, rules), _stays(demand, rules)
-    handed["work"] = crossing.work if len(crossing.work) else 0.0
-    state.requests["holds"][:n] = handed["goes"] & (rules.transfer != "none")
-    counts[[FRESH, ACTIVE, NEXT]] = 0, 0, NONE
+    counts[[NEXT, CLOSED]] = NONE, demand.closed
     return Apart(
         rules=attributes(settings),
         handed=attributes(handed),
+        work=np.ascontiguousarray(crossing.work, dtype=np.float64) if len(crossing.work) else np.zeros(n),
+        shared=attributes(records(n, SHARED)),
         events=attributes(records(2 * n + 2, EVENT)),
         nics=attributes(records(sum(fleet.replicas), NIC)),
         active=np.zeros(n, dtype=np.int64),
         fresh=np.zeros(n, dtype=np.int64),
+        arrivals=_arrivals(demand),
+        order=order_of(state.groups),
         counts=counts,
     )
 
@@ -253,48 +248,17 @@ def _record(fleet: Fleet, order: Integers, demand: Demand, crossing: Crossing, s
         _numbers(np.multiply(fleet.replicas, fleet.lanes), order),
         _numbers(np.array(fleet.replicas), order),
     )
-    table, rest, handed = records(n, REQUEST), state.requests[n:], apart.handed
-    for name, *_ in REQUEST:
-        table[name] = state.requests[name][:n]
-    stays = handed["stays"] > 0
-    for name, *_ in REQUEST:
-        table[name][stays] = rest[name][stays]
-    table["output"] = demand.output_tokens
-    begun = handed["asked"] >= 0
-    table["lane"] = _numbered(table["lane"], lanes)
-    for name in ("finish", "state", "generated"):
-        table[name][begun] = rest[name][begun]
-    table["finish"][begun & (rest["state"] != GONE)] = np.nan
-    table["lane"][begun] = _numbered(rest["lane"][begun], lanes)
-    table["preemptions"][~stays] += rest["preemptions"][~stays]
-    handed["prefill_lane"][stays] = rest["lane"][stays]
+    table, handed = state.requests[:n], apart.handed
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
-    rows["replica"] = replicas[rows["replica"]]
-    stalls = _seen_by_client(table, stalls, handed, crossing.rules)
-    handed["prefill_lane"] = _numbered(handed["prefill_lane"], lanes)
+    if (order != np.arange(len(order))).any():
+        rows["replica"] = replicas[rows["replica"]]
+        table["lane"] = _numbered(table["lane"], lanes)
+        handed["prefill_lane"] = _numbered(handed["prefill_lane"], lanes)
     replica_of_lane, rank_of_lane = np.zeros((2, len(lanes)), dtype=np.int64)
     replica_of_lane[lanes] = replicas[state.groups["replica"][state.lanes["group"]]]
     rank_of_lane[lanes] = state.lanes["rank"]
-    sizes = np.where(handed["transfer_end"] >= 0, crossing.kv_bytes if len(crossing.kv_bytes) else 0.0, 0.0)
+    sizes = np.where(handed["transfer_end"] >= 0, crossing.kv_bytes, 0.0) if len(crossing.kv_bytes) else np.zeros(n)
     return Handed(table, rows, stalls, replica_of_lane, rank_of_lane, handovers=handed, kv_bytes=sizes)
-
-
-def _seen_by_client(table: NDArray[Any], stalls: NDArray[Any], handed: NDArray[Any], rules: Handover) -> NDArray[Any]:
-    """The stalls of whole requests; the first tokens as clients get them."""
-    n = len(table)
-    stalls = stalls.copy()
-    decodes = stalls["request"] >= n
-    stalls["request"][decodes] -= n
-    gone = handed["goes"] > 0
-    decodes &= gone[stalls["request"]]
-    if rules.first_token == "relayed":
-        table["first_token"][gone] = handed["joined"][gone]
-    elif rules.first_token == "decode":
-        table["first_token"][gone] = np.inf
-        np.minimum.at(table["first_token"], stalls["request"][decodes], stalls["resumed_token"][decodes])
-        stalls = stalls[~(decodes & (stalls["resumed_token"] == table["first_token"][stalls["request"]]))]
-        table["first_token"][np.isinf(table["first_token"])] = np.nan
-    return stalls
 
 
 def _numbers(counts: Integers, order: Integers) -> Integers:
@@ -304,5 +268,5 @@ def _numbers(counts: Integers, order: Integers) -> Integers:
 
 
 def _numbered(lanes: NDArray[Any], numbers: Integers) -> Integers:
-    """Lanes by their numbers in the whole fleet."""
-    return np.where(lanes == NONE, NONE, numbers[lanes])
+    """Lanes by their numbers in the whole fleet; NONE, the last entry of these, stays so."""
+    return np.append(numbers, NONE)[lanes]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from windtunnel.core.apart.order import Order
 from windtunnel.core.compiled import part
 from windtunnel.core.records import NONE, Array, Fields
 
@@ -26,9 +27,11 @@ RULES: Fields = [
             "at_once",  # nothing is transferred
             "gated",  # the decode replica is asked first, then the prompt is computed
             "relayed",  # the client gets the first token when the request joins
+            "again",  # the decode replica computes the prompt's last token again, and makes the first token
             "stages_first",  # memory is given before running requests take theirs for the next step, not after
             "staging",  # MEMORY, SEATS or SEATS_AND_FEW
             "reserved",  # tokens kept free for each request that a decode replica has
+            "local",  # a prompt of up to so many stays with a decode replica
         )
     ),
 ]
@@ -36,21 +39,25 @@ RULES: Fields = [
 HANDED: Fields = [
     *(
         (name, np.float64)
-        for name in (
-            *("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end"),  # s; NaN: never
-            "work",  # of its transfer, s
-            *("left", "since", "until"),  # while NICs are shared: the rest of it at a time, and its end as things are
-        )
+        for name in ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")  # s; NaN: never
     ),
-    *((name, np.int64) for name in ("goes", "stays", "prefill_lane", "source", "destination", "sharers")),
+    *((name, np.int32) for name in ("prefill_lane", "source", "destination")),
+    *((name, np.int8) for name in ("goes", "stays")),
 ]
+
+SHARED: Fields = [
+    *((name, np.float64) for name in ("left", "since", "until")),  # the rest of it at a time, its end as things are
+    ("sharers", np.int64),
+]
+"""A transfer while NICs are shared."""
 
 EVENT: Fields = [("time", np.float64), ("kind", np.int64), ("request", np.int64)]
 NIC: Fields = [("free_at", np.float64), ("sharers", np.int64)]
 
-EVENTS, FRESH, ACTIVE, NEXT, NUM_COUNTS = range(5)
-"""Entries of ``Apart.counts``: events in the heap, requests that have just been given memory, transfers that share
-NICs, and the next of these to end."""
+BEGUN, EVENTS, FRESH, ACTIVE, NEXT, CAME, CLOSED, NUM_COUNTS = range(8)
+"""Entries of ``Apart.counts``: whether anything has happened yet, events in the heap, requests that have just been
+given memory, transfers that share NICs, the next of these to end, requests that came at a time of their own, and
+whether completions release others."""
 
 
 class Apart(NamedTuple):
@@ -60,6 +67,10 @@ class Apart(NamedTuple):
     """[1] of RULES."""
     handed: Array
     """[n] of HANDED."""
+    work: Array
+    """[n] seconds of each transfer."""
+    shared: Array
+    """[n] of SHARED."""
     events: Array
     """Heap of EVENT; a request is a row of ``State.requests``."""
     nics: Array
@@ -68,6 +79,10 @@ class Apart(NamedTuple):
     """[n] requests whose transfers share NICs."""
     fresh: Array
     """[n] requests that have just been given memory."""
+    arrivals: Array
+    """Requests that come at a time of their own, in order."""
+    order: Order
+    """Of the groups."""
     counts: Array
 
 
@@ -120,8 +135,8 @@ def start_transfer(apart: Apart, r: int, time: float) -> None:
     """The KV of request ``r`` may leave from now on."""
     rules, one = apart.rules[0], apart.handed[r]
     one.transfer_start = time
-    if rules.fair and (rules.at_source or rules.at_destination) and one.work > 0.0:
-        one.left, one.sharers = one.work, 0
+    if rules.fair and (rules.at_source or rules.at_destination) and apart.work[r] > 0.0:
+        apart.shared[r].left, apart.shared[r].sharers = apart.work[r], 0
         apart.active[apart.counts[ACTIVE]] = r
         apart.counts[ACTIVE] += 1
         share_anew(apart, r, time, 1)
@@ -131,7 +146,7 @@ def start_transfer(apart: Apart, r: int, time: float) -> None:
         start = max(start, apart.nics[one.source].free_at)
     if rules.at_destination:
         start = max(start, apart.nics[one.destination].free_at)
-    end = start + one.work
+    end = start + apart.work[r]
     if rules.at_source:
         apart.nics[one.source].free_at = end
     if rules.at_destination:
@@ -164,20 +179,20 @@ def share_anew(apart: Apart, r: int, time: float, change: int) -> None:
         nics[destination].sharers += change
     counts[NEXT] = NONE
     for k in range(counts[ACTIVE]):
-        one = apart.handed[apart.active[k]]
-        if (rules.at_source and one.source == source) or (rules.at_destination and one.destination == destination):
+        ends, one = apart.handed[apart.active[k]], apart.shared[apart.active[k]]
+        if (rules.at_source and ends.source == source) or (rules.at_destination and ends.destination == destination):
             if one.sharers > 0:
                 one.left -= (time - one.since) / float(one.sharers)
             one.sharers, one.since = 0, time
             if rules.at_source:
-                one.sharers = nics[source].sharers if one.source == source else nics[one.source].sharers
+                one.sharers = nics[source].sharers if ends.source == source else nics[ends.source].sharers
             if rules.at_destination:
-                one.sharers = max(one.sharers, nics[one.destination].sharers)
+                one.sharers = max(one.sharers, nics[ends.destination].sharers)
             one.until = time + max(one.left, 0.0) * float(one.sharers)
         following = counts[NEXT]
         if (
             following == NONE
-            or one.until < apart.handed[following].until
-            or (one.until == apart.handed[following].until and apart.active[k] < following)
+            or one.until < apart.shared[following].until
+            or (one.until == apart.shared[following].until and apart.active[k] < following)
         ):
             counts[NEXT] = apart.active[k]

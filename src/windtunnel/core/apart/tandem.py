@@ -3,7 +3,8 @@
 Row r of the requests is what a prefill pool sees of request r, row n + r what a decode pool sees. Times are those of
 ``core.loops.closed_loop``: a group may step while neither an event nor another group can change what it sees. Events
 are those of ``link`` and the arrivals of clients; what a lane decides for requests of other lanes counts at the
-time of its decision. ``reference.handover`` makes the same in plain objects.
+time of its decision. Groups take turns by ``order``, and whichever an event concerns is brought to its time before.
+``reference.handover`` makes the same in plain objects.
 """
 
 from typing import Any
@@ -12,7 +13,10 @@ import numpy as np
 
 from windtunnel.core.apart.link import (
     ARRIVAL,
+    BEGUN,
+    CAME,
     CLIENT,
+    CLOSED,
     EVENTS,
     FRESH,
     LEAVES_NIC,
@@ -24,6 +28,7 @@ from windtunnel.core.apart.link import (
     push_event,
     start_transfer,
 )
+from windtunnel.core.apart.order import others, place
 from windtunnel.core.apart.staging import any_stirs, give_memory, give_seats
 from windtunnel.core.batch_time import group_time
 from windtunnel.core.compiled import entry, part
@@ -44,14 +49,29 @@ from windtunnel.core.loops import (
     PUBLISH_INTERVAL,
     REACHED,
     complete,
-    earliest_groups,
     looks,
     next_release,
     ticks_until,
     wants_place,
 )
 from windtunnel.core.queues import ask, put_ready
-from windtunnel.core.records import DECODE, IDLE, NONE, QUEUED, REFUSED, RELEASES, Group, Lane, Pool, State
+from windtunnel.core.records import (
+    ADMITTED,
+    CHOSEN,
+    DECODE,
+    GONE,
+    IDLE,
+    IN_FLIGHT,
+    NONE,
+    QUEUED,
+    REFUSED,
+    RELEASES,
+    STALLS,
+    Group,
+    Lane,
+    Pool,
+    State,
+)
 from windtunnel.core.router import choose, poll_balancer
 
 # A group.
@@ -96,61 +116,154 @@ def bound_group(state: State, pool: Pool, group: Group) -> None:
 
 
 @part
+def is_told(apart: Apart, pool: Pool) -> bool:
+    """Whether anything follows when a request leaves a lane of the pool."""
+    return bool(pool.role != DECODE or apart.counts[CLOSED])
+
+
+@part
 def advance(state: State, apart: Apart, g: int, until: float, stages: Any) -> int:
-    """Step a group while its next decision lies before ``until``, up to a boundary at which a request left, or a
-    decision that others see; FULL if the log needs room first."""
+    """Step a group, and again while its next decision lies before ``until``, up to a boundary at which a request left,
+    or a decision that others see; FULL if the log needs room first."""
     group = state.groups[g]
     pool = state.pools[group.pool]
-    while group.now < until:
+    while True:
         if not log_has_room(state, pool, group) or not room(state, pool, group):
             return FULL
         stirs = pool.role == DECODE and any_stirs(state, pool, group)
-        if not stirs and jump(state, pool, group, until) > 0:
-            continue
-        if step_one(state, apart, pool, group, stages) == IDLE:
-            group.bound = np.inf
-            return REACHED
-        if group.released > 0 or apart.counts[FRESH] > 0:
+        if stirs or jump(state, pool, group, until) == 0:
+            if step_one(state, apart, pool, group, stages) == IDLE:
+                group.bound = np.inf
+                return REACHED
+            if apart.counts[FRESH] > 0 or (group.released > 0 and is_told(apart, pool)):
+                break
+        if group.now >= until:
             break
     bound_group(state, pool, group)
     return REACHED
 
 
 @part
-def wake(state: State, g: int, time: float) -> None:
+def wake(state: State, apart: Apart, g: int, time: float) -> None:
     """Something has come to a group; an idle one decides now."""
     group = state.groups[g]
+    if group.bound == group.now and group.now >= time:
+        return
     if group.now < time:
         group.now = time
         group.released = 0
         for i in range(group.first_lane, group.first_lane + group.num_lanes):
             state.lanes[i].released = 0
     group.bound = group.now
+    place(state.groups, apart.order, g)
+
+
+@part
+def is_behind(state: State, i: int, time: float) -> bool:
+    """Whether the group of lane ``i`` has decisions to make before ``time``."""
+    group = state.groups[state.lanes[i].group]
+    return bool(group.bound < np.inf and group.now < time)
+
+
+@part
+def settle(state: State, apart: Apart, g: int) -> None:
+    """A group has advanced: others may see it."""
+    group = state.groups[g]
+    if group.released > 0 and is_told(apart, state.pools[group.pool]):
+        group.untold = 1
+        group.bound = group.now
+    place(state.groups, apart.order, g)
+    for k in range(apart.counts[FRESH]):
+        one = apart.fresh[k]
+        go_on(apart, one, apart.handed[one].admitted)
+    apart.counts[FRESH] = 0
 
 
 # A request on its way.
 
 
 @part
-def start(
-    state: State, apart: Apart, routers: tuple[int, int], first: State, second: State, r: int, time: float
-) -> None:
+def begin(state: State, apart: Apart) -> None:
+    """No request has come yet."""
+    n, rules = len(apart.handed), apart.rules[0]
+    for r in range(n):
+        one, request, row = apart.handed[r], state.requests[r], state.requests[n + r]
+        refused = request.state == REFUSED
+        one.stays = not refused and request.prompt <= rules.local
+        one.goes = not refused and not one.stays and row.output > 1
+        one.asked = one.admitted = one.transfer_start = one.transfer_end = one.joined = one.prefill_end = np.nan
+        one.prefill_lane = one.source = one.destination = NONE
+        request.holds = one.goes and not rules.at_once
+        if not one.stays:
+            row.generated, row.context = 1, row.prompt
+
+
+@part
+def end(state: State, apart: Apart) -> None:
+    """The first row of each request says of both what its client sees."""
+    n, again, relayed = len(apart.handed), apart.rules[0].again, apart.rules[0].relayed
+    for r in range(n):
+        one, request, row = apart.handed[r], state.requests[r], state.requests[n + r]
+        if one.stays:
+            one.prefill_lane = row.lane
+            state.requests[r] = row
+            continue
+        request.output = row.output - again
+        if one.asked >= 0.0:
+            request.finish = row.finish if row.state == GONE else np.nan
+            request.state, request.generated, request.lane = row.state, row.generated, row.lane
+            request.preemptions += row.preemptions
+        if one.goes and (relayed or again):
+            request.first_token = one.joined if relayed else np.nan
+    end_stalls(state, apart, again)
+
+
+@part
+def end_stalls(state: State, apart: Apart, again: int) -> None:
+    """Stalls are of requests, not of their rows; ``again``: the end of the first one on the decode side is the first
+    token, and that is no stall."""
+    n, stalls, requests, kept = len(apart.handed), state.stalls, state.requests, 0
+    for k in range(state.counters[STALLS] if again else 0):
+        r, token = stalls[k].request - n, stalls[k].resumed_token
+        if r >= 0 and apart.handed[r].goes and not requests[r].first_token <= token:
+            requests[r].first_token = token
+    for k in range(state.counters[STALLS]):
+        r, token = stalls[k].request, stalls[k].resumed_token
+        if r >= n:
+            r -= n
+            if again and apart.handed[r].goes and token == requests[r].first_token:
+                continue
+        stalls[kept].request, stalls[kept].last_token, stalls[kept].resumed_token = r, stalls[k].last_token, token
+        kept += 1
+    state.counters[STALLS] = kept
+
+
+@part
+def chosen(side: State, router: int, r: int, time: float) -> int:
+    """The lane of one side for row ``r``; the choice is kept until the row comes to it."""
+    if side.counters[CHOSEN] == NONE:
+        side.counters[CHOSEN] = choose(side, router, r, time)
+    return side.counters[CHOSEN]
+
+
+@part
+def start(state: State, apart: Apart, first: State, second: State, r: int, time: float) -> None:
     """A client's request arrives: a prefill lane gets it, where a decode lane has to be asked first after that one. A
     prompt that stays goes to a decode lane only."""
     one = apart.handed[r]
     if one.stays:
         row = len(apart.handed) + r
-        lane = arrive_at_decode(state, routers[1], second, row, time)
+        lane = arrive_at_decode(state, apart, second, row, time)
         enqueue(state, state.pools[state.groups[lane.group].pool], lane, row)
         return
-    one.prefill_lane = choose(first, routers[0], r, time)
+    one.prefill_lane, first.counters[CHOSEN] = first.counters[CHOSEN], NONE
     lane = state.lanes[one.prefill_lane]
     state.requests[r].lane = one.prefill_lane
     one.source = state.groups[lane.group].replica
     lane.outstanding += 1
     lane.coming += 1
     if one.goes and apart.rules[0].gated:
-        ask_decode(state, apart, routers[1], second, r, time)
+        ask_decode(state, apart, second, r, time)
     else:
         queue_prompt(state, apart, r, time)
 
@@ -162,26 +275,26 @@ def queue_prompt(state: State, apart: Apart, r: int, time: float) -> None:
     lane.coming -= 1
     state.requests[r].state = QUEUED
     enqueue(state, state.pools[state.groups[lane.group].pool], lane, r)
-    wake(state, lane.group, time)
+    wake(state, apart, lane.group, time)
 
 
 @part
-def arrive_at_decode(state: State, router: int, second: State, row: int, time: float) -> Lane:
-    """Row ``row`` of the requests comes to a decode lane, which decides now if it is idle."""
-    chosen = choose(second, router, row, time)
-    lane: Lane = state.lanes[chosen]
-    state.requests[row].lane, state.requests[row].state = chosen, QUEUED
+def arrive_at_decode(state: State, apart: Apart, second: State, row: int, time: float) -> Lane:
+    """Row ``row`` of the requests comes to the decode lane that was chosen, which decides now if it is idle."""
+    lane: Lane = state.lanes[second.counters[CHOSEN]]
+    state.requests[row].lane, state.requests[row].state = second.counters[CHOSEN], QUEUED
     state.requests[row].arrival = time
+    second.counters[CHOSEN] = NONE
     lane.outstanding += 1
-    wake(state, lane.group, time)
+    wake(state, apart, lane.group, time)
     return lane
 
 
 @part
-def ask_decode(state: State, apart: Apart, router: int, second: State, r: int, time: float) -> None:
+def ask_decode(state: State, apart: Apart, second: State, r: int, time: float) -> None:
     """A decode lane is asked for memory."""
     row, one = len(apart.handed) + r, apart.handed[r]
-    lane = arrive_at_decode(state, router, second, row, time)
+    lane = arrive_at_decode(state, apart, second, row, time)
     one.asked, one.destination = time, state.groups[lane.group].replica
     ask(lane, state.requests, row)
 
@@ -204,10 +317,11 @@ def end_transfer(state: State, apart: Apart, r: int, time: float) -> None:
         source = state.lanes[apart.handed[r].prefill_lane]
         let_go(state, state.pools[state.groups[source.group].pool], source, r)
         source.watches -= 1
-        wake(state, source.group, time)
+        if source.outstanding > 0:
+            wake(state, apart, source.group, time)
     lane = state.lanes[state.requests[row].lane]
     put_ready(lane, state.requests, row)
-    wake(state, lane.group, time)
+    wake(state, apart, lane.group, time)
 
 
 @part
@@ -252,28 +366,58 @@ def tell(state: State, apart: Apart, g: int) -> None:
             leave(state, apart, r, group.now)
             r = following
     bound_group(state, state.pools[group.pool], group)
+    place(state.groups, apart.order, g)
 
 
 # Events.
 
 
 @part
+def next_client(state: State, apart: Apart) -> tuple[float, int]:
+    """When the next client's request comes, and which; (infinite, NONE) if none is known to."""
+    time, r = np.inf, NONE
+    if apart.counts[CAME] < len(apart.arrivals):
+        r = apart.arrivals[apart.counts[CAME]]
+        time = state.requests[r].arrival
+    if state.counters[RELEASES] > 0:
+        released = state.releases[0]
+        if released.time < time or (released.time == time and released.request < r):
+            return released.time, released.request
+    return time, r
+
+
+@part
+def take_client(state: State, apart: Apart, r: int) -> None:
+    """That request has come."""
+    if state.counters[RELEASES] > 0 and state.releases[0].request == r:
+        next_release(state)
+    else:
+        apart.counts[CAME] += 1
+
+
+@part
 def next_event(state: State, apart: Apart) -> tuple[float, int]:
     """(Time, kind) of what happens next; infinite if nothing is known to."""
-    time, kind = np.inf, CLIENT
-    if state.counters[RELEASES] > 0:
-        time = state.releases[0].time
+    time, kind = next_client(state, apart)[0], CLIENT
     if apart.counts[EVENTS] > 0 and apart.events[0].time <= time:
         time, kind = apart.events[0].time, apart.events[0].kind
     if apart.counts[NEXT] != NONE:
-        until = apart.handed[apart.counts[NEXT]].until
+        until = apart.shared[apart.counts[NEXT]].until
         if until < time or (until == time and kind > LEAVES_NIC):
             time, kind = until, LEAVES_NIC
     return time, kind
 
 
 @part
-def happen(
+def may_come(state: State, r: int, limit: int) -> bool:
+    """Whether a client's request goes to a lane now."""
+    if state.requests[r].state == REFUSED:
+        return False
+    return bool(state.requests[r].state == ADMITTED or limit == 0 or state.counters[IN_FLIGHT] < limit)
+
+
+@part
+def behind(
     state: State,
     apart: Apart,
     routers: tuple[int, int],
@@ -282,19 +426,53 @@ def happen(
     limit: int,
     time: float,
     kind: int,
-) -> None:
+) -> int:
+    """A group that the next event concerns and that has decisions to make before; NONE if there is none. Lanes are
+    chosen for those who come."""
+    n, r, here, there = len(apart.handed), NONE, NONE, NONE
+    if kind == LEAVES_NIC:
+        return NONE
+    comes, asks = False, False
+    if kind == CLIENT:
+        r = next_client(state, apart)[1]
+        if not may_come(state, r, limit):
+            return NONE
+        comes = apart.handed[r].stays == 0
+        asks = not comes or bool(apart.handed[r].goes and apart.rules[0].gated)
+    else:
+        r = apart.events[0].request
+        asks = r >= n
+        r -= n if asks else 0
+    if comes:
+        here = chosen(first, routers[0], r, time)
+    elif not asks:
+        here = apart.handed[r].prefill_lane
+    if asks:
+        there = chosen(second, routers[1], n + r, time)
+    elif kind == TRANSFER_END:
+        there = state.requests[n + r].lane
+    if here != NONE and is_behind(state, here, time):
+        return state.lanes[here].group
+    if there != NONE and is_behind(state, there, time):
+        return state.lanes[there].group
+    return NONE
+
+
+@part
+def happen(state: State, apart: Apart, first: State, second: State, limit: int, time: float, kind: int) -> None:
     """The next event takes place."""
     n = len(apart.handed)
     if kind == LEAVES_NIC:
         leave_nic(apart, time)
     elif kind == CLIENT:
-        r = next_release(state)
+        r = next_client(state, apart)[1]
+        take_client(state, apart, r)
         if state.requests[r].state == REFUSED:
             state.requests[r].arrival = time
             complete(state, r, time)
         elif wants_place(state, r, limit):
             state.requests[r].arrival = time
-            start(state, apart, routers, first, second, r, time)
+            start(state, apart, first, second, r, time)
     else:
         r = apart.events[0].request
         pop_event(apart)
@@ -303,7 +481,7 @@ def happen(
         elif r < n:
             queue_prompt(state, apart, r, time)
         else:
-            ask_decode(state, apart, routers[1], second, r - n, time)
+            ask_decode(state, apart, second, r - n, time)
 
 
 @part
@@ -325,27 +503,31 @@ def coupled_loop(
     ``first`` and ``second`` are the State as routers of the two sides see it, with their replicas, random numbers and
     counters. ``stages``: None where no pool has several.
     """
-    groups = state.groups
+    groups, order = state.groups, apart.order
+    looked = looks(state, routers[0]) or looks(state, routers[1])
+    order.in_step[0] |= looked
+    if not apart.counts[BEGUN]:
+        begin(state, apart)
+    apart.counts[BEGUN] = 1
     while True:
-        g, until = earliest_groups(state)
+        g = order.winners[1]
+        group, idle = groups[g], groups[g].bound == np.inf
         time, kind = next_event(state, apart)
-        if g == NONE and time == np.inf:
+        if idle and time == np.inf:
+            end(state, apart)
             return REACHED
-        if looks(state, routers[0]) or looks(state, routers[1]):
-            until = min(until, poll(state, time if g == NONE else min(groups[g].now, time)))
-        if g != NONE and groups[g].untold and groups[g].now <= time:
+        look = poll(state, time if idle else min(group.now, time)) if looked else np.inf
+        if group.untold and group.now <= time:
             tell(state, apart, g)
             continue
-        if g == NONE or groups[g].now >= time:
-            happen(state, apart, routers, first, second, limit, time, kind)
-            continue
-        until = max(min(time, until), np.nextafter(groups[g].now, np.inf))
+        if idle or group.now >= time or (group.bound > time and not order.in_step[0]):
+            g = behind(state, apart, routers, first, second, limit, time, kind)
+            if g == NONE:
+                happen(state, apart, first, second, limit, time, kind)
+                continue
+            until = time
+        else:
+            until = min(time, look, others(order, g))
         if advance(state, apart, g, until, stages) == FULL:
             return FULL
-        if groups[g].released > 0:
-            groups[g].untold = 1
-            groups[g].bound = groups[g].now
-        for k in range(apart.counts[FRESH]):
-            one = apart.fresh[k]
-            go_on(apart, one, apart.handed[one].admitted)
-        apart.counts[FRESH] = 0
+        settle(state, apart, g)

@@ -30,7 +30,6 @@ from windtunnel.core.seats import (
     end_decodes,
     ends_at,
     look_again,
-    sit,
     skip_decodes,
     stand_up,
     start_leaving,
@@ -69,6 +68,7 @@ POOL_FIELDS: Fields = [
 
 LANE_FIELDS: Fields = [
     ("held", np.int64),  # the turn after the latest step that held decodes back
+    ("held_from", np.int64),  # none of them, or of those that joined since, has a seat before this one
     ("held_beside", np.int64),  # the latest step that held decodes back while others took part
     ("resumed", np.int64),  # decodes of this step that were held back alone: their gap is a stall
     ("spared", np.int64),  # leaving requests whose discarded token this step does not compute, held back as they are
@@ -171,7 +171,9 @@ def join(state: State, pool: Pool, i: int, r: int) -> None:
     context = request.prompt + request.generated - 1
     request.sequence = lane.sequence
     lane.sequence += 1
-    seat = sit(lane, seats, r)
+    if lane.held != lane.clock:
+        lane.held_from = lane.top
+    seat = passes.sit_last(lane, seats, r)
     ends = lane.clock + request.output - request.generated
     ends_at(lane, seats, seat, ends)
     count_turn(pool, lane, seats, state.own.pipe, ends, context, 1)
@@ -249,7 +251,7 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, pipe: Any, en
 @compiled
 def end_stalls(state: State, lane: Lane, seats: Array, end: float) -> None:
     """Decodes that were held back get their token at ``end``."""
-    for i in range(lane.top):
+    for i in range(lane.held_from, lane.top):
         r = seats[WHO, i]
         if lane.clock <= seats[ENDS, i] < EMPTY and state.requests[r].held_clock == lane.clock - 1:
             write_stall(state, r, state.requests[r].last_token, end)

@@ -269,7 +269,7 @@ def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own:
 @compiled
 def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
     """Decodes that this step did not reach keep their context while the clock goes on; a leaving one is done."""
-    lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
+    lane.step_decodes, lane.step_kv, lane.held_from = lane.decodes, lane.kv_tokens, 0
     for i in range(lane.top):
         ends = seats[ENDS, i]
         if ends >= EMPTY or wanted_tokens(pool, lane, pipe, requests[seats[WHO, i]], ends) == 0:
@@ -311,7 +311,7 @@ def resume(lane: Lane, request: Request, ends: int, pipe: Any) -> None:
 @compiled
 def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
     """Those that were held back in their latest turn have nothing in flight: they offer this step's token at once."""
-    for i in range(lane.top):
+    for i in range(lane.held_from, lane.top):
         if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].held_clock == lane.clock:
             request = requests[seats[WHO, i]]
             request.certain = pipeline.context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
@@ -371,6 +371,16 @@ def take_found(pool: Pool, lane: Lane, request: Request, cache: Any, r: int) -> 
 
 
 @part
+def sit_last(lane: Lane, seats: Array, r: int) -> int:
+    """Give a request the newest seat; returns which. All may move up for it."""
+    newest = lane.top
+    i = sit(lane, seats, r)
+    if i < newest:
+        lane.held_from = 0
+    return i
+
+
+@part
 def admit_head(
     pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, r: int, tokens: int, start: float
 ) -> None:
@@ -382,7 +392,7 @@ def admit_head(
         request.scheduled = start
     request.sequence = lane.sequence
     lane.sequence += 1
-    i = sit(lane, seats, r)
+    i = sit_last(lane, seats, r)
     seats[NOW, i] = tokens
     compute_chunk(pool, lane, requests, seats, own, i)
 
