@@ -131,6 +131,26 @@ def test_both_engines_write_the_same_record(kind: str) -> None:
     compare()
 
 
+def test_a_prompt_evicted_with_its_token_on_the_way_holds_nothing() -> None:
+    """Memory for 8 tokens. The second prompt finds the first one's 4, which wait for their transfer, and has the other
+    4; the step after it wants one more, evicts it, and its token ends it there. When its KV has gone, a prompt of 2
+    tokens takes their last 3 blocks, one for its own token; the last prompt finds the 5 before these."""
+    policy = VllmV1(prefix_caching=True, plain_blocks_first=True, stop_at_last_token=False)
+    limits = (Limits(4, 64, 64, 8, 1), Limits(4, 64, 64, 600, 1))
+    fleet = replace(tandem(1.0, 0.5, seats=4), limits=limits, policies=(policy, policy))
+    ids = np.array([1, 1, 2, 1, 2])
+    demand = equal_requests(
+        np.array([0.0, 2.0, 30.0, 60.0]), hash_block_size=4, hash_ids=(np.array([0, 1, 3, 3, 5]), ids)
+    )
+    demand = replace(demand, prompt_tokens=np.array([4, 8, 2, 8]))
+    crossing = Crossing(rules=Handover("push", "decode"), work=np.full(4, 10.0))
+    case = Case(fleet, demand, (0, 0), crossing)
+    check_equal(case, np.zeros((2, 4)))
+    found = handed(fleet, demand, crossing)
+    assert found.requests["preemptions"].tolist() == [0, 1, 0, 1]
+    assert found.requests["cached_tokens"].tolist() == [0, 4, 0, 5]
+
+
 @st.composite
 def staged_cases(draw: st.DrawFn) -> tuple[Case, Any]:
     """Prompts that are computed in stages."""

@@ -135,9 +135,10 @@ def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
 
 @part
 def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Take back the blocks of a request that has left."""
+    """Take back the blocks of a request that has left: none if it was preempted with its last token on the way."""
     request = state.requests[r]
-    give_back(pool, lane, state.own.cache, r, request.context, request.prompt + request.output - 1, False)
+    offered = min(request.context, request.prompt + request.output - 1)
+    give_back(pool, lane, state.own.cache, r, request.context, offered, False)
 
 
 @part
