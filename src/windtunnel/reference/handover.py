@@ -78,6 +78,8 @@ class Apart(Loop):
     ) -> None:
         self.rules = crossing.rules
         self.prompts: dict[int, tuple[Group | Pipeline, int]] = {}
+        self.sent: dict[int, list[int]] = {}
+        """Prompts of each group whose blocks are free at its next decision."""
         self.prefills = [
             replace(one, output_tokens=min(one.output_tokens, 1), max_tokens=min(one.output_tokens, 1), stalls=[])
             for one in requests
@@ -224,15 +226,25 @@ class Apart(Loop):
             self._wake(passage.group, time)
 
     def _let_go(self, request: int, time: float) -> None:
-        """The prefill replica frees the blocks of a prompt, if it holds them."""
+        """The prefill replica frees the blocks of a prompt, if it holds them.
+
+        It hears of it after a step, and after the requests that ended with that one: so their blocks are taken first
+        (vllm/v1/core/sched/scheduler.py, update_from_output).
+        """
         one = self.prefills[request]
         if not one.holds:
             return
         one.holds = False
-        group, rank = self.prompts[request]
-        group.schedulers[rank].let_go(one)
+        group = self.prompts[request][0]
+        who = self.groups.index(group)
+        self.sent.setdefault(who, []).append(request)
         if group.has_place:
-            self._wake(self.groups.index(group), time)
+            self._wake(who, time)
+
+    def _free_sent(self, who: int) -> None:
+        for request in self.sent.pop(who, []):
+            group, rank = self.prompts[request]
+            group.schedulers[rank].let_go(self.prefills[request])
 
     # What runs out.
 
@@ -286,6 +298,7 @@ class Apart(Loop):
     def _schedule(self, who: int, time: float) -> None:
         """One decision, which gives memory and seats; then the next, if another step may be in flight beside it."""
         if who < self.first_decode:
+            self._free_sent(who)
             super()._schedule(who, time)
             return
         group, lanes = cast(Group, self.groups[who]), self.staging[who - self.first_decode]
