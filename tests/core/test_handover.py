@@ -9,7 +9,7 @@ import pytest
 from equality import RELAXED, StuckError
 from hypothesis import assume, given, settings
 
-from core.pools_cases import Case, cases, differences, equal_requests, tandem
+from core.pools_cases import Case, by_core, cases, differences, equal_requests, tandem
 from windtunnel.core.apart.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.engine import run as run_pools
@@ -191,6 +191,18 @@ def test_a_short_prompt_is_computed_where_it_decodes() -> None:
     assert found.requests["finish"].tolist() == [1.5, 2.5]
     assert found.handovers["prefill_lane"].tolist() == [1, 0]
     assert np.isnan(found.handovers["asked"][0])
+
+
+def test_who_asks_for_memory_does_not_stop_a_batch_that_waits_until_it_is_due() -> None:
+    """The short prompt is to be computed where it decodes, in a batch that waits for two seconds; after one second the
+    other one, whose KV was computed in the meantime, asks for memory there. It gets it when the batch begins, decodes
+    when that prompt is computed, and both end with their second token."""
+    late = Policy(mixed=False, chunked_prefill=False, batching="dynamic", max_queue_delay=2.0)
+    demand = replace(equal_requests(np.zeros(2)), prompt_tokens=np.array([2, 8]))
+    case = Case(tandem(1.0, 0.5, 4, late), demand, (0, 0), Crossing(rules=Handover("pull", max_local_prefill_length=2)))
+    check(case)
+    assert by_core(case).requests["scheduled"].tolist() == [2.0, 0.0]
+    assert by_core(case).requests["finish"].tolist() == [3.0, 3.0]
 
 
 def test_what_is_not_simulated_is_refused() -> None:

@@ -132,7 +132,8 @@ def advance(state: State, apart: Apart, g: int, until: float, stages: Any) -> in
             return FULL
         stirs = pool.role == DECODE and any_stirs(state, pool, group)
         if stirs or jump(state, pool, group, until) == 0:
-            if step_one(state, apart, pool, group, stages) == IDLE:
+            idle = step_one(state, apart, pool, group, stages) == IDLE
+            if idle and not (stirs and jump(state, pool, group, until) > 0):  # a batch may wait until it is due
                 group.bound = np.inf
                 return REACHED
             if apart.counts[FRESH] > 0 or (group.released > 0 and is_told(apart, pool)):
@@ -527,7 +528,7 @@ def coupled_loop(
                 continue
             until = time
         else:
-            until = min(time, look, others(order, g))
+            until = max(min(time, look, others(order, g)), np.nextafter(group.now, np.inf))
         if advance(state, apart, g, until, stages) == FULL:
             return FULL
         settle(state, apart, g)
