@@ -16,7 +16,7 @@ from windtunnel.core.engine import run as run_pools
 from windtunnel.core.records import GONE
 from windtunnel.deployment import HANDOVERS, Handover, Link
 from windtunnel.errors import InputError
-from windtunnel.policy import Limits, Policy, Sglang, VllmV0
+from windtunnel.policy import Limits, Policy, Sglang, VllmV0, VllmV1
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 
@@ -203,6 +203,24 @@ def test_who_asks_for_memory_does_not_stop_a_batch_that_waits_until_it_is_due() 
     check(case)
     assert by_core(case).requests["scheduled"].tolist() == [2.0, 0.0]
     assert by_core(case).requests["finish"].tolist() == [3.0, 3.0]
+
+
+def test_those_who_joined_behind_a_prompt_that_is_computed_again_are_served_after_it() -> None:
+    """The decode replica has memory for 38 tokens, and its cache must know which of them it hands out first. A prompt
+    that was evicted there takes several steps of 7 tokens, others join behind it, and blocks lack."""
+    policy = VllmV1(async_scheduling=False, prefix_caching=True, return_victim_tokens=True, reserve_full_prompt=False)
+    limits = (Limits(4, 64, 64, 600, 1), Limits(4, 7, 64, 38, 1))
+    outputs = np.array([12, 10, 23, 11, 16, 16, 4, 18])
+    demand = replace(
+        equal_requests(np.arange(8) * 0.25),
+        prompt_tokens=np.array([3, 3, 7, 8, 11, 6, 2, 4]),
+        output_tokens=outputs,
+        max_tokens=outputs,
+    )
+    fleet = replace(tandem(0.25, 0.5), limits=limits, policies=(policy, policy))
+    case = Case(fleet, demand, (0, 0), Crossing(rules=Handover("pull", "relayed")))
+    check(case)
+    assert by_core(case).requests["preemptions"].sum() > 0
 
 
 def test_what_is_not_simulated_is_refused() -> None:

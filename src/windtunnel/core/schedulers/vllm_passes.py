@@ -105,15 +105,16 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
 
     Where blocks lack, the newest go until they suffice, which equals the engine's loop in list order: shorter lists
     need less and free more. The oldest are served before a victim's blocks come back, because with a prefix cache it
-    matters which blocks they get.
+    matters which blocks they get; decodes that joined behind a prompt that is part-way are not.
     """
-    preempted, given = False, 0
+    preempted, given, behind = False, 0, False
     while True:
         decodes_need = pipeline.blocks_due(pool, lane, seats, own.pipe) - given
         need = decodes_need
         budget = pool.max_num_batched_tokens - lane.decodes
         for i in range(lane.first, lane.top):
             if seats[ENDS, i] != NEVER:
+                behind |= seats[ENDS, i] != EMPTY
                 continue
             request = requests[seats[WHO, i]]
             tokens = min(request.prompt + request.generated - request.context, most)
@@ -126,7 +127,7 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
             budget -= tokens
         if need <= lane.free:
             break
-        if pool.evict_worst or most != UNLIMITED:
+        if pool.evict_worst or most != UNLIMITED or (behind and own.cache is not None):
             return NO_ROOM, False
         served = min(decodes_need, lane.free)
         lane.free -= served
