@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from windtunnel.deployment import HANDOVERS, Deployment, Engine, Handover, Pool
+from windtunnel.deployment import HANDOVERS, Deployment, Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
@@ -72,14 +72,14 @@ def test_what_no_command_starts_is_refused() -> None:
         launch_files(entry(1, tensor_parallel_size=8, pipeline_parallel_size=2), [8])
 
 
-def apart(engine: str, router: str = "round_robin") -> dict[str, Any]:
+def apart(engine: str, router: str = "round_robin", handover: str = "vllm-0.32-nixl-pull") -> dict[str, Any]:
     """Two prefill replicas of four GPUs and five decode replicas of two."""
     model, h100 = load_model("Llama-3.1-8B"), device("h100")
     pools = tuple(
         Pool(model, h100, Engine(preset=engine, tensor_parallel_size=size), replicas, role, name=role)
         for role, replicas, size in (("prefill", 2, 4), ("decode", 5, 2))
     )
-    return Deployment(pools, router, handover=Handover("pull")).spec()
+    return Deployment(pools, router, handover=HANDOVERS[handover]).spec()
 
 
 def test_pools_apart_have_a_script_each_and_a_front_that_knows_all_servers(tmp_path: Path) -> None:
@@ -102,8 +102,50 @@ def test_pools_apart_have_a_script_each_and_a_front_that_knows_all_servers(tmp_p
     assert [line.split()[0] for line in lines["prefill.sh"]] == ["here:5600", "here:5604"], "ports of all ranks"
     assert [line.split()[-1] for line in lines["decode.sh"]] == ["8000", "8000", "8001", "8002", "8003"]
     front = (tmp_path / "front.sh").read_text()
+    assert (
+        "--kv-connector nixl --policy round_robin --prefill http://prefill0:8000 --prefill http://prefill0:8001"
+        in front
+    )
+    assert "--decode http://decode0:8003 --decode http://decode1:8000 --host 0.0.0.0 --port 8000" in front
+
+
+def test_servers_that_push_stand_behind_vllms_own_proxy() -> None:
+    front = launch_files(apart("vllm-0.32", handover="vllm-0.32-nixl-push"), [8, 8])["front.sh"]
     assert "--prefiller-hosts prefill0 prefill0 --prefiller-ports 8000 8001" in front
     assert "--decoder-hosts decode0 decode0 decode0 decode0 decode1 --decoder-ports 8000 8001 8002 8003 8000" in front
+
+
+def test_mooncakes_prefill_servers_are_met_at_a_port_of_their_own() -> None:
+    files = launch_files(apart("vllm-0.32", handover="vllm-0.32-mooncake"), [8, 8])
+    assert "VLLM_MOONCAKE_BOOTSTRAP_PORT=$((8998 + slot)) CUDA" in files["prefill.sh"]
+    assert "BOOTSTRAP" not in files["decode.sh"]
+    assert (
+        "mooncake --policy round_robin --prefill http://prefill0:8000 8998 --prefill http://prefill0:8001 8999"
+        in (files["front.sh"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "routers", "words", "notes"),
+    [
+        ("vllm-0.32", ("session_affinity", None), "--policy consistent_hash --prefill", []),
+        ("vllm-0.32", ("prefix_aware:queue=2", "random"), "--policy cache_aware --decode-policy random", []),
+        ("vllm-0.32", ("vllm_dp", None), "--policy power_of_two --prefill", ["vllm-router lacks: power_of_two"]),
+        ("sglang-0.5", ("dynamo_kv", "power_of_two"), "--policy round_robin --decode-policy power_of_two",
+         ["dynamo_kv, which sglang_router lacks: round_robin instead"]),
+        ("trtllm-1.0", ("least_outstanding", "random"), "type: load_balancing",
+         ["random, which trtllm-serve lacks: round_robin instead"]),
+    ],
+)  # fmt: skip
+def test_a_front_has_the_router_of_the_simulation_or_says_what_it_has(
+    engine: str, routers: tuple[str, str | None], words: str, notes: list[str]
+) -> None:
+    asked = apart(engine, routers[0]) | {"decode_router": routers[1]}
+    front = launch_files(asked, [8, 8])["front.sh"]
+    assert words in front
+    found = [line for line in front.splitlines() if "simulated with" in line]
+    assert len(found) == len(notes)
+    assert all(note in line for note, line in zip(notes, found, strict=True))
 
 
 def test_only_decode_servers_of_vllm_compute_prompts_whose_kv_is_gone() -> None:

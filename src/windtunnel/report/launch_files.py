@@ -56,7 +56,7 @@ def launch_files(deployment: Mapping[str, Any], gpus_per_node: Sequence[int]) ->
         [place for pool, each in zip(pools, places, strict=True) if pool["role"] == role for place in each]
         for role in ("prefill", "decode")
     ]
-    command = front(backend, router, handover, *sides)
+    command = front(backend, (router, deployment.get("decode_router") or router), handover, *sides)
     text = f"#!/bin/bash\n# The front, on a machine that reaches all nodes\nset -eu\n{command}\n"
     return scripts | {FRONT: text, DYNAMO: dynamo_deployment(deployment, gpus_per_node)}
 
@@ -133,6 +133,8 @@ def _meeting(command: str, role: str, gpus: int) -> tuple[str, str]:
     if "NixlConnector" in command or "NixlPushConnector" in command:
         host = "VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname -i)"
         return f"{host} VLLM_NIXL_SIDE_CHANNEL_PORT=$(({SIDE_CHANNEL_PORT} + slot * {gpus})) ", ""
+    if role == "prefill" and "MooncakeConnector" in command:
+        return f"VLLM_MOONCAKE_BOOTSTRAP_PORT=$(({BOOTSTRAP_PORT} + slot)) ", ""
     if role == "prefill" and "sglang" in command:
         return "", f" --disaggregation-bootstrap-port $(({BOOTSTRAP_PORT} + slot))"
     return "", ""
