@@ -3,11 +3,13 @@
 ``python -m benchmarks.mutation metrics --sample 20 --seed 1`` prints each mistake with whether a test failed, and the
 share that was noticed. The mistakes are those that people make: off by one, a bound that is none, a dropped factor, a
 wrong sign, a switch or a choice the other way round, an argument left to its default. The tests run on a copy, so that
-sources can be edited meanwhile; tests of the documentation take no part.
+sources can be edited meanwhile; tests of the documentation take no part. A mistake is tried on those tests that run its
+line, the quickest file first; where none does, as for constants and in worker processes, on all of the room.
 """
 
 import argparse
 import ast
+import json
 import os
 import random
 import shutil
@@ -20,8 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "windtunnel"
-SECONDS = 600.0
-"""A mistake that makes the tests run longer than this is noticed."""
+SLOWER, SECONDS = 10.0, 60.0
+"""A mistake that makes the tests run so many times as long, and so much more, is noticed."""
 
 ROOMS = {
     "metrics": ("metrics/*.py",),
@@ -74,6 +76,8 @@ class Mistake:
     """Where the expression stands in a field that is a list."""
     before: ast.AST
     after: ast.AST
+    lines: range
+    """Of its statement, without those that the statement holds."""
 
     def __str__(self) -> str:
         texts = f"{ast.unparse(self.before)}  ->  {ast.unparse(self.after)}"
@@ -132,47 +136,88 @@ def wrong_calls(call: ast.Call) -> Iterator[ast.AST]:
             yield ast.Call(ast.Attribute(value, CALLS[name]), call.args, call.keywords)
 
 
-def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
-    """(Parent, field, index, expression) of all that runs: no annotations, decorators, messages of errors or texts."""
+def places(node: ast.AST, within: range = range(0)) -> Iterator[tuple[ast.AST, str, int | None, ast.AST, range]]:
+    """(Parent, field, index, expression, lines) of all that runs: no annotations, decorators, messages or texts."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_params") or isinstance(node, ast.Raise):
             continue
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(child, ast.AST) and not isinstance(child, ast.JoinedStr):
-                yield node, field, index, child
-                yield from places(child)
+                lines = _header(child) if isinstance(child, ast.stmt) else within
+                yield node, field, index, child, lines
+                yield from places(child, lines)
+
+
+def _header(statement: ast.stmt) -> range:
+    body = getattr(statement, "body", None)
+    return range(statement.lineno, body[0].lineno if body else (statement.end_lineno or statement.lineno) + 1)
 
 
 def mistakes(path: Path) -> Iterator[Mistake]:
     """Every mistake that can be planted in a file."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for parent, field, index, child in places(tree):
+    for parent, field, index, child, lines in places(tree):
         for other in wrong(child):
-            yield Mistake(path, tree, parent, field, index, child, other)
+            yield Mistake(path, tree, parent, field, index, child, other, lines)
 
 
-def tests_of(patterns: tuple[str, ...]) -> list[Path]:
+def tests_of(patterns: tuple[str, ...]) -> list[str]:
     """The test files that mirror the files of these patterns."""
     mirrored = [Path("tests", pattern) for pattern in patterns]
-    return sorted({path for entry in mirrored for path in ROOT.glob(str(entry.with_name(f"test_{entry.name}")))})
+    found = {path for entry in mirrored for path in ROOT.glob(str(entry.with_name(f"test_{entry.name}")))}
+    return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
-def noticed(mistake: Mistake, tests: list[Path], copied: Path) -> bool:
-    """Whether a test of the room fails; those of the module itself come first."""
+Reached = dict[str, tuple[float, dict[str, set[int]]]]
+"""Test → its seconds, and the lines of each file of the package that it runs."""
+
+
+def reached_by(tests: list[str], folder: Path) -> Reached:
+    """What the tests run, which must all pass."""
+    path = folder / "reached.json"
+    done = _pytest(tests, ROOT / "src", {"REACHED": str(path)})
+    if done is None or done.returncode:
+        raise SystemExit(f"the tests fail as it is: {done.stdout.decode()[-2000:] if done else 'no end'}")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {name: (s, {file: set(lines) for file, lines in files.items()}) for name, (s, files) in found.items()}
+
+
+def _pytest(
+    tests: list[str], package: Path, more: dict[str, str], seconds: float | None = None
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Run tests on a copy of the package up to the first failure; None: no end within these seconds."""
+    environment = os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"} | more
+    plugins = ("-p", "no:cacheprovider", "-p", "benchmarks.reached")
+    command = (sys.executable, "-m", "pytest", "-x", "-q", *plugins, *tests)
+    try:
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def reaching(mistake: Mistake, reached: Reached) -> list[str]:
+    """The tests that run the mistake's statement, file by file, the quickest first; all if none does."""
+    name = str(mistake.path.relative_to(PACKAGE))
+    chosen = [test for test, (_, files) in reached.items() if not files.get(name, set()).isdisjoint(mistake.lines)]
+    chosen = chosen or list(reached)
+    files: dict[str, float] = {}
+    for test in chosen:
+        files[test.partition("::")[0]] = files.get(test.partition("::")[0], 0.0) + reached[test][0]
+    return sorted(chosen, key=lambda test: (files[test.partition("::")[0]], test.partition("::")[0], reached[test][0]))
+
+
+def noticed(mistake: Mistake, reached: Reached, copied: Path) -> bool:
+    """Whether a test that runs it fails, or takes for ever."""
+    tests = reaching(mistake, reached)
     target = copied / mistake.path.relative_to(ROOT / "src")
-    ordered = sorted(tests, key=lambda path: not path.stem.startswith(f"test_{mistake.path.stem}"))
-    environment = {**os.environ, "PYTHONPATH": f"{copied}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *map(str, ordered))
     target.write_text(mistake.source(), encoding="utf-8")
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return True
+        done = _pytest(tests, copied, {}, SECONDS + SLOWER * sum(reached[test][0] for test in tests))
     finally:
         shutil.copy(mistake.path, target)
-    if done.returncode not in (0, 1, 2):
+    if done is not None and done.returncode not in (0, 1, 2):
         raise SystemExit(f"the tests did not run: {done.stdout.decode()[-2000:]}")
-    return done.returncode != 0
+    return done is None or done.returncode != 0
 
 
 def main() -> None:
@@ -183,16 +228,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="which ones")
     asked = parser.parse_args()
     patterns = ROOMS[asked.room]
-    tests = tests_of(patterns)
     paths = sorted(path for pattern in patterns for path in PACKAGE.glob(pattern))
     found = [mistake for path in paths for mistake in mistakes(path)]
     sample = random.Random(asked.seed).sample(found, min(asked.sample, len(found)))
     caught = 0
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(folder)
+        reached = reached_by(tests_of(patterns), copied)
         shutil.copytree(PACKAGE, copied / "windtunnel", ignore=shutil.ignore_patterns("__pycache__"))
         for mistake in sample:
-            seen = noticed(mistake, tests, copied)
+            seen = noticed(mistake, reached, copied)
             caught += seen
             print("noticed " if seen else "SURVIVED", mistake, flush=True)
     print(f"{asked.room}: {caught} of {len(sample)} noticed ({caught / len(sample):.0%}), out of {len(found)} possible")
