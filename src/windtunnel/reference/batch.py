@@ -41,22 +41,30 @@ class Batch:
     """Nothing is scheduled, but will be at this time (s) if nothing arrives before."""
     later: int = 0
     """Steps by which ``scheduled`` is out of date: each start is so many tokens further on."""
+    decoding: tuple[int, int] | None = None
+    """(how many, their starts together) where it is known that all decode."""
 
     @property
     def decodes(self) -> list[Scheduled]:
         """The requests that compute one token after their prompt."""
-        return [part for part in self.scheduled if part.decodes]
+        return self.scheduled if self.decoding else [part for part in self.scheduled if part.decodes]
 
     @property
     def chunks(self) -> list[tuple[int, int]]:
         """(tokens, context) of the prefill chunks."""
+        if self.decoding:
+            return []
         return [(part.tokens, part.start) for part in self.scheduled if not part.decodes]
 
     @property
     def contexts(self) -> tuple[int, int]:
         """(how many requests decode, their tokens in the cache together)."""
-        starts = [part.start for part in self.scheduled if part.decodes]
-        return len(starts), sum(starts) + self.later * len(starts)
+        if self.decoding:
+            count, total = self.decoding
+        else:
+            starts = [part.start for part in self.scheduled if part.decodes]
+            count, total = len(starts), sum(starts)
+        return count, total + self.later * count
 
     def add(self, request: Request, tokens: int) -> None:
         """Compute ``tokens`` of a request; it counts them as computed at once, so that the next step can go on."""

@@ -22,6 +22,17 @@ class Rank(Group):
         self.scheduler, self.times = scheduler, times
         self.knots = times.context_knots.tolist()
 
+    def decide(self, now: float) -> tuple[list[Batch], bool]:
+        """See Group: of one rank, whose scheduler ignores no request and moves no blocks."""
+        batch = self.scheduler.schedule(now)
+        if not batch.scheduled:
+            return [batch], False
+        start = max(now, self.in_flight[-1].end) if self.in_flight else now
+        end = start + self.times.batch(*batch.contexts, batch.chunks)
+        self._record(start, end, [batch])
+        self.in_flight.append(InFlight(end, [batch]))
+        return [batch], True
+
     def goes_on(self, until: float) -> float:
         """See Group: each end of a step in flight is followed by the decision of the next one."""
         flying, scheduler, held = self.in_flight, self.scheduler, self.scheduler.held
@@ -70,8 +81,7 @@ class Rank(Group):
 
 def _changes(batch: Batch, before: int) -> bool:
     """Whether a request has all its tokens, or is to be seen again, when this step has ended after so many others."""
-    return any(
-        part.request.num_stale_tokens
-        or (part.emits and part.request.generated + before + 1 >= part.request.output_tokens)
-        for part in batch.scheduled
-    )
+    for request, _, _, _, emits in batch.scheduled:
+        if request.num_stale_tokens or (emits and request.generated + before + 1 >= request.output_tokens):
+            return True
+    return False

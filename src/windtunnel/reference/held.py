@@ -4,6 +4,8 @@ Each of them computes one token in every step, so a step is counted, whatever th
 requests is written into them when something happens.
 """
 
+import sys
+
 from windtunnel.reference.batch import Batch, Scheduled
 from windtunnel.reference.request import Request
 
@@ -19,6 +21,7 @@ class Held:
         """
         self.parts, self.later, self.size, self.turns = parts, later, block_size, turns
         self.requests = [part.request for part in parts]
+        self.decoding = len(parts), sum([part.start for part in parts])
         self.decided, self.ended = 0, -turns
         """Steps of these decodes since they are held; those before are to end first."""
         self._written = self.ended
@@ -26,15 +29,18 @@ class Held:
         """When the latest of those that have ended did (s)."""
         self._lacking = [0] * block_size
         """How many lack a block in a step, by its number modulo the block size."""
+        self.ends_with = self.leaves_with = sys.maxsize
         for request in self.requests:
             self._lacking[-request.num_computed_tokens % block_size] += 1
-        known = [(request, request.generated + request.num_output_placeholders) for request in self.requests]
-        self.ends_with = min([request.output_tokens - n for request, n in known])
-        self.leaves_with = min([request.max_tokens - n for request, n in known])
+            known = request.generated + request.num_output_placeholders
+            if request.output_tokens - known < self.ends_with:
+                self.ends_with = request.output_tokens - known
+            if request.max_tokens - known < self.leaves_with:
+                self.leaves_with = request.max_tokens - known
 
     def batch(self) -> Batch:
         """The next step."""
-        return Batch(scheduled=self.parts, later=self.later + self.decided)
+        return Batch(scheduled=self.parts, later=self.later + self.decided, decoding=self.decoding)
 
     def blocks(self, steps: int) -> int:
         """New blocks for so many more steps."""

@@ -37,6 +37,8 @@ class Balancer:
     replicas: list[Replica]
     counts: list[list[list[int]]] = field(default_factory=list)
     last_look: float = -1.0
+    next_look: float = -1.0
+    """Nothing is to be looked at before."""
 
     def __post_init__(self) -> None:
         self.look()
@@ -53,6 +55,8 @@ class Balancer:
 
     def before_event(self, time: float, kind: int) -> None:
         """Nothing has changed since the last event: look if a multiple of the interval has passed."""
+        if time < self.next_look:
+            return
         k = floor(time / PUBLISH_INTERVAL)
         while k * PUBLISH_INTERVAL > time or (k * PUBLISH_INTERVAL == time and kind == BATCH_END):
             k -= 1
@@ -60,7 +64,7 @@ class Balancer:
             k += 1
         if k * PUBLISH_INTERVAL > self.last_look:
             self.look()
-            self.last_look = k * PUBLISH_INTERVAL
+            self.last_look, self.next_look = k * PUBLISH_INTERVAL, (k + 1) * PUBLISH_INTERVAL
 
     def score(self, replica: int, rank: int) -> int:
         """vLLM's score of a rank; the lowest gets the request."""

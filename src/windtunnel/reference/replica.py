@@ -139,7 +139,7 @@ class Group:
     def _record(self, start: float, end: float, batches: list[Batch]) -> None:
         for rank, (scheduler, batch) in enumerate(zip(self.schedulers, batches, strict=True)):
             self.journal.append(Step(rank, start, end, batch, scheduler.used_blocks, scheduler.num_waiting))
-            for part in batch.scheduled:
+            for part in () if batch.decoding else batch.scheduled:
                 if not part.decodes and isnan(part.request.scheduled):
                     part.request.scheduled = start
 

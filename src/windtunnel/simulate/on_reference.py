@@ -166,7 +166,8 @@ def record_of(requests: list[Request], replicas: list[Replica]) -> Record:
     lane_of: dict[int, int] = {}
     for number, lane in enumerate(lanes):
         rows += _log(lane, stalls)
-        lane_of |= {part.request.id: number for step in lane.steps for part in step.batch.scheduled}
+        fresh = [step.batch.scheduled for step in lane.steps if not step.batch.later]  # later ones were in them
+        lane_of |= {part.request.id: number for parts in fresh for part in parts}
     rows.sort(key=itemgetter(0, 1))  # stable: ranks in lockstep and chunks stay together
     log = records(len(rows), ROW)
     for name, values in zip(COLUMNS, zip(*rows, strict=True), strict=False):
@@ -203,7 +204,7 @@ def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[tuple[f
     for step in lane.steps:
         slot = step.rank if lane.slots > 1 else 0
         parts = step.batch.scheduled
-        decodes = [part for part in parts if part.decodes]
+        decodes = step.batch.decodes
         discarded, paused = 0, []
         if step.batch.later:  # each of them had a token in the step before
             discarded = sum([part.request.finish < step.end for part in parts])
