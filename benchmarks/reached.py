@@ -1,7 +1,7 @@
 """A plugin for pytest: which test runs which lines of the package, and how long it takes.
 
-``REACHED=FILE pytest -p benchmarks.reached`` writes ``{test: [seconds, {path: lines}]}`` to the file as JSON; without the
-variable it only keeps hypothesis from looking for the smallest failure, since any will do here.
+``REACHED=FILE pytest -p benchmarks.reached`` writes ``{test: [seconds, {path: lines}]}`` to the file as JSON. Without
+the variable it only keeps hypothesis from looking for the smallest failure, since any will do here.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Traces: steps, requests and counters, and a bound on their size."""
 
 import json
+from dataclasses import fields, replace
 
 import handmade
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.metrics import unroll
 from windtunnel.report.perfetto import perfetto, trace_text
+from windtunnel.simulate.run import Handovers, Run
 
 
 def test_perfetto_trace() -> None:
@@ -104,3 +106,79 @@ def test_parts_and_transfers_of_pools_apart() -> None:
     assert titles[1].startswith("replica 0 · prefill")
     assert titles[3] == "link · KV on its way"
     assert len(begun) == sum(event["ph"] == "e" for event in events)
+
+
+def counters(name: str, run: Run) -> list[tuple[float, float]]:
+    events = perfetto(unroll(run))["traceEvents"]
+    return [(e["ts"], *e["args"].values()) for e in events if e["ph"] == "C" and e["name"] == name]
+
+
+def test_counters_are_means_over_a_thousandth_of_the_run() -> None:
+    """0.4 s long: bins of 400 µs from the first arrival on; request 0 waits for nothing, request 1 for 0.05 s."""
+    run = handmade.two_requests()
+    running, waiting = counters("running", run), counters("waiting", run)
+    assert len(running) == len(waiting) == 1000
+    assert [time for time, _ in running[:3]] == pytest.approx([0.0, 400.0, 800.0])
+    assert (running[1][1], running[999][1], waiting[1][1]) == (1.0, 2.0, 0.0)
+    assert sum(value for _, value in waiting) == pytest.approx(125, abs=1)
+    assert perfetto(unroll(run))["traceEvents"][-3000]["args"] == {"requests": 0}
+    assert counters("KV cache used", run)[1][1] == 2.0
+    assert sum(value for _, value in counters("output tokens", run)) * 0.0004 == pytest.approx(6)
+
+
+def test_steps_are_complete_events_on_the_track_of_their_rank() -> None:
+    """Two ranks; two neighbouring steps of one share an event, which begins with the first and ends with the last."""
+    log = handmade.iterations(
+        {"start": 0.0, "lane": 0, "chunk_tokens": 8, "used_blocks": 1, "waiting": 3},
+        {"start": 0.0, "lane": 1, "chunk_tokens": 4, "used_blocks": 7},
+        {"start": 0.1, "lane": 0, "decodes": 1, "kv_tokens": 8, "used_blocks": 2},
+        {"start": 0.2, "lane": 0, "steps": 120, "decodes": 1, "kv_tokens": 9, "used_blocks": 2},
+    )
+    run = handmade.run(handmade.requests(arrival=[0.0], scheduled=[0.0], first_token=[0.1], finish=[9.0]), log, lanes=2)
+    document = perfetto(unroll(run), max_events=124)
+    assert document["otherData"]["steps_per_event"] == 2
+    spans = [e for e in document["traceEvents"] if e["ph"] == "X"]
+    first, second, last = spans[0], spans[1], spans[-1]
+    assert (first["tid"], first["name"], first["cat"], first["pid"]) == (0, "prefill + decode", "step", 1)
+    assert (first["ts"], first["dur"]) == (0.0, pytest.approx(200_000))
+    assert first["args"] == {"steps": 2, "prefill_tokens": 8, "decode_tokens": 1, "used_blocks": 1, "waiting": 3}
+    assert (second["ts"], second["dur"]) == (pytest.approx(200_000), pytest.approx(200_000))
+    assert (last["tid"], last["args"]["prefill_tokens"], last["dur"]) == (1, 4, pytest.approx(100_000))
+    assert document["otherData"] == {
+        "producer": "windtunnel 0.1.0", "steps": 123, "steps_per_event": 2, "requests": 1, "requests_shown": 1
+    }  # fmt: skip
+    titles = [e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"]
+    assert titles == ["steps of rank 0", "steps of rank 1"]
+
+
+def test_transfers_end_when_they_end_and_requests_are_left_out_evenly() -> None:
+    """A request has 8 events, 18 where pools are apart: of 2, half of 100 events hold all; of 20, every eighth."""
+    document = perfetto(unroll(handmade.apart()))
+    ends = [e["ts"] for e in document["traceEvents"] if e["ph"] == "e" and e["cat"] == "transfer"]
+    assert ends == pytest.approx([375_000, 1_600_000])
+    assert all(e["tid"] == 0 for e in document["traceEvents"] if e.get("cat") == "transfer")
+    arrival = np.zeros(20)
+    finished = handmade.requests(arrival=arrival, scheduled=arrival, first_token=arrival + 1, finish=arrival + 2)
+    plain = handmade.run(finished, handmade.iterations())
+    assert perfetto(unroll(plain), max_events=100)["otherData"]["requests_shown"] == 5, "every fourth: 160 / 50"
+    apart = handmade.apart()
+    assert apart.handovers is not None
+    rows = np.zeros(20, dtype=np.int64)
+    parts = {field.name: getattr(apart.handovers, field.name)[rows] for field in fields(apart.handovers)}
+    many = replace(apart, requests=replace(finished, replica=rows + 1), handovers=Handovers(**parts))
+    assert perfetto(unroll(many), max_events=100)["otherData"]["requests_shown"] == 3, "every eighth: 360 / 50"
+
+
+def test_requests_that_got_no_token_and_refused_ones() -> None:
+    """One is refused at once and stands at the deployment; one waits and has no phase at all."""
+    run = handmade.run(
+        handmade.requests(arrival=[0.0, 0.0], status=[1, 3], replica=[-1, 0], first_token=[np.nan, np.nan]),
+        handmade.iterations(),
+    )
+    assert [e for e in perfetto(unroll(run))["traceEvents"] if e.get("cat") == "request"] == []
+    begun = handmade.run(handmade.requests(arrival=[0.0], replica=[-1], scheduled=[0.5]), handmade.iterations())
+    events = [e for e in perfetto(unroll(begun))["traceEvents"] if e.get("cat") == "request"]
+    assert [(e["name"], e["pid"]) for e in events] == [
+        ("request 0", 0), ("queued", 0), ("queued", 0), ("request 0", 0)
+    ]  # fmt: skip
+    assert (events[0]["id"], events[-1]["ts"], events[0]["tid"]) == ("0", 500_000, 0)

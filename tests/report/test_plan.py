@@ -2,20 +2,30 @@
 
 import json
 import re
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import handmade
 import pytest
+from plan.chosen import SURVEYED, Chosen, answer
 from plan.planning import question, small_space
 
 from report.browser import browser, visit
-from windtunnel.plan.advice import advise
+from windtunnel.plan.advice import Advice, advise
 from windtunnel.plan.apart.together import Verdict
-from windtunnel.plan.objective import RatePerDollar
+from windtunnel.plan.band import Band
+from windtunnel.plan.bottleneck import Finding
+from windtunnel.plan.capacity import Draws
+from windtunnel.plan.elimination import Entry
+from windtunnel.plan.objective import LeastForRate, RatePerDollar
+from windtunnel.plan.outcome import Margin
 from windtunnel.plan.search import search
+from windtunnel.plan.space import Constraints, Enumeration
 from windtunnel.plan.store import Store
 from windtunnel.plan.survey import survey
-from windtunnel.plan.what_if import what_if
+from windtunnel.plan.what_if import WhatIf, what_if
 from windtunnel.plan.workers import in_turn
 from windtunnel.report.plan import plan_page
 
@@ -117,3 +127,126 @@ def test_where_nothing_holds_the_page_says_by_how_much() -> None:
     answer = search(enumeration, question(goodput=("ttft:1",)), RatePerDollar())
     text = plan_page(answer, advise(answer), ())
     assert "No configuration keeps the limits. The closest" in text
+
+
+def chosen(objective: Any = None) -> Chosen:
+    """A search whose winner uses four fifths of one limit; what was left out is counted."""
+    found = answer(objective=objective)
+    assert found.entries[1].held is not None
+    held = replace(found.entries[1].held, margins=(Margin("ttft at 90 %", 0.32, 0.4),))
+    others = {place: Entry(place, "bounded", 0.0) for place in (5, 6)}
+    enumeration = Enumeration((), Counter({"does not fit": 1200}))
+    return replace(
+        found,
+        entries={1: replace(found.entries[1], held=held), **others},
+        enumeration=enumeration,
+        trials=1000,
+        reused=234,
+    )
+
+
+def advised(found: Chosen, **more: Any) -> Advice:
+    """What follows from it, in words that were chosen."""
+    run = handmade.two_requests()
+    run.manifest["warnings"] = ["<hot>"]
+    deployment, rate = found.measured(found.entries[1])
+    band = Band("evidence it is", "known to be bad", None, None, (9.0, 7.0, 5.0), 0.0, (float("nan"),) * 3, ())
+    findings = (Finding("KV memory", 0.5, "blocks are short", "buy more"),)
+    usual: dict[str, Any] = {
+        "entry": found.entries[1], "deployment": deployment, "rate": rate, "run": run, "findings": findings,
+        "binding": Margin("ttft at 90 %", 0.5, 0.4), "routing": "any router", "cheaper": "fails", "ends": "",
+        "draws": Draws((), 0.05), "band": band,
+    }  # fmt: skip
+    return Advice(**(usual | more))
+
+
+def table_rows(text: str) -> list[list[str]]:
+    bare = re.sub(r"<script.*?</script>|<style.*?</style>", "", text, flags=re.DOTALL)
+    return [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", bare)]
+
+
+def test_the_words_of_the_page_by_hand() -> None:
+    found = chosen()
+    text = plan_page(found, advised(found), SURVEYED)
+    assert "<h1>Best requests/s per $/h: synthetic</h1>" in text or "<h1>Best " in text
+    assert '<p class="sub">1,200 configurations, 1,234 simulations of 300 requests' in text
+    assert f'<p class="verdict good">3 × h100, TP 2: 2.00 {found.objective.unit}</p>' in text
+    assert "<li>known to be bad</li><li>&lt;hot&gt;</li>" in text
+    assert "the 2 configurations with the best promises" in text
+    assert "Start one replica of 3" in text
+    assert text.count('data-copy="serve-0"') == 1
+    rows = table_rows(text)
+    for row in (
+        ["rate", "7.00 requests/s within the limits"],
+        ["capacity", "7 requests/s, 5 to 9 at 90 %"],
+        ["load draws", "the load is too short to fill the replicas: no queue shows where they end"],
+        ["ttft at 90 %", "ttft at 90 % is 0.32 s, the limit 0.4 s"],
+        ["breaks first", "one step further, ttft at 90 % is 0.5 s, the limit 0.4 s"],
+        ["limited by KV memory", "blocks are short; buy more"],
+        ["next cheaper", "fails"],
+        ["routing", "any router"],
+        ["1,200", "cannot run: does not fit"],
+        ["2", "ruled out by their bound, without a simulation"],
+        ["1", "known exactly"],
+        ["h100, TP 2", "3", "6", "21.6", "7.00", "2.00", "80.0 %"],
+    ):
+        assert row in rows
+    assert "If the load changes" not in text
+    heads = re.findall("<th>(.*?)</th>", text)
+    assert heads[:7] == [
+        "configuration", "replicas", "GPUs", "$/h", "requests/s", found.objective.unit, "ttft at 90 %"
+    ]  # fmt: skip
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    assert {name: figure["data"] for name, figure in figures.items() if name != "pareto"} == {
+        "cost": [], "capacities": [], "heat": []
+    }  # fmt: skip
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    found = chosen()
+    band = replace(advised(found).band, known_bad=None)
+    text = plan_page(found, advised(found, draws=None, binding=None, findings=(), band=band), SURVEYED)
+    names = {row[0] for row in table_rows(text) if row}
+    assert not names & {"load draws", "breaks first", "limited by KV memory", "separate or together"}
+    assert "known to be bad" not in text and "<li>&lt;hot&gt;</li>" in text
+
+
+def test_a_cost_is_told_once_and_a_single_replica_without_its_number() -> None:
+    """The unit of what is sought is a column already: no second one."""
+
+    class One(Chosen):
+        """A search that found one replica."""
+
+        def measured(self, entry: Entry) -> Any:
+            """The candidate itself."""
+            return self.contenders[entry.index].candidate.scaled(1), 7.0
+
+    found = One(**vars(chosen(LeastForRate(5.0, Constraints()))))
+    entry = replace(found.entries[1], promise=-7.2)
+    found = replace(found, entries={1: entry})
+    text = plan_page(found, advised(found, entry=entry), SURVEYED)
+    assert f'<p class="verdict good">h100, TP 2: 7.20 {found.objective.unit}</p>' in text
+    heads = re.findall("<th>(.*?)</th>", text)
+    assert found.objective.unit == "$/h" and heads.count("$/h") == 2, "of the ranking and of other limits"
+    assert ["h100, TP 2", "1", "2", "7.20", "7.00", "80.0 %"] in table_rows(text)
+
+
+def test_what_a_change_of_the_load_costs() -> None:
+    found, none = chosen(), replace(answer(), entries={})
+    regrets = {"chat": {"chat": 0.0, "code": 0.25}, "code": {"chat": 0.125}}
+    text = plan_page(found, None, (), WhatIf({"chat": found, "code": none}, regrets))
+    rows = table_rows(text)
+    assert ["chat", "h100, TP 2"] in rows and ["code", "nothing keeps the limits"] in rows
+    assert ["chat", "0 %", "25.0 %"] in rows
+    assert ["code", "12.5 %", "100 %"] in rows, "what has no regret does not keep the limits at all"
+    assert "<h2>Deploy</h2>" not in text
+
+
+def test_without_a_winner_nothing_is_ranked() -> None:
+    impossible = {1: Entry(1, "impossible", float("-inf"), stretch=2.5)}
+    text = plan_page(replace(chosen(), entries=impossible), None, ())
+    assert "No configuration keeps the limits. The closest, h100, TP 2, needs them 2.50 times as long." in text
+    assert "Nothing keeps the limits." in text
+    assert ["1", "no request alone keeps the limits"] in table_rows(text)
+    nothing = plan_page(replace(chosen(), entries={}), None, ())
+    assert "No configuration keeps the limits.</p>" in nothing

@@ -8,6 +8,7 @@ import pytest
 
 from windtunnel.metrics import unroll
 from windtunnel.report import prometheus
+from windtunnel.report.prometheus import one_two_five
 from windtunnel.simulate.run import FINISHED, REJECTED, UNFINISHED
 
 
@@ -89,3 +90,54 @@ def test_pools_apart_count_prompts_where_they_are_computed_and_transfers_where_t
     assert counts("nixl_xfer_time_seconds_sum") == [0.0, 0.625]
     assert counts("nixl_bytes_transferred_sum") == [0.0, 6144.0]
     assert float(values[f'vllm:nixl_bytes_transferred_bucket{{le="2048.0",{labels[1]}}}']) == 1
+
+
+BUCKETS = {
+    "time_to_first_token_seconds": "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 "
+    "640 2560",
+    "inter_token_latency_seconds": "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80",
+    "request_time_per_output_token_seconds": "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 "
+    "80",
+    "e2e_request_latency_seconds": "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680",
+    "iteration_tokens_total": "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384",
+    "nixl_xfer_time_seconds": "0.005 0.01 0.025 0.05 0.075 0.1 0.2 0.3 0.5 0.75 1 5",
+    "nixl_bytes_transferred": "2048 8192 32768 131072 524288 2097152 8388608 33554432 134217728 536870912 2147483648 "
+    "8589934592",
+    "request_prompt_tokens": "1 2 5 10 20",
+}
+"""Those of vLLM 0.32 (vllm/v1/metrics/buckets.py, kv_connector/v1/nixl/stats.py), lengths up to the longest, 32."""
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_buckets_are_those_of_vllm(name: str) -> None:
+    text = "".join(prometheus(unroll(handmade.apart())))
+    edges = re.findall(rf'^vllm:{name}_bucket{{le="([^"]*)",engine="1"', text, re.MULTILINE)
+    assert [float(edge) for edge in edges] == [*map(float, BUCKETS[name].split()), np.inf]
+
+
+def test_lengths_have_buckets_up_to_the_longest() -> None:
+    assert one_two_five(1000) == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    assert one_two_five(0) == (1,)
+
+
+def test_names_of_models_are_escaped() -> None:
+    run = handmade.two_requests()
+    run.manifest["pools"][0]["model"] = 'a "b" \\c\nd'
+    text = "".join(prometheus(unroll(run)))
+    assert 'vllm:num_requests_running{engine="0",model_name="a \\"b\\" \\\\c\\nd"} 0\n' in text
+    assert "# HELP vllm:num_preemptions_total Preemptions.\n# TYPE vllm:num_preemptions_total counter\n" in text
+    assert "# TYPE vllm:kv_cache_usage_perc gauge\n" in text
+    assert "# TYPE vllm:iteration_tokens_total histogram\n" in text
+
+
+def test_stalls_are_gaps_of_the_engine_that_stalled() -> None:
+    """Replica 1 gives one token a step of 0.1 s, and one request of it waits half a second for the next."""
+    requests = handmade.requests(
+        arrival=[0.0, 0.0], replica=[0, 1], scheduled=[0.0, 0.0], first_token=[0.1, 0.1], finish=[0.2, 0.7]
+    )
+    log = handmade.iterations({"replica": 1, "start": 0.1, "decodes": 1, "kv_tokens": 10})
+    run = handmade.run(requests, log, stalls=((1, 0.2, 0.7),), replicas=2)
+    found = dict(line.rsplit(" ", 1) for line in "".join(prometheus(unroll(run))).splitlines() if line[0] != "#")
+    name = 'vllm:inter_token_latency_seconds_sum{{engine="{}",model_name="Qwen/Qwen3-32B"}}'
+    assert [float(found[name.format(engine)]) for engine in (0, 1)] == pytest.approx([0.0, 0.6])
+    assert float(found['vllm:request_generation_tokens_sum{engine="1",model_name="Qwen/Qwen3-32B"}']) == 2

@@ -339,3 +339,76 @@ def test_tensorrt_llm_is_told_in_its_options() -> None:
         assert options["cache_transceiver_config"] == {"backend": "DEFAULT"}
         assert options.get("disable_overlap_scheduler") is overlap
         assert command.endswith(f"--extra_llm_api_options {name}")
+
+
+def test_every_flag_of_sglang_by_hand() -> None:
+    """Five drafts and the token before them are checked at once; 1,000 blocks of 16 are 16,000 tokens."""
+    engine = {
+        "preset": "sglang-0.5", "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "max_model_len": 4096,
+        "max_num_seqs": 64, "max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.8, "block_size": 16,
+        "num_gpu_blocks_override": 1000, "dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "quantization": "fp8",
+        "num_speculative_tokens": 5, "enable_prefix_caching": False, "async_scheduling": False, "enforce_eager": True,
+    }  # fmt: skip
+    assert serve_line({"model": "M", "engine": engine}) == (
+        "python -m sglang.launch_server --model-path M --tp-size 2 --pp-size 2 --context-length 4096 "
+        "--max-running-requests 64 --chunked-prefill-size 2048 --mem-fraction-static 0.8 --page-size 16 "
+        "--max-total-tokens 16000 --dtype bfloat16 --quantization fp8 --speculative-algorithm NEXTN "
+        "--speculative-num-steps 5 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6 --disable-radix-cache "
+        "--disable-cuda-graph"
+    )
+    bare = serve_line({"model": "M", "engine": {"preset": "sglang-0.5", "async_scheduling": False}})
+    assert bare == "python -m sglang.launch_server --model-path M --tp-size 1 --disable-overlap-schedule"
+    blocks = serve_line({"model": "M", "engine": {"preset": "sglang-0.5", "num_gpu_blocks_override": 1000}})
+    assert blocks.endswith("--max-total-tokens 1000")
+
+
+@pytest.mark.parametrize(
+    ("seqs", "drafts", "mode", "buffers"),
+    [
+        (128, None, "auto", None), (129, None, "auto", 129), (64, 1, "low_latency", None), (65, 1, "low_latency", 130),
+        (2048, None, "auto", 1024), (2048, None, "high_throughput", None),
+    ],
+)  # fmt: skip
+def test_buffers_of_deepep_hold_a_token_of_each_request_and_draft(
+    seqs: int, drafts: int | None, mode: str, buffers: int | None
+) -> None:
+    """128 tokens unless more are wanted, and at most 1,024; those of high throughput have no such limit."""
+    engine = {"preset": "sglang-0.5", "max_num_seqs": seqs, "num_speculative_tokens": drafts}
+    line = serve_line({"model": "M", "engine": engine | {"all2all_backend": f"deepep_{mode}"}})
+    begins = f"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={buffers} " if buffers else ""
+    assert line.startswith(begins + "python -m sglang.launch_server")
+
+
+def test_every_setting_of_trtllm_by_hand() -> None:
+    engine = {
+        "preset": "trtllm-1.0", "data_parallel_size": 4, "pipeline_parallel_size": 1, "enable_expert_parallel": True,
+        "max_num_seqs": 32, "max_num_batched_tokens": 4096, "max_model_len": 2048, "gpu_memory_utilization": 0.8,
+        "block_size": 32, "num_gpu_blocks_override": 10, "kv_cache_dtype": "fp8_e4m3", "enable_prefix_caching": True,
+        "enable_chunked_prefill": True, "dtype": "float16", "async_scheduling": False, "enforce_eager": True,
+        "scheduler": "trtllm-max-utilization", "num_speculative_tokens": 3,
+    }  # fmt: skip
+    assert serve_line({"model": "M", "engine": engine, "lockstep": True}) == (
+        "cat > trtllm.yaml <<'END'\n"
+        "kv_cache_config:\n"
+        "  enable_block_reuse: true\n"
+        "  free_gpu_memory_fraction: 0.8\n"
+        "  tokens_per_block: 32\n"
+        "  max_tokens: 320\n"
+        '  dtype: "fp8"\n'
+        "enable_chunked_prefill: true\n"
+        "dtype: float16\n"
+        "enable_attention_dp: true\n"
+        "disable_overlap_scheduler: true\n"
+        "cuda_graph_config: null\n"
+        "scheduler_config:\n  capacity_scheduler_policy: MAX_UTILIZATION\n"
+        "speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: 3\n"
+        "END\n"
+        "trtllm-serve M --tp_size 4 --ep_size 4 --max_batch_size 32 --max_num_tokens 4096 --max_seq_len 2048 "
+        "--extra_llm_api_options trtllm.yaml"
+    )
+    several = {"preset": "trtllm-1.0", "data_parallel_size": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    assert serve_line({"engine": several}).endswith("start 2 servers of 4 GPUs each, behind a router")
+    assert serve_line({"engine": several, "lockstep": True}).endswith("no 2 ranks of attention with 2 GPUs each")
+    stages = {"preset": "trtllm-1.0", "pipeline_parallel_size": 2, "async_scheduling": False}
+    line = serve_line({"model": "M", "engine": stages})
+    assert "--pp_size 2" in line and "disable_overlap_scheduler" not in line

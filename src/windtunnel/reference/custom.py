@@ -154,7 +154,7 @@ class Custom:
             raise self._error(f"Decision names {strange[0]!r}: must name requests of waiting and running, not ids")
 
     def _hold(self, decision: Decision, batch: Batch) -> None:
-        if not decision.hold or decision.evict or not all([part.emits for part in batch.scheduled]):
+        if not decision.hold or decision.evict or not all(part.emits for part in batch.scheduled):
             return
         parts = [part for part in batch.scheduled if part.request in self.running]
         if len(parts) == len(batch.scheduled) and not batch.chunks:

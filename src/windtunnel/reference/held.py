@@ -33,10 +33,8 @@ class Held:
         for request in self.requests:
             self._lacking[-request.num_computed_tokens % block_size] += 1
             known = request.generated + request.num_output_placeholders
-            if request.output_tokens - known < self.ends_with:
-                self.ends_with = request.output_tokens - known
-            if request.max_tokens - known < self.leaves_with:
-                self.leaves_with = request.max_tokens - known
+            self.ends_with = min(self.ends_with, request.output_tokens - known)
+            self.leaves_with = min(self.leaves_with, request.max_tokens - known)
 
     def batch(self) -> Batch:
         """The next step."""
