@@ -64,6 +64,13 @@ OF_NO_EFFECT = {"dtype", "copy", "strict", "kind", "out", "encoding", "errors", 
 """Arguments without which the result is mostly equal."""
 
 
+LOOKS = set(
+    "bargap dash dtick hoverinfo hovertemplate line marker minsize nticks opacity shape size textangle thickness width "
+    "xshift".split()
+)
+"""Names of what a drawing looks like, not of what it says: numbers that these are set to are left as they are."""
+
+
 @dataclass(frozen=True)
 class Mistake:
     """One changed expression of one file."""
@@ -127,7 +134,7 @@ def wrong(node: ast.AST) -> Iterator[ast.AST]:
 def wrong_calls(call: ast.Call) -> Iterator[ast.AST]:
     """The call with an argument left to its default, or of the opposite function."""
     for keyword in call.keywords:
-        if keyword.arg is not None and keyword.arg not in OF_NO_EFFECT:
+        if keyword.arg is not None and keyword.arg not in OF_NO_EFFECT | LOOKS:
             yield ast.Call(call.func, call.args, [other for other in call.keywords if other is not keyword])
     match call.func:
         case ast.Name(id=name) if name in CALLS:
@@ -142,10 +149,20 @@ def places(node: ast.AST, within: range = range(0)) -> Iterator[tuple[ast.AST, s
         if field in ("annotation", "returns", "decorator_list", "type_params") or isinstance(node, ast.Raise):
             continue
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(child, ast.AST) and not isinstance(child, ast.JoinedStr):
+            if isinstance(child, ast.AST) and not isinstance(child, ast.JoinedStr) and not _looks(node, index, child):
                 lines = _header(child) if isinstance(child, ast.stmt) else within
                 yield node, field, index, child, lines
                 yield from places(child, lines)
+
+
+def _looks(node: ast.AST, index: int | None, child: ast.AST) -> bool:
+    """Whether this is a number that only says what a drawing looks like."""
+    if not isinstance(child, ast.Constant):
+        return False
+    if isinstance(node, ast.Dict) and index is not None and child is node.values[index]:
+        key = node.keys[index]
+        return isinstance(key, ast.Constant) and key.value in LOOKS
+    return isinstance(node, ast.keyword) and node.arg in LOOKS
 
 
 def _header(statement: ast.stmt) -> range:
