@@ -64,10 +64,10 @@ OF_NO_EFFECT = {"dtype", "copy", "strict", "kind", "out", "encoding", "errors", 
 """Arguments without which the result is mostly equal."""
 
 
-LOOKS = set(
-    "bargap dash dtick hoverinfo hovertemplate line marker minsize nticks opacity shape size textangle thickness width "
-    "xshift".split()
-)
+LOOKS = {
+    *("bargap", "dash", "dtick", "hoverinfo", "hovertemplate", "line", "marker", "minsize", "nticks", "opacity"),
+    *("shape", "size", "textangle", "thickness", "width", "xshift"),
+}
 """Names of what a drawing looks like, not of what it says: numbers that these are set to are left as they are."""
 
 
