@@ -87,6 +87,12 @@ def complaint(capsys: Capture, *words: str) -> str:
         (("explain", "--batch", ""), "empty"),
         (("list", "gpus"), "devices"),
         (("trace", "describe", "none.csv"), "no such file"),
+        (("run", "--request-rate", "5", "--burstiness", "1e-12"), "burstiness: so small that all"),
+        (("sweep", "--rates", "--isl", "100"), "--rates: needs at least one value"),
+        (("proxy", "http://", "--model", "Qwen/Qwen3-8B", "--output", "none"), "must be the URL of a server"),
+        (("proxy", "http://:80/v1", "--model", "Qwen/Qwen3-8B", "--output", "none"), "must be the URL of a server"),
+        (("ui", "--studies", __file__), "is no study"),
+        (("serve", "Qwen/Qwen3-8B", "--port", "0", "--record", f"{__file__}/load.jsonl"), "cannot be written"),
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "",
 )
@@ -413,3 +419,23 @@ def test_an_interrupt_while_modules_are_read(capsys: Capture, monkeypatch: pytes
     monkeypatch.setattr(sys, "meta_path", [Interrupts, *sys.meta_path])
     assert command() == INTERRUPTED
     assert capsys.readouterr().err == "windtunnel: interrupted\n"
+
+
+@pytest.mark.parametrize("flag", ["--router", "--scheduler"])
+def test_what_goes_wrong_in_a_function_of_ones_own_is_a_line_with_its_line(
+    capsys: Capture, tmp_path: Path, flag: str
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from windtunnel.policy import Policy\n"
+        "def score(replica, outstanding, prompt_tokens, arrival):\n"
+        "    return 1 / (arrival - arrival)\n"
+        "def key(prompt_tokens, max_tokens, priority, generated, arrival):\n"
+        "    return [][prompt_tokens]\n"
+        "mine = Policy(admission_key=key, chunked_prefill=True)\n"
+    )
+    name, says = {
+        "--router": ("score", "route_score: ZeroDivisionError: float division by zero (mine.py, line 3)"),
+        "--scheduler": ("mine", "admission_key: IndexError: list index out of range (mine.py, line 5)"),
+    }[flag]
+    assert says in complaint(capsys, *RUN, *LOAD, "--replicas", "2", flag, f"{file}:{name}")

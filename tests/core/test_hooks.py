@@ -75,21 +75,19 @@ def not_a_number(*_: Any) -> float:
     return float("nan")
 
 
-FAILURES: list[tuple[str, Callable[..., Any], type[Exception], str]] = [
-    ("admission_key", divides, ZeroDivisionError, "division by zero"),
-    ("admission_key", looks_up, KeyError, "4"),
-    ("admission_key", not_a_number, InputError, "admission_key returned nan: must be a number"),
+FAILURES: list[tuple[str, Callable[..., Any], str]] = [
+    ("admission_key", divides, r"admission_key: ZeroDivisionError: division by zero \(test_hooks.py, line \d+\)"),
+    ("admission_key", looks_up, "admission_key: KeyError: 4"),
+    ("admission_key", not_a_number, "admission_key returned nan: must be a number"),
 ]
 
 
-@pytest.mark.parametrize(("name", "function", "kind", "words"), FAILURES, ids=lambda one: getattr(one, "__name__", ""))
-def test_failures_surface_after_the_run_and_only_once(
-    name: str, function: Callable[..., Any], kind: type[Exception], words: str
-) -> None:
+@pytest.mark.parametrize(("name", "function", "words"), FAILURES, ids=lambda one: getattr(one, "__name__", ""))
+def test_failures_surface_after_the_run_and_only_once(name: str, function: Callable[..., Any], words: str) -> None:
     values: dict[str, Any] = {name: function}
     policy = Policy(**values)
     for _ in range(2):
-        with pytest.raises(kind, match=words):
+        with pytest.raises(InputError, match=words):
             simulated(policy)
     assert hook(name, function).failure is None
 

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 from plan.planning import question
@@ -27,6 +28,10 @@ def outcome(rate: float, tokens: float, ttft: float, tpot: float, met: bool = Tr
     return Outcome(rate, met, False, 1.0, (), 1.0, latencies, tokens, 1.0, 0.5, 0.5, 0.5, 0.5, 0)
 
 
+NO_RATE = cast(Bound, SimpleNamespace(rate=0.0))
+"""A bound below every rate: no step of the candidates can be tried."""
+
+
 class Chosen(SearchResult):
     """A search that found three replicas at 7 requests/s."""
 
@@ -43,7 +48,7 @@ def answer(price: float = 3.6, objective: Any = None, goodput: tuple[str, ...] =
         engine = Engine(tensor_parallel_size=size, max_num_seqs=8)
         settings = {"device": "h100", "tensor_parallel_size": size, "max_num_seqs": 8}
         deployment = Deployment((Pool(load_model("Llama-3.1-8B"), chip, engine),))
-        contenders[index] = Contender(Candidate(index, settings, deployment), cast(Bound, None))
+        contenders[index] = Contender(Candidate(index, settings, deployment), NO_RATE)
     best = Entry(1, "exact", 2.0, 3, outcome(7, 100.0, 0.2, 0.02))
     return Chosen(
         question=question(goodput=goodput, **more),

@@ -1,9 +1,11 @@
 """Bottlenecks: each is found where it was made."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import handmade
+import numpy as np
 import pytest
 
 from plan.planning import chat, question, small_space
@@ -11,6 +13,7 @@ from windtunnel.deployment import Deployment
 from windtunnel.plan.bottleneck import Finding, bottlenecks
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import whole_run
+from windtunnel.simulate.run import Requests
 from windtunnel.workload import Both, Fixed, Gamma, generate
 
 SETTINGS: dict[str, Any] = {"device": "h100", "max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 1024}
@@ -46,13 +49,13 @@ def test_a_run_of_nothing_has_no_bottleneck() -> None:
     assert bottlenecks(whole_run(asked, deployment(), 1.0)) == ()
 
 
-def by_hand(*rows: Mapping[str, float], **more: Any) -> dict[str, Finding]:
+def by_hand(*rows: Mapping[str, float], requests: Requests | None = None, **more: Any) -> dict[str, Finding]:
     """Steps of 0.1 s each, 100 blocks, at most 4 requests and 100 tokens in a step."""
     base = handmade.two_requests()
     (pool,) = base.manifest["pools"]
     pool = {**pool, "max_num_seqs": 4, "max_num_batched_tokens": 100}
     log = handmade.iterations(*({"start": 0.1 * place, **row} for place, row in enumerate(rows)))
-    run = handmade.run(base.requests, log, manifest={"pools": [pool]}, **more)
+    run = handmade.run(requests or base.requests, log, manifest={"pools": [pool]}, **more)
     return {finding.name: finding for finding in bottlenecks(run)}
 
 
@@ -91,3 +94,79 @@ def test_busy_gpus_are_compared_with_their_peaks() -> None:
     found = by_hand({"decodes": 1, "kv_tokens": 9})
     assert found["memory bandwidth"].share == pytest.approx((1e6 + 10 * 11) / (0.1 * 1e9), rel=1e-3)
     assert "compute" not in found
+
+
+def test_limits_that_are_touched_too_little_are_not_named() -> None:
+    """A twentieth of the time is the least for queues: one step of 19 is enough, of 21 too little."""
+    busy, idle = {"waiting": 1, "decodes": 4, "kv_tokens": 9}, {"decodes": 1, "kv_tokens": 9}
+    assert by_hand(busy, *[idle] * 18)["batch cap"].share == pytest.approx(1 / 19)
+    assert "batch cap" not in by_hand(busy, *[idle] * 20)
+
+
+def test_the_most_telling_comes_first_and_steps_of_nothing_count_nowhere() -> None:
+    """Nine tenths of the time wait for places; a step that computes nothing is no step."""
+    rows = [{"waiting": 1, "decodes": 4, "kv_tokens": 9}] * 9 + [{"decodes": 1, "kv_tokens": 9}] + [{"waiting": 9}] * 5
+    found = by_hand(*rows)
+    assert found["batch cap"].share == pytest.approx(0.9)
+    shares = [finding.share for finding in found.values()]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_preemptions_and_spare_time_by_hand() -> None:
+    """One of two requests lost its cache 1,500 times; GPUs compute for 0.1 s of 0.9."""
+    steps = [{"start": place / 10, "decodes": 1, "kv_tokens": 9} for place in range(4)]
+    lost = replace(handmade.two_requests().requests, preemptions=np.array([1500, 0]))
+    found = by_hand(*steps, requests=lost)
+    assert found["preemptions"].share == 0.5
+    assert found["preemptions"].evidence == "50.0% of the requests lost their KV cache, 1,500 times in all"
+    assert "spare time" not in found, "steps one after the other"
+    second = handmade.requests(arrival=[0.0, 1.0], scheduled=[0.0, 1.0], first_token=[0.1, 1.1], finish=[0.2, 1.2])
+    spare = by_hand({"start": 0.2, "decodes": 1, "kv_tokens": 9}, requests=second)["spare time"]
+    assert spare.share == pytest.approx(8 / 9)
+    assert spare.evidence == "GPUs are busy 11% of the time"
+    assert set(by_hand(*steps)).isdisjoint({"preemptions", "pipeline bubbles", "host"})
+
+
+def test_groups_of_operators_that_wait() -> None:
+    """Of a step a quarter is communication, and 12 % are work of the host."""
+    parts = {
+        "communication": handmade.flat_times(0.025), "host": handmade.flat_times(0.012),
+        "gemm": handmade.flat_times(0.063),
+    }  # fmt: skip
+    step = {"decodes": 1, "kv_tokens": 9}
+    found = by_hand(step, groups=(parts,))
+    assert found["communication"].share == pytest.approx(0.25)
+    assert found["communication"].evidence == "25% of the step time is communication between GPUs"
+    assert found["host"].evidence == "12% of the step time is host work during which the GPU waits"
+    less = {"communication": handmade.flat_times(0.014), "host": handmade.flat_times(0.009)}
+    rest = {"gemm": handmade.flat_times(0.077)}
+    assert set(by_hand(step, groups=(less | rest,))).isdisjoint({"communication", "host"})
+
+
+@pytest.mark.parametrize(("flops", "name"), [(1e9, "memory bandwidth"), (1e12, "compute")])
+def test_what_busy_gpus_are_limited_by(flops: float, name: str) -> None:
+    """Of 0.1 s a step reads 1 MB of 100 possible, and computes ten tokens of 1 or 1,000 MFLOPs of 200 GFLOPs."""
+    footprint = replace(handmade.FOOTPRINT, linear_flops_per_token=flops / 1e3, head_flops=0.0, attention=())
+    base = handmade.two_requests()
+    (pool,) = base.manifest["pools"]
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 100, "footprint": asdict(footprint)}
+    log = handmade.iterations({"start": 0.1, "chunk_tokens": 10})
+    run = handmade.run(base.requests, log, manifest={"pools": [pool | limits]})
+    found = {finding.name: finding for finding in bottlenecks(run)}
+    assert (name in found) and ({"compute", "memory bandwidth"} - {name}).isdisjoint(found)
+    evidence = {"compute": "5% of their FLOP/s and 1%", "memory bandwidth": "0% of their FLOP/s and 1%"}[name]
+    assert f"busy GPUs reach {evidence} of their memory bandwidth" in found[name].evidence
+    assert found[name].share == pytest.approx({"compute": 0.05, "memory bandwidth": 0.01}[name])
+
+
+def test_places_of_a_pipeline_that_idle_by_hand() -> None:
+    """Two lanes of a pipeline, of which one computes 0.1 s of 0.4 in which requests are there: an eighth is busy."""
+    base = handmade.two_requests()
+    (pool,) = base.manifest["pools"]
+    engine = pool["engine"] | {"pipeline_parallel_size": 2}
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 100, "engine": engine}
+    log = handmade.iterations({"start": 0.1, "decodes": 1, "kv_tokens": 9}, {"start": 0.1, "lane": 1, "waiting": 1})
+    run = handmade.run(base.requests, log, manifest={"pools": [pool | limits]})
+    found = {finding.name: finding for finding in bottlenecks(run)}["pipeline bubbles"]
+    assert found.share == pytest.approx(1 - 0.125)
+    assert "12% of the time in each of 2 places" in found.evidence

@@ -1,5 +1,8 @@
 """Outcomes: values at a share of the requests, and JSON there and back."""
 
+import json
+from dataclasses import replace
+
 import handmade
 import numpy as np
 import pytest
@@ -8,9 +11,18 @@ from hypothesis import strategies as st
 
 from plan.planning import chat, question, small_space
 from windtunnel.deployment import SLO
-from windtunnel.metrics import queue_growth
+from windtunnel.deployment.slo import PercentileLimit
+from windtunnel.metrics import Growth, queue_growth
 from windtunnel.plan.objective import RatePerDollar
-from windtunnel.plan.outcome import Margin, Outcome, at_share, measure, needed, queue_grows
+from windtunnel.plan.outcome import (
+    Margin,
+    Outcome,
+    at_share,
+    measure,
+    needed,
+    queue_grows,
+    request_stretches,
+)
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
 from windtunnel.simulate.run import Requests
@@ -104,3 +116,60 @@ def test_limits_of_a_request_hold_together() -> None:
     binding = found.binding()
     assert binding is not None
     assert binding.name == "all limits at once"
+
+
+def test_limits_on_percentiles_and_a_growing_queue_are_margins_too() -> None:
+    requests = waiting(0.0, 0.1, 10.0)
+    asked = Question(chat(50), slo=SLO(ttft=100.0, percentiles=(PercentileLimit("ttft", 50, 20.0),)), attainment=0.5)
+    found = measure(handmade.run(requests, handmade.iterations()), asked, 2.0)
+    assert [margin.name for margin in found.margins] == ["ttft_p50", "ttft at 50 %", "queue growth"]
+    assert found.margins[2].value == pytest.approx(0.1, rel=0.01)
+    assert found.margins[2].limit == 0.005
+    assert found.stretch <= 1 and not found.met, "limits hold, but the queue grows"
+    binding = found.binding()
+    assert binding is not None and binding.name == "queue growth"
+
+
+def test_unfinished_requests_are_beyond_every_limit_and_single_tokens_have_none() -> None:
+    requests = handmade.requests(
+        arrival=[0.0, 0.0, 0.0], output_tokens=[1, 3, 3], status=[0, 0, 3], scheduled=[0.0] * 3,
+        first_token=[1.0, 1.0, 1.0], finish=[1.0, 2.0, np.nan],
+    )  # fmt: skip
+    found = request_stretches(requests, {"tpot": 0.25, "ttft": 2.0})
+    assert found["tpot"].tolist() == [0.0, 2.0, np.inf]
+    assert found["ttft"].tolist() == [0.5, 0.5, np.inf]
+
+
+def test_nothing_measured_is_no_success() -> None:
+    """Without limits a run holds; with limits and without requests that are measured nothing is known."""
+    run = handmade.run(handmade.requests(arrival=[]), handmade.iterations())
+    for slo in (SLO(), SLO(ttft=1.0), SLO(percentiles=(PercentileLimit("ttft", 99, 1.0),))):
+        found = measure(run, Question(chat(50), slo=slo), 1.0)
+        assert (found.stretch, found.met) == (np.inf, False)
+        assert found.binding() is None
+        assert np.isnan(found.attainment)
+    free = measure(handmade.two_requests(), Question(chat(50), slo=SLO()), 1.0)
+    assert (free.stretch, free.met, free.margins) == (0.0, True, ())
+
+
+def test_what_is_unknown_survives_json() -> None:
+    found = measure(handmade.run(handmade.requests(arrival=[]), handmade.iterations()), question(), 1.0)
+    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    again = Outcome.from_json(document)
+    assert (again.stretch, again.rate) == (np.inf, 1.0)
+    assert np.isnan([again.attainment, again.energy_per_token, again.latencies["ttft"]["p90"]]).all()
+    beyond = replace(found, margins=(Margin("ttft_p99", np.inf, 0.5),), rate=np.inf)
+    back = Outcome.from_json(json.loads(json.dumps(beyond.to_json(), allow_nan=False)))
+    assert (back.margins, back.rate) == (beyond.margins, np.inf)
+
+
+def test_a_queue_is_judged_by_trend_and_by_a_tenth_of_the_service() -> None:
+    requests = waiting(0.0, 0.1, 10.0)
+    clear = Growth(slope=0.006, trend=0.6, delay=1.001)
+    assert queue_grows(clear, requests)
+    assert not queue_grows(clear._replace(trend=0.59), requests)
+    assert not queue_grows(clear._replace(slope=0.005), requests)
+    assert not queue_grows(clear._replace(delay=0.999), requests)
+    assert not queue_grows(None, requests)
+    never = handmade.requests(arrival=[0.0])
+    assert queue_grows(clear._replace(delay=0.001), never), "nobody was served: any wait is too long"

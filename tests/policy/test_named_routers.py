@@ -46,11 +46,15 @@ def test_a_function_sees_as_much_as_it_takes(tmp_path: Path) -> None:
         "eight = lambda a, b, c, d, waiting, prefill, active, cached: 0.0\n"
         "six = lambda a, b, c, d, e, f: 0.0\n"
         "number = 4\n"
+        "three = lambda a, b, c: 0.0\n"
+        "class Some: ...\n"
+        "any_number = lambda *values: 0.0\n"
     )
     four, eight = (find_router(f"{tmp_path}/mine.py:{name}") for name in ("four", "eight"))
     assert four.number == ROUTE_SCORE
     assert four.route_score is not None
     assert isinstance(eight.routing, RouteView)
-    for name in ("six", "number"):
+    assert find_router(f"{tmp_path}/mine.py:any_number").number == ROUTE_SCORE
+    for name in ("six", "number", "three", "Some"):
         with pytest.raises(InputError, match=r"must be a function of \(replica, outstanding, prompt_tokens, arrival\)"):
             find_router(f"{tmp_path}/mine.py:{name}")

@@ -26,6 +26,8 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
     """Before values are converted: refuse fractions of whole numbers, and fill in what the scenario file says."""
     for argument in arguments:
         for token in argument.tokens:
+            if token.implicit_value == () and not token.value:
+                raise InputError(f"{argument.name}: needs at least one value")
             if _may_hold(int, argument.hint) and not WHOLE.fullmatch(token.value):
                 raise InputError(f"{token.keyword}={token.value}: must be a whole number")
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}

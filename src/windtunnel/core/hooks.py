@@ -23,6 +23,8 @@ import ctypes
 from collections.abc import Callable, Iterable
 from math import isnan
 from numbers import Real
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import numba
@@ -98,14 +100,35 @@ def address(name: str, policy: Any) -> int:
     return hook(name, function).address if function is not None else 0
 
 
+def failed(name: str, failure: BaseException) -> InputError:
+    """What went wrong in a function of the user's, with the line."""
+    if isinstance(failure, InputError):
+        return failure
+    place = extract_tb(failure.__traceback__)[-1]
+    where = f"{Path(place.filename).name}, line {place.lineno}"
+    return InputError(f"{name}: {type(failure).__name__}: {failure} ({where})")
+
+
+def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook for Python alone: what goes wrong in it is an InputError at once."""
+
+    def call(*values: Any) -> Any:
+        try:
+            return checked(name, function(*values), values)
+        except Exception as error:
+            raise failed(name, error) from error
+
+    return call
+
+
 def raise_failures(policies: Iterable[Any]) -> None:
-    """Raise the first failure in a hook of these policies since the last call."""
+    """Raise the first failure in a hook of these policies since the last call, as an InputError."""
     for policy in policies:
         for name in HOOKS:
             function = getattr(policy, name, None)
             if function is not None and (failure := hook(name, function).failure) is not None:
                 hook(name, function).failure = None
-                raise failure
+                raise failed(name, failure) from failure
 
 
 def _prototype(name: str) -> Any:

@@ -254,13 +254,22 @@ def find_router(text: str) -> Router:
     return Router(BY_NAME[name])
 
 
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many arguments."""
+    try:
+        signature(function).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _router_of(text: str, function: object) -> Router:
     if callable(function):
         kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
         wanted = sum(one.kind in kinds and one.default is one.empty for one in signature(function).parameters.values())
         if wanted == 8:
             return Router(routing.SCORED, routing=RouteView(route_view=function))
-        if wanted <= 4:
+        if _takes(function, 4):
             return Router(routing.ROUTE_SCORE, route_score=function)
     raise InputError(
         f"router {text!r}: must be a function of (replica, outstanding, prompt_tokens, arrival), or of these and "

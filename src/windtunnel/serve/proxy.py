@@ -5,6 +5,7 @@ of their tokens, which the server tells, and a name for each block of text, made
 """
 
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -106,7 +107,7 @@ class RunFolder:
 
 def address(url: str) -> str:
     """A server's URL without the path of its API. Raises InputError for a URL that is none."""
-    if not url.startswith(("http://", "https://")):
+    if not re.match(r"https?://[^/?#:]", url):
         raise InputError(f"{url!r}: must be the URL of a server, as http://localhost:8000")
     return url.rstrip("/").removesuffix("/v1")
 

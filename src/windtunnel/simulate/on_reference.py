@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, Record
+from windtunnel.core.hooks import guarded
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
 from windtunnel.core.routing import fixed_columns, sends_kv
@@ -146,7 +147,7 @@ def router_of(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) 
         return Scored(fleet.routing, uniforms, fixed_columns(fleet), size, demand.hash_ids is not None)
     if router == routing.ROUTE_SCORE:
         assert fleet.route_score is not None
-        return lowest_route_score(fleet.route_score)
+        return lowest_route_score(guarded("route_score", fleet.route_score))
     routers: dict[int, Router] = {
         routing.ROUND_ROBIN: round_robin,
         routing.RANDOM: random_choice(uniforms),

@@ -26,6 +26,9 @@ def files_of(places: Sequence[Path]) -> list[Path]:
     for place in places:
         if not place.exists():
             raise InputError(f"studies {str(place)!r}: there is no such file or folder")
+        if place.is_file() and not _is_known(place):
+            kinds = "a store of plan --store, a document of sweep --json or plan --json, or a folder of run --output"
+            raise InputError(f"studies {str(place)!r}: is no study: give {kinds}")
         inside = sorted(place.iterdir()) if place.is_dir() and not (place / "run.json").is_file() else [place]
         found += [path for path in inside if path in places or _is_known(path)]
     return found[:MOST_FILES]

@@ -39,6 +39,8 @@ def _gaps(burstiness: float, n: int, rng: np.random.Generator) -> Floats:
 
 
 def _stretched(elapsed: Floats, rate: float) -> Floats:
+    if len(elapsed) and not elapsed[-1] > 0:
+        raise InputError(f"burstiness: so small that all {len(elapsed):,} requests come at once: use a larger one")
     stretched: Floats = elapsed * (len(elapsed) / rate / elapsed[-1])
     return stretched
 

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, progress
 from windtunnel.errors import InputError
+from windtunnel.files import require_writable
 from windtunnel.scenario import DEPLOYMENT, Scenario, Server
 from windtunnel.serve.place import Place
 
@@ -113,6 +114,8 @@ def serve(
     """
     if not server.model:
         raise InputError("no model: name one of `windtunnel list models`, or give its config.json")
+    if record:
+        require_writable("record", record)
     clock, manners = _clock(speed, virtual_time), behaviour.manners(server.model, counting)
     from windtunnel.serve.server import listen, log_to, serving
     from windtunnel.simulate.live import live

@@ -1,0 +1,152 @@
+"""What the advice says, of searches and bands that are chosen."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import handmade
+import pytest
+
+from plan.chosen import Chosen, answer, outcome
+from windtunnel.plan.advice import Advice, _cheaper, _ends, advice_json, describe, percent
+from windtunnel.plan.band import Band
+from windtunnel.plan.bottleneck import Finding
+from windtunnel.plan.capacity import Draws
+from windtunnel.plan.elimination import Entry
+from windtunnel.plan.outcome import Margin
+
+
+@pytest.mark.parametrize(
+    ("margin", "says"),
+    [
+        (Margin("queue growth", 0.0123, 0.005), "the queue grows by 0.012 s a second"),
+        (Margin("all limits at once", 1.256, 1.0), "the limits together are used to 126 %"),
+        (Margin("all limits at once", math.inf, 1.0), "the limits together are used to more than all"),
+        (Margin("ttft_p99", math.inf, 0.5), "ttft_p99 is beyond reach: too many requests do not finish"),
+        (Margin("ttft_p99", 0.61234, 0.5), "ttft_p99 is 0.612 s, the limit 0.5 s"),
+    ],
+)
+def test_limits_in_words(margin: Margin, says: str) -> None:
+    assert describe(margin) == says
+
+
+def test_shares_in_words() -> None:
+    assert (percent(0.256), percent(math.inf)) == ("26 %", "more than all")
+
+
+def cheaper(other: Entry, price: float = 3.6, **more: Any) -> str:
+    """Of a winner of two GPUs, with a candidate of one beside it."""
+    found = answer(price)
+    found = replace(found, entries={**found.entries, 0: other}, **more)
+    return _cheaper(found, found.entries[1], found.contenders[1].candidate.deployment)
+
+
+def test_the_next_cheaper_by_its_own_price() -> None:
+    """The winner costs 7.2 USD an hour and the other half: it says why that one loses."""
+    name = "device h100, tensor_parallel_size 1, max_num_seqs 8 at 3.6 $/h: "
+    unit = answer().objective.unit
+    assert cheaper(Entry(0, "bounded", 1.5)) == f"{name}its bound is 1.5 {unit}, without a simulation"
+    assert cheaper(Entry(0, "exact", 1.25, 2)) == f"{name}it reaches 1.25 {unit}"
+    impossible = Entry(0, "impossible", -math.inf, stretch=2.5)
+    assert cheaper(impossible) == f"{name}no request alone keeps the limits, which would have to be 2.5 times as long"
+    missed = replace(outcome(4.0, 1.0, 1.0, 0.1, met=False), margins=(Margin("ttft_p99", 0.6, 0.5),))
+    beaten = Entry(0, "beaten", 1.0, missed=missed)
+    assert cheaper(beaten) == f"{name}at 4 requests/s, ttft_p99 is 0.6 s, the limit 0.5 s"
+    assert cheaper(Entry(0, "beaten", 1.0, missed=replace(missed, margins=()))) == f"{name}it cannot run"
+    assert cheaper(Entry(0, "bounded", 1.5), price=0.0) == "none is cheaper", "no price is known"
+    assert cheaper(Entry(0, "bounded", 1.5), contenders={1: answer().contenders[1]}) == "none is cheaper"
+
+
+def test_of_two_cheaper_ones_the_dearer_is_told() -> None:
+    """Of 1 and 1.5 USD below 2; a candidate that costs as much as the winner is not cheaper."""
+    found = answer(1.0)
+    one, two = found.contenders[0], found.contenders[1]
+    (pool,) = two.candidate.deployment.pools
+    chip = replace(pool.device, price_per_hour=0.75)
+    third = replace(two.candidate.deployment, pools=(replace(pool, device=chip),))
+    settings = {"device": "x", "tensor_parallel_size": 2, "max_num_seqs": 8}
+    contenders = {
+        **found.contenders,
+        2: replace(two, candidate=replace(one.candidate, settings=settings, deployment=third)),
+    }
+    contenders[3] = two
+    entries = {**found.entries, **{index: Entry(index, "bounded", 1.0) for index in (0, 2, 3)}}
+    said = _cheaper(replace(found, contenders=contenders, entries=entries), found.entries[1], two.candidate.deployment)
+    assert said.startswith("device x, tensor_parallel_size 2, max_num_seqs 8 at 1.5 $/h: ")
+
+
+def test_the_ends_of_axes_name_the_value_that_was_not_tried() -> None:
+    found = answer()
+    assert _ends(found, found.entries[1]) == "", "one value only"
+    contenders = {}
+    for index, seqs in ((0, 8), (1, 16)):
+        candidate = found.contenders[index].candidate
+        settings = {**candidate.settings, "max_num_seqs": seqs}
+        contenders[index] = replace(found.contenders[index], candidate=replace(candidate, settings=settings))
+    found = replace(found, contenders=contenders)
+    assert _ends(found, found.entries[1]) == "max_num_seqs 16: try 32, too"
+    assert _ends(found, Entry(0, "exact", 1.0, 1)) == "", "fewer than 8 are worth no trial"
+
+
+def band(**more: Any) -> Band:
+    """Of a capacity of 7 requests/s, 5 to 9, for 3.6 USD an hour."""
+    usual: dict[str, Any] = {
+        "evidence": "words", "known_bad": None, "replicas": None, "confident": None, "rates": (9.0, 7.0, 5.0),
+        "price_per_hour": 3.6, "attainment": (0.99, 0.95, 0.5), "could_be_better": (2, 4),
+    }  # fmt: skip
+    return Band(**(usual | more))
+
+
+def test_a_band_of_rates_in_words() -> None:
+    """3.6 USD an hour are 1,000 µUSD a second: 111, 143 and 200 USD for a million requests."""
+    words = dict(band().words())
+    assert words == {
+        "capacity": "7 requests/s, 5 to 9 at 90 %",
+        "cost": "$143 per million requests at capacity, $111 to $200 at 90 %",
+        "attainment": "95.0 %; at this rate 99.0 % at the faster end, 50.0 % at the slower, for which it is too much",
+        "evidence": "words",
+        "could be better": "2, 4: the evidence does not tell them from the first",
+    }
+    kept = dict(band(rates=(9.0, 7.0, 7.0), could_be_better=()).words())
+    assert not kept["attainment"].endswith("too much") and "could be better" not in kept
+    assert "cost" not in dict(band(price_per_hour=0.0).words())
+    assert "attainment" not in dict(band(attainment=(math.nan,) * 3).words())
+    assert band(rates=(9.0, 7.0, 0.0)).cost == (pytest.approx(111.1, abs=0.1), pytest.approx(142.9, abs=0.1), math.inf)
+
+
+def test_a_band_of_replicas_in_words() -> None:
+    asked = {"rates": None, "replicas": (3, 4, None), "confident": (4, None), "price_per_hour": 1000.0}
+    words = dict(band(**asked).words())
+    sure = "half of the servers need 4, nine of ten at most more than are tried"
+    assert words["replicas"] == f"4, 3 to more than are tried at 90 %; {sure}"
+    assert words["cost"] == "$4e+03 an hour, $3e+03 to more than is tried at 90 %"
+    assert words["attainment"].endswith("too much")
+    enough = dict(band(**(asked | {"replicas": (4, 4, 4), "confident": (4, 4)})).words())
+    assert not enough["attainment"].endswith("too much")
+    assert dict(band(**(asked | {"replicas": (3, 4, 5)})).words())["attainment"].endswith("too much")
+
+
+def test_the_document_of_an_advice() -> None:
+    found: Chosen = answer()
+    deployment, rate = found.measured(found.entries[1])
+    advice = Advice(
+        entry=found.entries[1], deployment=deployment, rate=rate, run=handmade.two_requests(),
+        findings=(Finding("host", 0.5, "evidence", "advice"),), binding=Margin("ttft_p99", 0.6, 0.5), routing="any",
+        cheaper="none", ends="tp", draws=Draws((1.0, 1.5), 0.05), band=band(),
+    )  # fmt: skip
+    document = advice_json(found, advice)
+    assert {key: document[key] for key in ("replicas", "routing", "next_cheaper", "at_an_end_of")} == {
+        "replicas": 3, "routing": "any", "next_cheaper": "none", "at_an_end_of": "tp"
+    }  # fmt: skip
+    assert document["breaks_first"] == {"name": "ttft_p99", "value": 0.6, "limit": 0.5}
+    assert document["findings"] == [{"name": "host", "share": 0.5, "evidence": "evidence", "advice": "advice"}]
+    assert document["load_draws"]["rates"] == [1.0, 1.5]
+    assert document["band"]["rates"] == [9.0, 7.0, 5.0]
+    assert len(document["band"]["cost"]) == 3
+    bare = advice_json(found, replace(advice, draws=None, binding=None))
+    assert (bare["load_draws"], bare["breaks_first"]) == (None, None)
+    lost = replace(found, entries={0: Entry(0, "impossible", -math.inf, stretch=1.5)})
+    assert advice_json(lost, None) == {
+        "closest": {"settings": found.contenders[0].candidate.settings, "limits_times": 1.5}
+    }
+    assert advice_json(replace(found, entries={}), None) == {"closest": None}
