@@ -230,8 +230,8 @@ def small_model(folder: Path) -> Path:
 @real_vllm
 @real_nginx
 def test_the_written_script_starts_a_fleet_that_answers_through_the_router(tmp_path: Path) -> None:
-    """Two replicas of vLLM itself on this CPU, with weights of chance: only that, ports, places and blocks, which are of
-    32 tokens on a CPU, are of this machine."""
+    """Two replicas of vLLM itself on this CPU, with weights of chance; that, ports, places and blocks, which hold 32
+    tokens on a CPU, are of this machine."""
     spec = deployment(
         2, max_model_len=256, max_num_seqs=4, max_num_batched_tokens=256, block_size=32, enforce_eager=True
     )
@@ -244,7 +244,8 @@ def test_the_written_script_starts_a_fleet_that_answers_through_the_router(tmp_p
     started = fleet / "vllm"
     started.write_text(
         f'#!/bin/bash\necho "$CUDA_VISIBLE_DEVICES" >> {fleet}/devices\n'
-        f'exec {ENGINE} -m vllm.entrypoints.cli.main "$@" --load-format dummy > {fleet}/log.$CUDA_VISIBLE_DEVICES 2>&1\n'
+        f'exec {ENGINE} -m vllm.entrypoints.cli.main "$@" --load-format dummy '
+        f"> {fleet}/log.$CUDA_VISIBLE_DEVICES 2>&1\n"
     )
     started.chmod(0o755)
     environment = named(tmp_path / "about")

@@ -209,6 +209,8 @@ def _replica_rate(pool: Pool, lines: StepBound, work: Work, question: Question) 
         cached / _cache_tokens(pool),
         *_steps_within_limits(lines, work, question),
     ]
+    if math.isinf(max(counts)):
+        return 0.0  # also where a line begins at 0
     fixed = lines.per_kv_token * read + lines.per_sequence * parts
     seconds = float((lines.base * max(counts) + lines.per_token * tokens).max()) + fixed
     together = pool.engine.data_parallel_size * pool.engine.pipeline_parallel_size
