@@ -156,13 +156,13 @@ def places(node: ast.AST, within: range = range(0)) -> Iterator[tuple[ast.AST, s
 
 
 def _looks(node: ast.AST, index: int | None, child: ast.AST) -> bool:
-    """Whether this is a number that only says what a drawing looks like."""
+    """Whether this is a value that only says what a drawing looks like, or that is mostly of no effect."""
     if not isinstance(child, ast.Constant):
         return False
     if isinstance(node, ast.Dict) and index is not None and child is node.values[index]:
         key = node.keys[index]
         return isinstance(key, ast.Constant) and key.value in LOOKS
-    return isinstance(node, ast.keyword) and node.arg in LOOKS
+    return isinstance(node, ast.keyword) and node.arg in LOOKS | OF_NO_EFFECT
 
 
 def _header(statement: ast.stmt) -> range:

@@ -42,7 +42,13 @@ def test_rates_are_powers_of_one_and_the_tolerance() -> None:
 def test_values_out_of_range_are_refused(values: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         question(**values)
-    for ends in ({"attainment": 1.0}, {"tolerance": 1e-4}, {"tolerance": 0.5}, {"confidence": 0.05}):
+    kept: tuple[dict[str, Any], ...] = (
+        {"attainment": 1.0},
+        {"tolerance": 1e-4},
+        {"tolerance": 0.5},
+        {"confidence": 0.05},
+    )
+    for ends in kept:
         question(**ends)
 
 
@@ -139,7 +145,8 @@ def test_several_pools_add_up_and_sides_are_as_fast_as_the_slower() -> None:
     twice = replace(deployment, pools=(replace(pool, replicas=2, name="a"), replace(pool, replicas=2, name="b")))
     found = rate_bound(twice, Question(single_tokens(100)), (*tables, *tables))
     assert found.rate == pytest.approx(4 * 8 / 0.108)
-    assert (found.replicas, found.per_replica) == (2, pytest.approx(16 / 0.108))
+    assert found.replicas == 2
+    assert found.per_replica == pytest.approx(16 / 0.108)
 
 
 def test_a_cache_that_is_read_again_and_again_is_a_bound() -> None:

@@ -23,6 +23,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import pytest
+import yaml
 
 from benchmarks.real_engine.__main__ import MODEL
 from windtunnel.deployment import HANDOVERS, Deployment, Engine, Pool
@@ -120,7 +121,7 @@ class Names(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The port."""
-        text = str(self.server.server_address[1]).encode()
+        text = str(self.request.getsockname()[1]).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -188,7 +189,7 @@ def test_nginx_routes_to_every_server(tmp_path: Path, router: str) -> None:
     for server in servers:
         Thread(target=server.serve_forever, daemon=True).start()
     ports = dict(
-        zip(("node0:8000", "node0:8001", "node1:8000"), (server.server_address[1] for server in servers), strict=True)
+        zip(("node0:8000", "node0:8001", "node1:8000"), (server.server_port for server in servers), strict=True)
     )
     try:
         with routed(tmp_path, text, ports) as front:
@@ -267,3 +268,13 @@ def test_the_written_script_starts_a_fleet_that_answers_through_the_router(tmp_p
         done = re.findall(r'^vllm:request_success_total\{.*finished_reason="length".*\} (.*)$', metrics, re.MULTILINE)
         assert sum(map(float, done)) == 2, "in turns"
     assert sorted((fleet / "devices").read_text().split()) == ["0", "1"]
+
+
+def test_the_manifests_of_the_server_are_those_of_kubernetes() -> None:
+    """Against the schemas of Kubernetes 1.31, no field too many."""
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate").validate
+    text = (Path(__file__).parents[2] / "deploy" / "serve.yaml").read_text(encoding="utf-8")
+    documents = list(yaml.safe_load_all(text))
+    for document in documents:
+        validate(document, "1.31", strict=True)
+    assert [document["kind"] for document in documents] == ["Deployment", "Service", "HorizontalPodAutoscaler"]
