@@ -170,3 +170,8 @@ def test_places_of_a_pipeline_that_idle_by_hand() -> None:
     found = {finding.name: finding for finding in bottlenecks(run)}["pipeline bubbles"]
     assert found.share == pytest.approx(1 - 0.125)
     assert "12% of the time in each of 2 places" in found.evidence
+
+
+def test_steps_that_take_no_time_have_no_shares() -> None:
+    found = by_hand({"waiting": 1, "decodes": 4, "kv_tokens": 9}, times=handmade.flat_times(0.0))
+    assert "batch cap" not in found

@@ -88,7 +88,7 @@ def test_lengths_and_arrivals_are_counted_in_bars() -> None:
     assert len(arrivals["x"]) == 100
     assert (arrivals["y"][0], arrivals["y"][-1], arrivals["width"][0]) == (1, 1, 0.0015)
     assert arrivals["x"][0] == 0.00075
-    assert drawn["outputs"]["data"][0]["meta"] == 1
+    assert (drawn["outputs"]["data"][0]["meta"], arrivals["meta"]) == (1, 2)
     assert drawn["arrivals"]["layout"] == {
         "xaxis": {"title": {"text": "arrival, seconds after the first"}},
         "yaxis": {"title": {"text": "requests"}},

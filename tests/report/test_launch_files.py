@@ -207,3 +207,15 @@ def test_unlike_mixed_pools_stand_behind_one_router() -> None:
     files = launch_files(Deployment(pools).spec(), [8, 8])
     assert set(files) == {"h100.sh", "a100.sh", "nginx.conf"}
     assert files["nginx.conf"].count("    server ") == 4
+
+
+def test_the_words_of_tensorrt_llms_dynamo_workers() -> None:
+    """The file of settings becomes an argument; the model and its flags stay."""
+    document = yaml.safe_load(launch_files(apart("trtllm-1.0"), [8, 8])["dynamo.yaml"])
+    (container,) = document["spec"]["components"][1]["podTemplate"]["spec"]["containers"]
+    words = container["args"]
+    assert words[:3] == ["dynamo.trtllm", "--model", "meta-llama/Llama-3.1-8B"]
+    assert "meta-llama/Llama-3.1-8B" not in words[3:]
+    options = yaml.safe_load(words[words.index("--override-engine-args") + 1])
+    assert "kv_cache_config" in options
+    assert not any("cat >" in word or word.endswith(".yaml") for word in words)

@@ -74,8 +74,8 @@ def test_phases_and_steps_by_hand() -> None:
     }  # fmt: skip
     cache = [e["args"]["percent"] for e in events if e.get("name") == "KV cache used"]
     assert max(cache) == pytest.approx(5.0, abs=0.1)
-    titles = [e["args"]["name"] for e in events if e["ph"] == "M"]
-    assert titles == ["deployment", "replica 0 · 2 × h100_sxm", "steps"]
+    titles = [(e["args"]["name"], e["pid"], e.get("tid")) for e in events if e["ph"] == "M"]
+    assert titles == [("deployment", 0, None), ("replica 0 · 2 × h100_sxm", 1, None), ("steps", 1, 0)]
 
 
 def test_tracks_name_ranks_and_lanes() -> None:

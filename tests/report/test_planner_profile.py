@@ -92,3 +92,25 @@ def test_dynamo_reads_what_is_written(tmp_path: Path) -> None:
         [pytest.approx(ttft / 1000), isl] for isl, ttft in zip(ours["prefill_isl"], ours["prefill_ttft"], strict=True)
     ]
     assert [row[0] for row in read["steps"]["decode"]] == pytest.approx((decode_profile(run)["z_itl"] / 1000).tolist())
+
+
+def test_both_files_lie_where_dynamo_looks_for_them(tmp_path: Path) -> None:
+    write_planner_profile(tmp_path, apart())
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.npz"))
+    assert files == ["selected_decode_interpolation/raw_data.npz", "selected_prefill_interpolation/raw_data.npz"]
+    with np.load(tmp_path / files[1]) as found:
+        assert found["prefill_isl"][-1] == 4999
+    with np.load(tmp_path / files[0]) as found:
+        assert set(found.files) == {"x_kv_usage", "y_context_length", "z_itl", "z_thpt_per_gpu", "max_kv_tokens"}
+
+
+def test_a_prompt_alone_has_no_decodes_beside_it_and_its_chunks_follow_each_other() -> None:
+    """Attention of 1 µs for each pair of tokens: three chunks of 2,048, 2,048 and 903 tokens at 0, 2,048 and 4,096; the
+    tables have it at knots, between which it is linear."""
+    run = apart()
+    pairs = handmade.flat_times(0.1, per_pair=1e-6, per_kv_token=1e-3)
+    run = replace(run, times=(pairs, pairs))
+    chunks = [(2048, 0), (2048, 2048), (903, 4096)]
+    seconds = sum(pairs.batch(0, 0, [chunk]) for chunk in chunks)
+    assert prefill_profile(run)["prefill_ttft"][-1] == pytest.approx(1000 * seconds)
+    assert seconds > 0.3 + 1e-6 * 2048 * 2048, "the second chunk looks back at the first"

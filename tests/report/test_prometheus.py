@@ -141,3 +141,12 @@ def test_stalls_are_gaps_of_the_engine_that_stalled() -> None:
     name = 'vllm:inter_token_latency_seconds_sum{{engine="{}",model_name="Qwen/Qwen3-32B"}}'
     assert [float(found[name.format(engine)]) for engine in (0, 1)] == pytest.approx([0.0, 0.6])
     assert float(found['vllm:request_generation_tokens_sum{engine="1",model_name="Qwen/Qwen3-32B"}']) == 2
+
+
+def test_steps_of_nothing_are_no_iterations() -> None:
+    """A row that says only what waits is no step."""
+    log = handmade.iterations({"start": 0.0, "waiting": 3}, {"start": 0.1, "decodes": 2, "kv_tokens": 20})
+    run = handmade.run(handmade.requests(arrival=[0.0], scheduled=[0.0], first_token=[0.1], finish=[0.2]), log)
+    found = dict(line.rsplit(" ", 1) for line in "".join(prometheus(unroll(run))).splitlines() if line[0] != "#")
+    assert float(found['vllm:iteration_tokens_total_count{engine="0",model_name="Qwen/Qwen3-32B"}']) == 1
+    assert float(found['vllm:iteration_tokens_total_sum{engine="0",model_name="Qwen/Qwen3-32B"}']) == 2

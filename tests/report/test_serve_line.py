@@ -412,3 +412,23 @@ def test_every_setting_of_trtllm_by_hand() -> None:
     stages = {"preset": "trtllm-1.0", "pipeline_parallel_size": 2, "async_scheduling": False}
     line = serve_line({"model": "M", "engine": stages})
     assert "--pp_size 2" in line and "disable_overlap_scheduler" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "silent", "said", "words"),
+    [
+        ("pipeline_parallel_size", 1, 2, "--pipeline-parallel-size 2"),
+        ("data_parallel_size", 1, 2, "--data-parallel-size 2"),
+        ("enable_dbo", False, True, "--enable-dbo"),
+        ("dtype", "auto", "float16", "--dtype float16"),
+        ("kv_cache_dtype", "auto", "fp8", "--kv-cache-dtype fp8"),
+        ("enable_expert_parallel", False, True, "--enable-expert-parallel"),
+        ("enable_prefix_caching", True, False, "--no-enable-prefix-caching"),
+        ("enable_chunked_prefill", None, True, "--enable-chunked-prefill"),
+        ("enforce_eager", False, True, "--enforce-eager"),
+        ("scheduler_reserve_full_isl", True, False, "--no-scheduler-reserve-full-isl"),
+    ],
+)
+def test_what_vllm_does_by_itself_needs_no_flag(name: str, silent: Any, said: Any, words: str) -> None:
+    assert serve_line({"model": "M", "engine": {name: silent}}) == "vllm serve M"
+    assert serve_line({"model": "M", "engine": {name: said}}) == f"vllm serve M {words}"

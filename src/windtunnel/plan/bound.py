@@ -268,6 +268,6 @@ def _floors(lines: StepBound, work: Work) -> dict[str, Floats]:
     decode = work.steps * gap + lines.per_kv_token * work.read
     return {
         "ttft": ttft,
-        "tpot": np.where(work.steps > 0, decode / np.maximum(work.steps, 1), 0.0),
+        "tpot": decode / np.maximum(work.steps, 1),
         "e2el": ttft + decode,
     }
