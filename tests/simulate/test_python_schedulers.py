@@ -201,9 +201,13 @@ def test_a_route_score_of_ones_own_is_asked_by_both_engines(seed: int) -> None:
 
 
 def test_what_a_route_score_raises_is_raised_after_the_run() -> None:
-    asked = demand([0.0] * 20, [4] * 20, [4] * 20)
-    with pytest.raises(ZeroDivisionError):
-        run(replace(fleet(2), route_score=failing), asked, ROUTE_SCORE, np.zeros(20))
+    """With its line, in the core after the run, and by the reference at once."""
+    asked, served = demand([0.0] * 20, [4] * 20, [4] * 20), replace(fleet(2), route_score=failing)
+    says = r"route_score: ZeroDivisionError: float division by zero \(test_python_schedulers.py, line \d+\)"
+    with pytest.raises(InputError, match=says):
+        run(served, asked, ROUTE_SCORE, np.zeros(20))
+    with pytest.raises(InputError, match=says):
+        run_custom(FirstComeFirstServed, served, asked, ROUTE_SCORE, np.zeros(20))
 
 
 class Alternating:

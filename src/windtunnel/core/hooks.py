@@ -15,8 +15,8 @@ then fixed at its first use), otherwise called back. Signatures, and when each i
 - ``token_budget(decodes, kv_tokens, free_blocks, waiting, most) -> int``: before every step; the core then runs every
   step singly. ``kv_tokens`` is what all decodes have in the cache. From max(decodes, 1) to ``most``.
 
-``max_tokens`` is the declared output, cut at max_model_len. What a hook raises, or a value out of its range, is raised
-after the run; until then it counts as 0, a budget as ``most``.
+``max_tokens`` is the declared output, cut at max_model_len. What a hook raises, or a value out of its range, is an
+InputError with its line after the run; until then it counts as 0, a budget as ``most``.
 """
 
 import ctypes
