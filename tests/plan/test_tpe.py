@@ -16,3 +16,6 @@ def test_optuna_finds_a_good_one_in_few_suggestions() -> None:
     assert exact is not None and answer.best is not None
     assert 0.8 * exact.promise <= answer.best.promise <= exact.promise
     assert len(answer.entries) <= 20
+    by_index = {candidate.index: candidate.settings for candidate in space.enumerate().candidates}
+    found = {index: contender.candidate.settings for index, contender in answer.contenders.items()}
+    assert found == {index: by_index[index] for index in found}
