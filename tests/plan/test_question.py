@@ -161,7 +161,7 @@ def test_a_cache_that_is_read_again_and_again_is_a_bound() -> None:
     roomy = rate_bound(deployment, Question(load), tables)
     assert roomy.rate == pytest.approx(1 / (0.1 * 10 / 8)), "10 parts over 8 places"
     (table,) = tables
-    sampled = replace(table, times=replace(table.times, sequences=0.002 * np.arange(9)))
+    sampled = replace(table, times=replace(table.times, sequences=0.002 * np.arange(9, dtype=np.float64)))
     found = rate_bound(deployment, Question(load), (sampled,))
     assert found.rate == pytest.approx(1 / (0.1 * 10 / 8 + 0.002 * 10)), "each of the 10 parts is sampled, too"
 
