@@ -7,6 +7,7 @@ vllm, so a folder says that it is, and that it is the one for CPUs.
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -34,6 +35,8 @@ from windtunnel.report.launch_files import launch_files, write_launch_files
 ENGINE = os.environ.get("WINDTUNNEL_ENGINE", "")
 NGINX = shutil.which("nginx")
 real_vllm = pytest.mark.skipif(not ENGINE, reason="WINDTUNNEL_ENGINE names no engine")
+ROUTER = shutil.which("vllm-router")
+real_router = pytest.mark.skipif(ROUTER is None, reason="no vllm-router here: pip install vllm-router")
 real_nginx = pytest.mark.skipif(NGINX is None, reason="no nginx here")
 
 PARSE = """
@@ -117,11 +120,24 @@ def test_vllm_reads_every_flag_that_is_written(tmp_path: Path) -> None:
 
 
 class Names(BaseHTTPRequestHandler):
-    """A server that answers with its port."""
+    """A server that answers with its port, and notes who was asked for a completion."""
+
+    asked: ClassVar[list[tuple[int, dict[str, Any]]]] = []
 
     def do_GET(self) -> None:
         """The port."""
-        text = str(self.request.getsockname()[1]).encode()
+        self.answer(str(self.request.getsockname()[1]))
+
+    def do_POST(self) -> None:
+        """The port as the completion, and word of the KV that a prefill server keeps."""
+        port = int(self.request.getsockname()[1])
+        Names.asked.append((port, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+        kept = {"remote_engine_id": "e", "remote_block_ids": [1], "remote_host": "h", "remote_port": 1}
+        self.answer(json.dumps({"choices": [{"index": 0, "text": str(port)}], "kv_transfer_params": kept}))
+
+    def answer(self, words: str) -> None:
+        """Send them."""
+        text = words.encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -201,6 +217,38 @@ def test_nginx_routes_to_every_server(tmp_path: Path, router: str) -> None:
     assert set(got) == set(ports.values())
     if router == "round_robin":
         assert set(got.values()) == {10}
+
+
+@real_router
+def test_vllms_router_asks_a_prefill_server_and_then_a_decode_server(tmp_path: Path) -> None:
+    """The command of ``front.sh`` with ports of this machine: in turns on either side, the KV's place is passed on."""
+    spec, front, Names.asked = apart("vllm-0.32-nixl-pull"), free_port(), []
+    command = launch_files(spec, [8, 8])["front.sh"].splitlines()[-1]
+    places = ("prefill0:8000", "prefill0:8001", "decode0:8000", "decode0:8001")
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Names) for _ in places]
+    for server, place in zip(servers, places, strict=True):
+        Thread(target=server.serve_forever, daemon=True).start()
+        command = command.replace(f"http://{place}", f"http://127.0.0.1:{server.server_port}")
+    command = command.replace("--host 0.0.0.0 --port 8000", f"--host 127.0.0.1 --port {front}")
+    with (tmp_path / "log").open("w") as log:
+        running = subprocess.Popen(shlex.split(command), stdout=log, stderr=log, start_new_session=True)
+        try:
+            asked = {"model": "m", "prompt": "w1 w2", "max_tokens": 4}
+            answers = [
+                json.loads(fetched(front, "/v1/completions", asked, 60.0, lambda: running.poll() is None))
+                for _ in range(4)
+            ]
+        finally:
+            os.killpg(running.pid, signal.SIGTERM)
+            running.wait(60)
+            for server in servers:
+                server.shutdown()
+                server.server_close()
+    ports = [server.server_port for server in servers]
+    assert [port in ports[:2] for port, _ in Names.asked] == [True, False] * 4
+    assert {port: Counter(one for one, _ in Names.asked)[port] for port in ports} == dict.fromkeys(ports, 2)
+    assert {int(answer["choices"][0]["text"]) for answer in answers} == set(ports[2:])
+    assert [body["kv_transfer_params"].get("remote_host") for _, body in Names.asked[1::2]] == ["h"] * 4
 
 
 WORDS = ["<unk>", "<s>", "</s>", *(f"w{number}" for number in range(997))]
