@@ -27,7 +27,7 @@ from windtunnel.model.spec import stages
 
 SAMPLING_BYTES_PER_LOGIT = 46
 HIDDEN_STATES = 4
-STREAM_STATES = 2  # the streams of hyper-connections, before and after they are mixed
+STREAM_STATES = 2  # states beside each other (hyper-connections, alternating updates), before and after a layer
 RESERVE = int(0.26 * GIB)  # beyond PyTorch's allocator on one GPU, as reported for the A100 run above
 COLLECTIVES = int(0.35 * GIB)  # buffers of NCCL and of the custom all-reduce when GPUs work together
 GRAPH_BYTES = GIB // 4096  # per layer and captured size: 0.67 GiB for 32 layers and 67 sizes (H100, 0.10.2)
@@ -205,7 +205,7 @@ def _layer_elements(model: Model, engine: Engine, layer: Layer) -> float:
     """Numbers alive per token of this rank in the wider part of a layer."""
     size, tp = DTYPE_BYTES[model.dtype], engine.tensor_parallel_size
     mixed = layer.attention.scratch_elements(size, tp) if layer.attention else 0.0
-    streams = STREAM_STATES * layer.streams * model.hidden_size
+    streams = STREAM_STATES * max(layer.streams, layer.predictions) * model.hidden_size
     return HIDDEN_STATES * model.hidden_size + streams + max(mixed, _network_elements(model, engine, layer))
 
 

@@ -5,6 +5,7 @@ from itertools import groupby
 from windtunnel.errors import InputError
 from windtunnel.model.families.block_sparse import read_block_sparse
 from windtunnel.model.families.compressed import CompressedAttention, read_compressed, stored_experts
+from windtunnel.model.families.gemma3n import with_updates
 from windtunnel.model.families.gemma4 import (
     BESIDE,
     EXPERT_MODULES,
@@ -55,6 +56,7 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
     layers = _layers(keys, family, hidden)
     positions = keys.integer(*POSITION_KEYS)
     length = _extended(positions, text)
+    inputs, rows = layer_inputs(keys)
     quantization_config = config.get("quantization_config") or text.get("quantization_config")
     return Model(
         name=name,
@@ -70,7 +72,8 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
         quantization=_quantization(name, quantization_config, hf_quant_config, layers, text.get("expert_dtype")),
         learned_positions=positions + family.extra_positions if family.learned_positions else 0,
         embedding_size=keys.integer("word_embed_proj_dim", default=hidden),
-        layer_inputs=layer_inputs(keys),
+        layer_inputs=inputs,
+        layer_input_rows=rows,
         lm_head_bias=family.lm_head_bias,
         norm_bias=family.norm_bias,
         notes=tuple(notes),
@@ -152,7 +155,8 @@ def _holders(part: str, layers: list[Layer]) -> list[int]:
 
 def _layers(keys: Keys, family: Family, hidden: int) -> list[Layer]:
     if family.layout is None:
-        return [_layer(keys, family, hidden, index) for index in range(keys.integer("num_hidden_layers", "n_layer"))]
+        count = keys.integer("num_hidden_layers", "n_layer")
+        return [_layer(family.of_layer(keys, index), family, hidden, index) for index in range(count)]
     layout = enumerate(family.layout(keys))  # a layer without parts does nothing
     return [_layer_of(parts, family.of_layer(keys, index), family, hidden, index) for index, parts in layout if parts]
 
@@ -178,7 +182,7 @@ def _layer(keys: Keys, family: Family, hidden: int, index: int) -> Layer:
     else:
         streams = keys.integer("hc_mult", default=0)
         layer = Layer(attention, mlp, family.norms, -(-index // block) if block else None, streams)
-    return with_input(keys, layer, index)
+    return with_updates(keys, with_input(keys, layer, index))
 
 
 def _layer_attention(keys: Keys, family: Family, hidden: int, index: int) -> Mixer:

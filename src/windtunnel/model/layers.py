@@ -310,11 +310,18 @@ class Layer:
     """A dense network that runs before the experts on the same tokens (Gemma-4); both sums are added."""
     input_size: int = 0
     """Width of the tokens' own embedding for this layer, which gates a projection (Gemma-4's small models); 0: none."""
+    predictions: int = 0
+    """Hidden states beside each other: one goes through attention and network, and what they return corrects all
+    (alternating updates, arXiv 2301.13310: ``altup_num_inputs`` of Gemma-3n); 0: a single one."""
+    residual_rank: int = 0
+    """Rank of a product that is added to the residual beside attention (LAuReL, arXiv 2411.07501; Gemma-3n); 0: none
+    is."""
 
     def __post_init__(self) -> None:
         if self.attention is None and self.mlp is None:
             raise InputError("a layer without attention and without a network: give it one of both")
         require_not_negative("hyper-connections", hc_mult=self.streams)
+        require_not_negative("layer", altup_num_inputs=self.predictions, laurel_rank=self.residual_rank)
 
     @property
     def window(self) -> int:
@@ -326,3 +333,12 @@ class Layer:
         write to it, and how the streams mix, with a bias for each and three scales (vllm/models/deepseek_v4)."""
         mixtures = (2 + self.streams) * self.streams
         return 2 * (mixtures * (self.streams * hidden_size + 1) + 3) if self.streams else 0
+
+    def update_parameters(self, hidden_size: int, tensor_parallel_size: int = 1) -> int:
+        """Parameters of what is beside attention and network: how one state predicts and corrects the others (a norm, a
+        router, its coefficients, a scale), and the product that is added to the residual, with its norm
+        (Gemma3nAltUp and Gemma3nLaurelBlock in vllm/model_executor/models/gemma3n.py)."""
+        states, rank = self.predictions, self.residual_rank // tensor_parallel_size
+        coefficients = states**2 + states**3
+        alternating = (states + 2) * hidden_size + coefficients if states else 0
+        return alternating + (2 * rank + 1) * hidden_size * (self.residual_rank > 0)

@@ -46,6 +46,8 @@ class Model:
     """Width of the embedding where it is not ``hidden_size`` (a projection follows); 0 means ``hidden_size``."""
     layer_inputs: int = 0
     """Columns of the table that holds the tokens' embeddings for all layers (``Layer.input_size``)."""
+    layer_input_rows: int = 0
+    """Tokens that have a row in it; 0 means ``vocab_size`` and is replaced by it."""
     lm_head_bias: bool = False
     norm_bias: bool = False
     """Layer norms with weight and bias instead of RMS norms."""
@@ -59,6 +61,8 @@ class Model:
     def __post_init__(self) -> None:
         if self.embedding_size == 0:
             object.__setattr__(self, "embedding_size", self.hidden_size)
+        if self.layer_input_rows == 0:
+            object.__setattr__(self, "layer_input_rows", self.vocab_size)
         require_positive(
             self.name,
             hidden_size=self.hidden_size,
@@ -118,6 +122,11 @@ class Model:
     def streams(self) -> int:
         """Residuals beside each other (hyper-connections), 0 where there is one."""
         return max(layer.streams for _, layer in self.layers)
+
+    @property
+    def predictions(self) -> int:
+        """Hidden states beside each other (alternating updates), 0 where there is one."""
+        return max(layer.predictions for _, layer in self.layers)
 
     @property
     def compresses(self) -> bool:
@@ -182,12 +191,14 @@ class Model:
         for count, layer in self.layers:
             for part, number in self._layer_parameters(layer, tp, ranks, enable_expert_parallel).items():
                 total[part] += count * number
-        vocabulary = self.vocab_size if tp == 1 else -(-self.vocab_size // VOCAB_PADDING) * VOCAB_PADDING // tp
+        vocabulary = padded(self.vocab_size, tp)
         projections = 0 if self.embedding_size == self.hidden_size else 2 * self.embedding_size * self.hidden_size
         total["embedding"] = vocabulary * self.embedding_size + self.learned_positions * self.hidden_size + projections
         if self.embeds:
-            total["layer_embeddings"] = vocabulary * self.layer_inputs
+            total["layer_embeddings"] = padded(self.layer_input_rows, tp) * self.layer_inputs
             total["mlp"] += self.hidden_size * self.layer_inputs // tp
+        ends = self.embeds + self.samples  # of alternating updates: the others are made of one, and brought back
+        total["router"] += ends * max(self.predictions - 1, 0) * self.hidden_size**2 // tp
         if not self.tie_word_embeddings:
             total["lm_head"] = vocabulary * self.embedding_size
         total["lm_head"] += vocabulary * self.lm_head_bias
@@ -208,6 +219,7 @@ class Model:
         parts["mlp"] = 2 * hidden * layer.input_size  # to its width and back, on every GPU alike
         parts["norm"] += hidden * (layer.input_size > 0)
         mlp, dense = layer.mlp, layer.beside or layer.mlp
+        parts["router"] = layer.update_parameters(hidden, tp)
         if isinstance(dense, MLP):
             parts["mlp"] += dense.parameters(hidden, tp)
         if not isinstance(mlp, MoE):
@@ -216,7 +228,7 @@ class Model:
             parts["experts"] = -(-mlp.num_experts // ranks) * mlp.expert_parameters(hidden)
         else:
             parts["experts"] = mlp.num_experts * mlp.expert_parameters(hidden, ranks)
-        parts["router"] = mlp.router_parameters(hidden)
+        parts["router"] += mlp.router_parameters(hidden)
         if mlp.shared:
             parts["shared_experts"] = mlp.shared.parameters(hidden, tp) + hidden * mlp.shared_gate
         return parts
@@ -270,6 +282,13 @@ class Model:
         if context < 0:
             raise InputError(f"context={context}: must be ≥ 0")
         return sum(count * mixer.flops(context) for count, mixer in self._mixers)
+
+
+def padded(rows: int, tensor_parallel_size: int) -> int:
+    """Rows of a vocabulary's table on one GPU."""
+    if tensor_parallel_size == 1:
+        return rows
+    return -(-rows // VOCAB_PADDING) * VOCAB_PADDING // tensor_parallel_size
 
 
 def layers_of_stages(num_layers: int, stages: int) -> tuple[int, ...]:

@@ -159,9 +159,11 @@ def test_caches_are_not_shared_across_stages() -> None:
         stages(read(**SMALL), 2)
 
 
-def test_a_table_of_other_tokens_is_refused() -> None:
-    with pytest.raises(InputError, match=r"vocab_size_per_layer_input=512 in config.json: must be vocab_size=1024"):
-        read(**SMALL, vocab_size_per_layer_input=512)
+def test_a_table_of_more_tokens_than_there_are_is_refused() -> None:
+    with pytest.raises(InputError, match=r"vocab_size_per_layer_input=1025 in config.json: must be ≤ vocab_size=1024"):
+        read(**SMALL, vocab_size_per_layer_input=1025)
+    fewer = read(**SMALL, vocab_size_per_layer_input=512)
+    assert read(**SMALL).num_parameters - fewer.num_parameters == 512 * 32
 
 
 @pytest.mark.parametrize(

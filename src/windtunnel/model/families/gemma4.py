@@ -79,10 +79,11 @@ def _shares(keys: Keys, index: int) -> bool:
     return True
 
 
-def layer_inputs(keys: Keys) -> int:
-    """Columns of the table of all layers' embeddings. Raises InputError for a table of other tokens."""
+def layer_inputs(keys: Keys) -> tuple[int, int]:
+    """(columns, rows) of the table of all layers' embeddings; other tokens take its first row. Raises InputError for
+    rows of no token."""
     width = keys.integer("hidden_size_per_layer_input", default=0)
     rows, vocabulary = keys.integer("vocab_size_per_layer_input", default=0), keys.integer("vocab_size")
-    if width and rows not in (0, vocabulary):
-        raise keys.wrong(f"vocab_size_per_layer_input={rows}", f"must be vocab_size={vocabulary}")
-    return width * keys.integer("num_hidden_layers", "n_layer", default=0)
+    if width and rows > vocabulary:
+        raise keys.wrong(f"vocab_size_per_layer_input={rows}", f"must be ≤ vocab_size={vocabulary}")
+    return width * keys.integer("num_hidden_layers", "n_layer", default=0), rows if width else 0

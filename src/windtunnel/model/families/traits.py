@@ -20,6 +20,8 @@ from windtunnel.model.families.earlier import (
     one_kv_head,
     qwen1,
 )
+from windtunnel.model.families.gemma3n import DEFAULTS as GEMMA3N
+from windtunnel.model.families.gemma3n import of_layer as of_gemma3n
 from windtunnel.model.families.hybrid import (
     Layout,
     by_attention_indices,
@@ -157,7 +159,7 @@ class Family:
     renamed: Callable[[Keys], Keys] = as_they_are
     """The keys as other models call them."""
     of_layer: Callable[[Keys, int], Keys] = same_in_every_layer
-    """The keys as they hold for one layer of a layout."""
+    """The keys as they hold for one layer."""
     rotary: bool = True
     mlp_sizes: tuple[str, ...] = (
         "intermediate_size_mlp",
@@ -242,6 +244,17 @@ FAMILIES: dict[str, Family] = {
         (
             "Gemma3ForCausalLM Gemma3ForConditionalGeneration",
             Family(tied=True, norms=4, qk_norm=True, slides=all_but_every_nth, defaults=GEMMA3),
+        ),
+        (
+            "Gemma3nForCausalLM Gemma3nForConditionalGeneration",
+            Family(
+                tied=True,
+                norms=4,
+                qk_norm=True,
+                slides=all_but_every_nth,
+                defaults=GEMMA3N,
+                of_layer=of_gemma3n,
+            ),
         ),
         (
             "Gemma4ForCausalLM Gemma4ForConditionalGeneration",
@@ -329,13 +342,15 @@ BY_KEY: dict[str, str] = {
 }
 """Key of config.json -> what it stands for, where its value is not null, zero, false or empty."""
 
-SMALL_GEMMA4 = frozenset({"num_kv_shared_layers", "hidden_size_per_layer_input"})
+LAYER_INPUTS = frozenset({"num_kv_shared_layers", "hidden_size_per_layer_input"})
 READ: dict[str, frozenset[str]] = {
     "FalconForCausalLM": frozenset({"new_decoder_architecture"}),
     "RWForCausalLM": frozenset({"new_decoder_architecture"}),
     "DeciLMForCausalLM": frozenset({"block_configs"}),
-    "Gemma4ForCausalLM": SMALL_GEMMA4,
-    "Gemma4ForConditionalGeneration": SMALL_GEMMA4,
+    "Gemma3nForCausalLM": LAYER_INPUTS,
+    "Gemma3nForConditionalGeneration": LAYER_INPUTS,
+    "Gemma4ForCausalLM": LAYER_INPUTS,
+    "Gemma4ForConditionalGeneration": LAYER_INPUTS,
 }
 """Architecture -> the keys of these that it is simulated with."""
 

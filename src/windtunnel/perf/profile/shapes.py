@@ -78,7 +78,8 @@ def shape_of(pool: Pool) -> Shape:
     model = pool.model
     kinds = {(layer.attention, layer.mlp, layer.beside) for _, layer in model.layers}
     attention, mlp, beside = next(iter(kinds))
-    plain = isinstance(attention, Attention) and isinstance(mlp, MLP) and beside is None and not model.streams
+    alone = beside is None and not model.streams and not model.predictions
+    plain = isinstance(attention, Attention) and isinstance(mlp, MLP) and alone
     if len(kinds) > 1 or not plain or model.quantization:
         raise InputError(
             f"model {model.name}: a profile has times of equal layers of attention and a dense network in 16 bits; "

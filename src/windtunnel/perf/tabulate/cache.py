@@ -46,7 +46,7 @@ def cache_key(pool: Pool, source: str, database: Database | None, corrections: C
     made_of = {
         "model": [str(run) for run in model.layers],
         "sizes": [model.hidden_size, model.vocab_size, model.embedding_size, model.learned_positions, model.dtype],
-        "layer_inputs": model.layer_inputs,
+        "layer_inputs": [model.layer_inputs, model.layer_input_rows],
         "stage": [model.embeds, model.samples],
         "quantization": [{**vars(each), "parts": sorted(each.parts)} for each in quantization.formats]
         if quantization

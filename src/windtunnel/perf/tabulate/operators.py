@@ -66,12 +66,17 @@ def _step(pool: Pool) -> Iterator[Operator]:
             yield moving("streams_begin", 2.0 * (1 + streams) * hidden)
         if model.layer_inputs:
             yield from _layer_inputs(pool)
+        if model.predictions:
+            yield from _other_states(pool, "altup_begin")
     for count, layer in model.layers:
         for operator in _layer(pool, layer):
             yield replace(operator, count=operator.count * count)
     if model.samples:
         if streams:  # mixed into one
             yield moving("streams_end", 2.0 * (streams + 1) * hidden)
+        if model.predictions:
+            yield from _other_states(pool, "altup_end")
+            yield moving("altup_mean", 2.0 * (model.predictions + 1) * hidden)
         yield from _head(pool, vocabulary)
 
 
@@ -86,6 +91,16 @@ def _layer_inputs(pool: Pool) -> Iterator[Operator]:
         gather = Collective("all_gather", tp, width)
         yield Operator("layer_embeddings_all_gather", "communication", "tokens", 1, gather)
     yield moving("layer_embeddings_add", 10.0 * width, launches=2)
+
+
+def _other_states(pool: Pool, name: str) -> Iterator[Operator]:
+    """Alternating updates: every state but one is a projection of what it begins as, or of what it ends as, scaled to
+    the size of that one (Gemma3nTextModel in vllm/model_executor/models/gemma3n.py, on all tokens at both ends)."""
+    tp, hidden, others = pool.engine.tensor_parallel_size, pool.model.hidden_size, pool.model.predictions - 1
+    yield Operator(f"{name}_proj", "gemm", "tokens", others, product(pool, "router", hidden // tp, hidden))
+    if tp > 1:
+        yield Operator(f"{name}_all_gather", "communication", "tokens", others, Collective("all_gather", tp, hidden))
+    yield replace(moving(f"{name}_scale", 6.0 * hidden, launches=2), count=others)
 
 
 def _head(pool: Pool, vocabulary: int) -> Iterator[Operator]:
@@ -107,9 +122,13 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
     hidden = pool.model.hidden_size
     if layer.streams:
         yield from _hyper_connections(layer, hidden)
+    if layer.predictions:
+        yield from _alternating_updates(layer, hidden)
     for _ in range(0 if layer.streams else layer.norms):  # each adds the residual: two rows read, two written
         blocks = layer.residual_blocks
         yield moving("norm" if blocks is None else "attention_residual", (8.0 + 2.0 * (blocks or 0)) * hidden)
+    if layer.residual_rank:
+        yield from _learned_residual(pool, layer)
     if layer.attention:
         yield from mixer_operators(layer.attention, pool)
         yield from all_reduce(pool, "attention_all_reduce", hidden)
@@ -125,7 +144,7 @@ def _layer(pool: Pool, layer: Layer) -> Iterator[Operator]:
         yield from projection(pool, "layer_input_gate", "mlp", layer.input_size, hidden)
         yield moving("layer_input", 6.0 * layer.input_size)
         yield from projection(pool, "layer_input_proj", "mlp", hidden, layer.input_size)
-        yield moving("layer_input_add", 10.0 * hidden, launches=2)
+        yield moving("layer_input_add", (4.0 + 6.0 * max(layer.predictions - 1, 1)) * hidden, launches=2)
 
 
 def _hyper_connections(layer: Layer, hidden: int) -> Iterator[Operator]:
@@ -134,6 +153,31 @@ def _hyper_connections(layer: Layer, hidden: int) -> Iterator[Operator]:
         kernel = HyperConnection(side, hidden, layer.streams)
         yield Operator(f"hyper_connection_{side}", "other", "tokens", 2, kernel)
     yield replace(moving("norm", 4.0 * hidden), count=layer.norms)
+
+
+def _alternating_updates(layer: Layer, hidden: int) -> Iterator[Operator]:
+    """Before attention all states are predicted, after the network all are corrected: a norm, a router and its
+    coefficients, both times (Gemma3nAltUp in vllm/model_executor/models/gemma3n.py). Predictions are a small product
+    for each number of the hidden state, and a sum; corrections one kernel."""
+    states = layer.predictions
+    for name, outputs in (("predict", states**2), ("correct", states)):
+        yield moving("altup_norm", 4.0 * hidden)
+        yield Operator("altup_router", "gemm", "tokens", 1, Gemm(states, hidden))
+        yield moving("altup_tanh", 4.0 * states)
+        yield Operator("altup_coefficients", "gemm", "tokens", 1, Gemm(outputs, states))
+        if name == "predict":
+            yield moving("altup_predict", 10.0 * states * hidden, launches=2)
+        else:
+            yield moving("altup_correct", (4.0 * states + 6.0) * hidden)
+
+
+def _learned_residual(pool: Pool, layer: Layer) -> Iterator[Operator]:
+    """To its rank and back, a norm, and the sum (Gemma3nLaurelBlock)."""
+    hidden, rank = pool.model.hidden_size, layer.residual_rank // pool.engine.tensor_parallel_size
+    yield Operator("laurel_left", "gemm", "tokens", 1, Gemm(rank, hidden))
+    yield Operator("laurel_right", "gemm", "tokens", 1, Gemm(hidden, rank))
+    yield from all_reduce(pool, "laurel_all_reduce", hidden)
+    yield moving("laurel_add", 8.0 * hidden)
 
 
 def _experts(pool: Pool, moe: MoE) -> Iterator[Operator]:

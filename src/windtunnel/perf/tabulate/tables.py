@@ -268,15 +268,16 @@ def sends(pool: Pool, ax: Axes, predictor: Predictor) -> Floats:
 
 def activations(pool: Pool) -> list[int]:
     """Rows per token that each stage but the last sends: with attention residuals the hidden state and the sum of every
-    block before the next stage (vllm/models/kimi_k3/nvidia/model.py), with hyper-connections every stream."""
+    block before the next stage (vllm/models/kimi_k3/nvidia/model.py), with hyper-connections every stream, with
+    alternating updates every state."""
     firsts = [stage.layers[0][1] for stage in stages(pool.model, pool.engine.pipeline_parallel_size)[1:]]
     return [_rows(layer) for layer in firsts]
 
 
 def _rows(layer: Layer) -> int:
     """Rows per token that a layer takes."""
-    if layer.streams:
-        return layer.streams
+    if layer.streams or layer.predictions:
+        return layer.streams or layer.predictions
     return ACTIVATIONS if layer.residual_blocks is None else 1 + layer.residual_blocks
 
 
