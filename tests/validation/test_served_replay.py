@@ -60,8 +60,11 @@ def test_the_loop_of_a_served_point() -> None:
     assert loop.prompt_tokens.max() <= 100
     even = served_replay.workload(served_point(backend="sglang", scripted=False))
     assert set(even.prompt_tokens) == {100}
-    drifting = served_replay.workload(served_point(scripted=False)).prompt_tokens
-    assert 95 <= drifting.min() < 100 < drifting.max() <= 105
+    drifting = served_replay.workload(served_point(scripted=False))
+    assert 95 <= drifting.prompt_tokens.min() < 100 < drifting.prompt_tokens.max() <= 105
+    for nominal in (5, 100, 1000):  # outputs get out of step by as many tokens, however long they are
+        outputs = served_replay.workload(served_point(scripted=False, osl=nominal)).output_tokens
+        assert max(nominal - 16, 1) <= outputs.min() < nominal < outputs.max() <= nominal + 16
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from windtunnel.deployment import engine_scheduler
 from windtunnel.policy import Sglang, scheduler
 from windtunnel.policy.unified import TRTLLM_GUARANTEED_NO_EVICT
 from windtunnel.validation import served_points, served_replay
-from windtunnel.validation.served_scripts import NO_SCRIPT, SCRIPTS
+from windtunnel.validation.served_scripts import NO_SCRIPT, SCRIPTS, early_layout
 
 ROW = served_points.Point("a", "agg", "sglang", "0.5.9", "m", "fp8", "b200_sxm", 1024, 1024, 8, 8, 1, False, 0.1, 0.02)
 
@@ -62,6 +62,62 @@ def test_a_script_may_send_fewer_requests() -> None:
     short = row(model_path="zhipuai/GLM-5", system="h200_sxm")
     assert len(served_replay.workload(short)) == 5 * 8
     assert len(served_replay.workload(replace(short, system="b200_sxm"))) == 10 * 8
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "system", "gpus", "lengths", "clients", "layout"),
+    [
+        ("openai/gpt-oss-120b", "fp4", "h200_sxm", 4, (1024, 1024), 64, (4, 1, True)),
+        ("openai/gpt-oss-120b", "fp4", "b200_sxm", 4, (1024, 1024), 64, None),
+        ("deepseek-ai/DeepSeek-R1", "fp8", "h200_sxm", 8, (8192, 1024), 32, (8, 1, True)),
+        ("deepseek-ai/DeepSeek-R1", "fp8", "h200_sxm", 8, (8192, 1024), 33, (1, 8, True)),
+        ("deepseek-ai/DeepSeek-V3", "fp4", "b200_sxm", 8, (1024, 8192), 16, (8, 1, False)),
+        ("deepseek-ai/DeepSeek-V3", "fp4", "b200_sxm", 8, (1024, 8192), 17, (8, 1, True)),
+        ("deepseek-ai/DeepSeek-V3", "fp4", "b200_sxm", 4, (1024, 1024), 256, (1, 4, True)),
+        ("deepseek-ai/DeepSeek-V3", "fp4", "b200_sxm", 4, (2048, 128), 256, None),
+    ],
+)
+def test_early_scripts_divide_experts_and_attention_by_the_load(
+    model: str,
+    precision: str,
+    system: str,
+    gpus: int,
+    lengths: tuple[int, int],
+    clients: int,
+    layout: tuple[int, int, bool] | None,
+) -> None:
+    assert early_layout(model, precision, system, gpus, lengths, clients) == layout
+
+
+@pytest.mark.parametrize(("day", "experts"), [("2025-11-02", True), ("2025-12-15", False)])
+def test_only_rows_that_recorded_nothing_are_read_by_their_script(day: str, experts: bool) -> None:
+    names = ("backend_version", "attention_dp_size", "batch_size")
+    line = dict.fromkeys(names, "") | {
+        "id": "a",
+        "silicon_data_source": f"silicon_concurrency=8; measured={day}T00:00:00.000Z",
+        "backend": "trtllm",
+        "model_path": "openai/gpt-oss-120b",
+        "system": "h200_sxm",
+        "precision": "fp4",
+        "mode": "agg",
+        "isl": "1024",
+        "osl": "1024",
+        "tp_size": "4",
+        "moe_tp_size": "4",
+        "moe_ep_size": "1",
+        "silicon_ttft_ms": "110",
+        "silicon_tpot_ms": "6",
+    }
+    found = served_points._point(line)
+    assert isinstance(found, served_points.Point)
+    assert (found.tp, found.dp, found.expert_parallel) == (4, 1, experts)
+
+
+def test_marlin_serves_gpt_oss_on_hopper_with_the_times_of_integers() -> None:
+    hopper = row(backend="vllm", model_path="openai/gpt-oss-120b", precision="fp4", version="0.18.0", system="h200_sxm")
+    pools = [replace(hopper, system=name).pool() for name in ("h200_sxm", "b200_sxm")]
+    assert [pool.model.weight_dtype("experts") for pool in pools] == ["int4", "mxfp4"]
+    assert hopper.server(pools[0]).dtype == "mxfp4"
 
 
 def test_every_script_can_be_chosen() -> None:

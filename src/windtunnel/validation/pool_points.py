@@ -14,6 +14,7 @@ from windtunnel.deployment import Deployment, Engine, Handover, Link, Pool, find
 from windtunnel.deployment.engine import GATHERED, ONE_SIDED
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
+from windtunnel.metrics.evidence import ServerKey, server_key
 from windtunnel.model import Model
 from windtunnel.validation.measured_run import json_lines, nearest_preset
 from windtunnel.validation.recipes import SPARE_TOKENS, Side, engine
@@ -62,6 +63,10 @@ class PoolsPoint:
     rounds: int = 10
     """Requests for each client."""
     wait_steps: float = 0.0
+
+    def server(self, pool: Pool) -> ServerKey:
+        """One of its pools, as the evidence knows it."""
+        return server_key(pool.spec())
 
     @property
     def scored(self) -> bool:

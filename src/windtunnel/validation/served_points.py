@@ -6,13 +6,14 @@ The file records neither server flags nor always the version. Three things are t
   repository): FLAGS and ``served_scripts`` hold what they pass. Rows from other sources get the engine's defaults.
 - **Version.** The image tag in the source column where ``backend_version`` is empty or a nightly, else the release of
   the day of the measurement.
-- **Parallelism.** ``attention_dp_size`` is empty in rows of the other sources: it is GPUs of the experts / tp there.
-  Rows with dp > 1 and ep = tp·dp claim more GPUs than a node may have, and their times equal those of their twins with
-  dp 1 and ep = tp within 1 % (MiniMax-M2.5 on H100, Kimi-K2.5 on B200): the script knew no data parallelism, so they
-  are read as tensor parallelism tp with expert parallelism. Rows with moe_tp = moe_ep = g and tp·dp = g² (64 GPUs of
-  an eight-GPU node) are read as g GPUs with expert parallelism for the same reason. Where the other sources have n
-  clients for each of ``batch_size``, n is the ranks of attention if it is the number of the experts' GPUs, else
-  replicas.
+- **Parallelism.** TensorRT-LLM's rows before December 2025 hold ones, whatever their scripts chose
+  (``served_scripts.early_layout``). ``attention_dp_size`` is empty in rows of the other sources: it is GPUs of the
+  experts / tp there. Rows with dp > 1 and ep = tp·dp claim more GPUs than a node may have, and their times equal those
+  of their twins with dp 1 and ep = tp within 1 % (MiniMax-M2.5 on H100, Kimi-K2.5 on B200): the script knew no data
+  parallelism, so they are read as tensor parallelism tp with expert parallelism. Rows with moe_tp = moe_ep = g and
+  tp·dp = g² (64 GPUs of an eight-GPU node) are read as g GPUs with expert parallelism for the same reason. Where the
+  other sources have n clients for each of ``batch_size``, n is the ranks of attention if it is the number of the
+  experts' GPUs, else replicas.
 """
 
 import csv
@@ -26,12 +27,13 @@ from typing import Any
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
+from windtunnel.metrics.evidence import ServerKey, server_key
 from windtunnel.perf.database import find_systems
 from windtunnel.validation.measured_run import nearest_preset
 from windtunnel.validation.pool_points import PoolsPoint, of_columns, with_likely_seats
 from windtunnel.validation.recipes import SPARE_TOKENS
 from windtunnel.validation.served_checkpoints import quantized_on_load, served_model
-from windtunnel.validation.served_scripts import NO_SCRIPT, Script, script
+from windtunnel.validation.served_scripts import NO_SCRIPT, RECORDED, Script, early_layout, script
 
 PREDICTING = ("1.2.0rc6.post3", "1.1.0rc2.post2")
 """Images of TensorRT-LLM with which the scripts served DeepSeek-R1 with multi-token prediction; the same rows without
@@ -43,6 +45,10 @@ since prompts are random."""
 
 CASTING = {("openai/gpt-oss-120b", "b200_sxm")}
 """Served with 8-bit activations and mxfp4 weights (VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1)."""
+
+MARLIN = {("openai/gpt-oss-120b", "h100_sxm"), ("openai/gpt-oss-120b", "h200_sxm")}
+"""Served by vLLM with Marlin's kernels (VLLM_MXFP4_USE_MARLIN=1), which widen mxfp4 as they do integers of 4 bits. The
+kernel database has them for integers, which take as many bytes: those times stand for them."""
 
 FLAGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-70B": {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192, "async_scheduling": True},
@@ -157,8 +163,11 @@ class Point:
         if self.tp > LARGEST_WORKER:
             raise InputError(f"{self.tp} GPUs together: pools of a rack that the row does not tell apart")
         model = served_model(self.model_path, self.precision)
-        if (self.model_path, self.system) in CASTING and model.quantization is not None:
+        served = (self.model_path, self.system)
+        if served in CASTING and model.quantization is not None:
             model = model.with_quantization(replace(model.quantization, weight_only=False))
+        if self._widened and model.quantization is not None:
+            model = model.with_quantization(replace(model.quantization, method="int4"))
         engine = Engine(
             preset=nearest_preset(self.backend, self.version),
             tensor_parallel_size=self.tp,
@@ -170,6 +179,15 @@ class Point:
             **self._flags(),
         )
         return Pool(model, device(self.system), engine, self.replicas)
+
+    def server(self, pool: Pool) -> ServerKey:
+        """Its pool, as the evidence knows it: by the weights of the checkpoint."""
+        key = server_key(pool.spec())
+        return key._replace(dtype="mxfp4") if self._widened else key
+
+    @property
+    def _widened(self) -> bool:
+        return self.backend == "vllm" and (self.model_path, self.system) in MARLIN
 
     def _speculation(self) -> dict[str, Any]:
         """Multi-token prediction: with 3 drafts, with 1 under attention data parallelism (the same scripts)."""
@@ -254,7 +272,7 @@ def _point(row: Mapping[str, str]) -> Served:
     }
     if row["mode"] == "disagg":
         return of_columns(row, **of_row)
-    tp, dp, expert_parallel = parallelism(row)
+    tp, dp, expert_parallel = _before_recorded(row, concurrency) or parallelism(row)
     share = groups(row, concurrency)
     if share > 1 and _size(row["moe_tp_size"]) * _size(row["moe_ep_size"]) == share == tp:
         tp, dp, share = 1, tp, 1
@@ -282,6 +300,15 @@ def parallelism(row: Mapping[str, str]) -> tuple[int, int, bool]:
     if row["model_path"].startswith("MiniMaxAI/") and row["precision"] == "fp8" and tp == 8:
         expert_parallel = True  # slices of 1,536 / 8 are no whole fp8 blocks: vLLM refuses to start without
     return tp, dp, expert_parallel
+
+
+def _before_recorded(row: Mapping[str, str], concurrency: int) -> tuple[int, int, bool] | None:
+    """What a script chose that recorded neither expert nor data parallelism; None for other rows."""
+    day = re.search(r"measured=(\d{4}-\d{2})", row["silicon_data_source"])
+    if row["backend"] != "trtllm" or not day or day[1] >= RECORDED or _size(row["moe_ep_size"]) > 1:
+        return None
+    model, precision, lengths = row["model_path"], row["precision"], (int(row["isl"]), int(row["osl"]))
+    return early_layout(model, precision, row["system"], _size(row["tp_size"]), lengths, concurrency)
 
 
 def version(row: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.metrics import clean, request_metrics, time_share, uncertainty, unroll
 from windtunnel.metrics.bands import LEVEL
-from windtunnel.metrics.evidence import Doubt, ServerKey, doubt, server_key, span
+from windtunnel.metrics.evidence import Doubt, ServerKey, doubt, span
 from windtunnel.simulate.simulate import simulate
 from windtunnel.validation.comparison import PLAIN, Options, by_group, points_json, relative_error, summarise
 from windtunnel.validation.pool_points import PoolsPoint
@@ -33,7 +33,13 @@ SHORTEST = 0.8
 """Share of the nominal length that the shortest prompts and outputs have."""
 
 DRIFT = 0.05
-"""Share of the nominal length, either way: the best of 0, 3, 5 and 10 % for vLLM's Qwen3-32B (first half)."""
+"""Share of the nominal length of prompts, either way."""
+
+APART = 16
+"""Tokens by which outputs differ from the nominal length, either way: equal requests get out of step by a number of steps,
+however long they are, since the measured time to first token of vLLM and TensorRT-LLM does not depend on the length of
+outputs. The best of 2, 6, 8, 11, 16, and of 5 % of the length, for both times of TensorRT-LLM's Llama-3.1-8B and
+Qwen3-235B (first half); Qwen3-32B is the other half."""
 
 MOST_REQUESTS = 10_000
 """Of a server that admits requests as they come: more of them change no mean. Behind separate workers those that came
@@ -89,22 +95,24 @@ def workload(point: Served) -> Workload:
     requests = point.rounds * point.concurrency
     if not isinstance(point, PoolsPoint):
         requests = min(requests, MOST_REQUESTS)
-    least, most = lengths(point)
-    prompts, outputs = (Uniform(ceil(least * tokens), floor(most * tokens)) for tokens in (point.isl, point.osl))
+    prompts, outputs = (Uniform(ceil(least), floor(most)) for least, most in lengths(point))
     return generate(AllAtOnce(), Both(prompts, outputs), requests, max_concurrency=point.concurrency, name=point.id)
 
 
-def lengths(point: Served) -> tuple[float, float]:
-    """The shortest and the longest request, as shares of the nominal lengths.
+def lengths(point: Served) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Tokens of the shortest and the longest prompt, and of the shortest and the longest output.
 
     Clients other than the scripts' send equal lengths. SGLang's prefills run alone and keep such requests in lockstep;
     steps that mix prefill and decode let them drift apart on a real server, which equal times would hide. So does the
     client that sends round thousands of tokens (aiperf), whose text is not cut to a number of tokens.
     """
+    prompt, output = float(point.isl), float(point.osl)
     if point.scripted:
-        return SHORTEST, 1.0
-    keeps_step = point.backend == "sglang" and point.isl % 1000
-    return (1.0, 1.0) if keeps_step else (1.0 - DRIFT, 1.0 + DRIFT)
+        return (SHORTEST * prompt, prompt), (SHORTEST * output, output)
+    if point.backend == "sglang" and point.isl % 1000:
+        return (prompt, prompt), (output, output)
+    around = (1.0 - DRIFT) * prompt, (1.0 + DRIFT) * prompt
+    return around, (max(output - APART, 1.0), output + APART)
 
 
 def replay_all(points: Iterable[Served], options: Options = PLAIN) -> list[Result]:
@@ -153,7 +161,7 @@ def replay(point: Served, options: Options = PLAIN) -> Result:
         tpot=tpot,
         modelled=time_share(steps)["modelled"],
         kernel_error=uncertainty(steps).error,
-        server=server_key(decodes.spec()),
+        server=point.server(decodes),
     )
     return replace(found, unreadable=unreadable(found))
 

@@ -83,6 +83,26 @@ def test_products_that_timed_the_host_are_borrowed_from_another_engine(tmp_path:
     assert "sglang" in here.notes[0]
 
 
+def test_a_table_that_timed_casts_takes_another_engines_products_wherever_those_are_faster(tmp_path: Path) -> None:
+    def with_cast(kernel: Gemm, m: float) -> float:
+        return took(kernel, m) + (0.02 if kernel.dtype == "fp8" else 0.0)
+
+    def slow_at_one(kernel: Gemm, m: float) -> float:
+        return took(kernel, m) * (1.4 if m == 64 else 1.1)
+
+    write_table(tmp_path, "h100_sxm/gemm/trtllm/1.1.0/gemm_perf", gemm_rows(with_cast, ("bfloat16", "fp8")))
+    write_table(tmp_path, "h100_sxm/gemm/vllm/0.24.0/gemm_perf", gemm_rows(slow_at_one, ("bfloat16", "fp8")))
+    write_table(tmp_path, "h100_sxm/gemm/sglang/0.5.14/gemm_perf", gemm_rows(dtypes=("fp8",)))
+    large, rows = Gemm(16384, 16384, "fp8"), [1.0, 64.0, 4096.0]
+    plain = np.array([took(large, m) * 1e-3 for m in rows])
+    assert with_cast(large, 4096) < 1.3 * took(large, 4096)  # the cast hardly shows there
+    found = ask(opened(tmp_path, "trtllm", "1.1.0"), large, rows)
+    np.testing.assert_allclose(found.seconds, plain, rtol=0.01)
+    small = Gemm(4096, 4096, "fp8")  # of vLLM, few points are 1.3 times slower: they alone are replaced
+    ratios = [ask(opened(tmp_path), small, [m]).seconds[0] / (took(small, m) * 1e-3) for m in rows]
+    np.testing.assert_allclose(ratios, [1.1, 1.0, 1.1], rtol=0.01)
+
+
 def test_a_point_far_slower_than_more_rows_is_dropped(tmp_path: Path) -> None:
     def jumpy(kernel: Gemm, m: float) -> float:
         return took(kernel, m) * {1: 2.5, 64: 3.0, 128: 1.2}.get(int(m), 1.0)

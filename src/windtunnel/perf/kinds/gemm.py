@@ -253,6 +253,9 @@ ENGINES = ("vllm", "sglang", "trtllm")
 REPAIRED = 1.3
 """How much faster another engine's kernel must be to stand in for a point."""
 
+CAST_ROWS = 128
+"""Rows up to which a cast is a good part of a product's time."""
+
 
 class GemmTable(Table):
     """The gemm tables of one database, built per weight format when first asked."""
@@ -301,17 +304,20 @@ class GemmTable(Table):
 
     def _repaired(self, lane: str, grid: GemmGrid | None) -> tuple[GemmGrid | None, bool]:
         """The grid, and whether most of it changed. Points that take REPAIRED times as long as another engine's kernel
-        of the same format take that one's time: outliers, and tables that time the cast of the activations too
-        (TensorRT-LLM's)."""
+        of the same format take that one's time; where most products of few rows do, the table has timed the cast of
+        the activations with every product (TensorRT-LLM's), and all of its points that are slower take it."""
         if grid is None or not self.known.corrections.kernel_choice or lane == "bfloat16":
             return grid, False
         best, known, donors = grid.log_efficiency.copy(), np.isfinite(grid.log_efficiency), []
+        few = known & (grid.rows <= CAST_ROWS)
         for backend in ENGINES:
             other = self._build(lane, backend) if backend != self.backend else None
             if other is None:
                 continue
+            gained = np.nan_to_num(other.on(grid) - grid.log_efficiency) * known
+            times_casts = few.any() and np.median(gained[few]) > np.log(REPAIRED)
             faster = np.nan_to_num(other.on(grid) - best) * known
-            better = faster > np.log(REPAIRED)
+            better = faster > (0.0 if times_casts else np.log(REPAIRED))
             best = np.where(better, best + faster, best)
             donors += [backend] if better.any() else []
         most = bool(2 * (known & (best != grid.log_efficiency)).sum() > known.sum())
