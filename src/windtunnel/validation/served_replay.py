@@ -36,10 +36,10 @@ DRIFT = 0.05
 """Share of the nominal length of prompts, either way."""
 
 APART = 16
-"""Tokens by which outputs differ from the nominal length, either way: equal requests get out of step by a number of steps,
-however long they are, since the measured time to first token of vLLM and TensorRT-LLM does not depend on the length of
-outputs. The best of 2, 6, 8, 11, 16, and of 5 % of the length, for both times of TensorRT-LLM's Llama-3.1-8B and
-Qwen3-235B (first half); Qwen3-32B is the other half."""
+"""Tokens by which outputs differ from the nominal length, either way: equal requests get out of step by a number of
+steps, however long they are, since the measured time to first token of vLLM and TensorRT-LLM does not depend on the
+length of outputs. The best of 2, 6, 8, 11, 16, and of 5 % of the length, for both times of TensorRT-LLM's Llama-3.1-8B
+and Qwen3-235B (first half); Qwen3-32B is the other half."""
 
 MOST_REQUESTS = 10_000
 """Of a server that admits requests as they come: more of them change no mean. Behind separate workers those that came

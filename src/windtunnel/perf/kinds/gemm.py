@@ -253,8 +253,8 @@ ENGINES = ("vllm", "sglang", "trtllm")
 REPAIRED = 1.3
 """How much faster another engine's kernel must be to stand in for a point."""
 
-CAST_ROWS = 128
-"""Rows up to which a cast is a good part of a product's time."""
+CASTS, CAST_ROWS = 3.0, 128
+"""Up to so many rows a cast is a good part of a product's time, but not so many times as long: that is the host."""
 
 
 class GemmTable(Table):
@@ -304,8 +304,8 @@ class GemmTable(Table):
 
     def _repaired(self, lane: str, grid: GemmGrid | None) -> tuple[GemmGrid | None, bool]:
         """The grid, and whether most of it changed. Points that take REPAIRED times as long as another engine's kernel
-        of the same format take that one's time; where most products of few rows do, the table has timed the cast of
-        the activations with every product (TensorRT-LLM's), and all of its points that are slower take it."""
+        of the same format take that one's time; where most products of few rows do, but not CASTS times, the table has
+        timed the cast of the activations with every product (TensorRT-LLM's): all of its points that are slower do."""
         if grid is None or not self.known.corrections.kernel_choice or lane == "bfloat16":
             return grid, False
         best, known, donors = grid.log_efficiency.copy(), np.isfinite(grid.log_efficiency), []
@@ -315,7 +315,7 @@ class GemmTable(Table):
             if other is None:
                 continue
             gained = np.nan_to_num(other.on(grid) - grid.log_efficiency) * known
-            times_casts = few.any() and np.median(gained[few]) > np.log(REPAIRED)
+            times_casts = few.any() and np.log(REPAIRED) < np.median(gained[few]) < np.log(CASTS)
             faster = np.nan_to_num(other.on(grid) - best) * known
             better = faster > (0.0 if times_casts else np.log(REPAIRED))
             best = np.where(better, best + faster, best)
