@@ -70,7 +70,7 @@ def test_a_line_becomes_two_pools(tmp_path: Path) -> None:
 def test_its_clients(tmp_path: Path) -> None:
     found = point(tmp_path)
     assert (len(workload(found)), workload(found).max_concurrency, found.stream_interval) == (320, 64, 100)
-    assert lengths(found) == (0.8, 1.0)
+    assert lengths(found) == ((0.8 * found.isl, found.isl), (0.8 * found.osl, found.osl))
 
 
 def test_what_is_scored(tmp_path: Path) -> None:
