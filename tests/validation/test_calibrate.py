@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -25,11 +26,11 @@ ASKED = Workload.from_columns(
 )
 
 
-def record(folder: Path, overheads: Overheads, on: str = "l40s") -> Path:
+def record(folder: Path, overheads: Overheads, on: str = "l40s", asked: Workload = ASKED) -> Path:
     """A run of this deployment with these overheads, on this device."""
     pool = Pool(POOL.model, device(on), POOL.engine)
-    metrics = request_metrics(simulate(Deployment((pool,)), ASKED, overheads=overheads).requests)
-    rows = zip(ASKED.arrival, ASKED.prompt_tokens, ASKED.output_tokens, metrics.ttft, metrics.e2el, strict=True)
+    metrics = request_metrics(simulate(Deployment((pool,)), asked, overheads=overheads).requests)
+    rows = zip(asked.arrival, asked.prompt_tokens, asked.output_tokens, metrics.ttft, metrics.e2el, strict=True)
     names = ("arrival_s", "prompt_tokens", "output_tokens", "ttft_s", "e2el_s")
     folder.mkdir()
     lines = (json.dumps(dict(zip(names, map(float, row), strict=True))) + "\n" for row in rows)
@@ -57,6 +58,24 @@ def test_overheads_of_host_and_client_are_found(tmp_path: Path, capsys: pytest.C
     assert main(["validate", str(folder), "--calibration", str(file), "--json"]) == 0
     compared = json.loads(capsys.readouterr().out)
     assert compared["ttft"]["error"]["mean"] == pytest.approx(errors["ttft"]["after"], abs=1e-4)
+
+
+def test_what_a_step_costs_is_told_from_what_a_request_in_it_does(tmp_path: Path) -> None:
+    rng, arrival = np.random.default_rng(1), [0.0]
+    for together in (1, 2, 4, 8):
+        for _ in range(60):
+            arrival.append(arrival[-1] + rng.uniform(0.5, 1.5) / together)
+    asked = Workload.from_columns(
+        arrival=arrival,
+        prompt_tokens=rng.integers(50, 400, len(arrival)),
+        output_tokens=rng.integers(50, 150, len(arrival)),
+    )
+    true = HostOverhead(serial=6e-3, serial_per_sequence=0.5e-3)
+    folder, file = record(tmp_path / "run", Overheads(true), asked=asked), tmp_path / "c.yaml"
+    assert main(["calibrate", str(folder), "--output", str(file)]) == 0
+    found = yaml.safe_load(file.read_text(encoding="utf-8"))["host"]
+    assert found["serial"] == pytest.approx(6e-3, rel=0.05)
+    assert found["serial_per_sequence"] == pytest.approx(0.5e-3, rel=0.05)
 
 
 def test_a_calibration_of_ones_own_run_narrows_the_band(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

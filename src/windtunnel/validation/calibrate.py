@@ -6,6 +6,7 @@ from math import exp
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.errors import InputError
@@ -24,8 +25,12 @@ CLIENT = ("request", "request_per_token")
 STEPS = dict(zip(KERNELS + HOST + CLIENT, (0.2, 0.2, 0.2, 1e-3, 10e-6, 1e-3, 10e-6, 5e-3, 5e-6), strict=True))
 """First moves of the search: logs of the factors of kernels; seconds of the host and of the client's path."""
 
+SLOPES = (3.0, 1.0, 0.3, 0.1)
+"""Over how many of these moves slopes are taken, pass by pass: errors are no smooth function of the overheads, since
+other times of steps make other batches, and what looks like a hollow from near need not be one from afar."""
+
 ROUNDS = 9
-"""Rounds of the search; each halves the moves that no longer help."""
+"""Rounds of each pass; those of the pattern search halve the moves that no longer help."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,11 @@ def calibrate(runs: Sequence[tuple[Measurement, Pool]], perf: str = "auto") -> C
 
     The host's are searched always, the client's only where a client's clock was measured (the way back of the first
     token keeps its default, since nothing tells it from the way there), and factors of the kernels, before both, only
-    on a device that has no measured ones. A pattern search from the tables as they are, which tries each number up and
-    down and halves moves that do not help: numbers that stay at their start are not needed. Raises InputError for runs
-    without requests, or with different clocks.
+    on a device that has no measured ones. A pattern search from the tables as they are tries each number up and down,
+    and halves moves that do not help; the host's then move together, as the slopes of the errors say, and so again.
+    Numbers that stay at their start are not needed.
+
+    Raises InputError for runs without requests, or with different clocks.
     """
     if any(measurement.requests is None for measurement, _ in runs):
         raise InputError("calibrate needs latencies request by request: use --save-detailed")
@@ -94,23 +101,79 @@ def _overheads(values: Values, usual: ClientPath | None) -> Overheads:
 
 
 def _search(cases: Sequence[_Case], start: Values, usual: ClientPath | None) -> tuple[Values, tuple[float, float]]:
-    best, steps = start, {name: STEPS[name] for name in start}
+    best = start
     first = lowest = _misfit(cases, best, usual)
+    for slope in SLOPES:
+        best, lowest = _one_by_one(cases, best, lowest, usual)
+        for _ in range(ROUNDS):
+            found, misfit = _moved(cases, best, _joint(cases, best, usual, slope), lowest, usual)
+            if found == best:
+                break
+            best, lowest = found, misfit
+    best, lowest = _one_by_one(cases, best, lowest, usual)
+    return best, (first, lowest)
+
+
+def _one_by_one(cases: Sequence[_Case], best: Values, lowest: float, usual: ClientPath | None) -> tuple[Values, float]:
+    """The pattern search: each number up or down; moves that do not help are halved."""
+    steps = {name: STEPS[name] for name in best}
     for _ in range(ROUNDS):
         for name in best:
-            moved = False
             for sign in (1.0, -1.0):
-                while True:
-                    trial = best | {name: best[name] + sign * steps[name]}
-                    found = _misfit(cases, trial, usual)
-                    if not found < lowest - 1e-6:
-                        break
-                    best, lowest, moved = trial, found, True
-                if moved:
+                found, misfit = _moved(cases, best, {name: sign * steps[name]}, lowest, usual, shorter=1)
+                if found != best:
                     break
-            if not moved:
+            else:
                 steps[name] *= 0.5
-    return best, (first, lowest)
+            best, lowest = found, misfit
+    return best, lowest
+
+
+def _moved(
+    cases: Sequence[_Case],
+    best: Values,
+    move: Values,
+    lowest: float,
+    usual: ClientPath | None,
+    shorter: int = 4,
+) -> tuple[Values, float]:
+    """As many times along a move as that helps, or along half of it, or a quarter; and the misfit there."""
+    for k in range(shorter):
+        start = best
+        while True:
+            trial = best | {name: best[name] + step * 0.5**k for name, step in move.items()}
+            misfit = _misfit(cases, trial, usual)
+            if not misfit < lowest - 1e-6:
+                break
+            best, lowest = trial, misfit
+        if best is not start:
+            break
+    return best, lowest
+
+
+def _joint(cases: Sequence[_Case], best: Values, usual: ClientPath | None, slope: float) -> Values:
+    """What all numbers of the host would have to change by together, if errors of tpot changed in proportion: one by
+    itself can undo what another has found, as what a step costs and what each request in it does."""
+    errors = _errors_of(cases, best, usual)
+    slopes = [
+        (_errors_of(cases, best | {name: best[name] + slope * STEPS[name]}, usual) - errors) / slope for name in HOST
+    ]
+    found = np.linalg.lstsq(np.stack(slopes, axis=1), -errors, rcond=1e-6)[0]
+    return {name: float(value) * STEPS[name] for name, value in zip(HOST, found, strict=True)}
+
+
+def _errors_of(cases: Sequence[_Case], values: Values, usual: ClientPath | None) -> NDArray[np.float64]:
+    """Log errors of tpot over all runs, request by request, whose sizes add up to their part of the misfit."""
+    replayed = (case.replayed(_overheads(values, usual)).latencies for case in cases)
+    return np.concatenate([_of_tokens(case, found) for case, found in zip(cases, replayed, strict=True)]) / len(cases)
+
+
+def _of_tokens(case: _Case, simulated: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Log errors of tpot of the requests of a run, as parts of their mean."""
+    assert case.measurement.requests is not None
+    ratio = simulated["tpot"] / case.measurement.requests.latencies["tpot"]
+    known = ratio > 0
+    return np.log(ratio, out=np.zeros_like(ratio), where=known) / max(int(known.sum()), 1)
 
 
 def _misfit(cases: Sequence[_Case], values: Values, usual: ClientPath | None) -> float:
@@ -124,8 +187,7 @@ def _misfit(cases: Sequence[_Case], values: Values, usual: ClientPath | None) ->
     for case, simulated in zip(cases, sides, strict=True):
         assert case.measurement.requests is not None
         measured = case.measurement.requests.latencies
-        ratio = simulated["tpot"] / measured["tpot"]
-        total += float(np.nanmean(np.abs(np.log(ratio[ratio > 0]))))
+        total += float(np.abs(_of_tokens(case, simulated)).sum())
         total += abs(float(np.log(np.nanmean(simulated["ttft"]) / np.nanmean(measured["ttft"]))))
     return total / len(cases)
 
