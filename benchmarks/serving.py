@@ -18,12 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks.serving_clients import question, talk
 from windtunnel.scenario import Scenario, Server
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import load_trace
@@ -31,24 +29,18 @@ from windtunnel.workload import load_trace
 MODEL = "Qwen/Qwen3-8B"
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a client saw, seconds."""
-
-    ttft: float
-    e2el: float
-
-
 ECHO = """
 import asyncio, sys
-HEAD = b"HTTP/1.1 200 OK\\r\\nContent-Type: text/event-stream\\r\\nConnection: close\\r\\n\\r\\n"
-WORD = b'data: {"choices": [{"text": "word"}]}\\n\\n'
+HEAD = b"HTTP/1.1 200 OK\\r\\nContent-Type: text/event-stream\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n"
+WORD = b'26\\r\\ndata: {"choices": [{"text": "word"}]}\\n\\n\\r\\n'
 
 async def answer(reader, writer):
-    await reader.readuntil(b"ignore_eos")
-    writer.write(HEAD + WORD)
-    await asyncio.sleep(float(sys.argv[1]))
-    writer.write(WORD)
+    while await reader.readline():
+        await reader.readuntil(b"ignore_eos")
+        await reader.readuntil(b"}")
+        writer.write(HEAD + WORD)
+        await asyncio.sleep(float(sys.argv[1]))
+        writer.write(WORD + b"0\\r\\n\\r\\n")
     writer.close()
 
 async def serve():
@@ -60,34 +52,10 @@ asyncio.run(serve())
 """
 
 
-async def ask(port: int, number: int, tokens: int) -> Answer:
-    """One request on a connection of its own."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    prompt = "word" * (200 + number % 50) + str(number)
-    body = json.dumps({"prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    sent = time.monotonic()
-    writer.write(head.encode() + body)
-    first, last = 0.0, 0.0
-    while data := await reader.read(1 << 16):
-        if b'"text"' in data:
-            last = time.monotonic()
-            first = first or last
-    writer.close()
-    return Answer(first - sent, last - sent)
-
-
-async def talk(port: int, streams: int, requests: int, tokens: int) -> tuple[list[Answer], float]:
-    """What all clients saw, and in how many seconds."""
-    numbers, found = iter(range(streams * requests)), list[Answer]()
-
-    async def client(mine: Iterator[int]) -> None:
-        for number in mine:
-            found.append(await ask(port, number, tokens))
-
-    begun = time.monotonic()
-    await asyncio.gather(*(client(numbers) for _ in range(streams)))
-    return found, time.monotonic() - begun
+def asked(requests: int, tokens: int) -> Callable[[int], bytes | None]:
+    """So many questions, for answers of so many tokens."""
+    all_ = [question(number, tokens) for number in range(requests)]
+    return lambda number: all_[number] if number < requests else None
 
 
 async def ask_whole(port: int, numbers: Iterator[int], tokens: int) -> None:
@@ -135,15 +103,15 @@ def used(process: int) -> tuple[float, float]:
     return seconds, int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def echoed(streams: int, requests: int, tokens: int, e2el: float) -> float:
+def echoed(streams: int, requests: int, e2el: float) -> float:
     """The mean time to the first word that the same clients see of a server that simulates nothing."""
     with subprocess.Popen([sys.executable, "-c", ECHO, str(e2el)], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
-            answers, _ = asyncio.run(talk(int(server.stdout.readline()), streams, requests, tokens))
+            answers = talk(int(server.stdout.readline()), streams, asked(requests, 2)).table()
         finally:
             server.terminate()
-    return float(np.mean([answer.ttft for answer in answers]))
+    return float((answers["first"] - answers["sent"]).mean())
 
 
 def measured(streams: int, requests: int, tokens: int, folder: Path) -> str:
@@ -154,16 +122,16 @@ def measured(streams: int, requests: int, tokens: int, folder: Path) -> str:
         assert server.stdout is not None
         try:
             port = int(server.stdout.readline().rpartition(":")[2])
-            answers, seconds = asyncio.run(talk(port, streams, requests, tokens))
+            answers = talk(port, streams, asked(streams * requests, tokens)).table()
         finally:
             server.terminate()
     rows = simulate(Scenario(Server(MODEL)).deployment(), load_trace(record)).requests
     simulated = (rows.first_token - rows.arrival).mean(), (rows.finish - rows.arrival).mean()
-    seen = np.mean([answer.ttft for answer in answers]), np.mean([answer.e2el for answer in answers])
+    seen = (answers["first"] - answers["sent"]).mean(), (answers["last"] - answers["sent"]).mean()
     pairs = [f"{mine * 1e3:.1f} | {theirs * 1e3:.1f}" for mine, theirs in zip(simulated, seen, strict=True)]
-    echo = echoed(streams, requests, tokens, float(simulated[1]))
+    echo = echoed(streams, streams * requests, float(simulated[1]))
     tpots = [(pair[1] - pair[0]) / (tokens - 1) * 1e3 for pair in (simulated, seen)]
-    rate = len(answers) * tokens / seconds
+    rate = answers["tokens"].sum() / (answers["last"].max() - answers["sent"].min())
     return f"| {streams} | {rate:.0f} | {pairs[0]} | {echo * 1e3:.1f} | {tpots[0]:.3f} | {tpots[1]:.3f} | {pairs[1]} |"
 
 

@@ -3,11 +3,15 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from windtunnel.serve.requests import Asked
 
 DONE = b"data: [DONE]\n\n"
+GOES_ON = ',"logprobs":null,"finish_reason":null}]}\n\n'
+"""The end of an event after which more come."""
 
 
 @dataclass
@@ -25,7 +29,9 @@ class Text:
     def take(self, tokens: int) -> str:
         """The text of the tokens that have come since the last call, ``tokens`` altogether."""
         count, self.taken = tokens - self.taken, tokens
-        parts = [next(self.pieces) for _ in range(count)]
+        if count == 1 and self.last is None:
+            return next(self.pieces)
+        parts = list(islice(self.pieces, count))
         if self.last is not None and tokens >= self.output_tokens and parts:
             parts[-1] = self.last
         return "".join(parts)
@@ -70,7 +76,9 @@ class Wording:
         self._head = {"id": name, "object": kind, "created": created, "model": model}
         chunk = "chat.completion.chunk" if asked.chat else "text_completion"
         self._chunk = {"id": name, "object": chunk, "created": created, "model": model}
-        self._before = json.dumps(self._chunk)[:-1].encode()
+        self._before = f'data: {json.dumps(self._chunk)[:-1]},"choices":[{{"index":'
+        self._open, self._shut = (',"delta":{"content":', "}") if asked.chat else (',"text":', "")
+        self._goes_on = self._shut + GOES_ON
 
     def whole(self, said: Sequence[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
         """The answer in one piece, from (text, finish reason) of each choice."""
@@ -84,23 +92,19 @@ class Wording:
 
     def first(self, index: int) -> bytes:
         """The event that begins a choice of a chat."""
-        return self._event(index, '"delta":{"role":"assistant","content":""}', None, None)
+        return f'{self._before}{index},"delta":{{"role":"assistant","content":""}}{GOES_ON}'.encode()
 
     def piece(self, index: int, text: str, reason: str | None, usage: dict[str, Any] | None) -> bytes:
         """The event of some tokens."""
-        said = json.dumps(text)
-        body = f'"delta":{{"content":{said}}}' if self.asked.chat else f'"text":{said}'
-        return self._event(index, body, reason, usage)
+        end = self._goes_on
+        if reason is not None or usage is not None:
+            counted = "" if usage is None else f',"usage":{json.dumps(usage)}'
+            end = f'{self._shut},"logprobs":null,"finish_reason":{json.dumps(reason)}}}]{counted}}}\n\n'
+        return f"{self._before}{index}{self._open}{quoted(text)}{end}".encode()
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The event that closes a stream with ``include_usage``."""
         return b"data: " + json.dumps({**self._chunk, "choices": [], "usage": usage}).encode() + b"\n\n"
-
-    def _event(self, index: int, body: str, reason: str | None, usage: dict[str, Any] | None) -> bytes:
-        end = "null" if reason is None else f'"{reason}"'
-        counted = "" if usage is None else f',"usage":{json.dumps(usage)}'
-        choice = f'{{"index":{index},{body},"logprobs":null,"finish_reason":{end}}}'
-        return b'data: %b,"choices":[%b]%b}\n\n' % (self._before, choice.encode(), counted.encode())
 
 
 def usage_of(prompt_tokens: int, cached: int, completion_tokens: int) -> dict[str, Any]:

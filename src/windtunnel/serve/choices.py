@@ -29,7 +29,8 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
     )
 
 
-def latency_headers(choices: Sequence[Choice]) -> dict[str, str]:
-    """Simulated seconds of the choice that took longest, by part."""
-    slowest = max(choices, key=lambda choice: sum(choice.stream.parts.values()))
-    return {f"x-windtunnel-{name}-seconds": f"{value:.6f}" for name, value in slowest.stream.parts.items()}
+def latency_headers(choices: Sequence[Choice]) -> list[tuple[bytes, bytes]]:
+    """Simulated seconds of the choice that took longest, by part, and when it arrived, as the record has it."""
+    slowest = max((choice.stream for choice in choices), key=lambda stream: sum(stream.parts.values()))
+    values = {"arrival": repr(slowest.arrived), **{name: f"{value:.6f}" for name, value in slowest.parts.items()}}
+    return [(b"x-windtunnel-%b-seconds" % name.encode(), value.encode()) for name, value in values.items()]

@@ -14,6 +14,10 @@ class Clock(Protocol):
         """What time it is."""
         ...
 
+    def at(self, seconds: float) -> float:
+        """What time it was at that many seconds of the monotonic clock."""
+        ...
+
     async def wait(self, until: float, wake: asyncio.Event) -> None:
         """Return at a time, which may be infinite, or when woken."""
         ...
@@ -31,7 +35,11 @@ class RealClock:
 
     def now(self) -> float:
         """Seconds since the start, times the speed."""
-        return (time.monotonic() - self._start) * self.speed
+        return self.at(time.monotonic())
+
+    def at(self, seconds: float) -> float:
+        """The seconds between, times the speed."""
+        return (seconds - self._start) * self.speed
 
     async def wait(self, until: float, wake: asyncio.Event) -> None:
         """Sleep until then, unless woken."""
@@ -54,6 +62,10 @@ class VirtualClock:
         self._now = 0.0
 
     def now(self) -> float:
+        """The time of the latest event."""
+        return self._now
+
+    def at(self, seconds: float) -> float:  # noqa: ARG002 - no second passes here
         """The time of the latest event."""
         return self._now
 

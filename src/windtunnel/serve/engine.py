@@ -2,13 +2,16 @@
 
 import asyncio
 import heapq
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from windtunnel.serve.clock import Clock
+from windtunnel.serve.requests import RefusedError
 from windtunnel.simulate.live import Arrival, LiveDeployment
 
 Observer = Callable[["Stream"], None]
@@ -22,8 +25,8 @@ class Stream:
     arrived: float
     """Simulated seconds, as all times here."""
     replica: int
-    changed: asyncio.Event
-    """Set when tokens come; requests of one answer share it."""
+    told: Callable[[], None]
+    """Called when tokens come; requests of one answer share it."""
     reason: str = "length"
     """Why it ends, if its client waits for that."""
     eager: bool = True
@@ -49,7 +52,7 @@ class Stream:
             "prefill": self.first_token - self.scheduled,
             "decode": self.last_token - self.first_token if self.ended else np.nan,
         }
-        return {name: value for name, value in found.items() if np.isfinite(value)}
+        return {name: value for name, value in found.items() if isfinite(value)}
 
 
 class Engine:
@@ -63,6 +66,8 @@ class Engine:
         """Called with every request that has ended."""
         self.gaps: list[Callable[[int, np.ndarray[Any, Any]], None]] = []
         """Called with a replica and the gaps between tokens that its requests have just got."""
+        self.late: list[Callable[[float, int], None]] = []
+        """Called with the simulated seconds by which tokens were handed out late, and how many they were."""
         self._streams: dict[int, Stream] = {}
         self._due: list[tuple[float, int, list[tuple[int, int, int]]]] = []
         self._count = 0
@@ -75,16 +80,25 @@ class Engine:
         """When the oldest request in the engines arrived; infinite without any."""
         return next((stream.arrived for stream in self._streams.values() if not stream.ended), np.inf)
 
-    def submit(self, arrival: Arrival, changed: asyncio.Event, reason: str = "length", eager: bool = True) -> Stream:
-        """A request arrives now; it will end for this ``reason``. ``eager``: its client wants each token at once.
+    def submit(
+        self,
+        arrival: Arrival,
+        told: Callable[[], None],
+        came: float | None = None,
+        reason: str = "length",
+        eager: bool = True,
+    ) -> Stream:
+        """A request has arrived; it will end for this ``reason``. ``eager``: its client wants each token at once.
 
-        Raises what ended the engines, if they have ended.
+        ``came``: when the last of it came, by the monotonic clock; None: now. Raises RefusedError if the engines have
+        ended.
         """
         if self.failure is not None:
-            raise self.failure
-        slot, arrived, rows = self.engine.arrive(arrival, self.clock.now())
+            raise RefusedError("the simulated engines have ended: see the server's log", 500, "InternalServerError")
+        time = self.clock.now() if came is None else self.clock.at(came)
+        slot, arrived, rows = self.engine.arrive(arrival, time)
         self._note(rows)
-        stream = Stream(arrival, arrived, self.deployment.replica_of(slot), changed, reason, eager, slot=slot)
+        stream = Stream(arrival, arrived, self.deployment.replica_of(slot), told, reason, eager, slot=slot)
         self._streams[slot] = stream
         self.in_flight += 1
         self._wake.set()
@@ -100,20 +114,25 @@ class Engine:
         self._wake.set()
 
     async def run(self) -> None:
-        """Simulate until cancelled."""
+        """Simulate until cancelled.
+
+        What came before ``now`` has its turn first: the simulated clock does not pass a request that is being read.
+        """
         try:
             while True:
                 self._wake.clear()
                 now = self.clock.now()
+                await asyncio.sleep(0)
                 self._note(self.engine.advance(now))
                 self._hand_out(now)
                 following = min(np.nextafter(self.engine.next_decision(), np.inf), self._next_due())
                 await self.clock.wait(float(following), self._wake)
         except Exception as failure:
             self.failure = failure
+            logging.getLogger(__name__).exception("the simulated engines have ended")
             for stream in self._streams.values():
                 stream.ended = True
-                stream.changed.set()
+                stream.told()
             raise
 
     def _next_due(self) -> float:
@@ -129,24 +148,37 @@ class Engine:
             heapq.heappush(self._due, (float(part["time"][0]), self._count, part[["slot", "tokens", "gone"]].tolist()))
 
     def _hand_out(self, now: float) -> None:
-        """Give the clients what is due."""
-        gaps: dict[int, list[float]] = {}
+        """Give the clients what is due: of several steps, if it is late, all at once, which costs less."""
+        streams, gaps = self._streams, dict[int, list[float]]()
+        told, steps = dict[Stream, None](), list[tuple[float, int]]()
         while self._due and self._due[0][0] <= now:
             time, _, rows = heapq.heappop(self._due)
+            steps.append((time, len(rows)))
             for slot, tokens, gone in rows:
-                stream = self._streams[slot]
+                stream = streams[slot]
                 if tokens > stream.tokens:
-                    if stream.tokens == 0:
-                        self._begin(stream, time)
-                    elif self.gaps:
+                    if stream.tokens:
                         gaps.setdefault(stream.replica, []).append(time - stream.last_token)
+                    else:
+                        self._begin(stream, time)
                     stream.tokens, stream.last_token = tokens, time
                     if tokens >= stream.arrival.output_tokens:
                         self._end(stream)
-                    if stream.eager or stream.ended:
-                        stream.changed.set()
+                        told[stream] = None
+                    elif stream.eager:
+                        told[stream] = None
                 if gone:
                     self._forget(slot, stream)
+        for stream in told:
+            stream.told()
+        self._observe(steps, gaps)
+
+    def _observe(self, steps: list[tuple[float, int]], gaps: dict[int, list[float]]) -> None:
+        """Tell who counts which steps, with so many tokens, were handed out, and which gaps lay between tokens."""
+        now = self.clock.now()
+        for time, tokens in steps:
+            for late in self.late:
+                late(now - time, tokens)
         for replica, found in gaps.items():
             for observe in self.gaps:
                 observe(replica, np.array(found))
@@ -169,4 +201,4 @@ class Engine:
         self.engine.forget(slot)
         if not stream.ended:
             self._end(stream)
-            stream.changed.set()
+            stream.told()

@@ -1,11 +1,9 @@
 """The server's routes: OpenAI's completions and chat completions, and what vLLM has beside them."""
 
-import asyncio
 import hmac
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,19 +13,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from windtunnel.serve.answers import Text, Wording, text_of
-from windtunnel.serve.choices import Choice, latency_headers, usage
+from windtunnel.serve.choices import Choice
+from windtunnel.serve.connection import Caller
 from windtunnel.serve.engine import Engine
 from windtunnel.serve.log import Log
 from windtunnel.serve.meters import Meters
 from windtunnel.serve.openapi import document
 from windtunnel.serve.requests import Asked, RefusedError, check_model, read_chat, read_completion, read_object
-from windtunnel.serve.streaming import EventStream, whole_answer
+from windtunnel.serve.streaming import EventStream, WholeAnswer
 from windtunnel.serve.tokens import BytesRule, Tokenizer, block_names, chat_text, echoed_words, seeded_words
 from windtunnel.simulate.live import Arrival
 from windtunnel.version import __version__
 
+Arrivals = list[tuple[Arrival, Text, int]]
+"""What each choice of an answer asks of the engines and will say, and which prompt it continues."""
 UNLIMITED_ANSWER = 256
 """Tokens of an answer that has no limit of its own, where no mean length is given."""
 
@@ -64,36 +66,29 @@ class Front:
 
     # Answers.
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(self, caller: Caller) -> None:
         """/v1/completions."""
-        return await self._answer(request, read_completion)
+        await self._answer(caller, read_completion)
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, caller: Caller) -> None:
         """/v1/chat/completions."""
-        return await self._answer(request, lambda body: read_chat(body, chat_text))
+        await self._answer(caller, lambda body: read_chat(body, chat_text))
 
-    async def _answer(self, request: Request, read: Callable[[dict[str, Any]], Asked]) -> Response:
-        body = read_object(await self._body(request))
+    async def _answer(self, caller: Caller, read: Callable[[dict[str, Any]], Asked]) -> None:
+        body = read_object(await self._body(caller))
         check_model(body, self.manners.model)
         asked = read(body)
         name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{next(self._numbers):08x}"
-        changed = asyncio.Event()
-        choices = self._submit(self._arrivals(asked), changed, asked.stream)
         wording = Wording(asked, name, self.manners.model, int(time.time()))
-        ended = self.log.answer(name, request, [choice.stream for choice in choices])
-        if asked.stream:
-            return EventStream(self.engine, choices, wording, changed, ended)
-        with suppress(ClientDisconnect):
-            await whole_answer(self.engine, choices, changed, request.receive)
-        ended()
-        if any(not choice.stream.tokens for choice in choices):
-            raise RefusedError("the scheduler ignored the request, as the real one would", 400)
-        said = [(choice.text.take(choice.stream.tokens), choice.text.finish_reason) for choice in choices]
-        return JSONResponse(wording.whole(said, usage(choices)), headers=latency_headers(choices))
+        answer = (EventStream if asked.stream else WholeAnswer)(self.engine, wording, caller)
+        choices = self._submit(self._arrivals(asked), answer.tell, caller.came, asked.stream)
+        try:
+            await answer.send(choices)
+        finally:
+            self.log.answer(name, caller, [choice.stream for choice in choices])
 
-    def _arrivals(self, asked: Asked) -> list[tuple[Arrival, Text, int]]:
-        """What each choice asks of the engine and will say, and which prompt it continues."""
-        found = []
+    def _arrivals(self, asked: Asked) -> Arrivals:
+        found: Arrivals = []
         for number, prompt in enumerate(asked.prompts):
             tokens = self.manners.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             count = max(len(tokens), 1)
@@ -132,29 +127,20 @@ class Front:
         rng = np.random.default_rng([own & 0xFFFFFFFF, *text[-64:], len(text)])
         return int(rng.geometric(1.0 / self.manners.answer_tokens))
 
-    def _submit(self, arrivals: list[tuple[Arrival, Text, int]], changed: asyncio.Event, eager: bool) -> list[Choice]:
+    def _submit(self, arrivals: Arrivals, told: Callable[[], None], came: float | None, eager: bool) -> list[Choice]:
         most = self.manners.max_in_flight
         if self.engine.in_flight + len(arrivals) > most:
             self.meters.turned_away += 1
             raise RefusedError(f"{most} requests are in flight: try again", 429, "RateLimitError", retry_after=1)
         return [
-            Choice(text, self.engine.submit(arrival, changed, text.finish_reason, eager), number, arrival.prompt_tokens)
+            Choice(
+                text, self.engine.submit(arrival, told, came, text.finish_reason, eager), number, arrival.prompt_tokens
+            )
             for arrival, text, number in arrivals
         ]
 
-    async def _body(self, request: Request) -> bytes:
-        """The body of a request. Raises RefusedError where it is too large, or too slow."""
-        most, parts, size = self.manners.max_body_bytes, [], 0
-        try:
-            async with asyncio.timeout(self.manners.body_seconds):
-                async for part in request.stream():
-                    size += len(part)
-                    if size > most:
-                        raise RefusedError(f"the body has more than {most} bytes", 413, "RequestTooLarge")
-                    parts.append(part)
-        except TimeoutError as error:
-            raise RefusedError("the body did not come in time", 408, "RequestTimeout") from error
-        return b"".join(parts)
+    async def _body(self, caller: Caller) -> bytes:
+        return await caller.body(self.manners.max_body_bytes, self.manners.body_seconds)
 
     # What stands beside.
 
@@ -164,15 +150,17 @@ class Front:
         longest = self.engine.deployment.longest
         return JSONResponse({"object": "list", "data": [card | {"root": card["id"], "max_model_len": longest}]})
 
-    async def tokenize(self, request: Request) -> Response:
+    async def tokenize(self, caller: Caller) -> None:
         """/tokenize."""
-        body = read_object(await self._body(request))
+        body = read_object(await self._body(caller))
         check_model(body, self.manners.model)
         asked = read_chat(body, chat_text) if "messages" in body else read_completion(body)
         if len(asked.prompts) > 1 or not isinstance(asked.prompts[0], str):
             raise RefusedError("prompt: must be one text")
         tokens = list(self.manners.tokenizer.encode(asked.prompts[0]))
-        return JSONResponse({"count": len(tokens), "max_model_len": self.engine.deployment.longest, "tokens": tokens})
+        longest = self.engine.deployment.longest
+        answer = JSONResponse({"count": len(tokens), "max_model_len": longest, "tokens": tokens})
+        await answer(caller.scope, caller.receive, caller.send)
 
     async def refuse(self, request: Request) -> Response:
         """What vLLM has and a simulated model has not."""
@@ -202,20 +190,68 @@ def error(refused: RefusedError) -> Response:
     return JSONResponse({"error": detail}, refused.status, headers=headers)
 
 
-def application(front: Front, lifespan: Any = None) -> Starlette:
-    """The server as an ASGI application."""
+class Keys:
+    """Of which clients must send one, if there are any, as vLLM guards what stands under /v1."""
 
-    def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """With a key, if the server has any, as vLLM guards what stands under /v1."""
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._wanted = [f"Bearer {key}".encode() for key in keys]
+
+    def fit(self, scope: Scope) -> bool:
+        """Whether a request may pass."""
+        if not self._wanted:
+            return True
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return any(hmac.compare_digest(given, wanted) for wanted in self._wanted)
+
+    def guarded(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that answers only those that may pass."""
 
         async def checked(request: Request) -> Response:
-            keys = front.manners.api_keys
-            given = request.headers.get("authorization", "").encode("latin-1", "replace")
-            if keys and not any(hmac.compare_digest(given, f"Bearer {key}".encode()) for key in keys):
-                return JSONResponse({"error": "Unauthorized"}, 401, headers={"www-authenticate": "Bearer"})
-            return await endpoint(request)
+            return await endpoint(request) if self.fit(request.scope) else unauthorized()
 
         return checked
+
+
+def unauthorized() -> Response:
+    """To who sends no key."""
+    return JSONResponse({"error": "Unauthorized"}, 401, headers={"www-authenticate": "Bearer"})
+
+
+class Posted:
+    """A path whose requests have bodies, as an ASGI application."""
+
+    def __init__(self, answer: Callable[[Caller], Awaitable[None]], keys: Keys) -> None:
+        self._answer, self._keys = answer, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one."""
+        try:
+            if self._keys.fit(scope):
+                await self._answer(Caller(scope, receive, send))
+            else:
+                await unauthorized()(scope, receive, send)
+        except RefusedError as refused:
+            await error(refused)(scope, receive, send)
+        except ClientDisconnect:
+            pass
+
+
+class Application(Starlette):
+    """The server. Answers made of tokens go past Starlette's layers, which cost more than to simulate them."""
+
+    def __init__(self, answers: Mapping[str, Posted], routes: list[Route], **settings: Any) -> None:
+        own = [Route(path, answer, methods=["POST"]) for path, answer in answers.items()]
+        super().__init__(routes=[*own, *routes], **settings)
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI wants it."""
+        answer = self._answers.get(scope["path"]) if scope.get("method") == "POST" else None
+        await (super().__call__ if answer is None else answer)(scope, receive, send)
+
+
+def application(front: Front, lifespan: Any = None) -> Starlette:
+    """The server as an ASGI application."""
 
     async def refused(_: Request, exception: Exception) -> Response:
         assert isinstance(exception, RefusedError)
@@ -227,15 +263,15 @@ def application(front: Front, lifespan: Any = None) -> Starlette:
         response.headers.update(exception.headers or {})
         return response
 
-    async def gone(_: Request, __: Exception) -> Response:
-        return Response(status_code=400)
-
+    keys = Keys(front.manners.api_keys)
+    answers = {
+        "/v1/completions": Posted(front.completions, keys),
+        "/v1/chat/completions": Posted(front.chat, keys),
+        "/tokenize": Posted(front.tokenize, Keys(())),
+    }
     routes = [
-        Route("/v1/completions", guarded(front.completions), methods=["POST"]),
-        Route("/v1/chat/completions", guarded(front.chat), methods=["POST"]),
-        Route("/v1/models", guarded(front.models)),
-        *(Route(path, guarded(front.refuse), methods=["POST"]) for path in ("/v1/embeddings", "/v1/responses")),
-        Route("/tokenize", front.tokenize, methods=["POST"]),
+        Route("/v1/models", keys.guarded(front.models)),
+        *(Route(path, keys.guarded(front.refuse), methods=["POST"]) for path in ("/v1/embeddings", "/v1/responses")),
         Route("/detokenize", front.refuse, methods=["POST"]),
         Route("/health", front.health),
         Route("/ping", front.health),
@@ -243,5 +279,5 @@ def application(front: Front, lifespan: Any = None) -> Starlette:
         Route("/metrics", front.metrics),
         Route("/openapi.json", front.openapi),
     ]
-    handlers: dict[Any, Any] = {RefusedError: refused, HTTPException: plain, ClientDisconnect: gone}
-    return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    handlers: dict[Any, Any] = {RefusedError: refused, HTTPException: plain}
+    return Application(answers, routes, exception_handlers=handlers, lifespan=lifespan)

@@ -2,11 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
-from starlette.requests import Request
-
+from windtunnel.serve.connection import Caller
 from windtunnel.serve.engine import Stream
 
 
@@ -22,23 +21,20 @@ class Log:
             self._file.write(json.dumps({"time": round(time.time(), 6), "event": event, **fields}) + "\n")
             self._file.flush()
 
-    def answer(self, name: str, request: Request, streams: Sequence[Stream]) -> Callable[[], None]:
-        """What to call when an answer has ended."""
-        client = request.client.host if request.client else ""
-
-        def ended() -> None:
-            first = streams[0]
-            self.write(
-                "answer",
-                id=name,
-                path=request.url.path,
-                client=client,
-                prompt_tokens=first.arrival.prompt_tokens,
-                output_tokens=sum(stream.tokens for stream in streams),
-                cached_tokens=first.cached_tokens,
-                replica=first.replica,
-                aborted=any(stream.aborted for stream in streams),
-                **{f"{part}_s": round(value, 6) for part, value in first.parts.items()},
-            )
-
-        return ended
+    def answer(self, name: str, caller: Caller, streams: Sequence[Stream]) -> None:
+        """An answer has ended."""
+        if self._file is None:
+            return
+        first = streams[0]
+        self.write(
+            "answer",
+            id=name,
+            path=caller.scope["path"],
+            client=caller.host,
+            prompt_tokens=first.arrival.prompt_tokens,
+            output_tokens=sum(stream.tokens for stream in streams),
+            cached_tokens=first.cached_tokens,
+            replica=first.replica,
+            aborted=any(stream.aborted for stream in streams),
+            **{f"{part}_s": round(value, 6) for part, value in first.parts.items()},
+        )

@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_whole
+from windtunnel.serve.connection import came
 from windtunnel.serve.requests import Asked, RefusedError, read_chat, read_completion, read_object
 from windtunnel.serve.tokens import Tokenizer, block_names, chat_text
 
@@ -129,11 +130,11 @@ class Proxy:
 
     async def passed_on(self, request: Request) -> Response:
         """Any request. One whose streamed answer can be measured is."""
-        arrived = time.monotonic()
         try:
             body = await request.body()
         except ClientDisconnect:
             return Response(status_code=400)
+        arrived = came(request.scope) or time.monotonic()
         asked = self._read(request.url.path, body) if request.method == "POST" else None
         measured = None
         if asked is not None:

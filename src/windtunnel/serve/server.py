@@ -6,13 +6,15 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
 
 from windtunnel.serve.clock import Clock
+from windtunnel.serve.connection import Connection, Turn
 from windtunnel.serve.engine import Engine
 from windtunnel.serve.front import Front, Manners, application
 from windtunnel.serve.log import Log
@@ -71,13 +73,13 @@ def config(app: Any) -> uvicorn.Config:
     """How the application is served."""
     return uvicorn.Config(
         app,
+        http=cast(Any, partial(Connection, turn=Turn())),
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
         headers=[("server", "windtunnel")],
         timeout_graceful_shutdown=DRAIN_SECONDS,
-        h11_max_incomplete_event_size=64 << 10,
     )
 
 

@@ -1,9 +1,10 @@
 """Tokens: how many a prompt has, which of its blocks are alike, and what an answer says."""
 
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ WORDS = re.findall(
     "university united then made game team",
 )
 """What answers are made of: each word, with a space before it, stands for a token."""
+BY_NUMBER = [f" {WORDS[number % len(WORDS)]}" for number in range(256)]
 
 
 class Tokenizer(Protocol):
@@ -45,6 +47,10 @@ class BytesRule:
         if size > 6:
             pieces = (data[i : i + size] for i in range(0, len(data), size))
             return [int.from_bytes(blake2b(piece, digest_size=6).digest()) for piece in pieces]
+        if size == 4:  # at once: what is asked of every request that a server gets
+            whole = len(data) // 4
+            found = struct.unpack_from(f">{whole}I", data)
+            return (*found, int.from_bytes(data[4 * whole :])) if len(data) % 4 else found
         return [int.from_bytes(data[i : i + size]) for i in range(0, len(data), size)]
 
 
@@ -73,12 +79,14 @@ class FileTokenizer:
 
 def block_names(tokens: Sequence[int], block_size: int, secret: bytes) -> tuple[int, ...]:
     """A name for each full block: equal for equal text up to its end, and of no use without the secret."""
-    names, before = [], secret
-    for first in range(0, len(tokens) - block_size + 1, block_size):
-        block = b"".join(token.to_bytes(8) for token in tokens[first : first + block_size])
-        before = blake2b(block, key=secret, salt=before[:16], digest_size=16).digest()
-        names.append(int.from_bytes(before[:8]) >> (64 - NAME_BITS))
-    return tuple(names)
+    blocks, size = len(tokens) // block_size, 8 * block_size
+    data = struct.pack(f">{blocks * block_size}Q", *tokens[: blocks * block_size])
+    text = blake2b(key=secret, digest_size=8)
+    digests = []
+    for first in range(0, blocks * size, size):
+        text.update(data[first : first + size])
+        digests.append(text.copy().digest())
+    return tuple([name >> (64 - NAME_BITS) for name in struct.unpack(f">{blocks}Q", b"".join(digests))])
 
 
 def chat_text(messages: Sequence[tuple[str, str]]) -> str:
@@ -89,10 +97,10 @@ def chat_text(messages: Sequence[tuple[str, str]]) -> str:
 
 def seeded_words(seed: int, prompt: bytes) -> Iterator[str]:
     """Words that depend on the seed and the prompt alone, one a token."""
-    state = int.from_bytes(blake2b(prompt, digest_size=8, salt=seed.to_bytes(16, signed=True)).digest())
-    while True:
-        state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
-        yield " " + WORDS[(state >> 33) % len(WORDS)]
+    key = blake2b(prompt, salt=seed.to_bytes(16, signed=True)).digest()
+    for part in count():
+        for number in blake2b(part.to_bytes(8), key=key).digest():
+            yield BY_NUMBER[number]
 
 
 def echoed_words(text: str) -> Iterator[str]:

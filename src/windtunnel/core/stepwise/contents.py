@@ -43,29 +43,28 @@ class Contents:
         first = self._names.first(r, len(names))
         table = self._tables.first(r, (prompt + output) // self.block_size + 1)
         if not several(state.own):
-            return state._replace(own=self._write(state, state.own, 0, r, names, first, table))
+            own = self._write(state, state.own, 0, r, names, first, table)
+            return state if own is state.own else state._replace(own=own)
         parts = (self._write(state, own, k, r, names, first, table) for k, own in enumerate(state.own))
         return state._replace(own=tuple(parts))
 
     def _write(self, state: State, own: Any, k: int, r: int, names: tuple[int, ...], first: int, table: int) -> Any:
         """The same room serves all schedulers, each of which has arrays of its own."""
         if getattr(own, "tree", None) is not None:
-            tree = own.tree._replace(ids=_longer(own.tree.ids, self._names.end))
+            tree = _roomy(own.tree, ids=self._names.end)
             tree.ids[first : first + len(names)] = names
             tree.hashed[r], tree.offsets[r] = len(names) * self.size, first
-            return own._replace(tree=tree)
+            return own if tree is own.tree else own._replace(tree=tree)
         if getattr(own, "cache", None) is None:
             return own
-        cache = own.cache._replace(
-            ids=_longer(own.cache.ids, self._names.end), tables=_longer(own.cache.tables, self._tables.end)
-        )
+        cache = _roomy(own.cache, ids=self._names.end, tables=self._tables.end)
         cache.ids[first : first + len(names)] = names
         rows = cache.holdings if _has_holdings(own) else state.requests
         if _has_holdings(own):
             rows[r : r + 1] = self._templates[k]
         row = rows[r : r + 1]
         row["ids"], row["table"], row["shared"] = first, table, len(names) * self.size // self.block_size
-        return own._replace(cache=cache)
+        return own if cache is own.cache else own._replace(cache=cache)
 
 
 def _has_holdings(own: Any) -> bool:
@@ -73,10 +72,14 @@ def _has_holdings(own: Any) -> bool:
     return hasattr(getattr(own, "cache", None), "holdings")
 
 
+def _roomy(own: Any, **wanted: int) -> Any:
+    """The named tuple, with copies twice as long as is wanted of the arrays that are shorter."""
+    short = {name: size for name, size in wanted.items() if size > len(getattr(own, name))}
+    return own._replace(**{name: _longer(getattr(own, name), size) for name, size in short.items()}) if short else own
+
+
 def _longer(array: Any, wanted: int) -> Any:
-    """The array, or a copy twice as long as is wanted."""
-    if wanted <= len(array):
-        return array
+    """A copy twice as long as is wanted."""
     longer = np.zeros(2 * wanted, dtype=array.dtype)
     longer[: len(array)] = array
     return longer

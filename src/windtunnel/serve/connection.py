@@ -1,0 +1,167 @@
+"""Connections: when their bytes came, how their client goes away, and a short way out for tokens."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from windtunnel.serve.requests import RefusedError
+
+EXTENSION = "windtunnel.connection"
+"""Of ASGI's scope: the connection of a request, where the server is ours."""
+
+
+class Turn:
+    """When the event loop's present turn began to read: what is read in it, first or last, had come by then."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def began(self) -> float:
+        """Seconds of the monotonic clock."""
+        if self._began is None:
+            self._began = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._end)
+        return self._began
+
+    def _end(self) -> None:
+        self._began = None
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, which says more of itself to the application."""
+
+    def __init__(self, *, turn: Turn, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._turn = turn
+        self.came = 0.0
+        """When the latest bytes came, by the monotonic clock."""
+        self.lost = False
+        self.on_lost: Callable[[], None] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        self.came = self._turn.began()
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self.scope["extensions"] = {EXTENSION: self}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        super().connection_lost(exc)
+        self.lost = True
+        if self.on_lost is not None:
+            self.on_lost()
+
+    @property
+    def has_whole_request(self) -> bool:
+        """Whether nothing of the request that is answered is still to come."""
+        return not self.cycle.more_body and not self.pipeline
+
+
+def came(scope: Scope) -> float | None:
+    """When the last of a request came, by the monotonic clock; None where the server is not ours."""
+    line: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+    return None if line is None else line.came
+
+
+class Caller:
+    """Who asks: sends a request, is sent an answer, and may go away."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope, self.receive, self.send = scope, receive, send
+        self._line: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+        self.came = came(scope)
+        self._listener: asyncio.Task[None] | None = None
+        self.gone = False
+
+    @property
+    def host(self) -> str:
+        """The client's address."""
+        client = self.scope.get("client")
+        return client[0] if client else ""
+
+    async def body(self, most: int, seconds: float) -> bytes:
+        """The body of the request.
+
+        Raises RefusedError where it is too large, or too slow, and ClientDisconnect where the client has gone.
+        """
+        if self._line is not None and self._line.has_whole_request:
+            return await self._body(most)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._body(most)
+        except TimeoutError as error:
+            raise RefusedError("the body did not come in time", 408, "RequestTimeout") from error
+
+    async def _body(self, most: int) -> bytes:
+        parts, size, more = [], 0, True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            part = message.get("body", b"")
+            size += len(part)
+            if size > most:
+                raise RefusedError(f"the body has more than {most} bytes", 413, "RequestTooLarge")
+            parts.append(part)
+            more = message.get("more_body", False)
+        return b"".join(parts)
+
+    def watch(self, told: Callable[[], None]) -> None:
+        """From now on ``gone`` says whether the client has gone; ``told`` is called when it goes."""
+
+        def leaves() -> None:
+            self.gone = True
+            told()
+
+        if self._line is None:
+            self._listener = asyncio.create_task(self._listen(leaves))
+        elif self._line.lost:
+            leaves()
+        else:
+            self._line.on_lost = leaves
+
+    async def _listen(self, leaves: Callable[[], None]) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        leaves()
+
+    def let_go(self) -> None:
+        """Watch no longer."""
+        if self._listener is not None:
+            self._listener.cancel()
+        if self._line is not None:
+            self._line.on_lost = None
+
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Send the head of an answer."""
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def go_on(self, data: bytes, more: bool = True) -> None:
+        """Send a part of its body, when the client has room for it."""
+        message: Message = {"type": "http.response.body", "body": data, "more_body": more}
+        await self.send(message)
+
+    @property
+    def clear(self) -> bool:
+        """Whether there is a short way to the client, and it has room."""
+        line = self._line
+        return line is not None and not line.flow.write_paused and not line.transport.is_closing()
+
+    @property
+    def framing(self) -> list[tuple[bytes, bytes]]:
+        """What the head of an answer must say if parts of its body are to take the short way."""
+        return [] if self._line is None else [(b"transfer-encoding", b"chunked")]
+
+    def write(self, data: bytes) -> None:
+        """Write a part of an answer's body on the short way, without a task's turn and ASGI's bookkeeping."""
+        assert self._line is not None
+        self._line.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
