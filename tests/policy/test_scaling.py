@@ -2,13 +2,24 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 
 import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.policy.scaling import Autoscale, Faults, Forecast, Foresight, Look, Thresholds
+from windtunnel.policy.scaling import (
+    WHOLE_LINK,
+    Autoscale,
+    Failure,
+    Faults,
+    Forecast,
+    Foresight,
+    Look,
+    Planner,
+    Thresholds,
+)
 from windtunnel.scenario.pools import faults_of, scaling_of
 
 LOOK = Look(replicas=2, queued=0.0, kv=0.0, arrived=9.0, before=7.0, coming=21.0)
@@ -40,6 +51,9 @@ def test_words_make_a_rule_and_its_bounds() -> None:
         (lambda: scaling_of("rps=3"), "autoscale: unknown key 'rps'"),
         (lambda: scaling_of("least=9"), "autoscale: least=9, most=8: must be 1 ≤ least ≤ most"),
         (lambda: scaling_of("interval=0"), "autoscale: interval=0.0: must be seconds > 0"),
+        (lambda: scaling_of("policy=planner target=cost"), "unknown target of autoscale 'cost'"),
+        (lambda: scaling_of("policy=planner up=0.05"), "autoscale: down=0.1, up=0.05: must be 0 ≤ down < up"),
+        (lambda: faults_of(["at=5 part=wire"]), "unknown part 'wire'"),
         (lambda: scaling_of("startup=-1"), "autoscale: startup=-1.0: must be seconds ≥ 0"),
         (lambda: scaling_of("kv_up=0.1"), "kv_down=0.1, kv_up=0.1: must be 0 ≤ down < up"),
         (lambda: faults_of(["down=5"]), "fail: give a time (at=600), or a mean time between failures"),
@@ -56,11 +70,43 @@ def test_wrong_words_are_refused(make: Callable[[], object], words: str) -> None
 
 def test_random_failures_have_their_means_and_do_not_overlap() -> None:
     found = Faults(mtbf=100.0, down=25.0, until=1e6).failures(3, seed=4)
-    times = np.array([time for time, j, _ in found if j == 1])
-    downs = np.array([down for _, j, down in found if j == 1])
+    times = np.array([one.time for one in found if one.replica == 1])
+    downs = np.array([one.down for one in found if one.replica == 1])
     gaps = times[1:] - (times + downs)[:-1]
     assert (gaps >= 0).all()
     assert gaps.mean() == pytest.approx(100, rel=0.05)
     assert downs.mean() == pytest.approx(25, rel=0.05)
     assert found == Faults(mtbf=100.0, down=25.0, until=1e6).failures(3, seed=4)
-    assert Faults(at=7.0, down=inf).failures(1, 0) == [(7.0, 0, inf)]
+    assert Faults(at=7.0, down=inf).failures(1, 0) == [Failure(7.0, 0, inf)]
+    assert Faults(at=7.0, down=1.0).failures(2, 0, 5) == [Failure(7.0, 5, 1.0)]
+    assert Faults(at=7.0, down=1.0, part="link").failures(0, 0) == [Failure(7.0, WHOLE_LINK, 1.0, "link")]
+
+
+def test_each_replica_and_link_has_failures_of_its_own() -> None:
+    rule = Faults(mtbf=100.0, down=25.0, until=1e4)
+    nics = replace(rule, part="link")
+    times = [
+        [one.time for one in rule.failures(1, 0)],
+        [one.time for one in rule.failures(1, 0, 1)],
+        [one.time for one in nics.failures(1, 0)],
+        [one.time for one in nics.failures(0, 0)],
+    ]
+    assert len({time for each in times for time in each}) == sum(map(len, times))
+    assert rule.failures(2, 0) == sorted(rule.failures(1, 0) + rule.failures(1, 0, 1))
+
+
+def test_the_planner_goes_by_prompts_or_by_memory() -> None:
+    """Dynamo's thresholds: any replica over the upper one, all below the lower one; at the upper one of a prompt queue
+    it is over, of memory it is not."""
+    rule, fast = Planner(), Planner(target="latency")
+
+    def change(role: str, *loads: tuple[float, float], by: Planner = rule) -> int:
+        return by.wanted(LOOK._replace(role=role, loads=loads)) - LOOK.replicas
+
+    assert [change("prefill", (0.0, 0.9), (queue, 0.0)) for queue in (0.05, 0.1, 0.9, 1.0)] == [-1, 0, 0, 1]
+    assert [change("decode", (9.0, 0.2), (0.0, kv)) for kv in (0.5, 0.6, 1.0, 1.1)] == [-1, 0, 0, 1]
+    assert [change("prefill", (queue, 0.9), by=fast) for queue in (0.0, 0.05, 0.1)] == [-1, 0, 1]
+    assert [change("decode", (9.0, kv), by=fast) for kv in (0.05, 0.1, 0.4, 0.5)] == [-1, 0, 0, 1]
+    assert change("mixed", (0.0, 0.7)) == 0
+    assert change("decode") == 0
+    assert change("decode", (0.0, 0.7), by=Planner(up=0.65)) == 1

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from windtunnel.perf.batch_times import linear, whole
 from windtunnel.policy import Limits, VllmV1
-from windtunnel.policy.scaling import Autoscale, Look, OnFailure, Thresholds
-from windtunnel.reference.elastic import Elastic
+from windtunnel.policy.scaling import Autoscale, Failure, Look, OnFailure, Thresholds
+from windtunnel.reference.elastic.mixed import Elastic
 from windtunnel.reference.loop import Loop, Replica, least_outstanding
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
@@ -37,7 +37,16 @@ def served(
 ) -> tuple[list[Request], Elastic]:
     """Requests of 3 tokens."""
     requests = [Request(i, arrival, prompt, 3, 3) for i, arrival in enumerate(arrivals)]
-    loop = Elastic(replica, replicas, least_outstanding, requests, LIMITS, scaling, list(failures), on_failure)
+    loop = Elastic(
+        replica,
+        replicas,
+        least_outstanding,
+        requests,
+        LIMITS,
+        scaling,
+        [Failure(*each) for each in failures],
+        on_failure,
+    )
     loop.run()
     return requests, loop
 
@@ -105,7 +114,7 @@ def test_a_replica_drains_before_it_stops() -> None:
     grown = replace(scaling, least=2)
     requests = [Request(i, at, 20, 3, 3) for i, at in enumerate([0.0, 0.0, 6.0])]
     loop = Elastic(replica, 2, least_outstanding, requests, LIMITS, grown, [], "retry")
-    loop.scaling = scaling
+    loop.roster.crews[0].scaling = scaling
     loop.run()
     assert [request.replica for request in requests] == [0, 1, 1]
     assert requests[0].finish == 22
@@ -144,7 +153,7 @@ def test_nothing_is_lost(case: Case, failures: list[tuple[float, int, float]], o
 
     follow = {i: int(f) for i, f in enumerate(case.follow) if f >= 0}
     clients = (follow, list(case.think_time), case.max_concurrency, list(case.turnaround))
-    found = sorted(failures)
+    found = [Failure(*failure) for failure in sorted(failures)]
     Elastic(made, 2, least_outstanding, requests, case.limits, None, found, on_failure, *clients).run()
     assert all(request.finished or request.refused or request.aborted for request in requests)
     assert on_failure == "lost" or not any(request.aborted for request in requests)

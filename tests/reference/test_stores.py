@@ -55,6 +55,19 @@ def test_others_go_ahead_while_kv_comes() -> None:
     assert requests[2].first_token == 250 + (36 - 24) / 8 + 4  # 6 blocks are left of it
 
 
+def test_a_replica_that_fails_loses_what_it_kept_for_itself() -> None:
+    """A shared store keeps what it has; all that went through either is counted."""
+    shelf, tiers = Shelf(), (HOST, replace(HOST, shared_by="deployment"))
+    before = shelf.ports(tiers, 0, 1)
+    request = Request(0, 0.0, 8, 1, 1, tokens=tuple(range(8)))
+    for port in before:
+        port.save(request, range(2), 0.0)
+    shelf.lose(tiers, 0, 1)
+    after = shelf.ports(tiers, 0, 1)
+    assert [len(port.store.chunks) for port in after] == [0, 2]
+    assert [port.written for _, _, port in shelf.given] == [8, 8, 0, 0]
+
+
 def test_only_a_shared_store_serves_another_replica() -> None:
     own = served([[*A], [*A]], [0, 100], HOST, replicas=2)
     shared = served([[*A], [*A]], [0, 100], replace(HOST, shared_by="deployment"), replicas=2)

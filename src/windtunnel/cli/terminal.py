@@ -220,7 +220,7 @@ def _facts(
         stores = "".join(f", {number(100 * rate)} % in {name}" for name, rate in result.stores.items())
         facts.append(("prefix cache", f"{value('prefix_cache_hit_rate', 100)} % of the prompt tokens found{stores}"))
     if result.lives:
-        facts.append(("replicas", _lives(result.lives)))
+        facts += _lives(result.lives)
     if result.kv_bytes > 0:
         rate = result.kv_bytes / result.window.seconds if result.window.seconds > 0 else nan
         facts.append(
@@ -274,11 +274,20 @@ def _verdict(verdict: "Verdict") -> str:
     return f"{'met' if verdict.met else 'MISSED'}: {number(verdict.value)} s, the limit is {number(verdict.limit)} s"
 
 
-def _lives(lives: Mapping[str, float]) -> str:
-    """What became of replicas that start, stop or fail."""
-    text = f"{number(lives['replicas_paid'])} paid in the mean, {number(lives['replicas_up'])} up; none for "
-    text += f"{number(lives['unserved_s'])} s; {lives['starts']:,} starts, {lives['failures']:,} failures"
-    return f"{text}; {lives['retries']:,} requests tried again, {lives['lost']:,} lost"
+def _lives(lives: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What became of replicas that start, stop or fail, and of their requests."""
+
+    def there(some: Mapping[str, Any]) -> str:
+        text = f"{number(some['replicas_paid'])} paid in the mean, {number(some['replicas_up'])} up; none for "
+        return text + f"{number(some['unserved_s'])} s; {some['starts']:,} starts, {some['failures']:,} failures"
+
+    requests = f"{lives['retries']:,} requests tried again, {lives['lost']:,} lost"
+    if "pools" not in lives:
+        return [("replicas", f"{there(lives)}; {requests}")]
+    found = [(pool["name"], there(pool)) for pool in lives["pools"]]
+    if lives["link_failures"]:
+        found.append(("link", f"{lives['link_failures']:,} failures, {lives['resent']:,} transfers begun again"))
+    return [*found, ("served", f"{100 * lives['availability']:.4g} % of the time; {requests}")]
 
 
 def _costs(result: "Summary", ends: Sequence[float] | None) -> list[tuple[str, str]]:

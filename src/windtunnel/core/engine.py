@@ -42,7 +42,7 @@ from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times, whole
 from windtunnel.policy import Limits, Settings
 from windtunnel.policy.routing import ROUND_ROBIN, Routing
-from windtunnel.policy.scaling import Autoscale, Lives
+from windtunnel.policy.scaling import Autoscale, Failure, Lives
 from windtunnel.policy.tiers import Tier, TierUse
 
 Integers = NDArray[np.int64]
@@ -67,10 +67,10 @@ class Fleet:
     """The settings of the router ``SCORED``."""
     tiers: tuple[tuple[Tier, ...], ...] = ()
     """Stores of KV behind each pool, the fastest first, which only the reference engine has; (): none."""
-    scaling: Autoscale | None = None
-    """Starts and stops replicas; only the reference engine has it, and faults."""
-    failures: tuple[tuple[float, int, float], ...] = ()
-    """(When, which replica, for how many seconds), in order."""
+    scaling: tuple[Autoscale | None, ...] = ()
+    """What starts and stops the replicas of each pool; (): nothing. Only the reference engine has it, and faults."""
+    failures: tuple[Failure, ...] = ()
+    """In order of time."""
     on_failure: str = "retry"
     roles: tuple[str, ...] = ()
     """``mixed``, ``prefill`` or ``decode`` of each pool; the latter two are for ``core.apart.handover``."""

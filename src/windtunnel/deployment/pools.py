@@ -16,7 +16,7 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device
 from windtunnel.model import Model
 from windtunnel.model.spec import stages
-from windtunnel.policy.scaling import Autoscale, Faults
+from windtunnel.policy.scaling import Autoscale, Failure, Faults
 
 ROLES = ("mixed", "prefill", "decode")
 """A pool computes whole requests, or their prompts up to the first token, or what follows; see ``core.apart``."""
@@ -141,8 +141,8 @@ class Deployment:
     handover: Handover = field(default_factory=Handover)
     decode_router: str | None = None
     """Chooses among the replicas of decode pools; None: by the rule of ``router``."""
-    scaling: Autoscale | None = None
-    """Starts and stops replicas; the pool has the most that there may be."""
+    scaling: Autoscale | tuple[Autoscale, ...] | None = None
+    """Starts and stops replicas, of each pool that is named; the pool has the most that there may be."""
     faults: tuple[Faults, ...] = ()
     """When replicas fail."""
 
@@ -169,15 +169,47 @@ class Deployment:
             self._require_elastic()
 
     def _require_elastic(self) -> None:
-        """Raise InputError where replicas cannot come and go."""
-        if len(self.pools) > 1:
+        """Raise InputError where replicas or the link cannot come and go."""
+        if len(self.pools) > 1 and not self.apart:
             raise InputError("autoscale, fail: simulated for one pool of mixed replicas; leave them out")
-        if self.scaling and self.pools[0].replicas != self.scaling.most:
-            raise InputError(f"replicas={self.pools[0].replicas}: must be autoscale's most={self.scaling.most}")
+        scaled = [self._pool(scaling.pool, "autoscale") for scaling in self._scalings]
+        for pool, scaling in zip(scaled, self._scalings, strict=True):
+            if scaled.count(pool) > 1:
+                raise InputError(f"autoscale: pool={pool.name}: is scaled twice: leave one out")
+            if pool.replicas != scaling.most:
+                raise InputError(f"replicas={pool.replicas}: must be autoscale's most={scaling.most}")
         if len({fault.on_failure for fault in self.faults}) > 1:
             raise InputError("fail: on_failure must be the same for all faults")
         for fault in self.faults:
-            fault.failures(self.pools[0].replicas, 0)
+            self.failures(fault, 0)
+
+    @property
+    def _scalings(self) -> tuple[Autoscale, ...]:
+        if self.scaling is None:
+            return ()
+        return (self.scaling,) if isinstance(self.scaling, Autoscale) else tuple(self.scaling)
+
+    def _pool(self, name: str, what: str) -> Pool:
+        """The pool of a name, or the only one. Raises InputError where there is none."""
+        found = [pool for pool in self.pools if name in ("", pool.name)]
+        if len(found) != 1:
+            names = ", ".join(repr(pool.name) for pool in self.pools)
+            raise InputError(f"{what}: pool={name!r}: name one of {names}")
+        return found[0]
+
+    def autoscaler(self, pool: Pool) -> Autoscale | None:
+        """What starts and stops the replicas of a pool."""
+        return next((one for one in self._scalings if self._pool(one.pool, "autoscale") is pool), None)
+
+    def failures(self, fault: Faults, seed: int) -> list[Failure]:
+        """What fails when, in order. Raises InputError for what is not there."""
+        if fault.part == "link" and (not self.apart or self.handover.transfer == "none"):
+            raise InputError("fail: part='link': nothing goes over one here: leave it out, or name a transfer")
+        if fault.part == "link" and not fault.pool:
+            return fault.failures(0, seed)
+        pool = self._pool(fault.pool, "fail")
+        place = next(i for i, one in enumerate(self.pools) if one is pool)
+        return fault.failures(pool.replicas, seed, sum(one.replicas for one in self.pools[:place]))
 
     @property
     def apart(self) -> bool:

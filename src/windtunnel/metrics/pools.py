@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.metrics.usage import Usage, power, price, read_footprint, share_there
+from windtunnel.metrics.usage import Floats, Usage, power, price, read_footprint, share_there
 from windtunnel.metrics.window import Window
 from windtunnel.simulate.run import Run
 
@@ -47,6 +47,12 @@ def pool_usage(run: Run, used: Usage, window: Window) -> tuple[PoolUsage, ...]:
     found = []
     for index, pool in enumerate(run.manifest["pools"]):
         mine = table.pool == index
+        share = there[mine].sum()
+
+        def mean(values: Floats, mine: Any = mine, share: float = share) -> float:
+            """Over the time for which the pool's replicas are paid."""
+            return float(values[mine].sum() / share) if share > 0 else float("nan")
+
         steps = table.iterations[mine]
         requests = float(np.nansum(table.batch_size[mine] * steps))
         found.append(
@@ -57,8 +63,9 @@ def pool_usage(run: Run, used: Usage, window: Window) -> tuple[PoolUsage, ...]:
                 replicas=int(mine.sum()),
                 gpus=int(mine.sum()) * each[index],
                 batch_size=requests / float(steps.sum()) if steps.sum() > 0 else float("nan"),
-                busy=float(busy[mine].mean()),
-                **{name: float(getattr(table, name)[mine].mean()) for name in ("kv", "kv_peak", "mfu", "mbu")},
+                busy=mean(busy),
+                **{name: mean(getattr(table, name)) for name in ("kv", "mfu", "mbu")},
+                kv_peak=float(table.kv_peak[mine].mean()),
                 **{
                     name: float(getattr(table, name)[mine].sum())
                     for name in ("prefill_tokens", "decode_tokens", "waiting")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ class Summary:
     """Share of the prompts' tokens that were found in the prefix cache; NaN if no request was admitted."""
     stores: Mapping[str, float]
     """By name: share of the prompts' tokens of the whole run that came from a store of KV, a part of those found."""
-    lives: Mapping[str, float]
+    lives: Mapping[str, Any]
     """Where replicas start, stop or fail, of the whole run: ``replicas_paid`` and ``replicas_up`` in the mean,
     ``unserved_s`` without any, counts of ``starts``, ``failures``, ``retries`` and ``lost`` requests."""
     usage: Usage
@@ -269,14 +270,35 @@ def _store_rates(run: Run) -> dict[str, float]:
     return found
 
 
-def _lives(run: Run) -> dict[str, float]:
+def _lives(run: Run) -> dict[str, Any]:
+    """What became of replicas that start, stop or fail, in all and of each pool."""
     lives = run.manifest.get("lives")
     if not lives:
         return {}
     seconds = lives["seconds"] or NAN
-    found = {"replicas_paid": sum(lives["paid_s"]) / seconds, "replicas_up": sum(lives["up_s"]) / seconds}
-    counts = {name: lives[name] for name in ("unserved_s", "starts", "failures", "retries")}
-    return found | counts | {"lost": len(lives["lost"])}
+    names = ("unserved_s", "starts", "failures")
+    counts = {name: lives[name] for name in (*names, "retries")}
+    found = _there(lives, [True] * len(lives["paid_s"])) | counts | {"lost": len(lives["lost"])}
+    found["availability"] = 1 - lives["unserved_s"] / seconds
+    if len(run.manifest["pools"]) > 1:
+        found |= {name: lives[name] for name in ("link_failures", "resent")}
+        of = [replica["pool"] for replica in run.manifest["replicas"]]
+        found["pools"] = [
+            {"name": pool["name"]}
+            | _there(lives, [each == index for each in of])
+            | {name: counted[name] for name in names}
+            | {"availability": 1 - counted["unserved_s"] / seconds}
+            for index, (pool, counted) in enumerate(zip(run.manifest["pools"], lives["pools"], strict=True))
+        ]
+    return found
+
+
+def _there(lives: Mapping[str, Any], which: Sequence[bool]) -> dict[str, float]:
+    """How many of these replicas are paid for and serve, mean over time."""
+    return {
+        f"replicas_{name}": sum(compress(lives[f"{name}_s"], which)) / (lives["seconds"] or NAN)
+        for name in ("paid", "up")
+    }
 
 
 def _per_second(amount: float, window: Window) -> float:

@@ -22,6 +22,11 @@ class Look(NamedTuple):
     """Requests/s between that tick and the one before it."""
     coming: float
     """Requests/s in the interval that begins when a replica started now would be up: what only foresight may use."""
+    role: str = "mixed"
+    """What the pool computes: ``mixed``, ``prefill`` or ``decode``."""
+    loads: tuple[tuple[float, float], ...] = ()
+    """Of each replica that is up: prompt tokens that wait for a rank, by max_model_len; and the share of the KV blocks
+    that its requests hold, or wait for."""
 
 
 class Rule(Protocol):
@@ -52,6 +57,51 @@ class Thresholds:
         if look.queued > self.queue_up or look.kv > self.kv_up:
             return look.replicas + 1
         return look.replicas - (look.queued < self.queue_down and look.kv < self.kv_down)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """One more or one less, as Dynamo's planner does by load where it has no limits to keep (1.6.1, components/planner,
+    "easy" decisions): a prefill pool goes by the prompts that wait, any other by KV memory, and a mixed one counts
+    prompts that wait as memory. One more if any replica is over ``up``, one less if all are below ``down``."""
+
+    target: Literal["throughput", "latency"] = "throughput"
+    """Which of the planner's thresholds hold where none is given."""
+    up: float | None = None
+    """None: the planner's. By max_model_len in a prefill pool, a share of the blocks in others."""
+    down: float | None = None
+
+    def __post_init__(self) -> None:
+        require_words(self, " of autoscale")
+        for role in THRESHOLDS:
+            down, up = self.thresholds(role)
+            if not 0 <= down < up:
+                raise InputError(f"autoscale: down={down}, up={up}: must be 0 ≤ down < up")
+
+    def thresholds(self, role: str) -> tuple[float, float]:
+        """(One less below the first, one more above the second) in a pool of this role."""
+        down, up = THRESHOLDS[role][self.target]
+        return down if self.down is None else self.down, up if self.up is None else self.up
+
+    def wanted(self, look: Look) -> int:
+        """See Rule. As in the planner: a prompt queue that is just at a threshold is over it, and below the threshold
+        of latency."""
+        prompts, (down, up) = look.role == "prefill", self.thresholds(look.role)
+        loads = [load[0] if prompts else load[1] for load in look.loads]
+        if not loads:
+            return look.replicas
+        if max(loads) > up or (prompts and max(loads) == up):
+            return look.replicas + 1
+        quiet = max(loads) < down or (prompts and self.target == "latency" and max(loads) == down)
+        return look.replicas - quiet
+
+
+THRESHOLDS = {
+    "prefill": {"throughput": (0.1, 1.0), "latency": (0.0, 0.1)},
+    "decode": {"throughput": (0.6, 1.0), "latency": (0.1, 0.4)},
+    "mixed": {"throughput": (0.6, 1.0), "latency": (0.1, 0.4)},
+}
+"""Of Dynamo's planner: one less below the first, one more above the second."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +142,9 @@ def _require_rps(rps: float) -> None:
         raise InputError(f"autoscale: rps={rps}: must be > 0, the requests/s that one replica serves within its limits")
 
 
-RULES: dict[str, type[Thresholds] | type[Forecast] | type[Foresight]] = {
+RULES: dict[str, type[Thresholds] | type[Planner] | type[Forecast] | type[Foresight]] = {
     "thresholds": Thresholds,
+    "planner": Planner,
     "forecast": Forecast,
     "foresight": Foresight,
 }
@@ -110,6 +161,8 @@ class Autoscale:
     """Seconds between ticks."""
     startup: float = 60.0
     """Seconds until a replica that is started serves."""
+    pool: str = ""
+    """The name of the pool that it scales, where there are several."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
@@ -127,12 +180,25 @@ class Autoscale:
 OnFailure = Literal["lost", "retry", "migrate"]
 
 
+class Failure(NamedTuple):
+    """One failure of a replica, or of what joins it to others."""
+
+    time: float
+    replica: int
+    """Counted through all pools; WHOLE_LINK: none of them."""
+    down: float
+    """Seconds until it is back."""
+    part: str = "replica"
+
+
+WHOLE_LINK = -1
+
+
 @dataclass(frozen=True)
 class Faults:
-    """When replicas fail, and what becomes of their requests.
+    """When replicas or their link fail, and what becomes of their requests.
 
-    Either one replica fails once, or each one again and again, at random. A failed replica loses its KV and comes back
-    empty.
+    Either one fails once, or each one again and again, at random. A failed replica loses its KV and comes back empty.
     """
 
     replica: int = 0
@@ -148,6 +214,11 @@ class Faults:
     on_failure: OnFailure = "retry"
     """``lost``: they end. ``retry``: they begin again elsewhere. ``migrate``: they go on elsewhere with the tokens that
     they have, whose KV is computed again (Dynamo's request migration)."""
+    pool: str = ""
+    """The name of the pool whose replica fails, where there are several."""
+    part: Literal["replica", "link"] = "replica"
+    """``link``: the replica's NICs fail, or, without a pool, the whole link between prefill and decode pools; a
+    transfer that this breaks is ``lost``, or begins again when the link is back."""
 
     def __post_init__(self) -> None:
         require_words(self)
@@ -157,22 +228,33 @@ class Faults:
             if not getattr(self, name) >= 0:
                 raise InputError(f"fail: {name}={getattr(self, name)}: must be ≥ 0")
 
-    def failures(self, replicas: int, seed: int) -> list[tuple[float, int, float]]:
-        """(When, which replica, for how many seconds), in order. Raises InputError for a replica that is not there."""
+    def failures(self, replicas: int, seed: int, first: int = 0) -> list[Failure]:
+        """What fails when, in order, in a pool of so many replicas, or (0) of the whole link; ``first`` is the number
+        of the pool's first replica. Raises InputError for a replica that is not there."""
         if self.mtbf == 0:
-            if self.replica >= replicas:
+            if replicas and self.replica >= replicas:
                 raise InputError(f"fail: replica={self.replica}: there are {replicas}, counted from 0")
-            return [(self.at, self.replica, self.down)]
+            return [Failure(self.at, first + self.replica if replicas else WHOLE_LINK, self.down, self.part)]
         from numpy.random import default_rng
 
         found = []
-        for j in range(replicas):
-            rng, time = default_rng([seed, j, 5]), 0.0
+        for j in range(first, first + replicas) if replicas else [WHOLE_LINK]:
+            stream = [seed, 0, 7] if j == WHOLE_LINK else [seed, j, 5 if self.part == "replica" else 6]
+            rng, time = default_rng(stream), 0.0
             while (time := time + rng.exponential(self.mtbf)) < self.until:
                 down = rng.exponential(self.down) if self.down else 0.0
-                found.append((time, j, down))
+                found.append(Failure(time, j, down, self.part))
                 time += down
         return sorted(found)
+
+
+class PoolLives(NamedTuple):
+    """What became of the replicas of one pool."""
+
+    unserved_s: float
+    """Seconds in which none of them served."""
+    starts: int
+    failures: int
 
 
 class Lives(NamedTuple):
@@ -185,10 +267,20 @@ class Lives(NamedTuple):
     seconds: float
     """From 0 to the last event."""
     unserved_s: float
-    """Seconds in which none served."""
+    """Seconds in which no request could be served: none of the replicas that compute prompts was there, or none of
+    those that decode."""
     starts: int
     failures: int
+    """Of replicas."""
     retries: int
     """Requests that were on a failed replica and went on elsewhere, counted each time."""
     lost: list[int]
-    """Requests that ended with their replica."""
+    """Requests that ended with their replica, or with the link."""
+    pools: tuple[PoolLives, ...] = ()
+    """In the order of the fleet's."""
+    states: tuple[tuple[int, str, float, float], ...] = ()
+    """(Replica, what it was, from, to): whenever one was starting, draining or failed; WHOLE_LINK or a replica whose
+    link failed."""
+    link_failures: int = 0
+    resent: int = 0
+    """Transfers that the link broke, or that waited for it, and that began again."""

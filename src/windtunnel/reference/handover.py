@@ -12,7 +12,9 @@ from windtunnel.reference.loop import (
     ASK_AGAIN,
     BATCH_END,
     HANDED,
+    LEASE_ENDS,
     LEAVES_NIC,
+    TIME_OUT,
     TRANSFER_END,
     Loop,
     Replica,
@@ -23,9 +25,6 @@ from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
 from windtunnel.reference.staging import Receiver, Staging
-
-LEASE_ENDS, TIME_OUT = ASK_AGAIN + 1, ASK_AGAIN + 2
-"""Kinds of events, after those of the loop at equal times: what happens at the end of a wait is in time."""
 
 
 @dataclass
@@ -47,6 +46,21 @@ class Passage:
     transfer_start: float = nan
     transfer_end: float = nan
     joined: float = nan
+
+
+@dataclass
+class Attempt:
+    """What became of a request between its arrival and the failure of what it was on, or its end."""
+
+    prompt: Request
+    """What the prefill replica saw of it."""
+    rest: Request | None
+    """What the decode replica saw."""
+    passage: Passage
+    place: tuple[Group | Pipeline, int] | None
+    """Group and rank that computed its prompt, unless the decode replica did."""
+    goes: bool
+    stays: bool
 
 
 @dataclass
@@ -78,17 +92,14 @@ class Apart(Loop):
     ) -> None:
         self.rules = crossing.rules
         self.prompts: dict[int, tuple[Group | Pipeline, int]] = {}
-        self.sent: dict[int, list[int]] = {}
-        """Prompts of each group whose blocks are free at its next decision."""
-        self.prefills = [
-            replace(one, output_tokens=min(one.output_tokens, 1), max_tokens=min(one.output_tokens, 1), stalls=[])
-            for one in requests
-        ]
+        self.sent: dict[int, list[tuple[Request, int]]] = {}
+        """Prompts of each group, and their ranks there, whose blocks are free at its next decision."""
+        self.prefills = [prompt_of(one) for one in requests]
         super().__init__(prefill, routers[0], self.prefills, *clients)
         self.stages.append(Stage(decode, routers[1]))
         self.first_decode = len(self.groups)
         self.groups += [group for replica in decode for group in replica.groups]
-        self.whole, self.work = requests, crossing.work or [0.0] * len(requests)
+        self.given, self.whole, self.work = requests, requests[:], crossing.work or [0.0] * len(requests)
         self.passages = [Passage() for _ in requests]
         self.decodes: dict[int, Request] = {}
         self.wires = Wires(crossing.link, self._announcer(LEAVES_NIC), self._announcer(TRANSFER_END))
@@ -114,6 +125,11 @@ class Apart(Loop):
         one = self.whole[request]
         return not one.refused and one.prompt_tokens <= self.rules.max_local_prefill_length
 
+    def attempts(self, request: int) -> list[Attempt]:
+        """One, or more where replicas fail and those after them go on with the client's tokens."""
+        prompt, rest, passage = self.prefills[request], self.decodes.get(request), self.passages[request]
+        return [Attempt(prompt, rest, passage, self.prompts.get(request), self.goes(request), self.stays(request))]
+
     # What happens.
 
     def _route(self, stage: Stage, request: Request, time: float) -> None:
@@ -136,13 +152,19 @@ class Apart(Loop):
 
     def _prefill_there(self, request: int, time: float) -> None:
         """A decode replica computes the prompt, too."""
-        self.decodes[request] = one = replace(self.whole[request], arrival=time, tokens=(), stalls=[])
-        passage = self.passages[request]
+        arrival = self.prefills[request].arrival
+        self.decodes[request] = one = replace(self.whole[request], arrival=arrival, tokens=(), stalls=[])
+        group, rank = self._choose_decode(one)
+        group.schedulers[rank].add(one)
+        if group.has_place:
+            self._wake(self.passages[request].group, time)
+
+    def _choose_decode(self, one: Request) -> tuple[Group | Pipeline, int]:
+        """The decode replica of a request: its group, and the rank there."""
+        passage = self.passages[one.id]
         one.replica, group, passage.rank = self.stages[1].choose(one)
         passage.group = self.groups.index(group)
-        group.schedulers[passage.rank].add(one)
-        if group.has_place:
-            self._wake(passage.group, time)
+        return group, passage.rank
 
     def _queue_prompt(self, request: int, time: float) -> None:
         group, rank = self.prompts[request]
@@ -200,8 +222,7 @@ class Apart(Loop):
         )
         self.decodes[request], passage = one, self.passages[request]
         passage.asked = time
-        one.replica, group, passage.rank = self.stages[1].choose(one)
-        passage.group = self.groups.index(group)
+        group, _ = self._choose_decode(one)
         self._staging_of(passage).ask(one)
         if group.has_place:
             self._wake(passage.group, time)
@@ -226,25 +247,22 @@ class Apart(Loop):
             self._wake(passage.group, time)
 
     def _let_go(self, request: int, time: float) -> None:
-        """The prefill replica frees the blocks of a prompt, if it holds them.
+        """The prefill replica frees the blocks of a prompt, if it holds them."""
+        if self.prefills[request].holds:
+            self._free(self.prefills[request], *self.prompts[request], time)
 
-        It hears of it after a step, and after the requests that ended with that one: so their blocks are taken first
-        (vllm/v1/core/sched/scheduler.py, update_from_output).
-        """
-        one = self.prefills[request]
-        if not one.holds:
-            return
-        one.holds = False
-        group = self.prompts[request][0]
+    def _free(self, prompt: Request, group: Group | Pipeline, rank: int, time: float) -> None:
+        """It hears of it after a step, and after the requests that ended with that one: so their blocks are taken first
+        (vllm/v1/core/sched/scheduler.py, update_from_output)."""
+        prompt.holds = False
         who = self.groups.index(group)
-        self.sent.setdefault(who, []).append(request)
+        self.sent.setdefault(who, []).append((prompt, rank))
         if group.has_place:
             self._wake(who, time)
 
     def _free_sent(self, who: int) -> None:
-        for request in self.sent.pop(who, []):
-            group, rank = self.prompts[request]
-            group.schedulers[rank].let_go(self.prefills[request])
+        for prompt, rank in self.sent.pop(who, []):
+            self.groups[who].schedulers[rank].let_go(prompt)
 
     # What runs out.
 
@@ -272,11 +290,12 @@ class Apart(Loop):
 
     def _lose(self, request: int, time: float) -> None:
         passage = self.passages[request]
-        passage.lost = self.decodes[request].aborted = True
-        for one in (self.prefills[request], self.decodes[request]):
-            one.finished = True  # to routers that count what they have sent
+        passage.lost = True
+        for one in (self.prefills[request], self.decodes.get(request)):
+            if one is not None:
+                one.finished = True  # to routers that count what they have sent
         self._let_go(request, time)
-        if self.groups[passage.group].has_place:
+        if passage.group >= 0 and self.groups[passage.group].has_place:
             self._wake(passage.group, time)
         super()._complete(self.whole[request], time)
 
@@ -337,3 +356,9 @@ class Apart(Loop):
                 heappush(self.events, (time, HANDED, request.id))
             else:
                 self._transfer(request.id, time)
+
+
+def prompt_of(request: Request) -> Request:
+    """What a prefill replica sees of a request."""
+    one = min(request.output_tokens, 1)
+    return replace(request, output_tokens=one, max_tokens=one, stalls=[])

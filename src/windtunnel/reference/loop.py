@@ -10,9 +10,12 @@ from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
 
-BATCH_END, LEAVES_NIC, TRANSFER_END, HANDED, ARRIVAL, SCHEDULE, ASK_AGAIN = range(7)
-"""Kinds of events, in the order in which they happen at equal times; those after the first up to HANDED are of
-``reference.handover``."""
+BATCH_END, LEAVES_NIC, TRANSFER_END, HANDED, ARRIVAL, SCHEDULE, ASK_AGAIN, LEASE_ENDS, TIME_OUT, READY, FAIL, TICK = (
+    range(12)
+)
+"""Kinds of events, in the order in which they happen at equal times: what happens at the end of a wait is in time, and
+before a failure. Those after the first up to HANDED, LEASE_ENDS and TIME_OUT are of ``reference.handover``, the last
+three of ``reference.elastic``."""
 
 PUBLISH_INTERVAL = 0.1
 """Seconds between the looks of vLLM's data-parallel coordinator (vllm/v1/engine/coordinator.py)."""
@@ -42,6 +45,10 @@ class Balancer:
 
     def __post_init__(self) -> None:
         self.look()
+
+    def forget(self, replica: int) -> None:
+        """It is another one now, and has nothing."""
+        self.counts[replica] = [[0, 0] for _ in self.replicas[replica].ranks]
 
     def look(self) -> None:
         """Take the counts of all ranks as they are now."""
@@ -123,10 +130,21 @@ class Stage:
         self.replicas, self.router = replicas, router
         self.balancer = Balancer(replicas)
         self.routed = 0
+        self.open: list[int] | None = None
+        """Those that take requests; None: all."""
+
+    @property
+    def closed(self) -> bool:
+        """None of them takes requests."""
+        return self.open == []
 
     def choose(self, request: Request) -> tuple[int, Group | Pipeline, int]:
         """The replica for a request, its group, and the rank there."""
-        j = self.router(self.replicas, self.balancer, self.routed, request)
+        if self.open is None:
+            j = self.router(self.replicas, self.balancer, self.routed, request)
+        else:
+            some = [self.replicas[i] for i in self.open]
+            j = self.open[self.router(some, self.balancer, self.routed, request)]
         self.routed += 1
         if request.refused:
             return j, self.replicas[j].groups[0], 0

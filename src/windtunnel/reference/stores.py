@@ -223,10 +223,20 @@ class Shelf:
     """The stores of a deployment: each made once for all that share it."""
 
     made: dict[Any, Store] = field(default_factory=dict)
+    given: list[tuple[int, int, Port]] = field(default_factory=list)
+    """(Pool, which of its tiers, the way of a rank to it), of all replicas that there have been."""
 
     def ports(self, tiers: tuple[Tier, ...], pool: int, replica: int) -> list[Port]:
         """The ways of a rank of a replica to them."""
         places = {"replica": (pool, replica), "pool": (pool,), "deployment": ()}
-        return [
+        found = [
             Port(self.made.setdefault((k, tier, *places[tier.shared_by]), Store(tier))) for k, tier in enumerate(tiers)
         ]
+        self.given += [(pool, k, port) for k, port in enumerate(found)]
+        return found
+
+    def lose(self, tiers: tuple[Tier, ...], pool: int, replica: int) -> None:
+        """What a replica has for itself is gone with it, and comes back empty."""
+        for k, tier in enumerate(tiers):
+            if tier.shared_by == "replica":
+                self.made.pop((k, tier, pool, replica), None)

@@ -57,6 +57,7 @@ def html_report(steps: Steps, summary: Summary, slo: SLO | None = None) -> str:
         "<h2>Where the time goes</h2>",
         plot("breakdown", "", "breakdown"),
         _pools(summary),
+        _lives(summary),
         _replicas(summary),
         "<h2>Workload</h2>",
         '<div class="triple">',
@@ -204,6 +205,29 @@ def _pools(summary: Summary) -> str:
         for pool in summary.pools
     ]
     return f'<div class="panel" style="margin-top:12px">{table(columns, rows)}</div>'
+
+
+def _lives(summary: Summary) -> str:
+    """What became of replicas that start, stop or fail."""
+    lives = summary.lives
+    if not lives:
+        return ""
+    rows = [
+        [
+            str(some.get("name", "")),
+            number(some["replicas_paid"]),
+            number(some["replicas_up"]),
+            f"{100 * some['availability']:.4g} %",
+            *(f"{some[name]:,}" for name in ("starts", "failures")),
+        ]
+        for some in (*lives.get("pools", ()), {**lives, "name": "all"})
+    ]
+    columns = ["pool", "replicas paid", "replicas up", "one is up", "starts", "failures"]
+    note = f"{lives['retries']:,} requests tried again, {lives['lost']:,} lost"
+    if lives.get("link_failures"):
+        note += f"; {lives['link_failures']:,} failures of the link, {lives['resent']:,} transfers begun again"
+    caption = f'<p class="caption">{note}</p>'
+    return f'<div class="panel" style="margin-top:12px">{table(columns, rows)}{caption}</div>'
 
 
 def _replicas(summary: Summary) -> str:

@@ -37,7 +37,7 @@ def perfetto(steps: Steps, max_events: int = 200_000) -> dict[str, Any]:
     number, apart = len(steps.run.requests.id), steps.run.handovers is not None
     stride = max(1, -(-number * (HANDED_EVENTS if apart else REQUEST_EVENTS) // (max_events // 2)))
     spans = [*_requests(steps, stride), *_transfers(steps, stride)]
-    events = [*_names(steps), *_steps(steps, merged), *spans, *_counters(steps)]
+    events = [*_names(steps), *_steps(steps, merged), *spans, *_states(steps), *_counters(steps)]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -175,6 +175,23 @@ def _transfers(steps: Steps, stride: int) -> Iterator[Event]:
             details = {"bytes": size, "from_replica": source, "to_replica": target}
             yield {**slice_, "ph": "b", "ts": begin * MICROSECONDS, "args": details}
             yield {**slice_, "ph": "e", "ts": end * MICROSECONDS}
+
+
+def _states(steps: Steps) -> Iterator[Event]:
+    """When replicas were starting, draining or failed, on a track of theirs; when the whole link was, on the link's."""
+    replicas = steps.run.manifest["replicas"]
+    told = set()
+    for replica, state, begin, end in (steps.run.manifest.get("lives") or {}).get("states", ()):
+        whole = replica < 0
+        track = {
+            "pid": _link(steps) if whole else replica + 1,
+            "tid": 0 if whole else replicas[replica]["lanes"] * replicas[replica].get("stages", 1),
+        }
+        if replica not in told and not whole:
+            told.add(replica)
+            yield {"ph": "M", "name": "thread_name", **track, "args": {"name": "there or not"}}
+        yield {**track, "ph": "X", "name": state, "cat": "state", "ts": begin * MICROSECONDS,
+               "dur": (end - begin) * MICROSECONDS}  # fmt: skip
 
 
 def _counters(steps: Steps) -> Iterator[Event]:

@@ -45,12 +45,13 @@ class Pools:
     store: Several = ()
     """Where KV is kept that the GPUs have no room for, the fastest first: "tier=host capacity=200e9" (bytes of a
     replica), "tier=disk capacity=4e12 read=7e9 write=5e9", "tier=shared capacity=10e12 chunk_tokens=256"."""
-    autoscale: str | None = None
-    """Replicas that start and stop: "policy=thresholds least=1 most=8 interval=180 startup=60 kv_up=0.4", or
-    policy=forecast or foresight with rps=5, the requests/s that one replica serves."""
+    autoscale: Several = ()
+    """Replicas that start and stop: "policy=thresholds least=1 most=8 interval=180 startup=60 kv_up=0.4",
+    policy=planner, or policy=forecast or foresight with rps=5, the requests/s that one replica serves. Repeat it with
+    pool=prefill and pool=decode."""
     fail: Several = ()
     """Replicas that fail: "replica=0 at=600 down=120", or at random "mtbf=86400 down=300"; on_failure=lost, retry or
-    migrate."""
+    migrate; pool=decode where there are several; part=link for the link between them."""
     decode_router: str | None = None
     """Which decode replica gets a request; without it as ``router``."""
 
@@ -60,7 +61,7 @@ class Pools:
             for text in getattr(self, role):
                 pool_words(role, text)
         stores_of(self.store)
-        scaling_of(self.autoscale)
+        scalings_of(self.autoscale)
         faults_of(self.fail)
 
     @property
@@ -87,14 +88,15 @@ class Pools:
         elif given := [name for name in (*JOINTS, "decode_router") if getattr(found, name) is not None]:
             raise InputError(f"{given[0]}: is for prefill and decode pools: add both, or leave it out")
         stores = stores_of(found.store)
+        scalings, faults = scalings_of(found.autoscale), faults_of(found.fail)
         if not found.several:
-            scaling, faults = scaling_of(found.autoscale), faults_of(found.fail)
-            pool = replace(server.pool(scaling.most if scaling else replicas), stores=stores)
-            return Deployment((pool,), router, scaling=scaling, faults=faults)
-        if found.autoscale or found.fail:
+            pool = replace(server.pool(scalings[0].most if scalings else replicas), stores=stores)
+            return Deployment((pool,), router, scaling=scalings, faults=faults)
+        if found.mixed and (scalings or faults):
             raise InputError("autoscale, fail: simulated for one pool of equal servers: leave them out, or the pools")
+        most = {scaling.pool: scaling.most for scaling in scalings}
         pools = tuple(
-            _pool(server, replicas, role, _name(role, place, texts), text)
+            _pool(server, most, replicas, role, _name(role, place, texts), text)
             for role in ROLES
             for texts in (getattr(found, role),)
             for place, text in enumerate(texts)
@@ -105,7 +107,7 @@ class Pools:
         link, handover = link_of(found.link, pools), handover_of(found.handover, pools)
         if found.link is None and handover.transfer == "none":
             link = Link()
-        return Deployment(pools, router, link, handover, found.decode_router)
+        return Deployment(pools, router, link, handover, found.decode_router, scalings, faults)
 
     def _require_both(self) -> None:
         """Raise InputError for one side without the other, or beside mixed pools."""
@@ -132,10 +134,13 @@ def stores_of(texts: Sequence[str]) -> tuple[Store, ...]:
     return tuple(Store(**typed_words(parse_words(text, "store"), types, "store: ")) for text in texts)
 
 
-def scaling_of(text: str | None) -> Autoscale | None:
+def scalings_of(texts: Sequence[str]) -> tuple[Autoscale, ...]:
+    """The autoscalers of these words. Raises InputError for an unknown word or a wrong value."""
+    return tuple(map(scaling_of, texts))
+
+
+def scaling_of(text: str) -> Autoscale:
     """The autoscaler of these words. Raises InputError for an unknown word or a wrong value."""
-    if text is None:
-        return None
     words = parse_words(text, "autoscale")
     policy = str(words.pop("policy", "thresholds"))
     if policy not in RULES:
@@ -156,16 +161,18 @@ def _name(role: str, place: int, texts: Sequence[str]) -> str:
     return role if len(texts) == 1 else f"{role} {place + 1}"
 
 
-def _pool(server: Server, replicas: int, role: str, name: str, text: str) -> Pool:
-    """The pool of these words. Raises InputError, which names the pool, for what cannot run."""
+def _pool(server: Server, most: Mapping[str, int], replicas: int, role: str, name: str, text: str) -> Pool:
+    """The pool of these words; ``most``: replicas of those that are scaled. Raises InputError, which names the pool,
+    for what cannot run."""
     own = pool_words(role, text)
+    name = own.get("name", name)
     engine = {ENGINE_WORDS[key]: value for key, value in own.items() if key in ENGINE_WORDS}
     try:
         described = replace(server, device=own.get("device", server.device), engine=replace(server.engine, **engine))
-        pool = described.pool(own.get("replicas", replicas))
+        pool = described.pool(own.get("replicas", most.get(name, replicas)))
         price = own.get("price_per_hour")
         device = pool.device if price is None else replace(pool.device, price_per_hour=price)
-        return replace(pool, role=role, name=own.get("name", name), device=device)
+        return replace(pool, role=role, name=name, device=device)
     except InputError as error:
         raise InputError(f"{role}: {error}") from error
 
@@ -190,9 +197,9 @@ def as_texts(words: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
     found = dict(words)
     for key, value in words.items():
         name = key.replace("-", "_")
-        if name in (*ROLES, "store", "fail"):
+        if name in (*ROLES, "store", "fail", "autoscale"):
             found[key] = tuple(_texts(name, value, origin))
-        elif name in (*JOINTS, "autoscale"):
+        elif name in JOINTS:
             found[key] = joint_text(value)
     return found
 

@@ -1,5 +1,7 @@
 """Prefill and decode pools: from a deployment to what the engine room wants to know, and from its record to columns."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,7 @@ from windtunnel.policy.routing import Conductor
 from windtunnel.simulate.run import Handovers, Requests
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 GRID = 2.0**-30
 """Seconds of which all parts of a time to first token but one are multiples, so that sums are exact."""
@@ -33,8 +36,12 @@ def routers_of(deployment: Deployment) -> tuple[Router, Router]:
     return first, second
 
 
-def crossing_of(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> Crossing:
-    """The link and its work: whole blocks, to all GPUs of a decode rank, which take part at once.
+Sending = Callable[[Integers], tuple[Floats, Floats]]
+"""From the tokens of prompts: bytes of each, and seconds of work for the link from the end of the prompt on."""
+
+
+def sending_of(deployment: Deployment, budgets: list[KVBudget]) -> Sending:
+    """What the link has to do: whole blocks, to all GPUs of a decode rank, which take part at once.
 
     Of a prompt that leaves in chunks or layers, what its last one makes is sent when it is computed; the others were,
     while it went on.
@@ -42,24 +49,33 @@ def crossing_of(deployment: Deployment, budgets: list[KVBudget], demand: Demand)
     taker = next(i for i, pool in enumerate(deployment.pools) if pool.role == "decode")
     pool, budget = deployment.pools[taker], budgets[taker]
     gpus = pool.engine.tensor_parallel_size * pool.engine.pipeline_parallel_size
-    blocks = -(-demand.prompt_tokens // budget.block_size)
-    sizes = (blocks * budget.block_bytes * gpus).astype(np.float64)
     link, rules = deployment.link, deployment.handover
-    share = np.ones(len(sizes))
-    if rules.transfer == "chunked":
-        chunk = min(one.engine.resolved("max_num_batched_tokens") for one in deployment.pools if one.role == "prefill")
-        share = ((demand.prompt_tokens - 1) % chunk + 1) / np.maximum(demand.prompt_tokens, 1)
-    elif rules.transfer == "layerwise":
-        share /= pool.model.num_layers
-    if rules.transfer == "none":
-        return Crossing(link, rules)
-    return Crossing(link, rules, sizes, link.work(sizes, blocks * pool.model.num_layers, share))
+    chunk = min(one.engine.resolved("max_num_batched_tokens") for one in deployment.pools if one.role == "prefill")
+
+    def sending(prompts: Integers) -> tuple[Floats, Floats]:
+        blocks = -(-prompts // budget.block_size)
+        sizes = (blocks * budget.block_bytes * gpus).astype(np.float64)
+        share = np.ones(len(sizes))
+        if rules.transfer == "chunked":
+            share = ((prompts - 1) % chunk + 1) / np.maximum(prompts, 1)
+        elif rules.transfer == "layerwise":
+            share /= pool.model.num_layers
+        return sizes, link.work(sizes, blocks * pool.model.num_layers, share)
+
+    return sending
+
+
+def crossing_of(deployment: Deployment, sending: Sending, demand: Demand) -> Crossing:
+    """The link, the rules, and the work of each request."""
+    if deployment.handover.transfer == "none":
+        return Crossing(deployment.link, deployment.handover)
+    return Crossing(deployment.link, deployment.handover, *sending(demand.prompt_tokens))
 
 
 def about_waits(rules: Handover, record: Handed) -> list[str]:
     """Requests whose wait the engine gave up, or would have, for a run's notes."""
     if rules.on_expiry != "wait":
-        lost = len(record.lost)
+        lost = len(record.lost) - (len(record.lives.lost) if record.lives else 0)
         return [f"{lost} requests ended with an error: a lease or a timeout ran out"] * bool(lost)
     handed = record.handovers
     waits = {
@@ -87,7 +103,7 @@ def handovers_of(requests: Requests, record: Handed, fleet: Fleet) -> Handovers:
     parts = dict.fromkeys(("queue", "held", "admission", "transfer", "join"), np.zeros(0))
     parts["queue"] = engine["scheduled"] - np.where(gated, handed["admitted"], engine["arrival"])
     parts["held"] = np.where(gated, 0.0, handed["asked"] - handed["prefill_end"])
-    parts["admission"] = handed["admitted"] - handed["asked"]
+    parts["admission"] = handed["admitted"] - np.where(gated, engine["arrival"], handed["asked"])
     parts["transfer"] = handed["transfer_end"] - np.where(gated, handed["prefill_end"], handed["admitted"])
     parts["join"] = first - handed["transfer_end"]
     later = moved & (first > handed["prefill_end"])  # the first token comes from the decode replica

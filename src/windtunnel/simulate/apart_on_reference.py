@@ -3,6 +3,7 @@ returns its record. ``core.apart.handover`` says what stands in it."""
 
 from dataclasses import replace
 from itertools import accumulate
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -10,28 +11,33 @@ from numpy.typing import NDArray
 
 from windtunnel.core.apart.handover import Crossing, Handed, of_role, pools_of, require_handing
 from windtunnel.core.apart.link import HANDED
-from windtunnel.core.engine import Demand, Fleet, Floats, Integers
+from windtunnel.core.engine import Demand, Fleet, Floats
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import NONE, STALL, records
 from windtunnel.deployment.handover import Handover
 from windtunnel.policy import routing
 from windtunnel.policy.named import Router
 from windtunnel.reference import handover as reference
+from windtunnel.reference.elastic.apart import ElasticApart, Faultiness, PoolOf
+from windtunnel.reference.handover import Attempt
 from windtunnel.reference.loop import Replica
 from windtunnel.reference.loop import Router as Choice
 from windtunnel.reference.stores import Shelf
+from windtunnel.simulate.apart import Sending
 from windtunnel.simulate.on_reference import (
     beyond_the_core,
     clients_of,
+    maker,
     no_collection,
     record_of,
-    replica_of,
     requests_of,
+    require_forgetful,
     router_of,
     table_of,
     used_tiers,
 )
 
+ROLES = ("prefill", "decode")
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
 
 
@@ -48,11 +54,17 @@ def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Hando
 
 
 def run_apart(
-    fleet: Fleet, demand: Demand, routers: tuple[Router, Router], uniforms: Floats, crossing: Crossing
+    fleet: Fleet,
+    demand: Demand,
+    routers: tuple[Router, Router],
+    uniforms: Floats,
+    crossing: Crossing,
+    sending: Sending | None = None,
 ) -> Handed:
     """Simulate pools that prefill and pools that decode; arguments as for ``core.apart.handover.run``.
 
-    The settings of the first router stand in the fleet.
+    The settings of the first router stand in the fleet. ``sending``: the link's work for prompts that grow, because
+    their requests go on elsewhere.
 
     Raises:
         InputError: a scheduler that does not hand over, takes nothing, or is not in the reference engine.
@@ -60,20 +72,39 @@ def run_apart(
     require_handing(fleet, crossing.rules)
     with no_collection():
         shelf = Shelf()
-        replicas: list[Replica] = []
-        for pool, count in enumerate(fleet.replicas):
-            replicas += [replica_of(fleet, pool, shelf, len(replicas) + i) for i in range(count)]
-        before, after = (numbers_of(fleet, name) for name in ("prefill", "decode"))
-        loop = reference.Apart(
-            [replicas[j] for j in before],
-            [replicas[j] for j in after],
-            _choices(fleet, demand, routers, uniforms),
-            requests_of(demand),
-            reference.Crossing(crossing.link, crossing.rules, crossing.work.tolist()),
-            clients_of(demand),
-        )
+        make = maker(fleet, shelf)
+        between = reference.Crossing(crossing.link, crossing.rules, crossing.work.tolist())
+        asked = (_choices(fleet, demand, routers, uniforms), requests_of(demand), between)
+        if any(fleet.scaling) or fleet.failures:
+            for router in routers:
+                require_forgetful(router.number)
+            faults = _faults(fleet, sending)
+            loop: reference.Apart = ElasticApart(make, _pools(fleet), *asked, faults, clients_of(demand))
+        else:
+            replicas = [make(number) for number in range(sum(fleet.replicas))]
+            before, after = ([replicas[j] for j in numbers_of(fleet, role)] for role in ROLES)
+            loop = reference.Apart(before, after, *asked, clients_of(demand))
         loop.run()
-        return _handed(fleet, replicas, loop, crossing)
+        return replace(_handed(fleet, loop, crossing, sending), tiers=used_tiers(shelf))
+
+
+def _pools(fleet: Fleet) -> list[PoolOf]:
+    scaling = fleet.scaling or (None,) * len(fleet.roles)
+    return [PoolOf(*pool) for pool in zip(fleet.roles, fleet.replicas, fleet.limits, scaling, strict=True)]
+
+
+def _faults(fleet: Fleet, sending: Sending | None) -> Faultiness:
+    """What fails; prompts that go on elsewhere grow up to what each prefill pool can compute."""
+    longest = [
+        min(policy.longest_prompt(limits), policy.longest_request(limits) - 1, limits.num_blocks * limits.block_size)
+        for policy, limits, role in zip(fleet.policies, fleet.limits, fleet.roles, strict=True)
+        if role == "prefill"
+    ]
+
+    def work(tokens: int) -> float:
+        return float(sending(np.array([tokens]))[1][0]) if sending else 0.0
+
+    return Faultiness(list(fleet.failures), fleet.on_failure, work, min(longest))
 
 
 def numbers_of(fleet: Fleet, role: str) -> list[int]:
@@ -94,92 +125,134 @@ def _choices(fleet: Fleet, demand: Demand, routers: tuple[Router, Router], unifo
     return found[0], found[1]
 
 
-def _handed(fleet: Fleet, replicas: list[Replica], loop: reference.Apart, crossing: Crossing) -> Handed:
+def _handed(fleet: Fleet, loop: reference.Apart, crossing: Crossing, sending: Sending | None) -> Handed:
     """What the core would have written."""
-    record = record_of([*loop.prefills, *loop.decodes.values()], replicas)
-    handed = _handovers(fleet, replicas, loop)
-    moved = np.array([passage.transfer_end >= 0 and not passage.expired for passage in loop.passages])
-    sizes = crossing.kv_bytes if len(crossing.kv_bytes) else np.zeros(len(moved))
-    table = _requests(loop, handed["prefill_lane"], _lanes(replicas, loop))
+    replicas: dict[int, Replica] = {}
+    for role, stage in zip(ROLES, loop.stages, strict=True):
+        replicas |= zip(numbers_of(fleet, role), stage.replicas, strict=True)
+    there = [replicas[number] for number in range(len(replicas))]
+    record = record_of([*loop.prefills, *loop.decodes.values()], there)
+    tries, lanes = [loop.attempts(r) for r in range(len(loop.whole))], _numbers(there, loop)
+    table = _requests(loop, tries, lanes)
     return Handed(
         table,
         record.rows,
-        _seen_by_client(table, record.stalls, loop),
+        _seen_by_client(table, record.stalls, tries, loop.rules.first_token),
         record.replica_of_lane,
         record.rank_of_lane,
-        tiers=used_tiers(fleet, replicas),
-        handovers=handed,
-        kv_bytes=np.where(moved, sizes, 0.0),
+        handovers=_handovers(fleet, [one[0] for one in tries], loop, lanes),
+        kv_bytes=_moved(loop, crossing, sending),
         lost=np.array([r for r, passage in enumerate(loop.passages) if passage.lost], dtype=np.int64),
+        lives=loop.account() if isinstance(loop, ElasticApart) else None,
     )
 
 
-def _numbers(replicas: list[Replica]) -> dict[tuple[int, int], int]:
-    """The lane of each (group by identity, rank in it)."""
+Lanes = dict[tuple[int, int], int]
+"""The lane of each (group by identity, rank in it)."""
+
+
+def _numbers(replicas: list[Replica], loop: reference.Apart) -> Lanes:
+    """The lanes, those of groups that are no more included."""
     ranks = [(id(group), rank) for replica in replicas for group, rank in replica.ranks]
-    return {key: lane for lane, key in enumerate(ranks)}
+    found = {key: lane for lane, key in enumerate(ranks)}
+    for old, new in reversed(loop.roster.former) if isinstance(loop, ElasticApart) else ():
+        found |= {(id(old), rank): found[id(new), rank] for rank in range(len(old.schedulers))}
+    return found
 
 
-def _lanes(replicas: list[Replica], loop: reference.Apart) -> Integers:
-    """[n] the lane that decodes each request, NONE where it went to none."""
-    numbers = _numbers(replicas)
-    found = [
-        numbers[id(loop.groups[passage.group]), passage.rank] if passage.group >= 0 else NONE
-        for passage in loop.passages
-    ]
-    return np.array(found, dtype=np.int64)
+def _decode_lane(attempt: Attempt, loop: reference.Apart, lanes: Lanes) -> int:
+    """The lane that decodes a request, NONE where it went to none."""
+    passage = attempt.passage
+    return lanes[id(loop.groups[passage.group]), passage.rank] if passage.group >= 0 else NONE
 
 
-def _handovers(fleet: Fleet, replicas: list[Replica], loop: reference.Apart) -> NDArray[Any]:
-    """[n] of HANDED; replicas are counted through the prefill pools and then the decode pools, as the core does."""
-    n, numbers, before = len(loop.whole), _numbers(replicas), len(numbers_of(fleet, "prefill"))
+def _prefill_lane(attempt: Attempt, loop: reference.Apart, lanes: Lanes) -> int:
+    """The lane that computes its prompt, NONE where none did."""
+    if attempt.stays:
+        return _decode_lane(attempt, loop, lanes)
+    return NONE if attempt.place is None else lanes[id(attempt.place[0]), attempt.place[1]]
+
+
+def _handovers(fleet: Fleet, firsts: list[Attempt], loop: reference.Apart, lanes: Lanes) -> NDArray[Any]:
+    """[n] of HANDED, of the attempt that gave the first token; replicas are counted through the prefill pools and then
+    the decode pools, as the core does."""
+    n, before = len(firsts), len(numbers_of(fleet, "prefill"))
     handed = records(n, HANDED)
     for name in TIMES:
-        handed[name] = [getattr(passage, name) for passage in loop.passages]
-    handed["goes"] = [loop.goes(r) for r in range(n)]
-    handed["stays"] = [loop.stays(r) for r in range(n)]
-    handed["source"] = [passage.source for passage in loop.passages]
-    asked = ~np.isnan(handed["asked"])
-    handed["destination"] = [
-        before + loop.decodes[r].replica if there else NONE for r, there in enumerate(asked.tolist())
-    ]
-    prompts = [loop.prompts.get(r) for r in range(n)]
-    handed["prefill_lane"] = [NONE if at is None else numbers[id(at[0]), at[1]] for at in prompts]
-    stays = handed["stays"] > 0
-    handed["prefill_lane"][stays] = _lanes(replicas, loop)[stays]
+        handed[name] = [getattr(one.passage, name) for one in firsts]
+    handed["goes"] = [one.goes for one in firsts]
+    handed["stays"] = [one.stays for one in firsts]
+    handed["source"] = [one.passage.source for one in firsts]
+    asked = [one.rest if not isnan(one.passage.asked) else None for one in firsts]
+    handed["destination"] = [NONE if rest is None else before + rest.replica for rest in asked]
+    handed["prefill_lane"] = [_prefill_lane(one, loop, lanes) for one in firsts]
     return handed
 
 
-def _requests(loop: reference.Apart, prefill_lanes: Integers, lanes: Integers) -> NDArray[Any]:
-    """The rows of both sides as one; first tokens as the prefill replica made them."""
-    table: NDArray[Any] = table_of(loop.prefills, {})
-    table["output"] = [one.output_tokens for one in loop.whole]
-    table["lane"] = np.where(lanes == NONE, prefill_lanes, lanes)
-    decodes = list(loop.decodes.values())
-    rest, which = table_of(decodes, {}), np.array([one.id for one in decodes], dtype=np.int64)
-    alone = np.array([loop.stays(r) for r in which.tolist()], dtype=bool)
+def _requests(loop: reference.Apart, tries: list[list[Attempt]], lanes: Lanes) -> NDArray[Any]:
+    """The rows of both sides as one; first tokens as the first attempt's prefill replica made them."""
+    table: NDArray[Any] = table_of([one[0].prompt for one in tries], {})
+    ends = table_of(loop.prefills, {})
+    last = [(_decode_lane(one[-1], loop, lanes), _prefill_lane(one[-1], loop, lanes)) for one in tries]
+    table["lane"] = [prompt if lane == NONE else lane for lane, prompt in last]
+    table["output"] = [one.output_tokens for one in loop.given]
+    alone = {r: one[0].rest for r, one in enumerate(tries) if one[0].stays and one[0].rest is not None}
+    rest, which = table_of(list(alone.values()), {}), np.array(list(alone), dtype=np.int64)
     for name in ("arrival", "scheduled", "first_token", "cached_tokens"):
-        table[name][which[alone]] = rest[name][alone]
-    lost = np.array([passage.lost for passage in loop.passages])[which]
+        table[name][which] = rest[name]
+    rest, which = table_of(list(loop.decodes.values()), {}), np.array(list(loop.decodes), dtype=np.int64)
+    lost = np.array([passage.lost for passage in loop.passages], dtype=bool)
     for name in ("finish", "state"):
-        table[name][which] = np.where(lost, np.nan if name == "finish" else 0, rest[name])
-    table["preemptions"][which] += rest["preemptions"]
+        table[name] = ends[name]
+        table[name][which] = rest[name]
+        table[name][lost] = np.nan if name == "finish" else 0
+    seen = [[part for attempt in one for part in (attempt.prompt, attempt.rest) if part] for one in tries]
+    table["preemptions"] = [
+        len(one) - 1 + sum(part.preemptions for part in both) for one, both in zip(tries, seen, strict=True)
+    ]
     return table
 
 
-def _seen_by_client(table: NDArray[Any], stalls: NDArray[Any], loop: reference.Apart) -> NDArray[Any]:
-    """The stalls of whole requests; the first tokens as clients get them."""
-    first_token = loop.rules.first_token
+def _moved(loop: reference.Apart, crossing: Crossing, sending: Sending | None) -> Floats:
+    """[n] bytes of the transfers that came through."""
+    found = np.zeros(len(loop.passages))
+    if isinstance(loop, ElasticApart):
+        if sending and loop.moved:
+            which, prompts = np.array(loop.moved, dtype=np.int64).T
+            np.add.at(found, which, sending(prompts)[0])
+        return found
+    moved = np.array([passage.transfer_end >= 0 and not passage.expired for passage in loop.passages], dtype=bool)
+    return np.where(moved, crossing.kv_bytes if len(crossing.kv_bytes) else found, 0.0)
+
+
+def _told_first(attempt: Attempt, first_token: str) -> float:
+    """When the client gets the first token of an attempt; NaN: it does not."""
+    rest = attempt.rest
+    if not attempt.goes:
+        return rest.first_token if rest is not None else attempt.prompt.first_token
     if first_token == "prefill":
-        return stalls
-    seen = set()
-    for r, passage in enumerate(loop.passages):
-        if not loop.goes(r):
-            continue
-        table["first_token"][r] = passage.joined
-        if first_token == "decode":
-            later = loop.decodes[r].stalls[:1] if r in loop.decodes else []
-            table["first_token"][r] = later[0][1] if later else np.nan
-            seen |= {(*stall, r) for stall in later}
-    kept = [stall for stall in stalls.tolist() if tuple(stall) not in seen]
-    return np.array(kept, dtype=records(0, STALL).dtype)
+        return attempt.prompt.first_token
+    if first_token == "relayed":
+        return attempt.passage.joined
+    return rest.stalls[0][1] if rest is not None and rest.stalls else nan
+
+
+def _seen_by_client(
+    table: NDArray[Any], stalls: NDArray[Any], tries: list[list[Attempt]], first_token: str
+) -> NDArray[Any]:
+    """The stalls of whole requests; the first tokens as clients get them."""
+    gone, added = set(), []
+    for r, attempts in enumerate(tries):
+        table["first_token"][r] = _told_first(attempts[0], first_token)
+        for k, one in enumerate(attempts):
+            known = one.rest.stalls if one.rest is not None else []
+            first = known[:1] if one.goes and first_token == "decode" else []
+            gone |= {(*stall, r) for stall in first}
+            if one is not attempts[-1]:
+                added += [(*stall, r) for stall in known[len(first) :]]
+            begin = _told_first(one, first_token)
+            if k and not isnan(begin):
+                before = attempts[k - 1].rest or attempts[k - 1].prompt
+                added.append((before.last_token, begin, r))
+    kept = [stall for stall in stalls.tolist() if tuple(stall) not in gone]
+    return np.array(kept + added, dtype=records(0, STALL).dtype)

@@ -25,7 +25,7 @@ from windtunnel.policy.tiers import TierUse
 from windtunnel.reference import unified, vllm_v1, whole_batches
 from windtunnel.reference.batch import StepScheduler
 from windtunnel.reference.custom import Custom, PythonScheduler, Seen
-from windtunnel.reference.elastic import Elastic
+from windtunnel.reference.elastic.mixed import Elastic
 from windtunnel.reference.equal_steps import Rank
 from windtunnel.reference.loop import (
     Loop,
@@ -199,8 +199,8 @@ def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[tuple[f
     request that had already ended is a step too many, as asynchronous scheduling makes them, or padding. The first one
     of a request that came with its KV is a stall that the request itself knows of.
     """
-    last_token: dict[int, float] = {}
-    last_slot: dict[int, int] = {}
+    last_token: dict[Request, float] = {}
+    last_slot: dict[Request, int] = {}
     previous: dict[int, float] = defaultdict(lambda: -np.inf)
     for step in lane.steps:
         slot = step.rank if lane.slots > 1 else 0
@@ -211,14 +211,14 @@ def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[tuple[f
             discarded = sum([part.request.finish < step.end for part in parts])
         before, end = previous[slot], step.end
         for request, _, _, _, emits in () if step.batch.later else decodes:
-            last = last_token.get(request.id)
+            last = last_token.get(request)
             if last is None or not emits or request.finish < end:
                 discarded += 1
-            elif last < before or last_slot.get(request.id, slot) != slot:
+            elif last < before or last_slot.get(request, slot) != slot:
                 discarded += 1
                 paused.append((last, end, request.id))
         stalls += paused
-        emitting = [part.request.id for part in parts if part.emits]
+        emitting = [part.request for part in parts if part.emits]
         last_token |= dict.fromkeys(emitting, step.end)
         if lane.slots > 1:
             last_slot |= dict.fromkeys(emitting, slot)
@@ -248,7 +248,7 @@ def beyond_the_core(fleet: Fleet) -> list[str]:
     if all(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
         names |= {name for policy in fleet.policies for name in unsupported(policy)}
     names |= {"KV stores" for tiers in fleet.tiers if tiers}
-    names |= {"autoscaling"} if fleet.scaling else set()
+    names |= {"autoscaling"} if any(fleet.scaling) else set()
     return sorted(names | ({"faults"} if fleet.failures else set()))
 
 
@@ -268,32 +268,27 @@ def run_policies(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Re
     Raises:
         InputError: another scheduler, or a pipeline of ranks in lockstep.
     """
-    if fleet.scaling or fleet.failures:
+    if any(fleet.scaling) or fleet.failures:
         return _run_elastic(fleet, demand, router, uniforms.tolist())
     shelf = Shelf()
-    replicas: list[Replica] = []
-    for pool, count in enumerate(fleet.replicas):
-        replicas += [replica_of(fleet, pool, shelf, len(replicas) + i) for i in range(count)]
+    make = maker(fleet, shelf)
+    replicas = [make(number) for number in range(sum(fleet.replicas))]
     requests = requests_of(demand)
     run_replicas(replicas, requests, fleet, demand, router, uniforms)
-    return replace(record_of(requests, replicas), tiers=used_tiers(fleet, replicas))
+    return replace(record_of(requests, replicas), tiers=used_tiers(shelf))
 
 
 def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Record:
     """Simulate replicas of one pool that start, stop or fail."""
-    if router in (routing.VLLM_DP, routing.SCORED, routing.SESSION_AFFINITY):
-        raise InputError(
-            "replicas that start, stop or fail: not simulated with a router that remembers them; use round_robin, "
-            "random, least_outstanding, power_of_two or a function of four arguments"
-        )
+    require_forgetful(router)
     shelf, requests = Shelf(), requests_of(demand)
     loop = Elastic(
-        lambda j: replica_of(fleet, 0, shelf, j),
+        maker(fleet, shelf),
         fleet.replicas[0],
         router_of(fleet, demand, router, uniforms),
         requests,
         fleet.limits[0],
-        fleet.scaling,
+        fleet.scaling[0] if fleet.scaling else None,
         list(fleet.failures),
         fleet.on_failure,
         *clients_of(demand),
@@ -303,11 +298,33 @@ def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float
     for request in requests:
         if request.retries and ranks == 1 and request.replica >= 0:
             record.requests["lane"][request.id] = request.replica
-    return replace(record, tiers=used_tiers(fleet, loop.replicas), lives=loop.account())
+    return replace(record, tiers=used_tiers(shelf), lives=loop.account())
 
 
-def replica_of(fleet: Fleet, pool: int, shelf: Shelf, replica: int) -> Replica:
-    """A replica of a pool that has computed nothing; ``replica`` is its number among all.
+def require_forgetful(router: int) -> None:
+    """Raise InputError for a router that keeps something of replicas, where these come and go."""
+    if router in (routing.VLLM_DP, routing.SCORED, routing.SESSION_AFFINITY):
+        raise InputError(
+            "replicas that start, stop or fail: not simulated with a router that remembers them; use round_robin, "
+            "random, least_outstanding, power_of_two or a function of four arguments"
+        )
+
+
+def maker(fleet: Fleet, shelf: Shelf) -> Callable[[int], Replica]:
+    """What makes a replica that has computed nothing, by its number among all; again, after it has failed."""
+    pools, made = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas).tolist(), set()
+
+    def make(number: int) -> Replica:
+        if number in made and fleet.tiers:
+            shelf.lose(fleet.tiers[pools[number]], pools[number], number)
+        made.add(number)
+        return _replica_of(fleet, pools[number], shelf, number)
+
+    return make
+
+
+def _replica_of(fleet: Fleet, pool: int, shelf: Shelf, replica: int) -> Replica:
+    """See ``maker``.
 
     Raises InputError for a scheduler that only the core has, and for a pipeline of ranks in lockstep.
     """
@@ -338,14 +355,11 @@ def _scheduler(limits: Limits, policy: VllmV1 | Policy | WholeBatches, ports: li
     return Tiered(limits, policy, ports) if ports else vllm_v1.Scheduler(limits, policy)
 
 
-def used_tiers(fleet: Fleet, replicas: list[Replica]) -> tuple[TierUse, ...]:
+def used_tiers(shelf: Shelf) -> tuple[TierUse, ...]:
     """What went through the stores, added up by pool and store."""
     found: dict[tuple[int, int], list[Port]] = defaultdict(list)
-    pools = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas).tolist()
-    for pool, replica in zip(pools, replicas, strict=True):
-        for group, i in replica.ranks:
-            for k, port in enumerate(getattr(group.schedulers[i], "ports", ())):
-                found[pool, k].append(port)
+    for pool, k, port in shelf.given:
+        found[pool, k].append(port)
     return tuple(
         TierUse(
             pool,

@@ -26,10 +26,12 @@ from windtunnel.policy.named import Router, find_router, find_scheduler
 from windtunnel.policy.tiers import Tier
 from windtunnel.reference.custom import PythonScheduler
 from windtunnel.simulate.apart import (
+    Sending,
     about_waits,
     crossing_of,
     handovers_of,
     routers_of,
+    sending_of,
 )
 from windtunnel.simulate.apart_on_reference import beyond_the_tandem, run_apart
 from windtunnel.simulate.notes import about_load, about_the_unfinished
@@ -95,8 +97,9 @@ def simulate(
     notes += [*about_load(demand, cut, fleet, bool(scheduler or own)), *_state_notes(deployment, budgets, demand)]
     if demand.hash_ids is None:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
-    crossing = crossing_of(deployment, budgets, demand) if deployment.apart else None
-    record, said = _record(fleet, demand, routers_of(deployment), seed, scheduler or own, crossing)
+    sending = sending_of(deployment, budgets) if deployment.apart else None
+    crossing = crossing_of(deployment, sending, demand) if sending else None
+    record, said = _record(fleet, demand, routers_of(deployment), seed, scheduler or own, crossing, sending)
     requests = _requests(workload, record, fleet)
     notes += [*said, *about_the_unfinished(requests, fleet)]
     if client:
@@ -116,16 +119,16 @@ def simulate(
 
 def _elastic(deployment: Deployment, seed: int) -> dict[str, Any]:
     """What a fleet says of replicas that start, stop or fail."""
-    replicas, faults = deployment.pools[0].replicas, deployment.faults
-    failures = sorted(failure for fault in faults for failure in fault.failures(replicas, seed))
-    on_failure = faults[0].on_failure if faults else "retry"
-    return {"scaling": deployment.scaling, "failures": tuple(failures), "on_failure": on_failure}
+    failures = sorted(failure for fault in deployment.faults for failure in deployment.failures(fault, seed))
+    on_failure = deployment.faults[0].on_failure if deployment.faults else "retry"
+    scaling = tuple(deployment.autoscaler(pool) for pool in deployment.pools)
+    return {"scaling": scaling, "failures": tuple(failures), "on_failure": on_failure}
 
 
 def _accounts(record: Record) -> dict[str, Any]:
     """What stores, and replicas that come and go, did in the whole run; nothing where there are none."""
     stores = [use._asdict() for use in record.tiers]
-    lives = record.lives._asdict() if record.lives else None
+    lives = record.lives._asdict() | {"pools": [one._asdict() for one in record.lives.pools]} if record.lives else None
     return {name: value for name, value in (("stores", stores), ("lives", lives)) if value}
 
 
@@ -141,6 +144,7 @@ def _record(
     seed: int,
     scheduler: Callable[[], PythonScheduler] | None,
     crossing: handover.Crossing | None,
+    sending: Sending | None,
 ) -> tuple[Record, list[str]]:
     """What happened, in the core or in the reference engine where it alone has the rules, and what to say of that."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
@@ -156,7 +160,7 @@ def _record(
         require_known(fleet, beyond)
     if crossing:
         handed = (
-            run_apart(fleet, demand, routers, uniforms, crossing)
+            run_apart(fleet, demand, routers, uniforms, crossing, sending)
             if beyond
             else handover.run(fleet, demand, numbers, uniforms, crossing)
         )

@@ -1,0 +1,106 @@
+"""Replicas that start, drain, fail and come back: the event loop of one pool with an autoscaler and faults."""
+
+from collections.abc import Callable
+
+from windtunnel.policy import Limits
+from windtunnel.policy.scaling import Autoscale, Failure, Lives
+from windtunnel.reference.elastic.roster import Roster, crew
+from windtunnel.reference.loop import Loop, Replica, Router, Stage
+from windtunnel.reference.pipeline import Pipeline
+from windtunnel.reference.replica import Group
+from windtunnel.reference.request import Request
+
+
+class Elastic(Loop):
+    """Simulates requests on replicas that are not always there.
+
+    ``make`` makes a replica that has computed nothing. A request that comes while no replica is up waits at the door.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Replica],
+        replicas: int,
+        router: Router,
+        requests: list[Request],
+        limits: Limits,
+        scaling: Autoscale | None,
+        failures: list[Failure],
+        on_failure: str,
+        follow: dict[int, int] | None = None,
+        think_time: list[float] | None = None,
+        max_concurrency: int = 0,
+        turnaround: list[float] | None = None,
+    ) -> None:
+        clients = (follow, think_time, max_concurrency, turnaround)
+        super().__init__([make(j) for j in range(replicas)], router, requests, *clients)
+        self.make, self.on_failure = make, on_failure
+        self.door: list[Request] = []
+        self.roster = Roster(self, [crew(self.stages[0], 0, 0, replicas, limits, scaling)], failures)
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """As they are now."""
+        return self.stages[0].replicas
+
+    def account(self) -> Lives:
+        """What became of the replicas and their requests, after the run."""
+        return self.roster.account()
+
+    def _happen(self, time: float, kind: int, who: int) -> None:
+        if not self.roster.takes(time, kind, who):
+            super()._happen(time, kind, who)
+
+    # Where requests go.
+
+    def _route(self, stage: Stage, request: Request, time: float) -> None:
+        if stage.closed:
+            self.door.append(request)
+        else:
+            super()._route(stage, request, time)
+
+    def _enqueue(self, request: Request, group: Group | Pipeline, rank: int, time: float) -> None:
+        self.roster.enter(self.stages[0], request.replica, request)
+        super()._enqueue(request, group, rank, time)
+
+    def _complete(self, request: Request, time: float) -> None:
+        super()._complete(request, time)
+        self.roster.leave(request, time)
+
+    def _continue_session(self, request: Request, time: float) -> None:
+        self.roster.left -= 1
+        super()._continue_session(request, time)
+
+    # What the roster asks of a loop.
+
+    def fail(self, request: Request, time: float) -> None:
+        """See Host."""
+        if self.on_failure == "lost":
+            request.aborted = True
+            self._complete(request, time)
+            return
+        request.begin_again(keeps_tokens=self.on_failure == "migrate")
+        self._route(self.stages[0], request, time)
+
+    def let_in(self, stage: Stage, time: float) -> None:
+        """See Host."""
+        waiting, self.door = self.door, []
+        for request in waiting:
+            self._route(stage, request, time)
+
+    def waiting_tokens(self, request: Request) -> int:
+        """See Host."""
+        return request.prompt_tokens if request.waits else 0
+
+    def tokens_at_door(self, stage: Stage) -> int:  # noqa: ARG002 - there is one
+        """See Host."""
+        return sum(request.prompt_tokens for request in self.door)
+
+    def renew(self, group: int) -> None:
+        """See Host: nothing belongs to it."""
+
+    def break_link(self, stage: int, replica: int, time: float) -> None:
+        """See Host: there is none."""
+
+    def mend_link(self, stage: int, replica: int, time: float) -> None:
+        """See Host: there is none."""
