@@ -14,7 +14,7 @@ from windtunnel.deployment import Deployment, Engine, Pool, find_handover, netwo
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.tabulate.tables import Tabulated
-from windtunnel.policy.scaling import Autoscale, Faults, Forecast, Foresight, Planner, Rule
+from windtunnel.policy.scaling import Autoscale, Faults, Forecast, Foresight, OnFailure, Planner, Rule
 from windtunnel.simulate.simulate import batch_times
 from windtunnel.workload import Modulated, Poisson, Workload
 
@@ -24,8 +24,8 @@ RATE = 0.25
 """Requests/s, mean."""
 MOST, PROMPTS_RPS, DECODES_RPS = 4, 0.2, 0.3
 """Replicas of a pool, and what one of either side is given to do in a forecast."""
-FAULTS = {"pool": {"mtbf": 14_400.0, "down": 300.0}, "link": {"mtbf": 28_800.0, "down": 60.0}}
-"""Each replica fails every four hours in the mean, and the link every eight."""
+OFTEN = {False: (14_400.0, 300.0), True: (28_800.0, 60.0)}
+"""Mean seconds between failures, and until it is back: of each replica, of the link."""
 
 
 def load(hours: float) -> Workload:
@@ -47,7 +47,7 @@ def rules() -> dict[str, tuple[Rule, Rule] | None]:
     }
 
 
-def deployment(scaled: tuple[Rule, Rule] | None, on_failure: str | None) -> Deployment:
+def deployment(scaled: tuple[Rule, Rule] | None, on_failure: OnFailure | None) -> Deployment:
     """Four and four L40S; ``on_failure``: what becomes of requests, None: nothing fails."""
     model, gpu = load_model("Qwen/Qwen3-8B"), device("l40s")
     engine = Engine(quantization="fp8", enable_prefix_caching=False)
@@ -57,8 +57,14 @@ def deployment(scaled: tuple[Rule, Rule] | None, on_failure: str | None) -> Depl
         for rule, pool in zip(scaled or (), pools, strict=False)
     )
     faults = tuple(
-        Faults(pool=name, part=part, on_failure=on_failure, **FAULTS["link" if part == "link" else "pool"])
-        for name, part in (("prefill", "replica"), ("decode", "replica"), ("", "link"))
+        Faults(
+            pool=name,
+            part="replica" if name else "link",
+            mtbf=OFTEN[not name][0],
+            down=OFTEN[not name][1],
+            on_failure=on_failure,
+        )
+        for name in ("prefill", "decode", "")
         if on_failure is not None
     )
     rules = find_handover("vllm-0.32-nixl-pull")
@@ -105,8 +111,9 @@ def main(words: Sequence[str] | None = None) -> None:
     ]
     print(f"{len(asked.arrival):,} requests\n\n| {' | '.join(head)} |\n|---|{'---:|' * (len(head) - 1)}")
     tables = batch_times(deployment(None, None))
+    some: tuple[OnFailure | None, ...] = (None, "retry", "lost")
     for name, scaled in rules().items():
-        for on_failure in (None, "retry", "lost") if scaled is None else ("retry",):
+        for on_failure in some if scaled is None else some[1:2]:
             fails = "" if on_failure is None else f", failures: {on_failure}"
             print(f"| {' | '.join(row(name + fails, deployment(scaled, on_failure), asked, tables))} |", flush=True)
 

@@ -1,6 +1,7 @@
 """Prefill and decode pools: from a deployment to what the engine room wants to know, and from its record to columns."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,11 +66,13 @@ def sending_of(deployment: Deployment, budgets: list[KVBudget]) -> Sending:
     return sending
 
 
-def crossing_of(deployment: Deployment, sending: Sending, demand: Demand) -> Crossing:
-    """The link, the rules, and the work of each request."""
+def between_of(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> tuple[Crossing, Sending]:
+    """The link, the rules and the work of each request; and what that would be for other prompts."""
+    sending, crossing = sending_of(deployment, budgets), Crossing(deployment.link, deployment.handover)
     if deployment.handover.transfer == "none":
-        return Crossing(deployment.link, deployment.handover)
-    return Crossing(deployment.link, deployment.handover, *sending(demand.prompt_tokens))
+        return crossing, sending
+    sizes, work = sending(demand.prompt_tokens)
+    return replace(crossing, kv_bytes=sizes, work=work), sending
 
 
 def about_waits(rules: Handover, record: Handed) -> list[str]:

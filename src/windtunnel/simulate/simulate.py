@@ -28,10 +28,9 @@ from windtunnel.reference.custom import PythonScheduler
 from windtunnel.simulate.apart import (
     Sending,
     about_waits,
-    crossing_of,
+    between_of,
     handovers_of,
     routers_of,
-    sending_of,
 )
 from windtunnel.simulate.apart_on_reference import beyond_the_tandem, run_apart
 from windtunnel.simulate.notes import about_load, about_the_unfinished
@@ -97,9 +96,8 @@ def simulate(
     notes += [*about_load(demand, cut, fleet, bool(scheduler or own)), *_state_notes(deployment, budgets, demand)]
     if demand.hash_ids is None:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
-    sending = sending_of(deployment, budgets) if deployment.apart else None
-    crossing = crossing_of(deployment, sending, demand) if sending else None
-    record, said = _record(fleet, demand, routers_of(deployment), seed, scheduler or own, crossing, sending)
+    between = between_of(deployment, budgets, demand) if deployment.apart else None
+    record, said = _record(fleet, demand, routers_of(deployment), seed, scheduler or own, between)
     requests = _requests(workload, record, fleet)
     notes += [*said, *about_the_unfinished(requests, fleet)]
     if client:
@@ -143,13 +141,12 @@ def _record(
     routers: tuple[Router, Router],
     seed: int,
     scheduler: Callable[[], PythonScheduler] | None,
-    crossing: handover.Crossing | None,
-    sending: Sending | None,
+    between: tuple[handover.Crossing, Sending] | None,
 ) -> tuple[Record, list[str]]:
     """What happened, in the core or in the reference engine where it alone has the rules, and what to say of that."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
-    beyond = beyond_the_tandem(fleet, routers, crossing.rules) if crossing else beyond_the_core(fleet)
-    if scheduler and crossing:
+    beyond = beyond_the_tandem(fleet, routers, between[0].rules) if between else beyond_the_core(fleet)
+    if scheduler and between:
         raise InputError("prefill and decode pools: not simulated with a scheduler of your own; use mixed pools")
     if scheduler and beyond:
         raise InputError(f"{', '.join(beyond)}: not simulated with a scheduler of your own")
@@ -158,7 +155,8 @@ def _record(
     said = [f"{', '.join(beyond)}: simulated by the reference engine, which takes its time"] * bool(beyond)
     if beyond:
         require_known(fleet, beyond)
-    if crossing:
+    if between:
+        crossing, sending = between
         handed = (
             run_apart(fleet, demand, routers, uniforms, crossing, sending)
             if beyond
