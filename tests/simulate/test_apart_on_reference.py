@@ -27,6 +27,7 @@ from windtunnel.policy import Limits, Policy, VllmV1, WholeBatches
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import (
     POWER_OF_TWO,
+    RANDOM,
     ROUND_ROBIN,
     ROUTE_SCORE,
     SCORED,
@@ -149,6 +150,27 @@ def test_a_prompt_evicted_with_its_token_on_the_way_holds_nothing() -> None:
     found = handed(fleet, demand, crossing)
     assert found.requests["preemptions"].tolist() == [0, 1, 0, 1]
     assert found.requests["cached_tokens"].tolist() == [0, 4, 0, 5]
+
+
+def test_who_takes_the_seat_of_an_evicted_request_may_leave_before_it() -> None:
+    """Steps of one second, and decode replicas with one seat and memory for 99 tokens: in the 168th second a request is
+    evicted there, one with few tokens left takes its seat, and its client's place is free two seconds before that of
+    another replica's request."""
+    policy = VllmV1(async_scheduling=False, chunked_prefill=False, reserve_full_prompt=False, prefix_caching=True)
+    limits = (Limits(4, 100, 100, 201, 1), Limits(1, 100, 100, 99, 1))
+    sizes = {"max_num_batched_tokens": 100, "max_model_len": 100}
+    times = tuple(linear(1.0, 0.0, 0.0, 0.0, max_num_seqs=one.max_num_seqs, **sizes) for one in limits)
+    fleet = replace(tandem(1.0, 1.0), limits=limits, policies=(policy,) * 2, times=times, replicas=(1, 3))
+    outputs = np.array([85, 60, 68, 13, 38, 25, 45, 19, 10, 77, 54, 50, 62, 43])
+    demand = replace(
+        equal_requests(np.zeros(14), max_concurrency=6, turnaround=np.zeros(14)),
+        prompt_tokens=np.array([15, 33, 32, 22, 18, 47, 29, 41, 44, 22, 46, 47, 10, 2]),
+        output_tokens=outputs,
+        max_tokens=outputs,
+    )
+    drawn = np.array([0.35, 0.57, 0.32, 0.59, 0.33, 0.39, 0.89, 0.22, 0.62, 0.08, 0.83, 0.78, 0.23, 0.87])
+    crossing = Crossing(rules=Handover(max_local_prefill_length=20))
+    check_equal(Case(fleet, demand, (ROUND_ROBIN, RANDOM), crossing), np.array([drawn, drawn]))
 
 
 @st.composite

@@ -108,11 +108,27 @@ def step_and_stage(state: State, apart: Apart, pool: Pool, group: Group) -> int:
 
 
 @part
+def steps_with_memory(pool: Pool, lane: Lane) -> float:
+    """Steps before blocks can lack, if nobody leaves the lane: each running request takes one in ``block_size``."""
+    running = max(lane.running, 1)
+    return float(pool.block_size * max(lane.free // running - 1, 0))
+
+
+@part
 def bound_group(state: State, pool: Pool, group: Group) -> None:
-    """Nothing that others see happens in the group before its ``bound``."""
+    """Nothing that others see happens in the group before its ``bound``: no request leaves, and none that waits for
+    memory or a seat gets it and leaves before those that run; it can where one of these is evicted."""
     update_bound(state, pool, group)
-    if pool.role == DECODE and any_stirs(state, pool, group):
+    if pool.role != DECODE:
+        return
+    if any_stirs(state, pool, group):
         group.bound = group.now
+        return
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        if lane.asking_head != NONE or lane.ready_head != NONE:
+            steps = steps_with_memory(pool, lane)
+            group.bound = min(group.bound, group.now + steps * state.floats[pool.shortest_step + lane.decodes])
 
 
 @part
