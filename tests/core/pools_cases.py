@@ -215,3 +215,13 @@ def differences(case: Case, jumps: bool, in_step: bool) -> list[str]:
         for name in ("decodes", "discarded"):
             compare(name, side, (rows[name] * np.maximum(rows["steps"], 1)).sum(), sides[side].rows[name].sum())
     return found
+
+
+def assert_nothing_is_left(loop: reference.Apart) -> None:
+    """No place, block or seat is held when all is over, and nobody waits for one."""
+    assert loop.in_flight == 0 or not loop.max_concurrency
+    for group in loop.groups:
+        for scheduler in group.schedulers:
+            assert scheduler.used_blocks == scheduler.coming == scheduler.num_waiting == scheduler.num_running == 0
+    for lane in (lane for lanes in loop.staging for lane in lanes):
+        assert (len(lane.asking), len(lane.ready), lane.staged) == (0, 0, 0)

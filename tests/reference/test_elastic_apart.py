@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core.pools_cases import ROUTERS, Case, by_reference, cases, equal_requests, tandem
+from core.pools_cases import ROUTERS, Case, assert_nothing_is_left, by_reference, cases, equal_requests, tandem
 from equality import RELAXED, Impatient, StuckError
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
@@ -363,12 +363,7 @@ def test_every_request_ends_and_every_block_comes_back(drawn: Any) -> None:
         assert loop.passages[r].lost <= (on_failure == "lost" or case.crossing.rules.on_expiry != "wait")
     assert set(account.lost) <= {r for r, passage in enumerate(loop.passages) if passage.lost}
     assert loop.roster.left == 0
-    assert loop.in_flight == 0 or not loop.max_concurrency
-    for group in loop.groups:
-        for scheduler in group.schedulers:
-            assert scheduler.used_blocks == scheduler.coming == scheduler.num_waiting == scheduler.num_running == 0
-    for lane in (lane for lanes in loop.staging for lane in lanes):
-        assert (len(lane.asking), len(lane.ready), lane.staged) == (0, 0, 0)
+    assert_nothing_is_left(loop)
     assert not (loop.doors[0] or loop.doors[1] or loop.wires.bookings or loop.wires.stuck or loop.wires.active)
     assert not loop.roster.where
     assert not any(life.requests for crew in loop.roster.crews for life in crew.lives)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from core import pools_cases
-from core.pools_cases import Case, cases, equal_requests, tandem
+from core.pools_cases import Case, assert_nothing_is_left, cases, equal_requests, tandem
 from equality import RELAXED, Impatient, StuckError, _contents, stages_of
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
@@ -264,12 +264,7 @@ def test_every_request_ends_and_every_block_comes_back(case: Case, lease: float,
     ended = [loop.decodes.get(r) or one for r, one in enumerate(loop.prefills)]
     assert all(one.finished or one.refused for one in ended)
     assert not [passage for passage in loop.passages if passage.lost and passage.joined >= 0]
-    assert loop.in_flight == 0 or not loop.max_concurrency
-    for group in loop.groups:
-        for scheduler in group.schedulers:
-            assert scheduler.used_blocks == scheduler.coming == scheduler.num_waiting == scheduler.num_running == 0
-    for lane in (lane for lanes in loop.staging for lane in lanes):
-        assert (len(lane.asking), len(lane.ready), lane.staged) == (0, 0, 0)
+    assert_nothing_is_left(loop)
 
 
 def test_a_session_stays_on_both_sides() -> None:

@@ -39,14 +39,22 @@ class Wires:
     def start(self, request: int, source: int, destination: int, work: float, time: float) -> float:
         """A transfer may begin; returns when it does."""
         nics = self._nics(source, destination)
-        if self.link.sharing == "fair" and nics and work > 0:
+        if self._shares(nics, work):
             self.active[request] = Transfer(request, source, destination, work, time)
             self._share_anew(nics, time)
             return time
-        begin = max([time, *(self.free_at.get(nic, 0.0) for nic in nics)])
+        begin = self._turn(nics, time)
         self.free_at |= dict.fromkeys(nics, begin + work)
         self.arrives(begin + work + self.link.latency, request)
         return begin
+
+    def _shares(self, nics: list[tuple[str, int]], work: float) -> bool:
+        """Whether a transfer shares its NICs with others, instead of taking its turn."""
+        return self.link.sharing == "fair" and bool(nics) and work > 0
+
+    def _turn(self, nics: list[tuple[str, int]], time: float) -> float:
+        """When all these NICs are free."""
+        return max([time, *(self.free_at.get(nic, 0.0) for nic in nics)])
 
     def leave(self, request: int, time: float) -> None:
         """A transfer is through its NICs, unless others came meanwhile: then it was announced for a later time."""

@@ -18,7 +18,7 @@ from windtunnel.deployment.handover import Handover
 from windtunnel.policy import routing
 from windtunnel.policy.named import Router
 from windtunnel.reference import handover as reference
-from windtunnel.reference.elastic.apart import ElasticApart, Faultiness, PoolOf
+from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness, PoolOf
 from windtunnel.reference.handover import Attempt
 from windtunnel.reference.loop import Replica
 from windtunnel.reference.loop import Router as Choice
@@ -37,7 +37,6 @@ from windtunnel.simulate.on_reference import (
     used_tiers,
 )
 
-ROLES = ("prefill", "decode")
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
 
 
@@ -82,7 +81,7 @@ def run_apart(
             loop: reference.Apart = ElasticApart(make, _pools(fleet), *asked, faults, clients_of(demand))
         else:
             replicas = [make(number) for number in range(sum(fleet.replicas))]
-            before, after = ([replicas[j] for j in numbers_of(fleet, role)] for role in ROLES)
+            before, after = ([replicas[j] for j in numbers_of(fleet, role)] for role in SIDES)
             loop = reference.Apart(before, after, *asked, clients_of(demand))
         loop.run()
         return replace(_handed(fleet, loop, crossing, sending), tiers=used_tiers(shelf))
@@ -128,7 +127,7 @@ def _choices(fleet: Fleet, demand: Demand, routers: tuple[Router, Router], unifo
 def _handed(fleet: Fleet, loop: reference.Apart, crossing: Crossing, sending: Sending | None) -> Handed:
     """What the core would have written."""
     replicas: dict[int, Replica] = {}
-    for role, stage in zip(ROLES, loop.stages, strict=True):
+    for role, stage in zip(SIDES, loop.stages, strict=True):
         replicas |= zip(numbers_of(fleet, role), stage.replicas, strict=True)
     there = [replicas[number] for number in range(len(replicas))]
     record = record_of([*loop.prefills, *loop.decodes.values()], there)

@@ -91,10 +91,10 @@ class FailingWires(Wires):
             if r in self.active:
                 continue
             nics = self._nics(*one.ends)
-            if self.link.sharing == "fair" and nics and one.work > 0:
+            if self._shares(nics, one.work):
                 continue  # through its NICs, and on its way
             if one.begin > time:
-                begin = max([time, *(self.free_at.get(nic, 0.0) for nic in nics)])
+                begin = self._turn(nics, time)
                 if begin != one.begin:
                     one.begin = begin
                     self.begins(r, begin)
