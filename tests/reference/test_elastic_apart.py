@@ -376,13 +376,16 @@ def test_every_request_ends_and_every_block_comes_back(drawn: Any) -> None:
 @settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
 @given(cases(), EASY, EASY)
 def test_where_nothing_fails_the_loop_is_the_loop(case: Case, prefill: int, decode: int) -> None:
-    """To the bit, with the one failure long after the end."""
-    case = replace(case, routers=(prefill, decode))
+    """To the bit, with the one failure long after the end. A request whose reserved memory the decode side never has
+    would wait for that failure, so nothing is reserved."""
+    rules = replace(case.crossing.rules, reserved_decode_tokens=0)
+    case = replace(case, routers=(prefill, decode), crossing=replace(case.crossing, rules=rules))
     try:
         expected, _ = by_reference(case)
         loop = run_faulty(case, [Failure(1e9, 0, 1.0)], "retry", (None, None))
     except StuckError:
         assume(False)
+    assert loop.roster.left == 0
     for name in ("scheduled", "first_token", "finish", "preemptions", "cached_tokens"):
         for ours, theirs in ((loop.prefills, expected.prefills), (loop.decodes.values(), expected.decodes.values())):
             first, second = ([getattr(one, name) for one in side] for side in (ours, theirs))
