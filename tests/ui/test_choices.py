@@ -57,7 +57,7 @@ def test_foresight_prepares_neighbours_and_ends_with_the_page(tmp_path: Path, mo
     found = Foresight()
     (process,) = set(active_children()) - before
     found.look(SMALL)
-    for _ in range(600):
+    for _ in range(3000):  # it gives way to all others, who may be many
         if list(tmp_path.glob("*.npz")):
             break
         time.sleep(0.1)
