@@ -63,6 +63,10 @@ class PoolsPoint:
     rounds: int = 10
     """Requests for each client."""
     wait_steps: float = 0.0
+    equal: bool = False
+    """Its client sends equal lengths, and the server keeps them."""
+    client: str = "inferencex"
+    """Name of its client among CLIENTS."""
 
     def server(self, pool: Pool) -> ServerKey:
         """One of its pools, as the evidence knows it."""

@@ -33,11 +33,12 @@ from windtunnel.validation.measured_run import nearest_preset
 from windtunnel.validation.pool_points import PoolsPoint, of_columns, with_likely_seats
 from windtunnel.validation.recipes import SPARE_TOKENS
 from windtunnel.validation.served_checkpoints import quantized_on_load, served_model
-from windtunnel.validation.served_scripts import NO_SCRIPT, RECORDED, Script, early_layout, script
+from windtunnel.validation.served_scripts import NO_SCRIPT, PREDICTING_FLAGS, RECORDED, Script, early_layout, script
 
-PREDICTING = ("1.2.0rc6.post3", "1.1.0rc2.post2")
-"""Images of TensorRT-LLM with which the scripts served DeepSeek-R1 with multi-token prediction; the same rows without
-it stand under DeepSeek-V3 or other images (TPOT 1.5 to 2 times as long at equal settings)."""
+PREDICTING = {"1.2.0rc6.post3": "2026-01", "1.1.0rc2.post2": "2026-01"}
+"""Images of TensorRT-LLM with which the scripts served DeepSeek-R1 with multi-token prediction, and from which month;
+the same rows without it stand under DeepSeek-V3, other images, or earlier days of the same one (TPOT 1.5 to 2 times as
+long at equal settings; rows of December 2025 stand under both models)."""
 
 ACCEPTED = {1: 1.7, 3: 2.3}
 """Tokens a step, by drafts: an assumption, below the 85 to 90 % of DeepSeek's own report (arXiv 2412.19437, 5.4.3)
@@ -115,6 +116,8 @@ class Point:
     scripted: bool = True
     """Served by InferenceX's scripts."""
     replicas: int = 1
+    month: str = ""
+    """Of the measurement, as 2026-01; empty where the row does not say."""
 
     @property
     def script(self) -> Script:
@@ -125,6 +128,18 @@ class Point:
             *(self.backend, self.model_path, self.precision or "bf16", self.system),
             *(self.version, self.tp, self.expert_parallel),
         )
+
+    @property
+    def equal(self) -> bool:
+        """Its client sent equal prompts and asked for equal outputs: genai-perf, which measured the other sources' rows
+        of 256, 512, 1,024, ... tokens. Those of whole thousands are aiperf's, whose text is not cut to a number."""
+        return not self.scripted and bool(self.isl % 1000)
+
+    @property
+    def client(self) -> str:
+        """Whose path was measured, a name of CLIENTS. Rows of whole thousands have hundreds of requests in flight, which
+        wait for server and client as those of InferenceX do."""
+        return "genai-perf" if self.equal else "inferencex"
 
     @property
     def wait_steps(self) -> float:
@@ -189,11 +204,16 @@ class Point:
     def _widened(self) -> bool:
         return self.backend == "vllm" and (self.model_path, self.system) in MARLIN
 
+    @property
+    def _predicts(self) -> bool:
+        """Served by TensorRT-LLM's scripts of multi-token prediction."""
+        served = self.backend == "trtllm" and self.model_path == "deepseek-ai/DeepSeek-R1"
+        return served and self.month >= PREDICTING.get(self.version, "9999")
+
     def _speculation(self) -> dict[str, Any]:
         """Multi-token prediction: with 3 drafts, with 1 under attention data parallelism (the same scripts)."""
-        served = self.backend == "trtllm" and self.model_path == "deepseek-ai/DeepSeek-R1"
         drafts = self.script.drafts
-        if served and self.version in PREDICTING:
+        if self._predicts:
             drafts = 1 if self.dp > 1 else 3
         if not drafts:
             return {}
@@ -205,11 +225,12 @@ class Point:
         elif self.backend == "vllm":
             flags = FLAGS.get(self.model_path, {}) | FLAGS_BY_SYSTEM.get((self.model_path, self.system), {})
         else:
-            flags = self.script.flags
+            flags = self.script.flags | (PREDICTING_FLAGS if self._predicts else {})
         stands_for = {
             "clients": self.concurrency,
             "clients, at least 128": max(128, self.concurrency),
             "length": self.isl + self.osl + SPARE_TOKENS,
+            "one prompt": -(-(self.isl + self.concurrency // self.dp + 64) // 64) * 64,
             "prompt": max(8192, -(-(self.isl + self.concurrency // self.replicas + 64) // 64) * 64),
         }
         chosen = {name: stands_for.get(value, value) for name, value in flags.items()}
@@ -255,6 +276,7 @@ def read_points(path: Path | None = None) -> list[Served]:
 def _point(row: Mapping[str, str]) -> Served:
     clients = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
     concurrency = int(clients[1]) if clients else 0
+    day = re.search(r"measured=(\d{4}-\d{2})", row["silicon_data_source"])
     of_row: dict[str, Any] = {
         "id": row["id"],
         "mode": row["mode"],
@@ -276,7 +298,8 @@ def _point(row: Mapping[str, str]) -> Served:
     share = groups(row, concurrency)
     if share > 1 and _size(row["moe_tp_size"]) * _size(row["moe_ep_size"]) == share == tp:
         tp, dp, share = 1, tp, 1
-    return Point(tp=tp, dp=dp, expert_parallel=expert_parallel, replicas=share, **of_row)
+    month = day[1] if day else ""
+    return Point(tp=tp, dp=dp, expert_parallel=expert_parallel, replicas=share, month=month, **of_row)
 
 
 def groups(row: Mapping[str, str], concurrency: int) -> int:

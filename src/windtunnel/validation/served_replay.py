@@ -38,8 +38,12 @@ DRIFT = 0.05
 APART = 16
 """Tokens by which outputs differ from the nominal length, either way: equal requests get out of step by a number of
 steps, however long they are, since the measured time to first token of vLLM and TensorRT-LLM does not depend on the
-length of outputs. The best of 2, 6, 8, 11, 16, and of 5 % of the length, for both times of TensorRT-LLM's Llama-3.1-8B
-and Qwen3-235B (first half); Qwen3-32B is the other half."""
+length of outputs."""
+
+STEADY = {"sglang": 0, "trtllm": 2}
+"""The same of engines whose equal requests stay together. Prompts of Qwen3-235B with 128 tokens lengthen no other
+request's steps in TensorRT-LLM, as where many share one. The best of 0, 1, 2, 4, 6, 8, 16 for its Llama-3.1-8B and
+Qwen3-235B (first half); Qwen3-32B is the other half."""
 
 MOST_REQUESTS = 10_000
 """Of a server that admits requests as they come: more of them change no mean. Behind separate workers those that came
@@ -104,13 +108,15 @@ def lengths(point: Served) -> tuple[tuple[float, float], tuple[float, float]]:
 
     Clients other than the scripts' send equal lengths. SGLang's prefills run alone and keep such requests in lockstep;
     steps that mix prefill and decode let them drift apart on a real server, which equal times would hide. So does the
-    client that sends round thousands of tokens (aiperf), whose text is not cut to a number of tokens.
+    client that sends round thousands of tokens (aiperf), whose text is not cut to a number of tokens. TensorRT-LLM's
+    stay in step but for a few tokens.
     """
     prompt, output = float(point.isl), float(point.osl)
     if point.scripted:
         return (SHORTEST * prompt, prompt), (SHORTEST * output, output)
-    if point.backend == "sglang" and point.isl % 1000:
-        return (prompt, prompt), (output, output)
+    if point.backend in STEADY and point.equal:
+        apart = STEADY[point.backend]
+        return (prompt, prompt), (output - apart, output + apart)
     around = (1.0 - DRIFT) * prompt, (1.0 + DRIFT) * prompt
     return around, (max(output - APART, 1.0), output + APART)
 
@@ -148,7 +154,7 @@ def replay(point: Served, options: Options = PLAIN) -> Result:
     """
     try:
         deployment = point.deployment()
-        run = options.run(deployment, workload(point), client="inferencex", stream_interval=point.stream_interval)
+        run = options.run(deployment, workload(point), client=point.client, stream_interval=point.stream_interval)
     except InputError as reason:
         return Result(point, reason=str(reason))
     metrics = request_metrics(run.requests)

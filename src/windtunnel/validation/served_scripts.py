@@ -116,6 +116,12 @@ SCRIPTS = (
 NO_SCRIPT = Script("", "", "", "", {})
 
 
+PREDICTING_FLAGS: Flags = {"max_num_seqs": "clients", "max_num_batched_tokens": "one prompt"}
+"""TensorRT-LLM with multi-token prediction (dsr1_fp8_b200_trt_mtp.sh and its like): a place for each client, and
+(drafts + 1) · places + the prompt's tokens + 64, so that no two prompts share a step. A decode counts drafts + 1
+tokens there and one here: ``one prompt`` stands for places + prompt + 64."""
+
+
 def script(
     backend: str, model: str, precision: str, system: str, version: str, gpus: int, expert_parallel: bool
 ) -> Script:
