@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from windtunnel.cli import main
+from windtunnel.deployment import Deployment
 from windtunnel.perf.database import find_systems
+from windtunnel.simulate.run import Run
 from windtunnel.validation import served_points, served_replay
+from windtunnel.validation.comparison import Options
 from windtunnel.validation.markdown import refusals, served_text
+from windtunnel.workload.columns import Workload
 
 HEADER = ",".join(served_points.COLUMNS)
 LLAMA = "a,silicon_concurrency=4,vllm,0.19.0,meta-llama/Llama-3.1-8B-Instruct,h100_sxm,,agg,128,16,1,1,1,1,20,8"
@@ -65,6 +69,32 @@ def test_the_loop_of_a_served_point() -> None:
     for nominal in (5, 100, 1000):  # outputs get out of step by as many tokens, however long they are
         outputs = served_replay.workload(served_point(scripted=False, osl=nominal)).output_tokens
         assert max(nominal - 16, 1) <= outputs.min() < nominal < outputs.max() <= nominal + 16
+
+
+def test_equal_requests_of_tensorrt_llm_stay_in_step_but_for_a_few_tokens() -> None:
+    steady = served_replay.workload(served_point(backend="trtllm", scripted=False))
+    assert set(steady.prompt_tokens) == {100}
+    assert set(steady.output_tokens) == {8, 9, 10, 11, 12}
+    thousands = served_replay.workload(served_point(backend="trtllm", scripted=False, isl=1000))
+    assert thousands.prompt_tokens.min() < 1000 < thousands.prompt_tokens.max()
+
+
+@pytest.mark.skipif(find_systems() is None, reason="the kernel database is not installed")
+def test_a_row_is_seen_by_the_client_that_measured_it() -> None:
+    named = {"model_path": "meta-llama/Llama-3.1-8B-Instruct", "concurrency": 16, "isl": 128}
+    scripts, others = (served_point(**named, scripted=scripted) for scripted in (True, False))
+    assert (scripts.client, others.client) == ("inferencex", "genai-perf")
+    assert replace(others, isl=1000).client == "inferencex"
+    asked: list[str] = []
+
+    class Asked(Options):
+        def run(self, deployment: Deployment, workload: Workload, client: str, stream_interval: int = 1) -> Run:
+            asked.append(client)
+            return super().run(deployment, workload, client, stream_interval)
+
+    for one in (scripts, others):
+        served_replay.replay(one, Asked())
+    assert asked == ["inferencex", "genai-perf"]
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,28 @@ def test_multi_token_prediction_is_told_by_the_row() -> None:
     assert [engine.num_speculative_tokens for engine in twins] == [3, 0]
 
 
+@pytest.mark.parametrize(
+    ("tp", "dp", "drafts", "places", "tokens"), [(8, 1, 3, 64, 1024 + 64 + 64), (1, 8, 1, 8, 1024 + 8 + 64 + 56)]
+)
+def test_scripts_of_multi_token_prediction_compute_one_prompt_a_step(
+    tp: int, dp: int, drafts: int, places: int, tokens: int
+) -> None:
+    named = {"backend": "trtllm", "model_path": "deepseek-ai/DeepSeek-R1", "version": "1.1.0rc2.post2"}
+    predicting = row(**named, month="2026-01", tp=tp, dp=dp, expert_parallel=dp > 1, concurrency=64)
+    engine = predicting.pool().engine
+    assert engine.num_speculative_tokens == drafts
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (places, tokens)
+    prompts, _ = served_replay.lengths(predicting)
+    assert prompts[1] + places <= tokens < 2 * prompts[0] + places
+
+
+@pytest.mark.parametrize("month", ["2025-12", ""])
+def test_the_same_image_served_without_prediction_before(month: str) -> None:
+    named = {"backend": "trtllm", "model_path": "deepseek-ai/DeepSeek-R1", "version": "1.1.0rc2.post2"}
+    engine = row(**named, month=month).pool().engine
+    assert (engine.num_speculative_tokens, engine.max_num_seqs, engine.max_num_batched_tokens) == (0, 512, 8192)
+
+
 def test_a_script_may_send_fewer_requests() -> None:
     short = row(model_path="zhipuai/GLM-5", system="h200_sxm")
     assert len(served_replay.workload(short)) == 5 * 8
@@ -111,6 +133,7 @@ def test_only_rows_that_recorded_nothing_are_read_by_their_script(day: str, expe
     found = served_points._point(line)
     assert isinstance(found, served_points.Point)
     assert (found.tp, found.dp, found.expert_parallel) == (4, 1, experts)
+    assert found.month == day[:7]
 
 
 def test_marlin_serves_gpt_oss_on_hopper_with_the_times_of_integers() -> None:

@@ -137,8 +137,8 @@ class Point:
 
     @property
     def client(self) -> str:
-        """Whose path was measured, a name of CLIENTS. Rows of whole thousands have hundreds of requests in flight, which
-        wait for server and client as those of InferenceX do."""
+        """Whose path was measured, a name of CLIENTS. Where hundreds of requests are in flight, as in rows of whole
+        thousands, they wait for server and client as those of InferenceX do."""
         return "genai-perf" if self.equal else "inferencex"
 
     @property

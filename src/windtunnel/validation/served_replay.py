@@ -115,10 +115,10 @@ def lengths(point: Served) -> tuple[tuple[float, float], tuple[float, float]]:
     if point.scripted:
         return (SHORTEST * prompt, prompt), (SHORTEST * output, output)
     if point.backend in STEADY and point.equal:
-        apart = STEADY[point.backend]
-        return (prompt, prompt), (output - apart, output + apart)
-    around = (1.0 - DRIFT) * prompt, (1.0 + DRIFT) * prompt
-    return around, (max(output - APART, 1.0), output + APART)
+        around, apart = (prompt, prompt), STEADY[point.backend]
+    else:
+        around, apart = ((1.0 - DRIFT) * prompt, (1.0 + DRIFT) * prompt), APART
+    return around, (max(output - apart, 1.0), output + apart)
 
 
 def replay_all(points: Iterable[Served], options: Options = PLAIN) -> list[Result]:
