@@ -37,8 +37,8 @@ from windtunnel.validation.served_scripts import NO_SCRIPT, PREDICTING_FLAGS, RE
 
 PREDICTING = {"1.2.0rc6.post3": "2026-01", "1.1.0rc2.post2": "2026-01"}
 """Images of TensorRT-LLM with which the scripts served DeepSeek-R1 with multi-token prediction, and from which month;
-the same rows without it stand under DeepSeek-V3, other images, or earlier days of the same one (TPOT 1.5 to 2 times as
-long at equal settings; rows of December 2025 stand under both models)."""
+the same rows without it stand under DeepSeek-V3, other images, or earlier days of the same one (TPOT 1.3 to 2.1 times
+as long at equal settings)."""
 
 ACCEPTED = {1: 1.7, 3: 2.3}
 """Tokens a step, by drafts: an assumption, below the 85 to 90 % of DeepSeek's own report (arXiv 2412.19437, 5.4.3)

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from math import ceil, floor
+from math import ceil, floor, sqrt
 from typing import Any
 
 import numpy as np
@@ -32,18 +32,15 @@ from windtunnel.workload.synthetic import generate
 SHORTEST = 0.8
 """Share of the nominal length that the shortest prompts and outputs have."""
 
-DRIFT = 0.05
-"""Share of the nominal length of prompts, either way."""
+DRIFT, APART = 0.05, 16
+"""Share of the nominal length of prompts, and tokens of outputs, either way, by which aiperf's requests differ, whose
+text is not cut to a number of tokens."""
 
-APART = 16
-"""Tokens by which outputs differ from the nominal length, either way: equal requests get out of step by a number of
-steps, however long they are, since the measured time to first token of vLLM and TensorRT-LLM does not depend on the
-length of outputs."""
-
-STEADY = {"sglang": 0, "trtllm": 2}
-"""The same of engines whose equal requests stay together. Prompts of Qwen3-235B with 128 tokens lengthen no other
-request's steps in TensorRT-LLM, as where many share one. The best of 0, 1, 2, 4, 6, 8, 16 for its Llama-3.1-8B and
-Qwen3-235B (first half); Qwen3-32B is the other half."""
+STRAY = 0.7
+"""Equal requests get out of step on a real server, by so many steps times the root of the clients, either way, and
+however long they are: as in a random walk, in which every request that joins may let others wait for a step. Of 0.5,
+0.7, 1 and 1.4 times the root, 0 to 16 whatever the clients, and a quarter of the clients, the best for both times of
+TensorRT-LLM's Llama-3.1-8B and Qwen3-235B (first half); Qwen3-32B is the other half, with vLLM, too."""
 
 MOST_REQUESTS = 10_000
 """Of a server that admits requests as they come: more of them change no mean. Behind separate workers those that came
@@ -107,15 +104,13 @@ def lengths(point: Served) -> tuple[tuple[float, float], tuple[float, float]]:
     """Tokens of the shortest and the longest prompt, and of the shortest and the longest output.
 
     Clients other than the scripts' send equal lengths. SGLang's prefills run alone and keep such requests in lockstep;
-    steps that mix prefill and decode let them drift apart on a real server, which equal times would hide. So does the
-    client that sends round thousands of tokens (aiperf), whose text is not cut to a number of tokens. TensorRT-LLM's
-    stay in step but for a few tokens.
+    steps that mix prefill and decode let them drift apart on a real server, which equal times would hide.
     """
     prompt, output = float(point.isl), float(point.osl)
     if point.scripted:
         return (SHORTEST * prompt, prompt), (SHORTEST * output, output)
-    if point.backend in STEADY and point.equal:
-        around, apart = (prompt, prompt), STEADY[point.backend]
+    if point.equal:
+        around, apart = (prompt, prompt), 0.0 if point.backend == "sglang" else STRAY * sqrt(point.concurrency)
     else:
         around, apart = ((1.0 - DRIFT) * prompt, (1.0 + DRIFT) * prompt), APART
     return around, (max(output - apart, 1.0), output + apart)
