@@ -33,14 +33,16 @@ SHORTEST = 0.8
 """Share of the nominal length that the shortest prompts and outputs have."""
 
 DRIFT, APART = 0.05, 16
-"""Share of the nominal length of prompts, and tokens of outputs, either way, by which aiperf's requests differ, whose
-text is not cut to a number of tokens."""
+"""Share of the nominal length of prompts, and tokens of outputs, either way, by which requests of vLLM differ that were
+equal: they get out of step by a number of steps, however long they are, since the measured time to first token does not
+depend on the length of outputs. And those of aiperf, whose text is not cut to a number of tokens."""
 
 STRAY = 0.7
-"""Equal requests get out of step on a real server, by so many steps times the root of the clients, either way, and
-however long they are: as in a random walk, in which every request that joins may let others wait for a step. Of 0.5,
-0.7, 1 and 1.4 times the root, 0 to 16 whatever the clients, and a quarter of the clients, the best for both times of
-TensorRT-LLM's Llama-3.1-8B and Qwen3-235B (first half); Qwen3-32B is the other half, with vLLM, too."""
+"""TensorRT-LLM's equal requests nearly stay in step, which shows in prompts that lengthen nobody else's steps: they
+differ by so many tokens times the root of the clients, either way, as in a random walk. Of 0.5, 0.7, 1 and 1.4 times
+the root, 0 to 16 whatever the clients, and a quarter of the clients, the best for both times of a quarter of the rows
+of Llama-3.1-8B and Qwen3-235B (first half); Qwen3-32B is the other half. With it vLLM's first tokens would come later
+than measured."""
 
 MOST_REQUESTS = 10_000
 """Of a server that admits requests as they come: more of them change no mean. Behind separate workers those that came
@@ -109,10 +111,9 @@ def lengths(point: Served) -> tuple[tuple[float, float], tuple[float, float]]:
     prompt, output = float(point.isl), float(point.osl)
     if point.scripted:
         return (SHORTEST * prompt, prompt), (SHORTEST * output, output)
-    if point.equal:
+    around, apart = ((1.0 - DRIFT) * prompt, (1.0 + DRIFT) * prompt), float(APART)
+    if point.equal and point.backend != "vllm":
         around, apart = (prompt, prompt), 0.0 if point.backend == "sglang" else STRAY * sqrt(point.concurrency)
-    else:
-        around, apart = ((1.0 - DRIFT) * prompt, (1.0 + DRIFT) * prompt), APART
     return around, (max(output - apart, 1.0), output + apart)
 
 
