@@ -1,6 +1,7 @@
 """Schedulers in Python: as exact as the core where they decide the same, and every broken rule is named."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -96,12 +97,13 @@ def test_the_same_decisions_give_the_cores_record(seed: int, replicas: int, ahea
         rng.integers(1, 40, n).tolist(),
         rng.integers(1, 24, n).tolist(),
     )
+    asked = replace(asked, overruns=rng.random(n) < rng.choice([0.0, 0.5]))
     mine = by(FirstComeFirstServed, asked, replicas, ahead)
     core = run(fleet(replicas, ahead), asked, 0, np.zeros(n))
     for name in ("scheduled", "first_token", "finish", "preemptions", "lane"):
         assert np.array_equal(mine.requests[name], core.requests[name]), name
     assert sorted(mine.stalls.tolist()) == sorted(core.stalls.tolist())
-    for column in ("decodes", "chunk_tokens"):
+    for column in ("decodes", "chunk_tokens", "discarded"):
         sums = [
             int((log[column].astype(np.int64) * np.maximum(log["steps"], 1)).sum()) for log in (mine.rows, core.rows)
         ]
@@ -162,6 +164,86 @@ def test_whoever_is_evicted_ahead_of_its_token_gets_all_tokens(seed: int, early:
     assert emitted == int(output.sum())
     assert (found.requests["finish"] >= found.requests["first_token"]).all()
     assert found.rows["used_blocks"].max() <= LIMITS.num_blocks
+
+
+class Remembering:
+    """Decides at random, and compares what it sees with the sum of what it decided."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.pauses, self.evicts = rng.choice([0.0, 0.3]), rng.choice([0.0, 0.1])
+        self.computed: dict[Request, int] = {}
+        self.known: dict[Request, int] = {}
+        self.held: Requests = ()
+
+    def schedule(self, now: float, waiting: Requests, running: Requests, limits: Limits) -> Decision:  # noqa: ARG002
+        self.compare(waiting, running, limits)
+        evict = [request for request in running if self.rng.random() < self.evicts]
+        stays = [running[i] for i in self.rng.permutation(len(running)) if running[i] not in evict]
+        free = limits.num_blocks - sum(request.num_blocks for request in stays)
+        seats, budget, tokens = limits.max_num_seqs - len(stays), limits.max_num_batched_tokens, dict[Request, int]()
+        for request in (*stays, *waiting):
+            n = min(request.num_tokens - request.num_computed_tokens, budget)
+            free -= limits.blocks(request.num_computed_tokens + n) - request.num_blocks
+            seats -= request in waiting
+            if n < 1 or free < 0 or seats < 0:
+                break
+            if not tokens or self.rng.random() >= self.pauses:
+                tokens[request], budget = n, budget - n
+        evict = evict if tokens or evict else stays[-1:]
+        self.computed |= dict.fromkeys(evict, 0)
+        self.compute(tokens)
+        self.held = list(tokens) if self.rng.random() < 0.5 else ()
+        return Decision(tokens, evict, hold=bool(self.held))
+
+    def compute(self, tokens: dict[Request, int]) -> None:
+        for request, n in tokens.items():
+            self.computed[request] += n
+            self.known[request] += self.computed[request] == self.known[request]
+
+    def compare(self, waiting: Requests, running: Requests, limits: Limits) -> None:
+        held = [request for request in self.held if request in running]
+        while held and held[0].num_computed_tokens > self.computed[held[0]]:  # steps that were made without a question
+            self.compute(dict.fromkeys(held, 1))
+        for request in (*waiting, *running):
+            computed = self.computed.setdefault(request, 0)
+            assert request.num_computed_tokens == computed
+            assert request.num_blocks == -(-computed // limits.block_size)
+            assert request.num_tokens == self.known.setdefault(request, request.prompt_tokens)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_what_is_seen_is_what_was_decided(seed: int, ahead: bool) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 20))
+    arrival = np.cumsum(rng.exponential(rng.choice([0.1, 6.0]), n))
+    asked = demand(arrival.tolist(), rng.integers(1, 20, n).tolist(), rng.integers(1, 24, n).tolist())
+    asked = replace(asked, overruns=rng.random(n) < rng.choice([0.0, 0.5]))
+    found = by(lambda: Remembering(rng), asked, 1, ahead)
+    assert not np.isnan(found.requests["finish"]).any()
+
+
+class Copying(FirstComeFirstServed):
+    """Keeps a copy of the first request at every question, and what was true of it then."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Request, tuple[int, int, int]]] = []
+
+    def schedule(self, now: float, waiting: Requests, running: Requests, limits: Limits) -> Decision:
+        self.kept += [(copy(request), self.state(request)) for request in running[:1]]
+        assert all(self.state(request) == state for request, state in self.kept)
+        return super().schedule(now, waiting, running, limits)
+
+    def state(self, request: Request) -> tuple[int, int, int]:
+        return request.num_tokens, request.num_computed_tokens, request.num_blocks
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_copy_of_a_request_stays_as_it_was(ahead: bool) -> None:
+    mine = Copying()
+    by(lambda: mine, demand([0.0, 0.0], [4, 9], [20, 9]), 1, ahead)
+    assert [computed for request, (_, computed, _) in mine.kept if request.id == 0][:4] == [4, 5, 6, 7]
 
 
 class Swinging:

@@ -17,10 +17,11 @@ from windtunnel.perf.batch_times import BatchTimes, linear
 from windtunnel.policy import Limits, Policy
 from windtunnel.policy.unified import infermax_grid
 from windtunnel.reference.batch import Batch as Step
-from windtunnel.reference.custom import Custom, Decision, Seen
+from windtunnel.reference.custom import Custom, Decision
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
+from windtunnel.reference.steady import Seen
 from windtunnel.reference.unified import Scheduler
 
 Floats = NDArray[np.float64]
@@ -199,8 +200,7 @@ def _requests(problem: Problem, kind: type[Request]) -> list[Request]:
 def _run(schedulers: Sequence[Custom | Scheduler], times: BatchTime, requests: list[Request]) -> Group:
     def seconds(batches: list[Step]) -> float:
         (batch,) = batches
-        decoding = [part.start for part in batch.scheduled if part.decodes]
-        return times.batch(len(decoding), sum(decoding), batch.chunks)
+        return times.batch(*batch.contexts, batch.chunks)
 
     group = Group(schedulers, seconds)
     Loop([Replica([group])], round_robin, requests).run()

@@ -4,10 +4,11 @@ StageTimes: how long it takes in each stage of a pipeline, and on the way from o
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,41 +122,58 @@ class BatchTimes:
         ``mixed``: beside prefill chunks."""
         if decodes == 0:
             return 0.0
-        knots, row = self.context_knots, (self.mixed_attention if mixed else self.decode_attention)[decodes]
+        knots, row = self._contexts, self._attention(decodes, mixed)
         j = self._context_index(kv_tokens // decodes)
-        low = float(row[j])
-        slope = (float(row[j + 1]) - low) / float(decodes * (int(knots[j + 1]) - int(knots[j])))
-        return low + slope * float(kv_tokens - decodes * int(knots[j]))
+        low = row[j]
+        slope = (row[j + 1] - low) / float(decodes * (knots[j + 1] - knots[j]))
+        return low + slope * float(kv_tokens - decodes * knots[j])
 
     def prefill(self, tokens: int, context: int) -> float:
         """Prefill attention of one chunk of ``tokens`` at ``context``, in seconds."""
-        sizes, knots, table = self.chunk_knots, self.context_knots, self.prefill_attention
-        i = min(bisect_right(self._sizes, tokens) - 1, len(sizes) - 2)
+        sizes, knots, table = self._sizes, self._contexts, self._prefill
+        i = min(bisect_right(sizes, tokens) - 1, len(sizes) - 2)
         j = self._context_index(context)
-        u = float(tokens - int(sizes[i])) / float(int(sizes[i + 1]) - int(sizes[i]))
-        v = float(context - int(knots[j])) / float(int(knots[j + 1]) - int(knots[j]))
-        low = float(table[i, j]) + (float(table[i, j + 1]) - float(table[i, j])) * v
-        high = float(table[i + 1, j]) + (float(table[i + 1, j + 1]) - float(table[i + 1, j])) * v
+        u = float(tokens - sizes[i]) / float(sizes[i + 1] - sizes[i])
+        v = float(context - knots[j]) / float(knots[j + 1] - knots[j])
+        low = table[i][j] + (table[i][j + 1] - table[i][j]) * v
+        high = table[i + 1][j] + (table[i + 1][j + 1] - table[i + 1][j]) * v
         return low + (high - low) * u
 
     def rank(self, decodes: int, kv_tokens: int, chunks: list[tuple[int, int]]) -> float:
         """GPU seconds of one rank's batch; ``chunks`` are (tokens, context) in batch order."""
-        tokens = decodes + sum(n for n, _ in chunks)
-        time = float((self.mixed_tokens if chunks else self.decode_tokens)[tokens])
-        time = time + self.decode(decodes, kv_tokens, bool(chunks))
+        if not chunks:
+            return self._lists.decode_tokens[decodes] + self.decode(decodes, kv_tokens) + self._lists.sequences[decodes]
+        tokens = decodes + sum([n for n, _ in chunks])
+        time = self._lists.mixed_tokens[tokens] + self.decode(decodes, kv_tokens, True)
         for n, context in chunks:
             time = time + self.prefill(n, context)
-        if chunks:
-            time = time + self.prefill_base
-        return time + float(self.sequences[decodes + len(chunks)])
+        return time + self.prefill_base + self._lists.sequences[decodes + len(chunks)]
 
     def step(self, gpu: float, sequences: int) -> float:
         """Seconds of a whole step from its GPU seconds and the number of requests in it."""
-        return max(gpu, float(self.host_overlapped[sequences])) + float(self.host_serial[sequences])
+        return max(gpu, self._lists.host_overlapped[sequences]) + self._lists.host_serial[sequences]
 
     def batch(self, decodes: int, kv_tokens: int, chunks: list[tuple[int, int]]) -> float:
         """Seconds of a step of a single rank."""
         return self.step(self.rank(decodes, kv_tokens, chunks), decodes + len(chunks))
+
+    def decode_steps(self, decodes: int, kv_tokens: int) -> Iterator[float]:
+        """Seconds of step after step of the same decodes; ``batch`` of each, with the same additions."""
+        knots, row = self._contexts, self._attention(decodes, False)
+        tokens, sequences = self._lists.decode_tokens[decodes], self._lists.sequences[decodes]
+        overlapped, serial = self._lists.host_overlapped[decodes], self._lists.host_serial[decodes]
+        above = low = slope = 0.0
+        base = 0
+        while True:
+            if kv_tokens >= above:
+                j = self._context_index(kv_tokens // decodes)
+                base = decodes * knots[j]
+                above = decodes * knots[j + 1] if j < len(knots) - 2 else inf
+                low = row[j]
+                slope = (row[j + 1] - low) / float(decodes * (knots[j + 1] - knots[j]))
+            gpu = tokens + (low + slope * float(kv_tokens - base)) + sequences
+            yield max(gpu, overlapped) + serial
+            kv_tokens += decodes
 
     def lockstep(self, ranks: list[tuple[int, int, list[tuple[int, int]]]]) -> float:
         """Seconds of a step of ranks in lockstep, each (decodes, kv_tokens, chunks); an idle rank is (0, 0, [])."""
@@ -170,15 +188,47 @@ class BatchTimes:
         return self.step(gpu + float(self.expert_tokens[total]), sequences)
 
     def _context_index(self, context: int) -> int:
-        return min(bisect_right(self._contexts, context) - 1, len(self._contexts) - 2)
+        return bisect_right(self._contexts, context, 0, len(self._contexts) - 1) - 1
+
+    def _attention(self, decodes: int, mixed: bool) -> list[float]:
+        """A row of the attention table."""
+        row = self._rows[mixed].get(decodes)
+        if row is None:
+            row = self._rows[mixed][decodes] = (self.mixed_attention if mixed else self.decode_attention)[
+                decodes
+            ].tolist()
+        return row
+
+    @cached_property
+    def _rows(self) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
+        """Rows of ``decode_attention`` and of ``mixed_attention`` that were asked for, as lists."""
+        return {}, {}
+
+    @cached_property
+    def _lists(self) -> "_Lists":
+        return _Lists(*(getattr(self, name).tolist() for name in _Lists._fields))
+
+    @cached_property
+    def _prefill(self) -> list[list[float]]:
+        return cast(list[list[float]], self.prefill_attention.tolist())
 
     @cached_property
     def _sizes(self) -> list[int]:
-        return [int(size) for size in self.chunk_knots]
+        return cast(list[int], self.chunk_knots.tolist())
 
     @cached_property
     def _contexts(self) -> list[int]:
-        return [int(context) for context in self.context_knots]
+        return cast(list[int], self.context_knots.tolist())
+
+
+class _Lists(NamedTuple):
+    """Tables with one index, whose numbers Python reads from lists several times as fast as from arrays."""
+
+    decode_tokens: list[float]
+    mixed_tokens: list[float]
+    sequences: list[float]
+    host_overlapped: list[float]
+    host_serial: list[float]
 
 
 def _holds_seconds(value: object) -> bool:

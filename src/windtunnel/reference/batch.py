@@ -39,32 +39,35 @@ class Batch:
     """Seconds that the step waits for blocks that move between device and host."""
     ask_again: float = inf
     """Nothing is scheduled, but will be at this time (s) if nothing arrives before."""
-    later: int = 0
-    """Steps by which ``scheduled`` is out of date: each start is so many tokens further on."""
-    decoding: tuple[int, int] | None = None
-    """(how many, their starts together) where it is known that all decode."""
+    decoding: tuple[int, int] = (0, 0)
+    """Of requests that decode besides ``scheduled``: (how many, their tokens in the cache together)."""
+    discarded: int = 0
+    """Decodes whose token nobody takes, as far as the scheduler counts them."""
+    paused: list[tuple[float, float, int]] | None = None
+    """(after, until, id) of the gaps before decodes that were left out of steps; None: the scheduler counts neither."""
+
+    @property
+    def works(self) -> bool:
+        """Whether anything is computed."""
+        return bool(self.scheduled or self.decoding[0])
 
     @property
     def decodes(self) -> list[Scheduled]:
-        """The requests that compute one token after their prompt."""
-        return self.scheduled if self.decoding else [part for part in self.scheduled if part.decodes]
+        """The requests of ``scheduled`` that compute one token after their prompt."""
+        return [part for part in self.scheduled if part.decodes]
 
     @property
     def chunks(self) -> list[tuple[int, int]]:
         """(tokens, context) of the prefill chunks."""
-        if self.decoding:
-            return []
         return [(part.tokens, part.start) for part in self.scheduled if not part.decodes]
 
     @property
     def contexts(self) -> tuple[int, int]:
         """(how many requests decode, their tokens in the cache together)."""
-        if self.decoding:
-            count, total = self.decoding
-        else:
-            starts = [part.start for part in self.scheduled if part.decodes]
-            count, total = len(starts), sum(starts)
-        return count, total + self.later * count
+        if not self.scheduled:
+            return self.decoding
+        starts = [part.start for part in self.scheduled if part.decodes]
+        return self.decoding[0] + len(starts), self.decoding[1] + sum(starts)
 
     def add(self, request: Request, tokens: int) -> None:
         """Compute ``tokens`` of a request; it counts them as computed at once, so that the next step can go on."""

@@ -1,18 +1,18 @@
 """A scheduler of your own: an object whose ``schedule`` says which request computes how many tokens in a step."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from traceback import extract_tb
-from typing import Protocol
+from typing import Protocol, cast
 
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits
 from windtunnel.reference.batch import Batch, Scheduled
-from windtunnel.reference.held import Held
 from windtunnel.reference.request import Request
+from windtunnel.reference.steady import Seen, Steady
 
 EVICTIONS = 100
 """Evictions for each request that waits or runs, without a token in between, after which a run cannot end."""
@@ -48,28 +48,6 @@ class PythonScheduler(Protocol):
         """
 
 
-class Seen(Request):
-    """A request as a scheduler of yours sees it: a token that is being sampled counts as known."""
-
-    __slots__ = ()
-
-    @property
-    def num_tokens(self) -> int:
-        """Known tokens, and the one that the step in flight samples."""
-        return self.prompt_tokens + self.generated + self.num_output_placeholders
-
-
-KINDS = {Seen, Request}
-"""Of what a decision may name, without subclasses of others."""
-_scheduled = partial(tuple.__new__, Scheduled)
-"""A part from its fields in one tuple: in half the time that Python needs to take them one by one."""
-
-
-def _as_decode(part: Scheduled) -> Scheduled:
-    """What a prompt that a step completes would have been as a decode."""
-    return part if part.decodes else Scheduled(part.request, 1, part.start + part.tokens - 1, True, True)
-
-
 @lru_cache(1024)
 def _less(limits: Limits, blocks: int, seats: int) -> Limits:
     return replace(limits, num_blocks=blocks, max_num_seqs=seats)
@@ -96,8 +74,14 @@ class Custom:
         self.now = 0.0
         self.evictions = 0
         """Since a token was last received."""
-        self.held: Held | None = None
-        """Those that decode in every step until something happens."""
+        self.unseen = 0
+        """Requests that were evicted with tokens in flight."""
+        self.steady = Steady(limits.block_size)
+        """Requests that decode in every step."""
+        self.held = False
+        """They go on, and nothing is asked."""
+        self.before = 0.0
+        """When the latest step with decodes ended (s)."""
 
     def let_go(self, request: Request) -> None:
         """Nothing is held for others."""
@@ -115,18 +99,32 @@ class Custom:
     def add(self, request: Request) -> None:
         """A request arrives."""
         self.waiting.append(request)
-        self._hold_no_longer()
+        self.held = False
 
     def schedule(self, now: float) -> Batch:
         """Ask, check, and carry out; or go on with a decision that is held."""
         self.now = now
-        if self.held and self.used_blocks + self.held.blocks(1) <= self.limits.num_blocks:
-            return self._again(self.held)
+        if self.held and self.used_blocks + self.steady.blocks(1) <= self.limits.num_blocks:
+            batch = self.steady.batch()
+            if self._decide(1):
+                self.held = bool(self.steady.members) and not self.waiting
+            return batch
         limits = self._limits()
         if limits is None:
             return Batch()
-        self._hold_no_longer()
-        waiting = tuple(request for request in self.waiting if not request.num_stale_tokens)
+        self.held = False
+        decision = self._ask(now, limits)
+        for request in reversed(decision.evict):
+            self._evict(request)
+        batch = self._carry_out(decision)
+        self._hold(decision, batch)
+        return batch
+
+    def _ask(self, now: float, limits: Limits) -> Decision:
+        """What the rules decide, if it names requests."""
+        waiting = tuple(self.waiting)
+        if self.unseen:
+            waiting = tuple(request for request in waiting if not request.num_stale_tokens)
         try:
             decision = self.rules.schedule(now, waiting, tuple(self.running), limits)
         except (Exception, SystemExit) as error:
@@ -136,76 +134,64 @@ class Custom:
         if not isinstance(decision, Decision):
             raise self._error(f"schedule returned {type(decision).__name__}: must be a Decision")
         self._check_kinds(decision)
-        batch = Batch(self.limits.max_num_batched_tokens)
-        for request in reversed(decision.evict):
-            self._evict(request, batch)
-        self._carry_out(decision.tokens, batch)
-        self._hold(decision, batch)
-        return batch
+        return decision
 
     def _check_kinds(self, decision: Decision) -> None:
         if not isinstance(decision.tokens, Mapping) or not isinstance(decision.evict, Sequence):
             kinds = f"{type(decision.tokens).__name__}, {type(decision.evict).__name__}"
             raise self._error(f"Decision({kinds}): must hold a mapping of requests to tokens, and a list of requests")
         named = (*decision.tokens, *decision.evict)
-        if set(map(type, named)) <= KINDS:
+        if set(map(type, named)) <= {Seen}:
             return
         if strange := [one for one in named if not isinstance(one, Request)]:
             raise self._error(f"Decision names {strange[0]!r}: must name requests of waiting and running, not ids")
 
     def _hold(self, decision: Decision, batch: Batch) -> None:
-        if not decision.hold or decision.evict or not all(part.emits for part in batch.scheduled):
-            return
-        parts = [part for part in batch.scheduled if part.request in self.running]
-        if len(parts) == len(batch.scheduled) and not batch.chunks:
-            self.held = Held(batch.scheduled, 1, self.limits.block_size, 1) if parts else None
-        elif parts and not self.waiting:
-            self.held = Held([_as_decode(part) for part in parts], 1, self.limits.block_size, 0)
-
-    def _hold_no_longer(self) -> None:
-        if self.held:
-            self.held.settle()
-            self.held = None
-
-    def _go_on_without(self, gone: Sequence[Request]) -> None:
-        """These have had all their steps: the others are held on, unless one waits for the place."""
-        held = self.held
-        if held is None:
-            return
-        others = [part for part in held.parts if part.request not in gone]
-        if self.waiting or len(others) < len(held.parts):
-            self._hold_no_longer()
-            if others and not self.waiting:
-                self.held = Held(others, held.later, held.size, 0)
+        """Where all that are named go on decoding, and no place became free for one that waits."""
+        self.held = (
+            decision.hold
+            and not decision.evict
+            and bool(self.steady.members)
+            and all(part.emits for part in batch.scheduled)
+            and (not self.waiting or (len(self.steady.members) == len(decision.tokens) and not batch.chunks))
+        )
 
     def equal_steps(self, wanted: int) -> int:
         """How many steps, at most ``wanted``, the held decision goes on for: none ends a request or lacks a block."""
-        assert self.held
-        steps = min(self.held.ends_with - self.held.decided - 1, wanted)
-        while steps > 0 and self.used_blocks + self.held.blocks(steps) > self.limits.num_blocks:
+        steps = min(self.steady.ends.first - self.steady.decided, wanted)
+        while steps > 0 and self.used_blocks + self.steady.blocks(steps) > self.limits.num_blocks:
             steps //= 2
-        return max(steps, 0)
+        return steps
 
-    def _again(self, held: Held) -> Batch:
-        """The next step of a decision that is held."""
-        batch = held.batch()
-        self.skip(1, 0, 0.0)
-        if held.decided == held.leaves_with:
-            leaving = held.leaving()
-            self._go_on_without(leaving)
-            for request in leaving:
-                self._leave(request)
-        return batch
+    def changes(self, flying: Iterable[Batch]) -> bool:
+        """Whether one that is not counted has all its tokens, or is to be seen again, when these steps have ended."""
+        late = self.steady.late
+        for before, batch in enumerate(flying):
+            if not batch.scheduled and not late:
+                continue
+            parts = [part.request for part in batch.scheduled if part.emits or part.request.num_stale_tokens]
+            for request in [*parts, *late.get(self.steady.ended + before, ())]:
+                if request.num_stale_tokens or request.generated + before + 1 >= request.output_tokens:
+                    return True
+        return False
 
     def skip(self, decided: int, ended: int, last_token: float) -> None:
-        """So many more steps have been decided and have ended, the latest at ``last_token`` (s)."""
-        held = self.held
-        assert held
-        self.used_blocks += held.blocks(decided)
-        held.turns += decided
-        held.decided += decided
-        held.ended += ended
-        held.last_token = last_token if ended else held.last_token
+        """The held decision went on for so many more steps; so many have ended, the latest at ``last_token`` (s)."""
+        self._decide(decided)
+        if ended:
+            self.steady.end(ended, last_token)
+            self.before = last_token
+            self.evictions = 0
+
+    def _decide(self, steps: int) -> bool:
+        """Those that decode in every step do so in these; whether it was the last one for some."""
+        self.used_blocks += self.steady.blocks(steps)
+        self.steady.decide(steps)
+        last = self.steady.leaves.take(self.steady.decided - 1)
+        for request in last:
+            self.steady.graduate(request)
+            self._leave(request)
+        return bool(last)
 
     def _limits(self) -> Limits | None:
         """What requests that are not leaving may use; None: nothing."""
@@ -215,47 +201,59 @@ class Custom:
         seats = self.limits.max_num_seqs - len(self.leaving)
         return _less(self.limits, blocks, seats) if blocks and seats else None
 
-    def _evict(self, request: Request, batch: Batch) -> None:
+    def _evict(self, request: Request) -> None:
         if request not in self.running:
             raise self._error(f"evict: request {request.id} is not running; name running requests, each once")
+        if request in self.steady.members:
+            self.steady.drop(request)
         del self.running[request]
         self._release(request)
         request.num_computed_tokens = 0
         request.num_stale_tokens = request.num_in_flight_tokens
         request.preemptions += 1
         self.waiting.appendleft(request)
-        batch.preempted.append(request)
+        self.unseen += request.num_stale_tokens > 0
         self.evictions += 1
         if self.evictions > EVICTIONS * (len(self.waiting) + len(self.running)):
             raise self._error(f"{self.evictions} evictions since a request received a token: it goes on for ever")
 
-    def _carry_out(self, wanted: Mapping[Request, int], batch: Batch) -> None:
-        """Most are decodes for which there is a block: those need not be looked at further."""
-        size, running, scheduled = self.limits.block_size, self.running, batch.scheduled
-        for request, tokens in wanted.items():
-            start, blocks = request.num_computed_tokens, request.num_blocks
-            fresh = start == blocks * size
-            known = request.generated + request.num_output_placeholders + 1
-            if (
-                type(tokens) is not int
-                or tokens != 1
-                or batch.budget < 1
-                or request.prompt_tokens + known != start + 2
-                or (fresh and self.used_blocks == self.limits.num_blocks)
-                or request not in running
-            ):
-                self._compute(request, tokens, batch)
-                continue
-            if fresh:
-                request.num_blocks = blocks + 1
-                self.used_blocks += 1
-            request.num_computed_tokens = start + 1
-            request.num_in_flight_tokens += 1
-            request.num_output_placeholders += 1
-            batch.budget -= 1
-            scheduled.append(_scheduled((request, 1, start, start >= request.prefill_tokens, True)))
-            if known == request.max_tokens:
-                self._leave(request)
+    def _carry_out(self, decision: Decision) -> Batch:
+        """Those that decode again are counted; the others are looked at one by one, and join them with a token."""
+        others = self._others(decision.tokens)
+        batch = self.steady.batch(self.limits.max_num_batched_tokens)
+        batch.preempted = list(reversed(decision.evict))
+        for request, tokens in others:
+            self._compute(request, tokens, batch)
+        if batch.works:
+            self._decide(1)
+            for request, _, _, _, emits in batch.scheduled:
+                if emits and request in self.running:
+                    self.steady.join(cast(Seen, request))
+        return batch
+
+    def _others(self, wanted: Mapping[Request, int]) -> Sequence[tuple[Request, int]]:
+        """Those that do not just decode again; whoever does and is not named is counted no longer."""
+        members = self.steady.members
+        if set(map(type, wanted.values())) <= {int}:
+            others = [(request, tokens) for request, tokens in wanted.items() if tokens != 1 or request not in members]
+            if len(others) + len(members) > len(wanted):
+                for request in [request for request in members if wanted.get(request) != 1]:
+                    self.steady.drop(request)
+            if self._fits(wanted.values(), others):
+                return others
+        for request in list(members):  # the first that breaks a rule is to be named
+            self.steady.drop(request)
+        return list(wanted.items())
+
+    def _fits(self, tokens: Collection[int], others: Sequence[tuple[Request, int]]) -> bool:
+        """Whether there are blocks and a budget for all together."""
+        blocks = self.used_blocks + self.steady.blocks(1)
+        for request, wanted in others:
+            blocks += self.limits.blocks(request.num_computed_tokens + wanted) - request.num_blocks
+        limits = self.limits
+        return (
+            blocks <= limits.num_blocks and sum(tokens) <= limits.max_num_batched_tokens and min(tokens, default=1) > 0
+        )
 
     def _compute(self, request: Request, tokens: int, batch: Batch) -> None:
         left = request.num_tokens - request.num_computed_tokens
@@ -278,6 +276,7 @@ class Custom:
         if emits:
             request.num_output_placeholders += 1
             if request.generated + request.num_output_placeholders == request.max_tokens:
+                self.steady.ends.put(self.steady.decided, request)
                 self._leave(request)
 
     def _leave(self, request: Request) -> None:
@@ -312,38 +311,58 @@ class Custom:
         request.num_output_placeholders = 0
 
     def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
-        """Requests that caught up have one more token; those that have all of them leave, also from the queue."""
-        held = self.held
-        if held and batch.scheduled is held.parts:
-            if held.ended + 1 < held.ends_with:
-                self.skip(0, 1, time)
-                self.evictions = 0
-                return held.requests, []
-            held.settle()
-        emitted = []
-        for request, tokens, _, _, emits in batch.scheduled:
+        """Requests that caught up have one more token; those that have all of them leave, also from the queue.
+
+        Of those that decode in every step only the ones that have all their tokens are named.
+        """
+        count = batch.decoding[0]
+        if not batch.scheduled and not count:
+            return [], []
+        step, late = self.steady.end(1, time)
+        emitted = self._receive(batch, late, time) if batch.scheduled or late else []
+        if count > len(late):
+            self.evictions, self.before = 0, time
+        elif batch.decodes or late:
+            self.before = time
+        finished = [request for request in emitted if request.finished]
+        finished += [request for request in self.steady.ends.take(step) if not request.finished]
+        if finished:
+            held = self.held and not self.waiting
+            for request in finished:
+                self._end(request, time)
+            self.held = held and bool(self.steady.members)
+        return emitted, finished
+
+    def _receive(self, batch: Batch, late: Sequence[Request], time: float) -> list[Request]:
+        """Those that are not counted get their tokens, if they are to have one."""
+        emitted, paused = [], []
+        parts = [*batch.scheduled, *[Scheduled(request, 1, 0, True, True) for request in late]]
+        for request, tokens, _, decodes, emits in parts:
             request.num_in_flight_tokens -= tokens
             if request.num_stale_tokens:
                 request.num_stale_tokens = max(request.num_stale_tokens - tokens, 0)
-                self._hold_no_longer()
-            if not emits or request.finished:
-                continue
-            emitted.append(request)
-            more = request.generated + 1
-            if more > 1 and request.num_output_placeholders and not request.resumed and more < request.output_tokens:
-                request.generated, request.last_token = more, time  # most: a token in between, as receive_token does
-                request.num_output_placeholders -= 1
-            else:
+                self.unseen -= request.num_stale_tokens == 0
+                self.held = False
+            if decodes and request.finished:
+                batch.discarded += 1
+            elif decodes and request.last_token < self.before:
+                paused.append((request.last_token, time, request.id))
+            if emits and not request.finished:
+                emitted.append(request)
                 request.receive_token(time)
-        finished = [request for request in emitted if request.finished]
-        if finished:
-            self._go_on_without(finished)
-            for request in finished:
-                self._end(request)
-        self.evictions = 0 if emitted else self.evictions
-        return emitted, finished
+                self.evictions = 0
+        batch.discarded += len(paused)
+        batch.paused = [*(batch.paused or ()), *paused]
+        return emitted
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: Request, time: float) -> None:
+        """It has all its tokens."""
+        if request in self.steady.members:
+            self.steady.drop(request)
+        if not request.finished:
+            request.generated, request.num_output_placeholders = request.output_tokens, 0
+            request.last_token = request.finish = time
+            request.finished = True
         for place in (self.running, self.leaving):
             if request in place:
                 del place[request]

@@ -1,14 +1,13 @@
 """Equal steps of one rank, many at once, while its scheduler holds a decision."""
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from math import inf
 
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.reference.batch import Batch
 from windtunnel.reference.custom import Custom
 from windtunnel.reference.replica import Group, InFlight, Step, table_time
+from windtunnel.reference.request import Request
 
 MOST = 1 << 16
 """Equal steps that are looked for at once."""
@@ -20,68 +19,64 @@ class Rank(Group):
     def __init__(self, scheduler: Custom, times: BatchTimes, depth: int) -> None:
         super().__init__([scheduler], table_time(times), depth)
         self.scheduler, self.times = scheduler, times
-        self.knots = times.context_knots.tolist()
+        self.durations: Iterator[float] = iter(())
+        self.following = (0, 0)
+        """(how many requests decode, their tokens together) in the step whose duration comes next."""
 
     def decide(self, now: float) -> tuple[list[Batch], bool]:
         """See Group: of one rank, whose scheduler ignores no request and moves no blocks."""
         batch = self.scheduler.schedule(now)
-        if not batch.scheduled:
+        if not batch.works:
             return [batch], False
         start = max(now, self.in_flight[-1].end) if self.in_flight else now
-        end = start + self.times.batch(*batch.contexts, batch.chunks)
-        self._record(start, end, [batch])
-        self.in_flight.append(InFlight(end, [batch]))
-        return [batch], True
+        batches = [batch]
+        if batch.scheduled:
+            end = start + self.times.batch(*batch.contexts, batch.chunks)
+            self._record(start, end, batches)
+        else:
+            end = start + next(self._durations(batch))
+            self._took(batch, 1)
+            self.journal.append(Step(0, start, end, batch, self.scheduler.used_blocks, self.scheduler.num_waiting))
+        self.in_flight.append(InFlight(end, batches))
+        return batches, True
+
+    def arrive(self) -> list[Request]:
+        """See Group."""
+        step = self.in_flight.popleft()
+        return self.scheduler.update(step.batches[0], step.end)[1]
 
     def goes_on(self, until: float) -> float:
         """See Group: each end of a step in flight is followed by the decision of the next one."""
-        flying, scheduler, held = self.in_flight, self.scheduler, self.scheduler.held
-        if not held or flying[0].end >= until:
+        flying, scheduler = self.in_flight, self.scheduler
+        if not scheduler.held or flying[0].end >= until:
             return flying[0].end
-        others = max(len(flying) - held.turns, 0)  # steps in flight that are not decodes of just these
         steps = scheduler.equal_steps(MOST)
-        if steps < 1 or any(_changes(flying[i].batches[0], i) for i in range(others)):
+        if steps < 1 or scheduler.changes(step.batches[0] for step in flying):
             return flying[0].end
-        batch = held.batch()
-        used, waiting = scheduler.used_blocks + held.blocks(1), scheduler.num_waiting
+        batch = scheduler.steady.batch()
+        used, waiting = scheduler.used_blocks + scheduler.steady.blocks(1), scheduler.num_waiting
         ends, first, last, done = [step.end for step in flying], flying[-1].end, 0.0, 0
-        durations = self._decodes(*batch.contexts)
+        durations = self._durations(batch)
         while done < steps and ends[0] < until:
             last = ends.pop(0)
-            if done < others:
+            if done < len(flying):
                 scheduler.update(flying[done].batches[0], last)
             ends.append((ends[-1] if ends else last) + next(durations))
             done += 1
         batches = [*(step.batches[0] for step in flying), *[batch] * done][-len(flying) :]
         self.in_flight = deque(InFlight(end, [one]) for end, one in zip(ends, batches, strict=True))
-        scheduler.skip(done, max(done - others, 0), last)
+        self._took(batch, done)
+        scheduler.skip(done, max(done - len(flying), 0), last)
         self.journal.append(Step(0, first, ends[-1], batch, used, waiting, done))
         return ends[0]
 
-    def _decodes(self, decodes: int, kv_tokens: int) -> Iterator[float]:
-        """Seconds of steps of decodes that follow each other; see BatchTimes.decode."""
-        times, knots = self.times, self.knots
-        tokens, sequences = float(times.decode_tokens[decodes]), float(times.sequences[decodes])
-        overlapped, serial = float(times.host_overlapped[decodes]), float(times.host_serial[decodes])
-        above = low = slope = 0.0
-        base = 0
-        while True:
-            if kv_tokens >= above:
-                j = min(bisect_right(knots, kv_tokens // decodes) - 1, len(knots) - 2)
-                base = decodes * knots[j]
-                above = decodes * knots[j + 1] if j < len(knots) - 2 else inf
-                low = float(times.decode_attention[decodes, j])
-                slope = (float(times.decode_attention[decodes, j + 1]) - low) / float(
-                    decodes * (knots[j + 1] - knots[j])
-                )
-            gpu = tokens + (low + slope * float(kv_tokens - base)) + sequences
-            yield max(gpu, overlapped) + serial
-            kv_tokens += decodes
+    def _durations(self, batch: Batch) -> Iterator[float]:
+        """Seconds of step after step of these decodes."""
+        if batch.decoding != self.following:
+            self.durations = self.times.decode_steps(*batch.decoding)
+        return self.durations
 
-
-def _changes(batch: Batch, before: int) -> bool:
-    """Whether a request has all its tokens, or is to be seen again, when this step has ended after so many others."""
-    for request, _, _, _, emits in batch.scheduled:
-        if request.num_stale_tokens or (emits and request.generated + before + 1 >= request.output_tokens):
-            return True
-    return False
+    def _took(self, batch: Batch, steps: int) -> None:
+        """So many of them have been taken."""
+        decodes, kv_tokens = batch.decoding
+        self.following = decodes, kv_tokens + steps * decodes

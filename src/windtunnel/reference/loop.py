@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heappop, heappush
 from math import floor, inf
 
@@ -16,6 +17,8 @@ BATCH_END, LEAVES_NIC, TRANSFER_END, HANDED, ARRIVAL, SCHEDULE, ASK_AGAIN, LEASE
 """Kinds of events, in the order in which they happen at equal times: what happens at the end of a wait is in time, and
 before a failure. Those after the first up to HANDED, LEASE_ENDS and TIME_OUT are of ``reference.handover``, the last
 three of ``reference.elastic``."""
+ON_THE_WAY = {LEAVES_NIC, TRANSFER_END, HANDED}
+"""Of a request between two stages."""
 
 PUBLISH_INTERVAL = 0.1
 """Seconds between the looks of vLLM's data-parallel coordinator (vllm/v1/engine/coordinator.py)."""
@@ -27,7 +30,7 @@ class Replica:
 
     groups: Sequence[Group | Pipeline]
 
-    @property
+    @cached_property
     def ranks(self) -> list[tuple[Group | Pipeline, int]]:
         """(group, index of its scheduler) of every rank."""
         return [(group, i) for group in self.groups for i in range(len(group.schedulers))]
@@ -149,7 +152,7 @@ class Stage:
         if request.refused:
             return j, self.replicas[j].groups[0], 0
         ranks = self.replicas[j].ranks
-        best = min(range(len(ranks)), key=lambda i: self.balancer.score(j, i))
+        best = min(range(len(ranks)), key=lambda i: self.balancer.score(j, i)) if len(ranks) > 1 else 0
         self.balancer.counts[j][best][0] += 1
         return j, *ranks[best]
 
@@ -186,6 +189,8 @@ class Loop:
         self.events: list[tuple[float, int, int]] = []
         self.awake: set[tuple[float, int]] = set()
         """(time, group) of the SCHEDULE events."""
+        self.next_look = -1.0
+        """No balancer looks at anything before."""
         self.ending: set[int] = set()
         """Groups whose oldest step has a BATCH_END event."""
         follows = set(self.follow.values())
@@ -197,26 +202,37 @@ class Loop:
         """Process events until none is left."""
         while self.events:
             time, kind, who = heappop(self.events)
-            for stage in self.stages:
-                stage.balancer.before_event(time, kind)
+            if time >= self.next_look:
+                self._look(time, kind)
             self._happen(time, kind, who)
+
+    def _look(self, time: float, kind: int) -> None:
+        balancers = [stage.balancer for stage in self.stages]
+        for balancer in balancers:
+            balancer.before_event(time, kind)
+        self.next_look = min(balancer.next_look for balancer in balancers)
 
     def _happen(self, time: float, kind: int, who: int) -> None:
         if kind == BATCH_END:
             self.ending.discard(who)
             for request in self.groups[who].arrive():
                 self._complete(request, time)
-            self._wake(who, time)
-        elif kind in (LEAVES_NIC, TRANSFER_END, HANDED):
-            self._on_the_way(kind, who, time)
+            if self.events and self.events[0] <= (time, SCHEDULE, who):
+                self._wake(who, time)
+            else:  # that would be the next event
+                if time >= self.next_look:
+                    self._look(time, SCHEDULE)
+                self._happen(time, SCHEDULE, who)
+        elif kind == SCHEDULE:
+            self.awake.discard((time, who))
+            self._schedule(who, time)
         elif kind == ARRIVAL:
             if who in self.ahead:
                 self._hand(self.requests[who], *self.ahead.pop(who), time)
             else:
                 self._release(self.requests[who], time)
-        elif kind == SCHEDULE:
-            self.awake.discard((time, who))
-            self._schedule(who, time)
+        elif kind in ON_THE_WAY:
+            self._on_the_way(kind, who, time)
         elif self.groups[who].has_place:
             self._wake(who, time)
 

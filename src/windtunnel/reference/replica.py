@@ -74,7 +74,7 @@ class Step(NamedTuple):
     """Equal steps that follow each other; ``batch``, ``used_blocks`` and ``waiting`` are of the first one."""
 
 
-@dataclass
+@dataclass(slots=True)
 class InFlight:
     """A step on its way."""
 
@@ -126,7 +126,7 @@ class Group:
             self.balance.begin_step(cast(Sequence[Balanced], self.schedulers))
         batches = [scheduler.schedule(now) for scheduler in self.schedulers]
         self.ask_again = min(batch.ask_again for batch in batches)
-        if not any(batch.scheduled for batch in batches):
+        if not any(batch.works for batch in batches):
             if any(batch.ignored for batch in batches):
                 self.in_flight.append(InFlight(nextafter(now, inf), batches))
             return batches, False
@@ -139,7 +139,7 @@ class Group:
     def _record(self, start: float, end: float, batches: list[Batch]) -> None:
         for rank, (scheduler, batch) in enumerate(zip(self.schedulers, batches, strict=True)):
             self.journal.append(Step(rank, start, end, batch, scheduler.used_blocks, scheduler.num_waiting))
-            for part in () if batch.decoding else batch.scheduled:
+            for part in batch.scheduled:
                 if not part.decodes and isnan(part.request.scheduled):
                     part.request.scheduled = start
 

@@ -24,7 +24,7 @@ from windtunnel.policy import Limits, Policy, VllmV1, WholeBatches, routing
 from windtunnel.policy.tiers import TierUse
 from windtunnel.reference import unified, vllm_v1, whole_batches
 from windtunnel.reference.batch import StepScheduler
-from windtunnel.reference.custom import Custom, PythonScheduler, Seen
+from windtunnel.reference.custom import Custom, PythonScheduler
 from windtunnel.reference.elastic.mixed import Elastic
 from windtunnel.reference.equal_steps import Rank
 from windtunnel.reference.loop import (
@@ -41,6 +41,7 @@ from windtunnel.reference.pipeline import EagerPipeline, NumberedScheduler, Pipe
 from windtunnel.reference.replica import Group, Step, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.routing import Scored, power_of_two, session_affinity
+from windtunnel.reference.steady import Seen
 from windtunnel.reference.stores import Port, Shelf, Tiered
 
 COLUMNS = ("start", "replica", "lane", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
@@ -167,8 +168,7 @@ def record_of(requests: list[Request], replicas: list[Replica]) -> Record:
     lane_of: dict[int, int] = {}
     for number, lane in enumerate(lanes):
         rows += _log(lane, stalls)
-        fresh = [step.batch.scheduled for step in lane.steps if not step.batch.later]  # later ones were in them
-        lane_of |= {part.request.id: number for parts in fresh for part in parts}
+        lane_of |= {part.request.id: number for step in lane.steps for part in step.batch.scheduled}
     rows.sort(key=itemgetter(0, 1))  # stable: ranks in lockstep and chunks stay together
     log = records(len(rows), ROW)
     for name, values in zip(COLUMNS, zip(*rows, strict=True), strict=False):
@@ -193,42 +193,55 @@ def _lanes(replicas: list[Replica]) -> Iterator[Lane]:
 
 
 def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[tuple[float, ...]]:
-    """The rows of a lane, in the order of COLUMNS.
-
-    A decode that comes later than its slot's next one after its last token, or in another slot, is a stall; one of a
-    request that had already ended is a step too many, as asynchronous scheduling makes them, or padding. The first one
-    of a request that came with its KV is a stall that the request itself knows of.
-    """
-    last_token: dict[Request, float] = {}
-    last_slot: dict[Request, int] = {}
-    previous: dict[int, float] = defaultdict(lambda: -np.inf)
+    """The rows of a lane, in the order of COLUMNS."""
+    tokens = _Tokens(lane.slots)
     for step in lane.steps:
         slot = step.rank if lane.slots > 1 else 0
-        parts = step.batch.scheduled
-        decodes = step.batch.decodes
-        discarded, paused = 0, []
-        if step.batch.later:  # each of them had a token in the step before
-            discarded = sum([part.request.finish < step.end for part in parts])
-        before, end = previous[slot], step.end
-        for request, _, _, _, emits in () if step.batch.later else decodes:
-            last = last_token.get(request)
-            if last is None or not emits or request.finish < end:
-                discarded += 1
-            elif last < before or last_slot.get(request, slot) != slot:
-                discarded += 1
-                paused.append((last, end, request.id))
+        batch = step.batch
+        discarded, paused = tokens.lost(step, slot) if batch.paused is None else (batch.discarded, batch.paused)
         stalls += paused
-        emitting = [part.request for part in parts if part.emits]
-        last_token |= dict.fromkeys(emitting, step.end)
-        if lane.slots > 1:
-            last_slot |= dict.fromkeys(emitting, slot)
-        chunks = [] if len(decodes) == len(parts) else step.batch.chunks
+        chunks = batch.chunks if batch.scheduled else []
         row = (step.start, lane.replica, lane.rank * lane.slots + slot)
         after = (step.used_blocks, step.waiting)
-        dropped = (discarded, step.batch.transfer_time)
-        yield (*row, step.steps, *step.batch.contexts, *(chunks[0] if chunks else (0, 0)), *after, *dropped)
-        yield from ((*row, 0, 0, 0, *chunk, *after, 0, 0.0) for chunk in chunks[1:])
-        previous[slot] = step.end if decodes else previous[slot]
+        first = chunks[0] if chunks else (0, 0)
+        yield (*row, step.steps, *batch.contexts, *first, *after, discarded, batch.transfer_time)
+        yield from [(*row, 0, 0, 0, *chunk, *after, 0, 0.0) for chunk in chunks[1:]]
+
+
+class _Tokens:
+    """When each request of a lane had its latest token, and in which slot."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.last: dict[Request, float] = {}
+        self.slot: dict[Request, int] = {}
+        self.previous: dict[int, float] = defaultdict(lambda: -np.inf)
+        """End of a slot's latest step with decodes."""
+
+    def lost(self, step: Step, slot: int) -> tuple[int, list[tuple[float, float, int]]]:
+        """(Decodes of the next step whose token nobody takes, those of them that are stalls).
+
+        A decode that comes later than its slot's next one after its last token, or in another slot, is a stall; one
+        of a request that had already ended is a step too many, as asynchronous scheduling makes them, or padding. The
+        first one of a request that came with its KV is a stall that the request itself knows of.
+        """
+        discarded, paused = 0, []
+        before, end = self.previous[slot], step.end
+        decodes = step.batch.decodes
+        for request, _, _, _, emits in decodes:
+            last = self.last.get(request)
+            if last is None or not emits or request.finish < end:
+                discarded += 1
+            elif last < before or self.slot.get(request, slot) != slot:
+                discarded += 1
+                paused.append((last, end, request.id))
+        emitting = [part.request for part in step.batch.scheduled if part.emits]
+        self.last |= dict.fromkeys(emitting, end)
+        if self.slots > 1:
+            self.slot |= dict.fromkeys(emitting, slot)
+        if decodes:
+            self.previous[slot] = end
+        return discarded, paused
 
 
 def table_of(requests: list[Request], lane_of: dict[int, int]) -> Any:
