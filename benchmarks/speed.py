@@ -20,6 +20,9 @@ from statistics import median
 import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, run
+from windtunnel.deployment import Deployment, Pool
+from windtunnel.hardware import device
+from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes, linear
 from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0, VllmV1
 from windtunnel.policy.unified import POLICIES
@@ -29,6 +32,8 @@ from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
 from windtunnel.simulate.on_reference import run_custom
+from windtunnel.simulate.simulate import batch_times, simulate
+from windtunnel.workload import Both, Fixed, Poisson, generate
 from windtunnel.workload.traces import load_trace
 
 LEAST_OUTSTANDING = 2
@@ -241,6 +246,16 @@ def show_own(requests: int, repeats: int) -> None:
         print(f"| {name} | {' | '.join(cells)} |")
 
 
+def show_example(requests: int, repeats: int) -> None:
+    """The example of docs/write-a-scheduler.md with more requests: the whole simulation, with its tables at hand."""
+    deployment = Deployment((Pool(load_model("Qwen/Qwen3-8B"), device("h100")),))
+    asked = generate(Poisson(20), Both(Fixed(1000), Fixed(60)), requests)
+    at_hand = batch_times(deployment)
+    own = partial(simulate, deployment, asked, tables=at_hand, scheduler=partial(ShortestFirst, True))
+    served = requests / cpu(own, repeats)
+    print(f"\nThe example of docs/write-a-scheduler.md, {requests:,} requests: {served:,.0f} a second")
+
+
 def show_prefixes(trace: Path, repeats: int) -> None:
     """A Mooncake trace on eight replicas of 30,000 blocks of 16 tokens, under schedulers that share prefixes."""
     workload = load_trace(trace)
@@ -336,12 +351,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repeats and smaller sizes")
     parser.add_argument("--trace", default="azure-conv", help="trace of the whole command: a name or a file")
+    parser.add_argument("--own", action="store_true", help="only schedulers in Python")
     parser.add_argument("--prefixes", type=Path, help="a Mooncake trace: the speed of the prefix cache")
     options = parser.parse_args()
     repeats = 3 if options.quick else 7
     sizes = (1_000, 10_000, 100_000) if options.quick else (1_000, 10_000, 100_000, 1_000_000)
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("WINDTUNNEL_CACHE", folder)
+        if options.own:
+            show_own(2_000 if options.quick else 10_000, repeats)
+            show_example(4_000, repeats)
+            return
         run(fleet(LOADS[0], 1, True), demand(LOADS[0], 100), 0, np.zeros(100))
         print(f"np.sort of 10 million numbers: {sort_seconds():.2f} s")
         slow, fast = reference_seconds(LOADS[1], 2_000) / 2_000, core_seconds(LOADS[1], 100_000, 1, False, 3) / 100_000
@@ -352,6 +372,7 @@ def main() -> None:
         show_presets(3)
         show_rules(repeats)
         show_own(2_000 if options.quick else 10_000, 3)
+        show_example(4_000, 3)
         if options.prefixes:
             show_prefixes(options.prefixes, repeats)
         show_growth(sizes, 3 if options.quick else 5)

@@ -130,13 +130,14 @@ class BatchTimes:
 
     def prefill(self, tokens: int, context: int) -> float:
         """Prefill attention of one chunk of ``tokens`` at ``context``, in seconds."""
-        sizes, knots, table = self._sizes, self._contexts, self._prefill
+        sizes, knots = self._sizes, self._contexts
         i = min(bisect_right(sizes, tokens) - 1, len(sizes) - 2)
         j = self._context_index(context)
         u = float(tokens - sizes[i]) / float(sizes[i + 1] - sizes[i])
         v = float(context - knots[j]) / float(knots[j + 1] - knots[j])
-        low = table[i][j] + (table[i][j + 1] - table[i][j]) * v
-        high = table[i + 1][j] + (table[i + 1][j + 1] - table[i + 1][j]) * v
+        smaller, larger = self._prefill[i : i + 2]
+        low = smaller[j] + (smaller[j + 1] - smaller[j]) * v
+        high = larger[j] + (larger[j + 1] - larger[j]) * v
         return low + (high - low) * u
 
     def rank(self, decodes: int, kv_tokens: int, chunks: list[tuple[int, int]]) -> float:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import filterfalse
 from pathlib import Path
 from traceback import extract_tb
 from typing import Protocol, cast
@@ -235,15 +236,21 @@ class Custom:
         """Those that do not just decode again; whoever does and is not named is counted no longer."""
         members = self.steady.members
         if set(map(type, wanted.values())) <= {int}:
-            others = [(request, tokens) for request, tokens in wanted.items() if tokens != 1 or request not in members]
-            if len(others) + len(members) > len(wanted):
+            others = self._outside(wanted)
+            again = [*wanted.values()].count(1) - [tokens for _, tokens in others].count(1)
+            if again < len(members):
                 for request in [request for request in members if wanted.get(request) != 1]:
                     self.steady.drop(request)
+                others = self._outside(wanted)
             if self._fits(wanted.values(), others):
                 return others
         for request in list(members):  # the first that breaks a rule is to be named
             self.steady.drop(request)
         return list(wanted.items())
+
+    def _outside(self, wanted: Mapping[Request, int]) -> list[tuple[Request, int]]:
+        """Those who do not decode in every step."""
+        return [(request, wanted[request]) for request in filterfalse(self.steady.members.__contains__, wanted)]
 
     def _fits(self, tokens: Collection[int], others: Sequence[tuple[Request, int]]) -> bool:
         """Whether there are blocks and a budget for all together."""
@@ -324,8 +331,11 @@ class Custom:
             self.evictions, self.before = 0, time
         elif batch.decodes or late:
             self.before = time
+        ended = self.steady.ends.take(step)
+        if not emitted and not ended:
+            return [], []
         finished = [request for request in emitted if request.finished]
-        finished += [request for request in self.steady.ends.take(step) if not request.finished]
+        finished += [request for request in ended if not request.finished]
         if finished:
             held = self.held and not self.waiting
             for request in finished:

@@ -29,14 +29,13 @@ class Rank(Group):
         if not batch.works:
             return [batch], False
         start = max(now, self.in_flight[-1].end) if self.in_flight else now
-        batches = [batch]
         if batch.scheduled:
             end = start + self.times.batch(*batch.contexts, batch.chunks)
-            self._record(start, end, batches)
         else:
             end = start + next(self._durations(batch))
             self._took(batch, 1)
-            self.journal.append(Step(0, start, end, batch, self.scheduler.used_blocks, self.scheduler.num_waiting))
+        batches = [batch]
+        self._record(start, end, batches)
         self.in_flight.append(InFlight(end, batches))
         return batches, True
 

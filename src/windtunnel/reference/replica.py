@@ -137,7 +137,8 @@ class Group:
         return batches, True
 
     def _record(self, start: float, end: float, batches: list[Batch]) -> None:
-        for rank, (scheduler, batch) in enumerate(zip(self.schedulers, batches, strict=True)):
+        for rank, batch in enumerate(batches):
+            scheduler = self.schedulers[rank]
             self.journal.append(Step(rank, start, end, batch, scheduler.used_blocks, scheduler.num_waiting))
             for part in batch.scheduled:
                 if not part.decodes and isnan(part.request.scheduled):

@@ -69,30 +69,30 @@ class Seen(Request):
     @property
     def generated(self) -> int:
         """Tokens whose value is known."""
-        return self.received + self.counted_ended
+        return self.received if self.clock is STILL else self.received + self.counted_ended
 
     @generated.setter
     def generated(self, value: int) -> None:
-        self.received = value - self.counted_ended
+        self.received = value if self.clock is STILL else value - self.counted_ended
 
     @property
     def num_output_placeholders(self) -> int:
         """Tokens being sampled."""
-        return self.sampled + self.counted_flying
+        return self.sampled if self.clock is STILL else self.sampled + self.counted_flying
 
     @num_output_placeholders.setter
     def num_output_placeholders(self, value: int) -> None:
-        self.sampled = value - self.counted_flying
+        self.sampled = value if self.clock is STILL else value - self.counted_flying
 
     @property
     def counted_ended(self) -> int:
-        """Steps that are counted and have ended."""
-        return 0 if self.clock is STILL else max(self.clock.ended - self.since, 0)
+        """Steps that the clock counts for it and that have ended."""
+        return max(self.clock.ended - self.since, 0)
 
     @property
     def counted_flying(self) -> int:
-        """Steps that are counted and have not."""
-        return 0 if self.clock is STILL else self.clock.decided - max(self.clock.ended, self.since)
+        """Those in flight."""
+        return self.clock.decided - max(self.clock.ended, self.since)
 
     @property
     def num_blocks(self) -> int:

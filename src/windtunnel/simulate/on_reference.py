@@ -196,8 +196,7 @@ def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[tuple[f
     """The rows of a lane, in the order of COLUMNS."""
     tokens = _Tokens(lane.slots)
     for step in lane.steps:
-        slot = step.rank if lane.slots > 1 else 0
-        batch = step.batch
+        slot, batch = step.rank if lane.slots > 1 else 0, step.batch
         discarded, paused = tokens.lost(step, slot) if batch.paused is None else (batch.discarded, batch.paused)
         stalls += paused
         chunks = batch.chunks if batch.scheduled else []
