@@ -4,7 +4,11 @@ import math
 
 import pytest
 
-from windtunnel.report.page import flatten, money, number, percent, plain, seconds, span
+from windtunnel.report.page import flatten, many, money, number, percent, plain, seconds, span
+
+
+def test_one_of_something_is_one() -> None:
+    assert [many(n, "failure") for n in (0, 1, 2, 1000)] == ["0 failures", "1 failure", "2 failures", "1,000 failures"]
 
 
 @pytest.mark.parametrize(

@@ -276,17 +276,22 @@ def _verdict(verdict: "Verdict") -> str:
 
 def _lives(lives: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What became of replicas that start, stop or fail, and of their requests."""
+    from windtunnel.report.page import many
 
     def there(some: Mapping[str, Any]) -> str:
         text = f"{number(some['replicas_paid'])} paid in the mean, {number(some['replicas_up'])} up; none for "
-        return text + f"{number(some['unserved_s'])} s; {some['starts']:,} starts, {some['failures']:,} failures"
+        return (
+            text
+            + f"{number(some['unserved_s'])} s; {many(some['starts'], 'start')}, {many(some['failures'], 'failure')}"
+        )
 
-    requests = f"{lives['retries']:,} requests tried again, {lives['lost']:,} lost"
+    requests = f"{many(lives['retries'], 'request')} tried again, {lives['lost']:,} lost"
     if "pools" not in lives:
         return [("replicas", f"{there(lives)}; {requests}")]
     found = [(pool["name"], there(pool)) for pool in lives["pools"]]
     if lives["link_failures"]:
-        found.append(("link", f"{lives['link_failures']:,} failures, {lives['resent']:,} transfers begun again"))
+        again = f"{many(lives['resent'], 'transfer')} begun again"
+        found.append(("link", f"{many(lives['link_failures'], 'failure')}, {again}"))
     return [*found, ("served", f"{100 * lives['availability']:.4g} % of the time; {requests}")]
 
 

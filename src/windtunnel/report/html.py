@@ -14,6 +14,7 @@ from windtunnel.report.figures import BINS, figures
 from windtunnel.report.page import (
     card,
     flatten,
+    many,
     money,
     number,
     page,
@@ -223,9 +224,10 @@ def _lives(summary: Summary) -> str:
         for some in (*lives.get("pools", ()), {**lives, "name": "all"})
     ]
     columns = ["pool", "replicas paid", "replicas up", "one is up", "starts", "failures"]
-    note = f"{lives['retries']:,} requests tried again, {lives['lost']:,} lost"
+    note = f"{many(lives['retries'], 'request')} tried again, {lives['lost']:,} lost"
     if lives.get("link_failures"):
-        note += f"; {lives['link_failures']:,} failures of the link, {lives['resent']:,} transfers begun again"
+        again = f"{many(lives['resent'], 'transfer')} begun again"
+        note += f"; {many(lives['link_failures'], 'failure')} of the link, {again}"
     caption = f'<p class="caption">{note}</p>'
     return f'<div class="panel" style="margin-top:12px">{table(columns, rows)}{caption}</div>'
 

@@ -92,6 +92,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def many(count: int, one: str) -> str:
+    """So many of something: ``1 start``, ``0 starts``."""
+    return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"
+
+
 def seconds(value: float) -> str:
     """A duration in the unit that suits it: ms, s, min or h."""
     if not math.isfinite(value):
