@@ -261,7 +261,8 @@ def test_the_capacity_and_what_is_used_of_it_by_hand() -> None:
     assert HAND.overloaded == "overloaded at the upper end"
     assert replace(HAND, request_rate=8.0).overloaded == "overloaded"
     assert replace(HAND, request_rate=5.3).overloaded is None
-    assert replace(HAND, capacity=None).capacity_ends() is replace(HAND, capacity=None).share is None
+    assert replace(HAND, capacity=None).capacity_ends() is None
+    assert replace(HAND, capacity=None).share is None
     assert replace(HAND, request_rate=None).overloaded is None
 
 
@@ -304,7 +305,7 @@ def test_ends_at_an_unchanged_rate_by_hand() -> None:
 
 def test_an_overloaded_end_by_hand() -> None:
     found = replace(HAND, ends=(of_end(0.9, 0.9), of_end(2.0, 0.0, overloaded=True)), unchanged_rate=True)
-    assert found.around("ttft", "mean") == (pytest.approx(0.9), inf)
+    assert found.around("ttft", "mean") == pytest.approx((0.9, inf))
     assert found.shown("ttft") == "-10 %…overloaded"
     both = replace(found, ends=(of_end(0.9, 0.9, overloaded=True),) * 2)
     assert both.shown("ttft") == "overloaded"

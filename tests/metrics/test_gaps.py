@@ -101,9 +101,9 @@ def test_requests_of_a_pipeline_decode_in_the_lane_of_their_prompt() -> None:
 
 def test_pooled_gaps_of_a_pipeline() -> None:
     found = token_gaps(piped(), Window(0.0, 0.6, False))
-    assert (found.count, found.total) == (4, pytest.approx(0.7))
+    assert (found.count, found.total) == pytest.approx((4, 0.7))
     late = token_gaps(piped(), Window(0.45, 0.61, True))
-    assert (late.count, late.total) == (2, pytest.approx(0.4))
+    assert (late.count, late.total) == pytest.approx((2, 0.4))
 
 
 def test_decode_steps_lane_by_lane() -> None:
@@ -141,4 +141,4 @@ def test_two_stalls_of_one_request_are_taken_in_turn() -> None:
     (gaps,) = token_gaps_by_request(steps)
     assert gaps.tolist() == pytest.approx([0.1, 0.2, 0.1, 0.2, 0.1])
     pooled = token_gaps(steps, Window(0.0, 0.8, False))
-    assert (pooled.count, pooled.total, pooled.max) == (5, pytest.approx(0.7), pytest.approx(0.2))
+    assert (pooled.count, pooled.total, pooled.max) == pytest.approx((5, 0.7, 0.2))

@@ -178,7 +178,7 @@ def test_small_kernels_take_a_launch_beyond_their_bytes() -> None:
 
 
 def test_what_a_kernel_does_not_say_of_itself() -> None:
-    """It counts as one launch, moves its bytes over the memory, multiplies in 16 bits, and is the same in every batch."""
+    """It is one launch, moves its bytes over the memory, multiplies in 16 bits, and is the same in every batch."""
     plain = Plain(1.0, 1.0)
     assert (plain.launched, plain.rate, plain.communicates, plain.by_rule) == (1, "bfloat16", False, False)
     assert plain.bandwidth(device("h100")) == device("h100").memory_bandwidth

@@ -199,7 +199,7 @@ def test_a_load_is_repeated_fourfold_until_it_fills_the_replicas(monkeypatch: py
     """Of loads of 50 requests 800 fill them: found once, and kept for the next draw; seeds are the load's own."""
     asked: list[tuple[int, int]] = []
 
-    def found(deployment: Any, question: Question) -> Capacity:
+    def found(_: Any, question: Question) -> Capacity:
         asked.append((len(question.workload), question.seed))
         return Capacity(7.0 + question.seed, None, None, 1, at_bound=len(question.workload) < 800)
 

@@ -24,6 +24,7 @@ from windtunnel.plan.elimination import (
 )
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.space import Candidate
+from windtunnel.plan.trial import trial_key
 
 QUESTION = question(attainment=0.9, tolerance=0.03)
 
@@ -83,7 +84,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps that were simulated; up to the fifth they hold."""
     steps: list[int] = []
 
-    def ask(question: Any, known: Any, pools: str, what: Any, report: Any) -> Outcome:
+    def ask(*told: Any) -> Outcome:
+        what = told[3]
         steps.append(int(what[1]))
         return outcome(what[1], 1.0, 0.1, 0.01, met=what[1] <= 5)
 
@@ -161,7 +163,8 @@ def test_trials_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial that is known is reused, one that this report has is not counted again."""
     made: list[float] = []
 
-    def trial(question: Any, deployment: Any, rate: float, tables: Any) -> Outcome:
+    def trial(*told: Any) -> Outcome:
+        rate = told[2]
         made.append(rate)
         return outcome(rate, 1.0, 0.1, 0.01)
 
@@ -169,7 +172,7 @@ def test_trials_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elimination, "tables_for", lambda *_: ())
     deployment = small_space().deployment({"device": "h100", "max_model_len": 2048, "replicas": 3})
     report, known = Report(), outcome(2.0, 7.0, 0.1, 0.01)
-    key = elimination.trial_key(QUESTION, "pools", deployment, 2.0)
+    key = trial_key(QUESTION, "pools", deployment, 2.0)
     for rate in (1.0, 2.0, 1.0, 2.0):
         found = elimination.ask(QUESTION, {key: known}, "pools", (deployment, rate), report)
         assert found.output_throughput == (7.0 if rate == 2.0 else 1.0)

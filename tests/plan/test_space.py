@@ -209,12 +209,13 @@ def test_limits_may_be_reached_and_not_passed() -> None:
     """Three replicas of two GPUs, at twice the price of one for each."""
     chosen = small_space().deployment({"device": "h100", "tensor_parallel_size": 2, "replicas": 3})
     price = chosen.price_per_hour
-    for limit, at, below in (
+    limits: tuple[tuple[str, Any, Any], ...] = (
         ("gpus", {"h100_sxm": 6}, {"h100_sxm": 5}),
         ("max_gpus", 6, 5),
         ("max_gpus_per_node", 2, 1),
         ("max_price_per_hour", price, price - 0.01),
-    ):
+    )
+    for limit, at, below in limits:
         assert Constraints(**{limit: at}).broken_by(chosen) is None
         assert Constraints(**{limit: below}).broken_by(chosen) is not None
     assert Constraints(max_gpus=5).broken_by(chosen) == "more than max_gpus=5"

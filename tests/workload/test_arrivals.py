@@ -183,5 +183,5 @@ def test_tables_of_quantiles_by_hand() -> None:
         ((0,), (1,)),
         ((0, 0, 1), (1, 1, 2)),
     ):
-        with pytest.raises(InputError, match="rise from 0 to 1|rising levels"):
+        with pytest.raises(InputError, match=r"rise from 0 to 1|rising levels"):
             Quantiles(levels, values)

@@ -264,7 +264,11 @@ def test_where_a_corner_is_missing_efficiency_stands_in_for_time() -> None:
     np.testing.assert_allclose(seconds_of(Gemm(1024, 2048), rows, of), 2 * least(Gemm(1024, 2048), rows), rtol=1e-9)
 
 
-@pytest.mark.parametrize(("n", "k", "inside"), [(256, 512, True), (4096, 8192, True), (255, 512, False), (256, 511, False), (4097, 8192, False), (4096, 8193, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "k", "inside"),
+    [(256, 512, True), (4096, 8192, True), (255, 512, False), (256, 511, False), (4097, 8192, False),
+     (4096, 8193, False)],
+)  # fmt: skip
 def test_the_hull_has_its_edges(n: int, k: int, inside: bool) -> None:
     found = grid().curve(Gemm(n, k))
     assert found is not None
@@ -275,10 +279,8 @@ def test_the_hull_has_its_edges(n: int, k: int, inside: bool) -> None:
 def test_a_point_is_dropped_from_half_as_long_again_on() -> None:
     """Of rows 1, 2, 4: the first takes 1.5 or 1.51 times as long as the quickest of the later ones."""
     for factor, kept in ((1.5, True), (1.51, False)):
-        times = dict(zip((1.0, 2.0, 4.0), (factor, 1.2, 1.0), strict=True))
-        of = made(
-            [256], [512], list(times), lambda n, k, m, t=times: 1e-5 * np.array([t[float(x)] for x in m]) + 0.0 * n * k
-        )
+        kernel, rows = np.array([256.0] * 3), np.array([1.0, 2.0, 4.0])
+        of = gemm_grid(H100, "bfloat16", kernel, 2 * kernel, rows, 1e-5 * np.array([factor, 1.2, 1.0]))
         assert np.isfinite(of.seconds(256, 512, np.array([1.0])))[0] == kept
         assert of.seconds(256, 512, np.array([2.0, 4.0])) == pytest.approx([1.2e-5, 1e-5])
 
@@ -295,8 +297,15 @@ def test_points_of_another_grid() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "measured_as"),
-    [("fp8", "fp8_block"), ("fp8_block", "fp8"), ("mxfp8", "fp8"), ("nvfp4", None), ("int4", None), ("float16", "bfloat16")],
-)  # fmt: skip
+    [
+        ("fp8", "fp8_block"),
+        ("fp8_block", "fp8"),
+        ("mxfp8", "fp8"),
+        ("nvfp4", None),
+        ("int4", None),
+        ("float16", "bfloat16"),
+    ],
+)
 def test_which_format_stands_in_for_which(tmp_path: Path, asked: str, measured_as: str | None) -> None:
     """The sibling's efficiency; otherwise that of bfloat16 on the bytes of its own, and a launch to widen them."""
 

@@ -204,8 +204,8 @@ FLOORS = {
                          30 * 4.0 + 10 * 0.2 + 40 * 0.5, 27 * 0.9 + 4 * 0.2 + 25 * 0.12),
 }  # fmt: skip
 """Milliseconds of a step that is launched module by module: of a plain model of 32 dense layers; with latent attention
-in 27, sparse in 61 (of which 1 and 3 are dense, the others have experts); linear in 30 and plain in 10, all with experts;
-and of one part a layer: state space in 27, attention in 4, dense networks in 25."""
+in 27, sparse in 61 (of which 1 and 3 are dense, the others have experts); linear in 30 and plain in 10, all with
+experts; and of one part a layer: state space in 27, attention in 4, dense networks in 25."""
 
 
 @pytest.mark.parametrize(("backend", "on"), FLOORS)

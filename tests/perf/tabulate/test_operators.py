@@ -263,8 +263,8 @@ MOVES = {
     ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", 2, "h100"): {"shared_activation": (40, 2 * 2 * 2688, 0)},
     ("facebook/opt-125m", 2, "a100"): {"norm": (24, 4 * 1536, 1), "activation": (12, 2 * 2 * 1536, 1)},
 }  # fmt: skip
-"""By model, GPUs and device: how often what only moves data runs, the bytes of a row (16 bits a number), and launches; no
-launch where it rides on an all-reduce or runs beside the experts."""
+"""By model, GPUs and device: how often what only moves data runs, the bytes of a row (16 bits a number), and launches;
+none where it rides on an all-reduce or runs beside the experts."""
 
 
 @pytest.mark.parametrize(("model", "tp", "on"), MOVES)
@@ -394,7 +394,7 @@ def test_tokens_go_to_the_experts_of_eight_ranks_and_back_by_hand() -> None:
         assert found["expert_combine"] == ("tokens", 48, Exchange("combine", mode, *sizes))
     for quantization in ("fp8", "fp8_block"):
         name = model if quantization == "fp8" else f"{model}-FP8"
-        more = {"quantization": "fp8"} if quantization == "fp8" else {}
+        more: dict[str, Any] = {"quantization": "fp8"} if quantization == "fp8" else {}
         found = exchanged(name, "deepep_low_latency", **more)
         assert found["expert_dispatch"][2] == Exchange("dispatch", "low_latency", *sizes, dtype="fp8")
         assert found["expert_combine"][2] == Exchange("combine", "low_latency", *sizes)
