@@ -365,3 +365,25 @@ def test_a_refusal_for_weights_says_what_may_be_used() -> None:
 def test_blocks_of_ones_own_choice_name_no_shorter_request() -> None:
     with pytest.raises(InputError, match=r"beside the weights; it would fit with tensor_parallel_size=2$"):
         budget("Qwen3-8B", "h100", num_gpu_blocks_override=40_000)
+
+
+def test_a_window_begins_a_block_for_each_token_beyond_the_last() -> None:
+    """127 and 2,050 tokens are 2,177, one more than 136 blocks of 16; 2,049 tokens fill them."""
+    for step, blocks in ((2050, 138), (2049, 137)):
+        settings = {"max_num_seqs": 16, "max_num_batched_tokens": step, "max_model_len": 8192}
+        need = 24_576 * (8192 + 16 * blocks)
+        assert given_room("gpt-oss-20b", need, **settings).num_blocks > 0
+        with pytest.raises(InputError, match="GB of KV cache"):
+            given_room("gpt-oss-20b", need - 1, **settings)
+
+
+def test_blocks_of_ones_own_choice_may_fill_the_memory_to_the_last_byte() -> None:
+    plain = budget("Qwen3-8B", "h100")
+    for beyond in (0, 1):
+        gpu = replace(device("h100"), usable_memory_bytes=plain.weight_bytes + 20_000 * plain.block_bytes - beyond)
+        pool = Pool(load_model("Qwen3-8B"), gpu, Engine(num_gpu_blocks_override=20_000))
+        if beyond:
+            with pytest.raises(InputError, match=r"num_gpu_blocks_override=20000 needs 47\.2 GB on each h100_sxm"):
+                kv_blocks(pool)
+        else:
+            assert kv_blocks(pool).num_blocks == 20_000

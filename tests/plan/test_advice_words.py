@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import handmade
 import pytest
@@ -176,7 +176,7 @@ def test_a_trial_that_was_stopped_early_is_made_again_at_the_step_that_fails(mon
     is."""
     whole = outcome(0.0, 1.0, 1.0, 0.1)
     monkeypatch.setattr("windtunnel.plan.advice.trial_whole", lambda _, __, rate: replace(whole, rate=rate))
-    found = replace(answer(), objective=Fixed())
+    found = replace(answer(), objective=cast(Any, Fixed()))
     stopped = replace(whole, rate=99.0, stopped=True)
     again = _whole(found, Entry(1, "exact", 2.0, 3, missed=stopped))
     assert again is not None

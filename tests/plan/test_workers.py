@@ -234,8 +234,9 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_same_answer() -> None:
 class Breaking(Executor):
     """Breaks at its first so many calls, and counts how often it was shut down."""
 
-    def __init__(self, breaks: list[BaseException]) -> None:
-        self.breaks, self.ended = breaks, []  # type: ignore[var-annotated]
+    def __init__(self, breaks: list[OSError]) -> None:
+        self.breaks = breaks
+        self.ended: list[tuple[bool, bool]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self.breaks:
