@@ -323,5 +323,6 @@ def test_what_a_stage_sends_is_for_the_next() -> None:
     found = explain(Pool(load_model(LLAMA), device("h100"), engine), parse_batch("decode=6@100"), "modelled")
     sent = [(row.stage, row.at, row.group, row.bound) for row in found.rows if row.name == "send"]
     assert sent == [(n, f"6 tokens to stage {n + 1}", "communication", "communication") for n in (1, 2)]
+    assert [row.stage for row in found.rows if row.name == "host_serial"] == [1]  # the others are told early
     whole = explain(Pool(load_model(LLAMA), device("h100"), Engine(max_model_len=4096)), Batch(6, 600), "modelled")
     assert {row.stage for row in whole.rows} == {0}
