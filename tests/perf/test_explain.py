@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,8 +15,8 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.perf.explain import Batch, Explanation, Row, explain, parse_batch
-from windtunnel.perf.kernel_times import SOURCES
+from windtunnel.perf.explain import Batch, Explanation, Row, _worst, explain, parse_batch
+from windtunnel.perf.kernel_times import SOURCES, KernelTimes
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
 
@@ -326,3 +327,10 @@ def test_what_a_stage_sends_is_for_the_next() -> None:
     assert [row.stage for row in found.rows if row.name == "host_serial"] == [1]  # the others are told early
     whole = explain(Pool(load_model(LLAMA), device("h100"), Engine(max_model_len=4096)), Batch(6, 600), "modelled")
     assert {row.stage for row in whole.rows} == {0}
+
+
+def test_knots_of_no_weight_make_nothing_less_certain() -> None:
+    """At a measured knot the modelled one beside it does not count; between the two it does."""
+    found = KernelTimes(np.ones(2), np.array([0, 2], dtype=np.int8), np.array([0.0, 3.0]), np.array([0.1, 0.4]))
+    assert _worst(found, np.array([1.0, 0.0])) == (0, 0.0, 0.1)
+    assert _worst(found, np.array([0.9, 0.1])) == (2, 3.0, 0.4)
