@@ -191,3 +191,20 @@ def test_the_digest_sees_everything_but_the_name() -> None:
         small(hash_ids=[[1], [2], [3]], hash_block_size=16),
     ):
         assert not workload.equals(changed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hash_ids": [[1, 2, 3], [4], [5]], "hash_block_size": 4}, "row 1: 3 hash_ids for a prompt of 5 tokens"),
+        ({"arrival": [5, 2, 9]}, "row 2: arrival=2 comes after 5"),
+        ({"prompt_tokens": [1.5, 2, 3]}, "row 1: prompt_tokens=1.5: must be a whole number"),
+        ({"max_tokens": [0, 9, 9]}, "row 1: max_tokens=0: must be ≥ output_tokens=1"),
+        ({"arrival": [-1, 0, 0]}, "row 1: arrival=-1.0"),
+        ({"hash_ids": [[1], [], [1]], "hash_block_size": 0}, "hash_block_size=0: hash_ids need"),
+    ],
+)
+def test_the_first_row_is_checked_as_the_others_are(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        small(**changes)
+    assert small(hash_ids=[[1, 2], [3], [4]], hash_block_size=4).hash_block_size == 4  # five tokens are two blocks
