@@ -274,7 +274,7 @@ def test_nobody_takes_jobs_after_so_many_attempts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "held", "room"), [(3, 0, 4), (3, 3, 1), (3, 4, 0), (3, 9, 0), (1, 0, 1), (1, 1, 0)]
+    ("workers", "held", "room"), [(3, 0, 4), (3, 3, 1), (3, 4, 0), (3, 9, 0), (2, 0, 3), (1, 0, 1), (1, 1, 0)]
 )
 def test_one_job_waits_beside_those_that_are_worked_on(workers: int, held: int, room: int) -> None:
     """With one worker, in this process, none does."""

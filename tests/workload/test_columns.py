@@ -219,13 +219,14 @@ def test_whole_numbers_up_to_two_to_the_sixty_third() -> None:
         integers("session", np.array([2**63, 1], np.uint64), 2)
     assert integers("session", np.array([2.0**61, 1.0]), 2).tolist() == [2**61, 1]
     for value in (2.0**62, 0.5, np.inf):
-        with pytest.raises(InputError, match="row 1: session=.*: must be a whole number"):
+        with pytest.raises(InputError, match=r"row 1: session=.*: must be a whole number"):
             integers("session", np.array([value, 1.0]), 2)
 
 
 def test_columns_alone_make_a_workload() -> None:
     """Without shared blocks, an open loop, with no rate but its own."""
-    made = Workload(**small().columns())
+    columns: dict[str, Any] = small().columns()
+    made = Workload(**columns)
     assert (made.hash_ids, made.hash_block_size, made.max_concurrency, made.name) == (None, 0, 0, "workload")
     assert (made.asked_rate, made.burstiness, made.notes) == (0.0, 0.0, ())
     assert made.equals(small())
