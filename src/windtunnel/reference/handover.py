@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
+from windtunnel.policy.scaling import Lives
 from windtunnel.reference.link import Wires
 from windtunnel.reference.loop import (
     ASK_AGAIN,
@@ -101,6 +102,8 @@ class Apart(Loop):
         self.groups += [group for replica in decode for group in replica.groups]
         self.given, self.whole, self.work = requests, requests[:], crossing.work or [0.0] * len(requests)
         self.passages = [Passage() for _ in requests]
+        self.moved: list[tuple[int, int]] = []
+        """(Request, tokens of its prompt) of every transfer that came through."""
         self.decodes: dict[int, Request] = {}
         self.wires = Wires(crossing.link, self._announcer(LEAVES_NIC), self._announcer(TRANSFER_END))
         self.staging = [
@@ -129,6 +132,15 @@ class Apart(Loop):
         """One, or more where replicas fail and those after them go on with the client's tokens."""
         prompt, rest, passage = self.prefills[request], self.decodes.get(request), self.passages[request]
         return [Attempt(prompt, rest, passage, self.prompts.get(request), self.goes(request), self.stays(request))]
+
+    @property
+    def former(self) -> list[tuple[Group | Pipeline, Group | Pipeline]]:
+        """(A group that is no more, what took its place)."""
+        return []
+
+    def account(self) -> Lives | None:
+        """What became of the replicas and their requests, where these come and go."""
+        return None
 
     # What happens.
 
@@ -241,6 +253,7 @@ class Apart(Loop):
         """The KV of a request is with its decode replica; the prefill replica lets go of it."""
         passage = self.passages[request]
         passage.transfer_end = time
+        self.moved.append((request, self.whole[request].prompt_tokens))
         self._let_go(request, time)
         self._staging_of(passage).ready.append(self.decodes[request])
         if self.groups[passage.group].has_place:
@@ -337,11 +350,17 @@ class Apart(Loop):
                 self._give_memory(lane, time)
         if group.in_flight and who not in self.ending:
             self.ending.add(who)
-            heappush(self.events, (group.in_flight[0].end, BATCH_END, who))
+            heappush(self.events, (self._first_end(group, lanes), BATCH_END, who))
         if scheduled or (not group.in_flight and any(batch.preempted for batch in batches)):
             self._wake(who, time)
         elif not group.in_flight and group.ask_again < inf:
             heappush(self.events, (group.ask_again, ASK_AGAIN, who))
+
+    def _first_end(self, group: Group, lanes: list[Staging]) -> float:
+        """When a step ends after which something else may happen than another one like it."""
+        if len(group.in_flight) < group.depth or any(lane.asking or lane.ready for lane in lanes):
+            return group.in_flight[0].end
+        return group.goes_on(self.events[0][0] if self.events else inf)
 
     def _give_memory(self, lane: Staging, time: float) -> None:
         for request in lane.give_memory():
@@ -351,6 +370,7 @@ class Apart(Loop):
                 self._find_gone(request, lane, time)
             elif self.rules.transfer == "none":
                 passage.transfer_start = passage.transfer_end = time
+                self.moved.append((request.id, self.whole[request.id].prompt_tokens))
                 lane.ready.append(request)
             elif self._gated:
                 heappush(self.events, (time, HANDED, request.id))

@@ -32,6 +32,7 @@ from windtunnel.simulate.on_reference import (
     record_of,
     requests_of,
     require_forgetful,
+    require_scheduled,
     router_of,
     table_of,
     used_tiers,
@@ -84,6 +85,9 @@ def run_apart(
             before, after = ([replicas[j] for j in numbers_of(fleet, role)] for role in SIDES)
             loop = reference.Apart(before, after, *asked, clients_of(demand))
         loop.run()
+        ends = [loop.decodes.get(r) or prompt for r, prompt in enumerate(loop.prefills)]
+        asking = [lane.scheduler for lanes in loop.staging for lane in lanes if lane.asking]
+        require_scheduled(loop, ends, asking)
         return replace(_handed(fleet, loop, crossing, sending), tiers=used_tiers(shelf))
 
 
@@ -142,7 +146,7 @@ def _handed(fleet: Fleet, loop: reference.Apart, crossing: Crossing, sending: Se
         handovers=_handovers(fleet, [one[0] for one in tries], loop, lanes),
         kv_bytes=_moved(loop, crossing, sending),
         lost=np.array([r for r, passage in enumerate(loop.passages) if passage.lost], dtype=np.int64),
-        lives=loop.account() if isinstance(loop, ElasticApart) else None,
+        lives=loop.account(),
     )
 
 
@@ -154,7 +158,7 @@ def _numbers(replicas: list[Replica], loop: reference.Apart) -> Lanes:
     """The lanes, those of groups that are no more included."""
     ranks = [(id(group), rank) for replica in replicas for group, rank in replica.ranks]
     found = {key: lane for lane, key in enumerate(ranks)}
-    for old, new in reversed(loop.roster.former) if isinstance(loop, ElasticApart) else ():
+    for old, new in reversed(loop.former):
         found |= {(id(old), rank): found[id(new), rank] for rank in range(len(old.schedulers))}
     return found
 
@@ -215,13 +219,11 @@ def _requests(loop: reference.Apart, tries: list[list[Attempt]], lanes: Lanes) -
 def _moved(loop: reference.Apart, crossing: Crossing, sending: Sending | None) -> Floats:
     """[n] bytes of the transfers that came through."""
     found = np.zeros(len(loop.passages))
-    if isinstance(loop, ElasticApart):
-        if sending and loop.moved:
-            which, prompts = np.array(loop.moved, dtype=np.int64).T
-            np.add.at(found, which, sending(prompts)[0])
+    if not loop.moved or not len(crossing.kv_bytes):
         return found
-    moved = np.array([passage.transfer_end >= 0 and not passage.expired for passage in loop.passages], dtype=bool)
-    return np.where(moved, crossing.kv_bytes if len(crossing.kv_bytes) else found, 0.0)
+    which, prompts = np.array(loop.moved, dtype=np.int64).T
+    np.add.at(found, which, sending(prompts)[0] if sending else crossing.kv_bytes[which])
+    return found
 
 
 def _told_first(attempt: Attempt, first_token: str) -> float:

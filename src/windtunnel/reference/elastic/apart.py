@@ -87,8 +87,6 @@ class ElasticApart(Apart):
         self.doors: tuple[list[int], list[int]] = ([], [])
         self.left_behind: list[tuple[Request, Group | Pipeline, int]] = []
         """Prompts on prefill replicas whose requests go on without them."""
-        self.moved: list[tuple[int, int]] = []
-        """(Request, tokens of its prompt) of every transfer that came through."""
         self.resent = 0
         wires = (self._announcer(LEAVES_NIC), self._announcer(TRANSFER_END), self._begins)
         self.wires: FailingWires = FailingWires(crossing.link, *wires)
@@ -99,8 +97,13 @@ class ElasticApart(Apart):
             filled[pool.role] += pool.replicas
         self.roster = Roster(self, crews, faults.failures)
 
+    @property
+    def former(self) -> list[tuple[Group | Pipeline, Group | Pipeline]]:
+        """See Apart."""
+        return self.roster.former
+
     def account(self) -> Lives:
-        """What became of the replicas and their requests, after the run."""
+        """See Apart."""
         return self.roster.account(self.resent)
 
     def attempts(self, request: int) -> list[Attempt]:
@@ -178,10 +181,6 @@ class ElasticApart(Apart):
 
     def _ends(self, request: int) -> tuple[int, int]:
         return self.passages[request].source, self.decodes[request].replica
-
-    def _received(self, request: int, time: float) -> None:
-        self.moved.append((request, self.whole[request].prompt_tokens))
-        super()._received(request, time)
 
     def _break(self, request: int, time: float) -> None:
         """The link between both replicas of a request is down."""

@@ -237,6 +237,8 @@ class Roster:
             return
         each.failures += 1
         returns = life.state != DRAINING and failure.down < inf
+        for group, rank in self._replica(failure.replica).ranks:
+            group.schedulers[rank].settle()
         victims = list(life.requests)
         life.requests.clear()
         for request in victims:
@@ -263,7 +265,7 @@ class Roster:
         each.stage.replicas[place] = fresh
         each.stage.balancer.forget(place)
         for k, (new, group) in enumerate(zip(fresh.groups, old.groups, strict=True)):
-            new.journal.extend(step for step in group.journal if step.end <= time)
+            new.journal.extend(group.ended(time))
             self.host.groups[self.first_group[number] + k] = new
             self.host.ending.discard(self.first_group[number] + k)
             self.former.append((group, new))
