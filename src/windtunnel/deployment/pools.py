@@ -170,8 +170,6 @@ class Deployment:
 
     def _require_elastic(self) -> None:
         """Raise InputError where replicas or the link cannot come and go."""
-        if len(self.pools) > 1 and not self.apart:
-            raise InputError("autoscale, fail: simulated for one pool of mixed replicas; leave them out")
         scaled = [self._pool(scaling.pool, "autoscale") for scaling in self._scalings]
         for pool, scaling in zip(scaled, self._scalings, strict=True):
             if scaled.count(pool) > 1:

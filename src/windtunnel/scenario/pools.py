@@ -92,8 +92,6 @@ class Pools:
         if not found.several:
             pool = replace(server.pool(scalings[0].most if scalings else replicas), stores=stores)
             return Deployment((pool,), router, scaling=scalings, faults=faults)
-        if found.mixed and (scalings or faults):
-            raise InputError("autoscale, fail: simulated for one pool of equal servers: leave them out, or the pools")
         most = {scaling.pool: scaling.most for scaling in scalings}
         pools = tuple(
             _pool(server, most, replicas, role, _name(role, place, texts), text)
@@ -103,7 +101,7 @@ class Pools:
         )
         pools = tuple(replace(pool, stores=stores) if pool.role != "decode" else pool for pool in pools)
         if found.mixed:
-            return Deployment(pools, router)
+            return Deployment(pools, router, scaling=scalings, faults=faults)
         link, handover = link_of(found.link, pools), handover_of(found.handover, pools)
         if found.link is None and handover.transfer == "none":
             link = Link()

@@ -18,7 +18,7 @@ from windtunnel.deployment.handover import Handover
 from windtunnel.policy import routing
 from windtunnel.policy.named import Router
 from windtunnel.reference import handover as reference
-from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness, PoolOf
+from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness
 from windtunnel.reference.handover import Attempt
 from windtunnel.reference.loop import Replica
 from windtunnel.reference.loop import Router as Choice
@@ -29,9 +29,9 @@ from windtunnel.simulate.on_reference import (
     clients_of,
     maker,
     no_collection,
+    pools_in,
     record_of,
     requests_of,
-    require_forgetful,
     require_scheduled,
     router_of,
     table_of,
@@ -76,10 +76,8 @@ def run_apart(
         between = reference.Crossing(crossing.link, crossing.rules, crossing.work.tolist())
         asked = (_choices(fleet, demand, routers, uniforms), requests_of(demand), between)
         if any(fleet.scaling) or fleet.failures:
-            for router in routers:
-                require_forgetful(router.number)
             faults = _faults(fleet, sending)
-            loop: reference.Apart = ElasticApart(make, _pools(fleet), *asked, faults, clients_of(demand))
+            loop: reference.Apart = ElasticApart(make, pools_in(fleet), *asked, faults, clients_of(demand))
         else:
             replicas = [make(number) for number in range(sum(fleet.replicas))]
             before, after = ([replicas[j] for j in numbers_of(fleet, role)] for role in SIDES)
@@ -89,11 +87,6 @@ def run_apart(
         asking = [lane.scheduler for lanes in loop.staging for lane in lanes if lane.asking]
         require_scheduled(loop, ends, asking)
         return replace(_handed(fleet, loop, crossing, sending), tiers=used_tiers(shelf))
-
-
-def _pools(fleet: Fleet) -> list[PoolOf]:
-    scaling = fleet.scaling or (None,) * len(fleet.roles)
-    return [PoolOf(*pool) for pool in zip(fleet.roles, fleet.replicas, fleet.limits, scaling, strict=True)]
 
 
 def _faults(fleet: Fleet, sending: Sending | None) -> Faultiness:

@@ -26,6 +26,7 @@ from windtunnel.reference import unified, vllm_v1, whole_batches
 from windtunnel.reference.batch import StepScheduler
 from windtunnel.reference.custom import Custom
 from windtunnel.reference.elastic.mixed import Elastic
+from windtunnel.reference.elastic.roster import PoolOf
 from windtunnel.reference.equal_steps import Rank
 from windtunnel.reference.loop import (
     Loop,
@@ -103,6 +104,11 @@ def router_of(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) 
     """
     if router == routing.SCORED:
         assert fleet.routing is not None
+        if isinstance(fleet.routing, routing.Conductor) and (any(fleet.scaling) or fleet.failures):
+            raise InputError(
+                "conductor: what it promises for replicas that start, stop or fail is not simulated; use prefix_aware "
+                "or another router"
+            )
         sends_kv(fleet, demand)
         size = fleet.limits[0].block_size
         return Scored(fleet.routing, uniforms, fixed_columns(fleet), size, demand.hash_ids is not None)
@@ -259,36 +265,32 @@ def require_scheduled(loop: Loop, requests: list[Request], asking: Sequence[obje
 
 
 def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Record:
-    """Simulate replicas of one pool that start, stop or fail."""
-    require_forgetful(router)
+    """Simulate mixed replicas that start, stop or fail."""
     shelf, requests = Shelf(), requests_of(demand)
     loop = Elastic(
         maker(fleet, shelf),
-        fleet.replicas[0],
+        pools_in(fleet),
         router_of(fleet, demand, router, uniforms),
         requests,
-        fleet.limits[0],
-        fleet.scaling[0] if fleet.scaling else None,
         list(fleet.failures),
         fleet.on_failure,
         *clients_of(demand),
     )
     loop.run()
     require_scheduled(loop, requests)
-    record, ranks = record_of(requests, loop.replicas), fleet.lanes[0]
+    record = record_of(requests, loop.replicas)
+    first = np.searchsorted(record.replica_of_lane, np.arange(len(loop.replicas)))
     for request in requests:
-        if request.retries and ranks == 1 and request.replica >= 0:
-            record.requests["lane"][request.id] = request.replica
+        if request.retries and request.id in loop.places:
+            replica, rank = loop.places[request.id]
+            record.requests["lane"][request.id] = first[replica] + rank
     return replace(record, tiers=used_tiers(shelf), lives=loop.account())
 
 
-def require_forgetful(router: int) -> None:
-    """Raise InputError for a router that keeps something of replicas, where these come and go."""
-    if router in (routing.VLLM_DP, routing.SCORED, routing.SESSION_AFFINITY):
-        raise InputError(
-            "replicas that start, stop or fail: not simulated with a router that remembers them; use round_robin, "
-            "random, least_outstanding, power_of_two or a function of four arguments"
-        )
+def pools_in(fleet: Fleet) -> list[PoolOf]:
+    """The pools as a roster wants them."""
+    scaling, roles = fleet.scaling or (None,) * len(fleet.limits), fleet.roles or ("mixed",) * len(fleet.limits)
+    return [PoolOf(*pool) for pool in zip(roles, fleet.replicas, fleet.limits, scaling, strict=True)]
 
 
 def maker(fleet: Fleet, shelf: Shelf) -> Callable[[int], Replica]:
