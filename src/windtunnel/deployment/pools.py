@@ -44,8 +44,6 @@ class Pool:
             raise InputError(f"replicas={self.replicas}: must be ≤ {MOST_REPLICAS:,}, the most that are simulated")
         if self.role not in ROLES:
             raise unknown("role", self.role, ROLES)
-        if self.stores and self.role == "decode":
-            raise InputError("stores in a decode pool: not simulated, its KV comes over the link: give them to prefill")
         object.__setattr__(self, "engine", resolve_engine(self.engine, self.model, self.device))
         object.__setattr__(self, "model", effective_model(self.model, self.device, self.engine))
 

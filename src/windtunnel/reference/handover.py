@@ -71,6 +71,8 @@ class Crossing:
     link: Link = field(default_factory=Link)
     rules: Handover = field(default_factory=Handover)
     work: list[float] = field(default_factory=list)
+    contents: list[tuple[int, ...]] = field(default_factory=list)
+    """What each request is, prompt and answer, where decode replicas have stores for it."""
 
 
 class Apart(Loop):
@@ -91,7 +93,7 @@ class Apart(Loop):
         crossing: Crossing,
         clients: tuple[Any, ...] = (),
     ) -> None:
-        self.rules = crossing.rules
+        self.rules, self.crossing = crossing.rules, crossing
         self.prompts: dict[int, tuple[Group | Pipeline, int]] = {}
         self.sent: dict[int, list[tuple[Request, int]]] = {}
         """Prompts of each group, and their ranks there, whose blocks are free at its next decision."""
@@ -165,7 +167,8 @@ class Apart(Loop):
     def _prefill_there(self, request: int, time: float) -> None:
         """A decode replica computes the prompt, too."""
         arrival = self.prefills[request].arrival
-        self.decodes[request] = one = replace(self.whole[request], arrival=arrival, tokens=(), stalls=[])
+        contents = self.crossing.contents[request] if self.crossing.contents else ()
+        self.decodes[request] = one = replace(self.whole[request], arrival=arrival, tokens=contents, stalls=[])
         group, rank = self._choose_decode(one)
         group.schedulers[rank].add(one)
         if group.has_place:
@@ -229,7 +232,8 @@ class Apart(Loop):
             generated=1,
             first_token=self.prefills[request].first_token,
             last_token=self.prefills[request].last_token,
-            tokens=(),
+            tokens=self.crossing.contents[request] if self.crossing.contents else (),
+            computed_again=again,
             stalls=[],
         )
         self.decodes[request], passage = one, self.passages[request]

@@ -25,6 +25,8 @@ class Request:
     """Contents from the first token of the prompt on: equal numbers are equal tokens. What is not given here, such as
     generated tokens, is like no other request's."""
 
+    computed_again: int = 0
+    """Last tokens of its prompt that count as generated, because a decode replica computes them again."""
     ahead: bool = False
     """A token that is being sampled counts as known: so a scheduler in Python sees it."""
     generated: int = 0

@@ -36,6 +36,7 @@ from windtunnel.simulate.on_reference import (
     router_of,
     table_of,
     used_tiers,
+    whole_contents,
 )
 
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
@@ -73,8 +74,10 @@ def run_apart(
     with no_collection():
         shelf = Shelf()
         make = maker(fleet, shelf)
-        between = reference.Crossing(crossing.link, crossing.rules, crossing.work.tolist())
-        asked = (_choices(fleet, demand, routers, uniforms), requests_of(demand), between)
+        requests = requests_of(demand)
+        known = whole_contents(demand, requests) if _stores_there(fleet) else []
+        between = reference.Crossing(crossing.link, crossing.rules, crossing.work.tolist(), known)
+        asked = (_choices(fleet, demand, routers, uniforms), requests, between)
         if any(fleet.scaling) or fleet.failures:
             faults = _faults(fleet, sending)
             loop: reference.Apart = ElasticApart(make, pools_in(fleet), *asked, faults, clients_of(demand))
@@ -87,6 +90,11 @@ def run_apart(
         asking = [lane.scheduler for lanes in loop.staging for lane in lanes if lane.asking]
         require_scheduled(loop, ends, asking)
         return replace(_handed(fleet, loop, crossing, sending), tiers=used_tiers(shelf))
+
+
+def _stores_there(fleet: Fleet) -> bool:
+    """Whether decode replicas write what they have to stores."""
+    return any(tiers and role == "decode" for tiers, role in zip(fleet.tiers, fleet.roles, strict=False))
 
 
 def _faults(fleet: Fleet, sending: Sending | None) -> Faultiness:

@@ -90,6 +90,16 @@ def requests_of(demand: Demand) -> list[Request]:
     return requests
 
 
+def whole_contents(demand: Demand, requests: list[Request]) -> list[tuple[int, ...]]:
+    """What is known of each request's prompt and answer: in a session the next prompt begins with both."""
+    found = []
+    for request, following in zip(requests, demand.follow.tolist(), strict=True):
+        later = requests[following].tokens if following != NONE else ()
+        goes_on = later[: len(request.tokens)] == request.tokens and len(later) >= request.prompt_tokens
+        found.append(later[: request.prompt_tokens + request.output_tokens] if goes_on else request.tokens)
+    return found
+
+
 def clients_of(demand: Demand) -> tuple[dict[int, int], list[float], int, list[float]]:
     """What the loop wants to know of clients: who follows whom, after how long, how many at once, turnarounds."""
     follow = {i: int(f) for i, f in enumerate(demand.follow) if f != NONE}
