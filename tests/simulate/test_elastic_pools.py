@@ -208,8 +208,14 @@ def test_nothing_is_lost_apart(seed: int, router: Any, failures: Any, on_failure
 
 
 def test_pools_of_unlike_servers_come_and_go_from_the_command_line() -> None:
-    load = {"random_input_len": 500, "random_output_len": 50, "num_prompts": 60, "request_rate": 10, "seed": 1}
-    words = {"mixed": ["name=big device=h100", "name=small device=l40s replicas=2"]}
+    load: dict[str, Any] = {
+        "random_input_len": 500,
+        "random_output_len": 50,
+        "num_prompts": 60,
+        "request_rate": 10,
+        "seed": 1,
+    }
+    words: dict[str, Any] = {"mixed": ["name=big device=h100", "name=small device=l40s replicas=2"]}
     run = wt.simulate("Qwen/Qwen3-8B", **load, **words, fail="pool=small replica=1 at=2 down=3 on_failure=migrate")
     lives = wt.summary(run).lives
     assert [(pool["name"], pool["failures"]) for pool in lives["pools"]] == [("big", 0), ("small", 1)]

@@ -139,8 +139,8 @@ def test_nothing_is_lost(case: Case, tier: Tier, both: bool) -> None:
 
 
 def test_a_store_names_its_pool() -> None:
-    load = {"random_input_len": 600, "random_output_len": 40, "num_prompts": 20, "request_rate": 5}
-    pools = {"prefill": "name=p", "decode": "name=d"}
+    load: dict[str, Any] = {"random_input_len": 600, "random_output_len": 40, "num_prompts": 20, "request_rate": 5}
+    pools: dict[str, Any] = {"prefill": "name=p", "decode": "name=d"}
 
     def stores(*store: str) -> list[list[str]]:
         run = wt.simulate("Qwen/Qwen3-8B", **load, **pools, store=store)

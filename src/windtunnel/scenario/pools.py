@@ -44,8 +44,8 @@ class Pools:
     "vllm-0.32-nixl-pull lease=60". Without it those of the decode pool's engine."""
     store: Several = ()
     """Where KV is kept that the GPUs have no room for, the fastest first: "tier=host capacity=200e9" (bytes of a
-    replica), "tier=disk capacity=4e12 read=7e9 write=5e9", "tier=shared capacity=10e12 chunk_tokens=256"; pool=decode or
-    pool=all: not only where prompts are computed."""
+    replica), "tier=disk capacity=4e12 read=7e9 write=5e9", "tier=shared capacity=10e12 chunk_tokens=256"; pool=decode
+    or pool=all: not only where prompts are computed."""
     autoscale: Several = ()
     """Replicas that start and stop: "policy=thresholds least=1 most=8 interval=180 startup=60 kv_up=0.4",
     policy=planner, or policy=forecast or foresight with rps=5, the requests/s that one replica serves. Repeat it with

@@ -85,9 +85,7 @@ def simulate(
         InputError: the model does not fit, or a name is unknown.
     """
     router = find_router(deployment.router)
-    named = policies or schedulers_of(deployment)
-    if scheduler:
-        named = [_scheduler_of(pool, scheduler) for pool in deployment.pools]
+    named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
     if tables is None:
         tables = batch_times(deployment, perf, cache, corrections)
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
@@ -170,16 +168,16 @@ def router_stream(seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, crc32(b"router")])
 
 
-def schedulers_of(deployment: Deployment) -> list[Settings]:
-    """The settings of each pool's scheduler."""
-    names = [pool.engine.scheduler for pool in deployment.pools]
-    found = [find_scheduler(name) if name else None for name in names]
-    return [_scheduler_of(pool, named) for pool, named in zip(deployment.pools, found, strict=True)]
+def schedulers_of(deployment: Deployment, make: Callable[[], PythonScheduler] | None = None) -> list[Settings]:
+    """The settings of each pool's scheduler; of what ``make`` makes, in the place of all of them."""
+    return [_scheduler_of(pool, make or _named(pool)) for pool in deployment.pools]
 
 
-def _scheduler_of(pool: Pool, named: Scheduler | None) -> Settings:
-    """The settings of what is named, or of the engine's own scheduler, in as many stages as the pool has."""
-    found = named or engine_scheduler(pool.engine)
+def _named(pool: Pool) -> Scheduler:
+    return find_scheduler(pool.engine.scheduler) if pool.engine.scheduler else engine_scheduler(pool.engine)
+
+
+def _scheduler_of(pool: Pool, found: Scheduler) -> Settings:
     settings = Own(found, engine_scheduler(pool.engine)) if callable(found) else found
     return settings.with_stages(pool.engine.pipeline_parallel_size)
 
