@@ -17,7 +17,7 @@ from windtunnel.perf.batch_times import BatchTimes, linear
 from windtunnel.policy import Limits, Policy
 from windtunnel.policy.unified import infermax_grid
 from windtunnel.reference.batch import Batch as Step
-from windtunnel.reference.custom import Custom, Decision, Seen
+from windtunnel.reference.custom import Custom, Decision
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
@@ -59,7 +59,7 @@ def replay(problem: Problem, schedule: Schedule) -> list[Request]:
 
     Raises InputError where it breaks a rule of the engine.
     """
-    requests = _requests(problem, Seen)
+    requests = _requests(problem)
     _run([Custom(Planned(schedule), problem.limits)], problem.times, requests)
     return requests
 
@@ -112,7 +112,7 @@ def simulated(problem: Problem, policy: Policy) -> Schedule:
     longest = int((problem.prompt_tokens + problem.output_tokens).max())
     limits = replace(problem.limits, max_model_len=longest)
     policy.check(limits)
-    requests = _requests(problem, Request)
+    requests = _requests(problem)
     group = _run([Scheduler(limits, policy)], problem.times, requests)
     if not all(request.finished for request in requests):
         raise InputError(policy.why_unfinished)
@@ -189,11 +189,11 @@ def _tables(problem: Problem, longest: int) -> BatchTimes:
     return replace(tables, sequences=times.per_sequence * np.arange(limits.max_num_seqs + 1, dtype=np.float64))
 
 
-def _requests(problem: Problem, kind: type[Request]) -> list[Request]:
+def _requests(problem: Problem) -> list[Request]:
     columns = (problem.arrival, problem.prompt_tokens, problem.output_tokens)
     order = np.argsort(problem.arrival, kind="stable").tolist()
     rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    return [kind(i, rows[i][0], rows[i][1], rows[i][2], rows[i][2]) for i in order]
+    return [Request(i, rows[i][0], rows[i][1], rows[i][2], rows[i][2]) for i in order]
 
 
 def _run(schedulers: Sequence[Custom | Scheduler], times: BatchTime, requests: list[Request]) -> Group:

@@ -1,18 +1,19 @@
 """A scheduler of your own: an object whose ``schedule`` says which request computes how many tokens in a step."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from traceback import extract_tb
-from typing import Protocol
+from typing import Any, Protocol
 
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits
 from windtunnel.reference.batch import Batch, Scheduled
 from windtunnel.reference.held import Held
 from windtunnel.reference.request import Request
+from windtunnel.reference.staging import has_room
 
 EVICTIONS = 100
 """Evictions for each request that waits or runs, without a token in between, after which a run cannot end."""
@@ -44,23 +45,24 @@ class PythonScheduler(Protocol):
         ``waiting`` is in order of arrival behind those that were evicted, ``running`` in order of admission. A
         request has ``num_tokens`` known tokens, of which ``num_computed_tokens`` are in the cache, and holds
         ``num_blocks`` of ``limits.num_blocks``. It is asked again when the step has ended, or when a request arrives
-        at an idle engine.
+        at an idle engine. Known are its tokens, and the one that the step in flight samples.
+
+        In a decode pool a request comes with its KV, and is in ``running`` at once: it is to decode.
         """
 
 
-class Seen(Request):
-    """A request as a scheduler of yours sees it: a token that is being sampled counts as known."""
+class Choosy(PythonScheduler, Protocol):
+    """One that has a word in what a decode pool takes; without ``takes`` that is the engine's rule alone."""
 
-    __slots__ = ()
+    def takes(self, request: Request, running: Sequence[Request], limits: Limits) -> bool:
+        """Whether a request that is computed elsewhere may get memory here, where there is enough for what it brings.
 
-    @property
-    def num_tokens(self) -> int:
-        """Known tokens, and the one that the step in flight samples."""
-        return self.prompt_tokens + self.generated + self.num_output_placeholders
+        Those behind it wait for it. ``running`` has those that have memory and wait for their KV, too.
+        """
 
 
-KINDS = {Seen, Request}
-"""Of what a decision may name, without subclasses of others."""
+KINDS = {Request}
+"""Of what a decision may name, without subclasses."""
 _scheduled = partial(tuple.__new__, Scheduled)
 """A part from its fields in one tuple: in half the time that Python needs to take them one by one."""
 
@@ -86,11 +88,14 @@ class Custom:
     def __init__(self, rules: PythonScheduler, limits: Limits) -> None:
         self.rules = rules
         self.limits = limits
+        self.most_running = limits.max_num_seqs
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         """In order of admission."""
         self.leaving: dict[Request, None] = {}
         """Requests whose last token is in flight."""
+        self.beside: dict[Request, None] = {}
+        """Requests that hold blocks and are no longer, or not yet, to be computed here: prefill and decode pools."""
         self.coming = 0
         self.used_blocks = 0
         self.now = 0.0
@@ -99,8 +104,17 @@ class Custom:
         self.held: Held | None = None
         """Those that decode in every step until something happens."""
 
-    def let_go(self, request: Request) -> None:
-        """Nothing is held for others."""
+    @property
+    def name(self) -> str:
+        """Of the scheduler, for messages."""
+        return type(self.rules).__name__
+
+    @property
+    def _free(self) -> int:
+        return self.limits.num_blocks - self.used_blocks
+
+    def _blocks(self, tokens: int) -> int:
+        return self.limits.blocks(min(tokens, self.limits.max_model_len))
 
     @property
     def num_waiting(self) -> int:
@@ -114,7 +128,48 @@ class Custom:
 
     def add(self, request: Request) -> None:
         """A request arrives."""
+        request.ahead = True
         self.waiting.append(request)
+        self._hold_no_longer()
+
+    # Requests that go to other replicas, or come from them.
+
+    def let_go(self, request: Request) -> None:
+        """Free the blocks of a request that is beside the others."""
+        self.beside.pop(request, None)
+        self._release(request)
+        self._hold_no_longer()
+
+    def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
+        """See reference.staging: vLLM's rule, and the scheduler's own."""
+        others = self.num_running + staged
+        if self.waiting or not has_room(self._blocks, request, reserved, others, self._free):
+            return False
+        takes, limits = getattr(self.rules, "takes", None), self._less_than(self.leaving)
+        if takes is None or limits is None:
+            return takes is None
+        self._hold_no_longer()
+        answer = self._asked(takes, request, (*self.running, *self.beside), limits)
+        if not isinstance(answer, bool):
+            raise self._error(f"takes returned {answer!r}: must be True or False")
+        return answer
+
+    def stage(self, request: Request) -> None:
+        """See reference.staging: all tokens but the last known one come with the request."""
+        request.ahead = True
+        request.num_computed_tokens = request.prefill_tokens = request.num_tokens - 1
+        self._allocate(request, 0)
+        self.beside[request] = None
+
+    def join(self, request: Request) -> None:
+        """See reference.staging."""
+        request.resumed = True
+        del self.beside[request]
+        self.running[request] = None
+        self._hold_no_longer()
+
+    def settle(self) -> None:
+        """Write into the requests what steps made at once have made of them."""
         self._hold_no_longer()
 
     def schedule(self, now: float) -> Batch:
@@ -122,17 +177,12 @@ class Custom:
         self.now = now
         if self.held and self.used_blocks + self.held.blocks(1) <= self.limits.num_blocks:
             return self._again(self.held)
-        limits = self._limits()
+        limits = self._less_than(self.leaving, self.beside)
         if limits is None:
             return Batch()
         self._hold_no_longer()
         waiting = tuple(request for request in self.waiting if not request.num_stale_tokens)
-        try:
-            decision = self.rules.schedule(now, waiting, tuple(self.running), limits)
-        except (Exception, SystemExit) as error:
-            place = extract_tb(error.__traceback__)[-1]
-            where = f"{Path(place.filename).name}, line {place.lineno}"
-            raise self._error(f"{type(error).__name__}: {error} ({where})") from error
+        decision = self._asked(self.rules.schedule, now, waiting, tuple(self.running), limits)
         if not isinstance(decision, Decision):
             raise self._error(f"schedule returned {type(decision).__name__}: must be a Decision")
         self._check_kinds(decision)
@@ -142,6 +192,15 @@ class Custom:
         self._carry_out(decision.tokens, batch)
         self._hold(decision, batch)
         return batch
+
+    def _asked(self, rule: Callable[..., Any], *known: Any) -> Any:
+        """What a method of the scheduler says. Raises InputError with the place where it raises something."""
+        try:
+            return rule(*known)
+        except (Exception, SystemExit) as error:
+            place = extract_tb(error.__traceback__)[-1]
+            where = f"{Path(place.filename).name}, line {place.lineno}"
+            raise self._error(f"{type(error).__name__}: {error} ({where})") from error
 
     def _check_kinds(self, decision: Decision) -> None:
         if not isinstance(decision.tokens, Mapping) or not isinstance(decision.evict, Sequence):
@@ -157,7 +216,8 @@ class Custom:
         if not decision.hold or decision.evict or not all(part.emits for part in batch.scheduled):
             return
         parts = [part for part in batch.scheduled if part.request in self.running]
-        if len(parts) == len(batch.scheduled) and not batch.chunks:
+        joined = any(part.request.resumed for part in batch.scheduled if part.decodes)
+        if len(parts) == len(batch.scheduled) and not batch.chunks and not joined:
             self.held = Held(batch.scheduled, 1, self.limits.block_size, 1) if parts else None
         elif parts and not self.waiting:
             self.held = Held([_as_decode(part) for part in parts], 1, self.limits.block_size, 0)
@@ -207,12 +267,12 @@ class Custom:
         held.ended += ended
         held.last_token = last_token if ended else held.last_token
 
-    def _limits(self) -> Limits | None:
-        """What requests that are not leaving may use; None: nothing."""
-        if not self.leaving:
-            return self.limits
-        blocks = self.limits.num_blocks - sum(request.num_blocks for request in self.leaving)
+    def _less_than(self, leaving: Iterable[Request], beside: Iterable[Request] = ()) -> Limits | None:
+        """The limits less the seats of those that are leaving, and the blocks of all these; None: nothing is left."""
         seats = self.limits.max_num_seqs - len(self.leaving)
+        blocks = self.limits.num_blocks - sum([request.num_blocks for request in (*leaving, *beside)])
+        if blocks == self.limits.num_blocks and not self.leaving:
+            return self.limits
         return _less(self.limits, blocks, seats) if blocks and seats else None
 
     def _evict(self, request: Request, batch: Batch) -> None:
@@ -297,11 +357,10 @@ class Custom:
 
     def _allocate(self, request: Request, tokens: int) -> None:
         wanted = self.limits.blocks(request.num_computed_tokens + tokens) - request.num_blocks
-        free = self.limits.num_blocks - self.used_blocks
-        if wanted > free:
+        if wanted > self._free:
             raise self._error(
-                f"num_blocks={self.limits.num_blocks}: request {request.id} needs {wanted} more and {free} are free; "
-                "evict a request, or schedule fewer tokens"
+                f"num_blocks={self.limits.num_blocks}: request {request.id} needs {wanted} more and {self._free} are "
+                "free; evict a request, or schedule fewer tokens"
             )
         request.num_blocks += wanted
         self.used_blocks += wanted
@@ -347,9 +406,12 @@ class Custom:
         for place in (self.running, self.leaving):
             if request in place:
                 del place[request]
-                self._release(request)
+                if request.holds:
+                    self.beside[request] = None
+                else:
+                    self._release(request)
                 return
         self.waiting.remove(request)
 
     def _error(self, text: str) -> InputError:
-        return InputError(f"{type(self.rules).__name__} at {self.now:.6g} s: {text}")
+        return InputError(f"{self.name} at {self.now:.6g} s: {text}")
