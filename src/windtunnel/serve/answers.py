@@ -1,13 +1,14 @@
 """Answers in OpenAI's words: the text of a request's tokens, whole or as server-sent events."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from windtunnel.serve.requests import Asked
+from windtunnel.serve.tokens import BY_NUMBER
 
 DONE = b"data: [DONE]\n\n"
 GOES_ON = ',"logprobs":null,"finish_reason":null}]}\n\n'
@@ -25,6 +26,13 @@ class Text:
     last: str | None = None
     """In place of the last token's piece, where a stop cuts into it; None: as it is."""
     taken: int = 0
+    numbers: Callable[[int], Iterator[int]] | None = None
+    """Of its words, from any token on, where each piece is one of the words that are drawn."""
+
+    def go_on_from(self, taken: int) -> None:
+        """So many tokens have been taken otherwise, by their numbers."""
+        assert self.numbers is not None
+        self.pieces, self.taken = map(BY_NUMBER.__getitem__, self.numbers(taken)), taken
 
     def take(self, tokens: int) -> str:
         """The text of the tokens that have come since the last call, ``tokens`` altogether."""
@@ -37,12 +45,18 @@ class Text:
         return "".join(parts)
 
 
-def text_of(pieces: Iterator[str], drawn: int, limit: int, asked: Asked) -> Text:
+def text_of(
+    pieces: Iterator[str],
+    drawn: int,
+    limit: int,
+    asked: Asked,
+    numbers: Callable[[int], Iterator[int]] | None = None,
+) -> Text:
     """An answer of at most ``limit`` tokens that would end by itself after ``drawn``, or at a stop."""
     natural = limit if asked.ignore_eos else min(max(drawn, asked.min_tokens, 1), limit)
     reason = "stop" if natural < limit else "length"
     if not asked.stop:
-        return Text(pieces, natural, reason)
+        return Text(pieces, natural, reason, numbers=numbers)
     kept: list[str] = []
     said = ""
     for piece in (next(pieces) for _ in range(natural)):
@@ -101,6 +115,11 @@ class Wording:
             counted = "" if usage is None else f',"usage":{json.dumps(usage)}'
             end = f'{self._shut},"logprobs":null,"finish_reason":{json.dumps(reason)}}}]{counted}}}\n\n'
         return f"{self._before}{index}{self._open}{quoted(text)}{end}".encode()
+
+    @property
+    def around(self) -> tuple[bytes, bytes]:
+        """What stands before and after the text in the event of a piece of the only choice, after which more come."""
+        return f'{self._before}0{self._open}"'.encode(), f'"{self._goes_on}'.encode()
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The event that closes a stream with ``include_usage``."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -42,6 +42,12 @@ class Connection(HttpToolsProtocol):
         """When the latest bytes came, by the monotonic clock."""
         self.lost = False
         self.on_lost: Callable[[], None] | None = None
+        self.file = -1
+
+    def connection_made(self, transport: Any) -> None:
+        """A client has come."""
+        super().connection_made(transport)
+        self.file = transport.get_extra_info("socket").fileno()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -59,6 +65,11 @@ class Connection(HttpToolsProtocol):
         self.lost = True
         if self.on_lost is not None:
             self.on_lost()
+
+    @property
+    def clear(self) -> bool:
+        """Whether the client has room for what is written."""
+        return not (self.flow.write_paused or self.transport.is_closing())
 
     @property
     def has_whole_request(self) -> bool:
@@ -153,15 +164,31 @@ class Caller:
     @property
     def clear(self) -> bool:
         """Whether there is a short way to the client, and it has room."""
-        line = self._line
-        return line is not None and not line.flow.write_paused and not line.transport.is_closing()
+        return self._line is not None and self._line.clear
 
     @property
     def framing(self) -> list[tuple[bytes, bytes]]:
         """What the head of an answer must say if parts of its body are to take the short way."""
         return [] if self._line is None else [(b"transfer-encoding", b"chunked")]
 
-    def write(self, data: bytes) -> None:
-        """Write a part of an answer's body on the short way, without a task's turn and ASGI's bookkeeping."""
+    def write(self, data: bytes, cut: int = 0) -> None:
+        """Write a part of an answer's body on the short way, without a task's turn and ASGI's bookkeeping; less what
+        has been ``cut`` off its beginning, because it is on its way."""
         assert self._line is not None
-        self._line.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._line.transport.write((b"%x\r\n%b\r\n" % (len(data), data))[cut:])
+
+    @property
+    def file(self) -> int:
+        """Of the connection; -1 unless all that was written on the short way is on its way."""
+        line = self._line
+        return -1 if line is None or line.transport.get_write_buffer_size() else line.file
+
+
+def at_once(sending: Coroutine[Any, Any, None]) -> None:
+    """Let something be sent in this turn, by who is no task: where the way is ``clear`` it does not have to wait."""
+    try:
+        sending.send(None)
+    except StopIteration:
+        return
+    sending.close()
+    raise RuntimeError("sending had to wait where the way was clear")

@@ -3,7 +3,7 @@
 import hmac
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from windtunnel.serve.meters import Meters
 from windtunnel.serve.openapi import document
 from windtunnel.serve.requests import Asked, RefusedError, check_model, read_chat, read_completion, read_object
 from windtunnel.serve.streaming import EventStream, WholeAnswer
-from windtunnel.serve.tokens import BytesRule, Tokenizer, block_names, chat_text, echoed_words, seeded_words
+from windtunnel.serve.tokens import BytesRule, SeededWords, Tokenizer, block_names, chat_text, echoed_words
 from windtunnel.simulate.live import Arrival
 from windtunnel.version import __version__
 
@@ -98,7 +98,11 @@ class Front:
             said = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
             for k in range(asked.n):
                 drawn = self._drawn(said, asked.seed, k, limit)
-                text = text_of(self._pieces(said, asked.seed, k), drawn, limit, asked)
+                if self.manners.echo:
+                    text = text_of(echoed_words(said), drawn, limit, asked)
+                else:
+                    words = SeededWords(*self._key(said, asked.seed, k))
+                    text = text_of(iter(words), drawn, limit, asked, words.numbers)
                 found.append((Arrival(count, text.output_tokens, limit, asked.priority, names), text, number))
         return found
 
@@ -115,9 +119,6 @@ class Front:
     def _key(self, prompt: str, seed: int | None, k: int) -> tuple[int, bytes]:
         """What the words of a choice depend on."""
         return self.manners.seed + (seed or 0), prompt.encode("utf-8", "surrogatepass") + bytes([k])
-
-    def _pieces(self, prompt: str, seed: int | None, k: int) -> Iterator[str]:
-        return echoed_words(prompt) if self.manners.echo else seeded_words(*self._key(prompt, seed, k))
 
     def _drawn(self, prompt: str, seed: int | None, k: int, limit: int) -> int:
         """Tokens after which an answer ends by itself: geometric, so that it is never due."""

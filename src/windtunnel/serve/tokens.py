@@ -95,12 +95,21 @@ def chat_text(messages: Sequence[tuple[str, str]]) -> str:
     return f"{turns}<|im_start|>assistant\n"
 
 
-def seeded_words(seed: int, prompt: bytes) -> Iterator[str]:
+class SeededWords:
     """Words that depend on the seed and the prompt alone, one a token."""
-    key = blake2b(prompt, salt=seed.to_bytes(16, signed=True)).digest()
-    for part in count():
-        for number in blake2b(part.to_bytes(8), key=key).digest():
-            yield BY_NUMBER[number]
+
+    def __init__(self, seed: int, prompt: bytes) -> None:
+        self._key = blake2b(prompt, salt=seed.to_bytes(16, signed=True)).digest()
+
+    def numbers(self, first: int = 0) -> Iterator[int]:
+        """Their numbers, from a token on."""
+        part, skipped = divmod(first, 64)
+        for here in count(part):
+            yield from blake2b(here.to_bytes(8), key=self._key).digest()[skipped:]
+            skipped = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return map(BY_NUMBER.__getitem__, self.numbers())
 
 
 def echoed_words(text: str) -> Iterator[str]:
