@@ -1,14 +1,14 @@
 """Answers in OpenAI's words: the text of a request's tokens, whole or as server-sent events."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from windtunnel.serve.requests import Asked
-from windtunnel.serve.tokens import BY_NUMBER
+from windtunnel.serve.tokens import SeededWords
 
 DONE = b"data: [DONE]\n\n"
 GOES_ON = ',"logprobs":null,"finish_reason":null}]}\n\n'
@@ -26,13 +26,13 @@ class Text:
     last: str | None = None
     """In place of the last token's piece, where a stop cuts into it; None: as it is."""
     taken: int = 0
-    numbers: Callable[[int], Iterator[int]] | None = None
-    """Of its words, from any token on, where each piece is one of the words that are drawn."""
+    drawn: SeededWords | None = None
+    """What the pieces are, where they are words that are drawn."""
 
     def go_on_from(self, taken: int) -> None:
         """So many tokens have been taken otherwise, by their numbers."""
-        assert self.numbers is not None
-        self.pieces, self.taken = map(BY_NUMBER.__getitem__, self.numbers(taken)), taken
+        assert self.drawn is not None
+        self.pieces, self.taken = self.drawn.after(taken), taken
 
     def take(self, tokens: int) -> str:
         """The text of the tokens that have come since the last call, ``tokens`` altogether."""
@@ -45,18 +45,13 @@ class Text:
         return "".join(parts)
 
 
-def text_of(
-    pieces: Iterator[str],
-    drawn: int,
-    limit: int,
-    asked: Asked,
-    numbers: Callable[[int], Iterator[int]] | None = None,
-) -> Text:
+def text_of(words: Iterable[str], drawn: int, limit: int, asked: Asked) -> Text:
     """An answer of at most ``limit`` tokens that would end by itself after ``drawn``, or at a stop."""
+    pieces = iter(words)
     natural = limit if asked.ignore_eos else min(max(drawn, asked.min_tokens, 1), limit)
     reason = "stop" if natural < limit else "length"
     if not asked.stop:
-        return Text(pieces, natural, reason, numbers=numbers)
+        return Text(pieces, natural, reason, drawn=words if isinstance(words, SeededWords) else None)
     kept: list[str] = []
     said = ""
     for piece in (next(pieces) for _ in range(natural)):

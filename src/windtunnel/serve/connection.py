@@ -1,8 +1,11 @@
 """Connections: when their bytes came, how their client goes away, and a short way out for tokens."""
 
 import asyncio
+import os
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -30,6 +33,45 @@ class Turn:
 
     def _end(self) -> None:
         self._began = None
+
+
+class Gate:
+    """Lets requests be understood in the order in which they came, a few in each turn of the event loop: in between,
+    what has come for others is read, so that its arrival is known, and tokens go out."""
+
+    FEW = 16
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._room = self.FEW
+
+    @property
+    def waited_at(self) -> bool:
+        """Whether a request that has come is not understood yet."""
+        return bool(self._waiting)
+
+    async def passed(self) -> None:
+        """It is the caller's turn."""
+        if self._room == self.FEW:
+            asyncio.get_running_loop().call_soon(self._open)
+        if self._room > 0 and not self._waiting:
+            self._room -= 1
+            return
+        self._room = min(self._room, self.FEW - 1)
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        await mine
+
+    def _open(self) -> None:
+        """A turn of the loop has passed."""
+        self._room = self.FEW
+        if not self._waiting:
+            return
+        for _ in range(min(self.FEW, len(self._waiting))):
+            if not (first := self._waiting.popleft()).done():
+                first.set_result(None)
+        self._room = 0
+        asyncio.get_running_loop().call_soon(self._open)
 
 
 class Connection(HttpToolsProtocol):
@@ -70,6 +112,15 @@ class Connection(HttpToolsProtocol):
     def clear(self) -> bool:
         """Whether the client has room for what is written."""
         return not (self.flow.write_paused or self.transport.is_closing())
+
+    def write_now(self, data: bytes) -> None:
+        """Write, where ``clear``: what the system has room for goes out before this returns, not after the turn."""
+        transport, sent = self.transport, 0
+        if not transport.get_write_buffer_size():
+            with suppress(OSError):  # it has no room, or the client has gone: the transport sees to both
+                sent = os.write(self.file, data)
+        if sent < len(data):
+            transport.write(data[sent:])
 
     @property
     def has_whole_request(self) -> bool:
@@ -171,17 +222,32 @@ class Caller:
         """What the head of an answer must say if parts of its body are to take the short way."""
         return [] if self._line is None else [(b"transfer-encoding", b"chunked")]
 
+    def begin_now(self, headers: list[tuple[bytes, bytes]], data: bytes) -> None:
+        """Write the head of an answer whose ``framing`` these headers tell, and the first part of its body, on the
+        short way; uvicorn's part in it is told what has been done."""
+        assert self._line is not None
+        cycle: Any = getattr(self.send, "__self__")  # noqa: B009 - of a bound method, which the type does not tell
+        cycle.waiting_for_100_continue, cycle.response_started, cycle.chunked_encoding = False, True, True
+        if not cycle.keep_alive:
+            headers = [*headers, (b"connection", b"close")]
+        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        self._line.write_now(b"HTTP/1.1 200 OK\r\n%b\r\n%b" % (b"".join(lines), _chunk(data)))
+
     def write(self, data: bytes, cut: int = 0) -> None:
         """Write a part of an answer's body on the short way, without a task's turn and ASGI's bookkeeping; less what
         has been ``cut`` off its beginning, because it is on its way."""
         assert self._line is not None
-        self._line.transport.write((b"%x\r\n%b\r\n" % (len(data), data))[cut:])
+        self._line.write_now(_chunk(data)[cut:])
 
     @property
     def file(self) -> int:
         """Of the connection; -1 unless all that was written on the short way is on its way."""
         line = self._line
         return -1 if line is None or line.transport.get_write_buffer_size() else line.file
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def at_once(sending: Coroutine[Any, Any, None]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.serve.clock import Clock
+from windtunnel.serve.connection import Gate
 from windtunnel.serve.outbox import Integers, Outbox
 from windtunnel.serve.requests import RefusedError
 from windtunnel.simulate.live import Arrival, LiveDeployment
@@ -51,12 +52,14 @@ class Stream:
     @property
     def parts(self) -> dict[str, float]:
         """Seconds in the queue, in prefill and in decode, as far as they are known."""
-        found = {
-            "queue": self.scheduled - self.arrived,
-            "prefill": self.first_token - self.scheduled,
-            "decode": self.last_token - self.first_token if self.ended else np.nan,
-        }
-        return {name: value for name, value in found.items() if isfinite(value)}
+        found = {}
+        if isfinite(self.scheduled):
+            found["queue"] = self.scheduled - self.arrived
+            if isfinite(self.first_token):
+                found["prefill"] = self.first_token - self.scheduled
+                if self.ended:
+                    found["decode"] = self.last_token - self.first_token
+        return found
 
 
 class Engine:
@@ -72,6 +75,8 @@ class Engine:
         """Called with the gaps between tokens that have just been handed out."""
         self.late: list[Callable[[float, int], None]] = []
         """Called with the simulated seconds by which tokens were handed out late, and how many they were."""
+        self.gate = Gate()
+        """Where requests wait to be understood."""
         self.outbox = Outbox()
         """Sends tokens on the short way."""
         self._streams: dict[int, Stream] = {}
@@ -133,13 +138,16 @@ class Engine:
     async def run(self) -> None:
         """Simulate until cancelled.
 
-        What came before ``now`` has its turn first: the simulated clock does not pass a request that is being read.
+        What came before ``now`` has its turn first: the simulated clock does not pass a request that is being read, or
+        waits to be understood.
         """
         try:
             while True:
                 self._wake.clear()
                 now = self.clock.now()
                 await asyncio.sleep(0)
+                while self.gate.waited_at:
+                    await asyncio.sleep(0)
                 self._note(self.engine.advance(now))
                 self._hand_out(now)
                 following = min(np.nextafter(self.engine.next_decision(), np.inf), self._next_due())

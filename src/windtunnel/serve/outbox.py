@@ -5,7 +5,6 @@ memory caches hold neither, and each costs three times as much.
 """
 
 import ctypes
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +23,9 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined]
 else:
     write = types.ExternalFunction("write", types.intp(types.intc, types.intp, types.intp))
 
-AT_ITS_END, ASKED = -2, -1
-"""In place of a file: whoever waits for the request is told when it ends; is told of each token, and sends it."""
+REFUSED, AT_ITS_END, ASKED = -3, -2, -1
+"""In place of a file: the connection took less than an event; whoever waits for the request is told when it ends; or is
+told of each token, and sends it."""
 AHEAD = 64
 """Words that are drawn ahead."""
 ROOM = 512
@@ -102,7 +102,9 @@ def send_out(lines: Lines, words: Words, slots: Integers, left: Integers) -> int
             if done == at:
                 lines.sent[r] += new
                 continue
-            lines.file[r], lines.cut[r] = ASKED, max(done, 0)
+            lines.file[r], lines.cut[r] = REFUSED, max(done, 0)
+        elif lines.file[r] == ASKED:
+            lines.sent[r] = lines.tokens[r]
         left[count] = r
         count += 1
     return count
@@ -147,11 +149,11 @@ class Outbox:
         with nothing unsent; False where its events cannot be made here."""
         before, after = wording.around
         lines = self.lines
-        if text.numbers is None or len(before) > ROOM or len(after) > AFTER_ROOM:
+        if text.drawn is None or len(before) > ROOM or len(after) > AFTER_ROOM:
             return False
         if lines.tokens[slot] - text.taken > AHEAD:
             return False
-        lines.words[slot] = list(islice(text.numbers(text.taken), AHEAD))
+        lines.words[slot] = np.frombuffer(text.drawn.numbers(text.taken, AHEAD), dtype=np.uint8)
         lines.until[slot], lines.sent[slot], lines.file[slot] = text.taken + AHEAD, text.taken, file
         lines.before[slot, : len(before)] = np.frombuffer(before, dtype=np.uint8)
         lines.after[slot, : len(after)] = np.frombuffer(after, dtype=np.uint8)
@@ -163,7 +165,7 @@ class Outbox:
         """Send nothing more from here: tokens that were sent, whether the connection took less than the event that
         comes next, and how many bytes of it."""
         lines = self.lines
-        refused, cut = bool(lines.file[slot] < 0), int(lines.cut[slot])
+        refused, cut = bool(lines.file[slot] == REFUSED), int(lines.cut[slot])
         lines.file[slot], lines.cut[slot] = ASKED, 0
         return int(lines.sent[slot]), refused, cut
 

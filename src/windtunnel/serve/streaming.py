@@ -99,13 +99,16 @@ class EventStream:
 
     def _take_the_short_way(self, cut: int) -> None:
         """Send what has come, in this turn."""
+        events = self._events()
         if not self._begun:
-            at_once(self._begin())
-        if events := self._events():
-            self._caller.write(events, cut)
-        if not self._goes_on():
-            at_once(self._end())
+            self._begun = True
+            self._caller.begin_now(self._head(), events)
+            events = b""
+        if not self._goes_on() and not cut:
+            at_once(self._end(events))
             self._changed.set()
+        elif events:
+            self._caller.write(events, cut)
 
     async def send(self, choices: Sequence[Choice]) -> None:
         """Send the answer."""
@@ -131,11 +134,12 @@ class EventStream:
         """Send what has come, when the client has room for it, or wait for more."""
         if not self._begun:
             await self._begin()
-        if events := self._events():
-            await self._caller.go_on(events)
+        events = self._events()
         if not self._goes_on():
-            await self._end()
-        elif not events:
+            await self._end(events)
+        elif events:
+            await self._caller.go_on(events)
+        else:
             await self._wait()
 
     async def _wait(self) -> None:
@@ -148,7 +152,10 @@ class EventStream:
     async def _begin(self) -> None:
         """The head of the answer goes out with the first token: then its queue and prefill are known."""
         self._begun = True
-        await self._caller.begin(200, [*HEAD, *self._caller.framing, *latency_headers(self._choices)])
+        await self._caller.begin(200, self._head())
+
+    def _head(self) -> list[tuple[bytes, bytes]]:
+        return [*HEAD, *self._caller.framing, *latency_headers(self._choices)]
 
     def _goes_on(self) -> bool:
         """Whether more is to come."""
@@ -169,9 +176,10 @@ class EventStream:
                 found += wording.piece(index, text.take(stream.tokens), reason, counted)
         return found
 
-    async def _end(self) -> None:
+    async def _end(self, events: bytes) -> None:
+        """The last of them, and what closes the answer."""
         self._over = True
         last = DONE
         if self._wording.asked.include_usage:
             last = self._wording.usage(usage(self._choices)) + DONE
-        await self._caller.go_on(last, False)
+        await self._caller.go_on(events + last, False)

@@ -4,7 +4,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -101,15 +101,20 @@ class SeededWords:
     def __init__(self, seed: int, prompt: bytes) -> None:
         self._key = blake2b(prompt, salt=seed.to_bytes(16, signed=True)).digest()
 
-    def numbers(self, first: int = 0) -> Iterator[int]:
-        """Their numbers, from a token on."""
+    def numbers(self, first: int, wanted: int) -> bytes:
+        """Those of so many words, from a token on."""
         part, skipped = divmod(first, 64)
-        for here in count(part):
-            yield from blake2b(here.to_bytes(8), key=self._key).digest()[skipped:]
-            skipped = 0
+        parts = (blake2b(here.to_bytes(8), key=self._key).digest() for here in count(part))
+        return b"".join(islice(parts, -(-(skipped + wanted) // 64)))[skipped : skipped + wanted]
+
+    def after(self, taken: int) -> Iterator[str]:
+        """The words after so many."""
+        for first in count(taken, 64):
+            for number in self.numbers(first, 64):
+                yield BY_NUMBER[number]
 
     def __iter__(self) -> Iterator[str]:
-        return map(BY_NUMBER.__getitem__, self.numbers())
+        return self.after(0)
 
 
 def echoed_words(text: str) -> Iterator[str]:
