@@ -127,7 +127,8 @@ class Outbox:
         """A request takes a slot; ``eager``: its client wants each token when it comes."""
         while slot >= len(self.lines.tokens):
             more = _lines(len(self.lines.tokens))
-            self.lines = Lines(*map(np.concatenate, zip(self.lines, more, strict=True)))
+            both: list[Any] = list(zip(self.lines, more, strict=True))
+            self.lines = Lines(*map(np.concatenate, both))
             self._left = np.zeros(len(self.lines.tokens), dtype=np.int64)
         lines = self.lines
         lines.tokens[slot] = lines.sent[slot] = lines.until[slot] = lines.cut[slot] = 0
@@ -135,7 +136,9 @@ class Outbox:
 
     def send(self, slots: Integers) -> list[int]:
         """Send what can be sent from here: those who are to be told."""
-        return self._left[: self._send_out(self.lines, self._words, slots, self._left)].tolist()
+        count = self._send_out(self.lines, self._words, slots, self._left)
+        found: list[int] = self._left[:count].tolist()
+        return found
 
     def send_added(self) -> list[int]:
         """The same for those who have been added since the last call."""
@@ -173,10 +176,10 @@ class Outbox:
 def _lines(slots: int) -> Lines:
     """Those of so many slots."""
     widths = {"words": AHEAD, "before": ROOM, "after": AFTER_ROOM}
-    columns = (
+    columns: list[Any] = [
         np.zeros((slots, widths[name]), dtype=np.uint8) if name in widths else np.zeros(slots, dtype=np.int64)
         for name in Lines._fields
-    )
+    ]
     return Lines(*columns)
 
 
