@@ -152,9 +152,27 @@ def test_a_gate_lets_few_through_in_a_turn_in_the_order_in_which_they_came() -> 
             await asyncio.sleep(0)
             turns.append(len(order))
         await asyncio.gather(*tasks)
-        assert not gate.waited_at
+        assert gate.come == gate.through == 50
         return order, turns
 
     order, turns = asyncio.run(through())
     assert order == list(range(50))
     assert max(np.diff([0, *turns])) <= Gate.FEW
+
+
+def test_who_waits_for_a_gate_does_not_wait_for_those_who_come_later() -> None:
+    async def through() -> int:
+        gate = Gate()
+        first = [asyncio.create_task(gate.passed()) for _ in range(40)]
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(gate.emptied())
+        later = []
+        while not waiting.done():
+            later += [asyncio.create_task(gate.passed()) for _ in range(Gate.FEW)]
+            await asyncio.sleep(0)
+        left = gate.come - gate.through
+        assert all(task.done() for task in first)
+        await asyncio.gather(*later)
+        return left
+
+    assert asyncio.run(through()) > 0

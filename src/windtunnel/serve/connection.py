@@ -44,23 +44,31 @@ class Gate:
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._room = self.FEW
-
-    @property
-    def waited_at(self) -> bool:
-        """Whether a request that has come is not understood yet."""
-        return bool(self._waiting)
+        self.come, self.through = 0, 0
+        """How many have come to it, and how many have passed."""
 
     async def passed(self) -> None:
         """It is the caller's turn."""
+        self.come += 1
         if self._room == self.FEW:
             asyncio.get_running_loop().call_soon(self._open)
         if self._room > 0 and not self._waiting:
             self._room -= 1
+            self.through += 1
             return
-        self._room = min(self._room, self.FEW - 1)
+        self._room = 0
         mine = asyncio.get_running_loop().create_future()
         self._waiting.append(mine)
-        await mine
+        try:
+            await mine
+        finally:
+            self.through += 1
+
+    async def emptied(self) -> None:
+        """Those who wait at it now have passed."""
+        latest = self.come
+        while self.through < latest:
+            await asyncio.sleep(0)
 
     def _open(self) -> None:
         """A turn of the loop has passed."""
@@ -139,7 +147,9 @@ class Caller:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self.receive, self.send = scope, receive, send
-        self._line: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+        self._cycle: Any = getattr(send, "__self__", None)
+        """uvicorn's part in the answer, unless something stands between."""
+        self._line: Connection | None = scope.get("extensions", {}).get(EXTENSION) if self._cycle else None
         self.came = came(scope)
         self._listener: asyncio.Task[None] | None = None
         self.gone = False
@@ -226,7 +236,7 @@ class Caller:
         """Write the head of an answer whose ``framing`` these headers tell, and the first part of its body, on the
         short way; uvicorn's part in it is told what has been done."""
         assert self._line is not None
-        cycle: Any = getattr(self.send, "__self__")  # noqa: B009 - of a bound method, which the type does not tell
+        cycle = self._cycle
         cycle.waiting_for_100_continue, cycle.response_started, cycle.chunked_encoding = False, True, True
         if not cycle.keep_alive:
             headers = [*headers, (b"connection", b"close")]

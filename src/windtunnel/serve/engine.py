@@ -146,8 +146,7 @@ class Engine:
                 self._wake.clear()
                 now = self.clock.now()
                 await asyncio.sleep(0)
-                while self.gate.waited_at:
-                    await asyncio.sleep(0)
+                await self.gate.emptied()
                 self._note(self.engine.advance(now))
                 self._hand_out(now)
                 following = min(np.nextafter(self.engine.next_decision(), np.inf), self._next_due())

@@ -26,8 +26,8 @@ DRAIN_SECONDS = 30
 """Answers under way get so long to end when the server is told to stop."""
 
 RARELY = 10_000, 10, 1000
-"""How often Python looks for circles of objects. With 1,000 streams a full look takes 40 ms, in which no token goes out,
-and the small ones would take a third of the time of 1,000 requests that come at once; answers leave no circles."""
+"""How often Python looks for circles of objects. With 1,000 streams a full look takes 40 ms, in which no token goes
+out, and the small ones would take a third of the time of 1,000 requests that come at once; answers leave no circles."""
 
 
 def serving(
