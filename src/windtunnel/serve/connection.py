@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -115,6 +115,7 @@ class Connection(HttpToolsProtocol):
         self.lost = True
         if self.on_lost is not None:
             self.on_lost()
+        self.scope, self.cycle = cast(Any, {}), cast(Any, None)  # they know this connection: a circle
 
     @property
     def clear(self) -> bool:
@@ -133,7 +134,7 @@ class Connection(HttpToolsProtocol):
     @property
     def has_whole_request(self) -> bool:
         """Whether nothing of the request that is answered is still to come."""
-        return not self.cycle.more_body and not self.pipeline
+        return self.lost or (not self.cycle.more_body and not self.pipeline)
 
 
 def came(scope: Scope) -> float | None:

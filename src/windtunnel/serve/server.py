@@ -25,9 +25,9 @@ from windtunnel.simulate.live import LiveDeployment
 DRAIN_SECONDS = 30
 """Answers under way get so long to end when the server is told to stop."""
 
-RARELY = 10_000, 10, 1000
+RARELY = 10_000, 100, 100
 """How often Python looks for circles of objects. With 1,000 streams a full look takes 40 ms, in which no token goes
-out, and the small ones would take a third of the time of 1,000 requests that come at once; answers leave no circles."""
+out, and the others stand in the way of 1,000 requests that come at once. Answers and connections leave no circles."""
 
 
 def serving(
