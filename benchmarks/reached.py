@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import hypothesis
@@ -26,17 +26,26 @@ hypothesis.settings.load_profile("mutation")
 
 _tests: dict[str, tuple[float, dict[str, list[int]]]] = {}
 _lines: dict[str, set[int]] = {}
+_left: dict[CodeType, set[int]] = {}
+"""Of each piece of code the lines that the test has not run; once there are none it is no longer watched."""
 
 
 def _trace(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ARG001
     path = frame.f_code.co_filename
     if not path.startswith(PACKAGE):
         return None
-    add = _lines.setdefault(path, set()).add
+    left = _left.get(frame.f_code)
+    if left is None:
+        lines = {line for *_, line in frame.f_code.co_lines() if line is not None}
+        left = _left[frame.f_code] = lines - {frame.f_lineno} or lines  # no line event tells of the head
+    if not left:
+        return None
+    add, done = _lines.setdefault(path, set()).add, left.discard
 
     def line(inner: FrameType, event: str, _: Any) -> Any:
         if event == "line":
             add(inner.f_lineno)
+            done(inner.f_lineno)
         return line
 
     return line
@@ -48,6 +57,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if not FILE:
         return (yield)
     _lines.clear()
+    _left.clear()
     began = time.process_time()
     threading.settrace(_trace)
     sys.settrace(_trace)

@@ -24,14 +24,14 @@ from windtunnel.deployment import Deployment, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV0, VllmV1
+from windtunnel.policy import Limits, Own, Policy, Settings, Sglang, VllmV0, VllmV1
 from windtunnel.policy.unified import POLICIES
 from windtunnel.reference.custom import Decision
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
-from windtunnel.simulate.on_reference import run_custom
+from windtunnel.simulate.on_reference import run_policies
 from windtunnel.simulate.simulate import batch_times, simulate
 from windtunnel.workload import Both, Fixed, Poisson, generate
 from windtunnel.workload.traces import load_trace
@@ -240,8 +240,9 @@ def show_own(requests: int, repeats: int) -> None:
         cells = []
         for load in LOADS:
             asked, limits = demand(load, requests), Limits(256, 8192, MODEL_LEN, load.blocks, 16)
-            served = Fleet((limits,), (VllmV1(),), (tables(tokens=8192),), (1,), (1,), (False,))
-            own = partial(run_custom, partial(ShortestFirst, hold), served, asked, 0, np.zeros(requests))
+            policy = Own(partial(ShortestFirst, hold), VllmV1())
+            served = Fleet((limits,), (policy,), (tables(tokens=8192),), (1,), (1,), (False,))
+            own = partial(run_policies, served, asked, 0, np.zeros(requests))
             cells.append(f"{requests / cpu(own, repeats):,.0f}")
         print(f"| {name} | {' | '.join(cells)} |")
 

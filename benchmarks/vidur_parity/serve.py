@@ -1,6 +1,6 @@
 """Vidur's run again on the reference engine: its scheduler as a Policy, its routers as functions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from random import Random
@@ -70,9 +70,9 @@ def router(given: Given) -> Router:
     raise InputError(f"router {name!r}: Vidur's round_robin, lor and random are known")
 
 
-def fewest_waiting(replicas: list[Replica], _: Balancer, __: int, ___: Request) -> int:
+def fewest_waiting(replicas: list[Replica], there: Sequence[int], _: Balancer, __: int, ___: Request) -> int:
     """Its least outstanding requests: those in the queue alone, the first of equals."""
-    return min(range(len(replicas)), key=lambda j: replicas[j].groups[0].schedulers[0].num_waiting)
+    return min(there, key=lambda j: replicas[j].groups[0].schedulers[0].num_waiting)
 
 
 def _drawing(given: Given) -> Router:

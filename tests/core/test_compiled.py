@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import numba
 import pytest
 
 from windtunnel.core import compiled
@@ -23,3 +24,12 @@ def test_an_entry_is_compiled_once_and_says_so(
         assert compiled.entry(doubled)(3.0) == 6.0
     assert len(caplog.messages) == 2
     assert list(tmp_path.rglob("*.nbi"))
+
+
+def test_a_settled_entry_looks_at_types_again_when_its_state_is_another() -> None:
+    def first(state: tuple[float, ...], factor: float) -> float:
+        return state[0] * factor
+
+    made = compiled.Settled(numba.njit(first))
+    one, other = (1.0, 2.0), (3, 4, 5)
+    assert [made(one, 2.0), made(one, 3.0), made(other, 2.0), made(one, 2.0)] == [2.0, 3.0, 6.0, 2.0]

@@ -3,7 +3,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.deployment import Engine, Pool
@@ -62,6 +62,7 @@ def test_the_budget_adds_up() -> None:
     assert found.weight_bytes == load_model("Llama-3.1-8B").weight_bytes()
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(["Qwen3-8B", "gemma-2-9b", "DeepSeek-V2-Lite", "Qwen3-30B-A3B"]),
     st.sampled_from([1, 2, 4]),
@@ -284,3 +285,105 @@ def test_only_the_last_stage_samples() -> None:
     parts = stages(load_model("DeepSeek-V3"), 4)
     assert found.weight_bytes < 1.05 * parts[2].weight_bytes(8, 1, True)
     assert found.activation_bytes < 46 * 64 * 129_280
+
+
+LIMITED: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 2048}
+
+
+@pytest.mark.parametrize(
+    ("model", "layer"),
+    [
+        ("facebook/opt-1.3b", 4 * 2048 + 2 * 8192),  # not gated
+        ("google/gemma-3n-E4B", 4 * 2048 + 2 * 4 * 2048 + 3 * 16384 + 8960),  # four states, and the layers' inputs
+        ("google/gemma-4-26B-A4B", 4 * 2816 + 2816 + 8 * (2816 + 704)),  # the sum of the network beside the experts
+        ("deepseek-ai/DeepSeek-V2-Lite", 4 * 2048 + 6 * (2 * 1408 + 1408) + 3 * 2 * 1408),  # shared experts
+        ("deepseek-ai/DeepSeek-V4-Flash", 4 * 4096 + 2 * 4 * 4096 + 6 * (4096 + 2048) + 3 * 2048),  # four streams
+    ],
+)
+def test_activations_of_other_layers_by_hand(model: str, layer: int) -> None:
+    limits = {**LIMITED, "max_num_batched_tokens": 16384, "max_model_len": 2048, "tensor_parallel_size": 1}
+    assert budget(model, "b300", **limits).activation_bytes == 16384 * layer * 2
+
+
+def given_room(model: str, room: int, **settings: Any) -> KVBudget:
+    """With so many bytes for the KV cache."""
+    plain, usable = budget(model, "h100", **settings), device("h100").usable_memory_bytes
+    used = plain.weight_bytes + plain.activation_bytes + plain.reserve_bytes
+    found = budget(model, "h100", gpu_memory_utilization=(used + room + 0.5) / usable, **settings)
+    assert found.available_bytes == room
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "need"),
+    [
+        ("gpt-oss-20b", 10_000, 24_576 * (10_000 + 16 * 137)),  # 127 + 2,048 tokens of a window touch 137 blocks
+        ("gpt-oss-20b", 1_000, 24_576 * (1_008 + 16 * 64)),  # no more than the longest request, in 63 blocks and one
+        ("mistralai/Mistral-7B", 32_768, 131_072 * 16 * 385),  # nothing but windows, of 4,095 + 2,048 tokens
+        ("Llama-3.1-8B", 4_001, 131_072 * 4_016),
+    ],
+)
+def test_a_request_needs_whole_blocks_and_its_windows(model: str, length: int, need: int) -> None:
+    """Bytes of a token in all full layers, or all windowed ones, times the tokens of whole blocks."""
+    settings = {**LIMITED, "max_model_len": length}
+    assert given_room(model, need, **settings).num_blocks > 0
+    with pytest.raises(InputError, match=rf"max_model_len={length} of .* needs {need / 1e9:.1f} GB of KV cache"):
+        given_room(model, need - 1, **settings)
+
+
+def test_windows_and_compressors_are_held_in_blocks_by_hand() -> None:
+    """Of 128 tokens in blocks of 64 and of 8, and of 8 in blocks of 4, each once and with one block more: 3 + 17 + 3
+    blocks of a request that decodes, 35 + 273 + 515 beside a step of 2,048 tokens; 256 tokens of 3,915 bytes each."""
+    block = 256 * 3915
+    found = budget("deepseek-ai/DeepSeek-V4-Flash", "b300", max_model_len=4096, **LIMITED)
+    assert (found.block_bytes, found.state_bytes, found.window_bytes) == (block, 16 * 23 * block, 823 * block)
+    assert found.num_blocks == (found.available_bytes - found.state_bytes - found.window_bytes) // block
+    short = budget("deepseek-ai/DeepSeek-V4-Flash", "b300", max_model_len=1024, **LIMITED)
+    assert short.window_bytes == (-(-1151 // 64) + -(-1151 // 8) + -(-1031 // 4) + 3) * block
+    other = budget("deepseek-ai/DeepSeek-V4-Flash", "b300", max_model_len=4096, preset="sglang-0.5", **LIMITED)
+    assert other.window_bytes == 0
+
+
+def test_a_refusal_says_how_long_a_request_may_be_and_that_is_true() -> None:
+    with pytest.raises(InputError) as error:
+        budget("Llama-3.1-8B", "l4", **LIMITED)
+    blocks = budget("Llama-3.1-8B", "l4", max_model_len=4096, **LIMITED).num_blocks
+    assert str(error.value).endswith(f"it would fit with max_model_len={(blocks - 1) * 16} or tensor_parallel_size=2")
+    assert budget("Llama-3.1-8B", "l4", max_model_len=(blocks - 1) * 16, **LIMITED).num_blocks == blocks
+    usable = device("l4").usable_memory_bytes / 1e9
+    assert f"GB are left of {0.92 * usable:.1f} GB (0.92 of {usable:.1f} GB)" in str(error.value)
+
+
+def test_a_refusal_for_weights_says_what_may_be_used() -> None:
+    usable = device("h100").usable_memory_bytes / 1e9
+    with pytest.raises(InputError) as error:
+        budget("Llama-3.1-70B", "h100")
+    assert f"but may use {0.92 * usable:.1f} GB (0.92 of {usable:.1f} GB); it would" in str(error.value)
+    assert "max_model_len" not in str(error.value)
+
+
+def test_blocks_of_ones_own_choice_name_no_shorter_request() -> None:
+    with pytest.raises(InputError, match=r"beside the weights; it would fit with tensor_parallel_size=2$"):
+        budget("Qwen3-8B", "h100", num_gpu_blocks_override=40_000)
+
+
+def test_a_window_begins_a_block_for_each_token_beyond_the_last() -> None:
+    """127 and 2,050 tokens are 2,177, one more than 136 blocks of 16; 2,049 tokens fill them."""
+    for step, blocks in ((2050, 138), (2049, 137)):
+        settings = {"max_num_seqs": 16, "max_num_batched_tokens": step, "max_model_len": 8192}
+        need = 24_576 * (8192 + 16 * blocks)
+        assert given_room("gpt-oss-20b", need, **settings).num_blocks > 0
+        with pytest.raises(InputError, match="GB of KV cache"):
+            given_room("gpt-oss-20b", need - 1, **settings)
+
+
+def test_blocks_of_ones_own_choice_may_fill_the_memory_to_the_last_byte() -> None:
+    plain = budget("Qwen3-8B", "h100")
+    for beyond in (0, 1):
+        gpu = replace(device("h100"), usable_memory_bytes=plain.weight_bytes + 20_000 * plain.block_bytes - beyond)
+        pool = Pool(load_model("Qwen3-8B"), gpu, Engine(num_gpu_blocks_override=20_000))
+        if beyond:
+            with pytest.raises(InputError, match=r"num_gpu_blocks_override=20000 needs 47\.2 GB on each h100_sxm"):
+                kv_blocks(pool)
+        else:
+            assert kv_blocks(pool).num_blocks == 20_000

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from math import inf, log, nan
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import windtunnel as wt
 from windtunnel.cli import main
 from windtunnel.deployment import SLO, Deployment, Engine, Pool
 from windtunnel.hardware import device
-from windtunnel.metrics import Bands, bands, client_json, summary, summary_json
+from windtunnel.metrics import Bands, Uncertainty, bands, client_json, summary, summary_json
+from windtunnel.metrics.bands import least_certain
 from windtunnel.metrics.ends import End, end_of
+from windtunnel.metrics.evidence import Doubt, Group
 from windtunnel.model import load_model
 from windtunnel.simulate.bounds import capacity, with_perfect_kernels
 from windtunnel.simulate.simulate import batch_times, simulate
@@ -198,3 +201,139 @@ def test_a_load_too_short_for_its_waves_is_repeated() -> None:
         for count in (16, 1600)
     )
     assert capacity(DEPLOYMENT, few, 0, TABLES) == pytest.approx(capacity(DEPLOYMENT, many, 0, TABLES), rel=0.1)
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+GROUP = Group(90, 8, 0.1, (0.0,) * 5, (0.0,) * 5, ("Qwen/Qwen3-32B",), key=("vllm", "Q", "h100_sxm"))
+DOUBT = Doubt(
+    tuple(log(each) for each in (0.8, 0.9, 1.0, 1.25, 1.5)),
+    tuple(log(each) for each in (0.5, 0.8, 1.0, 2.0, 4.0)),
+    GROUP,
+)
+"""Steps 0.8 to 1.5 times as long on 90 % of servers, 0.9 to 1.25 on half; first tokens 0.5 to 4, and 0.8 to 2."""
+SAID: dict[str, Any] = {
+    **{name: {"mean": mean, "p99": 2 * mean} for name, mean in (("ttft", 1.0), ("tpot", 0.1), ("itl", 0.1))},
+    "e2el": {"mean": 4.0, "p99": 8.0},
+    "queue": {"mean": 0.0, "p99": None},
+    "attainment": 0.8,
+    "cost_per_million_output_tokens": 2.0,
+}
+HAND = Bands(DOUBT, Uncertainty(0.12, 0.5, 0.02), SAID, request_rate=6.0, capacity=8.0)
+
+
+def of_end(factor: float, attainment: float | None, overloaded: bool = False) -> End:
+    said = {name: {key: None if value is None else factor * value for key, value in SAID[name].items()} for name in
+            ("ttft", "tpot", "itl", "e2el", "queue")}  # fmt: skip
+    cost = {"attainment": attainment, "cost_per_million_output_tokens": 2.0 * factor, "goodput": None}
+    return End({**said, **cost, "request_throughput": 5.0, "output_throughput": 50.0 / factor}, overloaded)
+
+
+def test_factors_by_hand() -> None:
+    """A quarter of a whole request is its first token: 0.25 · 0.5 + 0.75 · 0.8 and 0.25 · 4 + 0.75 · 1.5."""
+    assert HAND.factors("ttft") == HAND.factors("queue") == pytest.approx((0.5, 4.0))
+    assert HAND.factors("tpot") == HAND.factors("itl") == pytest.approx((0.8, 1.5))
+    assert HAND.factors("e2el") == pytest.approx((0.725, 2.125))
+    assert HAND.factors("e2el", 0.5) == pytest.approx((0.25 * 0.8 + 0.75 * 0.9, 0.25 * 2 + 0.75 * 1.25))
+    nothing = replace(HAND, said=SAID | {"e2el": {"mean": None, "p99": None}})
+    assert nothing.factors("e2el") == pytest.approx((0.8, 1.5))
+    late = replace(HAND, said=SAID | {"e2el": {"mean": 0.5, "p99": 1.0}})
+    assert late.factors("e2el") == pytest.approx((0.5, 4.0))  # nothing but its first token
+    assert HAND.around("tpot", "p99") == pytest.approx((0.16, 0.3))
+    assert HAND.around("tpot", "p99", 0.5) == pytest.approx((0.18, 0.25))
+    assert HAND.around("queue", "p99") is None
+    assert (HAND.shown("tpot"), HAND.shown("ttft"), HAND.shown("queue")) == ("-20…+50 %", "×0.5…4", "")
+    assert HAND.shown("tpot", 0.5) == "-10…+25 %"
+
+
+def test_perfect_kernels_bound_the_lower_end_but_not_the_run() -> None:
+    perfect = {name: {"mean": 0.09, "p99": 0.5} for name in ("tpot", "itl")} | {"e2el": {"mean": None, "p99": 1.0}}
+    found = replace(HAND, perfect=perfect)
+    assert found.around("tpot", "mean") == pytest.approx((0.09, 0.15))
+    assert found.around("tpot", "p99") == pytest.approx((0.2, 0.3))  # no more than the run itself
+    assert found.around("e2el", "mean") == pytest.approx((2.9, 8.5))
+
+
+def test_the_capacity_and_what_is_used_of_it_by_hand() -> None:
+    assert HAND.capacity_ends() == pytest.approx((8 / 1.5, 10.0))
+    assert HAND.capacity_ends(0.5) == pytest.approx((8 / 1.25, 8 / 0.9))
+    assert HAND.share == 0.75
+    assert HAND.overloaded == "overloaded at the upper end"
+    assert replace(HAND, request_rate=8.0).overloaded == "overloaded"
+    assert replace(HAND, request_rate=5.3).overloaded is None
+    assert replace(HAND, capacity=None).capacity_ends() is None
+    assert replace(HAND, capacity=None).share is None
+    assert replace(HAND, request_rate=None).overloaded is None
+
+
+def test_what_a_reader_should_know_by_hand() -> None:
+    words = dict(HAND.words())
+    assert words["±"] == "90 % of servers, at the same share of capacity; half: TPOT -10…+25 %, TTFT -20…+100 %"
+    assert words["evidence"] == "90 points of Qwen3-32B on h100_sxm, vllm: -20…+50 %"
+    assert words["checked"] == "on means of closed loops; percentiles and open loops were not"
+    assert words["in a step"] == "kernels ±10%, host work ±2.0%"
+    assert words["capacity"] == ("8 requests/s, 5.33 to 10; used 75% of it, 60% to 112%: overloaded at the upper end")
+    assert "limits" not in words
+    assert dict(replace(HAND, request_rate=4.0).words())["capacity"].endswith("used 50% of it, 40% to 75%")
+    unknown = replace(HAND, uncertainty=Uncertainty(nan, nan, nan), capacity=None)
+    assert set(dict(unknown.words())) == {"±", "evidence", "checked"}
+
+
+def test_ends_at_an_unchanged_rate_by_hand() -> None:
+    found = replace(HAND, ends=(of_end(0.9, 0.95), of_end(2.0, 0.5)), unchanged_rate=True)
+    assert found.around("tpot", "mean") == pytest.approx((0.09, 0.2))
+    assert found.attainment == (0.5, 0.95)
+    assert found.cost == pytest.approx((1.8, 4.0))
+    words = dict(found.words())
+    assert words["limits"] == "at an unchanged rate 50.0 to 95.0 % of requests keep every limit"
+    assert words["±"].endswith("under the load as it comes (--bands share: at the same share of capacity)")
+    document = found.to_json()
+    assert document["at_unchanged_rate"] == {
+        "request_throughput": [5.0, 5.0],
+        "output_throughput": pytest.approx([25.0, 50 / 0.9]),
+        "attainment": [0.5, 0.95],
+        "cost_per_million_output_tokens": pytest.approx([1.8, 4.0]),
+        "overloaded": [False, False],
+    }
+    worse = replace(found, ends=(of_end(0.9, 0.7), of_end(2.0, None)))
+    assert worse.attainment == (0.7, 0.8)  # the run's own
+    assert replace(found, ends=(of_end(1.1, 0.8), of_end(2.0, 0.8))).around("tpot", "mean") == pytest.approx((0.1, 0.2))
+    share = replace(found, unchanged_rate=False)
+    assert share.cost == pytest.approx((1.6, 3.0))
+    assert share.around("tpot", "mean") == pytest.approx((0.08, 0.15))
+
+
+def test_an_overloaded_end_by_hand() -> None:
+    found = replace(HAND, ends=(of_end(0.9, 0.9), of_end(2.0, 0.0, overloaded=True)), unchanged_rate=True)
+    assert found.around("ttft", "mean") == pytest.approx((0.9, inf))
+    assert found.shown("ttft") == "-10 %…overloaded"
+    both = replace(found, ends=(of_end(0.9, 0.9, overloaded=True),) * 2)
+    assert both.shown("ttft") == "overloaded"
+
+
+def test_the_document_of_a_band_by_hand() -> None:
+    found = HAND.to_json()
+    assert (found["level"], found["at"], found["known_bad"]) == (0.9, "share", None)
+    assert found["checked"] == ["ttft.mean", "tpot.mean"]
+    assert found["step_error"] == {"kernels": pytest.approx(0.1), "host": 0.02}
+    assert found["factors"]["tpot"] == {"50": pytest.approx([0.9, 1.25]), "90": pytest.approx([0.8, 1.5])}
+    assert found["tpot"] == {"mean": pytest.approx([0.08, 0.15]), "p99": pytest.approx([0.16, 0.3])}
+    assert found["queue"] == {"mean": [0.0, 0.0], "p99": None}
+    assert found["cost_per_million_output_tokens"] == pytest.approx([1.6, 3.0])
+    assert found["capacity"] == {
+        "request_rate": 8.0, "ends": pytest.approx([8 / 1.5, 10.0]), "share": 0.75,
+        "overloaded": "overloaded at the upper end",
+    }  # fmt: skip
+    assert not {"attainment", "at_unchanged_rate"} & set(found)
+    assert "capacity" not in replace(HAND, capacity=None).to_json()
+    assert replace(HAND, said={**SAID, "cost_per_million_output_tokens": None}).cost is None
+
+
+def test_the_widest_of_several_pools_counts() -> None:
+    pools = [
+        Pool(load_model("Qwen/Qwen3-0.6B"), device(on), Engine(max_model_len=2048)).spec() for on in ("h100", "l4")
+    ]
+    each = [least_certain([pool], nan, None) for pool in pools]
+    widest = max(each, key=lambda one: one.steps[4] - one.steps[0])
+    assert least_certain(pools, nan, None) == least_certain(pools[::-1], nan, None) == widest
+    assert each[0].steps != each[1].steps

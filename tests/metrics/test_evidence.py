@@ -117,6 +117,8 @@ def test_evidence_is_said_in_words() -> None:
     assert BAD.words == "40 points of x on h100_sxm, vllm"
     assert span((0.96, 1.19)) == "-4…+19 %"
     assert span((0.3, 12.0)) == "×0.3…12"
+    assert span((0.4, 3.0)) == "-60…+200 %"
+    assert (span((0.39, 1.0)), span((1.0, 3.01))) == ("×0.39…1", "×1…3")
 
 
 def test_kernels_twice_as_uncertain_widen_both_bands_each_by_its_own() -> None:

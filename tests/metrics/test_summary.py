@@ -1,6 +1,7 @@
 """Summaries in closed form on runs written by hand, and the keys of their JSON document."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import handmade
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from windtunnel.deployment import SLO
-from windtunnel.metrics import client_json, summary, summary_json, timeline, unroll
+from windtunnel.metrics import Distribution, client_json, summary, summary_json, timeline, unroll
 from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Run
 
 LATENCY_KEYS = ["mean", "p50", "p90", "p95", "p99"]
@@ -158,3 +159,97 @@ def test_a_trimmed_window_counts_the_tokens_emitted_inside() -> None:
     assert found.output_throughput == close(3 / 9)
     assert found.total_token_throughput == close((3 + 10) / 9)
     assert found.request_throughput == close(1 / 9)
+
+
+def test_a_summary_in_one_line_and_as_a_table() -> None:
+    found = summary(handmade.two_requests(), SLO(ttft=0.12))
+    assert repr(found) == (
+        "Summary(2 of 2 finished; mean ttft 125 ms, tpot 100 ms, e2el 325 ms; 5 requests/s, 15 output tokens/s, "
+        "attainment 50.0%)"
+    )
+    assert "attainment" not in repr(summary(handmade.two_requests()))
+    table = found._repr_html_()
+    assert "<tr><th>ms</th><th>mean</th><th>p50</th><th>p90</th><th>p95</th><th>p99</th></tr>" in table
+    assert "<tr><th>e2el</th><td>325</td><td>325</td><td>385</td><td>392.5</td><td>398.5</td>" in table
+    assert repr(Distribution(np.array([1.0, 3.0]))) == "Distribution(2 values: mean 2, p50 2, p99 2.98)"
+    assert repr(Distribution(np.zeros(0))) == "Distribution(empty)"
+
+
+def test_an_hour_costs_what_its_gpus_cost() -> None:
+    """Two GPUs at $3 an hour, for 0.4 s."""
+    found = summary(handmade.two_requests())
+    assert found.cost_per_hour == 6.0
+    assert summary_json(found)["cost_per_million_output_tokens"] == close(6 * 0.4 / 3600 * 1e6 / 6)
+    nothing = summary(handmade.run(handmade.requests(arrival=[]), handmade.iterations()))
+    assert np.isnan(nothing.cost_per_hour)
+    assert np.isnan(nothing.per_million_output_tokens(1.0))
+
+
+LIVES: dict[str, Any] = {
+    "seconds": 10.0, "paid_s": [10.0, 4.0, 5.0], "up_s": [10.0, 3.0, 4.0], "unserved_s": 2.5, "starts": 3,
+    "failures": 1, "retries": 4, "lost": [7, 8], "link_failures": 5, "resent": 6,
+    "pools": [{"unserved_s": 1.0, "starts": 2, "failures": 0}, {"unserved_s": 2.0, "starts": 1, "failures": 1}],
+}  # fmt: skip
+
+
+def test_lives_of_replicas_by_hand() -> None:
+    run = handmade.two_requests()
+    found = summary(replace(run, manifest=run.manifest | {"lives": LIVES, "replicas": [{"pool": 0, "lanes": 1}] * 3}))
+    assert found.lives == {
+        "replicas_paid": close(1.9), "replicas_up": close(1.7), "unserved_s": 2.5, "starts": 3, "failures": 1,
+        "retries": 4, "lost": 2, "availability": 0.75,
+    }  # fmt: skip
+    assert summary(handmade.two_requests()).lives == {}
+
+
+def test_lives_of_each_pool_by_hand() -> None:
+    """Replica 0 is of the first pool, the others of the second."""
+    run = handmade.apart()
+    replicas = [*run.manifest["replicas"], run.manifest["replicas"][1]]
+    found = summary(replace(run, manifest=run.manifest | {"lives": LIVES, "replicas": replicas})).lives
+    assert (found["link_failures"], found["resent"]) == (5, 6)
+    first = {"name": "prefill", "replicas_paid": 1.0, "replicas_up": 1.0, "unserved_s": 1.0, "starts": 2, "failures": 0}
+    assert found["pools"][0] == first | {"availability": 0.9}
+    assert found["pools"][1] == {
+        "name": "decode", "replicas_paid": close(0.9), "replicas_up": close(0.7), "unserved_s": 2.0, "starts": 1,
+        "failures": 1, "availability": 0.8,
+    }  # fmt: skip
+
+
+def test_tokens_from_stores_are_a_share_of_all_prompts() -> None:
+    """Forty-eight tokens of prompts, of which one store gave 12 and another, in two pools, 6 and 18."""
+    base = handmade.two_requests()
+    uses = [{"name": "cpu", "found": 12}, {"name": "disk", "found": 6}, {"name": "disk", "found": 18}]
+    found = summary(replace(base, manifest=base.manifest | {"stores": uses}))
+    assert found.stores == close({"cpu": 0.25, "disk": 0.5})
+    assert summary_json(found)["stores"] == close({"cpu": 0.25, "disk": 0.5})
+
+
+@pytest.mark.parametrize(("modelled", "warned"), [(0.0199, False), (0.0201, True)])
+def test_a_fifth_of_modelled_time_is_where_the_warning_begins(modelled: float, warned: bool) -> None:
+    parts = {"measured": handmade.flat_times(0.1 - modelled), "modelled": handmade.flat_times(modelled)}
+    base = handmade.two_requests()
+    run = handmade.run(base.requests, base.iterations, sources=(parts,), manifest={"warnings": ["first"]})
+    warnings = summary(run).warnings
+    assert warnings[0] == "first"
+    assert len(warnings) == 1 + warned
+
+
+def test_arrivals_count_where_they_arrive_and_ends_where_they_end() -> None:
+    """Measured from 1 to 10: request 0 arrives before and ends inside, request 2 ends after."""
+    requests = handmade.requests(
+        arrival=[0.0, 1.0, 10.0],
+        prompt_tokens=[5, 6, 7],
+        output_tokens=[2, 2, 2],
+        scheduled=[0.0, 1.0, 10.0],
+        first_token=[1.5, 2.0, 10.5],
+        finish=[2.0, 3.0, 11.0],
+        preemptions=[4, 1, 0],
+    )
+    found = summary(handmade.run(requests, handmade.iterations()), SLO(ttft=1.2), exclude_warmup=True)
+    assert (found.total, found.finished, found.preemptions) == (2, 2, 1)
+    assert found.request_throughput == close(2 / 9)  # requests 0 and 1 end inside
+    assert found.goodput == close(1 / 9)  # of which request 1 had its first token in time
+    assert found.attainment == 1.0
+    assert found.total_token_throughput == close((2 + 5 + 6) / 9)  # first tokens and prompts of requests 0 and 1
+    assert found.latencies["e2el"].count == 2

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.metrics import summary, timeline, unroll
+from windtunnel.metrics.timeline import mean_level
 
 
 @st.composite
@@ -68,3 +69,34 @@ def test_two_replicas_by_hand() -> None:
     assert lines.running.tolist() == pytest.approx([1.0, (1 + 3) / 2])
     assert lines.arrivals.tolist() == pytest.approx([3 / 0.2, 0.0])
     assert lines.request_throughput.tolist() == pytest.approx([1 / 0.2, 1 / 0.2])
+
+
+def test_levels_of_boxes_by_hand() -> None:
+    """Bins of 1 s from 10 to 13: boxes of height 2 from 10.5 to 12.25, of 1 from 9 to 10.25 and of 4 from 12.5 on; one
+    that never begins, and one that ends where the bins do."""
+    edges = np.array([10.0, 11.0, 12.0, 13.0])
+    begin, end = np.array([10.5, 9.0, 12.5, np.nan]), np.array([12.25, 10.25, np.nan, 11.0])
+    found = mean_level(edges, begin, end, np.array([2.0, 1.0, 4.0, 99.0]))
+    assert found.tolist() == pytest.approx([0.5 * 2 + 0.25, 2.0, 0.25 * 2 + 0.5 * 4])
+    assert mean_level(edges, np.array([12.0]), np.array([13.0])).tolist() == pytest.approx([0.0, 0.0, 1.0])
+    assert mean_level(edges, np.array([13.5]), np.array([14.0])).tolist() == pytest.approx([0.0, 0.0, 0.0])
+
+
+def test_a_part_of_a_run_by_hand() -> None:
+    """Tokens at 0.1, 0.2, 0.3 (two) and 0.4 (two): between 0.15 and 0.35 three, in bins of 0.1 s one and two."""
+    lines = timeline(unroll(handmade.two_requests()), bins=2, between=(0.15, 0.35))
+    assert lines.edges.tolist() == pytest.approx([0.15, 0.25, 0.35])
+    assert lines.output_throughput.tolist() == pytest.approx([10.0, 20.0])
+    assert lines.arrivals.tolist() == pytest.approx([10.0, 0.0])
+    assert lines.request_throughput.tolist() == [0.0, 0.0]
+    assert lines.running.tolist() == pytest.approx([1.5, 2.0])
+    assert lines.waiting.tolist() == pytest.approx([0.5, 0.0])
+    assert lines.kv.tolist() == pytest.approx([0.035, 0.045])
+
+
+def test_a_run_without_length_has_a_second() -> None:
+    requests = handmade.requests(arrival=[5.0], status=[1], replica=[-1])
+    lines = timeline(unroll(handmade.run(requests, handmade.iterations())), bins=2)
+    assert lines.edges.tolist() == [5.0, 5.5, 6.0]
+    assert lines.arrivals.tolist() == [2.0, 0.0]
+    assert len(timeline(unroll(handmade.two_requests())).running) == 500

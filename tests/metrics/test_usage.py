@@ -215,3 +215,27 @@ def test_work_outside_the_window_does_not_count() -> None:
     assert (used.replicas.iterations[0], used.replicas.prefill_tokens[0]) == close((1, 0))
     assert (used.busy, used.kv) == close((0.1 / 9, 30 * 0.1 / (100 * 9)))
     assert used.phases == close({"prefill": 0.0, "decode": 1.0, "mixed": 0.0})
+
+
+def test_a_rank_that_runs_along_idle_is_no_batch() -> None:
+    """Rank 0 decodes two requests for 0.1 s and one for 0.3 s; rank 1 has nothing to do in the first step."""
+    requests = handmade.requests(arrival=[0.0], scheduled=[0.0], first_token=[0.1], finish=[0.4])
+    log = handmade.iterations(
+        {"start": 0.0, "decodes": 2, "kv_tokens": 9},
+        {"start": 0.0, "lane": 1},
+        {"start": 0.1, "steps": 3, "decodes": 1, "kv_tokens": 9},
+    )
+    table = summary(handmade.run(requests, log, lanes=2)).usage.replicas
+    assert table.iterations[0] == close(4)
+    assert table.batch_size[0] == close((2 + 3 * 1) / 4)
+    assert table.batch_size_time[0] == close((2 * 0.1 + 1 * 0.3) / 0.4)
+    assert table.busy_seconds[0] == close((0.4 + 0.1) / 2)
+
+
+def test_a_pipeline_that_stands_still_has_no_step_in_flight() -> None:
+    """A step from 0 to 0.2 s, the next from 0.5 to 0.7."""
+    spans = in_flight(staged((0, 0), (0.0, 0.5)), np.array([10.0, 20.0]))
+    assert (spans.begin.tolist(), spans.end.tolist()) == (close([0.0, 0.5]), close([0.2, 0.7]))
+    assert spans.blocks.tolist() == [10.0, 20.0]
+    assert spans.inside(Window(0.1, 0.6, True)).tolist() == close([0.1, 0.1])
+    assert spans.inside(Window(0.3, 0.4, True)).tolist() == [0.0, 0.0]

@@ -132,3 +132,57 @@ def test_stored_numbers_bring_their_scales(dtype: str, each: float) -> None:
 def test_the_first_format_that_was_measured_is_taken() -> None:
     assert first_of(("a", "b", "c"), ("c", "b")) == "b"
     assert first_of(("x",), ("c", "b")) == "c"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "each", "rate"),
+    [
+        ("float32", 4.0, "bfloat16"),
+        ("float16", 2.0, "bfloat16"),
+        ("fp8", 1.0, "fp8"),
+        ("fp8_block", 1.0, "fp8"),
+        ("mxfp8", 1.03125, "fp8"),
+        ("mxfp4", 0.53125, "fp8"),
+        ("int8", 1.0, "int8"),
+        ("int4", 0.515625, "bfloat16"),
+        ("nvfp4", 0.5625, "fp4"),
+    ],
+)
+def test_a_format_has_its_bytes_and_its_rate(dtype: str, each: float, rate: str) -> None:
+    """Of a product of 1,000 × 1,000; rows come in the format of the rate, out in 16 bits."""
+    kernel = Gemm(1000, 1000, dtype)
+    row = {"bfloat16": 2.0}.get(rate, each) * 1000 + 2.0 * 1000
+    assert kernel.rate == rate
+    assert kernel.bytes_moved(ONE, ZERO)[0] == pytest.approx(each * 1e6 + row)
+    assert kernel.error_family == ("gemm_bfloat16" if dtype == "float16" else f"gemm_{dtype}")
+    assert kernel.efficiency_family == f"gemm_{rate}"
+    assert kernel.describe() == f"n=1000 k=1000 {dtype}"
+
+
+def test_caches_of_one_byte_a_number_are_fp8() -> None:
+    assert [cache_format(name) for name in ("fp8_e4m3", "fp8_e5m2", "int8", "float16")] == [
+        *("fp8", "fp8", "fp8", "bfloat16"),
+    ]
+
+
+def test_small_kernels_take_a_launch_beyond_their_bytes() -> None:
+    """2 µs from a graph and 3 µs without, for each launch; a µs for what moves at four fifths of the bandwidth."""
+    none = {"elementwise": Efficiency(1.0, 1.0, 0.0)}
+    gpu, bytes_ = device("h100"), 0.8e-6 * device("h100").memory_bandwidth
+    for launches, graph, micros in ((1, True, 3.0), (3, True, 7.0), (1, False, 4.0), (2, False, 7.0), (0, True, 1.0)):
+        kernel = Elementwise(bytes_, launches, graph)
+        found = kernel.attained(gpu, {kernel.efficiency_family: none["elementwise"]}, ONE, ZERO)[0]
+        assert found == pytest.approx(micros * 1e-6)
+    assert Elementwise(1.0, 3).launched == 3
+    assert Elementwise(1.0).eager() == Elementwise(1.0, graph=False)
+
+
+def test_what_a_kernel_does_not_say_of_itself() -> None:
+    """It is one launch, moves its bytes over the memory, multiplies in 16 bits, and is the same in every batch."""
+    plain = Plain(1.0, 1.0)
+    assert (plain.launched, plain.rate, plain.communicates, plain.by_rule) == (1, "bfloat16", False, False)
+    assert plain.bandwidth(device("h100")) == device("h100").memory_bandwidth
+    same = (plain.eager(), plain.beside_prefill(), plain.beside_experts(), plain.resolved(True), plain.resolved(False))
+    assert all(kernel is plain for kernel in same)
+    assert Quantize(8).flops(ONE, ZERO).tolist() == [0.0]  # it only moves data
+    assert Gemm(1, 2).beside_experts() == Gemm(1, 2, beside=True)

@@ -2,16 +2,16 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import handmade
 import pytest
 
 from plan.chosen import Chosen, answer, outcome
-from windtunnel.plan.advice import Advice, _cheaper, _ends, advice_json, describe, percent
+from windtunnel.plan.advice import Advice, _beyond, _cheaper, _ends, _routing, _whole, advice_json, describe, percent
 from windtunnel.plan.band import Band, _could_be_better
 from windtunnel.plan.bottleneck import Finding
-from windtunnel.plan.capacity import Draws
+from windtunnel.plan.capacity import Capacity, Draws
 from windtunnel.plan.elimination import Entry
 from windtunnel.plan.outcome import Margin
 
@@ -159,3 +159,61 @@ def test_who_could_be_better_is_as_near_as_the_evidence_leaves_open() -> None:
     for promise, places in ((1.85, [2]), (1.75, []), (1.0, [])):
         entries = {**found.entries, 0: Entry(0, "exact", promise, 1)}
         assert list(_could_be_better(replace(found, entries=entries), found.entries[1])) == places
+
+
+class Fixed:
+    """An objective whose steps are rates of themselves."""
+
+    def climb(self, *_: Any) -> Any:
+        return self
+
+    def trial(self, step: int) -> tuple[Any, float]:
+        return None, float(step)
+
+
+def test_a_trial_that_was_stopped_early_is_made_again_at_the_step_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step above the highest that holds, or at the one that was tried; one that was not stopped is taken as it
+    is."""
+    whole = outcome(0.0, 1.0, 1.0, 0.1)
+    monkeypatch.setattr("windtunnel.plan.advice.trial_whole", lambda _, __, rate: replace(whole, rate=rate))
+    found = replace(answer(), objective=cast(Any, Fixed()))
+    stopped = replace(whole, rate=99.0, stopped=True)
+    again = _whole(found, Entry(1, "exact", 2.0, 3, missed=stopped))
+    assert again is not None
+    assert (again.rate, again.met, again.stopped) == (4.0, False, False)
+    tried = _whole(found, Entry(1, "beaten", 2.0, missed=stopped), 7)
+    assert tried is not None and tried.rate == 7.0
+    assert _whole(found, Entry(1, "beaten", 2.0, missed=stopped)) is stopped  # no step is known
+    assert _whole(found, Entry(1, "exact", 2.0, 3, missed=whole)) is whole
+    assert _whole(found, Entry(1, "exact", 2.0, 3)) is None
+
+
+def test_beyond_the_last_step_the_capacity_says_what_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, deployment = answer(), answer().contenders[1].candidate.deployment
+    whole = outcome(0.0, 1.0, 1.0, 0.1)
+    monkeypatch.setattr("windtunnel.plan.advice.trial_whole", lambda _, __, rate: replace(whole, rate=rate))
+    for missed, rate in (
+        (None, None),
+        (replace(whole, rate=math.inf), None),
+        (replace(whole, rate=5.0), 5.0),
+        (replace(whole, rate=6.0, stopped=True), 6.0),
+    ):
+        chosen = Capacity(4.0, None, missed, 1)
+        monkeypatch.setattr("windtunnel.plan.advice.capacity", lambda *_, chosen=chosen: chosen)
+        beyond = _beyond(found, deployment)
+        assert (beyond and beyond.rate) == rate
+        assert beyond is None or not beyond.stopped
+
+
+def test_the_router_that_uses_the_limits_least_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    stretches = {"round_robin": 0.9, "least_outstanding": 0.704, "vllm_dp": math.inf}
+    monkeypatch.setattr(
+        "windtunnel.plan.advice.trial",
+        lambda _, deployment, __: replace(outcome(1.0, 1.0, 1.0, 0.1), stretch=stretches[deployment.router]),
+    )
+    found = answer()
+    candidate = found.contenders[1].candidate
+    assert _routing(found, candidate.scaled(2), 1.0) == (
+        "least_outstanding: the limits are used to round_robin 90 %, least_outstanding 70 %, vllm_dp more than all"
+    )
+    assert _routing(found, candidate.scaled(1), 1.0) == "one replica: nothing to route"

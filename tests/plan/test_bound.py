@@ -1,17 +1,24 @@
 """Bounds: no step is faster than its bound, and no capacity above its own."""
 
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plan.planning import chat, question, server, single_tokens, small_space
 from windtunnel.deployment import SLO, PercentileLimit
+from windtunnel.errors import InputError
+from windtunnel.perf.batch_times import BatchTimes, linear
 from windtunnel.plan.bound import rate_bound, step_bound
 from windtunnel.plan.capacity import capacity
 from windtunnel.plan.outcome import measure
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import tables_of, whole_run
-from windtunnel.workload import Both, Fixed, Gamma, generate
+from windtunnel.workload import Both, Fixed, Gamma, Workload, generate
 
 SETTINGS = {"device": "h100", "max_model_len": 2048, "max_num_seqs": 32, "max_num_batched_tokens": 512}
 
@@ -62,3 +69,143 @@ def test_limits_on_gaps_lower_the_bound() -> None:
     for slo, share in ((SLO(tpot=0.13), 0.9), (SLO(percentiles=(PercentileLimit("itl", 95, 0.13),)), 0.95)):
         found = rate_bound(deployment, Question(load, slo=slo), tables).rate
         assert found == pytest.approx(1 / (0.1 * share * 9 / 3 + 0.01 * 10))
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def load(prompt: int, output: int, count: int = 100, **more: Any) -> Workload:
+    return generate(Gamma(1.0), Both(Fixed(prompt), Fixed(output)), count, **more)
+
+
+def made(token_ms: list[float], **changes: Any) -> BatchTimes:
+    """Tables whose steps take so many ms with 1, 2, … tokens."""
+    seconds = np.array([0.0, *token_ms]) / 1e3
+    size = len(token_ms)
+    plain = linear(0.0, 0.0, 0.0, 0.0, max_num_batched_tokens=size, max_num_seqs=4, max_model_len=64)
+    return replace(plain, **({"decode_tokens": seconds, "mixed_tokens": seconds} | changes))
+
+
+def test_lines_under_a_table_by_hand() -> None:
+    """Steps of 10, 11, 16, 20 ms: from 10 to 11 ms a line of 9 + 1·n, then one of 2 + 4.5·n through 11 and 20 ms (16
+    lies above); the flat line of 10 ms, and from the origin 5 ms a token, as four take 20."""
+    found = step_bound(made([10, 11, 16, 20]))
+    lines = sorted(zip((found.base * 1e3).tolist(), (found.per_token * 1e3).tolist(), strict=True))
+    assert lines == [pytest.approx(each) for each in ((0.0, 5.0), (2.0, 4.5), (9.0, 1.0), (10.0, 0.0))]
+    assert (found.per_kv_token, found.per_sequence) == (0.0, 0.0)
+    assert (found.max_num_batched_tokens, found.max_num_seqs) == (4, 4)
+
+
+def test_lines_begin_at_zero_or_above_and_do_not_fall() -> None:
+    """A line of −4 + 8·n would begin below zero; a table that falls has no line down."""
+    steep = step_bound(made([4, 12]))
+    assert sorted(zip((steep.base * 1e3).tolist(), (steep.per_token * 1e3).tolist(), strict=True)) == [
+        pytest.approx((0.0, 4.0)), pytest.approx((4.0, 0.0)),
+    ]  # fmt: skip
+    falling = step_bound(made([12, 10, 14]))
+    assert sorted(zip((falling.base * 1e3).tolist(), (falling.per_token * 1e3).tolist(), strict=True)) == [
+        pytest.approx((0.0, 14 / 3)), pytest.approx((2.0, 4.0)), pytest.approx((10.0, 0.0)),
+    ]  # fmt: skip
+
+
+def test_the_quicker_of_decodes_and_mixed_steps_and_what_a_request_and_a_cached_token_take() -> None:
+    base = made([10, 10])
+    sequences = np.array([0.0, 3e-3, 4e-3, 9e-3, 8e-3])
+    attention = np.zeros_like(base.decode_attention)
+    attention[1:, 1:] = 2e-6 * np.arange(1, len(attention))[:, None] * base.context_knots[1:]
+    attention[2, -1] /= 2
+    slower = replace(base, mixed_tokens=base.mixed_tokens * 1.5, sequences=sequences, decode_attention=attention)
+    found = step_bound(slower)
+    assert found.base.max() == pytest.approx(10e-3)
+    assert found.per_sequence == pytest.approx(2e-3)  # of two or four, 2 ms each
+    assert found.per_kv_token == pytest.approx(1e-6)
+    waiting = replace(base, host_serial=np.array([0.0, 5e-3, 3e-3, 4e-3, 4e-3]))
+    assert step_bound(waiting).base.tolist() == pytest.approx((step_bound(base).base + 3e-3).tolist())
+    shared = replace(base, expert_tokens=np.array([0.0, 6e-3, 8e-3]))
+    assert step_bound(shared).per_token.tolist() == pytest.approx((step_bound(base).per_token + 4e-3).tolist())
+
+
+def test_what_a_request_computes_bounds_the_rate() -> None:
+    """Prompts of 20 tokens and 5 answers, in steps of 0.1 s + 1 ms a token with 64 tokens or eight requests: 24 tokens
+    in 5 parts; so 5/8 of a step each, or 24/64."""
+    deployment, tables = server(8, 0.1, 0.001)
+    found = rate_bound(deployment, Question(load(20, 5)), tables)
+    assert found.rate == pytest.approx(1 / (0.1 * 5 / 8 + 24e-3))
+    wide, more = server(64, 0.1, 0.001)
+    assert rate_bound(wide, Question(load(40, 2)), more).rate == pytest.approx(1 / (0.1 * 41 / 64 + 41e-3))
+    three = replace(deployment, pools=(replace(deployment.pools[0], replicas=3),))
+    thrice = rate_bound(three, Question(load(20, 5)), tables)
+    assert thrice.rate == pytest.approx(3 * found.rate)
+    assert thrice.replicas == 3
+    assert thrice.per_replica == pytest.approx(found.rate)
+
+
+def test_a_small_cache_bounds_the_rate() -> None:
+    """Of ten blocks one is kept free, and 144 tokens are left; a request reads 20 + 21 + 22 + 23, and its prompt is
+    there once more."""
+    deployment, tables = server(64, 0.1, 0.0)
+    pool = deployment.pools[0]
+    few = replace(pool, engine=replace(pool.engine, num_gpu_blocks_override=10))
+    found = rate_bound(replace(deployment, pools=(few,)), Question(load(20, 5)), tables)
+    assert found.rate == pytest.approx(1 / (0.1 * (20 + 21 + 22 + 23 + 20) / (9 * 16)))
+
+
+def test_how_far_limits_must_be_loosened_for_a_request_alone() -> None:
+    """A prompt of 20 tokens takes a step of 0.1 + 0.02 s, then four steps of 0.101 s."""
+    deployment, tables = server(8, 0.1, 0.001)
+
+    def stretch(slo: SLO, attainment: float = 0.9, **more: Any) -> float:
+        asked = Question(load(20, 5, **more), slo=slo, attainment=attainment)
+        return rate_bound(deployment, asked, tables).stretch
+
+    assert stretch(SLO(ttft=0.06)) == pytest.approx(2.0)
+    assert stretch(SLO(tpot=0.202)) == pytest.approx(0.5)
+    assert stretch(SLO(e2el=0.524)) == pytest.approx(1.0)
+    assert stretch(SLO(percentiles=(PercentileLimit("ttft", 50, 0.24),))) == pytest.approx(0.5)
+    assert stretch(SLO(ttft=0.06, percentiles=(PercentileLimit("ttft", 50, 0.03),))) == pytest.approx(4.0)
+    assert stretch(SLO(percentiles=(PercentileLimit("queue", 50, 0.01),))) == 0.0
+    assert stretch(SLO()) == 0.0
+    assert stretch(SLO(ttft=0.06), max_concurrency=4) == 0.0  # what a closed loop measures is not known before
+    none = rate_bound(deployment, Question(load(20, 5), slo=SLO(ttft=0.06)), tables)
+    assert none.rate == 0.0
+    single = Question(load(20, 1), slo=SLO(tpot=1e-9))
+    assert rate_bound(deployment, single, tables).stretch == 0.0  # has no time per token
+
+
+def test_requests_that_do_not_fit_miss_their_limits() -> None:
+    """A context of 64: of ten requests one has a prompt of 64 tokens, which leaves no room; a share of 0.9 is kept, of
+    0.95 not. It arrives when the others are measured."""
+    deployment, tables = server(8, 0.1, 0.001)
+    prompts = [20] * 19 + [64, 20]
+    made_ = Workload.from_columns(arrival=np.arange(21.0), prompt_tokens=prompts, output_tokens=5)
+    kept = Question(made_, slo=SLO(ttft=1.0), attainment=0.9)
+    assert rate_bound(deployment, kept, tables).stretch == pytest.approx(0.12)
+    assert rate_bound(deployment, replace(kept, attainment=0.95), tables).stretch == math.inf
+    long = Workload.from_columns(arrival=np.arange(21.0), prompt_tokens=64, output_tokens=[5] * 21)
+    with pytest.raises(InputError, match="no request fits max_model_len=64 and the "):
+        rate_bound(deployment, Question(long), tables)
+
+
+def test_limits_that_no_step_keeps_leave_no_rate() -> None:
+    """Steps of 0.1 s at least: a limit of 0.1 s on gaps at any percentile leaves no room."""
+    deployment, tables = server(8, 0.1, 0.01)
+    for slo in (
+        SLO(percentiles=(PercentileLimit("itl", 50, 0.1),)),
+        SLO(percentiles=(PercentileLimit("tpot", 50, 0.1),)),
+    ):
+        assert rate_bound(deployment, Question(load(1, 10), slo=slo), tables).rate == 0.0
+    found = rate_bound(
+        deployment, Question(load(1, 10), slo=SLO(percentiles=(PercentileLimit("tpot", 50, 0.13),))), tables
+    )
+    assert found.rate == pytest.approx(1 / (0.1 * 0.5 * 9 / 3 + 0.01 * 10))
+
+
+def test_shared_prompts_count_one_token() -> None:
+    """With ids of blocks a prompt may be cached, all but one token."""
+    deployment, tables = server(8, 0.1, 0.001)
+    plain = load(20, 5)
+    shared = replace(plain, hash_ids=(np.arange(101), np.zeros(100, np.int64)), hash_block_size=16)
+    assert rate_bound(deployment, Question(shared), tables).rate == pytest.approx(1 / (0.1 * 5 / 8 + 5e-3))
+    pool = deployment.pools[0]
+    off = replace(deployment, pools=(replace(pool, engine=replace(pool.engine, enable_prefix_caching=False)),))
+    assert rate_bound(off, Question(shared), tables).rate == pytest.approx(1 / (0.1 * 5 / 8 + 24e-3))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plan.planning import chat, question, server, single_tokens, small_space
 from windtunnel.deployment import SLO, parse_slo
 from windtunnel.errors import InputError
-from windtunnel.plan.capacity import Draws, capacity, capacity_draws, climb, highest
+from windtunnel.plan.capacity import Capacity, Draws, capacity, capacity_draws, climb, highest
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import trial
 from windtunnel.workload import AllAtOnce, Both, Fixed, generate, with_concurrency
@@ -172,3 +172,43 @@ def test_the_search_finds_the_highest_step(limit: int, low: int, more: int) -> N
 def test_what_makes_no_sense_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         question(**settings)
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ((100.0, 101.4), "101 requests/s in 2 draws of the load, all within a step of the rates (0.01)"),
+        ((100.0, 101.6), "101 requests/s over 2 draws of the load, 95 % interval 90.6 to 111"),
+        # 12.7062 · 6 / 2 = 38.1 is less than half of 80, 12.7062 · 6.4 / 2 = 40.7 is more
+        ((77.0, 83.0), "80 requests/s over 2 draws of the load, 95 % interval 41.9 to 118"),
+        ((76.8, 83.2), "76.8 to 83.2 requests/s in 2 draws of the load: lengthen the load"),
+        ((), "the load is too short to fill the replicas: no queue shows where they end"),
+    ],
+)
+def test_draws_in_words_by_hand(rates: tuple[float, ...], words: str) -> None:
+    assert Draws(rates, 0.01).words == words
+
+
+def test_a_capacity_in_words() -> None:
+    assert [Capacity(rate, None, None, 0).answer for rate in (0.0, math.inf, 12.3456)] == [
+        *("none", "infinite", "12.35 requests/s"),
+    ]
+
+
+def test_a_load_is_repeated_fourfold_until_it_fills_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of loads of 50 requests 800 fill them: found once, and kept for the next draw; seeds are the load's own."""
+    asked: list[tuple[int, int]] = []
+
+    def found(_: Any, question: Question) -> Capacity:
+        asked.append((len(question.workload), question.seed))
+        return Capacity(7.0 + question.seed, None, None, 1, at_bound=len(question.workload) < 800)
+
+    monkeypatch.setattr("windtunnel.plan.capacity.capacity", found)
+    deployment = server(4, 0.1)[0]
+    drawn = capacity_draws(deployment, question(), lambda seed: chat(50, seed), (1, 2))
+    assert asked == [(50, 1), (200, 1), (800, 1), (800, 2)]
+    assert (drawn.rates, drawn.step) == ((8.0, 9.0), 0.01)
+    asked.clear()
+    monkeypatch.setattr("windtunnel.plan.capacity.LONGEST", 200)
+    assert capacity_draws(deployment, question(), lambda seed: chat(50, seed), (1, 2)).rates == ()
+    assert asked == [(50, 1), (200, 1)]

@@ -90,3 +90,15 @@ def test_energy_is_idle_power_between_requests_and_the_rest_while_one_computes()
     idle, full = 2 * H100.idle_power_w, 2 * H100.power_w
     assert objective.value(steps.promise(2)) == pytest.approx(0.9 * (idle / 2.25 + (full - idle) / 3.0) / 10)
     assert not objective.needs_price
+
+
+def test_where_no_replica_is_allowed_there_are_no_steps() -> None:
+    """One replica of two GPUs would do, and one GPU is allowed."""
+    bound = Bound(rate=50.0, stretch=0.5, replicas=1)
+    assert LeastForRate(4.0, Constraints(max_gpus=1)).climb(ONE, bound, question()) is None
+    one = LeastForRate(4.0, Constraints(max_gpus=2)).climb(ONE, bound, question())
+    assert one is not None
+    assert (one.low, one.high) == (-1, -1)
+    for rate in (float("inf"), float("nan"), -1.0):
+        with pytest.raises(InputError, match="must be a number > 0"):
+            LeastForRate(rate, Constraints())

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plan.planning import question, small_space
 from windtunnel.deployment import Deployment, Engine
 from windtunnel.errors import InputError
-from windtunnel.plan.space import AXES, Constraints, Space, ends, load_space, typed_values
+from windtunnel.plan.space import AXES, Candidate, Constraints, Space, ends, load_space, typed_values
 from windtunnel.plan.trial import candidate_key, deployment_key
 
 OWN = """
@@ -180,3 +181,91 @@ def test_as_stored_is_a_word() -> None:
     found = small_space(quantization=typed_values("quantization", ["stored", "fp8"]))
     names = {one.deployment.pools[0].engine.quantization for one in found.enumerate().candidates}
     assert names == {None, "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "at", "following"),
+    [
+        ("max_num_seqs", (16, 64), 16, 8),
+        ("max_num_seqs", (8, 64), 8, None),
+        ("max_num_seqs", (64, 1024), 1024, 2048),
+        ("max_num_seqs", (64, 2048), 2048, None),
+        ("max_num_batched_tokens", (256, 512), 256, 128),
+        ("max_num_batched_tokens", (128, 512), 128, None),
+        ("max_num_batched_tokens", (256, 16384), 16384, 32768),
+        ("max_num_batched_tokens", (256, 32768), 32768, None),
+        ("max_num_seqs", (16, 32, 64), 32, None),
+        ("tensor_parallel_size", (1, 2), 2, None),
+        ("max_num_seqs", (None, 64), None, None),
+    ],
+)
+def test_sizes_double_and_halve_as_far_as_they_are_worth_a_trial(
+    axis: str, values: tuple[Any, ...], at: Any, following: int | None
+) -> None:
+    assert ends({axis: values}, {axis: at}) == ({} if following is None else {axis: following})
+
+
+def test_limits_may_be_reached_and_not_passed() -> None:
+    """Three replicas of two GPUs, at twice the price of one for each."""
+    chosen = small_space().deployment({"device": "h100", "tensor_parallel_size": 2, "replicas": 3})
+    price = chosen.price_per_hour
+    limits: tuple[tuple[str, Any, Any], ...] = (
+        ("gpus", {"h100_sxm": 6}, {"h100_sxm": 5}),
+        ("max_gpus", 6, 5),
+        ("max_gpus_per_node", 2, 1),
+        ("max_price_per_hour", price, price - 0.01),
+    )
+    for limit, at, below in limits:
+        assert Constraints(**{limit: at}).broken_by(chosen) is None
+        assert Constraints(**{limit: below}).broken_by(chosen) is not None
+    assert Constraints(max_gpus=5).broken_by(chosen) == "more than max_gpus=5"
+    assert Constraints(max_gpus_per_node=1).broken_by(chosen) == "tensor_parallel_size > max_gpus_per_node=1"
+    assert Constraints(max_price_per_hour=1.5).broken_by(chosen) == "more than max_price_per_hour=1.5 USD"
+    both = replace(chosen, pools=(*chosen.pools, replace(chosen.pools[0], replicas=1)))
+    assert Constraints(gpus={"h100_sxm": 8}).broken_by(both) is None
+    assert Constraints(gpus={"h100_sxm": 7}).broken_by(both) == "more than the 7 h100_sxm that are available"
+    assert Constraints(gpus={"l40s": 1}).broken_by(both) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_gpus": True}, "max_gpus=True: must be an integer ≥ 1"),
+        ({"max_gpus_per_node": 1.5}, "max_gpus_per_node=1.5: must be an integer ≥ 1"),
+        ({"gpus": {"h100": 0}}, "gpus of h100=0: must be an integer ≥ 1"),
+        ({"max_price_per_hour": 0.0}, "max_price_per_hour=0: must be > 0"),
+    ],
+)
+def test_limits_that_nothing_keeps_are_refused(limits: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Constraints(**limits)
+    Constraints(max_gpus=1, max_gpus_per_node=1, gpus={"h100": 1}, max_price_per_hour=0.01)
+
+
+def test_spaces_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(InputError, match=r"gpus a100_sxm=4: is not searched, only h100_sxm, l40s: leave it out"):
+        Space("Llama-3.1-8B", {"device": ("h100", "l40s")}, Constraints(gpus={"a100": 4}))
+    with pytest.raises(InputError, match="least_outstandin"):
+        small_space(router=("round_robin", "least_outstandin"))
+    with pytest.raises(InputError, match="sarathy"):
+        small_space(scheduler=(None, "sarathy"))
+
+
+def test_shares_of_pools_are_scaled_together() -> None:
+    """Two and four replicas are one and two of the smallest deployment of this kind."""
+    one = small_space().deployment({"device": "h100", "replicas": 2})
+    several = replace(one, pools=(one.pools[0], replace(one.pools[0], replicas=4)))
+    scaled = Candidate(0, {}, several).scaled(3)
+    assert [pool.replicas for pool in scaled.pools] == [3, 6]
+    assert Candidate(0, {}, one).scaled(5).replicas == 5
+
+
+def test_settings_in_words_and_the_order_of_points() -> None:
+    settings = {"device": "h100", "enforce_eager": True, "async_scheduling": False, "block_size": None}
+    assert Candidate(0, settings, small_space().deployment({"device": "h100"})).name == (
+        "device h100, enforce_eager on, async_scheduling off, block_size default"
+    )
+    points = list(Space("Llama-3.1-8B", {"device": ("h100", "l40s"), "replicas": (1, 2)}).points())
+    assert [(one["device"], one["replicas"]) for one in points] == [
+        *(("h100", 1), ("h100", 2), ("l40s", 1), ("l40s", 2)),
+    ]

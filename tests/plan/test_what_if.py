@@ -1,11 +1,16 @@
 """Other loads: winners change, and regrets say what keeping the old one costs."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
+from plan.chosen import answer
 from plan.planning import question, small_space
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import search
-from windtunnel.plan.what_if import what_if
+from windtunnel.plan.store import Store
+from windtunnel.plan.what_if import WhatIf, _regret, what_if
 from windtunnel.workload import Both, Fixed, Gamma, generate
 
 
@@ -23,3 +28,26 @@ def test_other_loads_have_other_winners_and_regrets() -> None:
         value = exact["prompts"].entries[winner.index].promise
         assert seen.regrets[old]["prompts"] == pytest.approx(1 - max(value, 0) / best.promise)
     assert set(seen.to_json()["regrets"]) == set(cases)
+
+
+@pytest.mark.parametrize(
+    ("best", "score", "lost"),
+    [(2.0, 1.5, 0.25), (2.0, -math.inf, 1.0), (2.0, 2.0, 0.0), (-10.0, -12.0, 0.2), (-10.0, -math.inf, math.inf)],
+)
+def test_what_is_lost_by_the_old_winner(
+    monkeypatch: pytest.MonkeyPatch, best: float, score: float, lost: float
+) -> None:
+    """A share of the best value; of costs, the share by which it costs more."""
+    found = answer()
+    found = replace(found, entries={1: replace(found.entries[1], promise=best)})
+    monkeypatch.setattr("windtunnel.plan.what_if._score", lambda *_: score)
+    assert _regret(found, 0, Store()) == pytest.approx(lost)
+    assert _regret(found, 1, Store()) == 0.0
+
+
+def test_the_document_of_other_loads() -> None:
+    found, nothing = answer(), replace(answer(), entries={})
+    document = WhatIf({"a": found, "b": nothing}, {"a": {"b": math.inf}}).to_json()
+    assert document["best"] == {"a": found.contenders[1].candidate.settings, "b": None}
+    assert document["values"] == {"a": 2.0, "b": None}
+    assert document["regrets"] == {"a": {"b": None}}

@@ -229,3 +229,56 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_same_answer() -> None:
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+class Breaking(Executor):
+    """Breaks at its first so many calls, and counts how often it was shut down."""
+
+    def __init__(self, breaks: list[OSError]) -> None:
+        self.breaks = breaks
+        self.ended: list[tuple[bool, bool]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.breaks:
+            raise self.breaks.pop()
+        return InTurn().submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.ended.append((wait, cancel_futures))
+
+
+@pytest.mark.parametrize(("breaks", "lost"), [(0, 0), (1, 1), (ATTEMPTS - 1, ATTEMPTS - 1)])
+def test_an_executor_that_breaks_while_it_is_given_a_job_is_replaced(breaks: int, lost: int) -> None:
+    broken = [OSError("no") for _ in range(breaks)]
+    made: list[Breaking] = []
+
+    def make() -> Executor:
+        made.append(Breaking(broken))
+        return made[-1]
+
+    workers: Workers[int, int] = Workers(Team(make, 2), lambda job: job + 1)
+    workers.submit(4)
+    assert [result for _, result in workers.results(1.0)] == [5]
+    assert workers.lost == lost
+    assert [one.ended for one in made] == [[(False, True)]] * lost + [[]]
+    workers.stop()
+    assert made[-1].ended == [(False, True)]
+
+
+def test_nobody_takes_jobs_after_so_many_attempts() -> None:
+    broken = [OSError("no") for _ in range(ATTEMPTS)]
+    workers: Workers[int, int] = Workers(Team(lambda: Breaking(broken), 2), lambda job: job)
+    with pytest.raises(WorkerLost, match="no process takes jobs any more: no"):
+        workers.submit(4)
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "held", "room"), [(3, 0, 4), (3, 3, 1), (3, 4, 0), (3, 9, 0), (2, 0, 3), (1, 0, 1), (1, 1, 0)]
+)
+def test_one_job_waits_beside_those_that_are_worked_on(workers: int, held: int, room: int) -> None:
+    """With one worker, in this process, none does."""
+    found: Workers[int, int] = Workers(Team(InTurn, workers), lambda job: job)
+    for job in range(held):
+        found.submit(job)
+    assert found.room == room

@@ -12,6 +12,7 @@ from windtunnel.perf.batch_times import linear, whole
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.scaling import Autoscale, Failure, Look, OnFailure, Thresholds
 from windtunnel.reference.elastic.mixed import Elastic
+from windtunnel.reference.elastic.roster import PoolOf
 from windtunnel.reference.loop import Loop, Replica, least_outstanding
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
@@ -39,11 +40,9 @@ def served(
     requests = [Request(i, arrival, prompt, 3, 3) for i, arrival in enumerate(arrivals)]
     loop = Elastic(
         replica,
-        replicas,
+        [PoolOf("mixed", replicas, LIMITS, scaling)],
         least_outstanding,
         requests,
-        LIMITS,
-        scaling,
         [Failure(*each) for each in failures],
         on_failure,
     )
@@ -113,7 +112,7 @@ def test_a_replica_drains_before_it_stops() -> None:
     scaling = Autoscale(Script(1, 1), least=1, most=2, interval=5.0, startup=0.0)
     grown = replace(scaling, least=2)
     requests = [Request(i, at, 20, 3, 3) for i, at in enumerate([0.0, 0.0, 6.0])]
-    loop = Elastic(replica, 2, least_outstanding, requests, LIMITS, grown, [], "retry")
+    loop = Elastic(replica, [PoolOf("mixed", 2, LIMITS, grown)], least_outstanding, requests, [], "retry")
     loop.roster.crews[0].scaling = scaling
     loop.run()
     assert [request.replica for request in requests] == [0, 1, 1]
@@ -154,7 +153,8 @@ def test_nothing_is_lost(case: Case, failures: list[tuple[float, int, float]], o
     follow = {i: int(f) for i, f in enumerate(case.follow) if f >= 0}
     clients = (follow, list(case.think_time), case.max_concurrency, list(case.turnaround))
     found = [Failure(*failure) for failure in sorted(failures)]
-    Elastic(made, 2, least_outstanding, requests, case.limits, None, found, on_failure, *clients).run()
+    pools = [PoolOf("mixed", 2, case.limits)]
+    Elastic(made, pools, least_outstanding, requests, found, on_failure, *clients).run()
     assert all(request.finished or request.refused or request.aborted for request in requests)
     assert on_failure == "lost" or not any(request.aborted for request in requests)
     if not found:

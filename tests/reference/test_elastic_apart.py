@@ -23,7 +23,8 @@ from windtunnel.policy.named import Router
 from windtunnel.policy.routing import LEAST_OUTSTANDING
 from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Look, Planner
 from windtunnel.reference import handover as reference
-from windtunnel.reference.elastic.apart import ElasticApart, Faultiness, PoolOf
+from windtunnel.reference.elastic.apart import ElasticApart, Faultiness
+from windtunnel.reference.elastic.roster import PoolOf
 from windtunnel.reference.loop import Replica
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.simulate.apart_on_reference import run_apart

@@ -99,7 +99,7 @@ def test_what_makes_room(eviction: Eviction, kept: list[int]) -> None:
     """Two chunks fit. The first is used again before the third comes."""
     store = Store(replace(HOST, chunks=2, eviction=eviction))
     requests = [Request(i, 0, 4, 1, 1, tokens=(4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3)) for i in range(3)]
-    port = Port(store)
+    port = Port(store, store.tier)
     port.save(requests[0], range(1), 0.0)
     port.save(requests[1], range(1), 0.0)
     store.count(requests[0], 0)
@@ -108,7 +108,7 @@ def test_what_makes_room(eviction: Eviction, kept: list[int]) -> None:
 
 
 def test_a_port_reads_one_thing_after_the_other() -> None:
-    port = Port(Store(HOST))
+    port = Port(Store(HOST), HOST)
     assert [port.load(8, 0.0), port.load(8, 1.0), port.load(8, 9.0)] == [1.5, 3.0, 10.5]
 
 
@@ -143,4 +143,4 @@ def test_nothing_is_lost(case: Case, tiers: tuple[Tier], stored: bool) -> None:
     for rank in ranks:
         assert rank.free_blocks == case.limits.num_blocks
         assert not rank.loading
-        assert all(len(port.store.chunks) <= port.store.tier.chunks for port in rank.ports)
+        assert all(len(port.store.chunks) <= port.tier.chunks for port in rank.ports)

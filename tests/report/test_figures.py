@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from windtunnel.deployment import SLO
-from windtunnel.metrics import summary, timeline, unroll
+from windtunnel.metrics import Distribution, summary, timeline, unroll
 from windtunnel.report.figures import cdf, figures, histogram, over_time, rounded
 from windtunnel.simulate.run import Handovers
 
@@ -173,3 +173,10 @@ def test_the_slowest_tenth_is_at_least_one_request_and_rounded_up() -> None:
     assert bars["queue"] == ([500.0, 950.0], 0)
     assert bars["prefill"][0] == [100.0, 100.0]
     assert drawn["data"][0]["y"] == ["all requests", "slowest 10 %"]
+
+
+def test_the_last_per_cent_is_drawn_a_hundred_times_as_finely() -> None:
+    percents = cdf(Distribution(np.arange(10.0)))[1]
+    assert percents[:3].tolist() == [0.0, 0.25, 0.5]
+    assert percents[-3:].tolist() == pytest.approx([99.98, 99.99, 100.0])
+    assert ((percents > 99) & (percents < 100)).sum() == 99

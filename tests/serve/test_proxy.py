@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,24 @@ def test_a_run_as_the_server_records_it(tmp_path: Path) -> None:
     assert alike(measured.workload) == alike(load.take(np.arange(6)))
     assert json.loads((folder / "run.json").read_text())["left_out"] == 1
     assert "alike" not in "".join(path.read_text() for path in folder.iterdir())
+
+
+class SlowTokenizer:
+    """As long prompts are, and many that come at once."""
+
+    def encode(self, text: str) -> list[int]:
+        time.sleep(0.5)
+        return [1] * len(text)
+
+
+def test_what_the_proxy_takes_is_no_time_of_the_server(tmp_path: Path) -> None:
+    proxy = Proxy("", RunFolder(tmp_path / "run", HEAD), SlowTokenizer(), 16)
+    with on_a_socket(app(clock=real_time())) as url:
+        proxy._url = url
+        with on_a_socket(proxying(proxy)) as passed, httpx.Client(timeout=30) as client:
+            client.post(f"{passed}/v1/completions", json={"prompt": "a" * 100, "max_tokens": 3, "stream": True})
+    measured = read_measured_run(tmp_path / "run").measurement
+    assert measured.requests is not None and (measured.requests.e2el < 0.4).all()
 
 
 def words(text: str) -> str:

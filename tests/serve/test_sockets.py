@@ -1,9 +1,11 @@
 """Clients on real connections: those that vanish, read slowly, or send what is no HTTP."""
 
+import gc
 import json
 import socket
 import struct
 import time
+import weakref
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -11,6 +13,7 @@ from urllib.request import urlopen
 import pytest
 
 from serve.endpoint import app, live, on_a_socket, real_time
+from windtunnel.serve.connection import Connection
 
 LONG = {"prompt": "a", "max_tokens": 30_000, "stream": True}
 
@@ -70,6 +73,34 @@ def test_who_reads_slowly_gets_everything() -> None:
         json.loads(part[6:]) for part in text.decode().replace("\r", "").split("\n") if part.startswith("data: {")
     ]
     assert sum(len(event["choices"][0]["text"].split()) for event in events) == 5_000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_connections_leave_no_circles(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = weakref.WeakSet[Connection]()
+    begin = Connection.connection_made
+
+    def noted(self: Connection, transport: Any) -> None:
+        made.add(self)
+        begin(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", noted)
+    with on_a_socket(app(real_clock_tokens(), real_time(20.0))) as url:
+        gc.disable()
+        try:
+            for _ in range(5):
+                with connected(url, request(LONG | {"stream": stream, "max_tokens": 20})) as client:
+                    text = b""
+                    while (b"[DONE]" if stream else b'"usage"') not in text:
+                        text += client.recv(1 << 16)
+            assert reached(url, "num_requests_running", 0.0)
+            for _ in range(100):
+                if len(made) <= 1:  # that of the last look at the metrics
+                    break
+                time.sleep(0.05)
+        finally:
+            gc.enable()
+        assert len(made) <= 1
 
 
 def real_clock_tokens() -> Any:

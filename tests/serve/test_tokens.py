@@ -2,7 +2,7 @@
 
 import pytest
 
-from windtunnel.serve.tokens import NAME_BITS, BytesRule, block_names, seeded_words
+from windtunnel.serve.tokens import NAME_BITS, BytesRule, SeededWords, block_names
 
 SECRET = b"secret"
 
@@ -30,7 +30,7 @@ def test_equal_beginnings_have_equal_names() -> None:
 
 def test_words_are_drawn_by_seed_and_prompt() -> None:
     first, again, seed, prompt = (
-        [word for word, _ in zip(seeded_words(*key), range(200), strict=False)]
+        [word for word, _ in zip(SeededWords(*key), range(200), strict=False)]
         for key in ((1, b"a"), (1, b"a"), (2, b"a"), (1, b"b"))
     )
     assert first == again and first not in (seed, prompt)

@@ -45,8 +45,8 @@ def test_lost_requests_are_aborted() -> None:
 
 
 def test_what_cannot_come_and_go_is_refused() -> None:
-    with pytest.raises(InputError, match="not simulated with a router that remembers them"):
-        run(2, "prefix_aware", faults=(Faults(at=5.0),))
+    with pytest.raises(InputError, match="conductor: what it promises for replicas that start, stop or fail"):
+        run(2, "conductor", faults=(Faults(at=5.0),))
     with pytest.raises(InputError, match="replicas=2: must be autoscale's most=4"):
         run(2, scaling=Autoscale(Foresight(rps=1.0), most=4))
     with pytest.raises(InputError, match="fail: replica=2: there are 2, counted from 0"):

@@ -112,10 +112,9 @@ def test_failures_stand_on_the_page_and_in_the_trace() -> None:
         ({"autoscale": "pool=decode most=3"}, "replicas=2: must be autoscale's most=3"),
         ({"autoscale": ("pool=decode most=2", "pool=decode most=2")}, "autoscale: pool=decode: is scaled twice"),
         ({"autoscale": "pool=prefil"}, "autoscale: pool='prefil': name one of 'prefill', 'decode'"),
-        ({"router": "vllm_dp", "fail": "pool=decode at=5"}, "not simulated with a router that remembers them"),
         (
-            {"decode_router": "session_affinity", "fail": "pool=decode at=5"},
-            "not simulated with a router that remembers them",
+            {"router": "conductor", "decode_router": "random", "fail": "pool=decode at=5"},
+            "conductor: what it promises for replicas that start, stop or fail is not simulated",
         ),
         ({"engine": "sglang-0.5", "fail": "pool=decode at=5"}, "faults: simulated by the reference engine"),
     ],

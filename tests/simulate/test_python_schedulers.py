@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
-from windtunnel.policy import Limits, VllmV1
+from windtunnel.policy import Limits, Own, VllmV1
 from windtunnel.policy.routing import ROUTE_SCORE
 from windtunnel.reference.custom import Decision
 from windtunnel.reference.request import Request
-from windtunnel.simulate.on_reference import run_custom
+from windtunnel.simulate.on_reference import run_policies
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, num_blocks=24, block_size=4)
 Requests = Sequence[Request]
@@ -83,8 +83,14 @@ def fleet(replicas: int = 1, ahead: bool = False) -> Fleet:
     return Fleet((limits,), (rules,), (times(),), (replicas,), (1,), (False,))
 
 
+def run_own(rules: Callable[[], Any], served: Fleet, asked: Demand, router: int, uniforms: Any) -> Record:
+    """The fleet with these schedulers in the place of the engine's."""
+    policies = tuple(Own(rules, policy) for policy in served.policies)
+    return run_policies(replace(served, policies=policies), asked, router, uniforms)
+
+
 def by(rules: Callable[[], Any], asked: Demand, replicas: int = 1, ahead: bool = False) -> Record:
-    return run_custom(rules, fleet(replicas, ahead), asked, 0, np.zeros(len(asked.arrival)))
+    return run_own(rules, fleet(replicas, ahead), asked, 0, np.zeros(len(asked.arrival)))
 
 
 @settings(max_examples=50, deadline=None)
@@ -133,7 +139,7 @@ def test_a_decision_that_is_held_changes_nothing(seed: int, replicas: int, ahead
     asked = replace(asked, overruns=rng.random(n) < rng.choice([0.0, 0.5, 1.0]), max_concurrency=clients)
     served = fleet(replicas, ahead)
     served = replace(served, limits=(replace(LIMITS, num_blocks=int(rng.integers(16, 64))),))
-    singly, held = (run_custom(rules, served, asked, 2, np.zeros(n)) for rules in (FirstComeFirstServed, Holding))
+    singly, held = (run_own(rules, served, asked, 2, np.zeros(n)) for rules in (FirstComeFirstServed, Holding))
     for name in singly.requests.dtype.names or ():
         assert np.array_equal(singly.requests[name], held.requests[name], equal_nan=True), name
     assert sorted(singly.stalls.tolist()) == sorted(held.stalls.tolist())
@@ -159,7 +165,7 @@ def test_whoever_is_evicted_ahead_of_its_token_gets_all_tokens(seed: int, early:
     output = rng.integers(1, 24, n)
     asked = demand(np.zeros(n).tolist(), rng.integers(1, 40, n).tolist(), output.tolist())
     asked = replace(asked, overruns=np.full(n, early))
-    found = run_custom(FirstComeFirstServed, replace(fleet(1, ahead=True), limits=(LIMITS,)), asked, 0, np.zeros(n))
+    found = run_own(FirstComeFirstServed, replace(fleet(1, ahead=True), limits=(LIMITS,)), asked, 0, np.zeros(n))
     emitted = int((found.rows["decodes"] - found.rows["discarded"]).sum()) + n + len(found.stalls)
     assert emitted == int(output.sum())
     assert (found.requests["finish"] >= found.requests["first_token"]).all()
@@ -276,7 +282,7 @@ def test_a_route_score_of_ones_own_is_asked_by_both_engines(seed: int) -> None:
         np.cumsum(rng.exponential(0.3, n)).tolist(), rng.integers(1, 40, n).tolist(), rng.integers(1, 24, n).tolist()
     )
     served = replace(fleet(3), route_score=fullest_but_far)
-    mine = run_custom(FirstComeFirstServed, served, asked, ROUTE_SCORE, np.zeros(n))
+    mine = run_own(FirstComeFirstServed, served, asked, ROUTE_SCORE, np.zeros(n))
     core = run(served, asked, ROUTE_SCORE, np.zeros(n))
     for name in ("lane", "scheduled", "first_token", "finish", "preemptions"):
         assert np.array_equal(mine.requests[name], core.requests[name]), name
@@ -289,7 +295,7 @@ def test_what_a_route_score_raises_is_raised_after_the_run() -> None:
     with pytest.raises(InputError, match=says):
         run(served, asked, ROUTE_SCORE, np.zeros(20))
     with pytest.raises(InputError, match=says):
-        run_custom(FirstComeFirstServed, served, asked, ROUTE_SCORE, np.zeros(20))
+        run_own(FirstComeFirstServed, served, asked, ROUTE_SCORE, np.zeros(20))
 
 
 class Alternating:
@@ -372,7 +378,7 @@ def test_a_route_score_that_is_no_number_is_named() -> None:
 def test_memory_is_counted() -> None:
     tight = Fleet((Limits(4, 64, 64, 4, 4),), (VllmV1(),), (times(Limits(4, 64, 64, 4, 4)),), (1,), (1,), (False,))
     with pytest.raises(InputError, match="num_blocks=4: request 2 needs 2 more and 0 are free"):
-        run_custom(
+        run_own(
             lambda: Answers(lambda w, r: Decision(all_of(w, r))),
             tight,
             demand([0.0] * 3, [8] * 3, [1] * 3),

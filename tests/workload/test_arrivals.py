@@ -145,3 +145,43 @@ def test_quantiles_know_their_exact_mean() -> None:
     table = Quantiles((0, 0.3, 0.8, 1), (1.0, 2.0, 2.0, 40.0))
     grid = (np.arange(1_000_000) + 0.5) / 1_000_000
     assert table.mean == pytest.approx(float(table.at(grid).mean()), rel=1e-6)
+
+
+def test_processes_as_they_are_without_settings() -> None:
+    """Poisson, with arrivals that end where they end; linear ramps; replays at their own pace."""
+    rate, once = 4.0, stream(3, "x").exponential(0.25, 50)
+    assert Gamma(rate).times(50, stream(3, "x")).tolist() == Poisson(rate).times(50, stream(3, "x")).tolist()
+    assert Gamma(rate).times(50, stream(3, "x"))[-1] != pytest.approx(12.5)
+    assert Renewal(rate, Quantiles((0, 1), (1, 9))).times(50, stream(3, "x"))[-1] != pytest.approx(12.5)
+    assert gaps(Gamma(rate)).std() == pytest.approx(once.std(), rel=0.5)
+    assert Ramp(1.0, 2.0) == Ramp(1.0, 2.0, "linear", 1.0)
+    assert Replay(np.array([0.0, 3.0])).times(2, stream(0, "x")).tolist() == [0.0, 3.0]
+    assert Replay(np.array([0.0, 3.0])).times(0, stream(0, "x")).tolist() == []
+
+
+def test_a_profile_by_hand() -> None:
+    """Requests every second; of each 20 s the first half has three times the rate of the second: 1.5 and 0.5 a second,
+    so that 15 come until 10 s."""
+    times = Modulated(Constant(1.0), (3.0, 1.0), 10.0).times(42, stream(0, "x"))
+    assert [times[at] for at in (0, 3, 15, 16, 20, 23, 40, 41)] == pytest.approx([0, 2, 10, 12, 20, 22, 40, 40 + 2 / 3])
+
+
+def test_gaps_too_small_to_tell_apart_are_refused() -> None:
+    with pytest.raises(InputError, match="burstiness: so small that all 3 requests come at once: use a larger one"):
+        Gamma(1.0, 1e-300, exact_duration=True).times(3, stream(0, "x"))
+
+
+def test_tables_of_quantiles_by_hand() -> None:
+    """Between levels the logarithm is linear: 1 to 100 passes 10 half-way, with a mean of 99 / ln 100."""
+    table = Quantiles((0, 0.5, 1), (1.0, 100.0, 100.0))
+    assert table.at(np.array([0.0, 0.25, 0.5, 0.9, 1.0])).tolist() == pytest.approx([1, 10, 100, 100, 100])
+    assert table.mean == pytest.approx(0.5 * 99 / np.log(100) + 0.5 * 100)
+    for levels, values in (
+        ((0.1, 1), (1, 2)),
+        ((0, 0.9), (1, 2)),
+        ((0, 1), (1,)),
+        ((0,), (1,)),
+        ((0, 0, 1), (1, 1, 2)),
+    ):
+        with pytest.raises(InputError, match=r"rise from 0 to 1|rising levels"):
+            Quantiles(levels, values)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.workload import Workload
+from windtunnel.workload.rules import integers
 
 
 def small(**changes: Any) -> Workload:
@@ -191,3 +192,41 @@ def test_the_digest_sees_everything_but_the_name() -> None:
         small(hash_ids=[[1], [2], [3]], hash_block_size=16),
     ):
         assert not workload.equals(changed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hash_ids": [[1, 2, 3], [4], [5]], "hash_block_size": 4}, "row 1: 3 hash_ids for a prompt of 5 tokens"),
+        ({"arrival": [5, 2, 9]}, "row 2: arrival=2 comes after 5"),
+        ({"prompt_tokens": [1.5, 2, 3]}, "row 1: prompt_tokens=1.5: must be a whole number"),
+        ({"max_tokens": [0, 9, 9]}, "row 1: max_tokens=0: must be ≥ output_tokens=1"),
+        ({"arrival": [-1, 0, 0]}, "row 1: arrival=-1.0"),
+        ({"hash_ids": [[1], [], [1]], "hash_block_size": 0}, "hash_block_size=0: hash_ids need"),
+    ],
+)
+def test_the_first_row_is_checked_as_the_others_are(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        small(**changes)
+    assert small(hash_ids=[[1, 2], [3], [4]], hash_block_size=4).hash_block_size == 4  # five tokens are two blocks
+
+
+def test_whole_numbers_up_to_two_to_the_sixty_third() -> None:
+    """Larger ones would overflow; the first row counts as the others do."""
+    most = np.array([2**63 - 1, 1], np.uint64)
+    assert integers("session", most, 2).tolist() == [2**63 - 1, 1]
+    with pytest.raises(InputError, match=r"session=9223372036854775808: must be whole numbers"):
+        integers("session", np.array([2**63, 1], np.uint64), 2)
+    assert integers("session", np.array([2.0**61, 1.0]), 2).tolist() == [2**61, 1]
+    for value in (2.0**62, 0.5, np.inf):
+        with pytest.raises(InputError, match=r"row 1: session=.*: must be a whole number"):
+            integers("session", np.array([value, 1.0]), 2)
+
+
+def test_columns_alone_make_a_workload() -> None:
+    """Without shared blocks, an open loop, with no rate but its own."""
+    columns: dict[str, Any] = small().columns()
+    made = Workload(**columns)
+    assert (made.hash_ids, made.hash_block_size, made.max_concurrency, made.name) == (None, 0, 0, "workload")
+    assert (made.asked_rate, made.burstiness, made.notes) == (0.0, 0.0, ())
+    assert made.equals(small())

@@ -140,3 +140,51 @@ def test_seeds_are_heeded() -> None:
     for side in (Uniform(1, 1000), Zipf(0.5, 1, 1000), Lognormal(100.0, 1.0)):
         first, other = (side.draw(50, stream(seed, "x")).tolist() for seed in (0, 1))
         assert first != other
+
+
+MEDIAN_1000 = 1000 * np.exp(0.5)
+"""Mean of a lognormal of sigma 1 whose median is 1,000: below 98 and above 10,200 lies one in a hundred."""
+
+
+def test_one_draw_in_a_hundred_must_lie_inside_the_bounds() -> None:
+    assert Lognormal(MEDIAN_1000, 1.0, high=98).high == 98
+    assert Lognormal(MEDIAN_1000, 1.0, low=10_200).low == 10_200
+    for bounds in ({"high": 97}, {"low": 10_300}, {"low": 9_000, "high": 10_000}):
+        with pytest.raises(InputError, match="widen the bounds"):
+            Lognormal(MEDIAN_1000, 1.0, **bounds)
+    with pytest.raises(InputError) as error:
+        Lognormal(MEDIAN_1000, 1.0, high=50)
+    assert str(error.value) == (
+        "low=1, high=50: only 0.0014 of a lognormal of mean 1648.72 and sigma 1 lies inside; widen the bounds"
+    )
+    wide = Lognormal(np.exp(2.0) * 1000, 2.0, high=10)
+    assert wide.sigma == 2.0
+    with pytest.raises(InputError, match=r"only 0\.00"):
+        Lognormal(np.exp(2.0) * 1000, 2.0, high=9)
+
+
+def test_lengths_at_their_limits() -> None:
+    assert Fixed(2**40).tokens == 2**40
+    with pytest.raises(InputError, match=r"tokens=1\.09951e\+12: must be from 1 to 2\^40 tokens"):
+        Fixed(2**40 + 1)
+    assert Uniform(4, 4).draw(2, stream(0, "x")).tolist() == [4, 4]
+    assert Lognormal(40.0, 0.0, low=40, high=40).draw(2, stream(0, "x")).tolist() == [40, 40]
+    assert Lognormal(10.0, 10.0).sigma == 10.0
+    with pytest.raises(InputError, match=r"sigma=10\.1: must be from 0 to 10"):
+        Lognormal(10.0, 10.1)
+    assert Zipf(1.0, 5, 10_000_005).high == 10_000_005
+    with pytest.raises(InputError, match="high=10000006: must be at most 10 million above low=5"):
+        Zipf(1.0, 5, 10_000_006)
+    with pytest.raises(InputError, match="prompt_to_output=inf"):
+        Split(Fixed(3), float("inf"))
+
+
+def test_bands_hold_equal_shares_and_whole_tokens() -> None:
+    """Three bands of outputs: 1, 10 and 100 tokens for the shortest, middle and longest third of the prompts."""
+    bands = tuple(Quantiles((0, 1), (value, value)) for value in (1.0, 10.0, 100.0))
+    prompt, output = Banded(Quantiles((0, 1), (1, 1000)), bands).sample(N, stream(0, "x"))
+    thirds = [prompt[output == value] for value in (1, 10, 100)]
+    assert [len(third) / N for third in thirds] == pytest.approx([1 / 3] * 3, abs=0.01)
+    assert [third.max() for third in thirds] == pytest.approx([10, 100, 1000], abs=1)
+    assert Banded(Quantiles((0, 1), (0.1, 0.1)), bands[:1]).sample(1, stream(0, "x"))[0].tolist() == [1]
+    assert Banded(Quantiles((0, 1), (2.6, 2.6)), bands[:1]).sample(1, stream(0, "x"))[0].tolist() == [3]

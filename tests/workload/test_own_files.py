@@ -166,3 +166,51 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         save(Workload.from_columns(prompt_tokens=[2], output_tokens=np.array([1])), path)
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_lines_hold_what_is_not_the_default(tmp_path: Path) -> None:
+    made = Workload.from_columns(
+        arrival=[0.0, 1.5, 2.0],
+        prompt_tokens=[9, 8, 7],
+        output_tokens=[1, 2, 3],
+        max_tokens=[1, 5, 3],
+        priority=[0, 2, 0],
+        session=[4, -1, 4],
+        think_time=[0.0, 0.0, 2.5],
+        hash_ids=[[7], [], [7, 9]],
+        hash_block_size=4,
+        max_concurrency=6,
+        name="mine",
+    )
+    save(made, tmp_path / "w.jsonl")
+    assert (tmp_path / "w.jsonl").read_text().splitlines() == [
+        '{"schema_version": 1, "name": "mine", "max_concurrency": 6, "hash_block_size": 4}',
+        '{"arrival": 0.0, "prompt_tokens": 9, "output_tokens": 1, "session": 4, "hash_ids": [7]}',
+        '{"arrival": 1.5, "prompt_tokens": 8, "output_tokens": 2, "max_tokens": 5, "priority": 2, "hash_ids": []}',
+        '{"prompt_tokens": 7, "output_tokens": 3, "session": 4, "think_time": 2.5, "hash_ids": [7, 9]}',
+    ]
+    save(Workload.from_columns(prompt_tokens=1, output_tokens=[1]), tmp_path / "plain.txt")
+    assert (tmp_path / "plain.txt").read_text().splitlines() == [
+        '{"schema_version": 1, "name": "workload"}',
+        '{"arrival": 0.0, "prompt_tokens": 1, "output_tokens": 1}',
+    ]
+
+
+def test_the_name_of_a_file_says_its_kind(tmp_path: Path) -> None:
+    made = Workload.from_columns(prompt_tokens=[1, 2], output_tokens=1)
+    for name, kind in (("w.parquet", b"PAR1"), ("w.jsonl", b'{"sc'), ("w", b'{"sc')):
+        save(made, tmp_path / name)
+        assert (tmp_path / name).read_bytes()[:4] == kind
+
+
+def test_blocks_of_a_part_of_a_parquet_file_are_those_of_its_rows(tmp_path: Path) -> None:
+    """Arrow keeps the offsets of a slice as they were."""
+    ids = pa.array([[1, 2], [3], [4, 5]]).slice(1)
+    columns = {"prompt_tokens": [8, 8], "output_tokens": [1, 1], "arrival": [0, 1], "hash_ids": ids}
+    pq.write_table(pa.table({**columns, "hash_block_size": [4, 4]}), tmp_path / "w.parquet")
+    found = load_trace(tmp_path / "w.parquet")
+    assert found.hash_ids is not None
+    assert (found.hash_ids[0].tolist(), found.hash_ids[1].tolist()) == ([0, 1, 3], [3, 4, 5])
+    pq.write_table(pa.table({**columns, "hash_block_size": [4, 8]}), tmp_path / "w.parquet")
+    with pytest.raises(InputError, match=r"hash_block_size: \[4, 8\]: must be one whole number"):
+        load_trace(tmp_path / "w.parquet")

@@ -10,6 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.workload import (
     AllAtOnce,
     Both,
+    Constant,
     Fixed,
     Lognormal,
     Poisson,
@@ -94,3 +95,41 @@ def test_single_turn_sessions_without_system_prompt_share_nothing() -> None:
 def test_impossible_settings_are_refused(make: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_two_sessions_of_two_turns_by_hand() -> None:
+    """Forty tokens of system prompt, messages of 10, answers of 14: prompts of 50 and 74 tokens in blocks of 16, of
+    which the first two are the system prompt's."""
+    made = sessions(Constant(0.5), Both(Fixed(10), Fixed(14)), 2, turns=2, system_tokens=40, max_concurrency=7)
+    assert made.arrival[:2].tolist() == [0.0, 2.0]
+    assert np.isnan(made.arrival[2:]).all()
+    assert made.prompt_tokens.tolist() == [50, 50, 74, 74]
+    assert made.session.tolist() == [0, 1, 0, 1]
+    assert blocks(made) == [[0, 1, 4], [0, 1, 8], [0, 1, 4, 5], [0, 1, 8, 9]]
+    assert (made.hash_block_size, made.max_concurrency, made.name) == (16, 7, "sessions")
+    assert made.think_time[:2].tolist() == [0.0, 0.0]
+    assert (made.think_time[2:] > 0).all()
+
+
+def test_prefixes_by_hand() -> None:
+    """Two prefixes of 32 tokens, suffixes of 20: three blocks each, the last of their own."""
+    made = prefix_repetition(AllAtOnce(), Both(Fixed(20), Fixed(3)), 4, num_prefixes=2, prefix_tokens=32)
+    assert made.prompt_tokens.tolist() == [52] * 4
+    ids = blocks(made)
+    assert sorted(row[:2] for row in ids) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert [row[2] for row in ids] == [4 + 2, 4 + 3 + 2, 4 + 6 + 2, 4 + 9 + 2]
+    assert (made.hash_block_size, made.max_concurrency, made.name) == (16, 0, "prefix_repetition")
+    other = prefix_repetition(AllAtOnce(), Both(Fixed(20), Fixed(3)), 40, 1, num_prefixes=2, prefix_tokens=32)
+    same = prefix_repetition(AllAtOnce(), Both(Fixed(20), Fixed(3)), 40, 2, num_prefixes=2, prefix_tokens=32)
+    assert [row[0] for row in blocks(other)] != [row[0] for row in blocks(same)]
+
+
+def test_what_is_not_said_of_prompts() -> None:
+    """Ten prefixes of 256 tokens; four turns, ten seconds apart, without a system prompt."""
+    made = prefix_repetition(AllAtOnce(), Both(Fixed(16), Fixed(3)), 30)
+    assert len({row[0] for row in blocks(made)}) == 10
+    assert set(made.prompt_tokens.tolist()) == {272}
+    talk = sessions(AllAtOnce(), Both(Fixed(16), Fixed(16)), 2_000)
+    assert describe(talk)["turns_per_session"] == 4.0
+    assert describe(talk)["mean_think_time"] == pytest.approx(10.0, rel=0.05)
+    assert talk.prompt_tokens[:2].tolist() == [16, 16]

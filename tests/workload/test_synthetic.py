@@ -4,8 +4,19 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.workload import AllAtOnce, Both, Fixed, Lognormal, Poisson, Uniform, generate
-from windtunnel.workload.synthetic import stream
+from windtunnel.workload import (
+    AllAtOnce,
+    Both,
+    Fixed,
+    Lognormal,
+    Poisson,
+    Uniform,
+    builtin,
+    generate,
+    prefix_repetition,
+    sessions,
+)
+from windtunnel.workload.synthetic import check_count, stream
 
 LENGTHS = Both(Uniform(1, 100), Lognormal(50, 0.5))
 
@@ -48,3 +59,22 @@ def test_a_closed_loop_is_a_setting_of_the_workload() -> None:
 def test_impossible_settings_are_refused(count: int, seed: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         generate(Poisson(1.0), LENGTHS, count, seed)
+
+
+def test_without_a_seed_it_is_zero_and_the_loop_open() -> None:
+    for made, same in (
+        (generate(Poisson(2.0), LENGTHS, 50), generate(Poisson(2.0), LENGTHS, 50, 0)),
+        (prefix_repetition(Poisson(2.0), LENGTHS, 50), prefix_repetition(Poisson(2.0), LENGTHS, 50, 0)),
+        (sessions(Poisson(2.0), LENGTHS, 50), sessions(Poisson(2.0), LENGTHS, 50, 0)),
+        (builtin("azure-conv", num_requests=50), builtin("azure-conv", num_requests=50, seed=0)),
+    ):
+        assert made.equals(same)
+        assert made.max_concurrency == 0
+    assert generate(Poisson(2.0), LENGTHS, 5).name == "synthetic"
+
+
+def test_more_requests_than_fit_into_memory_are_refused() -> None:
+    check_count("num_prompts", 50_000_000)
+    check_count("num_prompts", 1)
+    with pytest.raises(InputError, match="num_prompts=50000001: must be ≤ 50,000,000: more do not fit into memory"):
+        check_count("num_prompts", 50_000_001)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.workload import AllAtOnce, Constant, Poisson, load_trace
+from windtunnel.workload.csv_traces import wall_clock
+from windtunnel.workload.json_traces import shorten
 from windtunnel.workload.synthetic import stream
 from windtunnel.workload.traces import spread
 
@@ -347,3 +349,90 @@ def test_our_own_names_and_other_delimiters_need_no_names(tmp_path: Path) -> Non
 def test_names_of_columns_that_cannot_be(tmp_path: Path, names: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_trace(write(tmp_path, GATEWAY), columns=names)
+
+
+def test_ties_are_spread_over_the_tick_or_to_the_next_time() -> None:
+    """A thousand at 0 and at 2, and one at 2.5: over one second, half a second, and one second."""
+    arrival = np.array([0.0] * 1000 + [2.0] * 1000 + [2.5])
+    moved = spread(arrival, 1.0, stream(0, "jitter"))
+    first, second = moved[:1000], moved[1000:2000]
+    assert (first.mean(), first.max()) == pytest.approx((0.5, 1.0), abs=0.03)
+    assert (second.mean(), second.max()) == pytest.approx((2.25, 2.5), abs=0.02)
+    assert 2.5 < moved[-1] < 3.5
+    with pytest.raises(InputError, match="jitter=0: must be seconds > 0, or 0 for none"):
+        spread(arrival, 0.0, stream(0, "jitter"))
+
+
+def test_files_without_anything_special_are_read_as_they_are(tmp_path: Path) -> None:
+    """No jitter, nothing dropped, nothing sorted, an open loop, seed 0."""
+    path = write(tmp_path, VIDUR + "0,1,1\n0,2,1\n3,3,1\n")
+    found = load_trace(path)
+    assert found.arrival.tolist() == [0, 0, 3]
+    assert (found.max_concurrency, found.hash_block_size, found.notes, found.name) == (0, 0, (), path.stem)
+    drawn = load_trace(path, arrivals=Poisson(1.0))
+    assert drawn.arrival.tolist() == Poisson(1.0).times(3, stream(0, "arrivals")).tolist()
+
+
+def test_an_origin_is_told_where_it_is_not_the_beginning(tmp_path: Path) -> None:
+    late = load_trace(write(tmp_path, VIDUR + "10.5,1,1\n12,2,1\n"))
+    assert late.notes == ("times count from the first request, 10.5 s into the trace",)
+    assert late.arrival.tolist() == [0.0, 1.5]
+
+
+HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+def test_failed_requests_of_burstgpt_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = "5,ChatGPT,472,18,490,Conversation log\n6,ChatGPT,30,0,30,API log\n9,GPT-4,7,8,15,API log\n"
+    found = load_trace(write(tmp_path, HEADER + rows))
+    assert (found.arrival.tolist(), found.prompt_tokens.tolist()) == ([0, 4], [472, 7])
+    assert found.notes == (
+        "1 of 3 rows left out: 0 response tokens mean that the request failed",
+        "times count from the first request, 5 s into the trace",
+    )
+    assert load_trace(write(tmp_path, HEADER + "0,ChatGPT,472,18,490,API log\n")).notes == ()
+    with pytest.raises(InputError, match="every row has 0 response tokens"):
+        load_trace(write(tmp_path, HEADER + "5,ChatGPT,472,0,472,API log\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"), [(b"x" * 40, repr("x" * 40)), (b"x" * 41, repr("x" * 40 + "…")), (b"", "''")]
+)
+def test_long_lines_are_shown_by_their_beginning(line: bytes, shown: str) -> None:
+    assert shorten(line) == shown
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="column 'a': stands twice in the header: rename one"):
+        load_trace(write(tmp_path, "a,b,a\n1,2,3\n"), columns={"prompt_tokens": "b", "output_tokens": "a"})
+
+
+@pytest.mark.parametrize(
+    ("moment", "seconds"),
+    [
+        ("2023-11-16 18:17:04", 1.0),
+        ("2023-11-16 18:17:03.5", 0.5),
+        ("2023-11-16T18:17:03.000000001Z", 1e-9),
+        ("2023-11-17 18:17:03.25+00:00", 86_400.25),
+    ],
+)
+def test_times_of_day_by_hand(moment: str, seconds: float) -> None:
+    assert wall_clock([b"2023-11-16 18:17:03", moment.encode()]).tolist() == pytest.approx([0.0, seconds], abs=1e-12)
+
+
+@pytest.mark.parametrize("moment", ["2023-11-16 18:17", "2023-11-16 18:17:03,5", "2023-11-16 18:17:03.5x", "18:17:03"])
+def test_what_is_no_time_of_day_is_named(moment: str) -> None:
+    with pytest.raises(InputError, match=f"row 2: TIMESTAMP='{moment}': must be a time such as"):
+        wall_clock([b"2023-11-16 18:17:03", moment.encode()])
+
+
+def test_blocks_tell_mooncake_from_timed_traces_only_if_all_do(tmp_path: Path) -> None:
+    """600 tokens are 2 blocks of 512 and 38 of 16; one prompt of 16 tokens and one block fits both."""
+    both: dict[str, object] = {"timestamp": 0, "input_length": 16, "output_length": 1, "hash_ids": [0]}
+    more: dict[str, object] = {"timestamp": 1000, "input_length": 600, "output_length": 1}
+    mooncake = load_trace(write(tmp_path, timed([both, {**more, "hash_ids": [0, 1]}]), "m.jsonl"))
+    assert (mooncake.arrival.tolist(), mooncake.hash_block_size) == ([0, 1], 512)
+    seconds = load_trace(write(tmp_path, timed([both, {**more, "hash_ids": list(range(38))}]), "t.jsonl"))
+    assert (seconds.arrival.tolist(), seconds.hash_block_size) == ([0, 1000], 16)
+    with pytest.raises(InputError, match="may be ms"):
+        load_trace(write(tmp_path, timed([both, {**more, "hash_ids": [0, 1, 2]}]), "x.jsonl"))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -111,3 +113,53 @@ def test_copies_follow_each_other_by_one_mean_gap() -> None:
     gap = 3.0 + 1 / load.request_rate
     assert twice.arrival.tolist() == pytest.approx([0.0, 1.0, 3.0, gap, gap + 1.0, gap + 3.0])
     assert scale_time(load, 0.5).arrival.tolist() == [0.0, 0.5, 1.5]
+
+
+def test_the_rate_that_was_asked_for_scales_with_time() -> None:
+    asked = replace(three(), asked_rate=3.0, burstiness=0.5)
+    assert scale_time(asked, 0.5).asked_rate == 6.0
+    assert at_rate(asked, 1.0).asked_rate == pytest.approx(3.0 / asked.request_rate)
+    at_once = at_rate(asked, float("inf"))
+    assert (at_once.asked_rate, at_once.arrival.tolist()) == (0.0, [0, 0, 0])
+
+
+def test_copies_of_what_comes_at_once_come_at_once() -> None:
+    load = Workload.from_columns(prompt_tokens=[1, 2], output_tokens=1, max_concurrency=3, name="two", notes=["as is"])
+    twice = repeat(load, 2)
+    assert twice.arrival.tolist() == [0, 0, 0, 0]
+    assert twice.prompt_tokens.tolist() == [1, 2, 1, 2]
+    assert (twice.max_concurrency, twice.name, twice.notes) == (3, "two", ("as is",))
+    assert repeat(load, 1) is load
+
+
+def test_numbers_too_large_to_go_on_are_given_anew() -> None:
+    """Ids of 2^62 and 2^62 + 9: a third copy would end beyond 2^63 only if the span were that large."""
+    large = 2**62
+    near = Workload.from_columns(
+        prompt_tokens=[4, 4], output_tokens=1, hash_ids=[[large], [large + 9]], hash_block_size=4
+    )
+    found = repeat(near, 3).hash_ids
+    assert found is not None
+    assert (found[1] - large).tolist() == [0, 9, 10, 19, 20, 29]
+    far = Workload.from_columns(prompt_tokens=[4, 4], output_tokens=1, hash_ids=[[-large], [large]], hash_block_size=4)
+    found = repeat(far, 2).hash_ids
+    assert found is not None
+    assert found[1].tolist() == [0, 1, 2, 3]
+    assert found[0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("last", "renumbered"), [(2**63 - 1 - 2, False), (2**63 - 1 - 1, True)])
+def test_the_largest_number_is_reached_and_not_passed(last: int, renumbered: bool) -> None:
+    load = Workload.from_columns(
+        prompt_tokens=[4, 4], output_tokens=1, hash_ids=[[last - 1], [last]], hash_block_size=4
+    )
+    found = repeat(load, 2).hash_ids
+    assert found is not None
+    assert found[1].tolist() == ([0, 1, 2, 3] if renumbered else [last - 1, last, last + 1, last + 2])
+
+
+def test_a_head_as_long_as_the_load_is_the_load() -> None:
+    load = three()
+    assert head(load, 3) is load
+    assert head(load, 2).prompt_tokens.tolist() == [1, 2]
+    assert head(load, 1).prompt_tokens.tolist() == [1]

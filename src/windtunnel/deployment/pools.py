@@ -44,8 +44,6 @@ class Pool:
             raise InputError(f"replicas={self.replicas}: must be ≤ {MOST_REPLICAS:,}, the most that are simulated")
         if self.role not in ROLES:
             raise unknown("role", self.role, ROLES)
-        if self.stores and self.role == "decode":
-            raise InputError("stores in a decode pool: not simulated, its KV comes over the link: give them to prefill")
         object.__setattr__(self, "engine", resolve_engine(self.engine, self.model, self.device))
         object.__setattr__(self, "model", effective_model(self.model, self.device, self.engine))
 
@@ -170,8 +168,6 @@ class Deployment:
 
     def _require_elastic(self) -> None:
         """Raise InputError where replicas or the link cannot come and go."""
-        if len(self.pools) > 1 and not self.apart:
-            raise InputError("autoscale, fail: simulated for one pool of mixed replicas; leave them out")
         scaled = [self._pool(scaling.pool, "autoscale") for scaling in self._scalings]
         for pool, scaling in zip(scaled, self._scalings, strict=True):
             if scaled.count(pool) > 1:

@@ -40,6 +40,11 @@ class Store:
     """Write a chunk only after it has been looked for so often (vLLM's ``store_threshold``); 0: at once."""
     shared_by: Sharing | None = None
     """Who finds what one wrote: the ranks of a replica (host, disk), a pool, or the deployment (shared)."""
+    generated: bool = False
+    """Write what is generated, too, and not prompts alone (vLLM's ``offload_prompt_only=false``; the
+    ``save_decode_cache`` of LMCache and Mooncake Store)."""
+    pool: str = ""
+    """The pool behind which it stands, by its name, or ``all``; without it all that compute prompts."""
 
     def __post_init__(self) -> None:
         require_words(self, " of a store")
@@ -53,6 +58,10 @@ class Store:
                 raise InputError(f"store {self.tier}: {name}={getattr(self, name)}: must be ≥ 0")
         if self.tier == "disk" and not (self.read and self.write):
             raise InputError("store disk: read and write are not known: give bytes/s, e.g. read=7e9 write=5e9")
+
+    def stands_behind(self, name: str, role: str) -> bool:
+        """Whether it belongs to a pool of this name and role."""
+        return self.pool in (name, "all") if self.pool else role != "decode"
 
     def tier_for(self, engine: Engine, device: Device, token_bytes: float) -> Tier:
         """The store as the schedulers of a resolved engine see it; ``token_bytes`` of KV for a token, over all GPUs of
@@ -81,6 +90,7 @@ class Store:
             shared_by=self.shared_by or ("deployment" if self.tier == "shared" else "replica"),
             eviction=self.eviction,
             write_after=self.write_after,
+            generated=self.generated,
         )
 
     def spec(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Policy: what a scheduler is, as data. ``reference`` runs it object by object, ``core`` runs it compiled."""
 
 from windtunnel.policy.named import PRESETS, scheduler
+from windtunnel.policy.own import Own
 from windtunnel.policy.settings import Limits, Settings, can_ever_run, generated
 from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.unified import Policy
@@ -11,6 +12,7 @@ from windtunnel.policy.whole_batches import WholeBatches
 __all__ = [
     "PRESETS",
     "Limits",
+    "Own",
     "Policy",
     "Settings",
     "Sglang",

@@ -68,8 +68,6 @@ class Settings:
     Here stand the answers of a plain scheduler; the frozen dataclasses of this room give those that differ.
     """
 
-    unused_blocks: ClassVar[int] = 1
-    """Blocks of the cache that are never handed out: vLLM's block 0."""
     follows: ClassVar[frozenset[str]] = frozenset()
     """Arguments of an engine that the scheduler obeys where the engine names no other; see ``with_flags``."""
     leaves_async_to_engine: ClassVar[bool] = False
@@ -82,6 +80,11 @@ class Settings:
     """Why it takes no requests as they come, and what does; empty if it does."""
     counts_tokens_late: ClassVar[bool] = False
     """A step's tokens count when its successor is decided, not when it is decided itself."""
+
+    @property
+    def unused_blocks(self) -> int:
+        """Blocks of the cache that are never handed out: vLLM's block 0."""
+        return 1
 
     @property
     def chunked_prefill(self) -> bool:

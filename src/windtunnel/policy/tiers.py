@@ -26,6 +26,8 @@ class Tier:
     eviction: Eviction = "lru"
     write_after: int = 0
     """How often a chunk has to have been looked for before it is written; 0: every chunk is, once it is computed."""
+    generated: bool = False
+    """What is generated is written, too."""
 
 
 class TierUse(NamedTuple):

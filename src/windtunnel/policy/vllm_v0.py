@@ -23,7 +23,6 @@ class VllmV0(Settings):
     first, and pieces of prompts fill the rest of the budget. One that finds no block preempts the newest.
     """
 
-    unused_blocks: ClassVar[int] = 0
     follows: ClassVar[frozenset[str]] = frozenset(
         {"enable_chunked_prefill", "enable_prefix_caching", "scheduling_policy", "scheduler_reserve_full_isl"}
     )
@@ -55,6 +54,11 @@ class VllmV0(Settings):
     """How many of them may be long."""
     long_prefill_token_threshold: int = 0
     """A prompt with more tokens left is long; 0: 4 % of max_model_len, where several prompts share a step."""
+
+    @property
+    def unused_blocks(self) -> int:
+        """See Settings: it hands out all of them."""
+        return 0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:

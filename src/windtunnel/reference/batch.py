@@ -96,6 +96,9 @@ class StepScheduler(Protocol):
     def let_go(self, request: Request) -> None:
         """Free the blocks of a request that has ended and holds them."""
 
+    def settle(self) -> None:
+        """Its replica is no more: what it knows of its requests is to stand in them."""
+
     def schedule(self, now: float) -> Batch:
         """Decide the step that starts at ``now`` (s) or when the step in flight has ended; it may be empty."""
 

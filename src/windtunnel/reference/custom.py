@@ -1,18 +1,19 @@
 """A scheduler of your own: an object whose ``schedule`` says which request computes how many tokens in a step."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import filterfalse
 from pathlib import Path
 from traceback import extract_tb
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits
 from windtunnel.reference.batch import Batch, Scheduled
 from windtunnel.reference.request import Request
+from windtunnel.reference.staging import has_room
 from windtunnel.reference.steady import Seen, Steady
 
 EVICTIONS = 100
@@ -45,7 +46,19 @@ class PythonScheduler(Protocol):
         ``waiting`` is in order of arrival behind those that were evicted, ``running`` in order of admission. A
         request has ``num_tokens`` known tokens, of which ``num_computed_tokens`` are in the cache, and holds
         ``num_blocks`` of ``limits.num_blocks``. It is asked again when the step has ended, or when a request arrives
-        at an idle engine.
+        at an idle engine. Known are its tokens, and the one that the step in flight samples.
+
+        In a decode pool a request comes with its KV, and is in ``running`` at once: it is to decode.
+        """
+
+
+class Choosy(PythonScheduler, Protocol):
+    """One that has a word in what a decode pool takes; without ``takes`` that is the engine's rule alone."""
+
+    def takes(self, request: Request, running: Sequence[Request], limits: Limits) -> bool:
+        """Whether a request that is computed elsewhere may get memory here, where there is enough for what it brings.
+
+        Those behind it wait for it. ``running`` has those that have memory and wait for their KV, too.
         """
 
 
@@ -65,11 +78,14 @@ class Custom:
     def __init__(self, rules: PythonScheduler, limits: Limits) -> None:
         self.rules = rules
         self.limits = limits
+        self.most_running = limits.max_num_seqs
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         """In order of admission."""
         self.leaving: dict[Request, None] = {}
         """Requests whose last token is in flight."""
+        self.beside: dict[Request, None] = {}
+        """Requests that hold blocks and are no longer, or not yet, to be computed here: prefill and decode pools."""
         self.coming = 0
         self.used_blocks = 0
         self.now = 0.0
@@ -84,8 +100,17 @@ class Custom:
         self.before = 0.0
         """When the latest step with decodes ended (s)."""
 
-    def let_go(self, request: Request) -> None:
-        """Nothing is held for others."""
+    @property
+    def name(self) -> str:
+        """Of the scheduler, for messages."""
+        return type(self.rules).__name__
+
+    @property
+    def _free(self) -> int:
+        return self.limits.num_blocks - self.used_blocks
+
+    def _blocks(self, tokens: int) -> int:
+        return self.limits.blocks(min(tokens, self.limits.max_model_len))
 
     @property
     def num_waiting(self) -> int:
@@ -99,8 +124,50 @@ class Custom:
 
     def add(self, request: Request) -> None:
         """A request arrives."""
+        request.ahead = True
         self.waiting.append(request)
         self.held = False
+
+    # Requests that go to other replicas, or come from them.
+
+    def let_go(self, request: Request) -> None:
+        """Free the blocks of a request that is beside the others."""
+        self.beside.pop(request, None)
+        self._release(request)
+        self.held = False
+
+    def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
+        """See reference.staging: vLLM's rule, and the scheduler's own."""
+        others = self.num_running + staged
+        if self.waiting or not has_room(self._blocks, request, reserved, others, self._free):
+            return False
+        takes, limits = getattr(self.rules, "takes", None), self._less_than(self.leaving)
+        if takes is None or limits is None:
+            return takes is None
+        self.held = False
+        answer = self._asked(takes, request, (*self.running, *self.beside), limits)
+        if not isinstance(answer, bool):
+            raise self._error(f"takes returned {answer!r}: must be True or False")
+        return answer
+
+    def stage(self, request: Request) -> None:
+        """See reference.staging: all tokens but the last known one come with the request."""
+        request.ahead = True
+        request.num_computed_tokens = request.prefill_tokens = request.num_tokens - 1
+        self._allocate(request, 0)
+        self.beside[request] = None
+
+    def join(self, request: Request) -> None:
+        """See reference.staging."""
+        request.resumed = True
+        del self.beside[request]
+        self.running[request] = None
+        self.held = False
+
+    def settle(self) -> None:
+        """Write into the requests what steps made of them that were counted together."""
+        for request in list(self.steady.members):
+            self.steady.drop(request)
 
     def schedule(self, now: float) -> Batch:
         """Ask, check, and carry out; or go on with a decision that is held."""
@@ -110,32 +177,36 @@ class Custom:
             if self._decide(1):
                 self.held = bool(self.steady.members) and not self.waiting
             return batch
-        limits = self._limits()
+        limits = self._less_than(self.leaving, self.beside)
         if limits is None:
             return Batch()
         self.held = False
-        decision = self._ask(now, limits)
+        decision = self._decision(now, limits)
         for request in reversed(decision.evict):
             self._evict(request)
         batch = self._carry_out(decision)
         self._hold(decision, batch)
         return batch
 
-    def _ask(self, now: float, limits: Limits) -> Decision:
+    def _decision(self, now: float, limits: Limits) -> Decision:
         """What the rules decide, if it names requests."""
         waiting = tuple(self.waiting)
         if self.unseen:
             waiting = tuple(request for request in waiting if not request.num_stale_tokens)
-        try:
-            decision = self.rules.schedule(now, waiting, tuple(self.running), limits)
-        except (Exception, SystemExit) as error:
-            place = extract_tb(error.__traceback__)[-1]
-            where = f"{Path(place.filename).name}, line {place.lineno}"
-            raise self._error(f"{type(error).__name__}: {error} ({where})") from error
+        decision = self._asked(self.rules.schedule, now, waiting, tuple(self.running), limits)
         if not isinstance(decision, Decision):
             raise self._error(f"schedule returned {type(decision).__name__}: must be a Decision")
         self._check_kinds(decision)
         return decision
+
+    def _asked(self, rule: Callable[..., Any], *known: Any) -> Any:
+        """What a method of the scheduler says. Raises InputError with the place where it raises something."""
+        try:
+            return rule(*known)
+        except (Exception, SystemExit) as error:
+            place = extract_tb(error.__traceback__)[-1]
+            where = f"{Path(place.filename).name}, line {place.lineno}"
+            raise self._error(f"{type(error).__name__}: {error} ({where})") from error
 
     def _check_kinds(self, decision: Decision) -> None:
         if not isinstance(decision.tokens, Mapping) or not isinstance(decision.evict, Sequence):
@@ -194,12 +265,12 @@ class Custom:
             self._leave(request)
         return bool(last)
 
-    def _limits(self) -> Limits | None:
-        """What requests that are not leaving may use; None: nothing."""
-        if not self.leaving:
-            return self.limits
-        blocks = self.limits.num_blocks - sum(request.num_blocks for request in self.leaving)
+    def _less_than(self, leaving: Iterable[Request], beside: Iterable[Request] = ()) -> Limits | None:
+        """The limits less the seats of those that are leaving, and the blocks of all these; None: nothing is left."""
         seats = self.limits.max_num_seqs - len(self.leaving)
+        blocks = self.limits.num_blocks - sum([request.num_blocks for request in (*leaving, *beside)])
+        if blocks == self.limits.num_blocks and not self.leaving:
+            return self.limits
         return _less(self.limits, blocks, seats) if blocks and seats else None
 
     def _evict(self, request: Request) -> None:
@@ -303,11 +374,10 @@ class Custom:
 
     def _allocate(self, request: Request, tokens: int) -> None:
         wanted = self.limits.blocks(request.num_computed_tokens + tokens) - request.num_blocks
-        free = self.limits.num_blocks - self.used_blocks
-        if wanted > free:
+        if wanted > self._free:
             raise self._error(
-                f"num_blocks={self.limits.num_blocks}: request {request.id} needs {wanted} more and {free} are free; "
-                "evict a request, or schedule fewer tokens"
+                f"num_blocks={self.limits.num_blocks}: request {request.id} needs {wanted} more and {self._free} are "
+                "free; evict a request, or schedule fewer tokens"
             )
         request.num_blocks += wanted
         self.used_blocks += wanted
@@ -353,7 +423,7 @@ class Custom:
                 request.num_stale_tokens = max(request.num_stale_tokens - tokens, 0)
                 self.unseen -= request.num_stale_tokens == 0
                 self.held = False
-            if decodes and request.finished:
+            if decodes and (request.finished or request.resumed):
                 batch.discarded += 1
             elif decodes and request.last_token < self.before:
                 paused.append((request.last_token, time, request.id))
@@ -376,9 +446,12 @@ class Custom:
         for place in (self.running, self.leaving):
             if request in place:
                 del place[request]
-                self._release(request)
+                if request.holds:
+                    self.beside[request] = None
+                else:
+                    self._release(request)
                 return
         self.waiting.remove(request)
 
     def _error(self, text: str) -> InputError:
-        return InputError(f"{type(self.rules).__name__} at {self.now:.6g} s: {text}")
+        return InputError(f"{self.name} at {self.now:.6g} s: {text}")

@@ -69,6 +69,16 @@ class Rank(Group):
         self.journal.append(Step(0, first, ends[-1], batch, used, waiting, done))
         return ends[0]
 
+    def ended(self, time: float) -> list[Step]:
+        """See Group: of equal steps the last ones may be in flight."""
+        found, flying = [], sum(step.end > time for step in self.in_flight)
+        for step in reversed(self.journal):
+            lost = min(step.steps, flying)
+            flying -= lost
+            if lost < step.steps:
+                found.append(step._replace(steps=step.steps - lost, end=min(step.end, time)))
+        return found[::-1]
+
     def _durations(self, batch: Batch) -> Iterator[float]:
         """Seconds of step after step of these decodes."""
         if batch.decoding != self.following:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
+from windtunnel.policy.scaling import Lives
 from windtunnel.reference.link import Wires
 from windtunnel.reference.loop import (
     ASK_AGAIN,
@@ -70,6 +71,8 @@ class Crossing:
     link: Link = field(default_factory=Link)
     rules: Handover = field(default_factory=Handover)
     work: list[float] = field(default_factory=list)
+    contents: list[tuple[int, ...]] = field(default_factory=list)
+    """What each request is, prompt and answer, where decode replicas have stores for it."""
 
 
 class Apart(Loop):
@@ -90,7 +93,7 @@ class Apart(Loop):
         crossing: Crossing,
         clients: tuple[Any, ...] = (),
     ) -> None:
-        self.rules = crossing.rules
+        self.rules, self.crossing = crossing.rules, crossing
         self.prompts: dict[int, tuple[Group | Pipeline, int]] = {}
         self.sent: dict[int, list[tuple[Request, int]]] = {}
         """Prompts of each group, and their ranks there, whose blocks are free at its next decision."""
@@ -101,6 +104,8 @@ class Apart(Loop):
         self.groups += [group for replica in decode for group in replica.groups]
         self.given, self.whole, self.work = requests, requests[:], crossing.work or [0.0] * len(requests)
         self.passages = [Passage() for _ in requests]
+        self.moved: list[tuple[int, int]] = []
+        """(Request, tokens of its prompt) of every transfer that came through."""
         self.decodes: dict[int, Request] = {}
         self.wires = Wires(crossing.link, self._announcer(LEAVES_NIC), self._announcer(TRANSFER_END))
         self.staging = [
@@ -130,6 +135,15 @@ class Apart(Loop):
         prompt, rest, passage = self.prefills[request], self.decodes.get(request), self.passages[request]
         return [Attempt(prompt, rest, passage, self.prompts.get(request), self.goes(request), self.stays(request))]
 
+    @property
+    def former(self) -> list[tuple[Group | Pipeline, Group | Pipeline]]:
+        """(A group that is no more, what took its place)."""
+        return []
+
+    def account(self) -> Lives | None:
+        """What became of the replicas and their requests, where these come and go."""
+        return None
+
     # What happens.
 
     def _route(self, stage: Stage, request: Request, time: float) -> None:
@@ -153,7 +167,8 @@ class Apart(Loop):
     def _prefill_there(self, request: int, time: float) -> None:
         """A decode replica computes the prompt, too."""
         arrival = self.prefills[request].arrival
-        self.decodes[request] = one = replace(self.whole[request], arrival=arrival, tokens=(), stalls=[])
+        contents = self.crossing.contents[request] if self.crossing.contents else ()
+        self.decodes[request] = one = replace(self.whole[request], arrival=arrival, tokens=contents, stalls=[])
         group, rank = self._choose_decode(one)
         group.schedulers[rank].add(one)
         if group.has_place:
@@ -217,7 +232,8 @@ class Apart(Loop):
             generated=1,
             first_token=self.prefills[request].first_token,
             last_token=self.prefills[request].last_token,
-            tokens=(),
+            tokens=self.crossing.contents[request] if self.crossing.contents else (),
+            computed_again=again,
             stalls=[],
         )
         self.decodes[request], passage = one, self.passages[request]
@@ -241,6 +257,7 @@ class Apart(Loop):
         """The KV of a request is with its decode replica; the prefill replica lets go of it."""
         passage = self.passages[request]
         passage.transfer_end = time
+        self.moved.append((request, self.whole[request].prompt_tokens))
         self._let_go(request, time)
         self._staging_of(passage).ready.append(self.decodes[request])
         if self.groups[passage.group].has_place:
@@ -337,11 +354,17 @@ class Apart(Loop):
                 self._give_memory(lane, time)
         if group.in_flight and who not in self.ending:
             self.ending.add(who)
-            heappush(self.events, (group.in_flight[0].end, BATCH_END, who))
+            heappush(self.events, (self._first_end(group, lanes), BATCH_END, who))
         if scheduled or (not group.in_flight and any(batch.preempted for batch in batches)):
             self._wake(who, time)
         elif not group.in_flight and group.ask_again < inf:
             heappush(self.events, (group.ask_again, ASK_AGAIN, who))
+
+    def _first_end(self, group: Group, lanes: list[Staging]) -> float:
+        """When a step ends after which something else may happen than another one like it."""
+        if len(group.in_flight) < group.depth or any(lane.asking or lane.ready for lane in lanes):
+            return group.in_flight[0].end
+        return group.goes_on(self.events[0][0] if self.events else inf)
 
     def _give_memory(self, lane: Staging, time: float) -> None:
         for request in lane.give_memory():
@@ -351,6 +374,7 @@ class Apart(Loop):
                 self._find_gone(request, lane, time)
             elif self.rules.transfer == "none":
                 passage.transfer_start = passage.transfer_end = time
+                self.moved.append((request.id, self.whole[request.id].prompt_tokens))
                 lane.ready.append(request)
             elif self._gated:
                 heappush(self.events, (time, HANDED, request.id))

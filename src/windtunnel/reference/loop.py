@@ -82,24 +82,29 @@ class Balancer:
         return 4 * waiting + running
 
 
-Router = Callable[[list[Replica], Balancer, int, Request], int]
-"""(replicas, balancer, how many requests were routed before, the request) → index of the replica."""
+Router = Callable[[list[Replica], Sequence[int], Balancer, int, Request], int]
+"""(Replicas, the numbers of those that take requests, balancer, how many requests were routed before, the request) →
+the number of its replica."""
 
 
-def round_robin(replicas: list[Replica], _: Balancer, count: int, __: Request) -> int:
+def round_robin(_: list[Replica], there: Sequence[int], __: Balancer, count: int, ___: Request) -> int:
     """Replicas in turn."""
-    return count % len(replicas)
+    return there[count % len(there)]
+
+
+def drawn(uniforms: list[float], count: int) -> float:
+    """The number in [0, 1) of a request, one after the other; from the first again for requests that go elsewhere."""
+    return uniforms[count % len(uniforms)]
 
 
 def random_choice(uniforms: list[float]) -> Router:
     """A router that draws; ``uniforms`` has one number in [0, 1) for each request."""
-    return lambda replicas, _, count, __: int(uniforms[count] * len(replicas))
+    return lambda _, there, __, count, ___: there[int(drawn(uniforms, count) * len(there))]
 
 
-def least_outstanding(replicas: list[Replica], _: Balancer, __: int, ___: Request) -> int:
+def least_outstanding(replicas: list[Replica], there: Sequence[int], _: Balancer, __: int, ___: Request) -> int:
     """The replica with the fewest requests queued and running, the first of equals."""
-
-    return min(range(len(replicas)), key=lambda j: outstanding(replicas[j]))
+    return min(there, key=lambda j: outstanding(replicas[j]))
 
 
 def outstanding(replica: Replica) -> int:
@@ -111,19 +116,15 @@ def outstanding(replica: Replica) -> int:
 def lowest_route_score(score: Callable[[int, int, int, float], float]) -> Router:
     """A router that asks a function of (replica, outstanding, prompt_tokens, arrival); the lowest gets the request."""
 
-    def choose(replicas: list[Replica], _: Balancer, __: int, request: Request) -> int:
-        return min(
-            range(len(replicas)),
-            key=lambda j: score(j, outstanding(replicas[j]), request.prompt_tokens, request.arrival),
-        )
+    def choose(replicas: list[Replica], there: Sequence[int], _: Balancer, __: int, request: Request) -> int:
+        return min(there, key=lambda j: score(j, outstanding(replicas[j]), request.prompt_tokens, request.arrival))
 
     return choose
 
 
-def vllm_dp(replicas: list[Replica], balancer: Balancer, _: int, __: Request) -> int:
+def vllm_dp(replicas: list[Replica], there: Sequence[int], balancer: Balancer, _: int, __: Request) -> int:
     """The replica with the lowest sum of its ranks' scores, the first of equals."""
-    ranks = [range(len(replica.ranks)) for replica in replicas]
-    return min(range(len(replicas)), key=lambda j: sum(balancer.score(j, i) for i in ranks[j]))
+    return min(there, key=lambda j: sum(balancer.score(j, i) for i in range(len(replicas[j].ranks))))
 
 
 class Stage:
@@ -143,11 +144,8 @@ class Stage:
 
     def choose(self, request: Request) -> tuple[int, Group | Pipeline, int]:
         """The replica for a request, its group, and the rank there."""
-        if self.open is None:
-            j = self.router(self.replicas, self.balancer, self.routed, request)
-        else:
-            some = [self.replicas[i] for i in self.open]
-            j = self.open[self.router(some, self.balancer, self.routed, request)]
+        there = range(len(self.replicas)) if self.open is None else self.open
+        j = self.router(self.replicas, there, self.balancer, self.routed, request)
         self.routed += 1
         if request.refused:
             return j, self.replicas[j].groups[0], 0

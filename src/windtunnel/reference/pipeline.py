@@ -140,6 +140,10 @@ class Pipeline:
             if isnan(part.request.scheduled):
                 part.request.scheduled = start
 
+    def ended(self, time: float) -> list[Step]:
+        """See Group."""
+        return [step for step in self.journal if step.end <= time]
+
     def arrive(self) -> list[Request]:
         """The oldest step in flight has ended; the requests that are finished by it."""
         step = self.in_flight.popleft()

@@ -144,6 +144,10 @@ class Group:
                 if not part.decodes and isnan(part.request.scheduled):
                     part.request.scheduled = start
 
+    def ended(self, time: float) -> list[Step]:
+        """The steps that have ended when its replica fails."""
+        return [step for step in self.journal if step.end <= time]
+
     def arrive(self) -> list[Request]:
         """The oldest step in flight has ended; the requests that are finished by it."""
         step = self.in_flight.popleft()

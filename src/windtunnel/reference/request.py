@@ -25,6 +25,10 @@ class Request:
     """Contents from the first token of the prompt on: equal numbers are equal tokens. What is not given here, such as
     generated tokens, is like no other request's."""
 
+    computed_again: int = 0
+    """Last tokens of its prompt that count as generated, because a decode replica computes them again."""
+    ahead: bool = False
+    """A token that is being sampled counts as known: so a scheduler in Python sees it."""
     generated: int = 0
     """Tokens whose value is known."""
     num_computed_tokens: int = 0
@@ -67,7 +71,8 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Known tokens: prompt and generated."""
-        return self.prompt_tokens + self.generated
+        known = self.prompt_tokens + self.generated
+        return known + self.num_output_placeholders if self.ahead else known
 
     @property
     def order(self) -> tuple[int, float, str, int]:
@@ -88,7 +93,7 @@ class Request:
         self.retries += 1
         self.num_computed_tokens = self.num_output_placeholders = self.num_blocks = self.next_decode_step = 0
         self.num_in_flight_tokens = self.num_stale_tokens = 0
-        self.resumed = self.holds = False
+        self.resumed = self.holds = self.ahead = False
         if keeps_tokens and self.generated:
             self.preemptions += 1
         elif not keeps_tokens:

@@ -1,7 +1,8 @@
 """Routers that remember what they have sent where, as plain objects: sessions, and the view of ``policy.routing``."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from math import isnan
 
 import numpy as np
@@ -9,31 +10,33 @@ import numpy as np
 from windtunnel.policy import routing
 from windtunnel.policy.routing import Array, Conductor, RouteView, Routing
 from windtunnel.reference.blocks import Block, CachedBlocks
-from windtunnel.reference.loop import Balancer, Replica, outstanding
+from windtunnel.reference.loop import Balancer, Replica, Router, drawn, outstanding
 from windtunnel.reference.request import Request
 
 
-def power_of_two(uniforms: list[float]) -> Callable[[list[Replica], Balancer, int, Request], int]:
+def power_of_two(uniforms: list[float]) -> Router:
     """Of two different replicas drawn at random the one with fewer requests, the first drawn of equals."""
 
-    def choose(replicas: list[Replica], _: Balancer, count: int, __: Request) -> int:
-        pairs = [(a, b) for a in range(len(replicas)) for b in range(len(replicas)) if a != b] or [(0, 0)]
-        return min(pairs[int(uniforms[count] * len(pairs))], key=lambda j: outstanding(replicas[j]))
+    def choose(replicas: list[Replica], there: Sequence[int], _: Balancer, count: int, __: Request) -> int:
+        pairs = list(permutations(there, 2)) or [(there[0], there[0])]
+        return min(pairs[int(drawn(uniforms, count) * len(pairs))], key=lambda j: outstanding(replicas[j]))
 
     return choose
 
 
-def session_affinity(follow: dict[int, int]) -> Callable[[list[Replica], Balancer, int, Request], int]:
-    """The replica of the session's request before, the one with the fewest requests for its first one."""
+def session_affinity(follow: dict[int, int]) -> Router:
+    """The replica of the session's request before, if it is there; otherwise the one with the fewest requests, where
+    the session stays from then on."""
     before = {following: request for request, following in follow.items()}
     sent: dict[int, int] = {}
 
-    def choose(replicas: list[Replica], _: Balancer, __: int, request: Request) -> int:
+    def choose(replicas: list[Replica], there: Sequence[int], _: Balancer, __: int, request: Request) -> int:
         earlier = before.get(request.id)
         while earlier is not None and earlier not in sent:
             earlier = before.get(earlier)
-        fewest = min(range(len(replicas)), key=lambda j: outstanding(replicas[j]))
-        sent[request.id] = fewest if earlier is None else sent[earlier]
+        stays = earlier is not None and sent[earlier] in there
+        fewest = min(there, key=lambda j: outstanding(replicas[j]))
+        sent[request.id] = sent[earlier] if earlier is not None and stays else fewest
         return sent[request.id]
 
     return choose
@@ -41,8 +44,9 @@ def session_affinity(follow: dict[int, int]) -> Callable[[list[Replica], Balance
 
 @dataclass(eq=False)
 class Ledger:
-    """What a router knows of one replica."""
+    """What a router knows of one replica, as long as that is the same."""
 
+    replica: Replica | None
     index: CachedBlocks | None
     sent: list[Request] = field(default_factory=list)
     to_compute: dict[int, int] = field(default_factory=dict)
@@ -75,14 +79,22 @@ class Scored:
         self.settings, self.uniforms, self.view = settings, uniforms, fixed.copy()
         self.size = settings.block_size or block_size
         tokens = [int(row[routing.CAPACITY]) for row in fixed]
-        sizes = [settings.blocks or max(count // self.size, 1) for count in tokens]
-        self.ledgers = [Ledger(CachedBlocks(size, self.size, False) if hashed else None) for size in sizes]
+        self.sizes = [hashed and (settings.blocks or max(count // self.size, 1)) for count in tokens]
+        self.ledgers = [self._ledger(j, None) for j in range(len(tokens))]
         self.decodes: list[float] = []
         """When each request that Conductor accepted should begin to decode."""
 
-    def __call__(self, replicas: list[Replica], _: Balancer, count: int, request: Request) -> int:
-        """The replica for a request; one that is rejected becomes ``refused``."""
+    def _ledger(self, j: int, replica: Replica | None) -> Ledger:
+        """Of a replica that was sent nothing."""
+        return Ledger(replica, CachedBlocks(self.sizes[j], self.size, False) if self.sizes[j] else None)
+
+    def __call__(self, replicas: list[Replica], there: Sequence[int], _: Balancer, count: int, request: Request) -> int:
+        """The replica for a request; one that is rejected becomes ``refused``. Of a replica that has failed or stopped
+        nothing is known when it is back."""
         time = request.arrival
+        for j, replica in enumerate(replicas):
+            if self.ledgers[j].replica is not replica:
+                self.ledgers[j] = self._ledger(j, replica)
         for row, replica, ledger in zip(self.view, replicas, self.ledgers, strict=True):
             ledger.sent = [one for one in ledger.sent if not one.finished]
             row[routing.OUTSTANDING] = outstanding(replica)
@@ -91,8 +103,8 @@ class Scored:
             row[routing.ACTIVE] = sum(one.prompt_tokens for one in ledger.sent)
             row[routing.CACHED] = len(ledger.found(request)) * self.size
             row[routing.QUEUE] = max(ledger.busy_until - time, 0.0)
-        j, costs = self._choose(count, request)
-        if isinstance(self.settings, Conductor) and not self._promise(self.settings, j, costs[j], request):
+        j, cost = self._choose(there, count, request)
+        if isinstance(self.settings, Conductor) and not self._promise(self.settings, j, cost, request):
             request.refused = True
             return j
         cached = max(int(self.view[j, routing.CACHED]), request.brought[1])
@@ -101,16 +113,19 @@ class Scored:
         self.ledgers[j].enter(request)
         return j
 
-    def _choose(self, count: int, request: Request) -> tuple[int, Array]:
-        costs = np.zeros(len(self.view))
+    def _choose(self, there: Sequence[int], count: int, request: Request) -> tuple[int, float]:
+        """(A replica of these, what it costs.)"""
+        view, costs = self.view[list(there)], np.zeros(len(there))
         if isinstance(self.settings, RouteView):
-            for j, row in enumerate(self.view):
+            for k, (j, row) in enumerate(zip(there, view, strict=True)):
                 seen = (row[routing.WAITING], row[routing.PREFILL], row[routing.ACTIVE], row[routing.CACHED])
                 known = (j, int(row[routing.OUTSTANDING]), request.prompt_tokens, request.arrival)
-                costs[j] = self.settings.route_view(*known, *map(int, seen))
-            return int(np.argmin(costs)), costs
-        routing.FORMULAS[self.settings.kind](self.view, request.prompt_tokens, self.settings.weights, costs)
-        return routing.pick(costs, self.uniforms[count], self.settings.temperature), costs
+                costs[k] = self.settings.route_view(*known, *map(int, seen))
+            best = int(np.argmin(costs))
+        else:
+            routing.FORMULAS[self.settings.kind](view, request.prompt_tokens, self.settings.weights, costs)
+            best = routing.pick(costs, drawn(self.uniforms, count), self.settings.temperature)
+        return there[best], float(costs[best])
 
     def _promise(self, settings: Conductor, j: int, ttft: float, request: Request) -> bool:
         """Whether Conductor accepts a request; if so, note what its replica gets from another one, and its end."""

@@ -1,6 +1,7 @@
 """A decode lane's requests of other lanes: those that ask for memory, and those with memory that wait for a seat."""
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from windtunnel.deployment.handover import Handover
@@ -25,6 +26,11 @@ class Receiver(StepScheduler, Protocol):
 
     def join(self, request: Request) -> None:
         """Let it decode from the next step on."""
+
+
+def has_room(blocks: Callable[[int], int], request: Request, reserved: int, others: int, free: int) -> bool:
+    """Whether a request fits into so many free blocks, besides ``reserved`` tokens for itself and for each other."""
+    return blocks(request.num_tokens) + blocks(reserved) * (others + 1) <= free
 
 
 class Staging:

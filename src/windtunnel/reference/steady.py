@@ -30,10 +30,7 @@ STILL = Clock()
 
 
 class Seen(Request):
-    """A request as a scheduler of yours sees it: a token that is being sampled counts as known.
-
-    What the clock counts is added when it is asked for.
-    """
+    """A request that a scheduler of yours may see: what the clock counts is added when it is asked for."""
 
     __slots__ = ("blocks", "clock", "computed", "ends", "leaves", "received", "sampled", "since")
     blocks: int
@@ -107,9 +104,9 @@ class Seen(Request):
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens, and those that steps in flight sample: one more than computed, for what decodes in each."""
+        """See Request: one more than computed, for what decodes in each step."""
         if self.clock is STILL:
-            return self.prompt_tokens + self.received + self.sampled
+            return self.prompt_tokens + self.received + (self.sampled if self.ahead else 0)
         return self.num_computed_tokens + 1
 
 

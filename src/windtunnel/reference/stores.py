@@ -54,6 +54,8 @@ class Port:
     """A rank's way to a store: it reads one thing after the other, and writes likewise."""
 
     store: Store
+    tier: Tier
+    """The store as this rank sees it: another one may read and write faster."""
     reads_until: float = 0.0
     writes_until: float = 0.0
     found: int = 0
@@ -64,22 +66,20 @@ class Port:
 
     def load(self, tokens: int, now: float) -> float:
         """When so many tokens, asked for now, are here."""
-        tier = self.store.tier
-        self.reads_until = max(self.reads_until, now) + (tier.latency + tokens * tier.read_s)
+        self.reads_until = max(self.reads_until, now) + (self.tier.latency + tokens * self.tier.read_s)
         self.read += tokens
         return self.reads_until
 
     def save(self, request: Request, chunks: range, now: float) -> None:
         """Chunks of a request are computed."""
-        tier = self.store.tier
         wanted = [i for i in chunks if self.store.wants(request, i)]
         if not wanted:
             return
-        self.writes_until = max(self.writes_until, now) + tier.latency
+        self.writes_until = max(self.writes_until, now) + self.tier.latency
         for i in wanted:
-            self.writes_until += tier.chunk_tokens * tier.write_s
+            self.writes_until += self.tier.chunk_tokens * self.tier.write_s
             self.store.write(request, i, self.writes_until)
-        self.written += len(wanted) * tier.chunk_tokens
+        self.written += len(wanted) * self.tier.chunk_tokens
 
 
 @dataclass
@@ -101,6 +101,8 @@ class Tiered(Scheduler):
         super().__init__(limits, policy)
         self.ports = ports
         self.loading: list[Loading] = []
+        self.staged: list[Request] = []
+        """Requests that have memory, and whose KV comes from another replica."""
         self.saved: dict[Request, int] = {}
         """Tokens of each request that the stores have been offered."""
         self.looked: dict[Request, int] = {}
@@ -145,11 +147,12 @@ class Tiered(Scheduler):
         return emitted, finished
 
     def _save(self, request: Request, tokens: int, time: float) -> None:
-        before = self.saved.get(request, 0)
+        before, prompt = self.saved.get(request, 0), request.prompt_tokens + request.computed_again
         for port in self.ports:
-            size = port.store.tier.chunk_tokens
-            if tokens // size > before // size:
-                port.save(request, range(before // size, tokens // size), time)
+            size = port.tier.chunk_tokens
+            upto = tokens if port.tier.generated else min(tokens, prompt)
+            if upto // size > before // size:
+                port.save(request, range(before // size, upto // size), time)
         self.saved[request] = max(before, tokens)
 
     def _begins_elsewhere(self, request: Request, hits: list[Block]) -> bool | None:
@@ -176,13 +179,16 @@ class Tiered(Scheduler):
         return True
 
     def _fits_beside(self, request: Request, hits: list[Block]) -> bool:
-        """Whether there is memory for all that a request knows, beside what those still need that hold blocks and do
-        not run (``reserved_blocks`` there): otherwise they could wait for each other for ever."""
-        idle = [*(one.request for one in self.loading), *(one for one in self.waiting if one.num_blocks)]
-        reserved = sum(self._blocks(one.num_tokens) - one.num_blocks for one in idle)
+        """Whether there is memory for all that a request knows, beside what others still need."""
         margin = self.policy.watermark_blocks(self.limits) if self.running else 0
         needed = self._blocks(request.num_tokens) - len(hits) + self.blocks.idle(hits)
-        return needed + reserved + margin <= self.blocks.free
+        return needed + self._reserved() + margin <= self.blocks.free
+
+    def _reserved(self) -> int:
+        """Blocks that those still need that hold some and do not run (``reserved_blocks`` there): otherwise they could
+        wait for each other for ever."""
+        idle = [*(one.request for one in self.loading), *(one for one in self.waiting if one.num_blocks), *self.staged]
+        return sum(self._blocks(one.num_tokens) - one.num_blocks for one in idle)
 
     def _found(self, request: Request, local: int) -> list[int]:
         """Tokens after the first ``local`` ones that each store has, in whole blocks, without the last known token."""
@@ -190,7 +196,7 @@ class Tiered(Scheduler):
         last = (request.num_tokens - 1) // block * block
         while at < last:
             for k, port in enumerate(self.ports):
-                size = port.store.tier.chunk_tokens
+                size = port.tier.chunk_tokens
                 if port.store.has(request, at // size, self.now):
                     end = min((at // size + 1) * size, last)
                     parts[k] += end - at
@@ -206,7 +212,7 @@ class Tiered(Scheduler):
             return
         self.looked[request] = request.preemptions
         for port in self.ports:
-            for i in reversed(range((request.num_tokens - 1) // port.store.tier.chunk_tokens)):
+            for i in reversed(range((request.num_tokens - 1) // port.tier.chunk_tokens)):
                 port.store.count(request, i)
 
     def _remove(self, request: Request) -> None:
@@ -216,6 +222,31 @@ class Tiered(Scheduler):
                 self._free(request)
                 return
         super()._remove(request)
+
+    # Requests that come from other replicas. MultiConnector has the first connector load that has something, which is
+    # that of the hand-over, and asks and tells the others, too; after a preemption only these have something.
+
+    def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
+        """See Scheduler: beside what those need that wait for KV from a store."""
+        free = self.blocks.free - self._reserved()
+        return super().may_stage(request, reserved, staged) and self._blocks(request.num_tokens) <= free
+
+    def stage(self, request: Request) -> None:
+        """See Scheduler: its chunks are looked for all the same."""
+        super().stage(request)
+        self._look(request)
+        self.staged.append(request)
+
+    def join(self, request: Request) -> None:
+        """See Scheduler."""
+        self.staged.remove(request)
+        super().join(request)
+
+    def let_go(self, request: Request) -> None:
+        """See Scheduler."""
+        if request in self.staged:
+            self.staged.remove(request)
+        super().let_go(request)
 
 
 @dataclass
@@ -228,15 +259,19 @@ class Shelf:
 
     def ports(self, tiers: tuple[Tier, ...], pool: int, replica: int) -> list[Port]:
         """The ways of a rank of a replica to them."""
-        places = {"replica": (pool, replica), "pool": (pool,), "deployment": ()}
-        found = [
-            Port(self.made.setdefault((k, tier, *places[tier.shared_by]), Store(tier))) for k, tier in enumerate(tiers)
-        ]
+        keys = self._keys(tiers, pool, replica)
+        found = [Port(self.made.setdefault(key, Store(tier)), tier) for key, tier in zip(keys, tiers, strict=True)]
         self.given += [(pool, k, port) for k, port in enumerate(found)]
         return found
 
     def lose(self, tiers: tuple[Tier, ...], pool: int, replica: int) -> None:
         """What a replica has for itself is gone with it, and comes back empty."""
-        for k, tier in enumerate(tiers):
+        for key, tier in zip(self._keys(tiers, pool, replica), tiers, strict=True):
             if tier.shared_by == "replica":
-                self.made.pop((k, tier, pool, replica), None)
+                self.made.pop(key, None)
+
+    def _keys(self, tiers: tuple[Tier, ...], pool: int, replica: int) -> list[Any]:
+        """What each store goes by: pools that see the same one at other speeds share it."""
+        places = {"replica": (pool, replica), "pool": (pool,), "deployment": ()}
+        kinds = [(tier.name, tier.chunks, tier.chunk_tokens, tier.shared_by) for tier in tiers]
+        return [(kind, kinds[:k].count(kind), *places[tiers[k].shared_by]) for k, kind in enumerate(kinds)]

@@ -344,6 +344,9 @@ class Scheduler:
 
     # Requests that go to other replicas, or come from them.
 
+    def settle(self) -> None:
+        """What it knows of requests stands in them."""
+
     def let_go(self, request: Request) -> None:
         """Free the blocks of a request that has ended."""
         self.free_blocks += request.num_blocks

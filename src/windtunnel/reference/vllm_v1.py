@@ -8,6 +8,7 @@ from windtunnel.policy import Limits, VllmV1
 from windtunnel.reference.batch import Batch
 from windtunnel.reference.blocks import Block, Blocks, CachedBlocks, CountedBlocks
 from windtunnel.reference.request import Request
+from windtunnel.reference.staging import has_room
 
 
 class PriorityQueue(deque[Request]):
@@ -254,15 +255,17 @@ class Scheduler:
 
     # Requests that go to other replicas, or come from them.
 
+    def settle(self) -> None:
+        """What it knows of requests stands in them."""
+
     def let_go(self, request: Request) -> None:
         """Free the blocks of a request that has ended."""
         self._free(request)
 
     def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
         """See reference.staging: when nothing waits that was here before."""
-        kept = self._blocks(reserved) * (len(self.running) + staged + 1)
-        kept += self.policy.watermark_blocks(self.limits) if self.running else 0
-        return not self.waiting and self._blocks(request.num_tokens) + kept <= self.blocks.free
+        free = self.blocks.free - (self.policy.watermark_blocks(self.limits) if self.running else 0)
+        return not self.waiting and has_room(self._blocks, request, reserved, len(self.running) + staged, free)
 
     def stage(self, request: Request) -> None:
         """See reference.staging: all tokens but the last known one come with the request."""

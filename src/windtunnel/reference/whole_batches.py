@@ -37,6 +37,9 @@ class Scheduler:
         """A request arrives."""
         self.waiting.append(request)
 
+    def settle(self) -> None:
+        """What it knows of requests stands in them."""
+
     def let_go(self, request: Request) -> None:
         """See StepScheduler. Memory comes back with the whole batch."""
 

@@ -44,7 +44,8 @@ class Pools:
     "vllm-0.32-nixl-pull lease=60". Without it those of the decode pool's engine."""
     store: Several = ()
     """Where KV is kept that the GPUs have no room for, the fastest first: "tier=host capacity=200e9" (bytes of a
-    replica), "tier=disk capacity=4e12 read=7e9 write=5e9", "tier=shared capacity=10e12 chunk_tokens=256"."""
+    replica), "tier=disk capacity=4e12 read=7e9 write=5e9", "tier=shared capacity=10e12 chunk_tokens=256"; pool=decode
+    or pool=all: not only where prompts are computed."""
     autoscale: Several = ()
     """Replicas that start and stop: "policy=thresholds least=1 most=8 interval=180 startup=60 kv_up=0.4",
     policy=planner, or policy=forecast or foresight with rps=5, the requests/s that one replica serves. Repeat it with
@@ -90,10 +91,8 @@ class Pools:
         stores = stores_of(found.store)
         scalings, faults = scalings_of(found.autoscale), faults_of(found.fail)
         if not found.several:
-            pool = replace(server.pool(scalings[0].most if scalings else replicas), stores=stores)
-            return Deployment((pool,), router, scaling=scalings, faults=faults)
-        if found.mixed and (scalings or faults):
-            raise InputError("autoscale, fail: simulated for one pool of equal servers: leave them out, or the pools")
+            pool = server.pool(scalings[0].most if scalings else replicas)
+            return Deployment(_with_stores((pool,), stores), router, scaling=scalings, faults=faults)
         most = {scaling.pool: scaling.most for scaling in scalings}
         pools = tuple(
             _pool(server, most, replicas, role, _name(role, place, texts), text)
@@ -101,9 +100,9 @@ class Pools:
             for texts in (getattr(found, role),)
             for place, text in enumerate(texts)
         )
-        pools = tuple(replace(pool, stores=stores) if pool.role != "decode" else pool for pool in pools)
+        pools = _with_stores(pools, stores)
         if found.mixed:
-            return Deployment(pools, router)
+            return Deployment(pools, router, scaling=scalings, faults=faults)
         link, handover = link_of(found.link, pools), handover_of(found.handover, pools)
         if found.link is None and handover.transfer == "none":
             link = Link()
@@ -132,6 +131,16 @@ def stores_of(texts: Sequence[str]) -> tuple[Store, ...]:
     """The stores of these words. Raises InputError for an unknown word or a wrong value."""
     types = get_type_hints(Store)
     return tuple(Store(**typed_words(parse_words(text, "store"), types, "store: ")) for text in texts)
+
+
+def _with_stores(pools: tuple[Pool, ...], stores: tuple[Store, ...]) -> tuple[Pool, ...]:
+    """The pools with what stands behind each. Raises InputError for a store of a pool that is not there."""
+    names = [pool.name for pool in pools]
+    for store in stores:
+        if store.pool not in ("", "all", *names):
+            raise InputError(f"store: pool={store.pool!r}: name one of {', '.join(map(repr, names))}, or all")
+    behind = [tuple(store for store in stores if store.stands_behind(pool.name, pool.role)) for pool in pools]
+    return tuple(replace(pool, stores=found) for pool, found in zip(pools, behind, strict=True))
 
 
 def scalings_of(texts: Sequence[str]) -> tuple[Autoscale, ...]:

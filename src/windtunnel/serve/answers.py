@@ -1,13 +1,14 @@
 """Answers in OpenAI's words: the text of a request's tokens, whole or as server-sent events."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from windtunnel.serve.requests import Asked
+from windtunnel.serve.tokens import SeededWords
 
 DONE = b"data: [DONE]\n\n"
 GOES_ON = ',"logprobs":null,"finish_reason":null}]}\n\n'
@@ -25,6 +26,13 @@ class Text:
     last: str | None = None
     """In place of the last token's piece, where a stop cuts into it; None: as it is."""
     taken: int = 0
+    drawn: SeededWords | None = None
+    """What the pieces are, where they are words that are drawn."""
+
+    def go_on_from(self, taken: int) -> None:
+        """So many tokens have been taken otherwise, by their numbers."""
+        assert self.drawn is not None
+        self.pieces, self.taken = self.drawn.after(taken), taken
 
     def take(self, tokens: int) -> str:
         """The text of the tokens that have come since the last call, ``tokens`` altogether."""
@@ -37,12 +45,13 @@ class Text:
         return "".join(parts)
 
 
-def text_of(pieces: Iterator[str], drawn: int, limit: int, asked: Asked) -> Text:
+def text_of(words: Iterable[str], drawn: int, limit: int, asked: Asked) -> Text:
     """An answer of at most ``limit`` tokens that would end by itself after ``drawn``, or at a stop."""
+    pieces = iter(words)
     natural = limit if asked.ignore_eos else min(max(drawn, asked.min_tokens, 1), limit)
     reason = "stop" if natural < limit else "length"
     if not asked.stop:
-        return Text(pieces, natural, reason)
+        return Text(pieces, natural, reason, drawn=words if isinstance(words, SeededWords) else None)
     kept: list[str] = []
     said = ""
     for piece in (next(pieces) for _ in range(natural)):
@@ -101,6 +110,11 @@ class Wording:
             counted = "" if usage is None else f',"usage":{json.dumps(usage)}'
             end = f'{self._shut},"logprobs":null,"finish_reason":{json.dumps(reason)}}}]{counted}}}\n\n'
         return f"{self._before}{index}{self._open}{quoted(text)}{end}".encode()
+
+    @property
+    def around(self) -> tuple[bytes, bytes]:
+        """What stands before and after the text in the event of a piece of the only choice, after which more come."""
+        return f'{self._before}0{self._open}"'.encode(), f'"{self._goes_on}'.encode()
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The event that closes a stream with ``include_usage``."""

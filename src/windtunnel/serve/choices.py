@@ -7,6 +7,8 @@ from typing import Any
 from windtunnel.serve.answers import Text, usage_of
 from windtunnel.serve.engine import Stream
 
+NAMES = {part: f"x-windtunnel-{part}-seconds".encode() for part in ("arrival", "queue", "prefill", "decode")}
+
 
 @dataclass
 class Choice:
@@ -31,6 +33,9 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
 
 def latency_headers(choices: Sequence[Choice]) -> list[tuple[bytes, bytes]]:
     """Simulated seconds of the choice that took longest, by part, and when it arrived, as the record has it."""
-    slowest = max((choice.stream for choice in choices), key=lambda stream: sum(stream.parts.values()))
-    values = {"arrival": repr(slowest.arrived), **{name: f"{value:.6f}" for name, value in slowest.parts.items()}}
-    return [(b"x-windtunnel-%b-seconds" % name.encode(), value.encode()) for name, value in values.items()]
+    arrived, parts = choices[0].stream.arrived, choices[0].stream.parts
+    for choice in choices[1:]:
+        if sum((others := choice.stream.parts).values()) > sum(parts.values()):
+            arrived, parts = choice.stream.arrived, others
+    found = [(NAMES[name], b"%.6f" % value) for name, value in parts.items()]
+    return [(NAMES["arrival"], repr(arrived).encode()), *found]

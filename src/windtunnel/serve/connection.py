@@ -1,9 +1,12 @@
 """Connections: when their bytes came, how their client goes away, and a short way out for tokens."""
 
 import asyncio
+import os
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, cast
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -32,6 +35,53 @@ class Turn:
         self._began = None
 
 
+class Gate:
+    """Lets requests be understood in the order in which they came, a few in each turn of the event loop: in between,
+    what has come for others is read, so that its arrival is known, and tokens go out."""
+
+    FEW = 16
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._room = self.FEW
+        self.come, self.through = 0, 0
+        """How many have come to it, and how many have passed."""
+
+    async def passed(self) -> None:
+        """It is the caller's turn."""
+        self.come += 1
+        if self._room == self.FEW:
+            asyncio.get_running_loop().call_soon(self._open)
+        if self._room > 0 and not self._waiting:
+            self._room -= 1
+            self.through += 1
+            return
+        self._room = 0
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        try:
+            await mine
+        finally:
+            self.through += 1
+
+    async def emptied(self) -> None:
+        """Those who wait at it now have passed."""
+        latest = self.come
+        while self.through < latest:
+            await asyncio.sleep(0)
+
+    def _open(self) -> None:
+        """A turn of the loop has passed."""
+        self._room = self.FEW
+        if not self._waiting:
+            return
+        for _ in range(min(self.FEW, len(self._waiting))):
+            if not (first := self._waiting.popleft()).done():
+                first.set_result(None)
+        self._room = 0
+        asyncio.get_running_loop().call_soon(self._open)
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's, which says more of itself to the application."""
 
@@ -42,6 +92,12 @@ class Connection(HttpToolsProtocol):
         """When the latest bytes came, by the monotonic clock."""
         self.lost = False
         self.on_lost: Callable[[], None] | None = None
+        self.file = -1
+
+    def connection_made(self, transport: Any) -> None:
+        """A client has come."""
+        super().connection_made(transport)
+        self.file = transport.get_extra_info("socket").fileno()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -59,11 +115,26 @@ class Connection(HttpToolsProtocol):
         self.lost = True
         if self.on_lost is not None:
             self.on_lost()
+        self.scope, self.cycle = cast(Any, {}), cast(Any, None)  # they know this connection: a circle
+
+    @property
+    def clear(self) -> bool:
+        """Whether the client has room for what is written."""
+        return not (self.flow.write_paused or self.transport.is_closing())
+
+    def write_now(self, data: bytes) -> None:
+        """Write, where ``clear``: what the system has room for goes out before this returns, not after the turn."""
+        transport, sent = self.transport, 0
+        if not transport.get_write_buffer_size():
+            with suppress(OSError):  # it has no room, or the client has gone: the transport sees to both
+                sent = os.write(self.file, data)
+        if sent < len(data):
+            transport.write(data[sent:])
 
     @property
     def has_whole_request(self) -> bool:
         """Whether nothing of the request that is answered is still to come."""
-        return not self.cycle.more_body and not self.pipeline
+        return self.lost or (not self.cycle.more_body and not self.pipeline)
 
 
 def came(scope: Scope) -> float | None:
@@ -77,7 +148,9 @@ class Caller:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self.receive, self.send = scope, receive, send
-        self._line: Connection | None = scope.get("extensions", {}).get(EXTENSION)
+        self._cycle: Any = getattr(send, "__self__", None)
+        """uvicorn's part in the answer, unless something stands between."""
+        self._line: Connection | None = scope.get("extensions", {}).get(EXTENSION) if self._cycle else None
         self.came = came(scope)
         self._listener: asyncio.Task[None] | None = None
         self.gone = False
@@ -153,15 +226,46 @@ class Caller:
     @property
     def clear(self) -> bool:
         """Whether there is a short way to the client, and it has room."""
-        line = self._line
-        return line is not None and not line.flow.write_paused and not line.transport.is_closing()
+        return self._line is not None and self._line.clear
 
     @property
     def framing(self) -> list[tuple[bytes, bytes]]:
         """What the head of an answer must say if parts of its body are to take the short way."""
         return [] if self._line is None else [(b"transfer-encoding", b"chunked")]
 
-    def write(self, data: bytes) -> None:
-        """Write a part of an answer's body on the short way, without a task's turn and ASGI's bookkeeping."""
+    def begin_now(self, headers: list[tuple[bytes, bytes]], data: bytes) -> None:
+        """Write the head of an answer whose ``framing`` these headers tell, and the first part of its body, on the
+        short way; uvicorn's part in it is told what has been done."""
         assert self._line is not None
-        self._line.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        cycle = self._cycle
+        cycle.waiting_for_100_continue, cycle.response_started, cycle.chunked_encoding = False, True, True
+        if not cycle.keep_alive:
+            headers = [*headers, (b"connection", b"close")]
+        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        self._line.write_now(b"HTTP/1.1 200 OK\r\n%b\r\n%b" % (b"".join(lines), _chunk(data)))
+
+    def write(self, data: bytes, cut: int = 0) -> None:
+        """Write a part of an answer's body on the short way, without a task's turn and ASGI's bookkeeping; less what
+        has been ``cut`` off its beginning, because it is on its way."""
+        assert self._line is not None
+        self._line.write_now(_chunk(data)[cut:])
+
+    @property
+    def file(self) -> int:
+        """Of the connection; -1 unless all that was written on the short way is on its way."""
+        line = self._line
+        return -1 if line is None or line.transport.get_write_buffer_size() else line.file
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+def at_once(sending: Coroutine[Any, Any, None]) -> None:
+    """Let something be sent in this turn, by who is no task: where the way is ``clear`` it does not have to wait."""
+    try:
+        sending.send(None)
+    except StopIteration:
+        return
+    sending.close()
+    raise RuntimeError("sending had to wait where the way was clear")

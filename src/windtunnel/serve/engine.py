@@ -9,15 +9,20 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.serve.clock import Clock
+from windtunnel.serve.connection import Gate
+from windtunnel.serve.outbox import Integers, Outbox
 from windtunnel.serve.requests import RefusedError
 from windtunnel.simulate.live import Arrival, LiveDeployment
 
 Observer = Callable[["Stream"], None]
+Gaps = list[tuple[Integers, NDArray[np.float64]]]
+"""Replicas, and the gaps between tokens that requests of them have got."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Stream:
     """A request in the engines, and what its client may read by now."""
 
@@ -47,12 +52,14 @@ class Stream:
     @property
     def parts(self) -> dict[str, float]:
         """Seconds in the queue, in prefill and in decode, as far as they are known."""
-        found = {
-            "queue": self.scheduled - self.arrived,
-            "prefill": self.first_token - self.scheduled,
-            "decode": self.last_token - self.first_token if self.ended else np.nan,
-        }
-        return {name: value for name, value in found.items() if isfinite(value)}
+        found = {}
+        if isfinite(self.scheduled):
+            found["queue"] = self.scheduled - self.arrived
+            if isfinite(self.first_token):
+                found["prefill"] = self.first_token - self.scheduled
+                if self.ended:
+                    found["decode"] = self.last_token - self.first_token
+        return found
 
 
 class Engine:
@@ -64,12 +71,19 @@ class Engine:
         self.in_flight = 0
         self.observers: list[Observer] = []
         """Called with every request that has ended."""
-        self.gaps: list[Callable[[int, np.ndarray[Any, Any]], None]] = []
-        """Called with a replica and the gaps between tokens that its requests have just got."""
+        self.gaps: list[Callable[[Gaps], None]] = []
+        """Called with the gaps between tokens that have just been handed out."""
         self.late: list[Callable[[float, int], None]] = []
         """Called with the simulated seconds by which tokens were handed out late, and how many they were."""
+        self.gate = Gate()
+        """Where requests wait to be understood."""
+        self.outbox = Outbox()
+        """Sends tokens on the short way."""
         self._streams: dict[int, Stream] = {}
-        self._due: list[tuple[float, int, list[tuple[int, int, int]]]] = []
+        self._last, self._replica = np.zeros(1024), np.zeros(1024, dtype=np.int64)
+        """When the request in each slot got its latest token, and which replica computes them."""
+        self._due: list[tuple[float, int, tuple[Integers, Integers, Integers]]] = []
+        """Steps by time: slots, the tokens that they will have, and whether they then leave."""
         self._count = 0
         self._wake = asyncio.Event()
         self.failure: BaseException | None = None
@@ -98,8 +112,14 @@ class Engine:
         time = self.clock.now() if came is None else self.clock.at(came)
         slot, arrived, rows = self.engine.arrive(arrival, time)
         self._note(rows)
-        stream = Stream(arrival, arrived, self.deployment.replica_of(slot), told, reason, eager, slot=slot)
+        replica = self.deployment.replica_of(slot)
+        stream = Stream(arrival, arrived, replica, told, reason, eager, slot=slot)
         self._streams[slot] = stream
+        self.outbox.begin(slot, arrival.output_tokens, eager)
+        if slot >= len(self._last):
+            room = len(self.outbox.lines.tokens)
+            self._last, self._replica = np.resize(self._last, room), np.resize(self._replica, room)
+        self._replica[slot] = replica
         self.in_flight += 1
         self._wake.set()
         return stream
@@ -111,18 +131,22 @@ class Engine:
         stream.aborted = True
         stream.withdrawn = bool(np.isnan(self.engine.state.requests["scheduled"][stream.slot]))
         stream.arrival = replace(stream.arrival, output_tokens=self.engine.end_early(stream.slot))
+        self.outbox.lines.wanted[stream.slot] = stream.arrival.output_tokens
+        stream.tokens = int(self.outbox.lines.tokens[stream.slot])
         self._wake.set()
 
     async def run(self) -> None:
         """Simulate until cancelled.
 
-        What came before ``now`` has its turn first: the simulated clock does not pass a request that is being read.
+        What came before ``now`` has its turn first: the simulated clock does not pass a request that is being read, or
+        waits to be understood.
         """
         try:
             while True:
                 self._wake.clear()
                 now = self.clock.now()
                 await asyncio.sleep(0)
+                await self.gate.emptied()
                 self._note(self.engine.advance(now))
                 self._hand_out(now)
                 following = min(np.nextafter(self.engine.next_decision(), np.inf), self._next_due())
@@ -142,63 +166,90 @@ class Engine:
         """Keep what is to come, step by step."""
         if not len(rows):
             return
-        cuts = np.flatnonzero(np.diff(rows["time"])) + 1
-        for part in np.split(rows, cuts):
+        times, slots, tokens, gone = (np.ascontiguousarray(rows[name]) for name in ("time", "slot", "tokens", "gone"))
+        first = 0
+        for end in (*(np.flatnonzero(times[1:] != times[:-1]) + 1).tolist(), len(rows)):
             self._count += 1
-            heapq.heappush(self._due, (float(part["time"][0]), self._count, part[["slot", "tokens", "gone"]].tolist()))
+            step = slots[first:end], tokens[first:end], gone[first:end]
+            heapq.heappush(self._due, (float(times[first]), self._count, step))
+            first = end
 
     def _hand_out(self, now: float) -> None:
         """Give the clients what is due: of several steps, if it is late, all at once, which costs less."""
-        streams, gaps = self._streams, dict[int, list[float]]()
-        told, steps = dict[Stream, None](), list[tuple[float, int]]()
+        gaps, steps, left = Gaps(), list[tuple[float, Integers]](), list[int]()
         while self._due and self._due[0][0] <= now:
-            time, _, rows = heapq.heappop(self._due)
-            steps.append((time, len(rows)))
-            for slot, tokens, gone in rows:
-                stream = streams[slot]
-                if tokens > stream.tokens:
-                    if stream.tokens:
-                        gaps.setdefault(stream.replica, []).append(time - stream.last_token)
-                    else:
-                        self._begin(stream, time)
-                    stream.tokens, stream.last_token = tokens, time
-                    if tokens >= stream.arrival.output_tokens:
-                        self._end(stream)
-                        told[stream] = None
-                    elif stream.eager:
-                        told[stream] = None
-                if gone:
-                    self._forget(slot, stream)
-        for stream in told:
-            stream.told()
-        self._observe(steps, gaps)
+            time, _, (slots, tokens, gone) = heapq.heappop(self._due)
+            leave = np.flatnonzero(gone)
+            if len(leave):
+                stay = gone == 0
+                steps.append((time, self._take(time, slots[stay], tokens[stay], gaps)))
+                steps.append((time, self._take(time, slots[leave], tokens[leave], gaps)))
+                left += slots[leave].tolist()
+            else:
+                steps.append((time, self._take(time, slots, tokens, gaps)))
+        for time, slots in steps:
+            self._send(slots)
+            late = self.clock.now() - time
+            for observe in self.late:
+                observe(late, len(slots))
+        for slot in left:
+            self._forget(slot)
+        if gaps:
+            for count in self.gaps:
+                count(gaps)
 
-    def _observe(self, steps: list[tuple[float, int]], gaps: dict[int, list[float]]) -> None:
-        """Tell who counts which steps, with so many tokens, were handed out, and which gaps lay between tokens."""
-        now = self.clock.now()
-        for time, tokens in steps:
-            for late in self.late:
-                late(now - time, tokens)
-        for replica, found in gaps.items():
-            for observe in self.gaps:
-                observe(replica, np.array(found))
+    def _take(self, time: float, slots: Integers, tokens: Integers, gaps: Gaps) -> Integers:
+        """Count what requests got at a time: the slots of those that got some, those with their first ones foremost."""
+        lines, streams = self.outbox.lines, self._streams
+        had = lines.tokens[slots]
+        more = tokens > had
+        if not more.all():
+            slots, tokens, had = slots[more], tokens[more], had[more]
+        lines.tokens[slots] = tokens
+        lasted, begun = time - self._last[slots], had > 0
+        self._last[slots] = time
+        ended = slots[tokens >= lines.wanted[slots]].tolist()
+        if begun.all():
+            gaps.append((self._replica[slots], lasted))
+        else:
+            first, slots, lasted = slots[~begun], slots[begun], lasted[begun]
+            gaps.append((self._replica[slots], lasted))
+            for slot in first.tolist():
+                self._begin(streams[slot], time)
+            slots = np.concatenate([first, slots])
+        for slot in ended:
+            self._end(streams[slot], time)
+        return slots
+
+    def _send(self, slots: Integers) -> None:
+        """Send what came to these slots, or tell who does."""
+        told = self.outbox.send(slots)
+        while told:
+            tokens = self.outbox.lines.tokens[told].tolist()
+            streams = [self._streams[slot] for slot in told]
+            for stream, count in zip(streams, tokens, strict=True):
+                stream.tokens = count
+            for stream in streams:
+                stream.told()
+            told = self.outbox.send_added()
 
     def _begin(self, stream: Stream, time: float) -> None:
         row = self.engine.state.requests[stream.slot]
         stream.first_token, stream.scheduled = time, float(row["scheduled"])
         stream.cached_tokens = int(row["cached_tokens"])
 
-    def _end(self, stream: Stream) -> None:
-        stream.ended = True
+    def _end(self, stream: Stream, time: float) -> None:
+        stream.ended, stream.last_token = True, time
+        stream.tokens = int(self.outbox.lines.tokens[stream.slot])
         stream.preemptions = int(self.engine.state.requests["preemptions"][stream.slot])
         self.in_flight -= 1
         for observe in self.observers:
             observe(stream)
 
-    def _forget(self, slot: int, stream: Stream) -> None:
+    def _forget(self, slot: int) -> None:
         """The request has left the engine; one that its scheduler ignored has no more tokens than it got."""
-        del self._streams[slot]
+        stream = self._streams.pop(slot)
         self.engine.forget(slot)
         if not stream.ended:
-            self._end(stream)
+            self._end(stream, np.nan)
             stream.told()

@@ -3,7 +3,7 @@
 import hmac
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from windtunnel.serve.meters import Meters
 from windtunnel.serve.openapi import document
 from windtunnel.serve.requests import Asked, RefusedError, check_model, read_chat, read_completion, read_object
 from windtunnel.serve.streaming import EventStream, WholeAnswer
-from windtunnel.serve.tokens import BytesRule, Tokenizer, block_names, chat_text, echoed_words, seeded_words
+from windtunnel.serve.tokens import BytesRule, SeededWords, Tokenizer, block_names, chat_text, echoed_words
 from windtunnel.simulate.live import Arrival
 from windtunnel.version import __version__
 
@@ -75,7 +75,9 @@ class Front:
         await self._answer(caller, lambda body: read_chat(body, chat_text))
 
     async def _answer(self, caller: Caller, read: Callable[[dict[str, Any]], Asked]) -> None:
-        body = read_object(await self._body(caller))
+        text = await self._body(caller)
+        await self.engine.gate.passed()
+        body = read_object(text)
         check_model(body, self.manners.model)
         asked = read(body)
         name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{next(self._numbers):08x}"
@@ -98,7 +100,7 @@ class Front:
             said = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
             for k in range(asked.n):
                 drawn = self._drawn(said, asked.seed, k, limit)
-                text = text_of(self._pieces(said, asked.seed, k), drawn, limit, asked)
+                text = text_of(self._words(said, asked.seed, k), drawn, limit, asked)
                 found.append((Arrival(count, text.output_tokens, limit, asked.priority, names), text, number))
         return found
 
@@ -116,8 +118,8 @@ class Front:
         """What the words of a choice depend on."""
         return self.manners.seed + (seed or 0), prompt.encode("utf-8", "surrogatepass") + bytes([k])
 
-    def _pieces(self, prompt: str, seed: int | None, k: int) -> Iterator[str]:
-        return echoed_words(prompt) if self.manners.echo else seeded_words(*self._key(prompt, seed, k))
+    def _words(self, prompt: str, seed: int | None, k: int) -> Iterable[str]:
+        return echoed_words(prompt) if self.manners.echo else SeededWords(*self._key(prompt, seed, k))
 
     def _drawn(self, prompt: str, seed: int | None, k: int, limit: int) -> int:
         """Tokens after which an answer ends by itself: geometric, so that it is never due."""

@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from windtunnel.report.prometheus import FIRST_TOKEN, PER_TOKEN, REQUEST, one_two_five
-from windtunnel.serve.engine import Engine, Stream
+from windtunnel.serve.engine import Engine, Gaps, Stream
 
 LABELS = ("model_name", "engine")
 LATENESS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Edges of the buckets of how late tokens are handed out, seconds."""
 MOST_UNCOUNTED = 256
-"""Requests that have ended and are kept until they are counted together."""
+"""Requests that have ended, and steps, that are kept until they are counted together."""
 
 
 class Buckets:
@@ -80,6 +80,7 @@ class Meters:
             )
         }
         self._uncounted: list[Stream] = []
+        self._gaps: Gaps = []
         self._ended: Counter[tuple[int, str]] = Counter()
         self.turned_away = 0
         """Requests that were answered with 429."""
@@ -90,10 +91,21 @@ class Meters:
         engine.gaps.append(self.tokens)
         engine.late.append(self._late.observe_alike)
 
-    def tokens(self, engine: int, gaps: NDArray[np.float64]) -> None:
-        """Requests of an engine have got a token each, so long after the ones before."""
-        self._histograms["inter_token_latency_seconds"][1].observe(engine, gaps)
-        self._counters["generation_tokens"][engine] += len(gaps)
+    def tokens(self, found: Gaps) -> None:
+        """Requests of these engines have got a token each, so long after the ones before."""
+        self._gaps += found
+        if len(self._gaps) >= MOST_UNCOUNTED:
+            self._count_gaps()
+
+    def _count_gaps(self) -> None:
+        if not self._gaps:
+            return
+        engines, gaps = (np.concatenate(columns) for columns in zip(*self._gaps, strict=True))
+        self._gaps = []
+        for engine in np.unique(engines).tolist():
+            mine = gaps[engines == engine]
+            self._histograms["inter_token_latency_seconds"][1].observe(engine, mine)
+            self._counters["generation_tokens"][engine] += len(mine)
 
     def ended(self, stream: Stream) -> None:
         """A request has ended; many are counted at once, which costs a tenth."""
@@ -138,6 +150,7 @@ class Meters:
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client asks for."""
         self._count()
+        self._count_gaps()
         load = self._engine.deployment.load()
         for name, text, values in (
             ("num_requests_running", "Requests in model execution batches.", [row[0] for row in load]),

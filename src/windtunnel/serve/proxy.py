@@ -44,10 +44,17 @@ class Measured:
     """An answer on its way."""
 
     arrival: float
+    """At the server: when the request had been passed on. What the proxy takes until then, above all with many that
+    come at once, is no time of the server's."""
     names: tuple[int, ...]
     events: list[float] = field(default_factory=list)
     """When text came."""
     usage: Mapping[str, Any] | None = None
+
+    async def trace(self, event: str, _: Mapping[str, Any]) -> None:
+        """What httpx tells of its doings."""
+        if event == "http11.send_request_body.complete":
+            self.arrival = time.monotonic()
 
     def row(self, start: float, block_size: int) -> dict[str, Any] | None:
         """A line of requests.jsonl; None where the server did not tell the tokens, or sent no text."""
@@ -148,7 +155,11 @@ class Proxy:
         headers = [(k, v) for k, v in request.headers.items() if k not in OF_THE_CONNECTION]
         url = f"{self._url}{request.url.path}" + (f"?{request.url.query}" if request.url.query else "")
         sent = self._client.build_request(
-            request.method, url, headers=[*headers, ("accept-encoding", "identity")], content=body
+            request.method,
+            url,
+            headers=[*headers, ("accept-encoding", "identity")],
+            content=body,
+            extensions={} if measured is None else {"trace": measured.trace},
         )
         try:
             answer = await self._client.send(sent, stream=True)

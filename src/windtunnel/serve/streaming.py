@@ -7,7 +7,7 @@ from typing import Any
 
 from windtunnel.serve.answers import DONE, Wording, usage_of
 from windtunnel.serve.choices import Choice, latency_headers, usage
-from windtunnel.serve.connection import Caller
+from windtunnel.serve.connection import Caller, at_once
 from windtunnel.serve.engine import Engine
 from windtunnel.serve.requests import RefusedError
 
@@ -55,41 +55,92 @@ class EventStream:
 
     def __init__(self, engine: Engine, wording: Wording, caller: Caller) -> None:
         self._engine, self._wording, self._caller = engine, wording, caller
+        self._outbox = engine.outbox
         self._choices: Sequence[Choice] = ()
         self._changed = asyncio.Event()
         self._idle = False
-        """The head is sent, and nothing else is being sent: tokens may take the short way."""
+        """Nothing is being sent: tokens may take the short way."""
+        self._begun, self._over = False, False
+        """Whether the head of the answer is sent, and its end."""
+        self._away = False
+        """The outbox sends the tokens."""
 
     def tell(self) -> None:
-        """Tokens have come."""
+        """Tokens have come that the outbox has not sent."""
+        if self._over:
+            return
+        refused, cut = self._come_back() if self._away else (False, 0)
         if not self._idle or not self._caller.clear:
             self._changed.set()
-            return
-        if events := self._events():
-            self._caller.write(events)
-        if not self._goes_on():
+        elif refused or not self._begun or not self._goes_away():
+            self._take_the_short_way(cut)
+
+    def _come_back(self) -> tuple[bool, int]:
+        """From the outbox: whether the connection took less than an event, and how many bytes of it."""
+        (choice,) = self._choices
+        self._away = False
+        taken, refused, cut = self._outbox.take_back(choice.stream.slot)
+        choice.text.go_on_from(taken)
+        return refused, cut
+
+    def _lose(self) -> None:
+        """The client has gone."""
+        if self._away:
+            self._come_back()
+        self._changed.set()
+
+    def _goes_away(self) -> bool:
+        """Let the outbox send the tokens from now on, if it can; the last one is sent here."""
+        choice, file = self._choices[0], self._caller.file
+        if len(self._choices) > 1 or choice.stream.ended or file < 0 or self._wording.asked.continuous_usage:
+            return False
+        self._away = self._outbox.add(choice.stream.slot, file, self._wording, choice.text)
+        return self._away
+
+    def _take_the_short_way(self, cut: int) -> None:
+        """Send what has come, in this turn."""
+        events = self._events()
+        if not self._begun:
+            self._begun = True
+            self._caller.begin_now(self._head(), events)
+            events = b""
+        if not self._goes_on() and not cut:
+            at_once(self._end(events))
             self._changed.set()
+        elif events:
+            self._caller.write(events, cut)
 
     async def send(self, choices: Sequence[Choice]) -> None:
         """Send the answer."""
         self._choices = choices
         caller = self._caller
-        caller.watch(self._changed.set)
+        caller.watch(self._lose)
         try:
-            await self._begin()
-            while not caller.gone:
-                if events := self._events():
-                    await caller.go_on(events)
-                if not self._goes_on():
-                    await self._end()
-                    break
-                await self._wait()
+            while not caller.gone and not self._over:
+                if self._begun or any(choice.stream.tokens or choice.stream.ended for choice in choices):
+                    await self._send()
+                else:
+                    await self._wait()
         except OSError:  # the client has gone between two tokens
             pass
         finally:
+            self._lose()
             caller.let_go()
             for choice in choices:
                 self._engine.leave(choice.stream)
+            self._choices = ()  # they know this answer: a circle
+
+    async def _send(self) -> None:
+        """Send what has come, when the client has room for it, or wait for more."""
+        if not self._begun:
+            await self._begin()
+        events = self._events()
+        if not self._goes_on():
+            await self._end(events)
+        elif events:
+            await self._caller.go_on(events)
+        else:
+            await self._wait()
 
     async def _wait(self) -> None:
         """Until something is to be done here."""
@@ -100,12 +151,11 @@ class EventStream:
 
     async def _begin(self) -> None:
         """The head of the answer goes out with the first token: then its queue and prefill are known."""
-        while not any(choice.stream.tokens or choice.stream.ended for choice in self._choices):
-            await self._changed.wait()
-            self._changed.clear()
-            if self._caller.gone:
-                return
-        await self._caller.begin(200, [*HEAD, *self._caller.framing, *latency_headers(self._choices)])
+        self._begun = True
+        await self._caller.begin(200, self._head())
+
+    def _head(self) -> list[tuple[bytes, bytes]]:
+        return [*HEAD, *self._caller.framing, *latency_headers(self._choices)]
 
     def _goes_on(self) -> bool:
         """Whether more is to come."""
@@ -126,8 +176,10 @@ class EventStream:
                 found += wording.piece(index, text.take(stream.tokens), reason, counted)
         return found
 
-    async def _end(self) -> None:
+    async def _end(self, events: bytes) -> None:
+        """The last of them, and what closes the answer."""
+        self._over = True
         last = DONE
         if self._wording.asked.include_usage:
             last = self._wording.usage(usage(self._choices)) + DONE
-        await self._caller.go_on(last, False)
+        await self._caller.go_on(events + last, False)

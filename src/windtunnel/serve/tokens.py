@@ -4,7 +4,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,12 +95,26 @@ def chat_text(messages: Sequence[tuple[str, str]]) -> str:
     return f"{turns}<|im_start|>assistant\n"
 
 
-def seeded_words(seed: int, prompt: bytes) -> Iterator[str]:
+class SeededWords:
     """Words that depend on the seed and the prompt alone, one a token."""
-    key = blake2b(prompt, salt=seed.to_bytes(16, signed=True)).digest()
-    for part in count():
-        for number in blake2b(part.to_bytes(8), key=key).digest():
-            yield BY_NUMBER[number]
+
+    def __init__(self, seed: int, prompt: bytes) -> None:
+        self._key = blake2b(prompt, salt=seed.to_bytes(16, signed=True)).digest()
+
+    def numbers(self, first: int, wanted: int) -> bytes:
+        """Those of so many words, from a token on."""
+        part, skipped = divmod(first, 64)
+        parts = (blake2b(here.to_bytes(8), key=self._key).digest() for here in count(part))
+        return b"".join(islice(parts, -(-(skipped + wanted) // 64)))[skipped : skipped + wanted]
+
+    def after(self, taken: int) -> Iterator[str]:
+        """The words after so many."""
+        for first in count(taken, 64):
+            for number in self.numbers(first, 64):
+                yield BY_NUMBER[number]
+
+    def __iter__(self) -> Iterator[str]:
+        return self.after(0)
 
 
 def echoed_words(text: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from windtunnel.deployment.handover import Handover
 from windtunnel.policy import routing
 from windtunnel.policy.named import Router
 from windtunnel.reference import handover as reference
-from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness, PoolOf
+from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness
 from windtunnel.reference.handover import Attempt
 from windtunnel.reference.loop import Replica
 from windtunnel.reference.loop import Router as Choice
@@ -29,12 +29,14 @@ from windtunnel.simulate.on_reference import (
     clients_of,
     maker,
     no_collection,
+    pools_in,
     record_of,
     requests_of,
-    require_forgetful,
+    require_scheduled,
     router_of,
     table_of,
     used_tiers,
+    whole_contents,
 )
 
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
@@ -72,24 +74,27 @@ def run_apart(
     with no_collection():
         shelf = Shelf()
         make = maker(fleet, shelf)
-        between = reference.Crossing(crossing.link, crossing.rules, crossing.work.tolist())
-        asked = (_choices(fleet, demand, routers, uniforms), requests_of(demand), between)
+        requests = requests_of(demand, fleet.policies)
+        known = whole_contents(demand, requests) if _stores_there(fleet) else []
+        between = reference.Crossing(crossing.link, crossing.rules, crossing.work.tolist(), known)
+        asked = (_choices(fleet, demand, routers, uniforms), requests, between)
         if any(fleet.scaling) or fleet.failures:
-            for router in routers:
-                require_forgetful(router.number)
             faults = _faults(fleet, sending)
-            loop: reference.Apart = ElasticApart(make, _pools(fleet), *asked, faults, clients_of(demand))
+            loop: reference.Apart = ElasticApart(make, pools_in(fleet), *asked, faults, clients_of(demand))
         else:
             replicas = [make(number) for number in range(sum(fleet.replicas))]
             before, after = ([replicas[j] for j in numbers_of(fleet, role)] for role in SIDES)
             loop = reference.Apart(before, after, *asked, clients_of(demand))
         loop.run()
+        ends = [loop.decodes.get(r) or prompt for r, prompt in enumerate(loop.prefills)]
+        asking = [lane.scheduler for lanes in loop.staging for lane in lanes if lane.asking]
+        require_scheduled(loop, ends, asking)
         return replace(_handed(fleet, loop, crossing, sending), tiers=used_tiers(shelf))
 
 
-def _pools(fleet: Fleet) -> list[PoolOf]:
-    scaling = fleet.scaling or (None,) * len(fleet.roles)
-    return [PoolOf(*pool) for pool in zip(fleet.roles, fleet.replicas, fleet.limits, scaling, strict=True)]
+def _stores_there(fleet: Fleet) -> bool:
+    """Whether decode replicas write what they have to stores."""
+    return any(tiers and role == "decode" for tiers, role in zip(fleet.tiers, fleet.roles, strict=False))
 
 
 def _faults(fleet: Fleet, sending: Sending | None) -> Faultiness:
@@ -142,7 +147,7 @@ def _handed(fleet: Fleet, loop: reference.Apart, crossing: Crossing, sending: Se
         handovers=_handovers(fleet, [one[0] for one in tries], loop, lanes),
         kv_bytes=_moved(loop, crossing, sending),
         lost=np.array([r for r, passage in enumerate(loop.passages) if passage.lost], dtype=np.int64),
-        lives=loop.account() if isinstance(loop, ElasticApart) else None,
+        lives=loop.account(),
     )
 
 
@@ -154,7 +159,7 @@ def _numbers(replicas: list[Replica], loop: reference.Apart) -> Lanes:
     """The lanes, those of groups that are no more included."""
     ranks = [(id(group), rank) for replica in replicas for group, rank in replica.ranks]
     found = {key: lane for lane, key in enumerate(ranks)}
-    for old, new in reversed(loop.roster.former) if isinstance(loop, ElasticApart) else ():
+    for old, new in reversed(loop.former):
         found |= {(id(old), rank): found[id(new), rank] for rank in range(len(old.schedulers))}
     return found
 
@@ -215,13 +220,11 @@ def _requests(loop: reference.Apart, tries: list[list[Attempt]], lanes: Lanes) -
 def _moved(loop: reference.Apart, crossing: Crossing, sending: Sending | None) -> Floats:
     """[n] bytes of the transfers that came through."""
     found = np.zeros(len(loop.passages))
-    if isinstance(loop, ElasticApart):
-        if sending and loop.moved:
-            which, prompts = np.array(loop.moved, dtype=np.int64).T
-            np.add.at(found, which, sending(prompts)[0])
+    if not loop.moved or not len(crossing.kv_bytes):
         return found
-    moved = np.array([passage.transfer_end >= 0 and not passage.expired for passage in loop.passages], dtype=bool)
-    return np.where(moved, crossing.kv_bytes if len(crossing.kv_bytes) else found, 0.0)
+    which, prompts = np.array(loop.moved, dtype=np.int64).T
+    np.add.at(found, which, sending(prompts)[0] if sending else crossing.kv_bytes[which])
+    return found
 
 
 def _told_first(attempt: Attempt, first_token: str) -> float:

@@ -108,13 +108,11 @@ def live(
             routers that must know more than the engines show, and schedulers in Python.
     """
     router = find_router(deployment.router)
-    own, policies = schedulers_of(deployment)
+    policies = schedulers_of(deployment)
     if deployment.scaling or deployment.faults or any(pool.stores for pool in deployment.pools):
         raise InputError("autoscale, fail, store: not served live; leave them out")
     if router.number not in ROUTERS:
         raise InputError(f"router={deployment.router!r}: not served live; use least_outstanding")
-    if own:
-        raise InputError("a scheduler of your own: not served live; use an engine's own scheduler")
     if why := next((policy.why_not_live for policy in policies if policy.why_not_live), ""):
         raise InputError(why)
     tables = batch_times(deployment, perf) if tables is None else tables

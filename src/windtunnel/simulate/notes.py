@@ -12,11 +12,8 @@ QUIET = (
 """Notes of what is as expected for most loads: said in passing, not as a warning. The second is of pipelines."""
 
 
-def about_load(demand: Demand, cut: int, fleet: Fleet, own: bool = False) -> list[str]:
-    """Requests that are rejected or cut, and shared prompts that are not known or not looked for.
-
-    ``own``: a scheduler of the user's decides, which has no prefix cache.
-    """
+def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
+    """Requests that are rejected or cut, and shared prompts that are not known or not looked for."""
     found, longest = [], min(limit.max_model_len for limit in fleet.limits)
     if refused := int(demand.refused.sum()):
         pools = zip(fleet.limits, fleet.policies, strict=True)
@@ -29,15 +26,16 @@ def about_load(demand: Demand, cut: int, fleet: Fleet, own: bool = False) -> lis
         )
     if cut:
         found.append(f"{cut} requests end at max_model_len={longest}, before their full output")
-    if demand.hash_ids is not None and (own or not all(one.can_cache_prefixes for one in fleet.policies)):
+    roles = fleet.roles or ("mixed",) * len(fleet.policies)
+    blind = [not one.can_cache_prefixes for one, role in zip(fleet.policies, roles, strict=True) if role != "decode"]
+    if demand.hash_ids is not None and any(blind):
         found.append(
             "prompts of this workload begin alike, but this scheduler is simulated without prefix caching: all are "
             "computed; compare it with --no-enable-prefix-caching"
         )
-    if demand.hash_ids is None and not own and any(settings.prefix_caching for settings in fleet.policies):
-        caching = [settings for settings in fleet.policies if settings.prefix_caching]
-        blind = any(not settings.without_known_prefixes().prefix_caching for settings in caching)
-        found.append(QUIET[blind])
+    caching = [settings for settings in fleet.policies if settings.prefix_caching]
+    if demand.hash_ids is None and caching:
+        found.append(QUIET[any(not settings.without_known_prefixes().prefix_caching for settings in caching)])
     return found
 
 

@@ -1,10 +1,10 @@
 """The reference engine in place of the compiled core: takes its demand and returns its record, some thousand requests a
 second; for schedulers written in Python, and for rules that the core lacks: pipelines of vLLM ≤ 0.20, whose steps do
-not keep turns, and what ``Policy.beyond_the_core`` names."""
+not keep turns, and what ``Settings.beyond_the_core`` names."""
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -19,13 +19,14 @@ from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
 from windtunnel.core.routing import fixed_columns, sends_kv
 from windtunnel.errors import InputError
-from windtunnel.perf.batch_times import StageTimes
-from windtunnel.policy import Limits, Policy, VllmV1, WholeBatches, routing
+from windtunnel.perf.batch_times import BatchTimes, StageTimes
+from windtunnel.policy import Limits, Own, Policy, VllmV1, WholeBatches, routing
 from windtunnel.policy.tiers import TierUse
 from windtunnel.reference import unified, vllm_v1, whole_batches
 from windtunnel.reference.batch import StepScheduler
-from windtunnel.reference.custom import Custom, PythonScheduler
+from windtunnel.reference.custom import Custom
 from windtunnel.reference.elastic.mixed import Elastic
+from windtunnel.reference.elastic.roster import PoolOf
 from windtunnel.reference.equal_steps import Rank
 from windtunnel.reference.loop import (
     Loop,
@@ -48,6 +49,10 @@ COLUMNS = ("start", "replica", "lane", "steps", "decodes", "kv_tokens", "chunk_t
            "waiting", "discarded", "transfer")  # fmt: skip
 """Of the core's log."""
 
+Known = VllmV1 | Policy | WholeBatches | Own
+KNOWN = VllmV1, Policy, WholeBatches, Own
+"""Settings of schedulers that the reference engine has."""
+
 
 class Lane(NamedTuple):
     """One rank of one replica, and its steps; those of a pipeline belong to as many slots as it has stages."""
@@ -56,16 +61,6 @@ class Lane(NamedTuple):
     rank: int
     slots: int
     steps: list[Step]
-
-
-def run_custom(make: Callable[[], PythonScheduler], fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
-    """Simulate a fleet whose ranks are scheduled by ``make()`` each; ``router`` and ``uniforms`` as for the core.
-
-    Raises:
-        InputError: a decision breaks a rule, or requests are left at the end. What ``schedule`` raises passes through.
-    """
-    with no_collection():
-        return _run_custom(make, fleet, demand, router, uniforms)
 
 
 @contextmanager
@@ -80,39 +75,15 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _run_custom(
-    make: Callable[[], PythonScheduler], fleet: Fleet, demand: Demand, router: int, uniforms: Any
-) -> Record:
-    replicas = [_replica(make, fleet, pool) for pool, count in enumerate(fleet.replicas) for _ in range(count)]
-    requests = requests_of(demand, Seen)
-    run_replicas(replicas, requests, fleet, demand, router, uniforms)
-    left = [request.id for request in requests if not request.finished and not request.refused]
-    if left:
-        name = type(make()).__name__
-        raise InputError(f"{name}: {len(left)} requests never finish, the first is {left[0]}: it is not scheduled")
-    return record_of(requests, replicas)
-
-
-def _replica(make: Callable[[], PythonScheduler], fleet: Fleet, pool: int) -> Replica:
-    ranks = [Custom(make(), fleet.limits[pool]) for _ in range(fleet.lanes[pool])]
-    times = fleet.times[pool]
-    if isinstance(times, StageTimes):
-        raise InputError(
-            f"pipeline_parallel_size={len(times.stages)}: not simulated for a scheduler of your own; use 1"
-        )
-    depth = 2 if fleet.policies[pool].async_scheduling else 1
-    if fleet.lockstep[pool]:
-        return Replica([Group(ranks, table_time(times), depth)])
-    return Replica([Rank(rank, times, depth) for rank in ranks])
-
-
-def requests_of(demand: Demand, kind: type[Request] = Request) -> list[Request]:
-    """The requests as the reference engine wants them, with the contents of their prompts where these are known."""
+def requests_of(demand: Demand, policies: Sequence[object] = ()) -> list[Request]:
+    """The requests as the reference engine, with these settings, wants them, with the contents of their prompts where
+    these are known."""
+    kind = Seen if any(isinstance(policy, Own) for policy in policies) else Request
     limits = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
     priority = np.zeros(len(limits), dtype=np.int64) if demand.priority is None else demand.priority
     columns = (demand.arrival, demand.prompt_tokens, demand.output_tokens, limits, demand.refused, priority)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    requests = [kind(i, *row) for i, row in enumerate(rows)]
+    requests: list[Request] = [kind(i, *row) for i, row in enumerate(rows)]
     if demand.hash_ids is not None:
         offsets, values = demand.hash_ids
         places = np.arange(demand.hash_block_size)
@@ -122,11 +93,14 @@ def requests_of(demand: Demand, kind: type[Request] = Request) -> list[Request]:
     return requests
 
 
-def run_replicas(
-    replicas: list[Replica], requests: list[Request], fleet: Fleet, demand: Demand, router: int, uniforms: Any
-) -> None:
-    """Simulate until nothing happens any more; ``router`` and ``uniforms`` as for the core."""
-    Loop(replicas, router_of(fleet, demand, router, uniforms.tolist()), requests, *clients_of(demand)).run()
+def whole_contents(demand: Demand, requests: list[Request]) -> list[tuple[int, ...]]:
+    """What is known of each request's prompt and answer: in a session the next prompt begins with both."""
+    found = []
+    for request, following in zip(requests, demand.follow.tolist(), strict=True):
+        later = requests[following].tokens if following != NONE else ()
+        goes_on = later[: len(request.tokens)] == request.tokens and len(later) >= request.prompt_tokens
+        found.append(later[: request.prompt_tokens + request.output_tokens] if goes_on else request.tokens)
+    return found
 
 
 def clients_of(demand: Demand) -> tuple[dict[int, int], list[float], int, list[float]]:
@@ -143,6 +117,11 @@ def router_of(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) 
     """
     if router == routing.SCORED:
         assert fleet.routing is not None
+        if isinstance(fleet.routing, routing.Conductor) and (any(fleet.scaling) or fleet.failures):
+            raise InputError(
+                "conductor: what it promises for replicas that start, stop or fail is not simulated; use prefix_aware "
+                "or another router"
+            )
         sends_kv(fleet, demand)
         size = fleet.limits[0].block_size
         return Scored(fleet.routing, uniforms, fixed_columns(fleet), size, demand.hash_ids is not None)
@@ -267,7 +246,7 @@ def beyond_the_core(fleet: Fleet) -> list[str]:
 def require_known(fleet: Fleet, wanted: list[str]) -> None:
     """Raise InputError for a scheduler that the reference engine does not have, where something else wants that."""
     for policy in fleet.policies:
-        if not isinstance(policy, VllmV1 | Policy | WholeBatches):
+        if not isinstance(policy, KNOWN):
             raise InputError(
                 f"{', '.join(wanted)}: simulated by the reference engine, which has no {type(policy).__name__}: leave "
                 "it out, or use an engine or scheduler of vLLM's v1 or TensorRT-LLM"
@@ -275,51 +254,67 @@ def require_known(fleet: Fleet, wanted: list[str]) -> None:
 
 
 def run_policies(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
-    """Simulate a fleet of vLLM v1 and unified schedulers; ``router`` and ``uniforms`` as for the core.
+    """Simulate a fleet of vLLM v1 and unified schedulers, and of those in Python; ``router`` and ``uniforms`` as for
+    the core.
 
     Raises:
-        InputError: another scheduler, or a pipeline of ranks in lockstep.
+        InputError: another scheduler, a pipeline of ranks in lockstep, or a scheduler in Python that breaks a rule or
+            leaves requests at the end. What ``schedule`` raises passes through.
     """
-    if any(fleet.scaling) or fleet.failures:
-        return _run_elastic(fleet, demand, router, uniforms.tolist())
+    with no_collection():
+        if any(fleet.scaling) or fleet.failures:
+            return _run_elastic(fleet, demand, router, uniforms.tolist())
+        return _run_mixed(fleet, demand, router, uniforms)
+
+
+def _run_mixed(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
     shelf = Shelf()
     make = maker(fleet, shelf)
     replicas = [make(number) for number in range(sum(fleet.replicas))]
-    requests = requests_of(demand)
-    run_replicas(replicas, requests, fleet, demand, router, uniforms)
+    requests = requests_of(demand, fleet.policies)
+    loop = Loop(replicas, router_of(fleet, demand, router, uniforms.tolist()), requests, *clients_of(demand))
+    loop.run()
+    require_scheduled(loop, requests)
     return replace(record_of(requests, replicas), tiers=used_tiers(shelf))
 
 
+def require_scheduled(loop: Loop, requests: list[Request], asking: Sequence[object] = ()) -> None:
+    """Raise InputError for requests that a scheduler in Python has left; ``asking``: schedulers that have not given
+    memory to some."""
+    found = [one for group in loop.groups for one in group.schedulers if isinstance(one, Custom)]
+    names = [one.name for one in found if one.num_waiting or one.num_running or one in asking]
+    left = [one.id for one in requests if not (one.finished or one.refused or one.aborted)]
+    if names and left:
+        raise InputError(f"{names[0]}: {len(left)} requests never finish, the first is {left[0]}: it is not scheduled")
+
+
 def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Record:
-    """Simulate replicas of one pool that start, stop or fail."""
-    require_forgetful(router)
-    shelf, requests = Shelf(), requests_of(demand)
+    """Simulate mixed replicas that start, stop or fail."""
+    shelf, requests = Shelf(), requests_of(demand, fleet.policies)
     loop = Elastic(
         maker(fleet, shelf),
-        fleet.replicas[0],
+        pools_in(fleet),
         router_of(fleet, demand, router, uniforms),
         requests,
-        fleet.limits[0],
-        fleet.scaling[0] if fleet.scaling else None,
         list(fleet.failures),
         fleet.on_failure,
         *clients_of(demand),
     )
     loop.run()
-    record, ranks = record_of(requests, loop.replicas), fleet.lanes[0]
+    require_scheduled(loop, requests)
+    record = record_of(requests, loop.replicas)
+    first = np.searchsorted(record.replica_of_lane, np.arange(len(loop.replicas)))
     for request in requests:
-        if request.retries and ranks == 1 and request.replica >= 0:
-            record.requests["lane"][request.id] = request.replica
+        if request.retries and request.id in loop.places:
+            replica, rank = loop.places[request.id]
+            record.requests["lane"][request.id] = first[replica] + rank
     return replace(record, tiers=used_tiers(shelf), lives=loop.account())
 
 
-def require_forgetful(router: int) -> None:
-    """Raise InputError for a router that keeps something of replicas, where these come and go."""
-    if router in (routing.VLLM_DP, routing.SCORED, routing.SESSION_AFFINITY):
-        raise InputError(
-            "replicas that start, stop or fail: not simulated with a router that remembers them; use round_robin, "
-            "random, least_outstanding, power_of_two or a function of four arguments"
-        )
+def pools_in(fleet: Fleet) -> list[PoolOf]:
+    """The pools as a roster wants them."""
+    scaling, roles = fleet.scaling or (None,) * len(fleet.limits), fleet.roles or ("mixed",) * len(fleet.limits)
+    return [PoolOf(*pool) for pool in zip(roles, fleet.replicas, fleet.limits, scaling, strict=True)]
 
 
 def maker(fleet: Fleet, shelf: Shelf) -> Callable[[int], Replica]:
@@ -342,24 +337,31 @@ def _replica_of(fleet: Fleet, pool: int, shelf: Shelf, replica: int) -> Replica:
     """
     limits, policy, times = fleet.limits[pool], fleet.policies[pool], fleet.times[pool]
     tiers = fleet.tiers[pool] if fleet.tiers else ()
-    if not isinstance(policy, VllmV1 | Policy | WholeBatches):
+    if not isinstance(policy, KNOWN):
         raise InputError(
             f"{type(policy).__name__}: not simulated beside a scheduler that only the reference engine knows"
         )
     policy.check(limits)
     ranks = [_scheduler(limits, policy, shelf.ports(tiers, pool, replica)) for _ in range(fleet.lanes[pool])]
+    depth = 2 if policy.async_scheduling else 1
     if isinstance(times, StageTimes):
         if fleet.lockstep[pool]:
             raise InputError("pipelines of ranks in lockstep are not simulated: use data_parallel_size=1 with experts")
         kind = EagerPipeline if getattr(policy, "decide_on_arrival", False) else Pipeline
         return Replica([kind(cast(NumberedScheduler, rank), policy, table_passage(times)) for rank in ranks])
-    depth = 2 if policy.async_scheduling else 1
     if fleet.lockstep[pool]:
         return Replica([Group(ranks, table_time(times), depth)])
-    return Replica([Group([rank], table_time(times), depth) for rank in ranks])
+    return Replica([_alone(rank, times, depth) for rank in ranks])
 
 
-def _scheduler(limits: Limits, policy: VllmV1 | Policy | WholeBatches, ports: list[Port]) -> StepScheduler:
+def _alone(rank: StepScheduler, times: BatchTimes, depth: int) -> Group:
+    """A rank that waits for no other."""
+    return Rank(rank, times, depth) if isinstance(rank, Custom) else Group([rank], table_time(times), depth)
+
+
+def _scheduler(limits: Limits, policy: Known, ports: list[Port]) -> StepScheduler:
+    if isinstance(policy, Own):
+        return Custom(policy.make(), limits)
     if isinstance(policy, WholeBatches):
         return whole_batches.Scheduler(limits, policy)
     if isinstance(policy, Policy):

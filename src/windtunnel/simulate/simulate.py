@@ -21,8 +21,9 @@ from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.cache import cache_folder
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
-from windtunnel.policy import Limits, Settings
-from windtunnel.policy.named import Router, find_router, find_scheduler
+from windtunnel.policy import Limits, Own, Settings
+from windtunnel.policy.named import Router, Scheduler, find_router, find_scheduler
+from windtunnel.policy.own import NAME as OWN
 from windtunnel.policy.tiers import Tier
 from windtunnel.reference.custom import PythonScheduler
 from windtunnel.simulate.apart import (
@@ -34,7 +35,7 @@ from windtunnel.simulate.apart import (
 )
 from windtunnel.simulate.apart_on_reference import beyond_the_tandem, run_apart
 from windtunnel.simulate.notes import about_load, about_the_unfinished
-from windtunnel.simulate.on_reference import beyond_the_core, require_known, run_custom, run_policies
+from windtunnel.simulate.on_reference import beyond_the_core, require_known, run_policies
 from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads, at_client, at_engine
 from windtunnel.simulate.run import (
     ABORTED,
@@ -84,20 +85,20 @@ def simulate(
         InputError: the model does not fit, or a name is unknown.
     """
     router = find_router(deployment.router)
-    own, named = schedulers_of(deployment)
+    named = policies if policies and not scheduler else schedulers_of(deployment, scheduler)
     if tables is None:
         tables = batch_times(deployment, perf, cache, corrections)
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
-    fleet = replace(fleet_of(deployment, times, budgets, policies or named, router), **_elastic(deployment, seed))
+    fleet = replace(fleet_of(deployment, times, budgets, named, router), **_elastic(deployment, seed))
     client = overheads.client
     demand, cut, delays = _asked(workload, fleet, client, deployment.handover.reserved_decode_tokens)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
-    notes += [*about_load(demand, cut, fleet, bool(scheduler or own)), *_state_notes(deployment, budgets, demand)]
+    notes += [*about_load(demand, cut, fleet), *_state_notes(deployment, budgets, demand)]
     if demand.hash_ids is None:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.apart else None
-    record, said = _record(fleet, demand, routers_of(deployment), seed, scheduler or own, between)
+    record, said = _record(fleet, demand, routers_of(deployment), seed, between)
     requests = _requests(workload, record, fleet)
     notes += [*said, *about_the_unfinished(requests, fleet)]
     if client:
@@ -140,19 +141,13 @@ def _record(
     demand: Demand,
     routers: tuple[Router, Router],
     seed: int,
-    scheduler: Callable[[], PythonScheduler] | None,
     between: tuple[handover.Crossing, Sending] | None,
 ) -> tuple[Record, list[str]]:
     """What happened, in the core or in the reference engine where it alone has the rules, and what to say of that."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
     beyond = beyond_the_tandem(fleet, routers, between[0].rules) if between else beyond_the_core(fleet)
-    if scheduler and between:
-        raise InputError("prefill and decode pools: not simulated with a scheduler of your own; use mixed pools")
-    if scheduler and beyond:
-        raise InputError(f"{', '.join(beyond)}: not simulated with a scheduler of your own")
-    if scheduler:
-        return run_custom(scheduler, fleet, demand, numbers[0], uniforms[0]), []
-    said = [f"{', '.join(beyond)}: simulated by the reference engine, which takes its time"] * bool(beyond)
+    slow = ", ".join(name for name in beyond if name != OWN)  # whoever writes a scheduler knows
+    said = [f"{slow}: simulated by the reference engine, which takes its time"] * bool(slow)
     if beyond:
         require_known(fleet, beyond)
     if between:
@@ -173,15 +168,18 @@ def router_stream(seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, crc32(b"router")])
 
 
-def schedulers_of(deployment: Deployment) -> tuple[Callable[[], PythonScheduler] | None, list[Settings]]:
-    """What makes the user's scheduler, if there is one, and the settings of each pool's scheduler otherwise."""
-    settings: list[Settings] = []
-    for pool in deployment.pools:
-        found = find_scheduler(pool.engine.scheduler) if pool.engine.scheduler else engine_scheduler(pool.engine)
-        if callable(found):
-            return found, [engine_scheduler(pool.engine) for pool in deployment.pools]
-        settings.append(found.with_stages(pool.engine.pipeline_parallel_size))
-    return None, settings
+def schedulers_of(deployment: Deployment, make: Callable[[], PythonScheduler] | None = None) -> list[Settings]:
+    """The settings of each pool's scheduler; of what ``make`` makes, in the place of all of them."""
+    return [_scheduler_of(pool, make or _named(pool)) for pool in deployment.pools]
+
+
+def _named(pool: Pool) -> Scheduler:
+    return find_scheduler(pool.engine.scheduler) if pool.engine.scheduler else engine_scheduler(pool.engine)
+
+
+def _scheduler_of(pool: Pool, found: Scheduler) -> Settings:
+    settings = Own(found, engine_scheduler(pool.engine)) if callable(found) else found
+    return settings.with_stages(pool.engine.pipeline_parallel_size)
 
 
 def batch_times(

@@ -10,6 +10,7 @@ from windtunnel.hardware import device
 from windtunnel.model import MLA, load_model
 from windtunnel.perf.corrections import ALL
 from windtunnel.perf.explain import Batch, explain
+from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.host import (
     CACHED_BLOCK,
     DISPATCH_ATTENTION,
@@ -21,6 +22,7 @@ from windtunnel.perf.tabulate.host import (
     dispatch_floor,
     eager_floor,
     host_cost,
+    host_of,
 )
 from windtunnel.perf.tabulate.tables import axes
 
@@ -185,3 +187,82 @@ def test_decodes_without_a_graph_wait_for_no_more_than_the_modules() -> None:
         served = pool("Qwen/Qwen3-8B", preset, enforce_eager=True)
         waits = dispatch(served, axes(served), np.zeros(len(axes(served).padded)), prompts=False)
         assert waits[-1] == pytest.approx(36 * 0.42e-3)
+
+
+FLOORS = {
+    ("vllm", "h200"): (32 * 0.42, 27 * 0.5 + 0.17 + 26 * 0.35, 61 * 0.5 + 3 * 0.17 + 58 * 0.35,
+                       30 * 0.8 + 10 * 0.25 + 40 * 0.35, 27 * 0.5 + 4 * 0.25 + 25 * 0.17),
+    ("vllm", "b200"): (32 * 0.25, 27 * 0.3 + 0.1 + 26 * 0.2, 61 * 0.3 + 3 * 0.1 + 58 * 0.2,
+                       30 * 0.5 + 10 * 0.15 + 40 * 0.2, 27 * 0.3 + 4 * 0.15 + 25 * 0.1),
+    ("sglang", "h200"): (32 * 0.8, 27 * 2.5 + 0.3 + 26 * 0.7, 61 * 1.8 + 3 * 0.3 + 58 * 0.7,
+                         30 * 4.0 + 10 * 0.5 + 40 * 0.7, 27 * 1.5 + 4 * 0.5 + 25 * 0.3),
+    ("sglang", "b200"): (32 * 0.45, 27 * 1.5 + 0.15 + 26 * 0.45, 61 * 1.2 + 3 * 0.15 + 58 * 0.45,
+                         30 * 4.0 + 10 * 0.3 + 40 * 0.45, 27 * 0.9 + 4 * 0.3 + 25 * 0.15),
+    ("trtllm", "h200"): (32 * 0.65, 27 * 3.5 + 0.25 + 26 * 0.8, 61 * 1.8 + 3 * 0.25 + 58 * 0.8,
+                         30 * 4.0 + 10 * 0.4 + 40 * 0.8, 27 * 1.5 + 4 * 0.4 + 25 * 0.25),
+    ("trtllm", "b200"): (32 * 0.32, 27 * 2.0 + 0.12 + 26 * 0.5, 61 * 1.2 + 3 * 0.12 + 58 * 0.5,
+                         30 * 4.0 + 10 * 0.2 + 40 * 0.5, 27 * 0.9 + 4 * 0.2 + 25 * 0.12),
+}  # fmt: skip
+"""Milliseconds of a step that is launched module by module: of a plain model of 32 dense layers; with latent attention
+in 27, sparse in 61 (of which 1 and 3 are dense, the others have experts); linear in 30 and plain in 10, all with
+experts; and of one part a layer: state space in 27, attention in 4, dense networks in 25."""
+
+
+@pytest.mark.parametrize(("backend", "on"), FLOORS)
+def test_floors_of_five_kinds_of_model_by_hand(backend: str, on: str) -> None:
+    models = (
+        LLAMA,
+        "deepseek-ai/DeepSeek-V2-Lite",
+        "deepseek-ai/DeepSeek-V3.2",
+        "Qwen/Qwen3.5-35B-A3B",
+        "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
+    )
+    found = [1e3 * eager_floor(pool(model, "vllm-0.32", on), backend) for model in models]
+    assert found == pytest.approx(FLOORS[backend, on])
+
+
+def test_a_dense_network_beside_the_experts_counts_too() -> None:
+    """30 layers of attention, a dense network and experts; hosts of B300 take half of B200's time."""
+    beside = pool("google/gemma-4-26B-A4B", "vllm-0.32")
+    assert eager_floor(beside, "sglang") == pytest.approx(30 * (0.5e-3 + 0.3e-3 + 0.7e-3))
+    assert eager_floor(pool(LLAMA, "sglang-0.5", "b300")) == pytest.approx(32 * 0.45e-3 / 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "kernels"),
+    [("Qwen/Qwen3-8B", 36, 36 * 10 + 2), ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", 31, 56 + 27 * 3 + 25 * 3 + 4 * 3 + 2)],
+)
+def test_compiled_steps_wait_for_their_launches_by_hand(model: str, layers: int, kernels: int) -> None:
+    """A call of 50 µs in each layer with attention; beyond the graphs 6 µs for each kernel: in a layer of Qwen3 two
+    norms, four products, norm and rotation of heads, the write to the cache, and the activation; an embedding and a
+    norm of the whole. Decodes of 256 tokens are still in a graph."""
+    served = pool(model, "vllm-0.32")
+    ax = axes(served)
+    waits = dispatch(served, ax, np.zeros(len(ax.padded)), prompts=True)
+    assert ax.mixed_graph_tokens == 256
+    assert [waits[at] for at in (0, 1, 256)] == pytest.approx([0.0, layers * 50e-6, layers * 50e-6])
+    assert [waits[at] for at in (257, 4000)] == pytest.approx([layers * 50e-6 + kernels * 6e-6] * 2)
+
+
+def test_a_block_in_the_cache_costs_a_quarter_of_a_microsecond_before_v1() -> None:
+    """0.24 µs: of 64 decodes with 4,096 tokens in blocks of 16."""
+    old = pool(LLAMA, "vllm-0.6")
+    assert axes(old).context_knots[-1] == 4096
+    assert block_tables(old, axes(old))[64, -1] == pytest.approx(64 * 256 * 0.24e-6)
+    assert block_tables(old, axes(old)).shape == (129, len(axes(old).context_knots))
+
+
+def test_ranks_that_need_not_agree_do_not() -> None:
+    lockstep = pool("Qwen/Qwen3-30B-A3B", "vllm-0.32", data_parallel_size=2)
+    assert host_cost(lockstep, ALL.without("rank_synchronisation")).serial == pytest.approx(0.2e-3)
+    assert host_cost(lockstep).serial == pytest.approx(1.2e-3)
+
+
+def test_measured_host_work_takes_the_place_of_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pool(LLAMA, "vllm-0.32")
+    times = predictor_from(made, "modelled")
+    assert host_of(times, made) == host_cost(made)
+    monkeypatch.setattr(type(times), "host_seconds", (2e-3, 3e-6))
+    overlapped, serial = host_of(times, made).tables(2)
+    assert overlapped.tolist() == [0.0, 0.0, 0.0]
+    assert serial.tolist() == pytest.approx([0.0, 2.003e-3, 2.006e-3])

@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,17 +7,20 @@ import pytest
 from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model, model_names
+from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.kinds.attention import Attention
 from windtunnel.perf.kinds.block_sparse_attention import BlockSparseAttention
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.compressed_attention import CompressedAttention
-from windtunnel.perf.kinds.elementwise import Quantize
+from windtunnel.perf.kinds.elementwise import Elementwise, Quantize
+from windtunnel.perf.kinds.exchange import Exchange
 from windtunnel.perf.kinds.experts import Experts
 from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.kinds.hyper_connection import HyperConnection
 from windtunnel.perf.kinds.latent_attention import LatentAttention
 from windtunnel.perf.kinds.sparse_attention import SparseAttention
 from windtunnel.perf.tabulate.operator import GROUPS, THROUGH_HOST, Operator
-from windtunnel.perf.tabulate.operators import operators
+from windtunnel.perf.tabulate.operators import expert_layer_operators, operators
 
 ONE, ZERO = np.ones(1), np.zeros(1)
 REPEATED = (
@@ -225,3 +229,202 @@ def test_experts_of_eight_bits_are_experts_of_eight_bits() -> None:
     kernel = named(operators(pool("Qwen/Qwen3-30B-A3B", quantization="fp8")), "experts").kernel
     assert isinstance(kernel, Experts)
     assert (kernel.dtype, kernel.weight_only, kernel.gated) == ("fp8", False, True)
+
+
+MOVES = {
+    ("google/gemma-3n-E4B", 2, "h100"): {
+        "embedding": (1, 2 * 4096, 1),
+        "layer_embeddings": (1, 2 * 2 * 8960, 1),  # of all 35 layers: read, written
+        "layer_embeddings_add": (1, 5 * 2 * 8960, 2),  # a norm, and two rows added
+        "altup_begin_scale": (3, 3 * 4096, 2),
+        "altup_norm": (70, 2 * 4096, 1),
+        "altup_tanh": (70, 2 * 2 * 4, 1),
+        "altup_predict": (35, 4 * 5 * 4096, 2),  # of four states
+        "altup_correct": (35, (4 * 2 + 3) * 4096, 1),
+        "norm": (140, 4 * 4096, 0),  # with the all-reduce
+        "laurel_add": (35, 4 * 4096, 1),
+        "layer_input": (35, 3 * 2 * 256, 1),
+        "layer_input_add": (35, (2 + 3 * 3) * 4096, 2),  # a norm; each of the other three states: two read, one written
+        "altup_end_scale": (3, 3 * 4096, 2),
+        "altup_mean": (1, 5 * 4096, 1),
+        "final_norm": (1, 4 * 4096, 1),
+        "sampling": (1, 34 * 262_400, 10),
+    },
+    ("google/gemma-4-E2B-it", 1, "h100"): {"norm": (140, 4 * 3072, 1), "layer_input_add": (35, 5 * 3072, 2)},
+    ("google/gemma-4-26B-A4B", 1, "h100"): {"norm": (240, 4 * 5632, 1), "networks_add": (30, 3 * 5632, 1)},
+    ("deepseek-ai/DeepSeek-V4-Flash", 1, "b200"): {
+        "streams_begin": (1, 5 * 8192, 1),  # one read, four written
+        "streams_end": (1, 5 * 8192, 1),
+        "norm": (86, 2 * 8192, 1),
+        "shared_activation": (43, 3 * 2 * 2048, 0),
+        "shared_experts_add": (43, 3 * 8192, 0),
+    },
+    ("moonshotai/Kimi-K3", 8, "b300"): {"latent_norm": (92, 2 * 7168, 1)},
+    ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", 2, "h100"): {"shared_activation": (40, 2 * 2 * 2688, 0)},
+    ("facebook/opt-125m", 2, "a100"): {"norm": (24, 4 * 1536, 1), "activation": (12, 2 * 2 * 1536, 1)},
+}  # fmt: skip
+"""By model, GPUs and device: how often what only moves data runs, the bytes of a row (16 bits a number), and launches;
+none where it rides on an all-reduce or runs beside the experts."""
+
+
+@pytest.mark.parametrize(("model", "tp", "on"), MOVES)
+def test_rows_and_launches_by_hand(model: str, tp: int, on: str) -> None:
+    ops = operators(pool(model, on, tensor_parallel_size=tp))
+    for name, (count, row, launches) in MOVES[model, tp, on].items():
+        found = named(ops, name)
+        assert (name, found.count, found.kernel) == (
+            name, count, Elementwise(row, launches, graph=name != "sampling"),
+        )  # fmt: skip
+
+
+def test_each_block_of_residuals_is_read_once_more() -> None:
+    """A norm of hidden 7168 reads and writes two rows each, and one row more of each of its blocks: none to eight."""
+    ops = operators(pool("moonshotai/Kimi-K3", "b300", tensor_parallel_size=8))
+    found = [(op.count, op.kernel) for op in ops if op.name == "attention_residual"]
+    rows = {kernel.row_bytes / 14336: count for count, kernel in found if isinstance(kernel, Elementwise)}
+    assert rows == {4 + blocks: count for blocks, count in zip(range(9), (2, *[24] * 7, 16), strict=True)}
+
+
+def test_products_and_sums_of_alternating_updates_by_hand() -> None:
+    """Hidden 2048 and four states on two GPUs, which gather and sum what each has half of."""
+    ops = operators(pool("google/gemma-3n-E4B", "h100", tensor_parallel_size=2))
+    assert named(ops, "layer_embeddings_proj").kernel == Gemm(8960 // 2, 2048)
+    assert named(ops, "layer_embeddings_all_gather").kernel == Collective("all_gather", 2, 8960)
+    assert named(ops, "layer_embeddings_all_reduce").kernel == Collective("all_reduce", 2, 8960)
+    for end in ("begin", "end"):
+        proj, gather = named(ops, f"altup_{end}_proj"), named(ops, f"altup_{end}_all_gather")
+        assert (proj.count, proj.kernel) == (3, Gemm(1024, 2048))
+        assert (gather.count, gather.kernel) == (3, Collective("all_gather", 2, 2048))
+    assert (named(ops, "altup_router").count, named(ops, "altup_router").kernel) == (70, Gemm(4, 2048))
+    coefficients = {(op.kernel, op.count) for op in ops if op.name == "altup_coefficients"}
+    assert coefficients == {(Gemm(16, 4), 35), (Gemm(4, 4), 35)}
+    assert (named(ops, "laurel_left").kernel, named(ops, "laurel_right").kernel) == (Gemm(32, 2048), Gemm(2048, 32))
+    assert named(ops, "laurel_all_reduce").kernel == Collective("all_reduce", 2, 2048)
+    assert (named(ops, "layer_input_gate").kernel, named(ops, "layer_input_proj").kernel) == (
+        Gemm(256, 2048),
+        Gemm(2048, 256),
+    )
+
+
+def test_streams_are_mixed_before_and_after_attention_and_network() -> None:
+    ops = operators(pool("deepseek-ai/DeepSeek-V4-Flash", "b200"))
+    for side in ("pre", "post"):
+        found = named(ops, f"hyper_connection_{side}")
+        assert (found.count, found.kernel) == (2 * 43, HyperConnection(side, 4096, 4))
+
+
+def test_experts_in_a_smaller_space_by_hand() -> None:
+    """Hidden 7168, experts in 3584 of it; sums that are normalised are completed together with the hidden state's."""
+    ops = operators(pool("moonshotai/Kimi-K3", "b300", tensor_parallel_size=8))
+    assert named(ops, "latent_down_proj").kernel == Gemm(3584, 7168)
+    assert named(ops, "latent_up_proj").kernel == Gemm(7168, 3584)
+    assert named(ops, "expert_choice").kernel == Elementwise(6 * 896)
+    assert named(ops, "expert_all_reduce").kernel == Collective("all_reduce", 8, 7168 + 3584)
+    plain = operators(pool("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", "h100", tensor_parallel_size=2))
+    assert named(plain, "expert_all_reduce").kernel == Collective("all_reduce", 2, 4096)
+    assert named(plain, "shared_gate_up_proj").kernel == Gemm(5376 // 2, 4096, "fp8", beside=True)  # not gated
+    assert not [op for op in plain if op.name == "latent_norm"]
+
+
+def test_logits_are_gathered_outside_of_graphs() -> None:
+    """Vocabularies are padded to multiples of 64 where GPUs share them: 50,272 to 50,304."""
+    ops = operators(pool("facebook/opt-125m", tensor_parallel_size=2))
+    assert named(ops, "lm_head").kernel == Gemm(50_304 // 2, 768)
+    assert named(ops, "logits_all_gather").kernel == Collective("all_gather", 2, 50_304, graph=False)
+    assert named(operators(pool("facebook/opt-125m")), "lm_head").kernel == Gemm(50_272, 768)
+
+
+@pytest.mark.parametrize(
+    ("on", "engine", "corrections", "fuses"),
+    [
+        ("h100", {"preset": "trtllm-1.1"}, ALL, True),
+        ("h100", {"preset": "trtllm-1.1"}, ALL.without("fused_all_reduce"), False),
+        ("a100", {"preset": "trtllm-1.1"}, ALL, False),  # before Hopper
+        ("l40s", {"preset": "trtllm-1.1"}, ALL, False),  # no NVLink
+        ("b200", {"preset": "vllm-0.12"}, ALL, True),
+        ("h100", {"preset": "vllm-0.12"}, ALL, False),  # not by default
+        ("h100", {"preset": "trtllm-1.1", "tensor_parallel_size": 1}, ALL, False),
+    ],
+)
+def test_norms_ride_on_the_all_reduce(on: str, engine: dict[str, Any], corrections: Corrections, fuses: bool) -> None:
+    ops = operators(pool("Llama-3.1-8B", on, **{"tensor_parallel_size": 2, **engine}), corrections)
+    assert (named(ops, "norm").kernel == Elementwise(8 * 4096, 0)) is fuses
+    assert (named(ops, "norm").kernel == Elementwise(8 * 4096, 1)) is not fuses
+    assert named(ops, "final_norm").kernel == Elementwise(8 * 4096, 1)
+
+
+def casts(model: str, preset: str, corrections: Corrections = ALL, **engine: Any) -> set[str]:
+    """Of the casts before a layer's products those that are kernels of their own."""
+    ops = operators(pool(model, "h100", preset=preset, **engine), corrections)
+    return {op.name.removeprefix("quantize_") for op in ops if isinstance(op.kernel, Quantize)}
+
+
+def test_casts_ride_on_norms_or_attention_by_engine_and_scale() -> None:
+    static, dynamic, blocks = "nvidia/Llama-3.1-8B-Instruct-FP8", "Llama-3.1-8B", "Qwen/Qwen3-32B-FP8"
+    assert casts(static, "vllm-0.32") == {"attention"}
+    assert casts(static, "sglang-0.5") == {"input", "attention"}
+    assert casts(static, "trtllm-1.1") == set()
+    assert casts(dynamic, "vllm-0.32", quantization="fp8") == {"attention"}
+    assert casts(dynamic, "vllm-0.32", quantization="fp8", enforce_eager=True) == {"input", "attention"}
+    assert casts(dynamic, "sglang-0.5", quantization="fp8") == {"input", "attention"}
+    assert casts(blocks, "vllm-0.32") == {"input", "attention"}
+    assert casts(static, "trtllm-1.1", ALL.without("fused_quantization")) == {"input", "attention"}
+    assert casts("Llama-3.1-8B", "vllm-0.32") == set()
+
+
+def exchanged(model: str, backend: str, corrections: Corrections = ALL, **engine: Any) -> dict[str, Any]:
+    limits = {"tensor_parallel_size": 2, "data_parallel_size": 4, "enable_expert_parallel": True}
+    ops = operators(pool(model, "b200", all2all_backend=backend, **limits, **engine), corrections)
+    return {op.name: (op.phase, op.count, op.kernel) for op in ops if op.name.startswith(("expert_", "choice_"))}
+
+
+def test_tokens_go_to_the_experts_of_eight_ranks_and_back_by_hand() -> None:
+    """48 layers of 128 experts, eight of which see each token of hidden 2048; four ranks of two GPUs."""
+    model = "Qwen/Qwen3-30B-A3B"
+    found = exchanged(model, "allgather_reducescatter")
+    assert found["expert_all_gather"] == ("all_tokens", 48, Collective("all_gather", 4, 2048))
+    assert found["choice_all_gather"] == ("all_tokens", 48, Collective("all_gather", 4, 4 * 8))
+    assert found["expert_reduce_scatter"] == ("all_tokens", 48, Collective("reduce_scatter", 4, 2048))
+    without = exchanged(model, "allgather_reducescatter", ALL.without("rank_synchronisation"))
+    assert set(found) - set(without) == {"choice_all_gather"}
+    sizes = (2048, 8, 128, 8, 8, 2)
+    for backend, mode in (("deepep_low_latency", "low_latency"), ("deepep_high_throughput", "high_throughput")):
+        found = exchanged(model, backend)
+        assert found["expert_dispatch"] == ("tokens", 48, Exchange("dispatch", mode, *sizes, dtype="bfloat16"))
+        assert found["expert_combine"] == ("tokens", 48, Exchange("combine", mode, *sizes))
+    for quantization in ("fp8", "fp8_block"):
+        name = model if quantization == "fp8" else f"{model}-FP8"
+        more: dict[str, Any] = {"quantization": "fp8"} if quantization == "fp8" else {}
+        found = exchanged(name, "deepep_low_latency", **more)
+        assert found["expert_dispatch"][2] == Exchange("dispatch", "low_latency", *sizes, dtype="fp8")
+        assert found["expert_combine"][2] == Exchange("combine", "low_latency", *sizes)
+
+
+def test_one_sided_kernels_send_four_bits_where_the_experts_have_them() -> None:
+    found = exchanged("nvidia/Qwen3-235B-A22B-NVFP4", "flashinfer_nvlink_one_sided", preset="trtllm-1.1")
+    assert found["expert_dispatch"][2] == Exchange("dispatch", "one_sided", 4096, 8, 128, 8, 8, 2, dtype="nvfp4")
+    other = exchanged("nvidia/Qwen3-235B-A22B-NVFP4", "deepep_low_latency")["expert_dispatch"][2]
+    assert other == Exchange("dispatch", "low_latency", 4096, 8, 128, 8, 8, 2, dtype="bfloat16")
+
+
+def test_layers_of_experts_alone() -> None:
+    """DeepSeek-V2-Lite has one dense layer and 26 of experts: their attention, two norms each, and no embedding."""
+    of = pool("deepseek-ai/DeepSeek-V2-Lite")
+    found = expert_layer_operators(of)
+    assert {op.name: op.count for op in found if op.name in ("norm", "o_proj", "experts", "router")} == {
+        "norm": 52, "o_proj": 26, "experts": 26, "router": 26,
+    }  # fmt: skip
+    assert {op.name for op in operators(of)} - {op.name for op in found} == {
+        *("embedding", "gate_up_proj", "activation", "down_proj", "final_norm", "lm_head", "sampling"),
+    }
+    assert expert_layer_operators(pool("Qwen/Qwen3-8B")) == ()
+
+
+def test_shared_experts_run_beside_the_others() -> None:
+    of = pool("deepseek-ai/DeepSeek-V2-Lite")
+    beside, after = (named(operators(of, which), "shared_down_proj").kernel for which in (ALL, NO_OVERLAP))
+    assert (beside, after) == (Gemm(2048, 2 * 1408, beside=True), Gemm(2048, 2 * 1408))
+    assert named(operators(of, NO_OVERLAP), "shared_experts_add").kernel == Elementwise(3 * 2 * 2048)
+
+
+NO_OVERLAP = ALL.without("shared_expert_overlap")

@@ -35,7 +35,7 @@ class Contents:
         """``hash_block_size``: tokens that a name stands for."""
         self.block_size, self.size = block_size, hash_block_size
         kept = state.own if several(state.own) else (state.own,)
-        self._templates = [own.cache.holdings[:1].copy() if _has_holdings(own) else None for own in kept]
+        self._templates = [own.cache.holdings[0].item() if _has_holdings(own) else None for own in kept]
         self._names, self._tables = Rooms(), Rooms()
 
     def write(self, state: State, r: int, prompt: int, output: int, names: tuple[int, ...]) -> State:
@@ -61,8 +61,8 @@ class Contents:
         cache.ids[first : first + len(names)] = names
         rows = cache.holdings if _has_holdings(own) else state.requests
         if _has_holdings(own):
-            rows[r : r + 1] = self._templates[k]
-        row = rows[r : r + 1]
+            rows[r] = self._templates[k]
+        row = rows[r]
         row["ids"], row["table"], row["shared"] = first, table, len(names) * self.size // self.block_size
         return own if cache is own.cache else own._replace(cache=cache)
 
@@ -74,8 +74,10 @@ def _has_holdings(own: Any) -> bool:
 
 def _roomy(own: Any, **wanted: int) -> Any:
     """The named tuple, with copies twice as long as is wanted of the arrays that are shorter."""
-    short = {name: size for name, size in wanted.items() if size > len(getattr(own, name))}
-    return own._replace(**{name: _longer(getattr(own, name), size) for name, size in short.items()}) if short else own
+    for name, size in wanted.items():
+        if size > len(getattr(own, name)):
+            own = own._replace(**{name: _longer(getattr(own, name), size)})
+    return own
 
 
 def _longer(array: Any, wanted: int) -> Any:

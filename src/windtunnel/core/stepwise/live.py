@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.compiled import entry
+from windtunnel.core.compiled import Settled, entry
 from windtunnel.core.dispatch import check, jump, room, seated, step
 from windtunnel.core.engine import Demand, Fleet, new_state, with_room
 from windtunnel.core.hooks import raise_failures
@@ -139,7 +139,11 @@ class Live:
         self._forgets = not any(policy.recalls_the_ended for policy in fleet.policies)
         self.state = self._state(SLOTS)
         self._looks = len(self.state.lanes) > len(self.state.replicas) - 1 or router == VLLM_DP  # as compiled ``looks``
-        self._template = self.state.requests[:1].copy()
+        self._template: tuple[Any, ...] = self.state.requests[0].item()
+        known = self.state.requests.dtype.names
+        self._priorities = [name for name in ("key", "priority") if name in known]
+        self._limits = [name for name in ("max_tokens", "declared") if name in known]
+        self._arrive, self._tokens_until = Settled(arrive), Settled(tokens_until)
         self.given = np.zeros(SLOTS, dtype=np.int64)
         self.found = np.zeros(max(4096, 8 * self.state.seats.shape[2] * len(self.state.lanes)), dtype=TOKENS)
         if np.recarray in type(self.state.requests).__mro__:
@@ -181,23 +185,21 @@ class Live:
         if not self._free:
             self._grow()
         r = self._free.popleft()
-        row = self.state.requests[r : r + 1]
-        row[:] = self._template
+        self.state.requests[r] = self._template
+        row = self.state.requests[r]
         row["arrival"], row["prompt"], row["output"] = time, request.prompt_tokens, request.output_tokens
         row["overruns"] = request.output_tokens < request.max_tokens
-        for name, value in (
-            ("key", request.priority), ("priority", request.priority),
-            ("max_tokens", request.max_tokens), ("declared", request.max_tokens),
-        ):  # fmt: skip
-            if name in row.dtype.names:
-                row[name] = value
+        for name in self._priorities:
+            row[name] = request.priority
+        for name in self._limits:
+            row[name] = request.max_tokens
         self.given[r] = 0
         if self._contents:
             lengths = request.prompt_tokens, request.output_tokens
             self.state = self._contents.write(self.state, r, *lengths, request.hash_ids)
         if self.state.counters[ROUTED] >= len(self.state.uniforms):
             self.state = self.state._replace(uniforms=self._uniforms(2 * len(self.state.uniforms)))
-        arrive(self.state, self.router, r, time)
+        self._arrive(self.state, self.router, r, time)
         return r, time, rows
 
     def advance(self, until: float) -> NDArray[Any]:
@@ -226,7 +228,7 @@ class Live:
         group, parts = self.state.groups[g], []
         while group["now"] < until and group["bound"] < np.inf:
             lands = self._lands[group["pool"]]
-            why, rows = tokens_until(self.state, g, until, self.given, self.found, lands)
+            why, rows = self._tokens_until(self.state, g, until, self.given, self.found, lands)
             if rows:
                 parts.append(self.found[:rows].copy())
             if why == NO_LOG:
@@ -239,7 +241,8 @@ class Live:
         groups = self.state.groups
         if len(groups) == 1:
             return float(groups["now"][0]) if groups["bound"][0] < np.inf else np.inf
-        return float(np.where(np.isfinite(groups["bound"]), groups["now"], np.inf).min())
+        times = zip(groups["now"].tolist(), groups["bound"].tolist(), strict=True)
+        return min((now for now, bound in times if bound < np.inf), default=np.inf)
 
     def end_early(self, r: int) -> int:
         """The client of a request has gone: it ends as soon as it may; returns the tokens that it will have got.

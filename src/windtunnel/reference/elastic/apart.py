@@ -6,9 +6,8 @@ from heapq import heapify, heappush
 from math import inf, isnan, nan
 from typing import Any, cast
 
-from windtunnel.policy import Limits
-from windtunnel.policy.scaling import Autoscale, Failure, Lives
-from windtunnel.reference.elastic.roster import Roster, crew
+from windtunnel.policy.scaling import Failure, Lives
+from windtunnel.reference.elastic.roster import PoolOf, Roster, crews_of
 from windtunnel.reference.elastic.wires import FailingWires
 from windtunnel.reference.handover import Apart, Attempt, Crossing, Passage, prompt_of
 from windtunnel.reference.loop import (
@@ -27,16 +26,6 @@ from windtunnel.reference.request import Request
 from windtunnel.reference.staging import Receiver, Staging
 
 SIDES = ("prefill", "decode")
-
-
-@dataclass(frozen=True)
-class PoolOf:
-    """A pool, in the order of the fleet."""
-
-    role: str
-    replicas: int
-    limits: Limits
-    scaling: Autoscale | None = None
 
 
 @dataclass(frozen=True)
@@ -87,20 +76,19 @@ class ElasticApart(Apart):
         self.doors: tuple[list[int], list[int]] = ([], [])
         self.left_behind: list[tuple[Request, Group | Pipeline, int]] = []
         """Prompts on prefill replicas whose requests go on without them."""
-        self.moved: list[tuple[int, int]] = []
-        """(Request, tokens of its prompt) of every transfer that came through."""
         self.resent = 0
         wires = (self._announcer(LEAVES_NIC), self._announcer(TRANSFER_END), self._begins)
         self.wires: FailingWires = FailingWires(crossing.link, *wires)
-        crews, filled = [], dict.fromkeys(SIDES, 0)
-        for pool, first in zip(pools, firsts, strict=True):
-            stage = self.stages[SIDES.index(pool.role)]
-            crews.append(crew(stage, filled[pool.role], first, pool.replicas, pool.limits, pool.scaling, pool.role))
-            filled[pool.role] += pool.replicas
+        crews = crews_of(pools, dict(zip(SIDES, self.stages, strict=True)))
         self.roster = Roster(self, crews, faults.failures)
 
+    @property
+    def former(self) -> list[tuple[Group | Pipeline, Group | Pipeline]]:
+        """See Apart."""
+        return self.roster.former
+
     def account(self) -> Lives:
-        """What became of the replicas and their requests, after the run."""
+        """See Apart."""
         return self.roster.account(self.resent)
 
     def attempts(self, request: int) -> list[Attempt]:
@@ -178,10 +166,6 @@ class ElasticApart(Apart):
 
     def _ends(self, request: int) -> tuple[int, int]:
         return self.passages[request].source, self.decodes[request].replica
-
-    def _received(self, request: int, time: float) -> None:
-        self.moved.append((request, self.whole[request].prompt_tokens))
-        super()._received(request, time)
 
     def _break(self, request: int, time: float) -> None:
         """The link between both replicas of a request is down."""
@@ -303,6 +287,7 @@ class ElasticApart(Apart):
             lane.scheduler.let_go(one)
             lane.staged -= 1
             lane.scheduler.coming -= 1
+        one.finished = True  # to routers that count what they have sent
         self.roster.leave(one, time)
         if self.groups[passage.group].has_place:
             self._wake(passage.group, time)
@@ -316,6 +301,7 @@ class ElasticApart(Apart):
         group, rank = self.prompts[request]
         if self._gated and isnan(passage.admitted):
             group.schedulers[rank].coming -= 1
+            prompt.finished = True
             self.roster.leave(prompt, time)
             return
         self.prefills[request] = replace(prompt, holds=False)

@@ -1,10 +1,9 @@
-"""Replicas that start, drain, fail and come back: the event loop of one pool with an autoscaler and faults."""
+"""Replicas that start, drain, fail and come back: the event loop of mixed pools with autoscalers and faults."""
 
 from collections.abc import Callable
 
-from windtunnel.policy import Limits
-from windtunnel.policy.scaling import Autoscale, Failure, Lives
-from windtunnel.reference.elastic.roster import Roster, crew
+from windtunnel.policy.scaling import Failure, Lives
+from windtunnel.reference.elastic.roster import PoolOf, Roster, crews_of
 from windtunnel.reference.loop import Loop, Replica, Router, Stage
 from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
@@ -20,11 +19,9 @@ class Elastic(Loop):
     def __init__(
         self,
         make: Callable[[int], Replica],
-        replicas: int,
+        pools: list[PoolOf],
         router: Router,
         requests: list[Request],
-        limits: Limits,
-        scaling: Autoscale | None,
         failures: list[Failure],
         on_failure: str,
         follow: dict[int, int] | None = None,
@@ -33,10 +30,13 @@ class Elastic(Loop):
         turnaround: list[float] | None = None,
     ) -> None:
         clients = (follow, think_time, max_concurrency, turnaround)
-        super().__init__([make(j) for j in range(replicas)], router, requests, *clients)
+        replicas = [make(j) for j in range(sum(pool.replicas for pool in pools))]
+        super().__init__(replicas, router, requests, *clients)
         self.make, self.on_failure = make, on_failure
         self.door: list[Request] = []
-        self.roster = Roster(self, [crew(self.stages[0], 0, 0, replicas, limits, scaling)], failures)
+        self.places: dict[int, tuple[int, int]] = {}
+        """(Replica, which of its ranks) of each request."""
+        self.roster = Roster(self, crews_of(pools, {"mixed": self.stages[0]}), failures)
 
     @property
     def replicas(self) -> list[Replica]:
@@ -61,6 +61,7 @@ class Elastic(Loop):
 
     def _enqueue(self, request: Request, group: Group | Pipeline, rank: int, time: float) -> None:
         self.roster.enter(self.stages[0], request.replica, request)
+        self.places[request.id] = request.replica, self.replicas[request.replica].ranks.index((group, rank))
         super()._enqueue(request, group, rank, time)
 
     def _complete(self, request: Request, time: float) -> None:

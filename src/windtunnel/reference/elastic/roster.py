@@ -68,13 +68,28 @@ class Crew:
     """Seconds in which none served."""
 
 
-def crew(
-    stage: Stage, first: int, number: int, replicas: int, limits: Limits, scaling: Autoscale | None, role: str = "mixed"
-) -> Crew:
-    """The replicas of a pool at the beginning: all of them, or the least that its autoscaler keeps."""
-    there = scaling.least if scaling else replicas
-    lives = [Life(UP if i < there else OFF) for i in range(replicas)]
-    return Crew(stage, first, number, limits, lives, scaling, role)
+@dataclass(frozen=True)
+class PoolOf:
+    """A pool, in the order of the fleet."""
+
+    role: str
+    replicas: int
+    limits: Limits
+    scaling: Autoscale | None = None
+
+
+def crews_of(pools: list[PoolOf], stages: dict[str, Stage]) -> list[Crew]:
+    """The replicas of each pool at the beginning: all of them, or the least that its autoscaler keeps. ``stages`` has
+    the stage of each role, whose replicas are those of its pools, in this order."""
+    found, filled, number = [], dict.fromkeys(stages, 0), 0
+    for pool in pools:
+        there = pool.scaling.least if pool.scaling else pool.replicas
+        lives = [Life(UP if i < there else OFF) for i in range(pool.replicas)]
+        stage, first = stages[pool.role], filled[pool.role]
+        found.append(Crew(stage, first, number, pool.limits, lives, pool.scaling, pool.role))
+        filled[pool.role] += pool.replicas
+        number += pool.replicas
+    return found
 
 
 class Host(Protocol):
@@ -237,6 +252,8 @@ class Roster:
             return
         each.failures += 1
         returns = life.state != DRAINING and failure.down < inf
+        for group, rank in self._replica(failure.replica).ranks:
+            group.schedulers[rank].settle()
         victims = list(life.requests)
         life.requests.clear()
         for request in victims:
@@ -257,13 +274,13 @@ class Roster:
         return self.host.stages.index(each.stage), each.first + replica - each.number
 
     def _replace(self, number: int, time: float) -> None:
-        """A replica that has computed nothing takes the place of a failed one, whose steps in flight never ended."""
+        """A replica that has computed nothing takes the place of one that is no more; its steps in flight never end."""
         each, old, fresh = self.crew_of[number], self._replica(number), self.host.make(number)
         place = each.first + number - each.number
         each.stage.replicas[place] = fresh
         each.stage.balancer.forget(place)
         for k, (new, group) in enumerate(zip(fresh.groups, old.groups, strict=True)):
-            new.journal.extend(step for step in group.journal if step.end <= time)
+            new.journal.extend(group.ended(time))
             self.host.groups[self.first_group[number] + k] = new
             self.host.ending.discard(self.first_group[number] + k)
             self.former.append((group, new))
@@ -323,6 +340,8 @@ class Roster:
                 return
         for i, life in enumerate(each.lives):
             if life.state == OFF:
+                if life.spent[UP]:
+                    self._replace(each.number + i, time)
                 self._becomes(life, STARTING, time)
                 life.ready = time + each.scaling.startup
                 each.starts += 1
