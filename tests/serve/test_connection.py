@@ -24,7 +24,7 @@ ARRIVAL = b"x-windtunnel-arrival-seconds: "
 class SlowTokenizer:
     """Keeps the event loop busy for a while with every prompt, as long ones do."""
 
-    seconds = 0.05
+    seconds = 0.25
 
     def encode(self, text: str) -> Sequence[int]:
         time.sleep(self.seconds)
