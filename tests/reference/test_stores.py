@@ -112,20 +112,24 @@ def test_a_port_reads_one_thing_after_the_other() -> None:
     assert [port.load(8, 0.0), port.load(8, 1.0), port.load(8, 9.0)] == [1.5, 3.0, 10.5]
 
 
-TIERS = st.tuples(
-    st.builds(
+def any_store(blocks: list[int], generated: st.SearchStrategy[bool]) -> st.SearchStrategy[Tier]:
+    """Of few chunks or many, whose tokens are still in blocks."""
+    return st.builds(
         Tier,
         st.just("host"),
         st.sampled_from([1, 5, 1000]),
-        st.sampled_from([1, 2, 4]),  # blocks: see below
+        st.sampled_from(blocks),
         st.sampled_from([0.0, 0.1]),
         st.sampled_from([0.0, 0.3]),
         st.sampled_from([0.0, 2.0]),
         st.sampled_from(["replica", "deployment"]),
         st.sampled_from(["lru", "fifo"]),
         st.sampled_from([0, 0, 1]),
+        generated,
     )
-)
+
+
+TIERS = st.tuples(any_store([1, 2, 4], st.just(False)))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=RELAXED)

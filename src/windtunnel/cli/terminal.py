@@ -279,11 +279,9 @@ def _lives(lives: Mapping[str, Any]) -> list[tuple[str, str]]:
     from windtunnel.report.page import many
 
     def there(some: Mapping[str, Any]) -> str:
-        text = f"{number(some['replicas_paid'])} paid in the mean, {number(some['replicas_up'])} up; none for "
-        return (
-            text
-            + f"{number(some['unserved_s'])} s; {many(some['starts'], 'start')}, {many(some['failures'], 'failure')}"
-        )
+        up = f"{number(some['replicas_paid'])} paid in the mean, {number(some['replicas_up'])} up"
+        none = f"none for {number(some['unserved_s'])} s"
+        return f"{up}; {none}; {many(some['starts'], 'start')}, {many(some['failures'], 'failure')}"
 
     requests = f"{many(lives['retries'], 'request')} tried again, {lives['lost']:,} lost"
     if "pools" not in lives:

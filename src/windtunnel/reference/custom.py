@@ -141,7 +141,7 @@ class Custom:
         others = self.num_running + staged
         if self.waiting or not has_room(self._blocks, request, reserved, others, self._free):
             return False
-        takes, limits = getattr(self.rules, "takes", None), self._less_than(self.leaving)
+        takes, limits = getattr(self.rules, "takes", None), self._limits()
         if takes is None or limits is None:
             return takes is None
         self.held = False
@@ -177,7 +177,7 @@ class Custom:
             if self._decide(1):
                 self.held = bool(self.steady.members) and not self.waiting
             return batch
-        limits = self._less_than(self.leaving, self.beside)
+        limits = self._limits(self.beside)
         if limits is None:
             return Batch()
         self.held = False
@@ -265,10 +265,10 @@ class Custom:
             self._leave(request)
         return bool(last)
 
-    def _less_than(self, leaving: Iterable[Request], beside: Iterable[Request] = ()) -> Limits | None:
-        """The limits less the seats of those that are leaving, and the blocks of all these; None: nothing is left."""
+    def _limits(self, beside: Iterable[Request] = ()) -> Limits | None:
+        """What is left beside those that are leaving, and the blocks of these; None: nothing."""
         seats = self.limits.max_num_seqs - len(self.leaving)
-        blocks = self.limits.num_blocks - sum([request.num_blocks for request in (*leaving, *beside)])
+        blocks = self.limits.num_blocks - sum([request.num_blocks for request in (*self.leaving, *beside)])
         if blocks == self.limits.num_blocks and not self.leaving:
             return self.limits
         return _less(self.limits, blocks, seats) if blocks and seats else None

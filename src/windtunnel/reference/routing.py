@@ -79,7 +79,7 @@ class Scored:
         self.settings, self.uniforms, self.view = settings, uniforms, fixed.copy()
         self.size = settings.block_size or block_size
         tokens = [int(row[routing.CAPACITY]) for row in fixed]
-        self.sizes = [hashed and (settings.blocks or max(count // self.size, 1)) for count in tokens]
+        self.sizes = [(settings.blocks or max(count // self.size, 1)) if hashed else 0 for count in tokens]
         self.ledgers = [self._ledger(j, None) for j in range(len(tokens))]
         self.decodes: list[float] = []
         """When each request that Conductor accepted should begin to decode."""

@@ -34,8 +34,6 @@ class Stream:
     """Called when tokens come; requests of one answer share it."""
     reason: str = "length"
     """Why it ends, if its client waits for that."""
-    eager: bool = True
-    """Its client wants each token when it comes, not all of them at the end."""
     tokens: int = 0
     first_token: float = np.nan
     last_token: float = np.nan
@@ -113,7 +111,7 @@ class Engine:
         slot, arrived, rows = self.engine.arrive(arrival, time)
         self._note(rows)
         replica = self.deployment.replica_of(slot)
-        stream = Stream(arrival, arrived, replica, told, reason, eager, slot=slot)
+        stream = Stream(arrival, arrived, replica, told, reason, slot=slot)
         self._streams[slot] = stream
         self.outbox.begin(slot, arrival.output_tokens, eager)
         if slot >= len(self._last):

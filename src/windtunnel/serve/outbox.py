@@ -11,7 +11,7 @@ import numpy as np
 from numba import config, types
 from numpy.typing import NDArray
 
-from windtunnel.core.compiled import Settled, entry
+from windtunnel.core.compiled import Settled, entry, part
 from windtunnel.serve.answers import Text, Wording
 from windtunnel.serve.tokens import BY_NUMBER
 
@@ -64,6 +64,33 @@ class Words(NamedTuple):
     address: int
 
 
+@part
+def put(chunk: NDArray[np.uint8], at: int, text: NDArray[np.uint8], length: int) -> int:
+    """Copy so many bytes of a text to a place: the place after them."""
+    for j in range(length):
+        chunk[at + j] = text[j]
+    return at + length
+
+
+@part
+def put_length(chunk: NDArray[np.uint8], length: int) -> int:
+    """Begin a chunk of HTTP of so many bytes, below 16⁴: the place after that."""
+    at = 0
+    for shift in (12, 8, 4, 0):
+        digit = (length >> shift) & 15
+        if at > 0 or digit > 0:
+            chunk[at] = digit + (48 if digit < 10 else 87)
+            at += 1
+    return end_line(chunk, at)
+
+
+@part
+def end_line(chunk: NDArray[np.uint8], at: int) -> int:
+    """End a line of HTTP at a place: the place after that."""
+    chunk[at], chunk[at + 1] = 13, 10
+    return at + 2
+
+
 @entry
 def send_out(lines: Lines, words: Words, slots: Integers, left: Integers) -> int:
     """Send the clients of these slots the tokens that they have not got: how many are ``left`` to Python."""
@@ -77,27 +104,13 @@ def send_out(lines: Lines, words: Words, slots: Integers, left: Integers) -> int
             first = AHEAD - (lines.until[r] - lines.sent[r])
             for k in range(first, first + new):
                 length += words.lengths[lines.words[r, k]]
-            at = 0
-            for shift in (12, 8, 4, 0):  # its length, as chunks have it
-                digit = (length >> shift) & 15
-                if at > 0 or digit > 0:
-                    words.chunk[at] = digit + (48 if digit < 10 else 87)
-                    at += 1
-            words.chunk[at], words.chunk[at + 1] = 13, 10
-            at += 2
-            for j in range(lines.before_length[r]):
-                words.chunk[at + j] = lines.before[r, j]
-            at += lines.before_length[r]
+            at = put_length(words.chunk, length)
+            at = put(words.chunk, at, lines.before[r], lines.before_length[r])
             for k in range(first, first + new):
                 word = lines.words[r, k]
-                for j in range(words.lengths[word]):
-                    words.chunk[at + j] = words.texts[word, j]
-                at += words.lengths[word]
-            for j in range(lines.after_length[r]):
-                words.chunk[at + j] = lines.after[r, j]
-            at += lines.after_length[r]
-            words.chunk[at], words.chunk[at + 1] = 13, 10
-            at += 2
+                at = put(words.chunk, at, words.texts[word], words.lengths[word])
+            at = put(words.chunk, at, lines.after[r], lines.after_length[r])
+            at = end_line(words.chunk, at)
             done = write(lines.file[r], words.address, at)
             if done == at:
                 lines.sent[r] += new

@@ -35,7 +35,7 @@ from windtunnel.validation.recipes import SPARE_TOKENS
 from windtunnel.validation.served_checkpoints import quantized_on_load, served_model
 from windtunnel.validation.served_scripts import NO_SCRIPT, PREDICTING_FLAGS, RECORDED, Script, early_layout, script
 
-PREDICTING = {"1.2.0rc6.post3": "2026-01", "1.1.0rc2.post2": "2026-01"}
+PREDICTING, PREDICTING_SINCE = ("1.2.0rc6.post3", "1.1.0rc2.post2"), "2026-01"
 """Images of TensorRT-LLM with which the scripts served DeepSeek-R1 with multi-token prediction, and from which month;
 the same rows without it stand under DeepSeek-V3, other images, or earlier days of the same one (TPOT 1.3 to 2.1 times
 as long at equal settings)."""
@@ -208,7 +208,7 @@ class Point:
     def _predicts(self) -> bool:
         """Served by TensorRT-LLM's scripts of multi-token prediction."""
         served = self.backend == "trtllm" and self.model_path == "deepseek-ai/DeepSeek-R1"
-        return served and self.month >= PREDICTING.get(self.version, "9999")
+        return served and self.version in PREDICTING and self.month >= PREDICTING_SINCE
 
     def _speculation(self) -> dict[str, Any]:
         """Multi-token prediction: with 3 drafts, with 1 under attention data parallelism (the same scripts)."""
