@@ -51,7 +51,7 @@ def test_events_are_those_of_python(asked: Asked) -> None:
         for tokens in (3, 4, 10, AHEAD + 1):  # one token, and several in an event
             outbox.lines.tokens[3] = tokens
             assert outbox.send(np.array([3])) == []
-        expected = b"".join(chunk(wording.piece(0, said.take(tokens), None, None)) for tokens in (2, 3, 4, 10, 65))
+        expected = b"".join(chunk(wording.piece(0, said.take(tokens), None, None)) for tokens in (2, 3, 4, 10, AHEAD + 1))
         assert theirs.recv(1 << 16) == expected
         outbox.lines.tokens[3] = AHEAD + 2
         assert outbox.send(np.array([3])) == [3]  # its words are at their end: Python draws more
@@ -129,14 +129,14 @@ def test_a_stream_of_many_tokens_says_what_the_whole_answer_says(chat: bool, mon
 
     monkeypatch.setattr(Outbox, "add", counted)
     path, body = ("/v1/chat/completions", CHAT) if chat else ("/v1/completions", COMPLETION)
-    body = body | {"max_tokens": 5 * AHEAD, "stream_options": {"include_usage": True}}
+    body = body | {"max_tokens": 3 * AHEAD, "stream_options": {"include_usage": True}}
     data = json.dumps(body).encode()
     head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data))
     with on_a_socket(app(ready(), real_time(0.2))) as url:
         short = all_of(connected(url, head + data))
     (whole,) = ask(app(), ("POST", path, body))
     assert said(short.replace(b"\r\n", b"\n").decode()) == said(whole.text)
-    assert sum(added) >= 3  # on a machine that does nothing else 5
+    assert sum(added) >= 2  # on a machine that does nothing else 3
 
 
 def test_a_gate_lets_few_through_in_a_turn_in_the_order_in_which_they_came() -> None:

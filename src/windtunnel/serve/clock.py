@@ -10,6 +10,9 @@ from windtunnel.errors import InputError
 class Clock(Protocol):
     """Simulated seconds since the start."""
 
+    slack: float
+    """By so many of them a decision may be made late: nobody sees it before its tokens are due."""
+
     def now(self) -> float:
         """What time it is."""
         ...
@@ -23,6 +26,10 @@ class Clock(Protocol):
         ...
 
 
+SLACK = 0.001
+"""Seconds. Timers are no finer, and what is decided when other tokens go out costs no turn of the event loop."""
+
+
 class RealClock:
     """As many simulated seconds as seconds, or ``speed`` times as many."""
 
@@ -30,7 +37,7 @@ class RealClock:
         """Raises InputError for a speed that is no number > 0."""
         if not 0.0 < speed < float("inf"):
             raise InputError(f"speed={speed:g}: must be a number > 0; --virtual-time is as fast as it can")
-        self.speed = speed
+        self.speed, self.slack = speed, SLACK * speed
         self._start = time.monotonic()
 
     def now(self) -> float:
@@ -59,7 +66,7 @@ class VirtualClock:
     """Turns that other tasks of this process get before the clock goes on, so that they can send what they have."""
 
     def __init__(self) -> None:
-        self._now = 0.0
+        self._now = self.slack = 0.0
 
     def now(self) -> float:
         """The time of the latest event."""

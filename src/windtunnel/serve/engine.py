@@ -147,8 +147,8 @@ class Engine:
                 await self.gate.emptied()
                 self._note(self.engine.advance(now))
                 self._hand_out(now)
-                following = min(np.nextafter(self.engine.next_decision(), np.inf), self._next_due())
-                await self.clock.wait(float(following), self._wake)
+                decided = np.nextafter(self.engine.next_decision() + self.clock.slack, np.inf)
+                await self.clock.wait(float(min(decided, self._next_due())), self._wake)
         except Exception as failure:
             self.failure = failure
             logging.getLogger(__name__).exception("the simulated engines have ended")

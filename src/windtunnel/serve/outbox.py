@@ -26,8 +26,8 @@ else:
 REFUSED, AT_ITS_END, ASKED = -3, -2, -1
 """In place of a file: the connection took less than an event; whoever waits for the request is told when it ends; or is
 told of each token, and sends it."""
-AHEAD = 64
-"""Words that are drawn ahead."""
+AHEAD = 256
+"""Words that are drawn ahead, at most."""
 ROOM = 512
 """Bytes of an event before its words; one with more, as by a long name of the model, is made in Python."""
 AFTER_ROOM, WORD_ROOM = 64, 16
@@ -169,8 +169,9 @@ class Outbox:
             return False
         if lines.tokens[slot] - text.taken > AHEAD:
             return False
-        lines.words[slot] = np.frombuffer(text.drawn.numbers(text.taken, AHEAD), dtype=np.uint8)
-        lines.until[slot], lines.sent[slot], lines.file[slot] = text.taken + AHEAD, text.taken, file
+        ahead = max(min(AHEAD, int(lines.wanted[slot]) - text.taken), 0)
+        lines.words[slot, AHEAD - ahead :] = np.frombuffer(text.drawn.numbers(text.taken, ahead), dtype=np.uint8)
+        lines.until[slot], lines.sent[slot], lines.file[slot] = text.taken + ahead, text.taken, file
         lines.before[slot, : len(before)] = np.frombuffer(before, dtype=np.uint8)
         lines.after[slot, : len(after)] = np.frombuffer(after, dtype=np.uint8)
         lines.before_length[slot], lines.after_length[slot] = len(before), len(after)

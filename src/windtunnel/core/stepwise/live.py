@@ -204,9 +204,6 @@ class Live:
 
     def advance(self, until: float) -> NDArray[Any]:
         """Make all decisions before ``until``: which requests got tokens when, rows of TOKENS in order of time."""
-        if not self._looks and self.next_decision() >= until:  # nothing is due, and asking compiled code costs more
-            self.now = max(self.now, until)
-            return self.found[:0]
         parts = []
         look = next_look(self.state, self.router, until) if self._looks and np.isfinite(until) else np.nan
         if not np.isnan(look):
@@ -214,23 +211,24 @@ class Live:
             take_look(self.state, look)
         parts += self._advance_all(until)
         self.now = max(self.now, until)
-        raise_failures((*self.fleet.policies, self.fleet))
-        check(self.state)
         if not parts:
             return self.found[:0]
+        raise_failures((*self.fleet.policies, self.fleet))
+        check(self.state)
         rows = np.concatenate(parts)
         return rows[np.argsort(rows["time"], kind="stable")]
 
     def _advance_all(self, until: float) -> list[NDArray[Any]]:
-        return [rows for g in range(len(self.state.groups)) for rows in self._advance(g, until)]
+        groups = self.state.groups
+        due = np.flatnonzero((groups["now"] < until) & (groups["bound"] < np.inf))
+        return [rows for g in due.tolist() for rows in self._advance(g, until)]
 
     def _advance(self, g: int, until: float) -> list[NDArray[Any]]:
         group, parts = self.state.groups[g], []
         while group["now"] < until and group["bound"] < np.inf:
             lands = self._lands[group["pool"]]
             why, rows = self._tokens_until(self.state, g, until, self.given, self.found, lands)
-            if rows:
-                parts.append(self.found[:rows].copy())
+            parts.append(self.found[:rows].copy())
             if why == NO_LOG:
                 self.state = with_room(self.state)
                 group = self.state.groups[g]
@@ -239,10 +237,8 @@ class Live:
     def next_decision(self) -> float:
         """When the next step is decided, infinite while no request is there."""
         groups = self.state.groups
-        if len(groups) == 1:
-            return float(groups["now"][0]) if groups["bound"][0] < np.inf else np.inf
-        times = zip(groups["now"].tolist(), groups["bound"].tolist(), strict=True)
-        return min((now for now, bound in times if bound < np.inf), default=np.inf)
+        busy = groups["now"][groups["bound"] < np.inf]
+        return float(busy.min()) if len(busy) else np.inf
 
     def end_early(self, r: int) -> int:
         """The client of a request has gone: it ends as soon as it may; returns the tokens that it will have got.
