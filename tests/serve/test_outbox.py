@@ -51,7 +51,9 @@ def test_events_are_those_of_python(asked: Asked) -> None:
         for tokens in (3, 4, 10, AHEAD + 1):  # one token, and several in an event
             outbox.lines.tokens[3] = tokens
             assert outbox.send(np.array([3])) == []
-        expected = b"".join(chunk(wording.piece(0, said.take(tokens), None, None)) for tokens in (2, 3, 4, 10, AHEAD + 1))
+        expected = b"".join(
+            chunk(wording.piece(0, said.take(tokens), None, None)) for tokens in (2, 3, 4, 10, AHEAD + 1)
+        )
         assert theirs.recv(1 << 16) == expected
         outbox.lines.tokens[3] = AHEAD + 2
         assert outbox.send(np.array([3])) == [3]  # its words are at their end: Python draws more
@@ -158,21 +160,3 @@ def test_a_gate_lets_few_through_in_a_turn_in_the_order_in_which_they_came() -> 
     order, turns = asyncio.run(through())
     assert order == list(range(50))
     assert max(np.diff([0, *turns])) <= Gate.FEW
-
-
-def test_who_waits_for_a_gate_does_not_wait_for_those_who_come_later() -> None:
-    async def through() -> int:
-        gate = Gate()
-        first = [asyncio.create_task(gate.passed()) for _ in range(40)]
-        await asyncio.sleep(0)
-        waiting = asyncio.create_task(gate.emptied())
-        later = []
-        while not waiting.done():
-            later += [asyncio.create_task(gate.passed()) for _ in range(Gate.FEW)]
-            await asyncio.sleep(0)
-        left = gate.come - gate.through
-        assert all(task.done() for task in first)
-        await asyncio.gather(*later)
-        return left
-
-    assert asyncio.run(through()) > 0

@@ -46,13 +46,15 @@ class Gate:
         self._room = self.FEW
         self.come, self.through = 0, 0
         """How many have come to it, and how many have passed."""
+        self.shut = False
+        """Nobody passes now."""
 
     async def passed(self) -> None:
         """It is the caller's turn."""
         self.come += 1
         if self._room == self.FEW:
             asyncio.get_running_loop().call_soon(self._open)
-        if self._room > 0 and not self._waiting:
+        if self._room > 0 and not self._waiting and not self.shut:
             self._room -= 1
             self.through += 1
             return
@@ -64,18 +66,18 @@ class Gate:
         finally:
             self.through += 1
 
-    async def emptied(self) -> None:
-        """Those who wait at it now have passed."""
-        latest = self.come
-        while self.through < latest:
-            await asyncio.sleep(0)
+    async def turn(self) -> None:
+        """A turn of the event loop, in which nobody passes."""
+        self.shut = True
+        await asyncio.sleep(0)
+        self.shut = False
 
     def _open(self) -> None:
         """A turn of the loop has passed."""
         self._room = self.FEW
         if not self._waiting:
             return
-        for _ in range(min(self.FEW, len(self._waiting))):
+        for _ in range(0 if self.shut else min(self.FEW, len(self._waiting))):
             if not (first := self._waiting.popleft()).done():
                 first.set_result(None)
         self._room = 0

@@ -136,17 +136,20 @@ class Engine:
     async def run(self) -> None:
         """Simulate until cancelled.
 
-        What came before ``now`` has its turn first: the simulated clock does not pass a request that is being read, or
-        waits to be understood.
+        What came before ``now`` has its turn first: no decision passes a request that is being read, or waits to be
+        understood. Tokens of steps that have been decided go out meanwhile.
         """
         try:
             while True:
                 self._wake.clear()
                 now = self.clock.now()
                 await asyncio.sleep(0)
-                await self.gate.emptied()
+                come = self.gate.come
+                while self.gate.through < come:
+                    await self._hand_out(self.clock.now())
+                    await asyncio.sleep(0)
                 self._note(self.engine.advance(now))
-                self._hand_out(now)
+                await self._hand_out(now)
                 decided = np.nextafter(self.engine.next_decision() + self.clock.slack, np.inf)
                 await self.clock.wait(float(min(decided, self._next_due())), self._wake)
         except Exception as failure:
@@ -172,8 +175,10 @@ class Engine:
             heapq.heappush(self._due, (float(times[first]), self._count, step))
             first = end
 
-    def _hand_out(self, now: float) -> None:
+    async def _hand_out(self, now: float) -> None:
         """Give the clients what is due: of several steps, if it is late, all at once, which costs less."""
+        if self._next_due() > now:
+            return
         gaps, steps, left = Gaps(), list[tuple[float, Integers]](), list[int]()
         while self._due and self._due[0][0] <= now:
             time, _, (slots, tokens, gone) = heapq.heappop(self._due)
@@ -186,7 +191,7 @@ class Engine:
             else:
                 steps.append((time, self._take(time, slots, tokens, gaps)))
         for time, slots in steps:
-            self._send(slots)
+            await self._send(slots)
             late = self.clock.now() - time
             for observe in self.late:
                 observe(late, len(slots))
@@ -219,16 +224,20 @@ class Engine:
             self._end(streams[slot], time)
         return slots
 
-    def _send(self, slots: Integers) -> None:
-        """Send what came to these slots, or tell who does."""
+    async def _send(self, slots: Integers) -> None:
+        """Send what came to these slots, or tell who does: a few in each turn of the event loop, so that what comes
+        meanwhile is read, and its arrival known."""
         told = self.outbox.send(slots)
         while told:
             tokens = self.outbox.lines.tokens[told].tolist()
             streams = [self._streams[slot] for slot in told]
             for stream, count in zip(streams, tokens, strict=True):
                 stream.tokens = count
-            for stream in streams:
-                stream.told()
+            for first in range(0, len(streams), Gate.FEW):
+                if first:
+                    await self.gate.turn()
+                for stream in streams[first : first + Gate.FEW]:
+                    stream.told()
             told = self.outbox.send_added()
 
     def _begin(self, stream: Stream, time: float) -> None:

@@ -9,6 +9,9 @@ from windtunnel.errors import InputError
 from windtunnel.serve.engine import Engine, Stream
 from windtunnel.workload.own_files import SCHEMA_VERSION
 
+SEVERAL = 64
+"""Requests that end before the oldest one under way is looked for again."""
+
 
 class Recorder:
     """Writes each request that has ended as a line, in the order of their arrivals.
@@ -21,6 +24,7 @@ class Recorder:
         """Raises InputError if the file cannot be written."""
         self._engine, self._size = engine, engine.deployment.hash_block_size
         self._waiting: list[tuple[float, dict[str, Any]]] = []
+        self._enough = SEVERAL
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
@@ -43,7 +47,9 @@ class Recorder:
             if self._size:
                 row["hash_ids"] = list(asked.hash_ids)
             heapq.heappush(self._waiting, (stream.arrived, row))
-        self._write(self._engine.oldest)
+        if len(self._waiting) >= self._enough:
+            self._write(self._engine.oldest)
+            self._enough = len(self._waiting) + SEVERAL
 
     def _write(self, until: float) -> None:
         while self._waiting and self._waiting[0][0] < until:
