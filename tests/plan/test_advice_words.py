@@ -306,3 +306,46 @@ def test_an_advice_is_put_together(monkeypatch: pytest.MonkeyPatch, seeds: tuple
     assert advise(replace(found, entries={})) is None
     plain = advise(found)
     assert plain is not None and plain.draws is None
+
+
+def test_the_ranking_and_the_closest_by_hand() -> None:
+    """Of equals the first; who holds no step is not ranked, and of those who miss the one that misses by least is told,
+    if how much is known."""
+    found = answer()
+    missed = replace(outcome(4.0, 1.0, 1.0, 0.1, met=False), stretch=1.4)
+    entries = {
+        5: Entry(5, "exact", 2.0, 1), 3: Entry(3, "exact", 2.0, 1), 4: Entry(4, "exact", 3.0, 1),
+        0: Entry(0, "exact", -math.inf, missed=missed), 1: Entry(1, "impossible", -math.inf, stretch=1.6),
+        2: Entry(2, "beaten", 9.0, missed=replace(missed, stopped=True)), 6: Entry(6, "bounded", 9.0),
+        7: Entry(7, "exact", 1.0, 1, missed=replace(missed, stretch=1.1)),
+    }  # fmt: skip
+    found = replace(found, entries=entries, top=3)
+    assert [entry.index for entry in found.ranking] == [4, 3, 5]
+    assert found.counts() == {"exact": 5, "impossible": 1, "beaten": 1, "bounded": 1}
+    closest = found.closest()
+    assert closest is not None and (closest[0].index, closest[1]) == (0, 1.4)
+    others = {index: entry for index, entry in entries.items() if index in (2, 6, 7)}
+    assert replace(found, entries=others).closest() is None
+    only = {1: entries[1], 2: Entry(2, "impossible", -math.inf, stretch=1.6)}
+    tie = replace(found, entries=only).closest()
+    assert tie is not None and tie[0].index == 1
+
+
+def test_the_document_of_a_search() -> None:
+    found = answer(price=0.0)
+    (row,) = found.to_json()["ranking"]
+    assert (row["replicas"], row["gpus"], row["price_per_hour"], row["request_rate"], row["value"]) == (
+        3, 6, None, 7.000049, 2.0
+    )  # fmt: skip
+    assert row["settings"] == {"device": "h100", "tensor_parallel_size": 2, "max_num_seqs": 8}
+    margins = (Margin("ttft_p99", 0.6, 0.5),)
+    held = replace(outcome(7, 100.0, 0.2, 0.02), margins=margins, attainment=0.75)
+    found = replace(answer(), entries={1: Entry(1, "exact", 2.0, 3, held)}, trials=5, reused=6, seconds=1.5)
+    document = found.to_json()
+    (row,) = document["ranking"]
+    assert (row["price_per_hour"], row["attainment"]) == (pytest.approx(21.6), 0.75)
+    assert row["margins"] == {"ttft_p99": {"value": 0.6, "limit": 0.5}}
+    assert row["latencies"]["ttft"]["p90"] == 0.2
+    assert {key: document[key] for key in ("schema_version", "points", "trials", "reused", "seconds")} == {
+        "schema_version": 1, "points": 0, "trials": 5, "reused": 6, "seconds": 1.5
+    }  # fmt: skip

@@ -94,10 +94,13 @@ def test_a_beginning_is_that_of_the_strictest_limit_and_of_200_requests_at_least
         assert beginning(chat(count), question(attainment=0.9)) == expected
     slo = SLO(percentiles=parse_slo(["ttft_p50=1", "e2el_p99=5"]))
     assert beginning(chat(2010), question(slo=slo)) == 229
-    shared = chat(2010)
-    follows = np.full(2010, -1)
-    follows[5] = 0
-    assert beginning(replace(shared, follow=follows), question(attainment=0.99)) is None, "one waits for another"
+    session = np.array([0, 0, *range(2, 2010)])
+    two = Workload.from_columns(
+        arrival=np.arange(2010.0), prompt_tokens=[9] * 2010, output_tokens=2, session=session, think_time=1.0
+    )
+    assert beginning(two, question(attainment=0.99)) is None, "the second waits for the first"
+    alone = Workload.from_columns(arrival=np.arange(2010.0), prompt_tokens=[9] * 2010, output_tokens=2)
+    assert beginning(alone, question(attainment=0.99)) == 229
 
 
 def test_what_is_missed_at_the_very_moment_is_not_missed_yet() -> None:
