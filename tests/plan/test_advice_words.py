@@ -22,8 +22,8 @@ from windtunnel.plan.advice import (
     percent,
 )
 from windtunnel.plan.band import Band, _could_be_better
-from windtunnel.plan.bound import Bound
 from windtunnel.plan.bottleneck import Finding
+from windtunnel.plan.bound import Bound
 from windtunnel.plan.capacity import Capacity, Draws
 from windtunnel.plan.elimination import Entry
 from windtunnel.plan.objective import LeastForRate
@@ -299,7 +299,8 @@ def test_an_advice_is_put_together(monkeypatch: pytest.MonkeyPatch, seeds: tuple
         advice = advise(replace(found, entries={1: best}), lambda seed: cast(Any, seed), seeds)
         assert advice is not None
         assert (advice.entry, advice.rate, advice.deployment.replicas) == (best, 7.000049, 3)
-        assert (advice.run, advice.findings, advice.binding, advice.band) == (run, (run,), binding, width)
+        findings: tuple[Any, ...] = advice.findings
+        assert (advice.run, findings, advice.binding, advice.band) == (run, (run,), binding, width)
         assert advice.draws is (draws if drawn else None)
         assert (advice.cheaper, advice.ends) == ("none is cheaper", "")
         assert advice.routing.startswith("vllm_dp: ")

@@ -123,7 +123,7 @@ def test_a_confidence_is_a_share_that_the_evidence_knows() -> None:
         question(confidence=0.99)
 
 
-# --- by hand: three replicas of two GPUs at 3.6 USD win at 7 requests/s ------------------------------------------------
+# --- by hand: three replicas of two GPUs at 3.6 USD win at 7 requests/s -----------------------------------------------
 
 
 def said(monkeypatch: pytest.MonkeyPatch, found: Chosen, needed: dict[float | None, int]) -> Any:
@@ -170,7 +170,7 @@ def test_a_band_of_pools_counts_them_together(monkeypatch: pytest.MonkeyPatch) -
     pools = (replace(pool, name="a"), replace(pool, name="b", replicas=2))
     deployment = replace(contender.candidate.deployment, pools=pools)
     candidate = replace(contender.candidate, deployment=deployment)
-    found = replace(found, contenders=found.contenders | {1: replace(contender, candidate=candidate)})
+    found = replace(found, contenders={**found.contenders, 1: replace(contender, candidate=candidate)})
     band = said(monkeypatch, found, {0.05: 4, None: 9, 0.95: 36, 0.5: 10, 0.9: 34})
     assert (band.replicas, band.confident) == ((6, 9, 36), (12, 36))
     assert said(monkeypatch, found, {0.05: 4, None: 9, 0.95: 37, 0.5: 10, 0.9: 37}).replicas == (6, 9, None)

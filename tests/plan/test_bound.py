@@ -254,8 +254,9 @@ def test_cached_tokens_that_are_read_take_time() -> None:
     """20 + 21 + 22 + 23 tokens at 0.1 ms each: 8.6 ms a request, and in four steps of 0.101 s."""
     deployment, _ = server(8, 0.1, 0.001)
     times = linear(0.1, 0.001, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=64)
-    decodes = np.arange(len(times.decode_attention))
-    times = replace(times, decode_attention=1e-4 * decodes[:, None] * times.context_knots[None, :])
+    decodes = np.arange(len(times.decode_attention), dtype=np.float64)
+    attention = np.outer(decodes, times.context_knots.astype(np.float64))
+    times = replace(times, decode_attention=1e-4 * attention)
     tables = (Tabulated(times, {}, {}, ()),)
     assert rate_bound(deployment, Question(load(20, 5)), tables).rate == pytest.approx(1 / (0.0625 + 0.024 + 0.0086))
     asked = Question(load(20, 5), slo=SLO(tpot=0.101 + 0.0086 / 4))
@@ -273,7 +274,8 @@ def test_limits_that_are_just_kept_leave_a_rate() -> None:
     """Steps of an eighth of a second; of no time where they take none."""
     deployment, tables = server(8, 0.125)
     found = rate_bound(deployment, Question(load(20, 1), slo=SLO(ttft=0.125)), tables)
-    assert (found.stretch, found.rate) == (1.0, pytest.approx(1 / (0.125 * 20 / 64)))
+    assert found.stretch == 1.0
+    assert found.rate == pytest.approx(1 / (0.125 * 20 / 64))
     at_once, none = server(8, 0.0)
     assert rate_bound(at_once, Question(load(20, 5)), none).rate == math.inf
     missed = Question(load(20, 1), slo=SLO(ttft=0.12))
@@ -281,8 +283,8 @@ def test_limits_that_are_just_kept_leave_a_rate() -> None:
 
 
 def test_the_requests_with_the_fewest_steps_keep_the_limit() -> None:
-    """Four requests of one decode and one of ten, which may miss it; of nine tenths of five that is one, too. So 0.8 of a
-    step for each request, in steps of one at a time, which just keep it, and 3.8 tokens."""
+    """Four requests of one decode and one of ten, which may miss it; of nine tenths of five that is one, too. So 0.8 of
+    a step for each request, in steps of one at a time, which just keep it, and 3.8 tokens."""
     deployment, tables = server(8, 0.125, 1 / 64)
     uneven = Workload.from_columns(
         arrival=np.arange(5.0), prompt_tokens=[1] * 5, output_tokens=[2, 11, 2, 2, 2], name="uneven"

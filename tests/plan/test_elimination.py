@@ -202,7 +202,8 @@ def test_bounds_are_found_for_every_question_from_tables_read_once(monkeypatch: 
     other = question(perf="roofline")
     report = work(BoundJob((QUESTION, other), (one, two)))
     assert isinstance(report, elimination.BoundReport)
-    assert report.bounds == {one.index: (QUESTION, other, "tables")}
+    bounds: dict[int, Any] = dict(report.bounds)
+    assert bounds == {one.index: (QUESTION, other, "tables")}
     assert report.refused == {two.index: "no room"}
     assert report.pools == {one.index: "pools modelled"}
     assert read == [QUESTION, QUESTION]

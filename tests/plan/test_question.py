@@ -12,12 +12,12 @@ from plan.planning import chat, question, server, single_tokens
 from windtunnel.deployment import SLO, PercentileLimit
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
+from windtunnel.plan import survey as surveys
 from windtunnel.plan.bound import Bound, rate_bound, step_bound
 from windtunnel.plan.capacity import Draws, climb, highest, rate_levels
 from windtunnel.plan.elimination import Asked, Entry, Report
 from windtunnel.plan.question import Question
 from windtunnel.plan.store import Store
-from windtunnel.plan import survey as surveys
 from windtunnel.plan.survey import SHARES, Surveyed, SurveyJob, SurveyReport, promising, run_survey, survey
 from windtunnel.plan.what_if import WhatIf, _regret
 from windtunnel.plan.workers import in_turn
@@ -223,9 +223,11 @@ def test_one_replica_is_surveyed_at_shares_of_its_bound(monkeypatch: pytest.Monk
     candidate = replace(candidate, deployment=candidate.scaled(3))
     back = run_survey(SurveyJob(question(tolerance=0.5), (candidate,), {"key": 7}))  # type: ignore[dict-item]
     rates = [1.5**level for level in (3, 5, 7, 8, 9, 10, 11)]
-    assert told == [(1, pytest.approx(rate)) for rate in rates]
+    assert [replicas for replicas, _ in told] == [1] * 7
+    assert [rate for _, rate in told] == pytest.approx(rates)
     (one,) = back.surveyed
-    assert (one.index, one.outcomes) == (1, tuple(rate for _, rate in told))
+    outcomes: tuple[Any, ...] = one.outcomes
+    assert (one.index, outcomes) == (1, tuple(rate for _, rate in told))
     assert back.report.reused == 7
 
 
@@ -241,7 +243,12 @@ def test_surveys_are_without_limits_in_the_order_of_promise_and_kept(monkeypatch
         return SurveyReport([Surveyed(candidate.index, (trial,))], Report(asked=asked))
 
     monkeypatch.setattr(surveys, "run_survey", ran)
-    monkeypatch.setattr(surveys, "promising", lambda _, number: most.append(number) or candidates)
+
+    def chosen(_: object, number: int) -> Any:
+        most.append(number)
+        return candidates
+
+    monkeypatch.setattr(surveys, "promising", chosen)
     with Store() as store:
         assert [one.index for one in survey(found, store, in_turn())] == [1, 0]
         assert {row["key"] for row in store.trials(replace(found.question, slo=SLO()).digest)} == {"key 0", "key 1"}

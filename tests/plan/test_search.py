@@ -12,7 +12,6 @@ import pytest
 from plan.chosen import outcome
 from plan.planning import chat, question, small_space
 from windtunnel.errors import InputError
-from windtunnel.plan import search as searching
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.elimination import (
     Asked,
@@ -353,7 +352,7 @@ def test_kernels_are_compiled_once_where_several_would(
             pools={one.index: "pools" for one in job.candidates},
         )
 
-    monkeypatch.setattr(searching, "work", work)
+    monkeypatch.setattr("windtunnel.plan.search.work", work)
     with Store() as store:
         for times in (1, 0):
             found = _Hunt(
@@ -370,7 +369,7 @@ def test_kernels_are_compiled_once_where_several_would(
 
 def test_claims_are_renewed_every_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(searching.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("windtunnel.plan.search.time.monotonic", lambda: clock[0])
     found, renewed = hunt(()), list[float]()
     monkeypatch.setattr(found.store, "renew", lambda: renewed.append(clock[0]))
     for clock[0] in (104.9, 105.1, 109.0, 110.2):

@@ -13,12 +13,11 @@ import pytest
 from plan.chosen import outcome
 from plan.planning import question, small_space
 from windtunnel.errors import InputError
-from windtunnel.plan import store as stores
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.elimination import Asked
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import search
-from windtunnel.plan.store import APPLICATION, Store
+from windtunnel.plan.store import APPLICATION, Store, _alive
 
 SEARCH = """
 import sys
@@ -253,7 +252,7 @@ def test_a_file_of_nothing_becomes_a_store_and_that_of_another_application_does_
 
 def test_trials_are_rows_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((10.0, 30.0, 20.0))
-    monkeypatch.setattr(stores.time, "time", lambda: next(clock))
+    monkeypatch.setattr("windtunnel.plan.store.time.time", lambda: next(clock))
     with Store() as store:
         for key, asked, rate in (("a", "q", 1.0), ("b", "q", 2.0), ("c", "other", 3.0)):
             one = Asked(f"pools of {key}", 4, outcome(rate, 50.0, 0.25, 0.5, met=key == "a"), 0.125)
@@ -268,7 +267,9 @@ def test_trials_are_rows_in_the_order_in_which_they_came(monkeypatch: pytest.Mon
         }  # fmt: skip
         assert (second["key"], second["met"], second["recorded"]) == ("b", 0, 30.0)
         known = store.known("q", ["pools of b", "pools of b", "pools of c"])
-        assert [(key, one.rate, one.met, one.output_throughput) for key, one in known.items()] == [("b", 2.0, False, 50.0)]
+        assert [(key, one.rate, one.met, one.output_throughput) for key, one in known.items()] == [
+            ("b", 2.0, False, 50.0)
+        ]
         assert store.known("other", ["pools of b"]) == {}
 
 
@@ -290,8 +291,8 @@ def test_studies_stand_in_the_order_in_which_they_began(tmp_path: Path) -> None:
 
 
 def test_a_claim_holds_while_its_owner_is_there_and_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores.time, "time", lambda: 1000.0)
-    monkeypatch.setattr(stores.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr("windtunnel.plan.store.time.time", lambda: 1000.0)
+    monkeypatch.setattr("windtunnel.plan.store.socket.gethostname", lambda: "here")
     signals: dict[int, type[OSError] | None] = {1: None, 2: ProcessLookupError, 3: PermissionError}
 
     def kill(process: int, what: int) -> None:
@@ -299,12 +300,12 @@ def test_a_claim_holds_while_its_owner_is_there_and_for_a_minute(monkeypatch: py
         if error := signals[process]:
             raise error
 
-    monkeypatch.setattr(stores.os, "kill", kill)
+    monkeypatch.setattr("windtunnel.plan.store.os.kill", kill)
     for host, process, renewed, alive in (
         ("here", 1, 1000.0, True), ("here", 2, 1000.0, False), ("here", 3, 1000.0, True), ("there", 2, 1000.0, True),
         ("here", 1, 940.0, True), ("here", 1, 939.9, False), ("there", 1, 939.9, False),
     ):  # fmt: skip
-        assert stores._alive(host, process, renewed) is alive, (host, process, renewed)
+        assert _alive(host, process, renewed) is alive, (host, process, renewed)
 
 
 def test_claims_of_others_are_left_to_them(tmp_path: Path) -> None:

@@ -66,10 +66,16 @@ def test_suggestions_are_tried_against_the_best_so_far(monkeypatch: pytest.Monke
     """Of 2 × 3 × 2 points one is tried twice, one is beaten, one holds nowhere, and three cannot run: three GPUs divide
     no heads, four are too many, and one is refused a bound."""
     axes = {"device": ("h100", "l40s"), "tensor_parallel_size": (1, 3, 4), "max_num_seqs": (8, 16)}
-    space = replace(
-        small_space(), axes=axes | {"max_num_batched_tokens": (1024,)}, constraints=Constraints(max_gpus=2)
-    )
-    places = [(0, 0, 1, 0), (1, 0, 0, 0), (0, 0, 1, 0), (1, 0, 1, 0), (0, 1, 0, 0), (0, 2, 0, 0), (0, 0, 0, 0)]
+    space = replace(small_space(), axes=axes | {"max_num_batched_tokens": (1024,)}, constraints=Constraints(max_gpus=2))
+    places: list[tuple[int, ...]] = [
+        (0, 0, 1, 0),
+        (1, 0, 0, 0),
+        (0, 0, 1, 0),
+        (1, 0, 1, 0),
+        (0, 1, 0, 0),
+        (0, 2, 0, 0),
+        (0, 0, 0, 0),
+    ]
     entries = {
         1: Entry(1, "exact", 2.0, 3),
         6: Entry(6, "beaten", 1.5),
@@ -93,7 +99,7 @@ def test_suggestions_are_tried_against_the_best_so_far(monkeypatch: pytest.Monke
     monkeypatch.setattr("windtunnel.plan.tpe.find_bounds", find)
     monkeypatch.setattr("windtunnel.plan.tpe.eliminate", eliminate)
     sampler = Sampler(places)
-    monkeypatch.setitem(sys.modules, "optuna", sampler)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "optuna", sampler)
     asked, objective = question(), RatePerDollar()
     with Store() as store:
         found = suggest(space, asked, objective, suggestions=9, store=store, seed=5)
@@ -118,7 +124,7 @@ def test_suggestions_are_tried_against_the_best_so_far(monkeypatch: pytest.Monke
 
 def test_the_sampler_begins_at_zero_and_a_store_is_made_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = Sampler([])
-    monkeypatch.setitem(sys.modules, "optuna", sampler)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "optuna", sampler)
     found = suggest(small_space(), question(), RatePerDollar(), suggestions=1)
     assert sampler.told == [{"direction": "maximize", "sampler": ("sampler", 0)}, 1]
     assert (found.entries, found.trials, found.reused) == ({}, 0, 0)

@@ -104,7 +104,7 @@ def test_a_beginning_is_that_of_the_strictest_limit_and_of_200_requests_at_least
 
 
 def test_what_is_missed_at_the_very_moment_is_not_missed_yet() -> None:
-    """At 10 s: one waits for 4 s, the limit; one is refused; one has just ended, at 2 s a token of 3 after the first."""
+    """At 10 s: one waits for 4 s, the limit; one is refused; one has just ended, at 2 s for each of 3 tokens."""
     requests = handmade.requests(
         arrival=[6.0, 0.0, 3.0], output_tokens=[2, 2, 4], status=[0, 1, 0], scheduled=[np.nan, np.nan, 3.5],
         first_token=[np.nan, np.nan, 4.0], finish=[np.nan, 0.0, 10.0],
@@ -165,10 +165,16 @@ def test_a_lost_run_is_simulated_no_further(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_tables_of_the_last_four_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     monkeypatch.setattr(trials, "_kept", {})
-    monkeypatch.setattr(trials, "tabulate", lambda pool, perf, _: made.append(perf) or (pool, perf))
+
+    def tabulated(pool: Any, perf: str, _: object) -> Any:
+        made.append(perf)
+        return pool, perf
+
+    monkeypatch.setattr(trials, "tabulate", tabulated)
     deployment = small_space().deployment(SETTINGS)
     for name in "abcdabcdea":
-        assert list(tables_of(deployment, "modelled", name)) == [(deployment.pools[0], "modelled")]
+        found: list[Any] = list(tables_of(deployment, "modelled", name))
+        assert found == [(deployment.pools[0], "modelled")]
     assert len(made) == 6, "the fifth takes the place of the first, which is made once more"
     tables_of(deployment, "roofline", "e")
     assert made[6:] == ["roofline"]

@@ -304,7 +304,7 @@ def test_a_job_whose_workers_die_is_submitted_five_times() -> None:
     jobs: list[int] = []
 
     class Dying(InTurn):
-        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def submit(self, _: Any, /, *args: Any, **__: Any) -> Future[Any]:
             jobs.append(args[0])
             future: Future[Any] = Future()
             future.set_exception(BrokenProcessPool())
@@ -390,7 +390,7 @@ PACKAGE = Path(windtunnel.__file__).parent
 
 def test_ray_starts_here_without_an_address_and_takes_the_code_from_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = NotedRay({"CPU": 3.7, "GPU": 9.0})
-    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     teams = [on_ray(), on_ray(workers=2), on_ray(ship=True)]
     assert [(team.make, team.workers, team.remote) for team in teams] == [
@@ -407,7 +407,7 @@ def test_ray_starts_here_without_an_address_and_takes_the_code_from_its_folder(m
 
 def test_a_cluster_with_an_address_is_sent_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = NotedRay({})
-    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert [on_ray("there", 5).workers, on_ray("there", ship=False).workers] == [5, 1]
     there = {
@@ -420,17 +420,17 @@ def test_a_cluster_with_an_address_is_sent_the_code(monkeypatch: pytest.MonkeyPa
     ]
     for cpus, workers in ((0.5, 1), (2.0, 2)):
         begun = NotedRay({"CPU": cpus}, begun=True)
-        monkeypatch.setitem(sys.modules, "ray", begun)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "ray", begun)
         assert (on_ray("there").workers, begun.told) == (workers, []), "it has been started already"
 
 
 def test_a_cluster_that_is_not_there_and_ray_that_is_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = NotedRay({})
     monkeypatch.setattr(ray, "init", lambda **_: die_of(ConnectionError("nobody answers")), raising=False)
-    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(InputError, match="address='there': no Ray cluster there: nobody answers"):
         on_ray("there")
-    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match="Ray is not installed"):
         on_ray()
 
@@ -443,7 +443,7 @@ def test_calls_are_tasks_of_one_cpu_and_errors_are_the_calls_own(monkeypatch: py
     """A task's error is the one of the call that it carries, where that is one; what else fails is a worker that is
     lost."""
     ray = NotedRay({})
-    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray", ray)
     executor = RayExecutor()
     assert ray.tasks == [{"num_cpus": 1, "max_retries": 10}]
     assert executor.submit(int, "11", base=3).result(0) == 4
