@@ -195,6 +195,9 @@ def test_limits_that_no_step_keeps_leave_no_rate() -> None:
         SLO(percentiles=(PercentileLimit("tpot", 50, 0.1),)),
     ):
         assert rate_bound(deployment, Question(load(1, 10), slo=slo), tables).rate == 0.0
+        assert rate_bound(deployment, Question(load(1, 2), slo=slo), tables).rate == 0.0, "of one decode, too"
+        alone = rate_bound(deployment, Question(load(1, 1), slo=slo), tables)
+        assert alone.rate == pytest.approx(1 / (0.1 / 8 + 0.01)), "without one there are no gaps"
     found = rate_bound(
         deployment, Question(load(1, 10), slo=SLO(percentiles=(PercentileLimit("tpot", 50, 0.13),))), tables
     )
