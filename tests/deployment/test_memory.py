@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.deployment import Engine, Pool
+from windtunnel.deployment import Engine, Pool, memory
 from windtunnel.deployment.memory import KVBudget, kv_blocks
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, device
@@ -387,3 +387,65 @@ def test_blocks_of_ones_own_choice_may_fill_the_memory_to_the_last_byte() -> Non
                 kv_blocks(pool)
         else:
             assert kv_blocks(pool).num_blocks == 20_000
+
+
+def test_a_model_without_states_and_windows_sets_nothing_aside_for_them() -> None:
+    found = budget("Llama-3.1-8B", "h100", max_model_len=4096, **LIMITED)
+    assert (found.state_bytes, found.window_bytes, found.max_num_seqs) == (0, 0, 16)
+    one = budget("Llama-3.1-8B", "h100", max_model_len=4096, **(LIMITED | {"max_num_seqs": 1}))
+    assert one.max_num_seqs == 1, "one request at a time is enough"
+
+
+def test_the_stage_with_the_fewest_blocks_and_then_the_least_memory_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests run in all stages, so that the fewest of any stage run."""
+    model = load_model("Llama-3.1-8B")
+    made = iter(((10, 500, 7), (10, 400, 9), (11, 100, 3), (12, 50, 8)))
+
+    def chosen(*_: object) -> KVBudget:
+        blocks, available, running = next(made)
+        return KVBudget(blocks, 16, 1, 2, 3, 4, 5, 6, 7, running, available)
+
+    monkeypatch.setattr(memory, "_budget", chosen)
+    part, found = memory._tightest_stage(model, device("h100"), Engine(pipeline_parallel_size=4))
+    assert (found.num_blocks, found.available_bytes, found.max_num_seqs) == (10, 400, 3)
+    assert part == stages(model, 4)[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "layer"),
+    [
+        ("Qwen3-30B-A3B", {"tensor_parallel_size": 2, "data_parallel_size": 2}, 4 * 2048 + 2 * 8 * (2048 + 192)),
+        ("Qwen3-30B-A3B", {"tensor_parallel_size": 2, "enable_expert_parallel": True}, 4 * 2048 + 4 * (2048 + 768)),
+        (
+            "Qwen3-30B-A3B",
+            {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True},
+            4 * 2048 + 2 * 2 * (2048 + 768),
+        ),
+        (
+            "deepseek-ai/DeepSeek-V2-Lite",
+            {"tensor_parallel_size": 2},
+            4 * 2048 + 6 * (2048 + 704) + 3 * 2 * 1408 // 2,
+        ),
+    ],
+)
+def test_activations_are_divided_among_all_ranks(model: str, settings: dict[str, Any], layer: int) -> None:
+    """Without expert parallelism the width of an expert, with it the experts of a token; shared ones by the GPUs of a
+    rank. Data-parallel ranks bring their tokens together."""
+    limits = {**LIMITED, "max_num_batched_tokens": 16384, "max_model_len": 2048}
+    assert budget(model, "h200", **limits, **settings).activation_bytes == 16384 * layer * 2
+
+
+def test_refusals_at_the_last_byte() -> None:
+    """No byte for the cache is too little memory for the model; from the first on a request is too long. One block is
+    vLLM's null block, and no length fits into none."""
+    settings = {**LIMITED, "max_model_len": 4096}
+    with pytest.raises(InputError, match="but may use"):
+        given_room("Llama-3.1-8B", 0, **settings)
+    with pytest.raises(InputError, match=r"max_model_len=4096 of .* needs 0\.5 GB of KV cache"):
+        given_room("Llama-3.1-8B", 1, **settings)
+    block = 16 * 131_072
+    for blocks, named in ((1, None), (2, "max_model_len=16 "), (3, "max_model_len=32 ")):
+        with pytest.raises(InputError) as error:
+            given_room("Llama-3.1-8B", blocks * block, **settings)
+        way = str(error.value).partition("it would fit with ")[2]
+        assert way.startswith(named or "tensor_parallel_size=")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from windtunnel.deployment import Engine, Pool
+from windtunnel.deployment import Engine, Pool, memory
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.hardware import device
 from windtunnel.model import LinearAttention, load_model
@@ -62,3 +62,29 @@ def test_states_take_half_of_the_memory_at_most() -> None:
 def test_the_indexer_has_keys_of_its_own() -> None:
     model = load_model("deepseek-ai/DeepSeek-V3.2")
     assert model.kv_bytes_per_token("bfloat16") == 61 * (2 * 576 + 132)
+
+
+def test_shares_of_memory_by_hand() -> None:
+    """Of 1,000 bytes nine tenths, in vLLM less 100 of weights, 50 of activations and 30 beside; in SGLang less weights
+    and the rest; TensorRT-LLM takes its share of what all of them leave."""
+    gpu = replace(device("h100"), usable_memory_bytes=1000)
+    for name, left in (("vllm-0.32", 720), ("sglang-0.5", 770), ("trtllm-1.0", 738)):
+        engine = Engine(preset=name, gpu_memory_utilization=0.9)
+        assert memory._available(gpu, engine, 100, 50, 30) == left
+
+
+def test_states_take_half_or_as_many_as_have_room_for_their_longest_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 bytes and states of 70: seven in half of it; where blocks come from one pool, nine beside contexts of 40
+    bytes, and seven beside such of 200."""
+    model, seqs = load_model("Qwen/Qwen3-8B"), 64
+    monkeypatch.setattr(memory, "_state_bytes", lambda *_: 70)
+    for name, context, running in (
+        ("vllm-0.32", 40, 9), ("vllm-0.32", 200, 7), ("sglang-0.5", 40, 7), ("trtllm-1.0", 40, 7)
+    ):  # fmt: skip
+        monkeypatch.setattr(memory, "_longest_request_bytes", lambda *_, context=context: context)
+        pool = Pool(model, device("h100"), Engine(preset=name, max_num_seqs=seqs))
+        assert memory._requests_with_state(model, pool.engine, 1000) == running
+        few = Pool(model, device("h100"), Engine(preset=name, max_num_seqs=5))
+        assert memory._requests_with_state(model, few.engine, 1000) == 5
+    monkeypatch.setattr(memory, "_state_bytes", lambda *_: 0)
+    assert memory._requests_with_state(model, pool.engine, 0) == seqs, "without states all run"

@@ -8,12 +8,27 @@ import handmade
 import pytest
 
 from plan.chosen import Chosen, answer, outcome
-from windtunnel.plan.advice import Advice, _beyond, _cheaper, _ends, _routing, _whole, advice_json, describe, percent
+from windtunnel.plan import advice as advising
+from windtunnel.plan.advice import (
+    Advice,
+    _beyond,
+    _cheaper,
+    _ends,
+    _routing,
+    _whole,
+    advice_json,
+    advise,
+    describe,
+    percent,
+)
 from windtunnel.plan.band import Band, _could_be_better
 from windtunnel.plan.bottleneck import Finding
+from windtunnel.plan.bound import Bound
 from windtunnel.plan.capacity import Capacity, Draws
 from windtunnel.plan.elimination import Entry
+from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import Margin
+from windtunnel.plan.space import Constraints
 
 
 @pytest.mark.parametrize(
@@ -217,3 +232,121 @@ def test_the_router_that_uses_the_limits_least_is_advised(monkeypatch: pytest.Mo
         "least_outstanding: the limits are used to round_robin 90 %, least_outstanding 70 %, vllm_dp more than all"
     )
     assert _routing(found, candidate.scaled(1), 1.0) == "one replica: nothing to route"
+
+
+@pytest.mark.parametrize(
+    ("other", "gpus", "says"),
+    [
+        (Entry(0, "exact", -9.0, -9), False, "5 $/h: too little for the rate, it needs 9 $/h"),
+        (Entry(0, "bounded", -9.5), True, "5 GPUs: its bound is 9.5 GPUs, without a simulation"),
+        (Entry(0, "impossible", -math.inf, stretch=1.5), False, "none is cheaper"),
+    ],
+)
+def test_the_next_cheaper_for_a_rate_is_the_dearest_below_the_winner(other: Entry, gpus: bool, says: str) -> None:
+    """One GPU at 1 USD serves 1.5 requests/s at best, so 4 need three or more; the winner has three of two GPUs."""
+    objective = LeastForRate(4.0, Constraints(), gpus)
+    found = answer(1.0, objective)
+    rate = 0.0 if other.status == "impossible" else 1.5
+    contenders = {0: replace(found.contenders[0], bound=Bound(rate, 0.5, 1)), 1: found.contenders[1]}
+    best = Entry(1, "exact", -6.0, -3)
+    found = replace(found, contenders=contenders, entries={0: other, 1: best})
+    name = "device h100, tensor_parallel_size 1, max_num_seqs 8 at "
+    said = _cheaper(found, best, found.contenders[1].candidate.scaled(3))
+    assert said == (says if says.startswith("none") else name + says)
+    two = replace(best, promise=-3.0)
+    assert _cheaper(replace(found, entries={0: other, 1: two}), two, found.contenders[1].candidate.scaled(3)) == (
+        "none is cheaper"
+    ), "three of one GPU cost as much"
+
+
+def test_a_candidate_that_was_stopped_early_below_the_winner_is_simulated_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At five replicas: the most that cost less than the winner's 6 USD."""
+    margins = (Margin("ttft_p99", 0.6, 0.5),)
+    tried: list[tuple[int, float]] = []
+
+    def whole(_: object, deployment: Any, rate: float) -> Any:
+        tried.append((deployment.replicas, rate))
+        return replace(outcome(rate, 1.0, 1.0, 0.1), margins=margins)
+
+    monkeypatch.setattr(advising, "whole_trial", whole)
+    found = answer(1.0, LeastForRate(4.0, Constraints()))
+    contenders = {0: replace(found.contenders[0], bound=Bound(1.5, 0.5, 1)), 1: found.contenders[1]}
+    best = Entry(1, "exact", -6.0, -3)
+    stopped = Entry(0, "beaten", -9.0, missed=replace(outcome(4.0, 1.0, 1.0, 0.1, met=False), stopped=True))
+    found = replace(found, contenders=contenders, entries={0: stopped, 1: best})
+    said = _cheaper(found, best, found.contenders[1].candidate.scaled(3))
+    assert said.endswith(" at 5 $/h: at 4 requests/s, ttft_p99 is 0.6 s, the limit 0.5 s")
+    assert tried == [(5, 4.0)]
+
+
+@pytest.mark.parametrize(("seeds", "drawn"), [((), False), ((4,), False), ((4, 5), True)])
+def test_an_advice_is_put_together(monkeypatch: pytest.MonkeyPatch, seeds: tuple[int, ...], drawn: bool) -> None:
+    """Draws need two seeds at least; what breaks is that of the step that failed, or else of a higher rate."""
+    run, draws, width = handmade.two_requests(), Draws((1.0, 2.0), 0.01), band()
+    margin, beyond = Margin("ttft_p99", 0.6, 0.5), Margin("tpot_p99", 0.6, 0.5)
+    failed = replace(outcome(4.0, 1.0, 1.0, 0.1, met=False), margins=(margin,))
+    monkeypatch.setattr(advising, "whole_run", lambda _, deployment, rate: (deployment.replicas, rate, run)[2])
+    monkeypatch.setattr(advising, "capacity_draws", lambda *told: draws if told[3] == (4, 5) else None)
+    monkeypatch.setattr(advising, "_beyond", lambda *_: replace(failed, margins=(beyond,)))
+    monkeypatch.setattr(advising, "trial", lambda _, d, __: replace(failed, stretch=0.5 + len(d.router)))
+    monkeypatch.setattr(advising, "band_of", lambda _: width)
+    monkeypatch.setattr(advising, "bottlenecks", lambda told: (told,))
+    found = answer()
+    for missed, binding in ((failed, margin), (None, beyond)):
+        best = replace(found.entries[1], missed=missed)
+        advice = advise(replace(found, entries={1: best}), lambda seed: cast(Any, seed), seeds)
+        assert advice is not None
+        assert (advice.entry, advice.rate, advice.deployment.replicas) == (best, 7.000049, 3)
+        findings: tuple[Any, ...] = advice.findings
+        assert (advice.run, findings, advice.binding, advice.band) == (run, (run,), binding, width)
+        assert advice.draws is (draws if drawn else None)
+        assert (advice.cheaper, advice.ends) == ("none is cheaper", "")
+        assert advice.routing.startswith("vllm_dp: ")
+    assert advise(replace(found, entries={})) is None
+    plain = advise(found)
+    assert plain is not None and plain.draws is None
+
+
+def test_the_ranking_and_the_closest_by_hand() -> None:
+    """Of equals the first; who holds no step is not ranked, and of those who miss the one that misses by least is told,
+    if how much is known."""
+    found = answer()
+    missed = replace(outcome(4.0, 1.0, 1.0, 0.1, met=False), stretch=1.4)
+    entries = {
+        5: Entry(5, "exact", 2.0, 1), 3: Entry(3, "exact", 2.0, 1), 4: Entry(4, "exact", 3.0, 1),
+        0: Entry(0, "exact", -math.inf, missed=missed), 1: Entry(1, "impossible", -math.inf, stretch=1.6),
+        2: Entry(2, "beaten", 9.0, missed=replace(missed, stopped=True)), 6: Entry(6, "bounded", 9.0),
+        7: Entry(7, "exact", 1.0, 1, missed=replace(missed, stretch=1.1)),
+    }  # fmt: skip
+    found = replace(found, entries=entries, top=3)
+    assert [entry.index for entry in found.ranking] == [4, 3, 5]
+    assert found.counts() == {"exact": 5, "impossible": 1, "beaten": 1, "bounded": 1}
+    closest = found.closest()
+    assert closest is not None and (closest[0].index, closest[1]) == (0, 1.4)
+    others = {index: entry for index, entry in entries.items() if index in (2, 6, 7)}
+    assert replace(found, entries=others).closest() is None
+    only = {1: entries[1], 2: Entry(2, "impossible", -math.inf, stretch=1.6)}
+    tie = replace(found, entries=only).closest()
+    assert tie is not None and tie[0].index == 1
+
+
+def test_the_document_of_a_search() -> None:
+    found = answer(price=0.0)
+    (row,) = found.to_json()["ranking"]
+    assert (row["replicas"], row["gpus"], row["price_per_hour"], row["request_rate"], row["value"]) == (
+        3, 6, None, 7.000049, 2.0
+    )  # fmt: skip
+    assert row["settings"] == {"device": "h100", "tensor_parallel_size": 2, "max_num_seqs": 8}
+    margins = (Margin("ttft_p99", 0.6, 0.5),)
+    held = replace(outcome(7, 100.0, 0.2, 0.02), margins=margins, attainment=0.75)
+    found = replace(answer(), entries={1: Entry(1, "exact", 2.0, 3, held)}, trials=5, reused=6, seconds=1.5)
+    document = found.to_json()
+    (row,) = document["ranking"]
+    assert (row["price_per_hour"], row["attainment"]) == (pytest.approx(21.6), 0.75)
+    assert row["margins"] == {"ttft_p99": {"value": 0.6, "limit": 0.5}}
+    assert row["latencies"]["ttft"]["p90"] == 0.2
+    assert {key: document[key] for key in ("schema_version", "points", "trials", "reused", "seconds")} == {
+        "schema_version": 1, "points": 0, "trials": 5, "reused": 6, "seconds": 1.5
+    }  # fmt: skip

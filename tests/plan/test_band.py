@@ -2,16 +2,22 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from plan.chosen import Chosen, answer, outcome
 from plan.planning import chat, question, small_space
-from windtunnel.deployment import SLO
+from windtunnel.deployment import SLO, Deployment
 from windtunnel.errors import InputError
+from windtunnel.plan import band as bands
+from windtunnel.plan import doubt as doubts
 from windtunnel.plan.band import band_of
-from windtunnel.plan.capacity import capacity
+from windtunnel.plan.capacity import Capacity, capacity
 from windtunnel.plan.doubt import doubt_of, slowed, tightened, told_apart
 from windtunnel.plan.objective import LeastForRate, RatePerDollar
+from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
 from windtunnel.plan.space import Constraints
 from windtunnel.plan.trial import tables_of, trial
@@ -115,3 +121,113 @@ def test_what_errs_alike_cancels_between_deployments() -> None:
 def test_a_confidence_is_a_share_that_the_evidence_knows() -> None:
     with pytest.raises(InputError, match=r"confidence=0.99: must be a share from 0.05 to 0.95"):
         question(confidence=0.99)
+
+
+# --- by hand: three replicas of two GPUs at 3.6 USD win at 7 requests/s -----------------------------------------------
+
+
+def said(monkeypatch: pytest.MonkeyPatch, found: Chosen, needed: dict[float | None, int]) -> Any:
+    """The band where so many replicas serve the rate at each confidence, and others are 0.1 more, or less, certain."""
+
+    def trial(asked: Question, deployment: Deployment, rate: float) -> Any:
+        assert rate == 7.000049
+        return replace(outcome(rate, 1.0, 0.1, 0.01), met=deployment.replicas >= needed[asked.confidence])
+
+    rates = {0.05: 9.0, None: 7.0, 0.95: 5.0}
+    shares = {0.05: 0.99, None: 0.9, 0.95: 0.5}
+    monkeypatch.setattr(bands, "trial", trial)
+    monkeypatch.setattr(bands, "tables_of", lambda *_: ())
+    doubt = SimpleNamespace(words="as measured", warning="beware")
+    monkeypatch.setattr(bands, "doubt_of", lambda *_: doubt)
+    monkeypatch.setattr(bands, "capacity", lambda _, asked: Capacity(rates[asked.confidence], None, None, 1))
+    monkeypatch.setattr(
+        bands,
+        "whole_trial",
+        lambda asked, _, rate: replace(outcome(rate, 1.0, 0.1, 0.01), attainment=shares[asked.confidence]),
+    )
+    return band_of(found)
+
+
+def test_a_band_of_replicas_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the winner's three are tried at most."""
+    found = answer(objective=LeastForRate(7.0, cast(Any, None)))
+    band = said(monkeypatch, found, {0.05: 2, None: 3, 0.95: 12, 0.5: 3, 0.9: 5})
+    assert (band.replicas, band.confident, band.rates) == ((2, 3, 12), (3, 5), None)
+    assert (band.evidence, band.known_bad, band.attainment) == ("as measured", "beware", (0.99, 0.9, 0.5))
+    assert band.price_per_hour == pytest.approx(7.2), "of one replica of two GPUs"
+    assert band.cost == pytest.approx((14.4, 21.6, 86.4))
+    more = said(monkeypatch, found, {0.05: 1, None: 3, 0.95: 13, 0.5: 12, 0.9: 13})
+    assert (more.replicas, more.confident) == ((1, 3, None), (12, None))
+    none = said(monkeypatch, found, {0.05: 13, None: 13, 0.95: 13, 0.5: 13, 0.9: 13})
+    assert (none.replicas, none.confident) == ((None,) * 3, (None,) * 2)
+
+
+def test_a_band_of_pools_counts_them_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One replica of a pool for two of another: three at a time, and of the winner's nine four times as many."""
+    found = answer(objective=LeastForRate(7.0, cast(Any, None)))
+    contender = found.contenders[1]
+    (pool,) = contender.candidate.deployment.pools
+    pools = (replace(pool, name="a"), replace(pool, name="b", replicas=2))
+    deployment = replace(contender.candidate.deployment, pools=pools)
+    candidate = replace(contender.candidate, deployment=deployment)
+    found = replace(found, contenders={**found.contenders, 1: replace(contender, candidate=candidate)})
+    band = said(monkeypatch, found, {0.05: 4, None: 9, 0.95: 36, 0.5: 10, 0.9: 34})
+    assert (band.replicas, band.confident) == ((6, 9, 36), (12, 36))
+    assert said(monkeypatch, found, {0.05: 4, None: 9, 0.95: 37, 0.5: 10, 0.9: 37}).replicas == (6, 9, None)
+
+
+def test_a_band_of_rates_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    band = said(monkeypatch, answer(), {})
+    assert (band.rates, band.replicas, band.confident) == ((9.0, 7.0, 5.0), None, None)
+    assert band.price_per_hour == pytest.approx(21.6), "of all six GPUs"
+    assert band.could_be_better == ()
+    assert band.cost == pytest.approx((666.67, 857.14, 1200.0), rel=1e-5), "6,000 µUSD a second"
+
+
+class Steps:
+    """Tables whose steps take so long, and that note their batches."""
+
+    def __init__(self, seconds: float, most: int = 7) -> None:
+        self.seconds, self.max_num_seqs = seconds, most
+        self.batches: list[tuple[int, int, list[Any]]] = []
+
+    def batch(self, *batch: Any) -> float:
+        self.batches.append(batch)
+        return self.seconds
+
+
+@pytest.mark.parametrize(("most", "requests"), [(7, 3), (1, 1)])
+def test_the_error_of_a_deployment_is_that_of_half_a_batch(
+    monkeypatch: pytest.MonkeyPatch, most: int, requests: int
+) -> None:
+    """With a thousand tokens each, of the first pool."""
+    monkeypatch.setattr(doubts, "least_certain", lambda pools, error, agreement: (list(pools), error, agreement))
+    times, error, asked = Steps(0.2, most), Steps(0.05, most), question()
+    tables = [cast(Any, SimpleNamespace(times=times, doubts={"error": error})), cast(Any, None)]
+    found = cast(Any, doubt_of(ONE, tables, asked))
+    assert found[0] == [ONE.pools[0].spec()]
+    assert (found[1], found[2]) == (pytest.approx(0.25), asked.overheads.agreement)
+    assert times.batches == error.batches == [(requests, 1000 * requests, [])]
+    unknown = cast(Any, doubt_of(ONE, [cast(Any, SimpleNamespace(times=times, doubts={}))], asked))
+    assert math.isnan(unknown[1])
+
+
+def test_steps_and_first_tokens_at_a_confidence_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take twice as long on nine of ten servers and first tokens three times: a limit of 0.4 s is one of 0.267 s
+    for steps that are twice as long already."""
+    below = {("steps", 0.9): 2.0, ("first_token", 0.9): 3.0}
+    monkeypatch.setattr(doubts, "doubt_of", lambda *_: SimpleNamespace(below=lambda *what: below[what]))
+    tables = tables_of(ONE, "modelled")
+    asked = question()
+    assert slowed(ONE, tables, asked) is tables
+    assert tightened(ONE, tables, asked) is asked
+    sure = replace(asked, confidence=0.9)
+    (slow,), (plain,) = slowed(ONE, tables, sure), tables
+    assert slow.times.batch(4, 400, []) == pytest.approx(2 * plain.times.batch(4, 400, []))
+    assert set(slow.doubts) == set(plain.doubts)
+    for name, part in plain.doubts.items():
+        assert slow.doubts[name].batch(4, 400, []) == pytest.approx(2 * part.batch(4, 400, []))
+    assert tightened(ONE, tables, sure).slo.ttft == pytest.approx(0.4 / 1.5)
+    monkeypatch.setattr(doubts, "apart", lambda *_: SimpleNamespace(steps=(-0.1, 0.05, 0.3)))
+    wide = small_space().deployment({"device": "h100", "tensor_parallel_size": 2, "max_model_len": 2048})
+    assert told_apart(ONE, wide) == pytest.approx(math.exp(0.2) - 1)

@@ -175,3 +175,94 @@ def test_places_of_a_pipeline_that_idle_by_hand() -> None:
 def test_steps_that_take_no_time_have_no_shares() -> None:
     found = by_hand({"waiting": 1, "decodes": 4, "kv_tokens": 9}, times=handmade.flat_times(0.0))
     assert "batch cap" not in found
+
+
+def test_a_share_counts_from_its_least_on() -> None:
+    """Of 20 steps one each waits for blocks, for a place and for the token budget: 5 %, which counts; of 21 it is less.
+    Of requests one in a hundred counts, of idle time three tenths: six of nine steps do, seven do not."""
+    one_each = (
+        {"waiting": 1, "decodes": 1, "used_blocks": 95},
+        {"waiting": 1, "decodes": 4},
+        {"waiting": 1, "decodes": 1, "chunk_tokens": 94},
+    )
+    names = ["KV memory", "batch cap", "token budget"]
+    for others, counted in ((17, names), (18, [])):
+        found = by_hand(*one_each, *({"decodes": 1} for _ in range(others)), times=handmade.flat_times(0.125))
+        assert [name for name in found if name in names] == counted
+    for number, counts in ((100, True), (101, False)):
+        once = handmade.requests(arrival=[0.0] * number, preemptions=[1] + [0] * (number - 1))
+        assert ("preemptions" in by_hand({"decodes": 1}, requests=once)) is counts
+    two = handmade.requests(arrival=[0.0, 1.0], scheduled=[0.0, 1.0], first_token=[0.1, 1.1], finish=[0.2, 1.2])
+    for busy, spare in ((6, 1 / 3), (7, None)):
+        found = by_hand(*({"start": 0.2 + 0.1 * place, "decodes": 1} for place in range(busy)), requests=two)
+        assert (found["spare time"].share if "spare time" in found else None) == (spare and pytest.approx(spare))
+
+
+def test_what_tells_most_comes_first() -> None:
+    found = by_hand({"waiting": 1, "decodes": 4}, *({"waiting": 1, "decodes": 1, "used_blocks": 95} for _ in range(3)))
+    names = [name for name in found if name in ("KV memory", "batch cap")]
+    assert names == ["KV memory", "batch cap"]
+    assert found["KV memory"].share == pytest.approx(0.75)
+
+
+def test_a_log_of_idle_lanes_or_of_nothing_has_no_bottleneck() -> None:
+    assert by_hand({"waiting": 1}) == {}
+    assert bottlenecks(handmade.run(handmade.requests(arrival=[0.0]), handmade.iterations())) == ()
+    assert "communication" not in by_hand({"decodes": 1}), "no group of operators is known"
+
+
+def test_prompts_are_in_the_way_from_a_tenth_of_the_tokens_and_half_as_long_again_on() -> None:
+    """Nine tokens come from steps of 127 + 1 units, one from a step with a prompt of 65 tokens more: 193 units. A step
+    that computes nothing but a prompt keeps no token waiting."""
+
+    def found(steps: int, prompt: int) -> Finding | None:
+        times = handmade.flat_times(127 / 1024, per_token=1 / 1024)
+        rows = ({"decodes": 1, "steps": steps}, {"decodes": 1, "chunk_tokens": prompt}, {"chunk_tokens": 100})
+        return by_hand(*rows, times=times).get("prefill interference")
+
+    least = found(9, 65)
+    assert least is not None and least.share == pytest.approx(0.1)
+    assert "10% of the tokens come from" in least.evidence
+    assert "which last 188 ms instead of 125 ms" in least.evidence
+    assert found(10, 65) is None, "one of eleven"
+    assert found(9, 63) is None, "191 units"
+    assert "prefill interference" not in by_hand({"decodes": 1, "chunk_tokens": 99}), "beside steps without a prompt"
+
+
+def test_each_pool_has_its_own_limits() -> None:
+    """Of four steps one of each pool fills its batch of 4 or 8, one of the larger pool its budget of 200."""
+    base = handmade.two_requests()
+    (pool,) = base.manifest["pools"]
+    pools = [pool | {"max_num_seqs": seqs, "max_num_batched_tokens": 25 * seqs} for seqs in (4, 8)]
+    log = handmade.iterations(
+        {"waiting": 1, "decodes": 4},
+        {"replica": 1, "waiting": 1, "decodes": 8},
+        {"replica": 1, "waiting": 1, "decodes": 4},
+        {"replica": 1, "waiting": 1, "decodes": 1, "chunk_tokens": 189},
+    )
+    manifest = {"pools": pools, "replicas": [{"pool": place, "lanes": 1} for place in range(2)]}
+    run = handmade.run(base.requests, log, manifest=manifest)
+    found = {finding.name: finding for finding in bottlenecks(replace(run, times=2 * run.times))}
+    assert (found["batch cap"].share, found["token budget"].share) == pytest.approx((0.5, 0.25))
+    assert found["batch cap"].evidence == "in 50% of the step time requests wait while max_num_seqs=8 run"
+    assert "max_num_batched_tokens=200 tokens" in found["token budget"].evidence
+
+
+def test_places_of_all_pipelines_are_idle_while_requests_are_there() -> None:
+    """Requests are there for 2 of 4 s; four places, of two replicas of a pipeline of two stages, compute 0.1 s each, a
+    fortieth."""
+    base = handmade.two_requests()
+    (pool,) = base.manifest["pools"]
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 100, "engine": pool["engine"]}
+    staged = pool | limits | {"engine": pool["engine"] | {"pipeline_parallel_size": 2}}
+    requests = handmade.requests(
+        arrival=[0.0, 3.0, 3.0], scheduled=[0.0, 3.0, np.nan], first_token=[0.1, 3.1, np.nan], finish=[1.0, 4.0, np.nan]
+    )
+    rows: list[dict[str, float]] = [
+        {"replica": replica, "lane": lane, "decodes": 1} for replica in (0, 1) for lane in (0, 1)
+    ]
+    manifest = {"pools": [staged, pool | limits], "replicas": [{"pool": 0, "lanes": 2}, {"pool": 0, "lanes": 2}]}
+    run = handmade.run(requests, handmade.iterations(*rows), manifest=manifest)
+    found = {finding.name: finding for finding in bottlenecks(replace(run, times=2 * run.times))}["pipeline bubbles"]
+    assert found.share == pytest.approx(0.5 - 0.025)
+    assert "under way 2% of the time in each of 2 places" in found.evidence

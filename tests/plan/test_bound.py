@@ -13,6 +13,7 @@ from plan.planning import chat, question, server, single_tokens, small_space
 from windtunnel.deployment import SLO, PercentileLimit
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, linear
+from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.plan.bound import rate_bound, step_bound
 from windtunnel.plan.capacity import capacity
 from windtunnel.plan.outcome import measure
@@ -194,6 +195,9 @@ def test_limits_that_no_step_keeps_leave_no_rate() -> None:
         SLO(percentiles=(PercentileLimit("tpot", 50, 0.1),)),
     ):
         assert rate_bound(deployment, Question(load(1, 10), slo=slo), tables).rate == 0.0
+        assert rate_bound(deployment, Question(load(1, 2), slo=slo), tables).rate == 0.0, "of one decode, too"
+        alone = rate_bound(deployment, Question(load(1, 1), slo=slo), tables)
+        assert alone.rate == pytest.approx(1 / (0.1 / 8 + 0.01)), "without one there are no gaps"
     found = rate_bound(
         deployment, Question(load(1, 10), slo=SLO(percentiles=(PercentileLimit("tpot", 50, 0.13),))), tables
     )
@@ -209,3 +213,105 @@ def test_shared_prompts_count_one_token() -> None:
     pool = deployment.pools[0]
     off = replace(deployment, pools=(replace(pool, engine=replace(pool.engine, enable_prefix_caching=False)),))
     assert rate_bound(off, Question(shared), tables).rate == pytest.approx(1 / (0.1 * 5 / 8 + 24e-3))
+
+
+def test_pools_apart_are_bounded_by_either_side() -> None:
+    """Prompts of 20 tokens: 20/64 of a step of 0.1 s and 20 ms are 51.25 ms. Four decodes: half a step of eight, and
+    4 ms, are 54 ms. Alone a prompt takes 0.12 s, in the slower of the prefill pools 0.22 s, and a token 0.101 s."""
+    deployment, tables = server(8, 0.1, 0.001)
+    slow = server(8, 0.2, 0.001)[1]
+    (pool,) = deployment.pools
+
+    def found(prefill: int, decode: int, slo: SLO = SLO()) -> Any:  # noqa: B008 - frozen
+        pools = (
+            replace(pool, name="a", role="prefill", replicas=prefill),
+            replace(pool, name="b", role="decode", replicas=decode),
+        )
+        return rate_bound(replace(deployment, pools=pools), Question(load(20, 5), slo=slo), (*tables, *tables))
+
+    assert found(2, 4).rate == pytest.approx(2 / 0.05125)
+    assert (found(2, 4).replicas, found(2, 4).per_replica) == (2, pytest.approx(1 / 0.05125))
+    assert found(4, 2).rate == pytest.approx(2 / 0.054)
+    for slo in (SLO(ttft=0.06), SLO(tpot=0.0505), SLO(e2el=0.262)):
+        assert found(1, 1, slo).stretch == pytest.approx(2.0)
+    pools = tuple(
+        replace(pool, name=name, role=role) for name, role in (("a", "prefill"), ("b", "prefill"), ("c", "decode"))
+    )
+    for of_pools in ((*tables, *slow, *tables), (*slow, *tables, *tables)):
+        asked = Question(load(20, 5), slo=SLO(ttft=0.06))
+        assert rate_bound(replace(deployment, pools=pools), asked, of_pools).stretch == pytest.approx(2.0)
+    both = replace(deployment, pools=(pool, replace(pool, name="b")))
+    assert rate_bound(both, Question(load(20, 5), slo=SLO(ttft=0.06)), (*slow, *tables)).stretch == pytest.approx(2.0)
+
+
+def test_ranks_and_stages_of_a_replica_work_together() -> None:
+    deployment, tables = server(8, 0.1, 0.001)
+    (pool,) = deployment.pools
+    engine = replace(pool.engine, data_parallel_size=3, pipeline_parallel_size=2)
+    six = replace(deployment, pools=(replace(pool, engine=engine),))
+    alone = rate_bound(deployment, Question(load(20, 5)), tables).rate
+    assert rate_bound(six, Question(load(20, 5)), tables).rate == pytest.approx(6 * alone)
+
+
+def test_cached_tokens_that_are_read_take_time() -> None:
+    """20 + 21 + 22 + 23 tokens at 0.1 ms each: 8.6 ms a request, and in four steps of 0.101 s."""
+    deployment, _ = server(8, 0.1, 0.001)
+    times = linear(0.1, 0.001, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=8, max_model_len=64)
+    decodes = np.arange(len(times.decode_attention), dtype=np.float64)
+    attention = np.outer(decodes, times.context_knots.astype(np.float64))
+    times = replace(times, decode_attention=1e-4 * attention)
+    tables = (Tabulated(times, {}, {}, ()),)
+    assert rate_bound(deployment, Question(load(20, 5)), tables).rate == pytest.approx(1 / (0.0625 + 0.024 + 0.0086))
+    asked = Question(load(20, 5), slo=SLO(tpot=0.101 + 0.0086 / 4))
+    assert rate_bound(deployment, asked, tables).stretch == pytest.approx(1.0)
+
+
+def test_a_prompt_beyond_the_token_budget_takes_several_steps() -> None:
+    deployment, _ = server(8, 0.1, 0.001)
+    times = linear(0.1, 0.001, 0.0, 0.0, max_num_batched_tokens=16, max_num_seqs=8, max_model_len=64)
+    asked = Question(load(20, 5), slo=SLO(ttft=0.11))
+    assert rate_bound(deployment, asked, (Tabulated(times, {}, {}, ()),)).stretch == pytest.approx(2.0)
+
+
+def test_limits_that_are_just_kept_leave_a_rate() -> None:
+    """Steps of an eighth of a second; of no time where they take none."""
+    deployment, tables = server(8, 0.125)
+    found = rate_bound(deployment, Question(load(20, 1), slo=SLO(ttft=0.125)), tables)
+    assert found.stretch == 1.0
+    assert found.rate == pytest.approx(1 / (0.125 * 20 / 64))
+    at_once, none = server(8, 0.0)
+    assert rate_bound(at_once, Question(load(20, 5)), none).rate == math.inf
+    missed = Question(load(20, 1), slo=SLO(ttft=0.12))
+    assert rate_bound(deployment, missed, tables).rate == 0.0
+
+
+def test_the_requests_with_the_fewest_steps_keep_the_limit() -> None:
+    """Four requests of one decode and one of ten, which may miss it; of nine tenths of five that is one, too. So 0.8 of
+    a step for each request, in steps of one at a time, which just keep it, and 3.8 tokens."""
+    deployment, tables = server(8, 0.125, 1 / 64)
+    uneven = Workload.from_columns(
+        arrival=np.arange(5.0), prompt_tokens=[1] * 5, output_tokens=[2, 11, 2, 2, 2], name="uneven"
+    )
+    for share in (0.8, 0.9):
+        found = rate_bound(deployment, Question(uneven, slo=SLO(tpot=9 / 64), attainment=share), tables)
+        assert found.rate == pytest.approx(1 / (0.125 * 0.8 + 3.8 / 64))
+
+
+def test_a_request_that_fills_the_cache_to_the_last_token_fits() -> None:
+    """Two blocks of 16 besides the one that is kept free: a prompt of 30, and of three answers two are kept."""
+    deployment, tables = server(8, 0.1)
+    (pool,) = deployment.pools
+    small = replace(deployment, pools=(replace(pool, engine=replace(pool.engine, num_gpu_blocks_override=3)),))
+    assert rate_bound(small, Question(load(30, 3)), tables).rate == pytest.approx(1 / (0.1 * (30 + 31 + 30) / 32))
+    with pytest.raises(InputError, match="the 32 tokens of KV cache"):
+        rate_bound(small, Question(load(30, 4)), tables)
+    last = rate_bound(deployment, Question(load(63, 9)), tables)
+    assert last.rate == pytest.approx(1 / (0.1 * 63 / 64)), "one token of output is left of a context of 64"
+
+
+def test_sessions_are_not_judged_before_they_are_simulated() -> None:
+    deployment, tables = server(8, 0.1, 0.001)
+    two = Workload.from_columns(
+        arrival=np.arange(20.0), prompt_tokens=[20] * 20, output_tokens=5, session=[0, 0, *range(2, 20)], think_time=1.0
+    )
+    assert rate_bound(deployment, Question(two, slo=SLO(ttft=0.06)), tables).stretch == 0.0

@@ -8,9 +8,11 @@ import pytest
 
 from plan.chosen import outcome
 from plan.planning import question, small_space
+from windtunnel.errors import InputError
 from windtunnel.plan import elimination
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.elimination import (
+    BoundJob,
     Contender,
     Entry,
     Job,
@@ -18,9 +20,11 @@ from windtunnel.plan.elimination import (
     Standing,
     best_of,
     eliminate,
+    find_bounds,
     threshold,
     warm_up,
     warm_ups,
+    work,
 )
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.space import Candidate
@@ -180,3 +184,56 @@ def test_trials_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     (asked,) = report.asked.values()
     assert (asked.pools, asked.replicas, asked.outcome.rate) == ("pools", 3, 1.0)
     assert 0 <= asked.cpu_seconds < 5
+
+
+def test_bounds_are_found_for_every_question_from_tables_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+
+    def tables(*told: Any) -> Any:
+        read.append(told[0])
+        if len(read) == 2:
+            raise InputError("no room")
+        return "tables"
+
+    monkeypatch.setattr(elimination, "tables_for", tables)
+    monkeypatch.setattr(elimination, "deployment_key", lambda _, perf: f"pools {perf}")
+    monkeypatch.setattr(elimination, "rate_bounds", lambda _, asked, found: (*asked, found))
+    one, two = small_space().enumerate().candidates[:2]
+    other = question(perf="roofline")
+    report = work(BoundJob((QUESTION, other), (one, two)))
+    assert isinstance(report, elimination.BoundReport)
+    bounds: dict[int, Any] = dict(report.bounds)
+    assert bounds == {one.index: (QUESTION, other, "tables")}
+    assert report.refused == {two.index: "no room"}
+    assert report.pools == {one.index: "pools modelled"}
+    assert read == [QUESTION, QUESTION]
+    assert 0 < report.seconds < 60
+    assert find_bounds(BoundJob((QUESTION,), ())).seconds < 1
+
+
+def test_what_cannot_run_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise InputError("no such device")
+
+    monkeypatch.setattr(elimination, "deployment_key", refuse)
+    contender = Contender(Candidate(4, {}, cast(Any, None)), Bound(9.0, 0.5, 1))
+    report = work(Job(QUESTION, cast(Any, Chosen(Steps())), (contender,), None, {}))
+    assert isinstance(report, Report)
+    (entry,) = report.entries
+    assert (entry.index, entry.status, entry.promise, entry.reason) == (4, "refused", -math.inf, "no such device")
+    assert 0 <= report.seconds < 60
+    assert (report.asked, report.reused) == ({}, 0)
+
+
+def test_the_first_eight_requests_compile_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    def simulated(deployment: Any, few: Any, **how: Any) -> None:
+        told.append((deployment, len(few), how))
+        raise InputError("is reported later")
+
+    monkeypatch.setattr(elimination, "simulate", simulated)
+    (job,) = warm_ups(QUESTION, small_space().enumerate().candidates[:1])
+    assert work(job) is None
+    how = {"perf": QUESTION.perf, "overheads": QUESTION.overheads}
+    assert told == [(job.candidate.deployment, 8, how)]

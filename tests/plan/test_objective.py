@@ -2,6 +2,7 @@
 
 import pytest
 
+from plan.chosen import outcome
 from plan.planning import question, small_space
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
@@ -65,6 +66,9 @@ def test_cost_and_gpus_of_all_replicas_are_what_is_minimised() -> None:
         assert objective.value(steps.promise(-3)) == pytest.approx(3 * each)
         assert steps.promise(-2) > steps.promise(-3)
         assert (objective.unit, objective.needs_price) == (unit, not count_gpus)
+        assert objective.climb(ONE, Bound(rate=0.0, stretch=2.0, replicas=1), question()) is None
+        at_one = objective.climb(ONE, Bound(rate=1.0, stretch=0.5, replicas=1), question())
+        assert at_one is not None and at_one.high == -4
     assert LeastForRate(4.0, Constraints(), True).name == "GPUs for 4 requests/s"
     assert LeastForRate(2.5, Constraints()).name == "cost for 2.5 requests/s"
 
@@ -90,6 +94,9 @@ def test_energy_is_idle_power_between_requests_and_the_rest_while_one_computes()
     idle, full = 2 * H100.idle_power_w, 2 * H100.power_w
     assert objective.value(steps.promise(2)) == pytest.approx(0.9 * (idle / 2.25 + (full - idle) / 3.0) / 10)
     assert not objective.needs_price
+    assert objective.climb(ONE, Bound(rate=0.0, stretch=2.0, replicas=1), asked) is None
+    assert objective.value(steps.score(2, outcome(1, 9.0, 0.1, 0.01))) == 1.0, "what the trial measured"
+    assert LeastForRate(0.5, Constraints()).rate == 0.5
 
 
 def test_where_no_replica_is_allowed_there_are_no_steps() -> None:

@@ -173,3 +173,12 @@ def test_a_queue_is_judged_by_trend_and_by_a_tenth_of_the_service() -> None:
     assert not queue_grows(None, requests)
     never = handmade.requests(arrival=[0.0])
     assert queue_grows(clear._replace(delay=0.001), never), "nobody was served: any wait is too long"
+
+
+def test_a_queue_that_does_not_grow_is_no_margin() -> None:
+    """A hundred requests that all wait for 9 s: enough to judge, and none waits longer than the one before."""
+    requests = waiting(9.0, 0.0, 10.0)
+    assert queue_growth(requests) is not None
+    found = measure(handmade.run(requests, handmade.iterations()), Question(chat(50), slo=SLO(ttft=20.0)), 2.0)
+    assert [(margin.name, margin.value, margin.limit) for margin in found.margins] == [("ttft at 90 %", 10.0, 20.0)]
+    assert found.met

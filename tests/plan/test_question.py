@@ -7,18 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plan.chosen import answer
+from plan.chosen import answer, outcome
 from plan.planning import chat, question, server, single_tokens
 from windtunnel.deployment import SLO, PercentileLimit
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
+from windtunnel.plan import survey as surveys
 from windtunnel.plan.bound import Bound, rate_bound, step_bound
-from windtunnel.plan.capacity import Draws, climb, highest
-from windtunnel.plan.elimination import Entry
+from windtunnel.plan.capacity import Draws, climb, highest, rate_levels
+from windtunnel.plan.elimination import Asked, Entry, Report
 from windtunnel.plan.question import Question
 from windtunnel.plan.store import Store
-from windtunnel.plan.survey import SHARES, promising
+from windtunnel.plan.survey import SHARES, Surveyed, SurveyJob, SurveyReport, promising, run_survey, survey
 from windtunnel.plan.what_if import WhatIf, _regret
+from windtunnel.plan.workers import in_turn
 from windtunnel.workload import Both, Fixed, Gamma, generate
 
 
@@ -84,6 +86,7 @@ def test_bisection_asks_as_little_as_it_must() -> None:
 
         def holds(step: int, best: int = best, asked: list[int] = asked) -> bool:
             asked.append(step)
+            assert len(asked) < 20, "it goes on for ever"
             return step <= best
 
         assert highest(holds, 0, 8) == (None if best < 0 else min(best, 8))
@@ -193,3 +196,61 @@ def test_requests_that_do_not_fit_miss_their_limits() -> None:
     assert half.stretch == pytest.approx(0.1 / 9)
     with pytest.raises(InputError, match="no request fits max_model_len=64"):
         rate_bound(deployment, Question(replace(load, prompt_tokens=np.full(50, 64))), tables)
+
+
+def test_what_is_not_said_is_usual() -> None:
+    asked = Question(chat(50))
+    assert (asked.attainment, asked.tolerance, asked.perf, asked.seed, asked.confidence) == (0.9, 0.01, "auto", 0, None)
+    assert asked.slo == SLO()
+    assert rate_levels(question(tolerance=0.5), 1000.0) == (0, 17), "1.5^0 is a thousandth, 1.5^17 is 985"
+
+
+def test_one_replica_is_surveyed_at_shares_of_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 requests/s 5, 10, 20, … and 90, each once on the grid of powers of 1.5."""
+    told: list[tuple[int, float]] = []
+
+    def ask(_: object, known: object, pools: str, what: tuple[Any, float], report: Report) -> Any:
+        told.append((what[0].replicas, what[1]))
+        assert (known, pools) == ({"key": 7}, "pools of one")
+        report.reused += 1
+        return what[1]
+
+    monkeypatch.setattr(surveys, "ask", ask)
+    monkeypatch.setattr(surveys, "tables_for", lambda *_: ())
+    monkeypatch.setattr(surveys, "rate_bound", lambda one, *_: Bound(100.0 * one.replicas, 0.5, 1))
+    monkeypatch.setattr(surveys, "deployment_key", lambda one, _: "pools of one" if one.replicas == 1 else "of more")
+    candidate = answer().contenders[1].candidate
+    candidate = replace(candidate, deployment=candidate.scaled(3))
+    back = run_survey(SurveyJob(question(tolerance=0.5), (candidate,), {"key": 7}))  # type: ignore[dict-item]
+    rates = [1.5**level for level in (3, 5, 7, 8, 9, 10, 11)]
+    assert [replicas for replicas, _ in told] == [1] * 7
+    assert [rate for _, rate in told] == pytest.approx(rates)
+    (one,) = back.surveyed
+    outcomes: tuple[Any, ...] = one.outcomes
+    assert (one.index, outcomes) == (1, tuple(rate for _, rate in told))
+    assert back.report.reused == 7
+
+
+def test_surveys_are_without_limits_in_the_order_of_promise_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, most = answer(), list[int]()
+    candidates = [found.contenders[index].candidate for index in (1, 0)]
+
+    def ran(job: SurveyJob) -> SurveyReport:
+        assert job.question.slo == SLO()
+        (candidate,) = job.candidates
+        trial = outcome(1.0, 1.0, 0.1, 0.01)
+        asked = {f"key {candidate.index}": Asked("pools", 1, trial, 0.5)}
+        return SurveyReport([Surveyed(candidate.index, (trial,))], Report(asked=asked))
+
+    monkeypatch.setattr(surveys, "run_survey", ran)
+
+    def chosen(_: object, number: int) -> Any:
+        most.append(number)
+        return candidates
+
+    monkeypatch.setattr(surveys, "promising", chosen)
+    with Store() as store:
+        assert [one.index for one in survey(found, store, in_turn())] == [1, 0]
+        assert {row["key"] for row in store.trials(replace(found.question, slo=SLO()).digest)} == {"key 0", "key 1"}
+        survey(found, store, in_turn(), 3)
+    assert most == [48, 3]

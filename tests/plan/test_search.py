@@ -1,21 +1,36 @@
 """The search: what brute force finds, with a part of its simulations, whatever the objective and the workers."""
 
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from plan.chosen import outcome
 from plan.planning import chat, question, small_space
 from windtunnel.errors import InputError
+from windtunnel.plan.bound import Bound
+from windtunnel.plan.elimination import (
+    Asked,
+    BoundJob,
+    BoundReport,
+    Contender,
+    Entry,
+    Job,
+    Report,
+    Standing,
+    WarmUp,
+)
 from windtunnel.plan.objective import EnergyPerToken, LeastForRate, Objective, RatePerDollar
 from windtunnel.plan.question import Question
-from windtunnel.plan.search import Progress, search, search_widening
+from windtunnel.plan.search import Progress, _Hunt, search, search_widening
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import Constraints, Enumeration
 from windtunnel.plan.store import Store
-from windtunnel.plan.workers import given, in_turn, processes
+from windtunnel.plan.workers import InTurn, Team, given, in_turn, processes
 
 SPACE = small_space()
 ENUMERATION = SPACE.enumerate(with_price=True)
@@ -190,3 +205,173 @@ def test_progress_is_told() -> None:
     assert seen[-1].trials == answer.trials
     assert seen[-1].by_status == dict(answer.counts())
     assert seen[-1].best == answer.best
+
+
+# --- the parts of a search, by hand -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Worth:
+    """An objective whose candidates can reach 1 to the rate of their bound, each worth itself."""
+
+    low: int = 1
+    high: int = 1
+
+    def climb(self, _: object, bound: Bound, __: object) -> "Worth | None":
+        return Worth(1, int(bound.rate)) if bound.rate else None
+
+    def promise(self, step: int) -> float:
+        return float(step)
+
+    def shortage(self, *_: object) -> str:
+        return ""
+
+
+def hunt(rates: tuple[float, ...], top: int = 1, team: Team | None = None, **more: Any) -> _Hunt:
+    """A search for the best of candidates whose bounds are known."""
+    candidates = ENUMERATION.candidates[: len(rates)]
+    pruned = Counter({"does not fit": 5})
+    found = _Hunt(
+        Enumeration(candidates, pruned), QUESTION, cast(Any, Worth()), top, more.pop("store", None) or Store(),
+        team or in_turn(), more.pop("watch", None),
+    )  # fmt: skip
+    for place, (candidate, rate) in enumerate(zip(candidates, rates, strict=True)):
+        found.contenders[candidate.index] = Contender(candidate, Bound(rate, 1.5 if rate == 0 else 0.5, 1))
+        found.pools[candidate.index] = f"pools {place}"
+    return found
+
+
+def test_jobs_take_their_time_but_leave_enough_for_all_workers() -> None:
+    """A quarter of a second, over a network a whole one; of what is left half for each worker, 64 at most."""
+    two, far = hunt((), team=Team(InTurn, 2)), hunt((), team=Team(InTurn, 2, remote=True))
+    for pace, left, size, remotely in (
+        (0.0, 1000, 1, 1), (0.01, 1000, 25, 64), (0.05, 1000, 5, 20), (0.001, 1000, 64, 64), (0.01, 40, 10, 10),
+        (0.01, 7, 1, 1), (0.01, 0, 1, 1), (9.0, 1000, 1, 1),
+    ):  # fmt: skip
+        two.pace = far.pace = pace
+        assert (two._chunk(left), far._chunk(left)) == (size, remotely)
+    assert (hunt((), top=0).top, hunt((), top=3).top) == (1, 3)
+
+
+def test_rounds_double_at_every_second_one_and_meet_one_standard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By promise, of equals the first; the third to be tried holds 12, so those of 12 and less are not tried."""
+    rates = (10.0, 20.0, 0.0, 30.0, 20.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0, 12.5, 18.0)
+    found = hunt(rates)
+    order = [candidate.index for candidate in ENUMERATION.candidates[: len(rates)]]
+    rounds: list[list[int]] = []
+
+    def tried(waiting: list[Contender], standard: Standing | None) -> None:
+        assert standard == (Standing(12.0, order[4]) if len(rounds) >= 3 else None)
+        rounds.append([order.index(one.candidate.index) for one in waiting])
+        if len(rounds) == 3:
+            found.standards = (Standing(12.0, order[4]),)
+        for one in waiting:
+            found.entries[one.candidate.index] = Entry(one.candidate.index, "beaten", 1.0)
+
+    monkeypatch.setattr(found, "_round", tried)
+    found.eliminate()
+    assert rounds == [[3], [1], [4, 12], [10, 9], [8, 7, 6]]
+    left = {order.index(index): entry for index, entry in found.entries.items() if entry.status != "beaten"}
+    assert {place: (entry.status, entry.promise) for place, entry in left.items()} == {
+        0: ("bounded", 10.0), 2: ("impossible", -math.inf), 5: ("bounded", 12.0), 11: ("bounded", 12.0),
+    }  # fmt: skip
+
+
+def test_what_comes_back_is_counted_kept_and_shown() -> None:
+    seen: list[Progress] = []
+    with Store() as store:
+        found = hunt((9.0, 8.0, 7.0, 0.0), top=2, store=store, watch=lambda one: seen.append(replace(one)))
+        first, second, third, _ = found.contenders.values()
+        places = [one.candidate.index for one in (first, second, third)]
+        assert store.claim(QUESTION.digest, ["pools 0", "pools 1", "pools 2"]) == {"pools 0", "pools 1", "pools 2"}
+        entries = [
+            Entry(places[0], "exact", 5.0, 2), Entry(places[1], "exact", -math.inf), Entry(places[2], "exact", 6.0, 3),
+        ]  # fmt: skip
+        asked = {name: Asked("pools 0", 1, outcome(1, 1.0, 0.1, 0.01), 0.5) for name in "abc"}
+        job = Job(QUESTION, cast(Any, Worth()), (first, second, third), None, {})
+        found._take(job, Report(entries=entries, asked=asked, reused=4, seconds=0.6))
+        assert found.pace == pytest.approx(0.2), "seconds a candidate"
+        assert found.standards == (Standing(6.0, places[2]), Standing(5.0, places[0]))
+        assert {row["key"] for row in store.trials(QUESTION.digest)} == {"a", "b", "c"}
+        assert store._connection.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+        found._show()
+        (shown,) = seen
+        assert (shown.candidates, shown.cannot_run, shown.bounds, shown.trials, shown.reused) == (4, 5, 4, 3, 4)
+        assert (shown.by_status, shown.best, shown.lost_workers) == ({"exact": 3}, entries[2], 0)
+
+
+def test_candidates_that_another_search_asks_wait_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three at a time the second is another's: it stays in front of the rest, and where all are, nothing is handed
+    in."""
+    with Store() as store:
+        found = hunt((9.0, 8.0, 7.0, 6.0), store=store)
+        waiting = list(found.contenders.values())
+        monkeypatch.setattr(found, "_chunk", lambda _: 3)
+        jobs: list[Job] = []
+        monkeypatch.setattr(found.workers, "submit", jobs.append)
+        theirs = {"pools 1"}
+        monkeypatch.setattr(store, "claim", lambda _, pools: set(pools) - theirs)
+        claimed, left = found._hand_in(waiting, Standing(1.0, 0))
+        assert (claimed, left) == (True, [waiting[1], waiting[3]])
+        (job,) = jobs
+        assert (job.contenders, job.standard, job.known) == ((waiting[0], waiting[2]), Standing(1.0, 0), {})
+        theirs |= {"pools 3"}
+        assert found._hand_in(left, None) == (False, left)
+        assert len(jobs) == 1
+
+
+def test_bounds_are_kept_for_every_question_and_refusals_are_said() -> None:
+    other = question(chat(seed=7), attainment=0.9, tolerance=0.03)
+    with Store() as store:
+        found = hunt((), store=store)
+        one, two = ENUMERATION.candidates[:2]
+        bounds = (Bound(3.0, 0.5, 1), Bound(4.0, 0.6, 1))
+        report = BoundReport({one.index: bounds}, {two.index: "no room"}, {one.index: "pools"}, 0.5)
+        found._take_bounds(BoundJob((QUESTION, other), (one, two)), report)
+        assert found.pace == 0.25
+        assert found.contenders == {one.index: Contender(one, bounds[0])}
+        assert found.pools == {one.index: "pools"}
+        refused = found.entries[two.index]
+        assert (refused.status, refused.promise, refused.reason) == ("refused", -math.inf, "no room")
+        for asked, bound in zip((QUESTION, other), bounds, strict=True):
+            assert list(store.bounds(asked.digest).values()) == [("pools", bound)]
+
+
+@pytest.mark.parametrize(("workers", "warmed"), [(1, 0), (2, 1)])
+def test_kernels_are_compiled_once_where_several_would(
+    monkeypatch: pytest.MonkeyPatch, workers: int, warmed: int
+) -> None:
+    jobs: list[Any] = []
+
+    def work(job: Any) -> Any:
+        jobs.append(job)
+        if isinstance(job, WarmUp):
+            return None
+        return BoundReport(
+            {one.index: (Bound(2.0, 0.5, 1),) for one in job.candidates},
+            pools={one.index: "pools" for one in job.candidates},
+        )
+
+    monkeypatch.setattr("windtunnel.plan.search.work", work)
+    with Store() as store:
+        for times in (1, 0):
+            found = _Hunt(
+                Enumeration(ENUMERATION.candidates[:5], Counter()), QUESTION, OBJECTIVES["rate"], 1, store,
+                Team(InTurn, workers), None,
+            )  # fmt: skip
+            jobs.clear()
+            found.find_bounds([])
+            assert [isinstance(job, WarmUp) for job in jobs[: warmed * times]] == [True] * warmed * times
+            asked = [one.index for job in jobs[warmed * times :] for one in job.candidates]
+            assert asked == [one.index for one in ENUMERATION.candidates[:5]] * times, "then they are in the store"
+            assert sorted(found.contenders) == [one.index for one in ENUMERATION.candidates[:5]]
+
+
+def test_claims_are_renewed_every_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("windtunnel.plan.search.time.monotonic", lambda: clock[0])
+    found, renewed = hunt(()), list[float]()
+    monkeypatch.setattr(found.store, "renew", lambda: renewed.append(clock[0]))
+    for clock[0] in (104.9, 105.1, 109.0, 110.2):
+        found._show()
+    assert renewed == [105.1, 110.2]

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from plan.chosen import outcome
 from plan.planning import question, small_space
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound
+from windtunnel.plan.elimination import Asked
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import search
-from windtunnel.plan.store import APPLICATION, Store
+from windtunnel.plan.store import APPLICATION, Store, _alive
 
 SEARCH = """
 import sys
@@ -217,3 +219,113 @@ def test_our_files_say_what_they_are(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION,)
     connection.close()
+
+
+def test_a_file_says_whose_it_is_in_its_header(tmp_path: Path) -> None:
+    """SQLite's format: the version at byte 60, the application at 68."""
+    path = tmp_path / "studies.db"
+    Store(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    header = path.read_bytes()[:72]
+    assert (header[60:64], header[68:72]) == (b"\0\0\0\1", b"wind")
+
+
+def test_a_file_of_nothing_becomes_a_store_and_that_of_another_application_does_not(tmp_path: Path) -> None:
+    nothing, empty, other = (tmp_path / name for name in ("nothing.db", "empty.db", "other.db"))
+    nothing.touch()
+    for path, pragma in ((empty, "PRAGMA application_id = 0"), (other, "PRAGMA application_id = 5")):
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE gone (name TEXT)")
+        connection.execute("DROP TABLE gone")
+        connection.execute(pragma)
+        connection.close()
+        assert path.stat().st_size > 0
+    for path in (nothing, empty):
+        with Store(path) as store:
+            store.begin("one", "q", "cost", {})
+            assert [study.name for study in store.studies()] == ["one"]
+    with pytest.raises(InputError, match="is not a store of studies"):
+        Store(other)
+
+
+def test_trials_are_rows_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((10.0, 30.0, 20.0))
+    monkeypatch.setattr("windtunnel.plan.store.time.time", lambda: next(clock))
+    with Store() as store:
+        for key, asked, rate in (("a", "q", 1.0), ("b", "q", 2.0), ("c", "other", 3.0)):
+            one = Asked(f"pools of {key}", 4, outcome(rate, 50.0, 0.25, 0.5, met=key == "a"), 0.125)
+            store.record(asked, {key: one})
+        monkeypatch.undo()
+        assert [row["key"] for row in store.trials()] == ["a", "c", "b"]
+        first, second = store.trials("q")
+        document = outcome(1.0, 50.0, 0.25, 0.5).to_json()
+        assert first == {
+            "key": "a", "question": "q", "pools": "pools of a", "rate": 1.0, "replicas": 4, "met": 1,
+            "cpu_seconds": 0.125, "recorded": 10.0, "outcome": document,
+        }  # fmt: skip
+        assert (second["key"], second["met"], second["recorded"]) == ("b", 0, 30.0)
+        known = store.known("q", ["pools of b", "pools of b", "pools of c"])
+        assert [(key, one.rate, one.met, one.output_throughput) for key, one in known.items()] == [
+            ("b", 2.0, False, 50.0)
+        ]
+        assert store.known("other", ["pools of b"]) == {}
+
+
+def test_studies_stand_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+    with Store(tmp_path / "studies.db") as store:
+        for name in ("b", "a"):
+            store.begin(name, "q", "cost", {"z": 1, "a": 2})
+        store.finish("b", {"ranking": []})
+        found = store.studies()
+        assert [(study.name, study.question, study.objective) for study in found] == [
+            ("b", "q", "cost"), ("a", "q", "cost"),
+        ]  # fmt: skip
+        assert found[0].created <= found[1].created
+        assert found[0].spec == {"z": 1, "a": 2}
+        store.begin("b", "q", "cost", {})
+        assert (store.study("b").answer, store.study("b").spec) == (None, {}), "resumed: not finished"
+        with pytest.raises(InputError, match="asks something else"):
+            store.begin("b", "q", "energy", {})
+
+
+def test_a_claim_holds_while_its_owner_is_there_and_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windtunnel.plan.store.time.time", lambda: 1000.0)
+    monkeypatch.setattr("windtunnel.plan.store.socket.gethostname", lambda: "here")
+    signals: dict[int, type[OSError] | None] = {1: None, 2: ProcessLookupError, 3: PermissionError}
+
+    def kill(process: int, what: int) -> None:
+        assert what == 0, "nobody is hurt"
+        if error := signals[process]:
+            raise error
+
+    monkeypatch.setattr("windtunnel.plan.store.os.kill", kill)
+    for host, process, renewed, alive in (
+        ("here", 1, 1000.0, True), ("here", 2, 1000.0, False), ("here", 3, 1000.0, True), ("there", 2, 1000.0, True),
+        ("here", 1, 940.0, True), ("here", 1, 939.9, False), ("there", 1, 939.9, False),
+    ):  # fmt: skip
+        assert _alive(host, process, renewed) is alive, (host, process, renewed)
+
+
+def test_claims_of_others_are_left_to_them(tmp_path: Path) -> None:
+    """Process 1 lives. What lapsed is taken; what is another's is neither renewed nor released."""
+    path = tmp_path / "studies.db"
+    with Store(path) as store:
+        assert store.claim("q", ["mine"]) == {"mine"} == store.claim("q", ["mine"])
+        connection = sqlite3.connect(path, isolation_level=None)
+        values = [("q", "theirs", "elsewhere", 1, time.time()), ("q", "lapsed", "elsewhere", 1, time.time() - 61)]
+        connection.executemany("INSERT INTO claims VALUES (?, ?, ?, ?, ?)", values)
+        assert store.claim("q", ["theirs", "lapsed", "new"]) == {"lapsed", "new"}
+        assert store.claim("another", ["theirs"]) == {"theirs"}
+        connection.execute("UPDATE claims SET renewed = 5")
+        store.renew()
+        renewed = dict(connection.execute("SELECT pools, renewed FROM claims WHERE question = 'q'"))
+        assert renewed["theirs"] == 5
+        assert all(abs(renewed[name] - time.time()) < 60 for name in ("mine", "lapsed", "new"))
+        store.release("q", ["mine", "theirs"])
+        left = {name for (name,) in connection.execute("SELECT pools FROM claims WHERE question = 'q'")}
+        assert left == {"theirs", "lapsed", "new"}
+        store.release_all()
+        assert [name for (name,) in connection.execute("SELECT pools FROM claims")] == ["theirs"]
+        connection.close()

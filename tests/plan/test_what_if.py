@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from plan.chosen import answer
+from plan.chosen import answer, outcome
 from plan.planning import question, small_space
+from windtunnel.plan.elimination import Asked, Entry, Job, Report
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import search
 from windtunnel.plan.store import Store
@@ -51,3 +52,19 @@ def test_the_document_of_other_loads() -> None:
     assert document["best"] == {"a": found.contenders[1].candidate.settings, "b": None}
     assert document["values"] == {"a": 2.0, "b": None}
     assert document["regrets"] == {"a": {"b": None}}
+
+
+def test_the_old_winner_is_tried_without_a_standard_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, told = answer(), list[Job]()
+
+    def eliminated(job: Job) -> Report:
+        told.append(job)
+        asked = {"key": Asked("pools", 1, outcome(1.0, 1.0, 0.1, 0.01), 0.5)}
+        return Report(entries=[Entry(0, "exact", 1.5, 2)], asked=asked)
+
+    monkeypatch.setattr("windtunnel.plan.what_if.eliminate", eliminated)
+    with Store() as store:
+        assert _regret(found, 0, store) == pytest.approx(0.25)
+        assert [row["key"] for row in store.trials(found.question.digest)] == ["key"]
+    (job,) = told
+    assert (job.contenders, job.standard) == ((found.contenders[0],), None)

@@ -1,5 +1,6 @@
 """Executors: jobs come back whatever dies, on processes of this machine and on Ray."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -7,19 +8,34 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pickle import PicklingError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import windtunnel
 from plan.planning import question, small_space
 from windtunnel.errors import InputError
 from windtunnel.plan.objective import RatePerDollar
 from windtunnel.plan.search import Progress, search
-from windtunnel.plan.workers import ATTEMPTS, InTurn, Team, WorkerLost, Workers, processes
+from windtunnel.plan.workers import (
+    ATTEMPTS,
+    InTurn,
+    RayExecutor,
+    Team,
+    WorkerLost,
+    Workers,
+    available_cpus,
+    given,
+    in_turn,
+    on_ray,
+    processes,
+)
 
 
 def die_once(flag: Path) -> str:
@@ -282,3 +298,158 @@ def test_one_job_waits_beside_those_that_are_worked_on(workers: int, held: int, 
     for job in range(held):
         found.submit(job)
     assert found.room == room
+
+
+def test_a_job_whose_workers_die_is_submitted_five_times() -> None:
+    jobs: list[int] = []
+
+    class Dying(InTurn):
+        def submit(self, _: Any, /, *args: Any, **__: Any) -> Future[Any]:
+            jobs.append(args[0])
+            future: Future[Any] = Future()
+            future.set_exception(BrokenProcessPool())
+            return future
+
+    workers: Workers[int, int] = Workers(Team(Dying, 1), lambda job: job)
+    workers.submit(4)
+    with pytest.raises(WorkerLost, match="died 5 times"):
+        drain(workers)
+    assert (jobs, workers.lost) == ([4] * 5, 5)
+
+
+def test_the_first_result_is_not_kept_waiting_by_others_and_nobody_waits_for_ever() -> None:
+    class Slow(InTurn):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return Future() if args[0] < 0 else super().submit(fn, *args, **kwargs)
+
+    slow = Slow()
+    workers: Workers[int, str] = Workers(Team(InTurn, 2), str, slow)
+    assert workers.executor is slow, "an executor that is given is taken"
+    workers.submit(-1)
+    began = time.monotonic()
+    assert list(workers.results(0.01)) == []
+    workers.submit(7)
+    assert list(workers.results(30.0)) == [(7, "7")]
+    assert time.monotonic() - began < 15
+
+
+def test_processes_do_the_jobs_that_they_have_before_they_are_shut_down() -> None:
+    executor = processes(1).make()
+    futures = [executor.submit(str, number) for number in (7, 8)]
+    executor.shutdown()
+    assert [future.result(0) for future in futures] == ["7", "8"]
+
+
+def test_teams_have_as_many_workers_as_there_are_cpus_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda which: {0, 5, 7} if which == 0 else {1}, raising=False)
+    assert (available_cpus(), processes().workers, processes(2).workers) == (3, 3, 2)
+    assert [(team.workers, team.remote) for team in (in_turn(), given(InTurn(), 4))] == [(1, False), (4, False)]
+    monkeypatch.delattr("os.sched_getaffinity")
+    for known, count in ((6, 6), (None, 1)):
+        monkeypatch.setattr("os.cpu_count", lambda known=known: known)
+        assert available_cpus() == count
+
+
+# --- what Ray is told -------------------------------------------------------------------------------------------------
+
+
+class TaskError(Exception):
+    """As Ray's of a call that raised."""
+
+    def __init__(self, cause: object) -> None:
+        self.cause = cause
+
+
+class NotedRay:
+    """As much of Ray as is used: notes what it is told, and runs calls at once."""
+
+    def __init__(self, cpus: dict[str, float], begun: bool = False) -> None:
+        self.cpus, self.begun = cpus, begun
+        self.told: list[dict[str, Any]] = []
+        self.tasks: list[dict[str, Any]] = []
+        self.exceptions = SimpleNamespace(RayTaskError=TaskError)
+
+    def is_initialized(self) -> bool:
+        return self.begun
+
+    def init(self, **settings: Any) -> None:
+        self.told.append(settings)
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.cpus
+
+    def remote(self, **settings: Any) -> Callable[..., Any]:
+        self.tasks.append(settings)
+        return lambda fn: SimpleNamespace(
+            remote=lambda *args: SimpleNamespace(future=lambda: InTurn().submit(fn, *args))
+        )
+
+
+PACKAGE = Path(windtunnel.__file__).parent
+
+
+def test_ray_starts_here_without_an_address_and_takes_the_code_from_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = NotedRay({"CPU": 3.7, "GPU": 9.0})
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    teams = [on_ray(), on_ray(workers=2), on_ray(ship=True)]
+    assert [(team.make, team.workers, team.remote) for team in teams] == [
+        (RayExecutor, 3, True), (RayExecutor, 2, True), (RayExecutor, 3, True),
+    ]  # fmt: skip
+    here = {"address": None, "log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    folder = {"env_vars": {"PYTHONPATH": f"{PACKAGE.parent}{os.pathsep}/elsewhere"}}
+    assert ray.told == [
+        here | {"num_cpus": None, "runtime_env": folder},
+        here | {"num_cpus": 2, "runtime_env": folder},
+        here | {"num_cpus": None, "runtime_env": {"py_modules": [str(PACKAGE)]}},
+    ]
+
+
+def test_a_cluster_with_an_address_is_sent_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = NotedRay({})
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert [on_ray("there", 5).workers, on_ray("there", ship=False).workers] == [5, 1]
+    there = {
+        "address": "there", "num_cpus": None, "log_to_driver": False, "logging_level": logging.ERROR,
+        "include_dashboard": None,
+    }  # fmt: skip
+    assert ray.told == [
+        there | {"runtime_env": {"py_modules": [str(PACKAGE)]}},
+        there | {"runtime_env": {"env_vars": {"PYTHONPATH": str(PACKAGE.parent)}}},
+    ]
+    for cpus, workers in ((0.5, 1), (2.0, 2)):
+        begun = NotedRay({"CPU": cpus}, begun=True)
+        monkeypatch.setitem(sys.modules, "ray", begun)
+        assert (on_ray("there").workers, begun.told) == (workers, []), "it has been started already"
+
+
+def test_a_cluster_that_is_not_there_and_ray_that_is_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = NotedRay({})
+    monkeypatch.setattr(ray, "init", lambda **_: die_of(ConnectionError("nobody answers")), raising=False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with pytest.raises(InputError, match="address='there': no Ray cluster there: nobody answers"):
+        on_ray("there")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match="Ray is not installed"):
+        on_ray()
+
+
+def die_of(error: Exception) -> None:
+    raise error
+
+
+def test_calls_are_tasks_of_one_cpu_and_errors_are_the_calls_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task's error is the one of the call that it carries, where that is one; what else fails is a worker that is
+    lost."""
+    ray = NotedRay({})
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    executor = RayExecutor()
+    assert ray.tasks == [{"num_cpus": 1, "max_retries": 10}]
+    assert executor.submit(int, "11", base=3).result(0) == 4
+    own = InputError("no")
+    assert executor.submit(die_of, TaskError(own)).exception(0) is own
+    unknown = TaskError("a text")
+    assert executor.submit(die_of, unknown).exception(0) is unknown
+    lost = executor.submit(die_of, OSError("gone")).exception(0)
+    assert isinstance(lost, WorkerLost) and str(lost) == "gone"

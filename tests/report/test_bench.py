@@ -121,3 +121,22 @@ def test_columns_have_a_row_for_each_case_and_seed() -> None:
     assert (found[5]["model"], found[5]["rate"], found[5]["kind"]) == ("", "2", "measured")
     (row,) = bench_columns(("gpus",), (), [Row(("8",), documents=({"gpus": 8},))])
     assert (row["gpus"], row["gpus_value"]) == ("8", 8.0), "a number does not replace the name of an axis"
+
+
+def test_every_measure_has_its_unit() -> None:
+    """Seconds in ms but for whole requests; shares in per cent; a count without digits after the point."""
+    document = {
+        "ttft": {"mean": 0.1, "p99": 0.25}, "tpot": {"mean": 0.0125}, "e2el": {"mean": 2.5},
+        "output_throughput": 1500.0, "goodput": 1.5, "attainment": 0.95, "gpus": 12.0,
+        "cost_per_million_output_tokens": 3.25,
+    }  # fmt: skip
+    row = Row(("a",), documents=(document,))
+    measures = shown([row])
+    assert heads(("model",), measures, live=False) == [
+        "model", "TTFT, ms", "TTFT p99, ms", "TPOT, ms", "E2EL, s", "output, tokens/s", "goodput, requests/s",
+        "good, %", "GPUs", "cost, $/M tokens",
+    ]  # fmt: skip
+    assert cells(row, ("model",), (), measures, live=False) == [
+        "a", "100", "250", "12.5", "2.50", "1,500", "1.50", "95.0", "12", "3.25",
+    ]  # fmt: skip
+    assert (row.live, row.meets_goals, row.refusal) == (False, True, "")

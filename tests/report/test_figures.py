@@ -180,3 +180,58 @@ def test_the_last_per_cent_is_drawn_a_hundred_times_as_finely() -> None:
     assert percents[:3].tolist() == [0.0, 0.25, 0.5]
     assert percents[-3:].tolist() == pytest.approx([99.98, 99.99, 100.0])
     assert ((percents > 99) & (percents < 100)).sum() == 99
+
+
+def test_axes_and_places_of_the_time_line_whole() -> None:
+    """Thirds of 0.4 s; six digits."""
+    drawn = over_time(timeline(unroll(handmade.two_requests()), 3))
+    assert drawn["data"][0]["x"] == [0.0666667, 0.2, 0.333333]
+    titles = ("requests", "KV cache, %", "tokens / s", "requests / s")
+    domains = ([0.78, 1.0], [0.53, 0.75], [0.28, 0.5], [0.03, 0.25])
+    assert drawn["layout"] == {
+        "xaxis": {"title": {"text": "seconds after the first arrival"}, "anchor": "y4", "rangemode": "tozero"},
+        "hovermode": "x",
+    } | {
+        f"yaxis{place}": {"title": {"text": title}, "domain": domain, "rangemode": "tozero", "nticks": 5}
+        for place, title, domain in zip(("", "2", "3", "4"), titles, domains, strict=True)
+    }
+    whole = figures(unroll(handmade.two_requests()), summary(handmade.two_requests()), None)["timeline"]
+    assert len(whole["data"][0]["x"]) == 600
+
+
+def test_what_is_far_too_small_does_not_stretch_an_axis() -> None:
+    """From a queue of 0.1 µs to 2 s: not below a hundred thousandth of that, 10^−4.7, down to a half power."""
+    run = handmade.run(
+        handmade.requests(arrival=[0.0], scheduled=[1e-7], first_token=[1.0], finish=[2.0]), handmade.iterations()
+    )
+    drawn = figures(unroll(run), summary(run), SLO(ttft=0.5))["requests-cdf"]["layout"]
+    assert drawn["xaxis"]["range"] == [-5.0, 0.5]
+    (note,) = drawn["annotations"]
+    assert {name: note[name] for name in ("y", "yref", "xanchor", "yanchor", "text", "showarrow", "meta")} == {
+        "y": 0.5, "yref": "paper", "xanchor": "left", "yanchor": "middle", "text": "ttft limit", "showarrow": False,
+        "meta": 0,
+    }  # fmt: skip
+    assert note["x"] == pytest.approx(np.log10(0.5))
+
+
+def test_bars_of_nothing_and_of_thirds() -> None:
+    edges, counts = histogram(np.zeros(0))
+    assert (edges.tolist(), counts.tolist()) == ([0.0, 0.0], [0.0])
+    assert len(histogram(np.array([0.0, 1.0]))[1]) == 50
+    late = handmade.run(handmade.requests(arrival=[0.0, 1 / 3]), handmade.iterations())
+    (bars,) = figures(unroll(late), summary(late), None)["arrivals"]["data"]
+    assert (bars["x"][0], bars["width"][0], bars["x"][1]) == (0.00166667, 0.00333333, 0.005)
+    whole = handmade.two_requests()
+    parts = {"measured": handmade.flat_times(0.1), "modelled": handmade.flat_times(0.2)}
+    run = replace(whole, times=(handmade.flat_times(0.3),), sources=(parts,))
+    drawn = figures(unroll(run), summary(run), None)["breakdown"]["data"]
+    assert [bar["x"] for bar in drawn if bar["y"] == ["by source"]] == [[33.333], [66.667]]
+
+
+def test_without_a_first_token_its_parts_are_nothing() -> None:
+    apart = handmade.apart()
+    unknown = np.full(2, np.nan)
+    run = replace(apart, requests=replace(apart.requests, first_token=unknown, finish=unknown))
+    bars = figures(unroll(run), summary(run), None)["first-token"]["data"]
+    assert len(bars) >= 5
+    assert all(bar["x"] == [0.0, 0.0] for bar in bars)

@@ -1,18 +1,22 @@
 """What the page of a search draws, from a search whose answers are chosen."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan.chosen import SURVEYED, answer, outcome
+from plan.chosen import SURVEYED, Chosen, answer, outcome
 
 from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import PercentileLimit
+from windtunnel.hardware import device
+from windtunnel.plan.elimination import Entry
 from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.space import Constraints
+from windtunnel.plan.survey import Surveyed
 from windtunnel.report.plan_figures import cost_per_million, front, label, pareto, short, slices
 
 
@@ -95,3 +99,43 @@ def test_limits_are_said_at_the_nearest_percentile_of_the_page() -> None:
         "e2el": {"statistic": "p50", "limit": 9.0},
         "itl": {"statistic": "p95", "limit": 1.0},
     }
+
+
+def test_points_are_rounded_and_the_front_stands_out() -> None:
+    """3.6 USD an hour at 70 tokens/s are 14.2857 USD for a million; the winner's three replicas of two GPUs 85.714."""
+    surveyed = (Surveyed(0, (outcome(1.23456, 70.0, 0.1234567, 0.0123456), outcome(2, 50.0, 0.2, 0.02))),)
+    held = outcome(7, 70.0, 0.1234567, 0.02)
+    found = answer()
+    found = replace(found, entries={1: replace(found.entries[1], held=held)})
+    others, best, winner = pareto(found, surveyed)["data"]
+    assert (best["x"], best["y"], best["marker"]["color"]) == ([14.28571], [123.457], [12.346])
+    assert best["text"] == ["h100, TP 1<br>1.23 requests/s per replica"]
+    assert (winner["x"], winner["y"]) == ([85.71429], [123.457])
+    looks = [(trace["marker"]["size"], trace["marker"]["opacity"], trace["marker"]["line"]) for trace in (others, best)]
+    assert looks == [(6, 0.35, {"width": 0}), (10, 1.0, {"width": 1})]
+    nothing = pareto(answer(), ())["data"][1]["marker"]
+    assert (nothing["cmin"], nothing["cmax"]) == (0.0, 1.0)
+
+
+class Single(Chosen):
+    """A search that found one replica."""
+
+    def measured(self, entry: Entry) -> Any:
+        return self.contenders[entry.index].candidate.scaled(1), 1.234567
+
+
+def test_one_replica_is_not_counted_and_pools_are_named_together() -> None:
+    found = answer()
+    values = {field.name: getattr(found, field.name) for field in fields(found)}
+    (only,) = slices(Single(**values), ())["found"]
+    assert only == {"name": "h100, TP 2", "gpus": 2, "price": pytest.approx(7.2), "rate": 1.2346}
+    contender = found.contenders[1]
+    (pool,) = contender.candidate.deployment.pools
+    small = replace(pool, name="b", device=device("l40s"), engine=replace(pool.engine, tensor_parallel_size=4))
+    pools = (pool, replace(small, engine=replace(small.engine, max_num_seqs=16)))
+    candidate = replace(contender.candidate, deployment=replace(contender.candidate.deployment, pools=pools))
+    found = replace(found, contenders={1: replace(contender, candidate=candidate)})
+    (configuration,) = slices(found, (Surveyed(1, ()),))["configurations"]
+    assert {name: configuration[name] for name in ("device", "tp", "seqs", "gpus")} == {
+        "device": "h100_sxm + l40s", "tp": 4, "seqs": 16, "gpus": 6
+    }  # fmt: skip

@@ -160,9 +160,13 @@ def _price_below(answer: SearchResult, entry: Entry, best: Entry) -> float | Non
     steps = contender and answer.objective.climb(contender.candidate, contender.bound, answer.question)
     if not steps:
         return None
-    above = math.nextafter(best.promise, math.inf)
-    start = start_of(steps, entry.index, Standing(above, -1))
+    start = start_of(steps, entry.index, _dearer(best))
     return None if start is None else -steps.promise(start)
+
+
+def _dearer(best: Entry) -> Standing:
+    """What only candidates that cost less than the winner beat: an equal cost does not, whatever its place."""
+    return Standing(math.nextafter(best.promise, math.inf), -1)
 
 
 def _own_price(answer: SearchResult, index: int, winner: Deployment) -> float | None:
@@ -193,9 +197,11 @@ def _failure(answer: SearchResult, index: int, best: Entry) -> str:
 
 
 def _start(answer: SearchResult, entry: Entry, best: Entry) -> int | None:
+    """The lowest step at which a candidate would be better than the winner; for a rate, cheaper."""
     contender = answer.contenders[entry.index]
     steps = answer.objective.climb(contender.candidate, contender.bound, answer.question)
-    return start_of(steps, entry.index, best.standing) if steps else None
+    standard = _dearer(best) if isinstance(answer.objective, LeastForRate) else best.standing
+    return start_of(steps, entry.index, standard) if steps else None
 
 
 def describe(margin: Margin) -> str:

@@ -116,7 +116,7 @@ def _replicas(
         return trial(question, candidate.scaled(-step), rate).met
 
     unit, (fewest, most) = candidate.scaled(1).replicas, between
-    found = highest(holds, -(most // unit if most else MOST * deployment.replicas), -((fewest or unit) // unit or 1))
+    found = highest(holds, -((most or MOST * deployment.replicas) // unit), -((fewest or unit) // unit or 1))
     return None if found is None else -found * unit
 
 

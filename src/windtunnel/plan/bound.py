@@ -232,8 +232,10 @@ def _steps_within_limits(lines: StepBound, work: Work, question: Question) -> li
         else:
             continue
         room = seconds - lines.base
-        with np.errstate(divide="ignore"):
-            most = np.where(room > 0, room / lines.per_token, 0.0).min()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            decodes = room / lines.per_token
+        kept = np.where(np.isnan(decodes), np.inf, decodes)  # a flat line exactly at the limit rules nothing out
+        most = np.where(room < 0, 0.0, kept).min()
         found.append(good / most if most > 0 else (math.inf if good > 0 else 0.0))
     return found
 
