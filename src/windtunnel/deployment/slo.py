@@ -93,6 +93,8 @@ def parse_slo(texts: Iterable[str]) -> tuple[PercentileLimit, ...]:
             raise InputError(f"slo {text!r}: must be METRIC_pPERCENTILE=SECONDS, e.g. ttft_p99=0.3")
         limit = PercentileLimit(match[1], float(match[2]), _number(text, match[3]))
         SLO(percentiles=(limit,))
+        if any((one.metric, one.percentile) == (limit.metric, limit.percentile) for one in limits):
+            raise InputError(f"slo {text!r}: {limit.metric} at this percentile is given twice: leave one out")
         limits.append(limit)
     return tuple(limits)
 
