@@ -207,7 +207,22 @@ def test_rope_scaling_lengthens_the_context_as_the_engine_derives_it(
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-WRONG_KINDS = (7, "x", [1], True, 1.5, [[1], [2]], {"a": 1}, float("nan"), float("inf"), [None], [], {}, 0, None)
+WRONG_KINDS: tuple[Any, ...] = (
+    7,
+    "x",
+    [1],
+    True,
+    1.5,
+    [[1], [2]],
+    {"a": 1},
+    float("nan"),
+    float("inf"),
+    [None],
+    [],
+    {},
+    0,
+    None,
+)
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_an_argument_takes_the_place_of_a_presets_size(
         ({"max_num_batched_tokens": 2048}, "sarathi", None),
     ],
 )
-def test_one_size_is_not_given_twice_by_a_user(flags: dict[str, int], text: str, says: str | None) -> None:
+def test_one_size_is_not_given_twice_by_a_user(flags: dict[str, Any], text: str, says: str | None) -> None:
     """Neither wins in silence: in a run, and at a point of a plan, which would have ranked twins."""
     engine = Engine(scheduler=text, **flags)
     space = Space("Qwen/Qwen3-8B", {"device": ("h100",)})

@@ -86,7 +86,7 @@ def parse_goodput(texts: Iterable[str]) -> SLO:
 
 def parse_slo(texts: Iterable[str]) -> tuple[PercentileLimit, ...]:
     """``["ttft_p99=0.3"]``, seconds, as limits on percentiles. Raises InputError for anything else."""
-    limits = []
+    limits: list[PercentileLimit] = []
     for text in texts:
         match = re.fullmatch(r"([a-z0-9]+)_p(\d+(?:\.\d+)?)=(.+)", text)
         if not match:

@@ -70,15 +70,15 @@ class Axes:
         names = [entry.name for entry in fields(self) if entry.name not in ("devices", "axis")]
         given = {name: values for name in names if (values := split(getattr(self, name)))}
         for text in self.axis:
-            word, equals, values = text.partition("=")
+            word, equals, listed = text.partition("=")
             axis = word.replace("-", "_")
             if not equals:
                 raise InputError(f"axis {text!r}: must be WORD=VALUE,VALUE, e.g. block_size=16,32")
             if axis == "device":
-                raise InputError(f"axis {text!r}: name devices by --devices {values.replace(',', ' ')}")
+                raise InputError(f"axis {text!r}: name devices by --devices {listed.replace(',', ' ')}")
             if axis in given:
                 raise InputError(f"axis {text!r}: {axis} is given twice: put its values into one, separated by commas")
-            given[axis] = split((values,))
+            given[axis] = split((listed,))
         return given
 
 
