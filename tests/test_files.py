@@ -37,6 +37,17 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
         assert (tmp_path / "there" / "real.html").read_text() == text
 
 
+def test_links_in_a_circle_stay_links(tmp_path: Path) -> None:
+    link = tmp_path / "link.html"
+    link.symlink_to(link)
+    with pytest.raises(InputError, match="Too many levels of symbolic links"):
+        require_writable("report", link)
+    with pytest.raises(InputError, match="Too many levels of symbolic links"):
+        write_whole(link, ["text"])
+    assert link.is_symlink()
+    assert [each.name for each in tmp_path.iterdir()] == ["link.html"]
+
+
 def test_a_pipe_gets_the_text_and_stays_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

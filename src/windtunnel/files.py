@@ -1,5 +1,6 @@
 """Files: written whole or not at all, and read without guessing what a careless one means."""
 
+import errno
 import json
 import os
 import stat
@@ -33,11 +34,19 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     path = Path(path)
     try:
-        with _stream(path) if _is_stream(path) else _beside(Path(os.path.realpath(path))) as file:
+        with _stream(path) if _is_stream(path) else _beside(_plain(path)) as file:
             yield file
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"{str(path)!r}: cannot be written ({reason}): choose another place") from error
+
+
+def _plain(path: Path) -> Path:
+    """Where the file stands, or will: behind all links. Raises OSError where they lead in a circle."""
+    place = Path(os.path.realpath(path))
+    if place.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return place
 
 
 @contextmanager
@@ -92,7 +101,11 @@ def require_writable(name: str, path: Path) -> None:
         if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)) or not os.access(path, os.W_OK):
             raise InputError(f"{name} {str(path)!r}: is no file that can be written: choose another place")
         return
-    require_folder(name, path, Path(os.path.realpath(path)).parent)
+    try:
+        place = _plain(path)
+    except OSError as error:
+        raise InputError(f"{name} {str(path)!r}: cannot be written ({error.strerror}): choose another place") from error
+    require_folder(name, path, place.parent)
 
 
 def require_folder(name: str, path: Path, folder: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from windtunnel.cli import DONE, WRONG, main
 from windtunnel.cli.plan.command import MISSED
+from windtunnel.cli.plan.flags import Axes
+from windtunnel.plan.space import Constraints
 
 SMALL = (
     *("plan", "Llama-3.1-8B", "--devices", "h100,l40s", "--tensor-parallel-size", "1", "--max-num-seqs", "8", "32"),
@@ -115,6 +117,13 @@ def test_a_store_is_a_study(capsys: Capture, tmp_path: Path) -> None:
         (("plan", "--target-request-rate", "3", "--axis", "replicas=1,2"), "are found for a target rate"),
         (("plan", "--max-concurrency", "3", "--isl", "9", "--objective", "cost"), "has no rate of its own"),
         (("plan", "--space", "none.yaml"), "cannot be read"),
+        (("plan", "--axis", "block_size=16", "block_size=32"), "block_size is given twice"),
+        (("plan", "--max-num-seqs", "4", "--axis", "max-num-seqs=8"), "max_num_seqs is given twice"),
+        (("plan", "--axis", "device=l40s"), "name devices by --devices l40s"),
+        (("plan", "--gpus", "h100=4", "h100=5"), "h100 is given twice"),
+        (("plan", "--ratio", "2"), "add --pools separate"),
+        (("plan", "--isl", "9", "--perf", "measurd"), "did you mean 'measured'"),
+        (("plan", "--isl", "9", "--perf", "profile:none"), "no such folder"),
         (("plan", "Llama-3.1-70B", "--devices", "a10", "--tensor-parallel-size", "1"), "none of"),
         (("plan", "--tolerance", "0"), "tolerance=0"),
         (("study", "list", "none.db"), "there is no such file"),
@@ -126,6 +135,26 @@ def test_wrong_words_are_one_line(capsys: Capture, words: tuple[str, ...], text:
     assert text in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_a_size_of_the_scheduler_is_no_axis() -> None:
+    """Else points that differ in nothing would be ranked beside each other."""
+    constraints = Constraints()
+    fixed = Axes(axis=("scheduler=sarathi:chunk=256",)).space("Qwen/Qwen3-8B", constraints, None)
+    assert "max_num_batched_tokens" not in fixed.axes
+    assert "max_num_seqs" in fixed.axes
+    free = Axes(axis=("scheduler=sarathi",)).space("Qwen/Qwen3-8B", constraints, None)
+    assert len(free.axes["max_num_batched_tokens"]) == 5
+    asked = Axes(axis=("scheduler=sarathi:chunk=256",), max_num_batched_tokens=("256", "512"))
+    assert len(asked.space("Qwen/Qwen3-8B", constraints, None).axes["max_num_batched_tokens"]) == 2
+
+
+def test_a_look_at_an_empty_file_leaves_it_empty(capsys: Capture, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    assert main(["study", "list", str(empty)]) == WRONG
+    assert "is empty" in capsys.readouterr().err
+    assert empty.read_bytes() == b""
 
 
 def test_by_default_what_people_deploy_is_searched_and_ends_are_passed(capsys: Capture, tmp_path: Path) -> None:

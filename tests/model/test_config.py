@@ -4,6 +4,7 @@ import pytest
 
 from windtunnel.errors import InputError
 from windtunnel.model import MLA, MLP, Attention, Layer, Model, MoE, load_model, read_config
+from windtunnel.model.shapes import SHAPES
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -203,3 +204,69 @@ def test_rope_scaling_lengthens_the_context_as_the_engine_derives_it(
     scaling: dict[str, Any] | None, length: int
 ) -> None:
     assert read(rope_scaling=scaling).max_position_embeddings == length
+
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+WRONG_KINDS: tuple[Any, ...] = (
+    7,
+    "x",
+    [1],
+    True,
+    1.5,
+    [[1], [2]],
+    {"a": 1},
+    float("nan"),
+    float("inf"),
+    [None],
+    [],
+    {},
+    0,
+    None,
+)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *SHAPES,
+        "num_hidden_layers",
+        "num_experts",
+        "sliding_window",
+        "tie_word_embeddings",
+        "torch_dtype",
+    ],
+)
+@pytest.mark.parametrize("value", WRONG_KINDS, ids=repr)
+def test_what_a_key_cannot_hold_is_named(key: str, value: Any) -> None:
+    """At the top, in a section, and in the config of a mixture of experts: read, or refused with the key."""
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    for config in (
+        {key: value},
+        {**EXPERTS, key: value},
+        {"rope_scaling": {**yarn, key: value}},
+        {"quantization_config": {"quant_method": "gptq", "bits": 4, key: value}},
+    ):
+        try:
+            read(**config)
+        except InputError as error:
+            assert "test" in str(error)  # whose config it is
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"rope_scaling": 7}, "rope_scaling=7 in config.json: must be an object"),
+        ({"text_config": "x"}, "text_config='x' in config.json: must be an object"),
+        ({"layer_types": "full_attention"}, "must be a list of words"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "factor='4' in config.json: must be a number > 0"),
+        ({"quantization_config": {"quant_method": "fp8", "ignore": [1]}}, "must be a list of words"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0 in config.json: must be ≥ 1"),
+        (
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "moe_layer_freq": [1]},
+            "each layer",
+        ),
+    ],
+)
+def test_a_key_of_the_wrong_kind(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        read(**config)

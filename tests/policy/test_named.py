@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment.engine_scheduler import require_one_size
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
+from windtunnel.plan.space import Space
 from windtunnel.policy import Policy
 from windtunnel.policy.named import find_scheduler
 from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.reference.custom import Decision
+from windtunnel.scenario import Server
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Both, Gamma, Lognormal, generate
 
@@ -158,6 +161,35 @@ def test_an_argument_takes_the_place_of_a_presets_size(
     assert isinstance(found, Policy)
     assert (found.max_num_batched_tokens, found.max_num_seqs) == sizes
     assert replace(pool, replicas=2).engine == pool.engine
+
+
+@pytest.mark.parametrize(
+    ("flags", "text", "says"),
+    [
+        (
+            {"max_num_batched_tokens": 2048},
+            "sarathi:chunk=1024",
+            "tokens=2048: .* says 1024: leave one",
+        ),
+        ({"max_num_batched_tokens": 1024}, "sarathi:chunk=1024", None),
+        ({"max_num_seqs": 64}, "sarathi:max_num_seqs=32", "max_num_seqs=64: .* says 32: leave one"),
+        ({"max_num_seqs": 64}, "sarathi:chunk=1024", None),
+        ({"max_num_batched_tokens": 2048}, "sarathi:chunk=0", None),
+        ({"max_num_batched_tokens": 2048}, "sarathi", None),
+    ],
+)
+def test_one_size_is_not_given_twice_by_a_user(flags: dict[str, Any], text: str, says: str | None) -> None:
+    """Neither wins in silence: in a run, and at a point of a plan, which would have ranked twins."""
+    engine = Engine(scheduler=text, **flags)
+    space = Space("Qwen/Qwen3-8B", {"device": ("h100",)})
+    settings = {"device": "h100", "scheduler": text, **flags}
+    if says is None:
+        require_one_size(engine)
+        assert space.deployment(settings).pools[0].engine.scheduler
+        return
+    for asked in (Server("Qwen/Qwen3-8B", engine=engine).pool, lambda: space.deployment(settings)):
+        with pytest.raises(InputError, match=says):
+            asked()
 
 
 def test_a_scheduler_of_ones_own_decides_when_the_engines_would(tmp_path: Path) -> None:

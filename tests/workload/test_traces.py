@@ -145,7 +145,7 @@ def test_sharegpt_counts_or_estimates_tokens_and_says_so(tmp_path: Path) -> None
         (" \r\n \n", "is empty"),
         (AZURE, "has no rows below its header"),
         (b"\x00\x01\x02\xff" * 99, "neither text nor Parquet: known formats are azure"),
-        (b"\xff\xfe\xfd garbage", "neither text nor Parquet"),
+        (b"\xff\xfe\xfd garbage", "neither text nor Parquet: .*text must be UTF-8"),
         (b"\x1f\x8b\x08 zipped", "compressed: unpack it first"),
         (b"PAR1 is no Parquet", "not a readable Parquet file"),
         ("a,b,c\n1,2,3\n", "columns 'a, b, c' fit no known trace format"),

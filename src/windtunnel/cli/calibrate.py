@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from windtunnel.cli.arguments import OUTPUT
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable
+from windtunnel.perf import require_source
 
 
 def calibrate(
@@ -41,6 +42,7 @@ def calibrate(
     if not runs:
         raise InputError("no runs: give the folder of a measured run")
     require_writable("output", output)
+    require_source(perf)
     measured = [read_measured_run(path) for folder in runs for path in find_measured_runs(folder)]
     found = search([(one.measurement, one.pool()) for one in measured], perf)
     text = yaml.safe_dump(document(found, [one.measurement for one in measured]), sort_keys=False)

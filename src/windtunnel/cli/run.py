@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
-from windtunnel.errors import InputError
 from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
 from windtunnel.scenario.ends import in_document, with_ends
+from windtunnel.scenario.load_flags import require_seeds
 from windtunnel.scenario.output_files import Outputs, check_directory
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ def run(
 
 def _check(seeds: int, outputs: Outputs, output: Path | None) -> None:
     """Raise InputError for what cannot be repeated or written, before anything is simulated."""
-    if seeds < 1:
-        raise InputError(f"seeds={seeds}: must be ≥ 1")
+    require_seeds(seeds)
     outputs.check()
     check_directory(output)
 

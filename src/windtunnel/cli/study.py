@@ -113,6 +113,8 @@ def opened(path: Path) -> "Store":
 
     if not path.is_file():
         raise InputError(f"store {str(path)!r}: there is no such file")
+    if path.stat().st_size == 0:
+        raise InputError(f"store {str(path)!r}: is empty: choose another file")
     return Store(path)
 
 

@@ -75,11 +75,13 @@ def convert(
     if target.suffix not in (".jsonl", ".parquet") and (target.is_file() or not target.exists()):
         raise InputError(f"target {str(target)!r}: must end in .jsonl or .parquet")
     require_writable("target", target)
+    names = Load(trace=source, columns=columns).names_of_columns()
     if source in builtin_names():
+        if trace_format is not None:
+            raise InputError(f"format={trace_format!r}: is of a file, and {source!r} is built in: leave it out")
         workload = builtin(source, request_rate=request_rate)
     else:
         arrivals = None if request_rate is None else Load(request_rate=request_rate).arrivals()
-        names = Load(trace=source, columns=columns).names_of_columns()
         workload = load_trace(source, trace_format, arrivals=arrivals, sort=sort, drop_empty=drop_empty, columns=names)
     save(workload, target)
     sys.stdout.write(f"{target}: {len(workload):,} requests\n")

@@ -12,6 +12,7 @@ from windtunnel.deployment import Engine
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import require_writable
 from windtunnel.hardware import device as device_named
+from windtunnel.perf import require_source
 from windtunnel.scenario import ENGINE, Server
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Simulated:
         from windtunnel.simulate.overheads import overheads_of
         from windtunnel.validation.comparison import Options
 
+        require_source(self.perf)
         overheads = overheads_of(self.calibration)
         return Options(self.perf, overheads, self.strict)
 
@@ -98,6 +100,8 @@ def validate(
     if chosen.csv is not None:
         require_writable("csv", chosen.csv)
     options = simulated.options()
+    if steps and target.suffix in (".csv", ".jsonl", ".json"):
+        raise InputError(f"steps: are of a measured run, a folder, and {str(target)!r} is none: leave it out")
     if target.suffix == ".csv" or (target.suffix == ".jsonl" and _of_pools(target)):
         if engine != Engine():
             raise InputError(f"{str(target)!r}: its points say what served: leave out engine flags")

@@ -79,14 +79,36 @@ def with_named_scheduler(resolved: Engine, engine: Engine) -> Engine:
 def _with_sizes(engine: Engine, named: Settings | None) -> str:
     """The text of a named scheduler, with the sizes that its preset would set: the engine's argument where it is given.
 
-    A size that the text itself gives stays: it is the scheduler's own, within that of the engine.
+    A size that the text itself gives stays: it is the scheduler's own, within that of the engine. Where a user gives
+    both, ``require_one_size`` asks for one.
     """
     text = str(engine.scheduler)
     name, _, rest = text.partition(":")
-    written = {ALIASES.get(word, word) for word in (pair.partition("=")[0].strip() for pair in rest.split(","))}
-    sizes = {size: getattr(named, size, 0) for size in SIZES if size not in written}
+    sizes = {size: getattr(named, size, 0) for size in SIZES if size not in _written(text)}
     more = [f"{size}={getattr(engine, size) or own}" for size, own in sizes.items() if own]
     return f"{name}:{','.join(filter(None, (rest, *more)))}" if more else text
+
+
+def require_one_size(engine: Engine) -> None:
+    """Raise InputError where a user's arguments and the text of a named scheduler give one size twice, unlike."""
+    for size, own in sizes_of(engine.scheduler).items():
+        asked = getattr(engine, size)
+        if asked not in (None, own):
+            raise InputError(
+                f"{size}={asked}: scheduler={engine.scheduler!r} says {own}: leave one of them out, or make them equal"
+            )
+
+
+def sizes_of(text: str | None) -> dict[str, int]:
+    """The sizes that the text of a named scheduler gives itself. 0 is none: the engine's holds."""
+    named = named_settings(text)
+    return {size: own for size in SIZES if size in _written(str(text)) and (own := getattr(named, size, 0))}
+
+
+def _written(text: str) -> set[str]:
+    """The settings that the text of a scheduler gives."""
+    _, _, rest = text.partition(":")
+    return {ALIASES.get(word, word) for word in (pair.partition("=")[0].strip() for pair in rest.split(","))}
 
 
 def require_stages(text: str | None, stages: int) -> None:

@@ -86,13 +86,15 @@ def parse_goodput(texts: Iterable[str]) -> SLO:
 
 def parse_slo(texts: Iterable[str]) -> tuple[PercentileLimit, ...]:
     """``["ttft_p99=0.3"]``, seconds, as limits on percentiles. Raises InputError for anything else."""
-    limits = []
+    limits: list[PercentileLimit] = []
     for text in texts:
         match = re.fullmatch(r"([a-z0-9]+)_p(\d+(?:\.\d+)?)=(.+)", text)
         if not match:
             raise InputError(f"slo {text!r}: must be METRIC_pPERCENTILE=SECONDS, e.g. ttft_p99=0.3")
         limit = PercentileLimit(match[1], float(match[2]), _number(text, match[3]))
         SLO(percentiles=(limit,))
+        if any((one.metric, one.percentile) == (limit.metric, limit.percentile) for one in limits):
+            raise InputError(f"slo {text!r}: {limit.metric} at this percentile is given twice: leave one out")
         limits.append(limit)
     return tuple(limits)
 

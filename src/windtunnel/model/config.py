@@ -23,6 +23,7 @@ from windtunnel.model.layers import MLA, MLP, Attention, Layer, LinearAttention,
 from windtunnel.model.mixer import Mixer
 from windtunnel.model.quantization import DTYPE_BYTES, LINEARS, MODULES, Quantization, read_quantization
 from windtunnel.model.selective_scan import SelectiveScan
+from windtunnel.model.shapes import require_shapes
 from windtunnel.model.spec import Model
 from windtunnel.model.state_space import StateSpace
 
@@ -38,6 +39,8 @@ def read_config(name: str, config: Json, hf_quant_config: Json | None = None) ->
 
     Raises InputError naming the missing key, or the kind of layer that is not simulated.
     """
+    require_shapes(name, config)
+    require_shapes(name, hf_quant_config or {})
     text = dict(config.get("text_config") or config)
     architecture = _architecture(name, config)
     refuse_what_is_not_simulated(name, architecture, text)
@@ -110,7 +113,7 @@ def _extended(positions: int, text: Json) -> int:
     kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
     if kind not in ("linear", "dynamic", "yarn") or not factor or "gemma3" in str(text.get("model_type")):
         return positions
-    base = scaling.get("original_max_position_embeddings", positions) if kind == "yarn" else positions
+    base = scaling.get("original_max_position_embeddings") or positions if kind == "yarn" else positions
     return int(base * factor)
 
 
@@ -156,6 +159,8 @@ def _holders(part: str, layers: list[Layer]) -> list[int]:
 def _layers(keys: Keys, family: Family, hidden: int) -> list[Layer]:
     if family.layout is None:
         count = keys.integer("num_hidden_layers", "n_layer")
+        if count == 0:
+            raise keys.wrong("num_hidden_layers=0", "must be ≥ 1")
         return [_layer(family.of_layer(keys, index), family, hidden, index) for index in range(count)]
     layout = enumerate(family.layout(keys))  # a layer without parts does nothing
     return [_layer_of(parts, family.of_layer(keys, index), family, hidden, index) for index, parts in layout if parts]
@@ -283,6 +288,8 @@ def _is_moe(keys: Keys, index: int) -> bool:
     dense_first = keys.integer("first_k_dense_replace", default=0)
     frequency = keys.get("moe_layer_freq")
     if isinstance(frequency, list):
+        if len(frequency) <= index:
+            raise keys.wrong(f"moe_layer_freq has {len(frequency)} entries", "must have an entry for each layer")
         return bool(frequency[index])
     if frequency and (index - dense_first) % int(frequency):
         return False

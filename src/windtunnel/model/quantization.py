@@ -221,7 +221,7 @@ def _from_config(name: str, config: Json, holders: Holders, modules: Modules) ->
     if method == "mxfp4":
         return Quantization("mxfp4", EXPERTS, weight_only=True)
     if method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
-        bits = config.get("bits", 4)
+        bits = config.get("bits") or 4
         return _integer(name, int(bits), int(config.get("group_size") or 128), parts)
     if method == "compressed-tensors":
         return _compressed(name, config, parts)
@@ -239,7 +239,7 @@ def _weights(config: Json) -> Json:
 def _compressed(name: str, config: Json, parts: frozenset[str]) -> Quantization:
     """compressed-tensors: bits and kind of the first group's weights."""
     weights, groups = _weights(config), list((config.get("config_groups") or {}).values())
-    bits, kind, group = int(weights.get("num_bits", 0)), weights.get("type"), int(weights.get("group_size") or 0)
+    bits, kind, group = int(weights.get("num_bits") or 0), weights.get("type"), int(weights.get("group_size") or 0)
     kv = "fp8" if config.get("kv_cache_scheme") else None
     weight_only = not (groups and groups[0].get("input_activations"))
     if kind == "float" and bits == 8:

@@ -9,6 +9,7 @@ from typing import Any
 
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
+from windtunnel.perf import require_source
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.workload import Workload, at_rate
 
@@ -39,6 +40,7 @@ class Question:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
+        require_source(self.perf)
         if not 0.0 < self.attainment <= 1.0:
             raise InputError(f"attainment={self.attainment:g}: must be a share, > 0 and ≤ 1")
         if not 1e-4 <= self.tolerance <= 0.5:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment.engine_scheduler import require_one_size
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError, UnknownName, unknown
 from windtunnel.files import read_yaml, typed
@@ -176,6 +177,7 @@ class Space:
     def deployment(self, settings: Mapping[str, Any]) -> Deployment:
         """The deployment at a point. Raises InputError for what cannot run."""
         engine = Engine(**{ENGINE_AXES[axis]: value for axis, value in settings.items() if axis in ENGINE_AXES})
+        require_one_size(engine)
         gpu = device(settings["device"], self._device_files)
         pool = Pool(self._model, gpu, engine, settings.get("replicas", 1))
         try:

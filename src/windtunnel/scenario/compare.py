@@ -28,7 +28,7 @@ from windtunnel.optimum.served import gaps
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy.named import find_router, find_scheduler
 from windtunnel.scenario import Scenario, vary, words_of
-from windtunnel.scenario.load_flags import TRACE
+from windtunnel.scenario.load_flags import TRACE, require_seeds
 from windtunnel.simulate.simulate import batch_times, simulate
 from windtunnel.workload.columns import Workload
 
@@ -68,8 +68,7 @@ def compare(
     Raises:
         InputError: no variant, an unknown word, a wrong value, or a variant with another seed.
     """
-    if seeds < 1:
-        raise InputError(f"seeds={seeds}: must be ≥ 1")
+    require_seeds(seeds)
     scenarios = _scenarios(scenario, variants)
     drawn = tuple(range(scenario.load.seed, scenario.load.seed + seeds))
     found: list[Variant] = []

@@ -1,7 +1,7 @@
 """Load: which requests a run is asked to serve, by the names of the flags."""
 
 from dataclasses import dataclass, replace
-from math import ceil, isinf
+from math import ceil, isfinite, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +24,16 @@ FASTEST = 100_000
 """Requests per second that are no slip of the pen."""
 PROMPTS_OF_TRIAL, SECONDS_OF_TRIAL = 2000, 120
 """Requests of a trial by default: this many, and for a target rate those that arrive in this many seconds."""
+
+
+MOST_SEEDS = 10_000
+"""Repetitions that are no slip of the pen."""
+
+
+def require_seeds(seeds: int) -> None:
+    """Raise InputError for a number of repetitions that makes no sense."""
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise InputError(f"seeds={seeds}: must be ≥ 1 and ≤ {MOST_SEEDS:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +97,8 @@ class Load:
     def _check_source(self) -> None:
         if self.columns and self.trace is None:
             raise InputError("columns: name those of a file: add trace")
+        if self.columns and not self.from_file:
+            raise InputError(f"columns: name those of a file, and {self.trace!r} is built in: leave them out")
         if self.is_random and self.trace is not None:
             raise InputError(
                 f"trace={self.trace!r}: has lengths of its own: leave out random_input_len and random_output_len"
@@ -112,6 +124,12 @@ class Load:
             self._lengths(INPUT_LEN)
 
     def _check_times(self) -> None:
+        if self.request_rate is not None and not self.request_rate > 0:
+            raise InputError(f"request_rate={self.request_rate:g}: must be requests per second > 0; inf: all at once")
+        for name in ("ramp_up_start_rps", "ramp_up_end_rps"):
+            rate = getattr(self, name)
+            if rate is not None and not (isfinite(rate) and rate > 0):
+                raise InputError(f"{name}={rate:g}: must be finite requests per second > 0")
         ramp = (self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps)
         if ramp != (None, None, None):
             if None in ramp:

@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.errors import InputError, UnknownName, unknown
 from windtunnel.files import read_text, typed
-from windtunnel.scenario.load_flags import Load
+from windtunnel.scenario.load_flags import Load, require_seeds
 from windtunnel.scenario.scenario import Scenario, check_words, main_job_unless_model, places, vary
 from windtunnel.scenario.words import parse_words, read_words, written
 
@@ -53,8 +53,7 @@ class Matrix:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be repeated, and a model without a server."""
-        if self.seeds < 1:
-            raise InputError(f"seeds={self.seeds}: must be ≥ 1")
+        require_seeds(self.seeds)
         if self.endpoint_model is not None and self.endpoint is None:
             raise InputError(f"endpoint_model={self.endpoint_model!r}: of which server? add endpoint")
 

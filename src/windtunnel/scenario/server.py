@@ -7,10 +7,10 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from windtunnel.deployment import Engine, Pool
-from windtunnel.errors import InputError, nearest
+from windtunnel.deployment.engine_scheduler import require_one_size
 from windtunnel.hardware import Device, device
 from windtunnel.model import load_model
-from windtunnel.perf import CHOICES
+from windtunnel.perf import require_source
 
 MAIN_JOB = {"model": "Qwen/Qwen3-32B", "tensor_parallel_size": 2}
 """What is simulated when no model is named."""
@@ -37,10 +37,7 @@ class Server:
 
     def __post_init__(self) -> None:
         """Refuse a source of kernel times that there is not."""
-        if self.perf not in CHOICES and not self.perf.startswith("profile:"):
-            hint = nearest(self.perf, CHOICES)
-            said = f"did you mean {hint!r}?" if hint else f"must be {', '.join(CHOICES)} or profile:FOLDER"
-            raise InputError(f"perf={self.perf!r}: {said}")
+        require_source(self.perf)
 
     def gpu(self) -> Device:
         """The device. Raises InputError for an unknown name, or a file that cannot be read."""
@@ -48,4 +45,5 @@ class Server:
 
     def pool(self, replicas: int = 1) -> Pool:
         """So many of these replicas, every default of the engine filled in. Raises InputError for what cannot run."""
+        require_one_size(self.engine)
         return Pool(load_model(self.model), self.gpu(), self.engine, replicas)

@@ -32,6 +32,8 @@ def sweep(scenario: Scenario, rates: Sequence[float] = ()) -> list[Point]:
     for rate in rates:
         if not (math.isfinite(rate) and rate > 0):
             raise InputError(f"rates={rate:g}: must be numbers > 0")
+        if list(rates).count(rate) > 1:
+            raise InputError(f"rates={rate:g}: stands twice: leave one out")
     tables = batch_times(scenario.deployment(), scenario.server.perf)
     if not rates:
         most = _run(scenario, math.inf, tables).result.request_throughput

@@ -145,7 +145,7 @@ def _check_text(data: bytes) -> None:
     except UnicodeDecodeError as error:
         text = error.start > 65530 and len(data) > 65536
     if not text:
-        raise InputError(f"is neither text nor Parquet: known formats are {', '.join(FORMATS)}")
+        raise InputError(f"is neither text nor Parquet: known formats are {', '.join(FORMATS)}; text must be UTF-8")
 
 
 def _read_json_lines(data: bytes, wanted: str | None, hash_block_size: int | None) -> Columns:

@@ -43,7 +43,8 @@ class Apart:
 
     def __post_init__(self) -> None:
         """Refuse words for what is not searched."""
-        given = [name for name in ("prefill", "decode", "link", "handover") if getattr(self, name)]
+        names = ("prefill", "decode", "ratio", "link", "handover")
+        given = [name for name in names if getattr(self, name) != getattr(type(self), name)]
         if self.pools == "mixed" and given:
             raise InputError(f"{given[0]}: is for prefill and decode apart: add --pools separate or both")
 

@@ -14,6 +14,7 @@ from windtunnel.cli.plan.flags import CLUSTER, LIMITS, SEARCH, SPACE, Available,
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals, Load
+from windtunnel.scenario.load_flags import require_seeds
 
 if TYPE_CHECKING:
     from windtunnel.plan.advice import Advice
@@ -59,9 +60,9 @@ class Wanted:
 
     def __post_init__(self) -> None:
         """Refuse numbers that make no sense."""
-        for name in ("top", "seeds"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)}: must be ≥ 1")
+        if self.top < 1:
+            raise InputError(f"top={self.top}: must be ≥ 1")
+        require_seeds(self.seeds)
         if self.target_request_rate is not None and self.objective in ("qps-per-dollar", "qps-per-gpu", "energy"):
             raise InputError(f"target_request_rate={self.target_request_rate:g}: is for the objectives cost and gpus")
 

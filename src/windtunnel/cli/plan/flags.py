@@ -53,22 +53,33 @@ class Axes:
 
         Raises InputError for what cannot be.
         """
+        from windtunnel.deployment.engine_scheduler import sizes_of
         from windtunnel.model import load_model
         from windtunnel.plan.space import Space, typed_values
 
-        axes: dict[str, list[str]] = {"device": split(self.devices)} | defaults(load_model(model), fleet)
-        for entry in fields(self):
-            if entry.name not in ("devices", "axis") and (values := split(getattr(self, entry.name))):
-                axes[entry.name] = values
+        given = self._given()
+        axes = {"device": split(self.devices)} | defaults(load_model(model), fleet) | given
+        texts = given.get("scheduler", [])
+        for size in set.intersection(*(set(sizes_of(text)) for text in texts)) - set(given) if texts else ():
+            del axes[size]
+        typed = {word: typed_values(word, values) for word, values in axes.items()}
+        return Space(model, typed, constraints, devices_file, frozenset(typed) - {"device", *given})
+
+    def _given(self) -> dict[str, list[str]]:
+        """The axes that the user gave, but for devices. Raises InputError for one that is given twice."""
+        names = [entry.name for entry in fields(self) if entry.name not in ("devices", "axis")]
+        given = {name: values for name in names if (values := split(getattr(self, name)))}
         for text in self.axis:
-            word, equals, values_text = text.partition("=")
+            word, equals, listed = text.partition("=")
+            axis = word.replace("-", "_")
             if not equals:
                 raise InputError(f"axis {text!r}: must be WORD=VALUE,VALUE, e.g. block_size=16,32")
-            axes[word.replace("-", "_")] = split((values_text,))
-        typed = {word: typed_values(word, values) for word, values in axes.items()}
-        given = {*(word.replace("-", "_") for word, _, _ in (text.partition("=") for text in self.axis))}
-        given |= {entry.name for entry in fields(self) if getattr(self, entry.name)}
-        return Space(model, typed, constraints, devices_file, frozenset(typed) - given)
+            if axis == "device":
+                raise InputError(f"axis {text!r}: name devices by --devices {listed.replace(',', ' ')}")
+            if axis in given:
+                raise InputError(f"axis {text!r}: {axis} is given twice: put its values into one, separated by commas")
+            given[axis] = split((listed,))
+        return given
 
 
 def split(words: tuple[str, ...]) -> list[str]:
@@ -113,6 +124,8 @@ class Available:
             name, equals, number = text.partition("=")
             if not equals or not number.isdigit():
                 raise InputError(f"gpus {text!r}: must be DEVICE=NUMBER, e.g. h100=16")
+            if name in counts:
+                raise InputError(f"gpus {text!r}: {name} is given twice: leave one out")
             counts[name] = int(number)
         limits: dict[str, Any] = {
             entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "gpus"
