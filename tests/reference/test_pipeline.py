@@ -4,6 +4,7 @@ import os
 import random
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_who_is_passed_over_while_steps_with_it_are_in_flight(waits: bool, admit
 def test_nothing_runs_for_ever_when_nothing_can_run() -> None:
     pipeline = serve([(0.0, 4, 1)], constant([1.0, 1.0]), replace(ROOMY, num_blocks=2))[1]
     pipeline.scheduler.add(Request(9, 0.0, 50, 1, 1))
-    assert pipeline.schedule(9.0) is None
+    assert pipeline.schedule(9.0, inf) is None
 
 
 def test_tables_of_stages() -> None:

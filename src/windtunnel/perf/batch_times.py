@@ -123,7 +123,7 @@ class BatchTimes:
         if decodes == 0:
             return 0.0
         knots, row = self._contexts, self._attention(decodes, mixed)
-        j = self._context_index(kv_tokens // decodes)
+        j = bisect_right(self._below[0], kv_tokens // decodes) - 1
         low = row[j]
         slope = (row[j + 1] - low) / float(decodes * (knots[j + 1] - knots[j]))
         return low + slope * float(kv_tokens - decodes * knots[j])
@@ -131,8 +131,7 @@ class BatchTimes:
     def prefill(self, tokens: int, context: int) -> float:
         """Prefill attention of one chunk of ``tokens`` at ``context``, in seconds."""
         sizes, knots = self._sizes, self._contexts
-        i = min(bisect_right(sizes, tokens) - 1, len(sizes) - 2)
-        j = self._context_index(context)
+        i, j = bisect_right(self._below[1], tokens) - 1, bisect_right(self._below[0], context) - 1
         u = float(tokens - sizes[i]) / float(sizes[i + 1] - sizes[i])
         v = float(context - knots[j]) / float(knots[j + 1] - knots[j])
         smaller, larger = self._prefill[i : i + 2]
@@ -167,7 +166,7 @@ class BatchTimes:
         base = 0
         while True:
             if kv_tokens >= above:
-                j = self._context_index(kv_tokens // decodes)
+                j = bisect_right(self._below[0], kv_tokens // decodes) - 1
                 base = decodes * knots[j]
                 above = decodes * knots[j + 1] if j < len(knots) - 2 else inf
                 low = row[j]
@@ -188,9 +187,6 @@ class BatchTimes:
         total = len(ranks) * int(self.padded[largest]) if largest <= self.graph_tokens else sum(tokens)
         return self.step(gpu + float(self.expert_tokens[total]), sequences)
 
-    def _context_index(self, context: int) -> int:
-        return bisect_right(self._contexts, context, 0, len(self._contexts) - 1) - 1
-
     def _attention(self, decodes: int, mixed: bool) -> list[float]:
         """A row of the attention table."""
         row = self._rows[mixed].get(decodes)
@@ -199,6 +195,11 @@ class BatchTimes:
                 decodes
             ].tolist()
         return row
+
+    @cached_property
+    def _below(self) -> tuple[list[int], list[int]]:
+        """The contexts and the chunk sizes at which an interval of the tables begins."""
+        return self._contexts[:-1], self._sizes[:-1]
 
     @cached_property
     def _rows(self) -> tuple[dict[int, list[float]], dict[int, list[float]]]:

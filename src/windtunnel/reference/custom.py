@@ -1,7 +1,7 @@
 """A scheduler of your own: an object whose ``schedule`` says which request computes how many tokens in a step."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import filterfalse
@@ -95,6 +95,8 @@ class Custom:
         """Requests that were evicted with tokens in flight."""
         self.steady = Steady(limits.block_size)
         """Requests that decode in every step."""
+        self.mixed = 0
+        """Steps in flight in which more is computed than those decodes."""
         self.held = False
         """They go on, and nothing is asked."""
         self.before = 0.0
@@ -154,7 +156,7 @@ class Custom:
         """See reference.staging: all tokens but the last known one come with the request."""
         request.ahead = True
         request.num_computed_tokens = request.prefill_tokens = request.num_tokens - 1
-        self._allocate(request, 0)
+        self._allocate(request, request.num_computed_tokens)
         self.beside[request] = None
 
     def join(self, request: Request) -> None:
@@ -172,10 +174,9 @@ class Custom:
     def schedule(self, now: float) -> Batch:
         """Ask, check, and carry out; or go on with a decision that is held."""
         self.now = now
-        if self.held and self.used_blocks + self.steady.blocks(1) <= self.limits.num_blocks:
+        if self.equal_steps(1):
             batch = self.steady.batch()
-            if self._decide(1):
-                self.held = bool(self.steady.members) and not self.waiting
+            self._decide(1)
             return batch
         limits = self._limits(self.beside)
         if limits is None:
@@ -196,7 +197,15 @@ class Custom:
         decision = self._asked(self.rules.schedule, now, waiting, tuple(self.running), limits)
         if not isinstance(decision, Decision):
             raise self._error(f"schedule returned {type(decision).__name__}: must be a Decision")
-        self._check_kinds(decision)
+        tokens, evict = decision.tokens, decision.evict
+        if not isinstance(tokens, Mapping) or not isinstance(evict, Sequence):
+            kinds = f"{type(tokens).__name__}, {type(evict).__name__}"
+            raise self._error(f"Decision({kinds}): must hold a mapping of requests to tokens, and a list of requests")
+        named = (*tokens, *evict)
+        if not set(map(type, named)) <= {Seen}:
+            for one in named:
+                if not isinstance(one, Request):
+                    raise self._error(f"Decision names {one!r}: must name requests of waiting and running, not ids")
         return decision
 
     def _asked(self, rule: Callable[..., Any], *known: Any) -> Any:
@@ -207,16 +216,6 @@ class Custom:
             place = extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}, line {place.lineno}"
             raise self._error(f"{type(error).__name__}: {error} ({where})") from error
-
-    def _check_kinds(self, decision: Decision) -> None:
-        if not isinstance(decision.tokens, Mapping) or not isinstance(decision.evict, Sequence):
-            kinds = f"{type(decision.tokens).__name__}, {type(decision.evict).__name__}"
-            raise self._error(f"Decision({kinds}): must hold a mapping of requests to tokens, and a list of requests")
-        named = (*decision.tokens, *decision.evict)
-        if set(map(type, named)) <= {Seen}:
-            return
-        if strange := [one for one in named if not isinstance(one, Request)]:
-            raise self._error(f"Decision names {strange[0]!r}: must name requests of waiting and running, not ids")
 
     def _hold(self, decision: Decision, batch: Batch) -> None:
         """Where all that are named go on decoding, and no place became free for one that waits."""
@@ -229,41 +228,48 @@ class Custom:
         )
 
     def equal_steps(self, wanted: int) -> int:
-        """How many steps, at most ``wanted``, the held decision goes on for: none ends a request or lacks a block."""
-        steps = min(self.steady.ends.first - self.steady.decided, wanted)
+        """How many steps, at most ``wanted``, a held decision goes on for; 0: none is held.
+
+        They go on to the step with whose end a request has all its tokens, then singly until that has ended; none
+        lacks a block.
+        """
+        if not self.held:
+            return 0
+        left = self.steady.ends.first + 1 - self.steady.decided
+        steps = min(left, wanted) if left > 0 else 1
         while steps > 0 and self.used_blocks + self.steady.blocks(steps) > self.limits.num_blocks:
             steps //= 2
         return steps
 
-    def changes(self, flying: Iterable[Batch]) -> bool:
-        """Whether one that is not counted has all its tokens, or is to be seen again, when these steps have ended."""
-        late = self.steady.late
-        for before, batch in enumerate(flying):
-            if not batch.scheduled and not late:
-                continue
+    def changes(self, flying: Sequence[Batch]) -> bool:
+        """Whether a request has all its tokens, or is to be seen again, when these next steps have ended."""
+        ended, late = self.steady.ended, self.steady.late
+        if self.steady.ends.first < ended + len(flying):
+            return True
+        for before, batch in enumerate(flying if self.mixed or late else ()):
             parts = [part.request for part in batch.scheduled if part.emits or part.request.num_stale_tokens]
-            for request in [*parts, *late.get(self.steady.ended + before, ())]:
+            for request in [*parts, *late.get(ended + before, ())]:
                 if request.num_stale_tokens or request.generated + before + 1 >= request.output_tokens:
                     return True
         return False
 
     def skip(self, decided: int, ended: int, last_token: float) -> None:
         """The held decision went on for so many more steps; so many have ended, the latest at ``last_token`` (s)."""
-        self._decide(decided)
         if ended:
             self.steady.end(ended, last_token)
             self.before = last_token
             self.evictions = 0
+        self._decide(decided)
 
-    def _decide(self, steps: int) -> bool:
-        """Those that decode in every step do so in these; whether it was the last one for some."""
+    def _decide(self, steps: int) -> None:
+        """Those that decode in every step do so in these; where others wait, a held decision ends when some leave."""
         self.used_blocks += self.steady.blocks(steps)
-        self.steady.decide(steps)
-        last = self.steady.leaves.take(self.steady.decided - 1)
+        last = self.steady.decide(steps)
         for request in last:
             self.steady.graduate(request)
             self._leave(request)
-        return bool(last)
+        if last:
+            self.held = self.held and bool(self.steady.members) and not self.waiting
 
     def _limits(self, beside: Iterable[Request] = ()) -> Limits | None:
         """What is left beside those that are leaving, and the blocks of these; None: nothing."""
@@ -297,6 +303,7 @@ class Custom:
         for request, tokens in others:
             self._compute(request, tokens, batch)
         if batch.works:
+            self.mixed += bool(batch.scheduled)
             self._decide(1)
             for request, _, _, _, emits in batch.scheduled:
                 if emits and request in self.running:
@@ -305,15 +312,19 @@ class Custom:
 
     def _others(self, wanted: Mapping[Request, int]) -> Sequence[tuple[Request, int]]:
         """Those that do not just decode again; whoever does and is not named is counted no longer."""
-        members = self.steady.members
-        if set(map(type, wanted.values())) <= {int}:
+        members, limits, tokens = self.steady.members, self.limits, [*wanted.values()]
+        if set(map(type, tokens)) <= {int}:
             others = self._outside(wanted)
-            again = [*wanted.values()].count(1) - [tokens for _, tokens in others].count(1)
+            again = tokens.count(1) - [tokens for _, tokens in others].count(1)
             if again < len(members):
                 for request in [request for request in members if wanted.get(request) != 1]:
                     self.steady.drop(request)
                 others = self._outside(wanted)
-            if self._fits(wanted.values(), others):
+            blocks, least = self.used_blocks + self.steady.blocks(1), 1
+            for request, count in others:
+                blocks += limits.blocks(request.num_computed_tokens + count) - request.num_blocks
+                least = min(least, count)
+            if blocks <= limits.num_blocks and sum(tokens) <= limits.max_num_batched_tokens and least > 0:
                 return others
         for request in list(members):  # the first that breaks a rule is to be named
             self.steady.drop(request)
@@ -323,18 +334,9 @@ class Custom:
         """Those who do not decode in every step."""
         return [(request, wanted[request]) for request in filterfalse(self.steady.members.__contains__, wanted)]
 
-    def _fits(self, tokens: Collection[int], others: Sequence[tuple[Request, int]]) -> bool:
-        """Whether there are blocks and a budget for all together."""
-        blocks = self.used_blocks + self.steady.blocks(1)
-        for request, wanted in others:
-            blocks += self.limits.blocks(request.num_computed_tokens + wanted) - request.num_blocks
-        limits = self.limits
-        return (
-            blocks <= limits.num_blocks and sum(tokens) <= limits.max_num_batched_tokens and min(tokens, default=1) > 0
-        )
-
     def _compute(self, request: Request, tokens: int, batch: Batch) -> None:
-        left = request.num_tokens - request.num_computed_tokens
+        start = request.num_computed_tokens
+        left = request.num_tokens - start
         if request in batch.preempted:
             raise self._error(f"request {request.id} is evicted and scheduled: do one of them")
         if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= left:
@@ -344,16 +346,15 @@ class Custom:
             raise self._error(f"max_num_batched_tokens={limit}: request {request.id} exceeds it with {tokens} tokens")
         if request not in self.running:
             self._admit(request)
-        self._allocate(request, tokens)
-        start = request.num_computed_tokens
-        request.num_computed_tokens += tokens
+        self._allocate(request, start + tokens)
+        request.num_computed_tokens = start + tokens
         request.num_in_flight_tokens += tokens
         batch.budget -= tokens
         emits = tokens == left
         batch.scheduled.append(Scheduled(request, tokens, start, start >= request.prefill_tokens, emits))
         if emits:
-            request.num_output_placeholders += 1
-            if request.generated + request.num_output_placeholders == request.max_tokens:
+            sampled = request.num_output_placeholders = request.num_output_placeholders + 1
+            if request.generated + sampled == request.max_tokens:
                 self.steady.ends.put(self.steady.decided, request)
                 self._leave(request)
 
@@ -373,7 +374,8 @@ class Custom:
         request.resumed = request.preemptions > 0
 
     def _allocate(self, request: Request, tokens: int) -> None:
-        wanted = self.limits.blocks(request.num_computed_tokens + tokens) - request.num_blocks
+        """Blocks for so many of its tokens."""
+        wanted = self.limits.blocks(tokens) - request.num_blocks
         if wanted > self._free:
             raise self._error(
                 f"num_blocks={self.limits.num_blocks}: request {request.id} needs {wanted} more and {self._free} are "
@@ -395,6 +397,7 @@ class Custom:
         count = batch.decoding[0]
         if not batch.scheduled and not count:
             return [], []
+        self.mixed -= bool(batch.scheduled)
         step, late = self.steady.end(1, time)
         emitted = self._receive(batch, late, time) if batch.scheduled or late else []
         if count > len(late):

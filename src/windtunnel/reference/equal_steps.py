@@ -1,7 +1,7 @@
 """Equal steps of one rank, many at once, while its scheduler holds a decision."""
 
-from collections import deque
 from collections.abc import Iterator
+from math import inf
 
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.reference.batch import Batch
@@ -23,8 +23,11 @@ class Rank(Group):
         self.following = (0, 0)
         """(how many requests decode, their tokens together) in the step whose duration comes next."""
 
-    def decide(self, now: float) -> tuple[list[Batch], bool]:
+    def decide(self, now: float, until: float = -inf) -> tuple[list[Batch], bool]:
         """See Group: of one rank, whose scheduler ignores no request and moves no blocks."""
+        steps = self.scheduler.equal_steps(MOST)
+        if steps:
+            return [self._go_on(now, until, steps)], True
         batch = self.scheduler.schedule(now)
         if not batch.works:
             return [batch], False
@@ -45,29 +48,42 @@ class Rank(Group):
         return self.scheduler.update(step.batches[0], step.end)[1]
 
     def goes_on(self, until: float) -> float:
-        """See Group: each end of a step in flight is followed by the decision of the next one."""
+        """See Group."""
         flying, scheduler = self.in_flight, self.scheduler
-        if not scheduler.held or flying[0].end >= until:
-            return flying[0].end
-        steps = scheduler.equal_steps(MOST)
-        if steps < 1 or scheduler.changes(step.batches[0] for step in flying):
-            return flying[0].end
-        batch = scheduler.steady.batch()
-        used, waiting = scheduler.used_blocks + scheduler.steady.blocks(1), scheduler.num_waiting
-        ends, first, last, done = [step.end for step in flying], flying[-1].end, 0.0, 0
-        durations = self._durations(batch)
-        while done < steps and ends[0] < until:
+        while flying[0].end < until and (steps := scheduler.equal_steps(MOST)):
+            if scheduler.changes(flying[0].batches):
+                break
+            step = flying.popleft()
+            scheduler.update(step.batches[0], step.end)
+            self._go_on(step.end, until, steps)
+        return flying[0].end
+
+    def _go_on(self, now: float, until: float, steps: int) -> Batch:
+        """A step that is decided now, and others like it, at most ``steps`` in all: each end, before ``until`` (s), of
+        a step in flight is followed by the decision of the next one."""
+        flying, scheduler, steady = self.in_flight, self.scheduler, self.scheduler.steady
+        before: list[Batch] = []
+        if scheduler.mixed or steady.late:  # the steps in flight do not end like those that follow
+            before = [step.batches[0] for step in flying]
+            steps = 1 if scheduler.changes(before) else steps
+        batch = steady.batch()
+        used, waiting = scheduler.used_blocks + steady.blocks(1), len(scheduler.waiting)
+        ends, last, done = [step.end for step in flying], now, 1
+        start, durations = max([now, *ends]), self._durations(batch)
+        ends.append(start + next(durations))
+        while done < steps and len(ends) == self.depth and ends[0] < until:
             last = ends.pop(0)
-            if done < len(flying):
-                scheduler.update(flying[done].batches[0], last)
+            if done <= len(before):
+                scheduler.update(before[done - 1], last)
             ends.append((ends[-1] if ends else last) + next(durations))
             done += 1
-        batches = [*(step.batches[0] for step in flying), *[batch] * done][-len(flying) :]
-        self.in_flight = deque(InFlight(end, [one]) for end, one in zip(ends, batches, strict=True))
+        flying.extend([InFlight(end, [batch]) for end in ends[-done:]])
+        while len(flying) > len(ends):
+            flying.popleft()
         self._took(batch, done)
-        scheduler.skip(done, max(done - len(flying), 0), last)
-        self.journal.append(Step(0, first, ends[-1], batch, used, waiting, done))
-        return ends[0]
+        scheduler.skip(done, max(done - 1 - len(before), 0), last)
+        self.journal.append(Step(0, start, ends[-1], batch, used, waiting, done))
+        return batch
 
     def ended(self, time: float) -> list[Step]:
         """See Group: of equal steps the last ones may be in flight."""

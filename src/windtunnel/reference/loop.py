@@ -133,6 +133,8 @@ class Stage:
     def __init__(self, replicas: list[Replica], router: Router) -> None:
         self.replicas, self.router = replicas, router
         self.balancer = Balancer(replicas)
+        if router is not vllm_dp and all(len(replica.ranks) == 1 for replica in replicas):
+            self.balancer.next_look = inf  # nobody asks
         self.routed = 0
         self.open: list[int] | None = None
         """Those that take requests; None: all."""
@@ -235,14 +237,13 @@ class Loop:
             self._wake(who, time)
 
     def _schedule(self, who: int, time: float) -> None:
-        end = self.groups[who].schedule(time)
-        if end is not None:
+        group, until = self.groups[who], self.events[0][0] if self.events else inf
+        if group.schedule(time, until) is not None:
             if who not in self.ending:
                 self.ending.add(who)
-                until = self.events[0][0] if self.events else inf
-                heappush(self.events, (self.groups[who].goes_on(until), BATCH_END, who))
-        elif self.groups[who].ask_again < inf:
-            heappush(self.events, (self.groups[who].ask_again, ASK_AGAIN, who))
+                heappush(self.events, (group.goes_on(until), BATCH_END, who))
+        elif group.ask_again < inf:
+            heappush(self.events, (group.ask_again, ASK_AGAIN, who))
 
     def _wake(self, group: int, time: float) -> None:
         if (time, group) not in self.awake:

@@ -70,7 +70,7 @@ class Pipeline:
         """Whether an arrival lets it decide: if nothing is in flight."""
         return not self.in_flight
 
-    def schedule(self, now: float) -> float | None:
+    def schedule(self, now: float, until: float) -> float | None:  # noqa: ARG002
         """Decide steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
 
         With nothing in flight, as many empty steps as fit prove that nothing will happen before an arrival.
@@ -159,7 +159,7 @@ class EagerPipeline(Pipeline):
         """Whether an arrival lets it decide: if another step may be in flight."""
         return len(self.in_flight) < self.depth
 
-    def schedule(self, now: float) -> float | None:
+    def schedule(self, now: float, until: float) -> float | None:  # noqa: ARG002
         """Decide steps while there is a place in flight and something to compute; the end of the oldest one.
 
         With none in flight, a decision that only evicted requests is repeated.

@@ -102,26 +102,28 @@ class Group:
         """Whether an arrival lets it decide: if nothing is in flight."""
         return not self.in_flight
 
-    def schedule(self, now: float) -> float | None:
+    def schedule(self, now: float, until: float) -> float | None:
         """Start steps while there is a place in flight; the end of the oldest one, or None if there is nothing to do.
 
+        Nothing else happens before ``until`` (s).
         An empty decision waits for the step in flight. With none in flight it is repeated if it preempted a request,
         and may name the time at which it wants to be asked again. If it ignored a request it takes the shortest time
         there is: others that decide at the same time do not see it.
         """
         while len(self.in_flight) < self.depth:
-            batches, scheduled = self.decide(now)
+            batches, scheduled = self.decide(now, until)
             if not scheduled and (self.in_flight or not any(batch.preempted for batch in batches)):
                 break
         return self.in_flight[0].end if self.in_flight else None
 
     def goes_on(self, until: float) -> float:  # noqa: ARG002
-        """Make equal steps before ``until`` (s) where the scheduler holds a decision; the end of the oldest step then
-        in flight."""
+        """Make steps before ``until`` (s) while the scheduler holds a decision and no request ends; the end of the
+        oldest step then in flight."""
         return self.in_flight[0].end
 
-    def decide(self, now: float) -> tuple[list[Batch], bool]:
-        """Decide one step of all ranks, and start it: (what was decided, whether anything is scheduled)."""
+    def decide(self, now: float, until: float = -inf) -> tuple[list[Batch], bool]:  # noqa: ARG002
+        """Decide one step of all ranks, and start it: (what was decided, whether anything is scheduled). Where the
+        scheduler holds a decision, also equal ones that follow before ``until`` (s)."""
         if self.balance is not None:
             self.balance.begin_step(cast(Sequence[Balanced], self.schedulers))
         batches = [scheduler.schedule(now) for scheduler in self.schedulers]

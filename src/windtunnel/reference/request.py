@@ -103,16 +103,16 @@ class Request:
 
     def receive_token(self, time: float) -> None:
         """One more token is known at ``time``."""
-        self.generated += 1
-        if self.num_output_placeholders:
-            self.num_output_placeholders -= 1
-        if self.generated == 1:
+        known = self.generated = self.generated + 1
+        if sampled := self.num_output_placeholders:
+            self.num_output_placeholders = sampled - 1
+        if known == 1:
             self.first_token = time
             self.resumed = False
         elif self.resumed:
             self.stalls.append((self.last_token, time))
             self.resumed = False
         self.last_token = time
-        if self.generated == self.output_tokens:
+        if known == self.output_tokens:
             self.finished = True
             self.finish = time

@@ -116,6 +116,8 @@ class Calendar:
     def __init__(self) -> None:
         self._days: dict[int, list[Request]] = {}
         self._numbers: list[int] = []
+        self.first = sys.maxsize
+        """The first step with a request."""
 
     def put(self, step: int, request: Request) -> None:
         """Note a request."""
@@ -124,10 +126,14 @@ class Calendar:
         else:
             self._days[step] = [request]
             heappush(self._numbers, step)
+            self.first = self._numbers[0]
 
     def take(self, step: int) -> Sequence[Request]:
         """Those of a step, who are noted no longer."""
-        return self._days.pop(step, ())
+        found = self._days.pop(step, ())
+        if step == self.first:
+            self._forget()
+        return found
 
     def strike(self, step: int, request: Request) -> None:
         """Do no longer note a request, if it is."""
@@ -135,13 +141,13 @@ class Calendar:
             self._days[step].remove(request)
             if not self._days[step]:
                 del self._days[step]
+                self._forget()
 
-    @property
-    def first(self) -> int:
-        """The first step with a request."""
+    def _forget(self) -> None:
+        """The steps before the first one that has a request."""
         while self._numbers and self._numbers[0] not in self._days:
             heappop(self._numbers)
-        return self._numbers[0] if self._numbers else sys.maxsize
+        self.first = self._numbers[0] if self._numbers else sys.maxsize
 
 
 class Steady(Clock):
@@ -165,9 +171,7 @@ class Steady(Clock):
     def batch(self, budget: int = 0) -> Batch:
         """The next step's decodes; ``budget`` is without them."""
         count = len(self.members)
-        batch = Batch(budget - count)
-        batch.decoding, batch.paused = (count, self.tokens), []
-        return batch
+        return Batch(budget - count, decoding=(count, self.tokens), paused=[])
 
     def blocks(self, steps: int) -> int:
         """New blocks for so many more steps."""
@@ -178,10 +182,11 @@ class Steady(Clock):
         turned = self._lacking[first : first + rest] + self._lacking[: max(first + rest - self.block_size, 0)]
         return rounds * len(self.members) + sum(turned)
 
-    def decide(self, steps: int) -> None:
-        """So many more steps have been decided, all of them with the members."""
+    def decide(self, steps: int) -> Sequence[Request]:
+        """So many more steps have been decided, all of them with the members: those who leave with the last one."""
         self.decided += steps
         self.tokens += steps * len(self.members)
+        return self.leaves.take(self.decided - 1)
 
     def end(self, steps: int, time: float) -> tuple[int, Sequence[Request]]:
         """So many more steps have ended, the latest at ``time`` (s): (its number, who of it is no longer a member)."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -48,6 +47,9 @@ from windtunnel.reference.stores import Port, Shelf, Tiered
 COLUMNS = ("start", "replica", "lane", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
            "waiting", "discarded", "transfer")  # fmt: skip
 """Of the core's log."""
+
+NO_CHUNKS = ((0, 0),)
+"""(Tokens, context) of the chunks in a step without any."""
 
 Known = VllmV1 | Policy | WholeBatches | Own
 KNOWN = VllmV1, Policy, WholeBatches, Own
@@ -148,10 +150,10 @@ def record_of(requests: list[Request], replicas: list[Replica]) -> Record:
     for number, lane in enumerate(lanes):
         rows += _log(lane, stalls)
         lane_of |= {part.request.id: number for step in lane.steps for part in step.batch.scheduled}
-    rows.sort(key=itemgetter(0, 1))  # stable: ranks in lockstep and chunks stay together
     log = records(len(rows), ROW)
     for name, values in zip(COLUMNS, zip(*rows, strict=True), strict=False):
         log[name] = values
+    log = log[np.lexsort((log["replica"], log["start"]))]  # stable: ranks in lockstep and chunks stay together
     return Record(
         requests=table_of(requests, lane_of),
         rows=log,
@@ -178,12 +180,11 @@ def _log(lane: Lane, stalls: list[tuple[float, float, int]]) -> Iterator[tuple[f
         slot, batch = step.rank if lane.slots > 1 else 0, step.batch
         discarded, paused = tokens.lost(step, slot) if batch.paused is None else (batch.discarded, batch.paused)
         stalls += paused
-        chunks = batch.chunks if batch.scheduled else []
-        row = (step.start, lane.replica, lane.rank * lane.slots + slot)
-        after = (step.used_blocks, step.waiting)
-        first = chunks[0] if chunks else (0, 0)
-        yield (*row, step.steps, *batch.contexts, *first, *after, discarded, batch.transfer_time)
-        yield from [(*row, 0, 0, 0, *chunk, *after, 0, 0.0) for chunk in chunks[1:]]
+        chunks = (batch.chunks if batch.scheduled else ()) or NO_CHUNKS
+        row, after = (step.start, lane.replica, lane.rank * lane.slots + slot), (step.used_blocks, step.waiting)
+        yield (*row, step.steps, *batch.contexts, *chunks[0], *after, discarded, batch.transfer_time)
+        if len(chunks) > 1:
+            yield from [(*row, 0, 0, 0, *chunk, *after, 0, 0.0) for chunk in chunks[1:]]
 
 
 class _Tokens:
