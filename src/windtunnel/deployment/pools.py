@@ -100,6 +100,7 @@ class Pool:
             "device": self.device.name,
             "replicas": self.replicas,
             "gpus": self.gpus,
+            "lockstep": self.lockstep,
             "engine": self.engine.spec(),
             **({"stores": [store.spec() for store in self.stores]} if self.stores else {}),
         }

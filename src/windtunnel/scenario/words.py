@@ -47,7 +47,8 @@ def leaves(kind: type) -> Iterator[tuple[tuple[str, ...], Any]]:
 def typed_words(words: Mapping[str, Any], types: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
     """The values by key, each of the key's type; a list may be one text, its values separated by spaces.
 
-    Raises InputError, which names the origin, for an unknown word or one that is no choice (with the nearest), wherever it stands, or a wrong value.
+    Raises InputError, which names the origin, for an unknown word, or one that is no choice (with the nearest),
+    wherever it stands, or a wrong value.
     """
     given = {text.replace("-", "_"): value for text, value in words.items()}
     for key in given:  # all of them before the first value
