@@ -1,7 +1,8 @@
 """Launch files in SGLang: its own parser reads every flag, and its router asks both sides.
 
 ``WINDTUNNEL_SGLANG`` names the Python of an environment with sglang, and sglang-router for its router. No GPU is
-needed, nor all that sglang depends on: ``pip install --no-deps sglang sglang-router``, and what it then misses, torch first.
+needed, nor all that sglang depends on: ``pip install --no-deps sglang sglang-router``, and what it then misses, torch
+first.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.real_engine.test_launch_programs import Names, apart, through_front
+from real_engine.test_launch_programs import Names, apart, through_front
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model

@@ -36,7 +36,7 @@ class NeverEvicts:
         return Decision(tokens)
 """
 WHY = "NeverEvicts: 40 requests never finish"
-ROOM = {"num_gpu_blocks_override": 600, "max_model_len": 2000}
+ROOM: dict[str, Any] = {"num_gpu_blocks_override": 600, "max_model_len": 2000}
 """For nine requests of 1,000 tokens, but not for what they generate."""
 
 
@@ -50,7 +50,7 @@ def file(tmp_path: Path) -> str:
 
 def flags(file: str, rate: float) -> list[str]:
     load = {"random_input_len": 1000, "random_output_len": 200, "num_prompts": 40, "request_rate": rate}
-    words: dict[str, Any] = ROOM | load | {"perf": "modelled", "scheduler": file}
+    words = ROOM | load | {"perf": "modelled", "scheduler": file}
     return [part for name, value in words.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
 

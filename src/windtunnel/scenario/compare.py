@@ -71,8 +71,7 @@ def compare(
     require_seeds(seeds)
     scenarios = _scenarios(scenario, variants)
     drawn = tuple(range(scenario.load.seed, scenario.load.seed + seeds))
-    found: list[Variant] = []
-    without: list[str] = []
+    found, without = list[Variant](), list[str]()
     for name, varied in scenarios.items():
         runs = _simulate(varied, drawn, exclude_warmup, gap)
         documents = tuple(summary_json(run.result) | run.gaps for run in runs)
