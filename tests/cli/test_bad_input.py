@@ -380,7 +380,10 @@ APART = ("--prefill", "", "--decode", "")
         (("--random-lengths", "zipff:1"), "random_lengths: unknown distribution 'zipff': did you mean 'zipf'?"),
         (("--goodput", "ttf"), "unknown goodput metric 'ttf': did you mean 'ttft'?"),
         (("--slo", "ttf_p99=x"), "unknown metric 'ttf': did you mean 'ttft'?"),
-        (("--columns", "arival=x", "--trace", "azure-conv"), "trace=azure-conv has its own: leave them out"),
+        (
+            ("--columns", "arival=x", "--trace", "azure-conv"),
+            "columns: name those of a file, and 'azure-conv' is built in: leave them out",
+        ),
     ],
 )
 def test_an_unknown_name_is_named_before_what_is_missing_or_wrong(

@@ -261,8 +261,6 @@ class Load:
         from windtunnel.workload import AllAtOnce, builtin, builtin_names, head, load_trace
 
         if trace in builtin_names():
-            if self.columns:
-                raise InputError(f"columns: name those of a file, and trace={trace} has its own: leave them out")
             return builtin(trace, seed=seed, num_requests=self.num_prompts)
         if "/" not in trace and "." not in trace and not Path(trace).exists():
             raise unknown("trace", trace, builtin_names())
