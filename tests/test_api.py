@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,32 @@ def test_a_wrong_word_is_named() -> None:
         wt.simulate(wt.Scenario().deployment())  # type: ignore[call-overload]
 
 
+class Tags(HTMLParser):
+    """Whether every element is closed where it must be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:  # noqa: ARG002 - the signature of every parser's
+        """It is open now."""
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """It must be the last one that was opened."""
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(f"/{tag}")
+
+
+def unclosed(text: str) -> list[str]:
+    """The elements that are not closed, or in the wrong place."""
+    tags = Tags()
+    tags.feed(text)
+    tags.close()
+    return tags.wrong + tags.open
+
+
 def test_what_is_printed_in_a_notebook_is_short(run: wt.Run) -> None:
     assert repr(run) == "Run(Qwen/Qwen3-8B on 1 × h100_sxm, vllm-0.32; random: 40 requests, 40 finished)"
     assert repr(run.requests).startswith("Requests(40 rows: id, arrival, prompt_tokens,")
@@ -75,6 +102,9 @@ def test_what_is_printed_in_a_notebook_is_short(run: wt.Run) -> None:
     assert "attainment 100.0%" in repr(result)
     assert result._repr_html_().count("<tr>") == 8
     assert repr(result.latencies["ttft"]).startswith("Distribution(40 values: mean")
+    for thing in (result, *vars(result).values(), run, *vars(run).values()):
+        if hasattr(thing, "_repr_html_"):
+            assert unclosed(thing._repr_html_()) == []
     things = (run, run.requests, run.iterations, run.stalls, result, wt.builtin("azure-conv", num_requests=9))
     assert max(len(repr(thing)) for thing in things) < 300
 

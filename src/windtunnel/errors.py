@@ -48,13 +48,17 @@ def require_words(settings: Any, of: str = "") -> None:
 @cache
 def _words(kind: Any) -> dict[str, tuple[str | None, ...]]:
     """Field → its words, and None if it may have none."""
-    found = {}
-    for name, hint in get_type_hints(kind).items():
-        parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
-        words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
-        if words and all(isinstance(word, str) for word in words):
-            found[name] = (*words, None) if NoneType in parts else words
-    return found
+    found = {name: words_of(hint) for name, hint in get_type_hints(kind).items()}
+    return {name: words for name, words in found.items() if words}
+
+
+def words_of(hint: Any) -> tuple[str | None, ...]:
+    """The words that a type allows (``Literal``), and None if it may be none; empty for other types."""
+    parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+    if not words or not all(isinstance(word, str) for word in words):
+        return ()
+    return (*words, None) if NoneType in parts else words
 
 
 def require_positive(owner: str, **values: int) -> None:

@@ -351,6 +351,62 @@ def test_a_slip_of_the_pen_is_refused_at_once(capsys: Capture, words: tuple[str,
     assert says in complaint(capsys, *words)
 
 
+APART = ("--prefill", "", "--decode", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((*APART, "--fail", "pool=decod"), "fail: unknown pool 'decod': did you mean 'decode'?"),
+        ((*APART, "--fail", "at=soon pol=decode"), "fail: unknown key 'pol': did you mean 'pool'?"),
+        ((*APART, "--fail", "mtbf=-1 pool=decod"), "fail: unknown pool 'decod'"),
+        ((*APART, "--fail", "on_failure=retri"), "fail: unknown on_failure 'retri': did you mean 'retry'?"),
+        ((*APART, "--fail", "at=soon part=lnk"), "fail: unknown part 'lnk': did you mean 'link'?"),
+        (("--mixed", "name=big", "--mixed", "", "--fail", "pool=bigg"), "unknown pool 'bigg': did you mean 'big'?"),
+        (("--fail", "pool=decod"), "fail: unknown pool 'decod': known: pool"),
+        ((*APART, "--store", "pool=decod"), "store: unknown pool 'decod': did you mean 'decode'?"),
+        ((*APART, "--store", "tier=disk pool=al"), "store: unknown pool 'al': did you mean 'all'?"),
+        ((*APART, "--store", "tier=hst"), "store: unknown tier 'hst': did you mean 'host'?"),
+        ((*APART, "--store", "capacity=x tierr=host"), "store: unknown key 'tierr': did you mean 'tier'?"),
+        ((*APART, "--autoscale", "least=9 most=3 pool=decod"), "autoscale: unknown pool 'decod'"),
+        ((*APART, "--autoscale", "policy=forecast pool=decod"), "autoscale: unknown pool 'decod'"),
+        ((*APART, "--autoscale", "policy=planner up=0 target=laetncy"), "did you mean 'latency'?"),
+        (("--prefill", "device=h10"), "prefill: unknown device 'h10': did you mean 'h100_sxm'?"),
+        (("--mixed", "replicas=x devise=h100"), "mixed: unknown key 'devise': did you mean 'device'?"),
+        ((*APART, "--link", "latency=x bandwith=5"), "link: unknown key 'bandwith': did you mean 'bandwidth'?"),
+        ((*APART, "--handover", "lease=-1 on_expiry=fale"), "handover: unknown on_expiry 'fale': did you mean 'fail'?"),
+        (("--router", "prefix_aware:queue=x,lod=1"), "'lod': did you mean 'load'?"),
+        (("--scheduler", "sarathi:chunk=x,ordr=1"), "'ordr': did you mean 'order'?"),
+        (("--random-lengths", "zipff:1"), "random_lengths: unknown distribution 'zipff': did you mean 'zipf'?"),
+        (("--goodput", "ttf"), "unknown goodput metric 'ttf': did you mean 'ttft'?"),
+        (("--slo", "ttf_p99=x"), "unknown metric 'ttf': did you mean 'ttft'?"),
+        (
+            ("--columns", "arival=x", "--trace", "azure-conv"),
+            "columns: name those of a file, and 'azure-conv' is built in: leave them out",
+        ),
+    ],
+)
+def test_an_unknown_name_is_named_before_what_is_missing_or_wrong(
+    capsys: Capture, words: tuple[str, ...], says: str
+) -> None:
+    assert says in complaint(capsys, *RUN, *words)
+
+
+def test_a_part_of_a_batch_that_does_not_exist(capsys: Capture) -> None:
+    words = ("explain", "Qwen/Qwen3-8B", "--batch", "decod=3@x")
+    assert "unknown part 'decod': did you mean 'decode'?" in complaint(capsys, *words)
+
+
+def test_pools_of_a_file_are_known_to_the_flags(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "pools.yaml"
+    file.write_text("mixed: [{name: big}, {name: small}]")
+    load = ("--isl", "9", "--osl", "2", "--num-prompts", "2", "--no-bands")
+    assert main([*RUN, *load, "--pools", str(file), "--fail", "pool=small at=0"]) == 0
+    capsys.readouterr()
+    says = complaint(capsys, *RUN, *load, "--pools", str(file), "--fail", "pool=smal")
+    assert "fail: unknown pool 'smal': did you mean 'small'?" in says
+
+
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size"])
 def test_a_model_of_a_milliard(capsys: Capture, tmp_path: Path, key: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {key: 10**10}))

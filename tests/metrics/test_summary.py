@@ -170,7 +170,7 @@ def test_a_summary_in_one_line_and_as_a_table() -> None:
     assert "attainment" not in repr(summary(handmade.two_requests()))
     table = found._repr_html_()
     assert "<tr><th>ms</th><th>mean</th><th>p50</th><th>p90</th><th>p95</th><th>p99</th></tr>" in table
-    assert "<tr><th>e2el</th><td>325</td><td>325</td><td>385</td><td>392.5</td><td>398.5</td>" in table
+    assert "<tr><th>e2el</th><td>325</td><td>325</td><td>385</td><td>392.5</td><td>398.5</td></tr>" in table
     assert repr(Distribution(np.array([1.0, 3.0]))) == "Distribution(2 values: mean 2, p50 2, p99 2.98)"
     assert repr(Distribution(np.zeros(0))) == "Distribution(empty)"
 

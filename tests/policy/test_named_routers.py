@@ -49,12 +49,17 @@ def test_a_function_sees_as_much_as_it_takes(tmp_path: Path) -> None:
         "three = lambda a, b, c: 0.0\n"
         "class Some: ...\n"
         "any_number = lambda *values: 0.0\n"
+        "either = lambda a, b, c, d, waiting=0, prefill=0, active=0, cached=0: 0.0\n"
+        "eight_or_more = lambda a, b, c, d, waiting, prefill, active, cached, *more: 0.0\n"
+        "a_word_too_many = lambda a, b, c, d, waiting, prefill, active, cached, *, word: 0.0\n"
+        "built_in = max\n"
     )
-    four, eight = (find_router(f"{tmp_path}/mine.py:{name}") for name in ("four", "eight"))
-    assert four.number == ROUTE_SCORE
-    assert four.route_score is not None
-    assert isinstance(eight.routing, RouteView)
-    assert find_router(f"{tmp_path}/mine.py:any_number").number == ROUTE_SCORE
-    for name in ("six", "number", "three", "Some"):
+    for name in ("four", "any_number", "either"):
+        found = find_router(f"{tmp_path}/mine.py:{name}")
+        assert found.number == ROUTE_SCORE
+        assert found.route_score is not None
+    for name in ("eight", "eight_or_more"):
+        assert isinstance(find_router(f"{tmp_path}/mine.py:{name}").routing, RouteView)
+    for name in ("six", "number", "three", "Some", "a_word_too_many", "built_in"):
         with pytest.raises(InputError, match=r"must be a function of \(replica, outstanding, prompt_tokens, arrival\)"):
             find_router(f"{tmp_path}/mine.py:{name}")

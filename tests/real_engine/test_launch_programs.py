@@ -63,11 +63,11 @@ def deployment(replicas: int, router: str = "round_robin", role: str = "mixed", 
     return Deployment((pool,), router).spec()
 
 
-def apart(handover: str) -> dict[str, Any]:
+def apart(handover: str, router: str = "round_robin", **engine: Any) -> dict[str, Any]:
     """Prefill and decode servers."""
     model, h100 = load_model("Llama-3.1-8B"), device("h100")
-    pools = tuple(Pool(model, h100, Engine(), 2, role, name=role) for role in ("prefill", "decode"))
-    return Deployment(pools, handover=HANDOVERS[handover]).spec()
+    pools = tuple(Pool(model, h100, Engine(**engine), 2, role, name=role) for role in ("prefill", "decode"))
+    return Deployment(pools, router, handover=HANDOVERS[handover]).spec()
 
 
 def named(folder: Path) -> dict[str, str]:
@@ -219,18 +219,17 @@ def test_nginx_routes_to_every_server(tmp_path: Path, router: str) -> None:
         assert set(got.values()) == {10}
 
 
-@real_router
-def test_vllms_router_asks_a_prefill_server_and_then_a_decode_server(tmp_path: Path) -> None:
-    """The command of ``front.sh`` with ports of this machine: in turns on either side, the KV's place is passed on."""
-    spec, front, Names.asked = apart("vllm-0.32-nixl-pull"), free_port(), []
-    command = launch_files(spec, [8, 8])["front.sh"].splitlines()[-1]
+def through_front(folder: Path, command: str) -> tuple[list[int], list[dict[str, Any]]]:
+    """Four answers of the command of ``front.sh`` with ports of this machine, which come first: those of two prefill
+    and two decode servers. ``Names.asked`` has what these were asked."""
+    front, Names.asked = free_port(), []
     places = ("prefill0:8000", "prefill0:8001", "decode0:8000", "decode0:8001")
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), Names) for _ in places]
     for server, place in zip(servers, places, strict=True):
         Thread(target=server.serve_forever, daemon=True).start()
         command = command.replace(f"http://{place}", f"http://127.0.0.1:{server.server_port}")
     command = command.replace("--host 0.0.0.0 --port 8000", f"--host 127.0.0.1 --port {front}")
-    with (tmp_path / "log").open("w") as log:
+    with (folder / "log").open("w") as log:
         running = subprocess.Popen(shlex.split(command), stdout=log, stderr=log, start_new_session=True)
         try:
             asked = {"model": "m", "prompt": "w1 w2", "max_tokens": 4}
@@ -244,7 +243,14 @@ def test_vllms_router_asks_a_prefill_server_and_then_a_decode_server(tmp_path: P
             for server in servers:
                 server.shutdown()
                 server.server_close()
-    ports = [server.server_port for server in servers]
+    return [server.server_port for server in servers], answers
+
+
+@real_router
+def test_vllms_router_asks_a_prefill_server_and_then_a_decode_server(tmp_path: Path) -> None:
+    """In turns on either side, and the KV's place is passed on."""
+    command = launch_files(apart("vllm-0.32-nixl-pull"), [8, 8])["front.sh"].splitlines()[-1]
+    ports, answers = through_front(tmp_path, command)
     assert [port in ports[:2] for port, _ in Names.asked] == [True, False] * 4
     assert {port: Counter(one for one, _ in Names.asked)[port] for port in ports} == dict.fromkeys(ports, 2)
     assert {int(answer["choices"][0]["text"]) for answer in answers} == set(ports[2:])

@@ -156,6 +156,38 @@ def test_only_decode_servers_of_vllm_compute_prompts_whose_kv_is_gone() -> None:
         assert [role for role, text in words.items() if '"kv_load_failure_policy": "recompute"' in text] == ["decode"]
 
 
+@pytest.mark.parametrize(("engine", "starts"), [("sglang-0.5", "sglang.launch_server"), ("trtllm-1.0", "trtllm-serve")])
+def test_servers_that_listen_to_their_own_machine_alone_are_told_otherwise(engine: str, starts: str) -> None:
+    """vLLM listens to all; the router stands on another machine, or on another node."""
+    line = next(line for line in launch_files(entry(2, preset=engine), [8])["node.sh"].splitlines() if starts in line)
+    assert line.endswith(" --port $((8000 + slot)) --host 0.0.0.0 &")
+    assert "--host" not in launch_files(entry(2), [8])["node.sh"]
+
+
+def test_ranks_that_share_experts_are_started_as_such() -> None:
+    """One server of four GPUs, in whose layers of attention ranks have prompts of their own."""
+
+    def line(engine: str, starts: str) -> str:
+        pool = Pool(
+            load_model("Qwen/Qwen3-30B-A3B"),
+            device("h100"),
+            Engine(preset=engine, data_parallel_size=4, enable_expert_parallel=True),
+            2,
+        )
+        return next(
+            line
+            for line in launch_files(Deployment((pool,)).spec(), [8])["node.sh"].splitlines()
+            if starts in line or "attention_dp" in line
+        )
+
+    sglang = line("sglang-0.5", "launch_server")
+    assert "--tp-size 4 --dp-size 4 --ep-size 4" in sglang
+    assert "--enable-dp-attention" in sglang
+    assert "--dist-init-addr 127.0.0.1:$((20000 + slot * 16)) " in sglang + " "
+    assert line("trtllm-1.0", "trtllm-serve") == "enable_attention_dp: true"
+    assert "dist-init-addr" not in launch_files(entry(2, preset="sglang-0.5"), [8])["node.sh"]
+
+
 def test_sglangs_router_meets_each_prefill_server_at_its_bootstrap_port() -> None:
     files = launch_files(apart("sglang-0.5", "random"), [8, 8])
     assert "--disaggregation-bootstrap-port $((8998 + slot))" in files["prefill.sh"]

@@ -194,7 +194,11 @@ def test_shared_beginnings_sessions_and_other_lengths_by_flags() -> None:
     [
         ({"random_turns": 3}, "random_turns=3: needs random_input_len"),
         ({"random_input_len": 9, "random_lengths": "zipf"}, "must be uniform, lognormal:SIGMA or zipf:THETA"),
-        ({"random_input_len": 9, "random_lengths": "normal:1"}, "must be uniform"),
+        (
+            {"random_input_len": 9, "random_lengths": "normal:1"},
+            "distribution 'normal': did you mean 'lognormal'",
+        ),
+        ({"random_input_len": 9, "random_lengths": "uniform:1"}, "must be uniform, lognormal:SIGMA or zipf:THETA"),
         ({"random_input_len": 9, "random_lengths": "zipf:1", "random_range_ratio": 0.5}, "is of uniform lengths"),
         ({"random_input_len": 9, "random_num_prefixes": 3}, "needs random_prefix_len"),
         ({"random_input_len": 9, "think_time": 3.0}, "add random_turns"),

@@ -95,7 +95,7 @@ def test_mappings_texts_and_files_say_the_same(tmp_path: Path) -> None:
             "link: unknown key 'bandwith': did you mean 'bandwidth'",
         ),
         ({"prefill": "", "decode": "", "link": "bandwidth=0"}, "link: bandwidth=0.0: must be > 0"),
-        ({"prefill": "", "decode": "", "link": "sharing=turns"}, "link: sharing='turns'"),
+        ({"prefill": "", "decode": "", "link": "sharing=turns"}, "link: unknown sharing 'turns'"),
         (
             {"prefill": "", "decode": "", "handover": "vllm-0.32-nixl"},
             "unknown handover 'vllm-0.32-nixl': did you mean 'vllm",

@@ -111,7 +111,7 @@ def test_failures_stand_on_the_page_and_in_the_trace() -> None:
         ({"fail": "part=link at=5", "handover": "ideal"}, "fail: part='link': nothing goes over one here"),
         ({"autoscale": "pool=decode most=3"}, "replicas=2: must be autoscale's most=3"),
         ({"autoscale": ("pool=decode most=2", "pool=decode most=2")}, "autoscale: pool=decode: is scaled twice"),
-        ({"autoscale": "pool=prefil"}, "autoscale: pool='prefil': name one of 'prefill', 'decode'"),
+        ({"autoscale": "pool=prefil"}, "autoscale: unknown pool 'prefil': did you mean 'prefill'?"),
         (
             {"router": "conductor", "decode_router": "random", "fail": "pool=decode at=5"},
             "conductor: what it promises for replicas that start, stop or fail is not simulated",

@@ -141,7 +141,7 @@ def test_a_store_names_its_pool() -> None:
     host, shared = "tier=host capacity=1e11", "tier=shared capacity=1e12"
     assert stores(host, f"{shared} pool=all") == [["host", "shared"], ["shared"]]
     assert stores(f"{host} pool=d generated=true") == [[], ["host"]]
-    with pytest.raises(InputError, match="store: pool='decode': name one of 'p', 'd', or all"):
+    with pytest.raises(InputError, match="store: unknown pool 'decode': known: all, d, p"):
         stores(f"{host} pool=decode")
     with pytest.raises(InputError, match=r"stores: simulated with vLLM's v1 scheduler .*, not with"):
         wt.simulate("Qwen/Qwen3-8B", **load, **pools, store=f"{host} pool=d", engine="sglang-0.5")

@@ -4,7 +4,7 @@ from windtunnel.deployment.engine import Engine
 from windtunnel.deployment.engine_scheduler import engine_scheduler
 from windtunnel.deployment.handover import HANDOVERS, Handover, find_handover, usual_handover
 from windtunnel.deployment.links import LINKS, Link, find_link
-from windtunnel.deployment.pools import Deployment, Pool, network, stage_pools, warnings
+from windtunnel.deployment.pools import Deployment, Pool, network, require_pool, stage_pools, warnings
 from windtunnel.deployment.presets import PRESETS, EnginePreset, preset
 from windtunnel.deployment.resolve import capture_sizes, effective_model, resolve_engine
 from windtunnel.deployment.slo import SLO, PercentileLimit, parse_goodput, parse_slo
@@ -32,6 +32,7 @@ __all__ = [
     "parse_goodput",
     "parse_slo",
     "preset",
+    "require_pool",
     "resolve_engine",
     "stage_pools",
     "usual_handover",

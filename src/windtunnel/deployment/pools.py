@@ -100,6 +100,7 @@ class Pool:
             "device": self.device.name,
             "replicas": self.replicas,
             "gpus": self.gpus,
+            "lockstep": self.lockstep,
             "engine": self.engine.spec(),
             **({"stores": [store.spec() for store in self.stores]} if self.stores else {}),
         }
@@ -187,10 +188,11 @@ class Deployment:
 
     def _pool(self, name: str, what: str) -> Pool:
         """The pool of a name, or the only one. Raises InputError where there is none."""
+        names = [pool.name for pool in self.pools]
+        require_pool(what, name, names)
         found = [pool for pool in self.pools if name in ("", pool.name)]
         if len(found) != 1:
-            names = ", ".join(repr(pool.name) for pool in self.pools)
-            raise InputError(f"{what}: pool={name!r}: name one of {names}")
+            raise InputError(f"{what}: pool={name!r}: name one of {', '.join(map(repr, names))}")
         return found[0]
 
     def autoscaler(self, pool: Pool) -> Autoscale | None:
@@ -239,6 +241,12 @@ class Deployment:
 def network(pools: Sequence[Pool]) -> Link:
     """The network between the nodes of these pools' devices, at the line rate of the slowest replica's GPUs."""
     return Link(bandwidth=min(pool.engine.world_size * pool.device.network_bandwidth for pool in pools))
+
+
+def require_pool(what: str, name: str, names: Sequence[str]) -> None:
+    """Raise InputError unless a pool is so called, or none is named; ``what`` names it."""
+    if name and name not in names:
+        raise InputError(f"{what}: {unknown('pool', name, names)}")
 
 
 def warnings(deployment: Deployment) -> list[str]:

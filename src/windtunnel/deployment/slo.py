@@ -74,10 +74,10 @@ def parse_goodput(texts: Iterable[str]) -> SLO:
     limits: dict[str, float] = {}
     for text in texts:
         name, colon, value = text.partition(":")
-        if not colon:
-            raise InputError(f"goodput {text!r}: must be METRIC:MILLISECONDS, e.g. ttft:300")
         if name not in GOODPUT_METRICS:
             raise unknown("goodput metric", name, GOODPUT_METRICS)
+        if not colon:
+            raise InputError(f"goodput {text!r}: must be METRIC:MILLISECONDS, e.g. ttft:300")
         if name in limits:
             raise InputError(f"goodput {text!r}: {name} is given twice")
         limits[name] = _number(text, value) / 1000
@@ -88,6 +88,9 @@ def parse_slo(texts: Iterable[str]) -> tuple[PercentileLimit, ...]:
     """``["ttft_p99=0.3"]``, seconds, as limits on percentiles. Raises InputError for anything else."""
     limits: list[PercentileLimit] = []
     for text in texts:
+        name = re.split("[_=]", text)[0]
+        if name not in PERCENTILE_METRICS:
+            raise unknown("metric", name, PERCENTILE_METRICS)
         match = re.fullmatch(r"([a-z0-9]+)_p(\d+(?:\.\d+)?)=(.+)", text)
         if not match:
             raise InputError(f"slo {text!r}: must be METRIC_pPERCENTILE=SECONDS, e.g. ttft_p99=0.3")

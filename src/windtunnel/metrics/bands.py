@@ -7,7 +7,7 @@ the nearer the load is to the capacity: that takes simulations of both ends (``m
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite, isinf
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class Bands:
     simulated."""
     unchanged_rate: bool = False
     """Whether statistics have the band of the ends, instead of the one at the same share of the capacity."""
+    not_found: Mapping[str, str] = field(default_factory=dict)
+    """What a simulation beside the run was to find (``roofline``, ``capacity``, ``unchanged rate``), and why not."""
 
     def factors(self, latency: str, level: float = LEVEL) -> Factors:
         """Factors on a latency (ttft, tpot, itl, e2el, queue) at both ends, at the same share of the capacity."""
@@ -157,7 +159,7 @@ class Bands:
             found.append(
                 ("capacity", f"{self.capacity:.3g} requests/s, {ends[0]:.3g} to {ends[1]:.3g}; used {used}{state}")
             )
-        return found
+        return [*found, *((name, f"not found, {why}") for name, why in self.not_found.items())]
 
     def to_json(self) -> dict[str, Any]:
         """For the document of a run: seconds, [low, high]; ``level`` says which band the statistics have."""
@@ -192,6 +194,8 @@ class Bands:
                 "share": self.share,
                 "overloaded": self.overloaded,
             }
+        if self.not_found:
+            found["not_found"] = dict(self.not_found)
         document: dict[str, Any] = clean(found)
         return document
 

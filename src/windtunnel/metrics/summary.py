@@ -84,12 +84,13 @@ class Summary:
     def _repr_html_(self) -> str:
         """The latencies as a table, for notebooks."""
         rows = [
-            f"<tr><th>{name}</th>" + "".join(f"<td>{1e3 * value:.4g}</td>" for value in values.statistics().values())
+            [f"<th>{name}</th>", *(f"<td>{1e3 * value:.4g}</td>" for value in values.statistics().values())]
             for name, values in self.latencies.items()
             if values.count
         ]
-        heads = "".join(f"<th>{name}</th>" for name in ("ms", *Distribution(np.zeros(1)).statistics()))
-        return f"<p>{escape(repr(self))}</p><table><tr>{heads}</tr>{''.join(rows)}</table>"
+        heads = [f"<th>{name}</th>" for name in ("ms", *Distribution(np.zeros(1)).statistics())]
+        table = "".join(f"<tr>{''.join(cells)}</tr>" for cells in (heads, *rows))
+        return f"<p>{escape(repr(self))}</p><table>{table}</table>"
 
     @property
     def meets_slo(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.deployment import Pool, stage_pools
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device
 from windtunnel.perf.batch_times import Floats, Integers
 from windtunnel.perf.kernel_errors import HOST, family_errors
@@ -32,6 +32,7 @@ from windtunnel.perf.tabulate.operators import asked_of, operators
 from windtunnel.perf.tabulate.tables import Axes, axes, sends
 
 ITEM = re.compile(r"(?P<kind>\w+)=(?P<count>\d+)(?:x(?P<tokens>\d+))?(?:@(?P<context>\d+))?")
+KINDS = ("decode", "prefill")
 GRAMMAR = "write decode=REQUESTS@CONTEXT and prefill=CHUNKSxTOKENS@CONTEXT, e.g. decode=32@4096,prefill=2x1024@8192"
 
 LATENCY_BOUND = 0.2
@@ -80,8 +81,11 @@ def parse_batch(text: str) -> Batch:
     decodes = kv_tokens = 0
     chunks: list[tuple[int, int]] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
+        kind = item.partition("=")[0].strip()
+        if kind not in KINDS:
+            raise InputError(f"batch {item!r}: {unknown('part', kind, KINDS)}: {GRAMMAR}")
         match = ITEM.fullmatch(item)
-        if not match or match["kind"] not in ("decode", "prefill"):
+        if not match:
             raise InputError(f"batch {item!r} is not understood: {GRAMMAR}")
         count, context = int(match["count"]), int(match["context"] or 0)
         if match["kind"] == "decode":

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
@@ -122,25 +122,21 @@ _Known = TypeVar("_Known")
 
 def _changed(what: str, text: str, settings: _Known, rest: str) -> _Known:
     """The settings of a scheduler or router with what ``field=value,field=value…`` says."""
+    kinds = settable(settings)
+    pairs = [tuple(part.strip() for part in pair.partition("=")) for pair in filter(None, rest.split(","))]
+    for word, _, _ in pairs:  # all of them before the first value
+        if ALIASES.get(word, word) not in kinds:
+            names = [*kinds, *(short for short in ALIASES if ALIASES[short] in kinds)]
+            raise unknown(f"setting of {what} {text.partition(':')[0]!r}", word, names)
     values: dict[str, Any] = {}
-    for pair in filter(None, rest.split(",")):
-        field, value = _pair(what, pair, settings, text.partition(":")[0])
+    for word, equals, value in pairs:
+        field = ALIASES.get(word, word)
+        if not equals:
+            raise InputError(f"{what} setting {word!r}: give a value, {word}=…")
         if field in values:
             raise InputError(f"{what} {text!r}: {field} is given twice")
-        values[field] = value
+        values[field] = _value(word, value, kinds[field])
     return cast(_Known, replace(cast(Any, settings), **values))
-
-
-def _pair(what: str, pair: str, settings: object, preset: str) -> tuple[str, Any]:
-    word, equals, value = (part.strip() for part in pair.partition("="))
-    kinds = settable(settings)
-    field = ALIASES.get(word, word)
-    if field not in kinds:
-        names = [*kinds, *(short for short in ALIASES if ALIASES[short] in kinds)]
-        raise unknown(f"setting of {what} {preset!r}", word, names)
-    if not equals:
-        raise InputError(f"{what} setting {word!r}: give a value, {word}=…")
-    return field, _value(word, value, kinds[field])
 
 
 def settable(settings: object) -> dict[str, Any]:
@@ -265,12 +261,10 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
 
 def _router_of(text: str, function: object) -> Router:
     if callable(function):
-        kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-        wanted = sum(one.kind in kinds and one.default is one.empty for one in signature(function).parameters.values())
-        if wanted == 8:
-            return Router(routing.SCORED, routing=RouteView(route_view=function))
         if _takes(function, 4):
             return Router(routing.ROUTE_SCORE, route_score=function)
+        if _takes(function, 8):
+            return Router(routing.SCORED, routing=RouteView(route_view=function))
     raise InputError(
         f"router {text!r}: must be a function of (replica, outstanding, prompt_tokens, arrival), or of these and "
         "(waiting, prefill_tokens, active_tokens, cached_tokens)"

@@ -1,7 +1,8 @@
 """Launch files: what starts a fleet, a script for the nodes of each pool and the router before them.
 
-Sources: vLLM's flags of data parallel deployments (docs/serving/data_parallel_deployment.md); nginx's modules
-ngx_http_upstream_module (``least_conn``) and ngx_http_proxy_module.
+Sources: vLLM's flags of data parallel deployments (docs/serving/data_parallel_deployment.md); SGLang's
+``PortArgs.init_new`` (sglang/srt/server_args.py); nginx's modules ngx_http_upstream_module (``least_conn``) and
+ngx_http_proxy_module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ from windtunnel.report.handover_flags import BOOTSTRAP_PORT, SIDE_CHANNEL_PORT, 
 from windtunnel.report.serve_line import serve_line
 
 PORT, RPC_PORT, FRONT_PORT = 8000, 13345, 80
+RANKS_PORT, RANKS_PORTS = 20000, 16
+"""Where SGLang's ranks of attention meet, and how many ports a server has for that: seven behind one another, without
+the flag from its own port + 233 on, where they meet those of the server next to it."""
 NODE, NGINX, FRONT, DYNAMO = "node.sh", "nginx.conf", "front.sh", "dynamo.yaml"
 BALANCE = {"round_robin": "", "least_outstanding": "    least_conn;\n", "random": "    random;\n"}
 """nginx's words for a router; without one it takes turns."""
@@ -114,6 +118,7 @@ def _servers(command: str, pool: Mapping[str, Any], room: int, pools: Sequence[A
     replicas, gpus = pool["replicas"], pool["gpus"] // pool["replicas"]
     before, _, last = command.rpartition("\n")
     meets, flags = _meeting(command, str(pool.get("role", "mixed")), gpus)
+    flags = _listening(command) + flags
     lines = [f"{before}\n" if before else ""]
     lines += [
         f"for slot in $(seq 0 {room - 1}); do\n",
@@ -126,6 +131,14 @@ def _servers(command: str, pool: Mapping[str, Any], room: int, pools: Sequence[A
     behind = NGINX if pool.get("role", "mixed") == "mixed" else FRONT
     nodes, script = -(-replicas // room), _script(pool, pools)
     return _head(nodes, f"{replicas} replicas on ports from {PORT} on, behind {behind}", script) + "".join(lines)
+
+
+def _listening(command: str) -> str:
+    """Flags with which other machines reach a server, as they reach vLLM's without, and ranks of attention theirs."""
+    if "vllm serve" in command:
+        return ""
+    ranks = f" --dist-init-addr 127.0.0.1:$(({RANKS_PORT} + slot * {RANKS_PORTS}))"
+    return " --host 0.0.0.0" + (ranks if "--enable-dp-attention" in command else "")
 
 
 def _meeting(command: str, role: str, gpus: int) -> tuple[str, str]:

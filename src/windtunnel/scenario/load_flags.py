@@ -17,6 +17,7 @@ TRACE = "azure-conv"
 """What is replayed when nothing is said."""
 OF_RANDOM = ("random_range_ratio", "random_lengths", "random_prefix_len", "random_num_prefixes", "random_turns")
 """Words that only random lengths read."""
+DISTRIBUTIONS = ("uniform", "lognormal", "zipf")
 NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 1000, 1024, 128
 """Random requests by default: as many and as long as those of `vllm bench serve`."""
 
@@ -107,6 +108,7 @@ class Load:
             raise InputError(
                 "time_scale and repeat are for traces: use request_rate and num_prompts with random lengths"
             )
+        self._distribution()
         for name in OF_RANDOM:
             value, default = getattr(self, name), getattr(type(self), name)
             if value != default and not self.is_random:
@@ -219,18 +221,25 @@ class Load:
             )
         return generate(self.arrivals(), lengths, count, seed, max_concurrency=limit, name="random")
 
+    def _distribution(self) -> tuple[str, str, str]:
+        """The name of the lengths' distribution, a colon and its parameter. Raises InputError for an unknown name."""
+        name, colon, text = self.random_lengths.partition(":")
+        if name not in DISTRIBUTIONS:
+            raise InputError(f"random_lengths: {unknown('distribution', name, DISTRIBUTIONS)}")
+        return name, colon, text
+
     def _lengths(self, length: int) -> "OneLength":
         """How random lengths are spread around this one. Raises InputError for a word that is no distribution."""
         from windtunnel.workload import Lognormal, RangeRatio, Zipf
 
-        name, colon, text = self.random_lengths.partition(":")
+        name, colon, text = self._distribution()
         if name == "uniform" and not colon:
             return RangeRatio(length, self.random_range_ratio)
         try:
             value = float(text)
         except ValueError:
             value = -1.0
-        if name not in ("lognormal", "zipf") or value < 0:
+        if name == "uniform" or value < 0:
             raise InputError(f"random_lengths={self.random_lengths!r}: must be uniform, lognormal:SIGMA or zipf:THETA")
         if self.random_range_ratio:
             raise InputError(f"random_range_ratio={self.random_range_ratio:g}: is of uniform lengths, not of {name}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
-from windtunnel.deployment import Deployment, Engine, Link, Pool, Store
+from windtunnel.deployment import Deployment, Engine, Link, Pool, Store, require_pool
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy.scaling import RULES, Autoscale, Faults
 from windtunnel.scenario.joined import handover_of, joint_text, link_of
@@ -57,13 +57,24 @@ class Pools:
     """Which decode replica gets a request; without it as ``router``."""
 
     def __post_init__(self) -> None:
-        """Refuse words that no pool has."""
+        """Refuse words that no pool has, and names that are no pool's, which a file may yet bring."""
         for role in ROLES:
             for text in getattr(self, role):
                 pool_words(role, text)
+        if self.pools_file is not None:
+            return
+        for what, others in (("store", ("all",)), ("autoscale", ()), ("fail", ())):
+            for text in getattr(self, what):
+                require_pool(what, parse_words(text, what).get("pool", ""), [*self._names(), *others])
         stores_of(self.store)
         scalings_of(self.autoscale)
         faults_of(self.fail)
+
+    def _names(self) -> list[str]:
+        """What the pools are called."""
+        if not self.several:
+            return [Pool.name]
+        return [_name(role, place, getattr(self, role)) for role in ROLES for place in range(len(getattr(self, role)))]
 
     @property
     def several(self) -> bool:
@@ -84,9 +95,8 @@ class Pools:
         Raises InputError for roles that contradict each other, or what cannot run.
         """
         found = self.resolved()
-        if found.prefill or found.decode:
-            found._require_both()
-        elif given := [name for name in (*JOINTS, "decode_router") if getattr(found, name) is not None]:
+        apart = bool(found.prefill or found.decode)
+        if not apart and (given := [name for name in (*JOINTS, "decode_router") if getattr(found, name) is not None]):
             raise InputError(f"{given[0]}: is for prefill and decode pools: add both, or leave it out")
         stores = stores_of(found.store)
         scalings, faults = scalings_of(found.autoscale), faults_of(found.fail)
@@ -101,8 +111,9 @@ class Pools:
             for place, text in enumerate(texts)
         )
         pools = _with_stores(pools, stores)
-        if found.mixed:
+        if not apart:
             return Deployment(pools, router, scaling=scalings, faults=faults)
+        found._require_both()
         link, handover = link_of(found.link, pools), handover_of(found.handover, pools)
         if found.link is None and handover.transfer == "none":
             link = Link()
@@ -134,11 +145,7 @@ def stores_of(texts: Sequence[str]) -> tuple[Store, ...]:
 
 
 def _with_stores(pools: tuple[Pool, ...], stores: tuple[Store, ...]) -> tuple[Pool, ...]:
-    """The pools with what stands behind each. Raises InputError for a store of a pool that is not there."""
-    names = [pool.name for pool in pools]
-    for store in stores:
-        if store.pool not in ("", "all", *names):
-            raise InputError(f"store: pool={store.pool!r}: name one of {', '.join(map(repr, names))}, or all")
+    """The pools with what stands behind each."""
     behind = [tuple(store for store in stores if store.stands_behind(pool.name, pool.role)) for pool in pools]
     return tuple(replace(pool, stores=found) for pool, found in zip(pools, behind, strict=True))
 
@@ -167,14 +174,15 @@ def faults_of(texts: Sequence[str]) -> tuple[Faults, ...]:
 
 
 def _name(role: str, place: int, texts: Sequence[str]) -> str:
-    return role if len(texts) == 1 else f"{role} {place + 1}"
+    """What the pool in this place is called: as it says, or by its role."""
+    usual = role if len(texts) == 1 else f"{role} {place + 1}"
+    return str(pool_words(role, texts[place]).get("name", usual))
 
 
 def _pool(server: Server, most: Mapping[str, int], replicas: int, role: str, name: str, text: str) -> Pool:
     """The pool of these words; ``most``: replicas of those that are scaled. Raises InputError, which names the pool,
     for what cannot run."""
     own = pool_words(role, text)
-    name = own.get("name", name)
     engine = {ENGINE_WORDS[key]: value for key, value in own.items() if key in ENGINE_WORDS}
     try:
         described = replace(server, device=own.get("device", server.device), engine=replace(server.engine, **engine))

@@ -36,11 +36,19 @@ def sweep(scenario: Scenario, rates: Sequence[float] = ()) -> list[Point]:
             raise InputError(f"rates={rate:g}: stands twice: leave one out")
     tables = batch_times(scenario.deployment(), scenario.server.perf)
     if not rates:
-        most = _run(scenario, math.inf, tables).result.request_throughput
+        most = _most(scenario, tables)
         if not most > 0:
             raise InputError("rates: no request of the load finishes at any rate")
         rates = [float(f"{share * most:.3g}") for share in SHARES]
     return [_run(scenario, rate, tables) for rate in sorted(rates)]
+
+
+def _most(scenario: Scenario, tables: Sequence[Tabulated]) -> float:
+    """Requests per second that are served when all come at once."""
+    try:
+        return _run(scenario, math.inf, tables).result.request_throughput
+    except InputError as error:  # a scheduler that copes with less
+        raise InputError(f"rates: not known, all requests at once: {error}: give --rates") from error
 
 
 def _run(scenario: Scenario, rate: float, tables: Sequence[Tabulated]) -> Point:

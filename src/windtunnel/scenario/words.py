@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from windtunnel.errors import InputError, unknown
+from windtunnel.errors import InputError, unknown, words_of
 from windtunnel.files import read_yaml, typed
 
 WORDS = {"preset": "engine", "pools_file": "pools"}
@@ -47,13 +47,19 @@ def leaves(kind: type) -> Iterator[tuple[tuple[str, ...], Any]]:
 def typed_words(words: Mapping[str, Any], types: Mapping[str, Any], origin: str = "") -> dict[str, Any]:
     """The values by key, each of the key's type; a list may be one text, its values separated by spaces.
 
-    Raises InputError, which names the origin, for an unknown word (with the nearest) or a wrong value.
+    Raises InputError, which names the origin, for an unknown word, or one that is no choice (with the nearest),
+    wherever it stands, or a wrong value.
     """
-    found = {}
-    for text, value in words.items():
-        key = text.replace("-", "_")
+    given = {text.replace("-", "_"): value for text, value in words.items()}
+    for key in given:  # all of them before the first value
         if key not in types:
             raise InputError(f"{origin}{unknown('key', key, types)}")
+    for key, value in given.items():
+        choices = words_of(types[key])
+        if isinstance(value, str) and choices and value not in choices:
+            raise InputError(f"{origin}{unknown(key, value, [one for one in choices if one is not None])}")
+    found = {}
+    for key, value in given.items():
         parts = value.split() if isinstance(value, str) and _is_list(types[key]) else value
         try:
             found[key] = typed(types[key], parts)

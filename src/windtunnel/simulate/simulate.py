@@ -369,7 +369,6 @@ def _manifest(
                 "max_num_seqs": limit.max_num_seqs,
                 "gpus_per_replica": pool.engine.world_size,
                 "gpus_per_node": pool.device.gpus_per_node,
-                "lockstep": pool.lockstep,
                 "memory": _memory(budget),
                 "footprint": asdict(footprint(pool)),
             }
