@@ -158,6 +158,17 @@ def test_replicas_that_fail_lose_what_the_engines_own_lose(case: Any, failing: A
         assert found.lives == expected.lives
 
 
+@pytest.mark.parametrize("at", [1.9, 2.4, 2.6, 2.9, 3.1, 3.4])
+def test_what_is_lost_while_the_last_token_is_on_its_way_has_the_tokens_before(at: float) -> None:
+    """A decode step takes half a second and is decided while the one before it runs; requests go on elsewhere."""
+    fleet = tandem(1.0, 0.5, seats=4, policy=VllmV1())
+    fleet = replace(fleet, failures=(Failure(at, 1, 1.0),), on_failure="migrate")
+    demand = equal_requests(np.zeros(2), output=4)
+    expected, found = (handed(owned(fleet, None, make), demand) for make in (None, FirstComeFirstServed))
+    assert_equal(found, expected)
+    assert found.lives == expected.lives
+
+
 class OneAtATime(FirstComeFirstServed):
     """Takes a request when none has memory here."""
 

@@ -170,6 +170,9 @@ class Custom:
         """Write into the requests what steps made of them that were counted together."""
         for request in list(self.steady.members):
             self.steady.drop(request)
+        for request in self.leaving:
+            if (one := cast(Seen, request)).leaves >= 0:
+                self.steady.catch_up(one)
 
     def schedule(self, now: float) -> Batch:
         """Ask, check, and carry out; or go on with a decision that is held."""

@@ -43,11 +43,11 @@ class Seen(Request):
     ends: int
     """Number of the step with whose end it has all its tokens."""
     leaves: int
-    """Number of the last step that it may ask for."""
+    """Number of the last step that it may ask for; -1 unless it decodes in every step, or did to its last one."""
 
     def __init__(self, *values: Any, **named: Any) -> None:
         self.clock = STILL
-        self.since = 0
+        self.since, self.leaves = 0, -1
         super().__init__(*values, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -216,7 +216,18 @@ class Steady(Clock):
         one, flying = self._write(request)
         self.ends.strike(one.ends, one)
         self.leaves.strike(one.leaves, one)
+        one.leaves = -1
         self._miss(one, self.decided - flying)
+
+    def catch_up(self, graduate: Seen) -> None:
+        """Let it show what it has received since its last token was decided, which is still in flight."""
+        flying = graduate.leaves + 1 - self.ended
+        ended = graduate.num_in_flight_tokens - flying
+        if ended > 0:
+            graduate.received += ended
+            graduate.sampled -= ended
+            graduate.num_in_flight_tokens = flying
+            graduate.last_token = self.last_end
 
     def _miss(self, request: Seen, first: int) -> None:
         """Its tokens of steps in flight, from the ``first`` on, are no longer counted with those of the members."""
