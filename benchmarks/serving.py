@@ -4,7 +4,8 @@
 number of streams in turn, sends so many requests on each, and replays what was recorded. Clients are raw sockets in
 this process; the column ``echo`` is what they see of a server of raw sockets, in a process of its own, that simulates
 nothing: it answers each request at once with its first word, and with a second one after the latency of the run. On a
-busy machine the latencies are the machine's.
+busy machine the latencies are the machine's. Equal answers end together, so that the next requests come in waves;
+``--unlike``: answers of half to one and a half times as many tokens.
 
 ``--virtual-time 100000`` sends so many requests of 20 tokens, whole, over each number of kept connections to a server
 that waits for nothing, and prints what it needs for them.
@@ -21,6 +22,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.serving_clients import question, talk
 from windtunnel.scenario import Scenario, Server
 from windtunnel.simulate.simulate import simulate
@@ -30,7 +33,7 @@ MODEL = "Qwen/Qwen3-8B"
 
 
 ECHO = """
-import asyncio, sys
+import asyncio, random, sys
 HEAD = b"HTTP/1.1 200 OK\\r\\nContent-Type: text/event-stream\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n"
 WORD = b'26\\r\\ndata: {"choices": [{"text": "word"}]}\\n\\n\\r\\n'
 
@@ -39,7 +42,7 @@ async def answer(reader, writer):
         await reader.readuntil(b"ignore_eos")
         await reader.readuntil(b"}")
         writer.write(HEAD + WORD)
-        await asyncio.sleep(float(sys.argv[1]))
+        await asyncio.sleep(random.uniform(*map(float, sys.argv[1:])))
         writer.write(WORD + b"0\\r\\n\\r\\n")
     writer.close()
 
@@ -52,10 +55,17 @@ asyncio.run(serve())
 """
 
 
-def asked(requests: int, tokens: int) -> Callable[[int], bytes | None]:
-    """So many questions, for answers of so many tokens."""
-    all_ = [question(number, tokens) for number in range(requests)]
+def asked(requests: int, tokens: Callable[[int], int]) -> Callable[[int], bytes | None]:
+    """So many questions, for answers of so many tokens, each by its number."""
+    all_ = [question(number, tokens(number)) for number in range(requests)]
     return lambda number: all_[number] if number < requests else None
+
+
+def unlike(streams: int, tokens: int) -> Callable[[int], int]:
+    """Lengths of answers from half to one and a half times as many tokens, of the first ones from one on, so that
+    streams do not end together."""
+    rng = np.random.default_rng(1)
+    return lambda number: int(rng.integers(1 if number < streams else tokens // 2, 3 * tokens // 2 + 1))
 
 
 async def ask_whole(port: int, numbers: Iterator[int], tokens: int) -> None:
@@ -103,34 +113,38 @@ def used(process: int) -> tuple[float, float]:
     return seconds, int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def echoed(streams: int, requests: int, e2el: float) -> float:
-    """The mean time to the first word that the same clients see of a server that simulates nothing."""
-    with subprocess.Popen([sys.executable, "-c", ECHO, str(e2el)], stdout=subprocess.PIPE, text=True) as server:
+def echoed(streams: int, requests: int, least: float, most: float) -> float:
+    """The mean time to the first word that the same clients see of a server that simulates nothing, and whose answers
+    last so many seconds at least and at most."""
+    command = [sys.executable, "-c", ECHO, str(least), str(most)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
-            answers = talk(int(server.stdout.readline()), streams, asked(requests, 2)).table()
+            answers = talk(int(server.stdout.readline()), streams, asked(requests, lambda _: 2)).table()
         finally:
             server.terminate()
     return float((answers["first"] - answers["sent"]).mean())
 
 
-def measured(streams: int, requests: int, tokens: int, folder: Path) -> str:
-    """A line of the table."""
+def measured(streams: int, requests: int, tokens: int, spread: bool, folder: Path) -> str:
+    """A line of the table; ``spread``: of answers of unlike lengths."""
+    lengths = unlike(streams, tokens) if spread else lambda _: tokens
     record = folder / f"{streams}.jsonl"
     command = [sys.executable, "-m", "windtunnel", "serve", MODEL, "--port", "0", "--record", str(record)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             port = int(server.stdout.readline().rpartition(":")[2])
-            answers = talk(port, streams, asked(streams * requests, tokens)).table()
+            answers = talk(port, streams, asked(streams * requests, lengths)).table()
         finally:
             server.terminate()
     rows = simulate(Scenario(Server(MODEL)).deployment(), load_trace(record)).requests
     simulated = (rows.first_token - rows.arrival).mean(), (rows.finish - rows.arrival).mean()
     seen = (answers["first"] - answers["sent"]).mean(), (answers["last"] - answers["sent"]).mean()
     pairs = [f"{mine * 1e3:.1f} | {theirs * 1e3:.1f}" for mine, theirs in zip(simulated, seen, strict=True)]
-    echo = echoed(streams, streams * requests, float(simulated[1]))
-    tpots = [(pair[1] - pair[0]) / (tokens - 1) * 1e3 for pair in (simulated, seen)]
+    share, e2el = 0.5 if spread else 0.0, float(simulated[1])
+    echo = echoed(streams, streams * requests, (1 - share) * e2el, (1 + share) * e2el)
+    tpots = [(pair[1] - pair[0]) / (rows.output_tokens.mean() - 1) * 1e3 for pair in (simulated, seen)]
     rate = answers["tokens"].sum() / (answers["last"].max() - answers["sent"].min())
     return f"| {streams} | {rate:.0f} | {pairs[0]} | {echo * 1e3:.1f} | {tpots[0]:.3f} | {tpots[1]:.3f} | {pairs[1]} |"
 
@@ -141,6 +155,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--requests", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=150)
+    parser.add_argument("--unlike", action="store_true")
     parser.add_argument("--virtual-time", type=int, metavar="REQUESTS")
     words = parser.parse_args()
     if words.virtual_time:
@@ -153,7 +168,7 @@ def main() -> None:
     print("|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as folder:
         for streams in words.streams:
-            print(measured(streams, words.requests, words.tokens, Path(folder)), flush=True)
+            print(measured(streams, words.requests, words.tokens, words.unlike, Path(folder)), flush=True)
 
 
 if __name__ == "__main__":

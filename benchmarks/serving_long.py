@@ -29,7 +29,7 @@ from urllib.request import urlopen
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.serving import MODEL, used
+from benchmarks.serving import MODEL, unlike, used
 from benchmarks.serving_clients import question, talk
 from windtunnel.deployment import Deployment
 from windtunnel.scenario import Scenario, Server
@@ -39,15 +39,13 @@ from windtunnel.workload import Workload, load_trace
 
 
 def for_minutes(minutes: float, streams: int, tokens: int) -> Callable[[int], bytes | None]:
-    """What is asked: answers of half to one and a half times as many tokens, the first ones shorter, so that streams
-    do not end together."""
-    rng, end = np.random.default_rng(1), time.monotonic() + 60 * minutes
+    """What is asked: answers of unlike lengths."""
+    lengths, end = unlike(streams, tokens), time.monotonic() + 60 * minutes
 
     def ask(number: int) -> bytes | None:
         if time.monotonic() > end:
             return None
-        least = 1 if number < streams else tokens // 2
-        return question(number, int(rng.integers(least, 3 * tokens // 2 + 1)))
+        return question(number, lengths(number))
 
     return ask
 

@@ -185,11 +185,12 @@ class Engine:
             leave = np.flatnonzero(gone)
             if len(leave):
                 stay = gone == 0
-                steps.append((time, self._take(time, slots[stay], tokens[stay], gaps)))
-                steps.append((time, self._take(time, slots[leave], tokens[leave], gaps)))
+                parts = self._take(time, slots[stay], tokens[stay], gaps)
+                parts += self._take(time, slots[leave], tokens[leave], gaps)
                 left += slots[leave].tolist()
             else:
-                steps.append((time, self._take(time, slots, tokens, gaps)))
+                parts = self._take(time, slots, tokens, gaps)
+            steps += [(time, part) for part in parts if len(part)]
         for time, slots in steps:
             await self._send(slots)
             late = self.clock.now() - time
@@ -201,8 +202,8 @@ class Engine:
             for count in self.gaps:
                 count(gaps)
 
-    def _take(self, time: float, slots: Integers, tokens: Integers, gaps: Gaps) -> Integers:
-        """Count what requests got at a time: the slots of those that got some, those with their first ones foremost."""
+    def _take(self, time: float, slots: Integers, tokens: Integers, gaps: Gaps) -> list[Integers]:
+        """Count what requests got at a time: the slots of those that got their first ones, and of the others."""
         lines, streams = self.outbox.lines, self._streams
         had = lines.tokens[slots]
         more = tokens > had
@@ -212,17 +213,16 @@ class Engine:
         lasted, begun = time - self._last[slots], had > 0
         self._last[slots] = time
         ended = slots[tokens >= lines.wanted[slots]].tolist()
-        if begun.all():
-            gaps.append((self._replica[slots], lasted))
-        else:
-            first, slots, lasted = slots[~begun], slots[begun], lasted[begun]
-            gaps.append((self._replica[slots], lasted))
-            for slot in first.tolist():
+        parts = [slots]
+        if not begun.all():
+            parts = [slots[~begun], slots[begun]]
+            lasted = lasted[begun]
+            for slot in parts[0].tolist():
                 self._begin(streams[slot], time)
-            slots = np.concatenate([first, slots])
+        gaps.append((self._replica[parts[-1]], lasted))
         for slot in ended:
             self._end(streams[slot], time)
-        return slots
+        return parts
 
     async def _send(self, slots: Integers) -> None:
         """Send what came to these slots, or tell who does: a few in each turn of the event loop, so that what comes
