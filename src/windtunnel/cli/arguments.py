@@ -12,13 +12,17 @@ from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
 
 from windtunnel.errors import InputError
-from windtunnel.scenario import main_job_unless_model, read_scenario
+from windtunnel.scenario import DEPLOYMENT, main_job_unless_model, read_scenario
 
 NAMED = frozenset(("serve", "proxy"))
 """Commands whose model must be named: no job of ours stands in for it."""
 WHOLE = re.compile(r"[+-]?\d+")
 OUTPUT = Group("Output", sort_key=9)
 Json = Annotated[bool, Parameter(name="--json", negative=(), group=OUTPUT)]
+Lines = Annotated[
+    tuple[str, ...], Parameter(name="--from", consume_multiple=False, show_default=False, group=DEPLOYMENT)
+]
+"""Launch lines of real servers, or the files that hold them."""
 Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group=OUTPUT)]
 
 
@@ -33,11 +37,38 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
     source = given.get("--scenario")
     values = {} if source is None else read_scenario(Path(source))
+    values |= _pasted(commands, arguments, given)
     asks = any(argument.name == "--model" and argument.hint is str for argument in arguments)
     if asks and "--model" not in given and not NAMED.intersection(commands):
         values = main_job_unless_model(values)
     config.Dict(values, source=source or "default", use_commands_as_keys=False)(app, commands, arguments)
     _require_other_files(arguments)
+
+
+def _pasted(commands: tuple[str, ...], arguments: ArgumentCollection, given: dict[str, str]) -> dict[str, Any]:
+    """What launch lines say, for the words that this command has; what is not simulated is said on standard error.
+
+    Raises InputError for lines that cannot be read, or with ``--strict`` where something of them is not simulated.
+    """
+    texts = [token.value for argument in arguments if argument.name == "--from" for token in argument.tokens]
+    if not texts:
+        return {}
+    from windtunnel.scenario.pasted import read_pasted
+    from windtunnel.scenario.scenario import check_words
+
+    pasted = read_pasted(texts, given.get("--model"))
+    if "--strict" in given:
+        pasted.require_all()
+    known = {argument.name for argument in arguments}
+    words = {key: value for key, value in pasted.words.items() if f"--{key.replace('_', '-')}" in known}
+    if sides := [role for role in ("prefill", "decode", "mixed") if role in pasted.words and role not in words]:
+        raise InputError(f"from: {sides[0]}: {' '.join(commands)} takes one server: give the line of one")
+    if "--dry-run" not in given:
+        for remark in pasted.remarks():
+            if remark.startswith("device:") and "--device" in given:
+                continue
+            sys.stderr.write(f"windtunnel: {remark}\n")
+    return check_words(words, "from: ")
 
 
 def _require_other_files(arguments: ArgumentCollection) -> None:

@@ -1,0 +1,34 @@
+"""What launch lines say, flag by flag, and what they come to."""
+
+from collections.abc import Sequence
+
+from windtunnel.cli.arguments import show_json
+from windtunnel.errors import InputError
+from windtunnel.scenario import Scenario
+from windtunnel.scenario.pasted import read_pasted
+
+TITLES = {"used": "used", "ignored": "without effect on time or memory", "not_simulated": "not simulated"}
+
+NOTES = {"used": "sets", "ignored": "why", "not_simulated": "what it would change"}
+
+
+def show_pasted(texts: Sequence[str], scenario: Scenario, as_json: bool) -> None:
+    """Print the flags of launch lines by what becomes of them, and the deployment. Raises InputError without lines."""
+    if not texts:
+        raise InputError("dry_run: needs a launch line: add --from 'vllm serve …'")
+    pasted, deployment = read_pasted(texts, scenario.server.model), scenario.deployment()
+    if as_json:
+        show_json({"schema_version": 1, **pasted.spec(), "remarks": pasted.remarks(), "deployment": deployment.spec()})
+        return
+    from windtunnel.cli.terminal import show, table
+
+    for name, words in pasted.spec().items():
+        if words:
+            rows = [(word["flag"], "" if word["value"] is None else str(word["value"]), word["note"]) for word in words]
+            show(table((TITLES[name], "value", NOTES[name]), rows, left=3))
+    for pool in deployment.pools:
+        gpus = f"{pool.replicas} × {pool.engine.world_size} {pool.device.name}"
+        show(f"{pool.model.name} on {gpus}, {pool.engine.preset}" + ("" if pool.role == "mixed" else f", {pool.role}"))
+    for remark in pasted.remarks():
+        if not remark.startswith("not simulated"):
+            show(remark)
