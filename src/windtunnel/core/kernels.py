@@ -92,7 +92,8 @@ def reached_from(modules: Iterable[str]) -> list[str]:
 def classes_in(kind: Any) -> Iterator[type]:
     """The named tuples in the type of an argument."""
     if isinstance(kind, types.BaseNamedTuple):
-        yield kind.instance_class
+        named: Any = kind
+        yield named.instance_class
     for inner in getattr(kind, "types", ()):
         yield from classes_in(inner)
 
@@ -120,7 +121,7 @@ def _edited(file: Path) -> bool:
 # The files.
 
 
-class KeptCode(_Cache):  # type: ignore[misc]
+class KeptCode(_Cache):
     """The compiled code of one entry: what numba asks before it compiles, and tells afterwards.
 
     To call machine code that is there, none of numba's tables of Python's and NumPy's functions, for which it imports
