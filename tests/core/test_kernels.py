@@ -89,7 +89,7 @@ from windtunnel.core.dispatch import SCHEDULERS
 from windtunnel.core.engine import Demand, Fleet, new_state
 from windtunnel.core.kernels import ROOT, imported_by, key_of
 from windtunnel.core.rebuild import rebuild
-from windtunnel.core.loops import open_loop
+from windtunnel.core.loop import loop
 from windtunnel.perf.batch_times import linear
 
 limits = policy.Limits(max_num_seqs=4, max_num_batched_tokens=128, max_model_len=100, num_blocks=20, block_size=16)
@@ -99,7 +99,7 @@ demand = Demand(zero, one, one, zero > 0, zero > 0, -one, zero, 0)
 kinds = {"rebuild": (rebuild, numba.int64)}
 for name, module in SCHEDULERS.items():
     fleet = Fleet((limits,), (getattr(policy, name)(),), (times,), (1,), (1,), (False,))
-    kinds[module] = (open_loop, numba.typeof(new_state(fleet, demand, zero)))
+    kinds[module] = (loop, numba.typeof(new_state(fleet, demand, zero)))
 
 def keys():
     imported_by.cache_clear()
