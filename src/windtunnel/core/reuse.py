@@ -1,9 +1,8 @@
 """How much of the prompts a prefix cache can find, by the memory that it has: one pass over the requests for all sizes.
 
 What a past request was the last to use is always one run of its text's blocks: later requests took its beginning,
-which they share. Least recently used blocks go first, the last one of a text before those ahead of it, so a block is
-found in a memory of N blocks if fewer than N others were used since (stack distances: Mattson, Gecsei, Slutz and
-Traiger, 1970).
+which they share. Least recently used blocks go first, the last one of a text before those ahead of it, so a block
+is found in a memory of N blocks if fewer than N others were used since (stack distances: Mattson et al., 1970).
 Requests are served one at a time; a text leaves all its full blocks but that of its last token, which is never computed.
 """
 

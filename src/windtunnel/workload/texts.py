@@ -116,7 +116,8 @@ def waits_for(row: int, other: int, parents_of: Callable[[int], Sequence[int]]) 
 def of_hashes(hash_ids: HashIds, size: int, prompt_tokens: Integers) -> Begins:
     """What prompts share by the ids of their blocks, of ``size`` tokens each.
 
-    An id stands for all before it, too. The longest run of ids that an earlier row had. The last block of either prompt may be filled in part only.
+    An id stands for all before it, too. The longest run of ids that an earlier row had counts. The last block of either
+    prompt may be filled in part only.
     """
     offsets, values = hash_ids[0].tolist(), hash_ids[1].tolist()
     prompts = prompt_tokens.tolist()
@@ -151,7 +152,7 @@ def known_run(ids: Sequence[int], known: Any) -> int:
 
 
 def tree(begins: Begins) -> Begins:
-    """The same, with each row hung on the one that wrote the last token that they share: tokens grow on the way down."""
+    """The same, with each row hung on the one that wrote the last token that they share: tokens grow on a way down."""
     above, tokens = begins[0].tolist(), begins[1].tolist()
     for row in range(len(above)):
         other = above[row]
