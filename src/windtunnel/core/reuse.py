@@ -3,7 +3,7 @@
 What a past request was the last to use is always one run of its text's blocks: later requests took its beginning,
 which they share. Least recently used blocks go first, the last one of a text before those ahead of it, so a block
 is found in a memory of N blocks if fewer than N others were used since (stack distances: Mattson et al., 1970).
-Requests are served one at a time; a text leaves all its full blocks but that of its last token, which is never computed.
+Requests are served one at a time. A text leaves all full blocks of its tokens but the last, which is never computed.
 """
 
 from collections.abc import Sequence
