@@ -25,11 +25,12 @@ def talks(draw: st.DrawFn) -> Workload:
     rows = draw(
         st.lists(st.tuples(st.integers(0, 2), st.integers(0, 99), st.integers(1, 40), st.integers(1, 40)), min_size=1)
     )
-    session, prompts, outputs, begins = [], [], [], []
+    session, prompts, outputs = list[int](), list[int](), list[int]()
+    begins: list[tuple[int, int] | None] = []
     for row, (own, pick, fresh, output) in enumerate(rows):
         other = pick % row if row else None
         longest = 0 if other is None else prompts[other] + (outputs[other] if session[other] == own else 0)
-        begins.append([other, longest] if longest else None)
+        begins.append(None if other is None else (other, longest))
         session.append(own)
         prompts.append(fresh + longest)
         outputs.append(output)
