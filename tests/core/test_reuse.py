@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.core.reuse import MEMORIES, reuse, service_order, summary_of_reuse
@@ -68,6 +68,7 @@ def by_single_blocks(workload: Workload, blocks: int) -> int:
 
 
 @given(talks())
+@settings(deadline=None)  # the first one compiles
 def test_every_memory_as_a_cache_of_single_blocks(workload: Workload) -> None:
     sizes = (1, 3, 8, 20, 10**6)
     found = reuse(workload, [blocks * SIZE for blocks in sizes], SIZE)

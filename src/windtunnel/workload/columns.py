@@ -154,17 +154,9 @@ class Workload:
                 texts.taken(texts_of, order),
             )
             columns["arrival"][graph.waiting_rows(waits or graph.chains(columns["session"]))] = np.nan
-        return cls(
-            **columns,
-            hash_ids=hashes,
-            hash_block_size=hash_block_size,
-            after=waits,
-            begins=texts_of,
-            lanes=lanes,
-            max_concurrency=max_concurrency,
-            name=name,
-            notes=tuple(notes),
-        )
+        relations = {"hash_ids": hashes, "hash_block_size": hash_block_size, "after": waits, "begins": texts_of}
+        settings: dict[str, Any] = {"lanes": lanes, "max_concurrency": max_concurrency}
+        return cls(**columns, **relations, **settings, name=name, notes=tuple(notes))
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The seven plain columns by name."""
