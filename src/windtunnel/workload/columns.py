@@ -154,7 +154,12 @@ class Workload:
                 texts.taken(texts_of, order),
             )
             columns["arrival"][graph.waiting_rows(waits or graph.chains(columns["session"]))] = np.nan
-        relations = {"hash_ids": hashes, "hash_block_size": hash_block_size, "after": waits, "begins": texts_of}
+        relations: dict[str, Any] = {
+            "hash_ids": hashes,
+            "hash_block_size": hash_block_size,
+            "after": waits,
+            "begins": texts_of,
+        }
         settings: dict[str, Any] = {"lanes": lanes, "max_concurrency": max_concurrency}
         return cls(**columns, **relations, **settings, name=name, notes=tuple(notes))
 
