@@ -142,26 +142,17 @@ class Workload:
         waits = graph.edges(after, columns["session"])
         later = graph.waiting_rows(waits or graph.chains(columns["session"]))
         rules.check_values(columns, later)
-        texts_of = texts.begins_with(begins, columns["prompt_tokens"], outputs)
+        shared = texts.begins_with(begins, columns["prompt_tokens"], outputs)
         hashes = rules.ragged(hash_ids, rows)
         rules.check_hashes(hashes, hash_block_size, columns["prompt_tokens"])
         order = _order(columns["arrival"], columns["session"], later, sort, waits is not None)
         if order is not None:
             columns = {key: column[order] for key, column in columns.items()}
-            hashes, waits, texts_of = (
-                take_hashes(hashes, order),
-                graph.taken(waits, order),
-                texts.taken(texts_of, order),
-            )
+            hashes, waits = take_hashes(hashes, order), graph.taken(waits, order)
+            shared = texts.taken(shared, order)
             columns["arrival"][graph.waiting_rows(waits or graph.chains(columns["session"]))] = np.nan
-        relations: dict[str, Any] = {
-            "hash_ids": hashes,
-            "hash_block_size": hash_block_size,
-            "after": waits,
-            "begins": texts_of,
-        }
-        settings: dict[str, Any] = {"lanes": lanes, "max_concurrency": max_concurrency}
-        return cls(**columns, **relations, **settings, name=name, notes=tuple(notes))
+        columns |= {"hash_ids": hashes, "hash_block_size": hash_block_size, "after": waits, "begins": shared}
+        return cls(**columns, lanes=lanes, max_concurrency=max_concurrency, name=name, notes=tuple(notes))
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The seven plain columns by name."""
