@@ -49,7 +49,7 @@ def describe(
     as_json
         Print one JSON document instead of the tables.
     """
-    from windtunnel.core.reuse import MEMORIES, summary_of_reuse
+    from windtunnel.core.texts.reuse import MEMORIES, summary_of_reuse
     from windtunnel.workload import describe as numbers
 
     for tokens in memory_tokens:

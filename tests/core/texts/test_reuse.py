@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.core.reuse import MEMORIES, reuse, service_order, summary_of_reuse
+from windtunnel.core.texts.reuse import MEMORIES, reuse, service_order, summary_of_reuse
 from windtunnel.workload import Workload, load_trace, with_lanes
 from windtunnel.workload.texts import tree
 
-SHARED = Path(__file__).parents[3] / "shared"
+SHARED = Path(__file__).parents[4] / "shared"
 SIZE = 4
 
 
