@@ -276,6 +276,8 @@ def _demand(workload: Workload, fleet: Fleet, reserved: int) -> tuple[Demand, in
     ``policy.can_ever_run``. A prefill pool gets its prompt and one token; a decode pool keeps ``reserved`` tokens free
     when it takes a prompt, whose length it does not mind.
     """
+    if workload.after is not None or workload.begins is not None or workload.lanes:
+        raise InputError("after, begins and lanes: not simulated yet")
     pools = list(zip(fleet.policies, fleet.limits, fleet.roles, strict=True))
     longest = [settings.longest_request(limit) for settings, limit, role in pools if role != "prefill"]
     room = min(longest) - workload.prompt_tokens
