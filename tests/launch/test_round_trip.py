@@ -76,7 +76,9 @@ def deployments(draw: st.DrawFn, backend: str) -> Deployment:
     router = draw(st.sampled_from(["round_robin", "least_outstanding", "vllm_dp"]))
 
     def pool(role: str) -> Pool:
-        flags = draw(st.fixed_dictionaries({"preset": st.just(PRESETS[backend])}, optional={**COMMON, **OWN[backend]}))
+        flags: dict[str, Any] = draw(
+            st.fixed_dictionaries({"preset": st.just(PRESETS[backend])}, optional={**COMMON, **OWN[backend]})
+        )
         if "num_speculative_tokens" in flags:
             flags["acceptance_length"] = draw(st.sampled_from([1.5, 2.0]))
         return Pool(model, gpu, Engine(**flags), draw(st.integers(1, 3)), role, role if role != "mixed" else "pool")
