@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 Json = Mapping[str, Any]
-MODELOPT: Json = {"quant_method": "modelopt", "kv_cache_scheme": "FP8"}
+MODELOPT = {"quant_method": "modelopt", "kv_cache_scheme": "FP8"}
 ENDING = r"[-_.]?(v\d+)?$"
 FORMATS: tuple[tuple[str, str, Json], ...] = (
     ("nvfp4", r"[-_](nvfp4|fp4)", MODELOPT | {"quant_algo": "NVFP4"}),
@@ -70,7 +70,7 @@ def find_relative(name: str, known: Iterable[str]) -> Relative | None:
     if alike or not wanted.format:
         unquantised = [each for each, parts in near if not parts.format]
         found = (alike or unquantised or [near[0][0]])[0]
-        stored = {} if not alike and not unquantised else None
+        stored: Json | None = {} if not alike and not unquantised else None
         return Relative(found, stored, _note(name, found, "16 bits" if stored is not None else ""))
     plain = [each for each, parts in near if not parts.format]
     found = (plain or [near[0][0]])[0]
