@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -12,18 +13,26 @@ from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
 
 from windtunnel.errors import InputError
-from windtunnel.scenario import DEPLOYMENT, main_job_unless_model, read_scenario
+from windtunnel.scenario import main_job_unless_model, read_scenario
 
 NAMED = frozenset(("serve", "proxy"))
 """Commands whose model must be named: no job of ours stands in for it."""
 WHOLE = re.compile(r"[+-]?\d+")
 OUTPUT = Group("Output", sort_key=9)
 Json = Annotated[bool, Parameter(name="--json", negative=(), group=OUTPUT)]
-Lines = Annotated[
-    tuple[str, ...], Parameter(name="--from", consume_multiple=False, show_default=False, group=DEPLOYMENT)
-]
-"""Launch lines of real servers, or the files that hold them."""
 Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group=OUTPUT)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pasting:
+    """Launch lines of real servers."""
+
+    lines: Annotated[tuple[str, ...], Parameter(name="--from", consume_multiple=False, show_default=False)] = ()
+    """A launch line of vLLM, SGLang or TensorRT-LLM, or the script, compose file or manifest that holds it; repeatable,
+    "prefill: …" and "decode: …" in front name sides. Other flags win over it."""
+
+
+PASTING = Pasting()
 
 
 def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, Lines, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, Json, Pasting, progress, show_json
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import DEPLOYMENT, GOALS, Scenario, parse_words, read_words, vary
@@ -51,7 +51,7 @@ def compare(
     variants: Annotated[Path | None, Parameter(group=VARIANTS)] = None,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)] = (),
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
-    from_: Lines = (),  # noqa: ARG001 - read while parsing
+    pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,  # noqa: ARG001 - read while parsing
     seeds: Annotated[int, Parameter(group=VARIANTS)] = SEEDS,
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     details: Annotated[Details, Parameter(name="*", group=OUTPUT)] = Details(),
@@ -74,8 +74,6 @@ def compare(
         Another load to compare all under, in these flags' words: "trace=azure-code time_scale=0.5"; repeatable.
     scenario_file
         YAML file with these flags' words as keys, underscores for dashes; flags go before it.
-    from_
-        A launch line of a real server as the baseline, or the file that holds it; other flags win over it.
     seeds
         How many, from --seed on; intervals are 95 % confidence intervals over them.
     exclude_warmup

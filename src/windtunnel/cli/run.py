@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, Lines, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
+from windtunnel.cli.pasted import Tried, show_pasted
 from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
 from windtunnel.scenario.ends import in_document, with_ends
 from windtunnel.scenario.load_flags import require_seeds
@@ -42,8 +43,7 @@ def run(
     scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
     *,
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
-    from_: Lines = (),
-    dry_run: Annotated[bool, Parameter(negative=(), group=DEPLOYMENT)] = False,
+    pasting: Annotated[Tried, Parameter(name="*", group=DEPLOYMENT)] = Tried(),  # noqa: B008 - frozen
     strict: Annotated[bool, Parameter(negative=(), group=DEPLOYMENT)] = False,
     seeds: Annotated[int, Parameter(group=GOALS)] = 1,
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
@@ -62,11 +62,6 @@ def run(
     ----------
     scenario_file
         YAML file with these flags' words as keys, underscores for dashes; flags go before it.
-    from_
-        A launch line of vLLM, SGLang or TensorRT-LLM, or the script, compose file or manifest that holds it;
-        repeatable, "prefill: …" and "decode: …" in front name sides. Other flags win over it.
-    dry_run
-        Say what each flag of --from does, and what would be simulated, without simulating it.
     strict
         Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured; and
         flags of --from that are not simulated.
@@ -84,11 +79,8 @@ def run(
     from windtunnel.metrics import summary, summary_json
     from windtunnel.simulate.simulate import batch_times
 
-    if dry_run:
-        from windtunnel.cli.pasted import show_pasted
-
-        show_pasted(from_, scenario, as_json)
-        return DONE
+    if pasting.dry_run:
+        return show_pasted(pasting.lines, scenario, as_json)
     _check(seeds, outputs, output)
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     tables = batch_times(deployment, scenario.server.perf)

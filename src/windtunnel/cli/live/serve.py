@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Lines, progress
+from windtunnel.cli.arguments import OUTPUT, PASTING, Pasting, progress
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable
 from windtunnel.scenario import DEPLOYMENT, Scenario, Server
@@ -79,7 +79,7 @@ class Behaviour:
 def serve(
     server: Annotated[Server, Parameter(name="*", group=DEPLOYMENT)] = Server(model=""),  # noqa: B008 - frozen
     *,
-    from_: Lines = (),  # noqa: ARG001 - read while parsing
+    pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,  # noqa: ARG001 - read while parsing
     replicas: Annotated[int, Parameter(group=DEPLOYMENT)] = 1,
     router: Annotated[str, Parameter(group=DEPLOYMENT)] = "round_robin",
     calibration: Annotated[Path | None, Parameter(group=DEPLOYMENT)] = None,
@@ -98,8 +98,6 @@ def serve(
 
     Parameters
     ----------
-    from_
-        A launch line of a real server, or the file that holds it; other flags win over it.
     replicas
         Copies of the server behind the router.
     router
