@@ -21,6 +21,9 @@ class Tried(Pasting):
 
     dry_run: Annotated[bool, Parameter(negative=())] = False
     """Say what each flag of --from does, and what would be simulated, without simulating it."""
+    strict: Annotated[bool, Parameter(negative=())] = False
+    """Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured; and
+    flags of --from that are not simulated."""
 
 
 def show_pasted(texts: Sequence[str], scenario: Scenario, as_json: bool) -> int:

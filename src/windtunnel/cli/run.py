@@ -44,7 +44,6 @@ def run(
     *,
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
     pasting: Annotated[Tried, Parameter(name="*", group=DEPLOYMENT)] = Tried(),  # noqa: B008 - frozen
-    strict: Annotated[bool, Parameter(negative=(), group=DEPLOYMENT)] = False,
     seeds: Annotated[int, Parameter(group=GOALS)] = 1,
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     details: Annotated[Details, Parameter(name="*", group=OUTPUT)] = Details(),
@@ -62,9 +61,6 @@ def run(
     ----------
     scenario_file
         YAML file with these flags' words as keys, underscores for dashes; flags go before it.
-    strict
-        Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured; and
-        flags of --from that are not simulated.
     seeds
         Repeat under so many seeds, from --seed on, and show 95 % confidence intervals; files are of the first.
     exclude_warmup
@@ -91,7 +87,7 @@ def run(
         documents.append(summary_json(result))
         results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
-            around, manifest = _judged(done, documents[0], strict)
+            around, manifest = _judged(done, documents[0], pasting.strict)
             manifest |= _asked(done, scenario, details)
             first = done if output is not None or outputs.wanted() else None
             del done, result  # hundreds of bytes a request, and what follows takes as much
