@@ -41,9 +41,20 @@ def answer(capsys: Capture, *words: str, code: int = DONE) -> dict[str, Any]:
 def test_the_table_says_what_to_deploy(capsys: Capture) -> None:
     assert main([*SMALL, *GOODPUT]) == DONE
     out = capsys.readouterr().out
-    for text in ("4 configurations", "requests/s per $/h", "winner", "breaks first", "next cheaper", "vllm serve"):
+    for text in (
+        "Best value: 1 × H100 SXM",
+        "on 9 of 10 real servers",
+        "requests/s per $/h",
+        "confidence",
+        "vllm serve",
+    ):
         assert text in out
     assert "--max-num-seqs 32" in out
+    assert "4 configurations" not in out
+    assert main([*SMALL, *GOODPUT, "--verbose"]) == DONE
+    out = capsys.readouterr().out
+    for text in ("4 configurations", "breaks first", "next cheaper"):
+        assert text in out
 
 
 def test_json_is_one_document(capsys: Capture) -> None:
@@ -74,7 +85,7 @@ def test_impossible_limits_exit_with_one(capsys: Capture) -> None:
     assert found["ranking"] == []
     assert found["advice"]["closest"]["limits_times"] > 1
     assert main([*SMALL, "--goodput", "ttft:1"]) == MISSED
-    assert "no configuration keeps the limits; the closest" in capsys.readouterr().out
+    assert "Nothing meets the goal on 9 of 10 real servers: the closest needs" in capsys.readouterr().out
 
 
 def test_a_store_is_a_study(capsys: Capture, tmp_path: Path) -> None:
@@ -162,7 +173,7 @@ def test_by_default_what_people_deploy_is_searched_and_ends_are_passed(capsys: C
     words = ("--axis", "max_model_len=2048", "--devices", "h100", "--tensor-parallel-size", "1", "--perf", "modelled")
     load = ("--isl", "300", "--osl", "40", "--num-prompts", "200", "--executor", "serial", "--seeds", "1", "--top", "1")
     rate = ("--target-request-rate", "150", "--max-num-batched-tokens", "512", "1024")
-    command = ("plan", "Llama-3.1-8B", *words, *load, *rate, *GOODPUT)
+    command = ("plan", "Llama-3.1-8B", *words, *load, *rate, *GOODPUT, "--confidence", "0.5")
     assert main([*command, "--launch", str(tmp_path / "launch"), "--json"]) == DONE
     found = json.loads(capsys.readouterr().out)
     best = found["ranking"][0]

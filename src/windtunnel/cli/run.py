@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
+from windtunnel.errors import InputError
 from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
 from windtunnel.scenario.ends import in_document, with_ends
 from windtunnel.scenario.load_flags import require_seeds
@@ -116,7 +117,17 @@ def _simulated(
     with progress(f"seed {seed}: reading the load"):
         workload = scenario.load.workload(seed)
     with progress(f"seed {seed}: simulating {len(workload):,} requests"):
-        return workload, simulate(deployment, workload, seed, tables=tables, overheads=overheads)
+        done = simulate(deployment, workload, seed, tables=tables, overheads=overheads)
+    require_some_fit(done)
+    return workload, done
+
+
+def require_some_fit(done: "Run") -> None:
+    """Raise InputError where the engine rejects every request: none of them fits."""
+    from windtunnel.simulate.run import REJECTED
+
+    if len(done.requests.status) and (done.requests.status == REJECTED).all():
+        raise InputError(f"no request fits: {done.manifest['warnings'][0]}")
 
 
 def _judged(done: "Run", document: Mapping[str, Any], strict: bool) -> "tuple[Bands, dict[str, Any]]":

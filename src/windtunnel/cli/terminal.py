@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from math import isfinite, nan
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -30,6 +31,8 @@ LATENCIES = {
 }
 PARTS_BELOW = "  of it "
 """Before the parts of the time to first token, which stand below it."""
+LINE = 100
+"""Columns of a line of text."""
 WIDTH = 160
 """No table needs more letters in a line."""
 DETAILS = ("steps", "waiting", "energy", "evidence", "checked", "in a step", "roofline")
@@ -73,11 +76,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 
 def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
-    """Names and what there is to say of them, line by line."""
-    grid = Table.grid(padding=(0, 2))
-    for name, text in facts:
-        grid.add_row(Text(name, style="bold"), Text(text))
+    """Names and what there is to say about them, line by line, wrapped at ``LINE`` columns."""
+    grid, pairs = Table.grid(padding=(0, 2)), list(facts)
+    left = LINE - 2 - max((len(name) for name, _ in pairs), default=0)
+    for name, text in pairs:
+        lines = [fill(line, left, break_long_words=False, break_on_hyphens=False) for line in text.split("\n")]
+        grid.add_row(Text(name, style="bold"), Text("\n".join(lines)))
     return grid
+
+
+def wrapped(text: str) -> str:
+    """A sentence on as many lines of ``LINE`` columns as it takes."""
+    return fill(text, LINE, break_long_words=False, break_on_hyphens=False)
 
 
 def show(*parts: Table | Text | str) -> None:

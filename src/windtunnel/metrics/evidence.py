@@ -137,13 +137,35 @@ class Doubt:
         return f"{self.nearest.words}: {span(self.factors('steps', 0.9))}"
 
     @property
+    def grade(self) -> tuple[str, str]:
+        """How sure the times are in one word, and why: high where this model was measured on this device, medium where
+        its family or the engine was, low elsewhere and where simulations are known to be off."""
+        if self.calibrated:
+            return "high", "calibrated with your own run"
+        common = len(self.nearest.key)
+        points = f"{self.nearest.points:,} measured points"
+        if self.nearest.known_bad:
+            return "low", f"simulations of servers like this are known to be off ({points})"
+        if common >= KEYS.index("model") + 1:
+            return "high", f"this model was measured on this device ({points})"
+        if common >= KEYS.index("device") + 1:
+            return "medium", f"models of this family were measured on this device ({points})"
+        if common >= KEYS.index("family") + 1:
+            return "medium", f"models of this family were measured on other devices ({points})"
+        return (
+            "low",
+            f"nothing like it was measured: judged by all servers{' of the engine' if common else ''} ({points})",
+        )
+
+    @property
     def warning(self) -> str | None:
         """What is known to be wrong with simulations of this server."""
         if not self.nearest.known_bad or self.calibrated:
             return None
         steps, first = (self.factors(latency, 0.9) for latency in ("steps", "first_token"))
         return (
-            f"known to be off: {self.nearest.words}, measured {steps[0]:.2g} to {steps[1]:.2g} times the simulated "
+            f"simulations of this server are known to be off: {self.nearest.words}, "
+            f"measured {steps[0]:.2g} to {steps[1]:.2g} times the simulated "
             f"time per token and {first[0]:.2g} to {first[1]:.2g} times the simulated time to first token"
         )
 

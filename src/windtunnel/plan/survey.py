@@ -47,7 +47,7 @@ class SurveyReport:
 
 def survey(answer: SearchResult, store: Store, team: Team, most: int = MOST) -> tuple[Surveyed, ...]:
     """One replica of each of the most promising candidates, at rates up to its bound."""
-    free = replace(answer.question, slo=SLO())
+    free = replace(answer.question, slo=SLO(), draws=())
     candidates = promising(answer, most)
     workers: Workers[SurveyJob, SurveyReport] = Workers(team, run_survey)
     found: dict[int, Surveyed] = {}

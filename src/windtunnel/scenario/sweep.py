@@ -8,6 +8,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics import Summary, bands, overloaded, queue_growth, summary, unroll
 from windtunnel.metrics.bands import LEVEL
 from windtunnel.metrics.comparison import Point
+from windtunnel.metrics.overload import steady_rate, too_short
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.plan.question import ATTAINMENT
 from windtunnel.scenario.scenario import Scenario
@@ -73,4 +74,5 @@ def _run(scenario: Scenario, rate: float, tables: Sequence[Tabulated]) -> Point:
         limits = slo.divided_by(slower).with_later_first_tokens(later / slower)
         there = summary(run, limits, exclude_warmup=True, steps=steps) if slo else result
         ends.append((rate / slower, keeps_up(there)))
-    return Point(rate, result, keeps_up(result), tuple(ends))
+    served = steady_rate(run.requests)
+    return Point(rate, result, keeps_up(result), tuple(ends), served, too_short(run.requests))

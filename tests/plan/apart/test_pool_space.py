@@ -112,7 +112,7 @@ def test_bounds_hold() -> None:
 
 def test_limits_that_no_request_alone_keeps_bound_a_deployment_out() -> None:
     (first, *_) = pools().enumerate().candidates
-    for limits in (("ttft:1",), ("tpot:0.5",), ("e2el:20",)):
+    for limits in (("ttft:1",), ("tpot:0.5ms",), ("e2el:20",)):
         asked = question(goodput=limits)
         assert rate_bound(first.deployment, asked, tables_for(asked, first.deployment)).rate == 0
 
