@@ -126,7 +126,7 @@ def test_a_store_is_a_study(capsys: Capture, tmp_path: Path) -> None:
         (("plan", "--top", "0"), "top=0"),
         (("plan", "--target-request-rate", "3", "--objective", "energy"), "is for the objectives"),
         (("plan", "--target-request-rate", "3", "--axis", "replicas=1,2"), "are found for a target rate"),
-        (("plan", "--max-concurrency", "3", "--isl", "9", "--objective", "cost"), "has no rate of its own"),
+        (("plan", "--max-concurrency", "3", "--isl", "9", "--objective", "cost"), "has no rate"),
         (("plan", "--space", "none.yaml"), "cannot be read"),
         (("plan", "--axis", "block_size=16", "block_size=32"), "block_size is given twice"),
         (("plan", "--max-num-seqs", "4", "--axis", "max-num-seqs=8"), "max_num_seqs is given twice"),

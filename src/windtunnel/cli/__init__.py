@@ -129,7 +129,7 @@ def _complain(text: str, code: int) -> int:
 
 
 def _cause(error: BaseException) -> str:
-    """The message of our own check that stopped the parser, or the parser's."""
+    """Our message, if a check of ours stopped the parser; else the parser's."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, InputError):

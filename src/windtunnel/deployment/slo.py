@@ -53,7 +53,7 @@ class SLO:
         return {name: value for name, value in values.items() if value is not None}
 
     def with_later_first_tokens(self, factor: float) -> "SLO":
-        """The limits that say of first tokens (and queues) what these say of such that come so many times as late."""
+        """The limits that say of first tokens (and queues) what these say of such that come that many times as late."""
         percentiles = tuple(
             limit._replace(seconds=limit.seconds / factor) if limit.metric in FIRST_TOKEN else limit
             for limit in self.percentiles
@@ -62,7 +62,7 @@ class SLO:
         return replace(self, ttft=ttft, percentiles=percentiles)
 
     def divided_by(self, factor: float) -> "SLO":
-        """The limits that say of all latencies what these say of such that are so many times as long."""
+        """The limits that say of all latencies what these say of such that are that many times as long."""
         limits = {name: value / factor for name, value in self.limits.items()}
         percentiles = tuple(limit._replace(seconds=limit.seconds / factor) for limit in self.percentiles)
         return replace(self, percentiles=percentiles, **limits)

@@ -109,7 +109,7 @@ class Doubt:
     """Between which factors on the simulated times a measured server would lie."""
 
     steps: Logs
-    """Logs of factors on all times of the simulation, at the same share of capacity."""
+    """Logs of factors on all times of the simulation, under a load scaled to each server's capacity."""
     first_token: Logs
     """Logs of factors on times to first token, which have other causes too: host, client, admission."""
     nearest: Group
@@ -222,7 +222,7 @@ def drawn(own: Logs, larger: Logs, weight: float) -> Logs:
 
 
 def wider(logs: Logs, factor: float) -> Logs:
-    """Quantiles so many times as far from their middle, whose ends contain the simulated value."""
+    """Quantiles that many times as far from their middle, whose ends contain the simulated value."""
     moved = [logs[MIDDLE] + factor * (log - logs[MIDDLE]) for log in logs]
     return (*(min(log, 0.0) for log in moved[:MIDDLE]), moved[MIDDLE], *(max(log, 0.0) for log in moved[MIDDLE + 1 :]))
 

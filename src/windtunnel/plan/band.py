@@ -28,7 +28,7 @@ class Band:
     replicas: tuple[int | None, ...] | None
     """Replicas that serve the target rate; None where too many would be needed. None without a target rate."""
     confident: tuple[int | None, ...] | None
-    """Replicas that serve it on half of the servers, and on nine of ten; None as above."""
+    """Replicas that serve it on every second server, and on 9 of 10; None as above."""
     rates: tuple[float, ...] | None
     """Requests per second within the limits; None with a target rate."""
     price_per_hour: float

@@ -20,7 +20,7 @@ ATTAINMENT = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A load, the limits that must hold under it, and how finely rates are told apart.
+    """A load, the limits that must hold under it, and how finely rates are distinguished.
 
     A rate is reached by scaling all gaps between the requests by one factor: all deployments and rates see the same
     requests in the same order (common random numbers), and a trace keeps its shape.
@@ -30,7 +30,7 @@ class Question:
     _: KW_ONLY
     slo: SLO = field(default_factory=SLO)
     attainment: float = ATTAINMENT
-    """Share of the measured requests that must finish and keep every limit of ``slo.limits``."""
+    """Share of the measured requests that must finish and meet every limit of ``slo.limits``."""
     tolerance: float = 0.01
     """Rates are powers of 1 + tolerance; an answer holds at its rate, and fails at the next."""
     perf: str = "auto"

@@ -25,7 +25,7 @@ HOURS_A_MONTH = 730
 
 @dataclass(frozen=True)
 class Riskier:
-    """What costs less than the winner, and meets the goal on about half of the servers only."""
+    """What costs less than the winner, and meets the goal on about half of real servers only."""
 
     deployment: Deployment
     safe: Deployment | None

@@ -17,7 +17,7 @@ from windtunnel.simulate.simulate import batch_times, simulate
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 """Rates by default, as shares of what is served when all requests are there at once."""
 PROMPTS, SECONDS = 1000, 60
-"""Requests at a rate where their number is free: so many, or those that arrive in so many seconds."""
+"""Requests at a rate where their number is free: this many, or those that arrive in this many seconds."""
 
 
 def sweep(scenario: Scenario, rates: Sequence[float] = ()) -> list[Point]:

@@ -48,7 +48,7 @@ class Workload:
     hash_block_size: int = 0
     """Tokens a hash id stands for; 0 without hash_ids."""
     max_concurrency: int = 0
-    """Closed loop: at most so many requests in flight, the others wait for a place in order of arrival; 0: open."""
+    """Closed loop: at most this many requests in flight, the others wait for a place in order of arrival; 0: open."""
     asked_rate: float = 0.0
     """Requests per second that the arrivals were drawn for; 0: they have no other rate than their own."""
     burstiness: float = 0.0

@@ -56,7 +56,7 @@ class Wanted:
     seeds: int = 3
     """Random draws of the load: a target rate must be carried in each, and the capacity is given across them."""
     confidence: float = 0.9
-    """Share of real servers on which the answer holds, 0.05 to 0.95; 0.5: even odds."""
+    """Share of real servers on which the answer must hold, 0.05 to 0.95; 0.5: even odds."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that make no sense."""
@@ -83,7 +83,7 @@ class Wanted:
             return RatePerDollar()
         rate = self.target_request_rate if self.target_request_rate is not None else workload.request_rate
         if not math.isfinite(rate):
-            raise InputError("the load has no rate of its own: add target_request_rate")
+            raise InputError("the load has no rate: add target_request_rate")
         if "replicas" in space.axes:
             raise InputError("replicas: are found for a target rate: leave the axis out, or leave the target rate out")
         return LeastForRate(rate, space.constraints, count_gpus=self.objective == "gpus")
@@ -163,7 +163,7 @@ def plan(
     space
         YAML file with an axis a line (`tensor_parallel_size: [1, 2, 4]`) and constraints, instead of the axes above.
     devices_file
-        TOML file with devices of your own, or other prices.
+        TOML file with your own devices, or other prices.
     perf
         Kernel times: measured where there is data and modelled elsewhere (auto), or one of the two alone; roofline:
         perfect kernels and no host work; profile:FOLDER: what was measured there.
@@ -174,8 +174,6 @@ def plan(
     verbose
         Say more: how many servers need how many replicas, what was searched and ruled out, what limits the winner.
     """
-    from windtunnel.cli.plan.show import show_plan
-
     kept.check()
     fixed = load.for_trials(wanted.target_request_rate)
     with progress("reading the load"):
@@ -187,7 +185,20 @@ def plan(
         asked = Asked(fixed, searched, question, objective, cases_of(load, wanted, searched, question))
         results.append(found(asked, wanted, cluster, kept))
     verdict = verdict_of(results, fixed, wanted)
-    answer, advice, what_ifs, surveyed, risky = results[0 if verdict is None or not verdict.separate else 1]
+    return _finish(results[0 if verdict is None or not verdict.separate else 1], verdict, kept, as_json, verbose)
+
+
+def _finish(
+    chosen: "tuple[SearchResult, Advice | None, WhatIf | None, Sequence[Surveyed], Riskier | None]",
+    verdict: "Verdict | None",
+    kept: Kept,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Show what was found, and write the files that were asked for."""
+    from windtunnel.cli.plan.show import show_plan
+
+    answer, advice, what_ifs, surveyed, risky = chosen
     if as_json:
         show_json(document(answer, advice, what_ifs, verdict, risky))
     else:

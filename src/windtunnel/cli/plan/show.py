@@ -36,7 +36,7 @@ WORDS = {
     "refused": "cannot run",
 }
 COLUMNS = ("replicas", "GPUs", "$/h", "requests/s")
-"""Of every ranking; an objective with one of these units needs no column of its own."""
+"""Of every ranking; an objective with one of these units needs no column."""
 REASONS = 6
 """Reasons that are listed."""
 
