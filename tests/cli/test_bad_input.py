@@ -72,7 +72,7 @@ def complaint(capsys: Capture, *words: str) -> str:
         (("run", "--isl", "0"), "random_input_len=0: must be ≥ 1"),
         (("run", "--seeds", "0"), "seeds=0: must be ≥ 1"),
         (("run", "--replicas", "0"), "replicas=0"),
-        (("run", "--goodput", "ttft"), "METRIC:MILLISECONDS"),
+        (("run", "--goodput", "ttft"), "METRIC:TIME"),
         (("run", "--goodput", "tbt:5"), "unknown goodput metric"),
         (("run", "--slo", "ttft=0.3"), "ttft_p99=0.3"),
         (("run", "-tp", "3"), "64 heads"),
