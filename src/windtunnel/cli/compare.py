@@ -66,8 +66,7 @@ def compare(
     """Compare schedulers or settings under the same requests.
 
     The other flags describe the baseline, as for windtunnel run; each variant is the baseline with other values for
-    some of its words. All are simulated under the same seeds, and differences are taken seed by seed, so that what the
-    draw of the requests does to all of them cancels out. Exit codes: as windtunnel run; 1 if any variant misses a goal.
+    some of its words. Differences are taken draw by draw, under the same requests. Exit codes: as windtunnel run.
 
     Parameters
     ----------
