@@ -5,10 +5,10 @@ from html import escape
 from pathlib import Path
 
 from windtunnel.plan.advice import Advice, describe
+from windtunnel.plan.answer.recommendation import Riskier, riskier_sentence, sentence
 from windtunnel.plan.apart.together import Verdict
 from windtunnel.plan.bottleneck import Finding, bottlenecks
 from windtunnel.plan.outcome import Outcome
-from windtunnel.plan.recommendation import Riskier, riskier_sentence, sentence
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.survey import Surveyed
 from windtunnel.plan.trial import whole_run

@@ -18,11 +18,11 @@ from windtunnel.scenario.load_flags import require_seeds
 
 if TYPE_CHECKING:
     from windtunnel.plan.advice import Advice
+    from windtunnel.plan.answer.recommendation import Riskier
     from windtunnel.plan.apart.pool_space import PoolSpace
     from windtunnel.plan.apart.together import Verdict
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
-    from windtunnel.plan.recommendation import Riskier
     from windtunnel.plan.search_result import SearchResult
     from windtunnel.plan.space import Space
     from windtunnel.plan.survey import Surveyed
@@ -241,12 +241,12 @@ def found(
     """
     from windtunnel.cli.plan.show import watching
     from windtunnel.plan.advice import advise
-    from windtunnel.plan.recommendation import riskier
+    from windtunnel.plan.answer.recommendation import riskier
+    from windtunnel.plan.answer.ties import settle
     from windtunnel.plan.search import search_widening
     from windtunnel.plan.space import Space
     from windtunnel.plan.store import Store
     from windtunnel.plan.survey import survey
-    from windtunnel.plan.ties import settle
     from windtunnel.plan.what_if import what_if
 
     load, space, question, objective, cases = asked
@@ -353,7 +353,7 @@ def document(
 ) -> dict[str, Any]:
     """The JSON document of a search."""
     from windtunnel.plan.advice import advice_json
-    from windtunnel.plan.recommendation import riskier_sentence, sentence
+    from windtunnel.plan.answer.recommendation import riskier_sentence, sentence
 
     said = [sentence(answer, answer.best)] if answer.best else []
     said += [text for text in (riskier_sentence(risky, answer.question.confidence),) if text]

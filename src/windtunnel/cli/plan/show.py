@@ -14,10 +14,10 @@ from rich.text import Text
 
 from windtunnel.cli.terminal import facts_grid, number, remarks, show, table, wrapped
 from windtunnel.plan.advice import Advice, describe, percent
+from windtunnel.plan.answer.recommendation import Riskier, device_name, goal, on_servers, riskier_sentence, sentence
 from windtunnel.plan.apart.together import Verdict
 from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import TIGHTEST
-from windtunnel.plan.recommendation import Riskier, device_name, goal, on_servers, riskier_sentence, sentence
 from windtunnel.plan.search import Progress, Watch
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said

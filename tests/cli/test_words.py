@@ -12,7 +12,7 @@ from test_docs import PAGES, help_of
 
 from windtunnel.cli import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROOMS = ("cli", "scenario", "metrics", "plan", "report", "simulate", "deployment", "ui", "serve", "validation")
 """Rooms whose messages and docstrings users read."""
 BANNED = (

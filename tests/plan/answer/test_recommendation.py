@@ -6,8 +6,16 @@ import pytest
 
 from plan.chosen import answer
 from plan.planning import question, small_space
+from windtunnel.plan.answer.recommendation import (
+    Riskier,
+    goal,
+    hardware,
+    on_servers,
+    riskier,
+    riskier_sentence,
+    sentence,
+)
 from windtunnel.plan.objective import LeastForRate
-from windtunnel.plan.recommendation import Riskier, goal, hardware, on_servers, riskier, riskier_sentence, sentence
 from windtunnel.plan.search import search
 from windtunnel.plan.space import Constraints
 from windtunnel.plan.store import Store

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from plan.planning import chat, question, small_space
+from windtunnel.plan.answer.ties import settle
 from windtunnel.plan.objective import LeastForRate, RatePerDollar
 from windtunnel.plan.search import search
 from windtunnel.plan.space import Constraints
 from windtunnel.plan.store import Store
-from windtunnel.plan.ties import settle
 from windtunnel.plan.trial import trial
 
 ENUMERATION = small_space(device=("h100",), router=("round_robin", "least_outstanding", "vllm_dp")).enumerate()
