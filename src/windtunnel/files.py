@@ -84,7 +84,7 @@ def _umask() -> int:
 
 @contextmanager
 def _stream(path: Path) -> Iterator[BinaryIO]:
-    """What stands there, to write to; one of our own streams goes on where it is."""
+    """What stands there, to write to; our own stream goes on where it is."""
     sys.stdout.flush()
     own = next((stream for stream in OWN_STREAMS if _is_open_as(path, stream)), None)
     with path.open("ab", buffering=0) if own is None else os.fdopen(os.dup(own), "wb") as file:

@@ -89,7 +89,7 @@ def _require_other_files(arguments: ArgumentCollection) -> None:
             continue
         for other, other_text in given:
             if other is not argument and _is_same_file(text, other_text):
-                raise InputError(f"{argument.name} {text!r}: is the file of {other.name}, too: choose another name")
+                raise InputError(f"{argument.name} {text!r}: is the file of {other.name} as well: choose another name")
 
 
 def _is_same_file(text: str, other: str) -> bool:

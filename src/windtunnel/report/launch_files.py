@@ -163,7 +163,7 @@ def _one_server(command: str, replicas: int, room: int, nodes: int) -> str:
 
 
 def _servers(command: str, pool: Mapping[str, Any], room: int, pools: Sequence[Any]) -> str:
-    """A server for each replica, with GPUs and ports of its own."""
+    """A server for each replica, with its own GPUs and ports."""
     replicas, gpus = pool["replicas"], pool["gpus"] // pool["replicas"]
     before, _, last = command.rpartition("\n")
     meets, flags = _meeting(command, str(pool.get("role", "mixed")), gpus)

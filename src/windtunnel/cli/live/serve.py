@@ -52,7 +52,7 @@ class Behaviour:
     max_body_bytes: int = 16 << 20
     """Larger requests are refused (413)."""
     max_in_flight: int = 4096
-    """Requests beyond so many are turned away (429)."""
+    """Requests beyond this many are turned away (429)."""
 
     def __post_init__(self) -> None:
         for name in ("answer_tokens", "max_body_bytes", "max_in_flight"):
