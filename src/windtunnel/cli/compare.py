@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DONE, MISSED = 0, 1
 SEEDS = 5
 VARIANTS = Group("Variants", sort_key=-1)
+WITH = Parameter(name="--with", consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)
 HEAD = 30
 """Letters in a line of a variant's name."""
 TELLING = 0.005
@@ -50,9 +51,7 @@ class Details:
 def compare(
     scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
     *,
-    with_: Annotated[
-        tuple[str, ...], Parameter(name="--with", consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)
-    ] = (),
+    with_: Annotated[tuple[str, ...], WITH] = (),
     variants: Annotated[Path | None, Parameter(group=VARIANTS)] = None,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)] = (),
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
