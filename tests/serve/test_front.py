@@ -112,6 +112,17 @@ def test_answers_of_a_mean_length_unless_eos_is_ignored() -> None:
         ("/v1/completions", {"prompt": "a", "n": 1000}, 400, "n"),
         ("/v1/completions", {"prompt": "a", "best_of": 3}, 400, "best_of"),
         ("/v1/completions", [1], 400, "object"),
+        ("/v1/completions", {"prompt": "a", "temperature": -5}, 400, "temperature"),
+        ("/v1/completions", {"prompt": "a", "temperature": "hot"}, 400, "temperature"),
+        ("/v1/completions", {"prompt": "a", "top_p": 0}, 400, "top_p"),
+        ("/v1/completions", {"prompt": "a", "top_k": -2}, 400, "top_k"),
+        ("/v1/completions", {"prompt": "a", "presence_penalty": 99}, 400, "presence_penalty"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": [1]}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "min_tokens": 9, "max_tokens": 3}, 400, "min_tokens"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b"] * 5}, 400, "stop"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b", ""]}, 400, "stop"),
+        ("/v1/completions", {"prompt": ["a"] * 2000, "n": 3}, 400, "at most 4096"),
+        ("/v1/completions", {"prompt": "a", "guided_json": {"type": "object"}}, 400, "guided_json"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"messages": ["hi"]}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "content"),
@@ -126,15 +137,44 @@ def test_what_is_wrong_is_named(path: str, body: Any, status: int, word: str) ->
     assert word in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'"text"', b"[" * 100_000, b'{"prompt": "\\ud800"}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"\xff\xfe", b'"text"', b"[" * 100_000, b'{"prompt": "\\ud800"}', b'{"model": "\\uD800"}'),
+        *(b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "a", "user": "\\udfff"}', '{"prompt": "a"}'.encode("utf-16")),
+    ],
+)
 def test_a_body_that_is_no_request(content: bytes) -> None:
     async def sent() -> httpx.Response:
         async with client(app()) as found:
             return await found.post("/v1/completions", content=content)
 
     answer = asyncio.run(sent())
-    assert answer.status_code in (200, 400)
-    assert answer.status_code == 200 or answer.json()["error"]["message"]
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_a_whole_surrogate_pair_is_text() -> None:
+    async def sent() -> httpx.Response:
+        async with client(app()) as found:
+            return await found.post("/v1/completions", content=b'{"prompt": "\\ud83d\\ude00", "max_tokens": 1}')
+
+    assert asyncio.run(sent()).status_code == 200
+
+
+def test_a_search_for_stops_lets_others_have_their_turns() -> None:
+    body = {"prompt": "a", "stop": ["zq"], "max_tokens": 30_000, "n": 8}
+
+    async def longest_wait() -> float:
+        async with client(app()) as found:
+            asked = asyncio.create_task(found.post("/v1/completions", json=body))
+            turns = 0
+            while not asked.done():
+                await asyncio.sleep(0)
+                turns += 1
+            assert asked.result().status_code == 200
+            return turns
+
+    assert asyncio.run(longest_wait()) > 8 * 30_000 // 64 // 16
 
 
 def test_keys() -> None:

@@ -1,10 +1,12 @@
 """The server's routes: OpenAI's completions and chat completions, and what vLLM has beside them."""
 
+import asyncio
 import hmac
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from windtunnel.serve.log import Log
 from windtunnel.serve.meters import Meters
 from windtunnel.serve.openapi import document
 from windtunnel.serve.requests import Asked, RefusedError, check_model, read_chat, read_completion, read_object
+from windtunnel.serve.sampling import check_sampling
+from windtunnel.serve.shapes import Shape, shape_of
 from windtunnel.serve.streaming import EventStream, WholeAnswer
 from windtunnel.serve.tokens import BytesRule, SeededWords, Tokenizer, block_names, chat_text, echoed_words
 from windtunnel.simulate.live import Arrival
@@ -79,19 +83,31 @@ class Front:
         await self.engine.gate.passed()
         body = read_object(text)
         check_model(body, self.manners.model)
+        check_sampling(body)
         asked = read(body)
+        shape = shape_of(body) if asked.chat else None
         name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{next(self._numbers):08x}"
-        wording = Wording(asked, name, self.manners.model, int(time.time()))
+        wording = Wording(asked, name, self.manners.model, int(time.time()), shape.tool if shape else None)
         answer = (EventStream if asked.stream else WholeAnswer)(self.engine, wording, caller)
-        choices = self._submit(self._arrivals(asked), answer.tell, caller.came, asked.stream)
+        self._check_room(asked)
+        arrivals = await self._arrivals(asked, shape)
+        choices = self._submit(arrivals, answer.tell, caller.came, asked.stream)
         try:
             await answer.send(choices)
         finally:
             self.log.answer(name, caller, [choice.stream for choice in choices])
 
-    def _arrivals(self, asked: Asked) -> Arrivals:
+    def _check_room(self, asked: Asked) -> None:
+        """Raise RefusedError for what has more choices than can ever be in flight."""
+        wanted, most = len(asked.prompts) * asked.n, self.manners.max_in_flight
+        if wanted > most:
+            raise RefusedError(f"{wanted} answers in one request: must be at most {most}")
+
+    async def _arrivals(self, asked: Asked, shape: Shape | None) -> Arrivals:
         found: Arrivals = []
         for number, prompt in enumerate(asked.prompts):
+            if number:
+                await asyncio.sleep(0)  # others have their turns
             tokens = self.manners.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             count = max(len(tokens), 1)
             limit = self._limit(count, asked)
@@ -100,7 +116,8 @@ class Front:
             said = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
             for k in range(asked.n):
                 drawn = self._drawn(said, asked.seed, k, limit)
-                text = text_of(self._words(said, asked.seed, k), drawn, limit, asked)
+                words = partial(self._words, said, asked.seed, k)
+                text = await text_of(words, drawn, limit, asked, shape)
                 found.append((Arrival(count, text.output_tokens, limit, asked.priority, names), text, number))
         return found
 
