@@ -144,7 +144,7 @@ seen: list[Any] = []
 def stream_of(end: str) -> bytes:
     deltas: list[Any] = [{"role": "assistant", "content": ""}]
     deltas += [{"reasoning_content": " hm"}] * 3 + [{"reasoning": " so"}] * 2 + [{"content": " yes"}] * 2
-    events = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    events: list[Any] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
     events.append({"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 7}})
     lines = [f"data: {json.dumps(event)}{end}{end}" for event in events]
     return "".join([*lines, f"data: [DONE]{end}{end}"]).encode()
@@ -154,7 +154,7 @@ def stream_of(end: str) -> bytes:
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_reasoning_counts_and_bytes_are_passed_on_as_they_are(end: str, size: int, tmp_path: Path) -> None:
     content = f"{end}|{size}"
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 9, "stream": True}
+    body: Any = {"messages": [{"role": "user", "content": content}], "max_tokens": 9, "stream": True}
     usage = {"stream_options": {"include_usage": True}}
     with (
         on_a_socket(upstream) as url,

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-END = re.compile(rb"\r\n(?:\r\n|\n|\r(?!\Z))|(?:\n|\r(?!\n))(?:\r\n|\n|\r)")
-"""An empty line. Where lines end with CRLF, a CR at the end of what has come is half of one."""
+END = re.compile(rb"(?:\r\n|(?<!\r)\n)(?:\r\n|\n|\r(?!\Z))|\r(?!\n)(?:\r\n|\n|\r)")
+"""An empty line. Where a line ended with LF, a CR at the end of what has come is half of a CRLF."""
 LINE = re.compile(rb"\r\n|\n|\r")
 LONGEST_END = 4
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal")

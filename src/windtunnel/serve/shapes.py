@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 from windtunnel.serve.requests import RefusedError
@@ -22,16 +22,19 @@ HOLE = "\x00"
 
 @dataclass(frozen=True)
 class Shape:
-    """A JSON document with a place for an answer's words, and the tool that it is an argument of."""
+    """A JSON document with a place for an answer's words, and the tool whose arguments it is."""
 
     before: str
     after: str
     tool: str | None = None
+    has_text: bool = True
+    """Whether there is such a place; else spaces follow the document."""
 
     def around(self, words: Iterator[str], count: int) -> Iterator[str]:
         """The document in as many pieces as there are tokens."""
-        if count == 1:
+        if count == 1 or not self.has_text:
             yield self.before + self.after
+            yield from repeat(" ", count - 1)
             return
         yield self.before
         for word in islice(words, count - 2):
@@ -92,12 +95,10 @@ def _of_format(given: Any) -> Shape | None:
 
 
 def _shape(document: Any, tool: str | None = None) -> Shape:
-    """The document, opened at its first text; one without text is filled with spaces before its end."""
-    text = json.dumps(document, separators=(",", ":"))
-    before, found, after = text.partition(json.dumps(HOLE)[1:-1])
-    if not found:
-        before, after = text[:-1], text[-1]
-    return Shape(before, after.replace(json.dumps(HOLE)[1:-1], ""), tool)
+    """The document, opened at its first text."""
+    text, hole = json.dumps(document, separators=(",", ":")), json.dumps(HOLE)[1:-1]
+    before, found, after = text.partition(hole)
+    return Shape(before, after.replace(hole, ""), tool, bool(found))
 
 
 def _object(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
