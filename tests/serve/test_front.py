@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.endpoint import app, ask, client, deployment, live
+from windtunnel.version import __version__
 
 CHAT = {"messages": [{"role": "user", "content": "Say something"}], "max_tokens": 5}
 
@@ -239,18 +240,53 @@ def test_the_better_priority_is_first() -> None:
 
 
 def test_what_stands_beside() -> None:
-    models, health, version, tokens, document = ask(
+    models, health, version, tokens, load, info, text, document = ask(
         app(),
         ("GET", "/v1/models", None),
         ("GET", "/health", None),
         ("GET", "/version", None),
         ("POST", "/tokenize", {"prompt": "12345678"}),
+        ("GET", "/load", None),
+        ("GET", "/server_info", None),
+        ("POST", "/detokenize", {"tokens": [1]}),
         ("GET", "/openapi.json", None),
     )
     assert [card["id"] for card in models.json()["data"]] == ["small"]
-    assert health.status_code == 200 and "vllm" in version.json()["engine"]
+    assert health.status_code == 200
+    assert version.json() == {"version": deployment().pools[0].engine.preset[5:], "windtunnel": __version__}
+    assert load.json() == {"server_load": 0}
+    assert int(info.json()["vllm_config"]["cache_config"][0]["num_gpu_blocks"]) > 1000
+    assert text.status_code == 400 and "--tokenizer" in text.json()["error"]["message"]
     assert tokens.json()["count"] == 2
     assert "/v1/chat/completions" in document.json()["paths"]
+
+
+DEFAULT_METRICS = (
+    *("num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "engine_sleep_state"),
+    *("kv_cache_usage_perc", "prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries"),
+    *("external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits", "num_preemptions", "prompt_tokens"),
+    *("prompt_tokens_by_source", "prompt_tokens_cached", "prompt_tokens_cached_by_source", "generation_tokens"),
+    *("request_success", "admission_rejections", "request_prompt_tokens", "request_generation_tokens"),
+    *("iteration_tokens_total", "request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens"),
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+    *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds"),
+    *("request_prefill_time_seconds", "request_decode_time_seconds", "request_num_preemptions"),
+    *("request_prefill_kv_computed_tokens", "cache_config_info"),
+)
+"""What vLLM 0.33 exports without further options (vllm/v1/metrics/loggers.py)."""
+
+
+def test_every_metric_of_vllm_is_there() -> None:
+    *_, scraped = ask(app(), ("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2}), ("GET", "/metrics", None))
+    names = {family.name for family in text_string_to_metric_families(scraped.text)}
+    assert {f"vllm:{name}" for name in DEFAULT_METRICS} <= names
+    web = {"http_requests", "http_request_size_bytes", "http_response_size_bytes", "http_request_duration_seconds"}
+    assert web | {"http_request_duration_highr_seconds", "process_cpu_seconds", "python_info"} <= names
+
+
+def test_pages_of_every_site_may_ask() -> None:
+    (answer,) = ask(app(), ("OPTIONS", "/v1/chat/completions", None))
+    assert answer.status_code == 200 and answer.headers["access-control-allow-headers"] == "*"
 
 
 def test_metrics_are_of_the_answers() -> None:
@@ -266,6 +302,9 @@ def test_metrics_are_of_the_answers() -> None:
     assert found["vllm:prompt_tokens_total"] == 750 and found["vllm:generation_tokens_total"] == 30
     assert found["vllm:prefix_cache_queries_total"] == 750 and found["vllm:prefix_cache_hits_total"] == 480
     assert found["vllm:request_success_total"] == 3
+    assert found["vllm:prompt_tokens_cached_total"] == 480
+    assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 270
+    assert found["vllm:iteration_tokens_total_sum"] == 750 + 30 and found["http_requests_total"] == 3
     assert found["vllm:inter_token_latency_seconds_bucket"] == 27
     assert found["vllm:time_to_first_token_seconds_count"] == 3
     whole = found["vllm:request_queue_time_seconds_sum"] + found["vllm:request_inference_time_seconds_sum"]

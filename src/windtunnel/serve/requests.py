@@ -121,16 +121,17 @@ def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(prompt, str):
         return (prompt,)
     if isinstance(prompt, list) and prompt:
-        if all(map(_is_token, prompt)):
+        if all(map(is_token, prompt)):
             return (tuple(prompt),)
         if all(isinstance(one, str) for one in prompt):
             return tuple(prompt)
-        if all(isinstance(one, list) and one and all(map(_is_token, one)) for one in prompt):
+        if all(isinstance(one, list) and one and all(map(is_token, one)) for one in prompt):
             return tuple(tuple(one) for one in prompt)
     raise RefusedError("prompt: must be text, a list of tokens, or a list of these")
 
 
-def _is_token(value: Any) -> bool:
+def is_token(value: Any) -> bool:
+    """Whether a value of a body can be the number of a token."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
