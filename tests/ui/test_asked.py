@@ -87,10 +87,10 @@ def test_code_of_the_command_line_may_run() -> None:
 
 
 def test_files_of_the_command_line_and_of_its_studies_may_be_read() -> None:
-    words = {"trace": "/tmp/own.jsonl", "mixed": ["replicas=2 calibration=a.json"]}
-    refuse_files(words, {"trace": "/tmp/own.jsonl"}, {("calibration", "a.json")})
+    words = {"trace": "own.jsonl", "mixed": ["replicas=2 calibration=a.json"]}
+    refuse_files(words, {"trace": "own.jsonl"}, {("calibration", "a.json")})
     with pytest.raises(InputError, match=r"calibration='a.json'"):
-        refuse_files(words, {"trace": "/tmp/own.jsonl"})
+        refuse_files(words, {"trace": "own.jsonl"})
     with pytest.raises(InputError, match="unknown trace"):
         refuse_files(words, {}, {("calibration", "a.json")})
 
