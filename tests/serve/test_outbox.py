@@ -11,10 +11,10 @@ import pytest
 from serve.endpoint import app, ask, on_a_socket, real_time
 from serve.test_connection import all_of, ready, said
 from serve.test_sockets import connected
-from windtunnel.serve.answers import Text, Wording, text_of
 from windtunnel.serve.connection import Gate
+from windtunnel.serve.openai.answers import Text, Wording, text_of
+from windtunnel.serve.openai.requests import Asked, read_chat, read_completion
 from windtunnel.serve.outbox import AHEAD, Outbox
-from windtunnel.serve.requests import Asked, read_chat, read_completion
 from windtunnel.serve.tokens import SeededWords, chat_text
 
 COMPLETION: Any = {"prompt": "a", "max_tokens": 1000, "stream": True}

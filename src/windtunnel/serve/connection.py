@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from windtunnel.serve.requests import RefusedError
+from windtunnel.serve.openai.requests import RefusedError
 
 EXTENSION = "windtunnel.connection"
 """Of ASGI's scope: the connection of a request, where the server is ours."""

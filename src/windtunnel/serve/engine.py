@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from windtunnel.serve.clock import Clock
 from windtunnel.serve.connection import Gate
+from windtunnel.serve.openai.requests import RefusedError
 from windtunnel.serve.outbox import Integers, Outbox
-from windtunnel.serve.requests import RefusedError
 from windtunnel.simulate.live import Arrival, LiveDeployment
 
 Observer = Callable[["Stream"], None]

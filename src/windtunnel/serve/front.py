@@ -17,14 +17,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from windtunnel.serve.answers import Text, Wording, text_of
 from windtunnel.serve.choices import Choice
 from windtunnel.serve.connection import Caller
 from windtunnel.serve.engine import Engine
 from windtunnel.serve.log import Log
 from windtunnel.serve.meters import Meters
-from windtunnel.serve.openapi import document
-from windtunnel.serve.requests import (
+from windtunnel.serve.openai.answers import Text, Wording, text_of
+from windtunnel.serve.openai.openapi import document
+from windtunnel.serve.openai.requests import (
     Asked,
     RefusedError,
     check_model,
@@ -33,8 +33,8 @@ from windtunnel.serve.requests import (
     read_completion,
     read_object,
 )
-from windtunnel.serve.sampling import check_sampling
-from windtunnel.serve.shapes import Shape, shape_of
+from windtunnel.serve.openai.sampling import check_sampling
+from windtunnel.serve.openai.shapes import Shape, shape_of
 from windtunnel.serve.streaming import EventStream, WholeAnswer
 from windtunnel.serve.tokens import (
     BytesRule,

@@ -27,7 +27,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import write_whole
 from windtunnel.serve.connection import came
 from windtunnel.serve.events import Splitter, data_of, says_something
-from windtunnel.serve.requests import Asked, RefusedError, read_chat, read_completion, read_object
+from windtunnel.serve.openai.requests import Asked, RefusedError, read_chat, read_completion, read_object
 from windtunnel.serve.tokens import Tokenizer, block_names, chat_text
 
 ANSWERS = ("/v1/completions", "/v1/chat/completions")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any
 
-from windtunnel.serve.requests import RefusedError
+from windtunnel.serve.openai.requests import RefusedError
 
 KNOWN = frozenset(
     (

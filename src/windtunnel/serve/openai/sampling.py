@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from windtunnel.serve.requests import RefusedError
+from windtunnel.serve.openai.requests import RefusedError
 
 RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, float("inf"), True),

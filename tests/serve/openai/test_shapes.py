@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serve.endpoint import app, ask
 from serve.test_front import events
-from windtunnel.serve.shapes import shape_of
+from windtunnel.serve.openai.shapes import shape_of
 
 CHAT = {"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 12}
 PARAMETERS = {

@@ -8,8 +8,8 @@ from itertools import islice
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from windtunnel.serve.requests import Asked
-from windtunnel.serve.shapes import Shape
+from windtunnel.serve.openai.requests import Asked
+from windtunnel.serve.openai.shapes import Shape
 from windtunnel.serve.tokens import SeededWords
 
 DONE = b"data: [DONE]\n\n"
