@@ -51,7 +51,7 @@ class RefusedError(Exception):
 
 
 class Room:
-    """Answers the page; simulations run one after the other in a thread of their own."""
+    """Answers the page; simulations run one after the other in their own thread."""
 
     def __init__(
         self, start: Words, studies: Sequence[Path], hosts: Sequence[str], foresight: Foresight | None
@@ -71,7 +71,7 @@ class Room:
             self.foresight.close()
 
     def check(self, request: Request) -> None:
-        """Refuse what another site's page sends, or one that calls this machine by a name of its own."""
+        """Refuse what another site's page sends, or one that calls this machine by its own name."""
         named = _host_of(request.headers.get("host", ""))
         if named not in self.hosts and not _is_address(named):
             raise RefusedError(403, f"host {named!r}: this page answers to {', '.join(self.hosts)}")
