@@ -175,6 +175,12 @@ def read_batch(columns: Array, row: int, lane: Any, seats: Array, j: int) -> int
     return after
 
 
+@part
+def sent_tokens(lane: Any) -> int:
+    """Tokens that a stage sends to the next one."""
+    return lane.step_decodes + lane.chunk_tokens
+
+
 @entry
 def rebuild(
     pools: Array,
@@ -195,11 +201,8 @@ def rebuild(
     out_busy: Array,
     out_end: Array,
 ) -> None:
-    """Fill the six outputs, step by step and lane by lane; those of length 0 are not wanted.
-
-    ``pools`` are those of all stages. ``clocks`` [2, n], zeros: when each stage of a rank is free, and when each slot's
-    latest step has ended. ``lanes`` and ``seats`` hold the batches of one step.
-    """
+    """Fill the six outputs, step by step and lane by lane; those of length 0 are not wanted. ``clocks`` [2, n], zeros:
+    when each stage of a rank is free, and when each slot's latest step has ended."""
     row, at = 0, 0
     while row < columns.shape[1]:
         stages, first_stage, first_send, sends_of_stage, first_clock, ranks = layout[columns[REPLICA, row]]
@@ -223,8 +226,7 @@ def rebuild(
                     clocks[0, base + s] = end
                     busy += seconds
                     if s < stages - 1:
-                        tokens = lanes[0].step_decodes + lanes[0].chunk_tokens
-                        arrival = end + sends[first_send + s * sends_of_stage + tokens]
+                        arrival = end + sends[first_send + s * sends_of_stage + sent_tokens(lanes[0])]
                 clocks[1, slot] = end
                 lane = head
                 for _ in range(ranks):
