@@ -49,7 +49,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "KV store": {"store": ["tier=host capacity=30e9"]},
     "pipeline of 2": {"pipeline_parallel_size": 2},
     "pipeline and failures": {"pipeline_parallel_size": 2, "fail": ["mtbf=60 down=10"]},
-    "scheduler in Python": {"scheduler": f"{Path(__file__).with_name('features_scheduler.py')}:InTurn"},
+    "scheduler in Python": {"scheduler": f"{Path(__file__).with_name('in_turn.py')}:InTurn"},
     "P/D": POOLS,
     "P/D, power_of_two": {**POOLS, "router": "power_of_two"},
     "P/D, prefix_aware": {**POOLS, "router": "prefix_aware", "decode_router": "least_outstanding"},
