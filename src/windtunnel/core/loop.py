@@ -49,7 +49,7 @@ from windtunnel.core.records import (
     State,
 )
 from windtunnel.core.router import PUBLISH_INTERVAL, choose, poll, poll_balancer, ticks_until
-from windtunnel.core.routing import bring, note_departures
+from windtunnel.core.routing import bring, note_departures, note_there
 
 REACHED, FULL, STOPPED, ASK = range(4)
 """Why the loop returns: nothing is left to do; the log needs room; ``until`` has come, and the groups that were asked
@@ -105,13 +105,16 @@ def some_go_on(hand: Any) -> bool:
 
 
 @part
-def advance(state: State, hand: Any, course: Array, g: int, until: float, bounds: bool, stages: Any) -> int:
+def advance(
+    state: State, hand: Any, second: Any, course: Array, g: int, until: float, bounds: bool, stages: Any
+) -> int:
     """Step group ``g`` while its next decision lies before ``until``, up to a boundary at which a request left whose
     client waits, or to a decision that others see; see REACHED. ``bounds``: others may ask what the group does next."""
     group = state.groups[g]
     pool = state.pools[group.pool]
     while group.now < until:
         note_departures(state, state.routing, g)
+        note_there(state, second, g)
         if not log_has_room(state, pool, group) or not room(state, pool, group):
             return FULL
         gives = stirs(state, hand, pool, group)
@@ -203,7 +206,7 @@ def deliver(state: State, r: int, time: float) -> None:
     lane.outstanding += 1
     bring(state, state.routing, r)
     enqueue(state, state.pools[state.groups[lane.group].pool], lane, r)
-    rouse(state, lane.group, time)
+    rouse(state, None, lane.group, time)
 
 
 @part
@@ -425,7 +428,7 @@ def loop(
                 return REACHED
             happen(state, order, course, hand, second, limit, time, kind, r)
             continue
-        why = advance(state, hand, course, g, end_of_turn, bounds, stages)
+        why = advance(state, hand, second, course, g, end_of_turn, bounds, stages)
         if why != REACHED:
             return why
         settle(state, order, hand, course, g)

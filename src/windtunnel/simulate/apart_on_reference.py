@@ -47,10 +47,8 @@ def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Hando
     names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
     names |= {"autoscaling"} if any(fleet.scaling) else set()
     names |= {"faults"} if fleet.failures else set()
-    if any(router.number in (routing.SCORED, routing.SESSION_AFFINITY) for router in routers):
-        names.add("routers that remember")
-    if routers[1].number == routing.ROUTE_SCORE and routers[1] is not routers[0]:
-        names.add("your own decode_router")
+    if any(isinstance(router.routing, routing.Conductor) for router in routers):
+        names.add("conductor")
     if rules.on_expiry != "wait":
         names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)

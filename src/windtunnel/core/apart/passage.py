@@ -79,12 +79,14 @@ def bound_decodes(state: State, pool: Pool, group: Group) -> None:
 
 @part
 def first_to_leave(state: State, i: int) -> int:
-    """The first of the lane's requests that left, NONE if none did; the others follow in the order of the batch."""
+    """The first of the lane's requests that left, NONE if none did; the others follow in the order of the batch. Called
+    once, since those who leave are found in the reverse order."""
     requests, first, r = state.requests, NONE, state.lanes[i].left
     for _ in range(state.lanes[i].released):
         earlier = requests[r].next
         requests[r].next = first
         first, r = r, earlier
+    state.lanes[i].left = first
     return first
 
 
@@ -169,17 +171,17 @@ def start(state: State, order: Order, course: Array, apart: Apart, second: State
     if one.goes and apart.rules[0].gated:
         ask_decode(state, order, course, apart, second, r, time)
     else:
-        queue_prompt(state, order, course, apart, r, time)
+        queue_prompt(state, order, course, apart, second, r, time)
 
 
 @part
-def queue_prompt(state: State, order: Order, course: Array, apart: Apart, r: int, time: float) -> None:
+def queue_prompt(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
     """The prompt may be computed."""
     lane = state.lanes[apart.handed[r].prefill_lane]
     lane.coming -= 1
     state.requests[r].state = QUEUED
     enqueue(state, state.pools[state.groups[lane.group].pool], lane, r)
-    wake(state, order, course, lane.group, time)
+    wake(state, second, order, course, lane.group, time)
 
 
 @part
@@ -190,7 +192,7 @@ def arrive_at_decode(state: State, order: Order, course: Array, second: State, r
     state.requests[row].arrival = time
     second.counters[CHOSEN] = NONE
     lane.outstanding += 1
-    wake(state, order, course, lane.group, time)
+    wake(state, second, order, course, lane.group, time)
     return lane
 
 
@@ -216,7 +218,7 @@ def go_on(apart: Apart) -> None:
 
 
 @part
-def end_transfer(state: State, order: Order, course: Array, apart: Apart, r: int, time: float) -> None:
+def end_transfer(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
     """The KV of a request is with its decode lane."""
     row = len(apart.handed) + r
     apart.handed[r].transfer_end = time
@@ -225,10 +227,10 @@ def end_transfer(state: State, order: Order, course: Array, apart: Apart, r: int
         let_go(state, state.pools[state.groups[source.group].pool], source, r)
         source.watches -= 1
         if source.outstanding > 0:
-            wake(state, order, course, source.group, time)
+            wake(state, second, order, course, source.group, time)
     lane = state.lanes[state.requests[row].lane]
     put_ready(lane, state.requests, row)
-    wake(state, order, course, lane.group, time)
+    wake(state, second, order, course, lane.group, time)
 
 
 @part
@@ -290,8 +292,8 @@ def happen_between(
         return
     pop_event(apart)
     if kind == TRANSFER_END:
-        end_transfer(state, order, course, apart, r, time)
+        end_transfer(state, order, course, apart, second, r, time)
     elif r < n:
-        queue_prompt(state, order, course, apart, r, time)
+        queue_prompt(state, order, course, apart, second, r, time)
     else:
         ask_decode(state, order, course, apart, second, r - n, time)
