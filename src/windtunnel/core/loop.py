@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.apart import passage
-from windtunnel.core.apart.link import BEGUN, CLIENT, FRESH, LEAVES_NIC, LOOK, NOTHING, STOP, TRANSFER_END
+from windtunnel.core.apart.link import (
+    BEGUN,
+    CLIENT,
+    FRESH,
+    LEASE_ENDS,
+    LEAVES_NIC,
+    LOOK,
+    NOTHING,
+    STOP,
+    TIME_OUT,
+    TRANSFER_END,
+)
 from windtunnel.core.apart.order import Order, is_behind, others, place, rouse
 from windtunnel.core.apart.staging import any_stirs
 from windtunnel.core.clients import add_release, complete, may_come, next_client, take_client, wants_place
@@ -136,7 +147,7 @@ def advance(
 
 
 @part
-def settle(state: State, order: Order, hand: Any, course: Array, g: int) -> None:
+def settle(state: State, order: Order, hand: Any, second: Any, course: Array, g: int) -> None:
     """A group has advanced: others may see it."""
     group = state.groups[g]
     if group.released > 0 and is_told(hand, course, state.pools[group.pool]):
@@ -145,7 +156,7 @@ def settle(state: State, order: Order, hand: Any, course: Array, g: int) -> None
     if course[TOLD]:
         place(state.groups, order, g)
     if hand is not None:
-        passage.go_on(hand)
+        passage.go_on(state, order, course, hand, second)
 
 
 @part
@@ -303,7 +314,7 @@ def behind(
         here = chosen(state, routers[0], r, time)
     if asks:
         there = chosen(second, routers[1], n + r, time)
-    elif kind == TRANSFER_END:
+    elif kind in (TRANSFER_END, LEASE_ENDS, TIME_OUT):
         there = state.requests[n + r].lane
     if here != NONE and is_behind(state, here, time):
         return state.lanes[here].group
@@ -431,5 +442,5 @@ def loop(
         why = advance(state, hand, second, course, g, end_of_turn, bounds, stages)
         if why != REACHED:
             return why
-        settle(state, order, hand, course, g)
+        settle(state, order, hand, second, course, g)
         stale = told

@@ -275,6 +275,16 @@ def note_departures(state: State, known: Any, g: int) -> None:
 
 
 @part
+def note_end(state: State, known: Any, r: int) -> None:
+    """A request that was in progress has ended without leaving its lane."""
+    if known is None:
+        return
+    request = known.requests[r]
+    known.replicas[request.replica].active -= state.requests[r].prompt
+    request.gone = 1
+
+
+@part
 def note_there(state: State, second: Any, g: int) -> None:
     """What ``note_departures`` does, for the router of decode pools."""
     if second is None:

@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.link import EVENT, HANDED, NEXT, NIC, NUM_COUNTS, RULES, SHARED, Apart
+from windtunnel.core.apart.link import (
+    EVENT,
+    FAILS,
+    HANDED,
+    NEXT,
+    NIC,
+    NUM_COUNTS,
+    RECOMPUTES,
+    RULES,
+    SHARED,
+    WAITS,
+    Apart,
+)
 from windtunnel.core.apart.staging import MEMORY, SEATS, SEATS_AND_FEW
 from windtunnel.core.dispatch import check
 from windtunnel.core.engine import (
@@ -53,6 +65,7 @@ from windtunnel.policy.routing import Conductor, Routing
 
 OF_POOLS = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
 STAGING = {"memory": MEMORY, "seats": SEATS, "seats_and_few": SEATS_AND_FEW}
+EXPIRES = {"wait": WAITS, "fail": FAILS, "recompute": RECOMPUTES}
 ROLES = {"mixed": MIXED, "prefill": PREFILL, "decode": DECODE}
 
 
@@ -145,6 +158,8 @@ def require_handing(fleet: Fleet, rules: Handover) -> None:
             raise InputError(f"role='decode': not simulated with {policy}: one stage, and no swapping to the host")
         if role == "decode" and isinstance(policy, Sglang) and policy.radix_cache:
             raise InputError("role='decode': SGLang's decode servers have no radix cache: enable_prefix_caching=False")
+        if role == "decode" and isinstance(policy, Sglang) and rules.on_expiry == "recompute":
+            raise InputError("handover: on_expiry='recompute': SGLang's decode servers compute no prompts: use fail")
         if role == "decode" and isinstance(policy, Sglang) and rules.max_local_prefill_length:
             raise InputError(
                 f"handover: max_local_prefill_length={rules.max_local_prefill_length}: SGLang's decode servers compute "
@@ -229,6 +244,9 @@ def _apart(fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
         "staging": STAGING[rules.staging],
         "reserved": rules.reserved_decode_tokens,
         "local": rules.max_local_prefill_length,
+        "expires": EXPIRES[rules.on_expiry],
+        "lease": rules.lease,
+        "timeout": rules.timeout,
     }
     for name, value in values.items():
         settings[name] = value
@@ -238,7 +256,7 @@ def _apart(fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
         handed=attributes(handed),
         work=np.ascontiguousarray(crossing.work, dtype=np.float64) if len(crossing.work) else np.zeros(n),
         shared=attributes(records(n, SHARED)),
-        events=attributes(records(2 * n + 2, EVENT)),
+        events=attributes(records((2 if rules.on_expiry == "wait" else 4) * n + 2, EVENT)),
         nics=attributes(records(sum(fleet.replicas), NIC)),
         active=np.zeros(n, dtype=np.int64),
         fresh=np.zeros(n, dtype=np.int64),
@@ -297,7 +315,8 @@ def _record(fleet: Fleet, order: Integers, demand: Demand, crossing: Crossing, s
     replica_of_lane[lanes] = replicas[state.groups["replica"][state.lanes["group"]]]
     rank_of_lane[lanes] = state.lanes["rank"]
     sizes = np.where(handed["transfer_end"] >= 0, crossing.kv_bytes, 0.0) if len(crossing.kv_bytes) else np.zeros(n)
-    return Handed(table, rows, stalls, replica_of_lane, rank_of_lane, handovers=handed, kv_bytes=sizes)
+    lost = np.flatnonzero(handed["lost"])
+    return Handed(table, rows, stalls, replica_of_lane, rank_of_lane, handovers=handed, kv_bytes=sizes, lost=lost)
 
 
 def _numbers(counts: Integers, order: Integers) -> Integers:

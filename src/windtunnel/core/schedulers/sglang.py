@@ -37,7 +37,7 @@ from windtunnel.core.schedulers.sglang_admission import (
     make_room,
     places,
 )
-from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage
+from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage, unstage
 from windtunnel.core.schedulers.sglang_radix import LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
 from windtunnel.core.schedulers.sglang_radix import clear as clear_tree
 from windtunnel.core.schedulers.sglang_retraction import NO_SPACE_FOR_ONE, retract
@@ -46,7 +46,7 @@ from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
 from windtunnel.core.step import begin_boundary, depart, emit_first, nothing
 from windtunnel.errors import InputError
 
-__all__ = ["join", "let_go", "may_stage", "occupied", "stage"]
+__all__ = ["join", "let_go", "may_stage", "occupied", "stage", "unstage"]
 
 SEATS_OF_STAGES = True
 """Each stage of a pipeline has a table of seats."""
