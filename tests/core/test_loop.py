@@ -13,6 +13,7 @@ from oracle.old_loops import run as old
 
 from core.loop_cases import HANDING, MIXED, Case, handing_case, merged, mixed_case, unlike, with_contents
 from windtunnel.core.apart import handover
+from windtunnel.core.apart.handover import Crossing
 from windtunnel.core.engine import Record, run
 from windtunnel.errors import InputError
 from windtunnel.policy.named import Router
@@ -71,22 +72,34 @@ STATEFUL = (
 
 
 def unlike_reference(seed: int) -> list[str]:
-    """What is not as in the reference where routers of prefill and decode pools remember what they have sent."""
+    """What is not as in the reference where routers of prefill and decode pools remember what they have sent, and (in
+    every other case) requests end that wait too long."""
     rng = np.random.default_rng(seed)
     case = handing_case(seed, 25, ("vllm", "cache", "trtllm-max-utilization"))
-    first, second = (STATEFUL[k] for k in rng.integers(len(STATEFUL), size=2))
+    kinds = 3 if case.fleet.lanes[0] > 1 else len(STATEFUL)  # the others and ranks: on the reference
+    first, second = (STATEFUL[k] for k in rng.integers(kinds, size=2))
     fleet, demand = replace(case.fleet, routing=first.routing), with_contents(rng, case.demand)
-    assert case.crossing is not None
+    crossing = case.crossing or Crossing()
+    if seed % 2:
+        limits = replace(fleet.limits[1], num_blocks=fleet.limits[1].num_blocks // 3)
+        fleet = replace(fleet, limits=(fleet.limits[0], limits))
+        too_long = demand.prompt_tokens + demand.output_tokens > limits.num_blocks * limits.block_size - 64
+        demand = replace(demand, refused=demand.refused | too_long)
+        waits: Any = {"lease": float(rng.choice([0.05, 0.3, 1.0])), "timeout": float(rng.choice([0.1, 0.5, 2.0]))}
+        rules: Any = replace(crossing.rules, on_expiry="fail", **waits)
+        crossing = replace(crossing, rules=rules)
     known: Any = {"decode_router": (None, second.routing)}
     numbers = first.number, second.number
-    x: Any = run_apart(fleet, demand, (first, second), case.uniforms, case.crossing)
-    y = handover.run(fleet, demand, numbers, case.uniforms, case.crossing, **known)
+    x: Any = run_apart(fleet, demand, (first, second), case.uniforms, crossing)
+    y = handover.run(fleet, demand, numbers, case.uniforms, crossing, **known)
     found = [name for name in UNLIKE if not np.array_equal(x.requests[name], y.requests[name], equal_nan=True)]
     found += [name for name in WAYS if not np.array_equal(x.handovers[name], y.handovers[name], equal_nan=True)]
     for one in (x, y):
         one.rows["used_blocks"] = 0  # the reference writes them down before memory is given
     if merged(x.rows) != merged(y.rows):
         found.append("rows")
+    if x.lost.tolist() != y.lost.tolist():
+        found.append("lost")
     return found
 
 
