@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, attributes, records
+from windtunnel.core.texts.owners import Texts, down_to, owner_of, shared_tokens, texts_of, top_of
 
 NO_KEY = -(1 << 62)
 """The key of a run of blocks that no search can find."""
@@ -32,9 +33,8 @@ CACHE_OF_LANE: Fields = [
 
 HOLDING: Fields = [
     ("table", np.int64),  # first entry of its blocks that others can find, or that it found
-    ("ids", np.int64),  # first entry of its contents
     ("version", np.int64),  # of the lane's cache when it was last searched for
-    ("shared", np.int32),  # full blocks at its beginning that another request may have, too
+    ("shared", np.int32),  # full blocks at its beginning, prompt or answer, that another request may have, too
     ("kept", np.int32),  # blocks in its table
     ("found", np.int32),  # by the latest search
     ("idle", np.int32),  # those of them that no request held
@@ -60,8 +60,7 @@ class Cache(NamedTuple):
     slots: Array
     """Open-addressed index from keys to items, one part for each lane."""
     tables: Array
-    ids: Array
-    """Contents of the prompts, numbered densely."""
+    texts: Texts
 
 
 def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
@@ -79,33 +78,16 @@ def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
         first += count + 1
     holdings = records(len(demand.arrival), HOLDING)
     holdings["version"] = -1
-    tables, ids = tables_and_contents(demand, block_size, holdings)
-    if len(ids):
-        common = _leading(np.bincount(ids)[ids] > 1, demand.hash_ids[0])
-        holdings["shared"] = np.minimum(common * demand.hash_block_size, demand.prompt_tokens) // block_size
-    return Cache(attributes(holdings), attributes(items), np.full(sum(sizes), NONE, dtype=np.int32), tables, ids)
+    holdings["shared"] = shared_tokens(demand) // block_size
+    tables, slots = tables_of(demand, block_size, holdings), np.full(sum(sizes), NONE, dtype=np.int32)
+    return Cache(attributes(holdings), attributes(items), slots, tables, texts_of(demand))
 
 
-def tables_and_contents(
-    demand: Any, block_size: int, rows: NDArray[Any]
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """(Room for the blocks of all requests, contents of their prompts, numbered densely); sets in ``rows``, one for
-    each request, where its own begin."""
+def tables_of(demand: Any, block_size: int, rows: NDArray[Any]) -> NDArray[np.int32]:
+    """Room for the blocks of all requests; sets in ``rows``, one for each request, where its own begin."""
     blocks = (demand.prompt_tokens + demand.output_tokens) // block_size + 1
     rows["table"] = np.cumsum(blocks) - blocks
-    ids = np.zeros(0, dtype=np.int64)
-    if demand.hash_ids is not None:
-        offsets, values = demand.hash_ids
-        rows["ids"] = offsets[:-1]
-        ids = np.unique(values, return_inverse=True)[1].astype(np.int64)
-    return np.empty(int(blocks.sum()), dtype=np.int32), ids
-
-
-def _leading(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[n] how many flags of each row are set before the first that is not."""
-    unset = np.append(np.nonzero(~flags)[0], len(flags))
-    first = unset[np.searchsorted(unset, offsets[:-1])]
-    return np.minimum(first, offsets[1:]) - offsets[:-1]
+    return np.empty(int(blocks.sum()), dtype=np.int32)
 
 
 @part
@@ -267,14 +249,23 @@ def settle(items: Array, slots: Array, lane: Lane) -> None:
 
 
 @part
-def key_of(pool: Pool, holding: Any, ids: Array, r: int, block: int) -> int:
-    """Equal keys are equal tokens up to the end of the block; what no other request can have is numbered by its
-    own."""
-    if block >= holding.shared:
-        return -1 - ((int(r) << 24) | block)
+def key_of(pool: Pool, texts: Texts, r: int, block: int) -> int:
+    """Equal keys are equal tokens up to the end of the block."""
+    return own_key(pool, texts, owner_of(texts, r, (block + 1) * pool.block_size - 1), block)
+
+
+@part
+def own_key(pool: Pool, texts: Texts, owner: int, block: int) -> int:
+    """The key of a block, given who wrote its last token first: its name, if it has one, or the owner's number for it.
+
+    It is below 0 for all that are numbered by their owner.
+    """
     last = (block + 1) * pool.block_size - 1
-    place = last // pool.hash_block_size
-    return ids[holding.ids + place] * pool.hash_block_size + last - place * pool.hash_block_size
+    row = texts.rows[owner]
+    if last >= row.named:
+        return -1 - ((int(owner) << 24) | block)
+    place = last // texts.size
+    return texts.names[row.names + place] * texts.size + last - place * texts.size
 
 
 @part
@@ -305,9 +296,11 @@ def find(pool: Pool, lane: Lane, request: Request, cache: Cache, r: int) -> tupl
 def search(pool: Pool, lane: Lane, cache: Cache, r: int, longest: int) -> None:
     """Look for the first ``longest`` blocks of a request, up to the first that is not cached."""
     holding, items = cache.holdings[r], cache.items
-    found, idle = 0, 0
+    found, idle, owner = 0, 0, top_of(cache.texts, r)
     while found < longest:
-        x = cache.slots[lane.slots + slot_of(items, cache.slots, lane, key_of(pool, holding, cache.ids, r, found))]
+        owner = down_to(cache.texts, r, owner, (found + 1) * pool.block_size - 1)
+        key = own_key(pool, cache.texts, owner, found)
+        x = cache.slots[lane.slots + slot_of(items, cache.slots, lane, key)]
         if x == NONE:
             break
         cache.tables[holding.table + found] = x
@@ -352,10 +345,9 @@ def offer(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int) -> N
 
 
 @part
-def keyed_item(pool: Pool, lane: Lane, cache: Cache, r: int, block: int) -> int:
-    """A new item that others can find, for a full block of a request."""
-    key = key_of(pool, cache.holdings[r], cache.ids, r, block)
-    x = new_item(cache.items, lane, key, 1)
+def keyed_item(pool: Pool, lane: Lane, cache: Cache, owner: int, block: int) -> int:
+    """A new item that others can find, for a full block of the one who wrote its last token first."""
+    x = new_item(cache.items, lane, own_key(pool, cache.texts, owner, block), 1)
     remember(cache.items, cache.slots, lane, x)
     return x
 
@@ -365,8 +357,10 @@ def add_keys(pool: Pool, lane: Lane, cache: Cache, r: int, full: int) -> None:
     """Let the first ``full`` blocks of a request be found."""
     holding = cache.holdings[r]
     settle(cache.items, cache.slots, lane)
-    for k in range(holding.kept, full):
-        x = keyed_item(pool, lane, cache, r, k)
+    owner = r
+    for k in range(full - 1, holding.kept - 1, -1):
+        owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
+        x = keyed_item(pool, lane, cache, owner, k)
         cache.items[x].references = 1
         cache.tables[holding.table + k] = x
     holding.kept = full
@@ -376,7 +370,8 @@ def add_keys(pool: Pool, lane: Lane, cache: Cache, r: int, full: int) -> None:
 def give_back(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int, offered: int, returns: bool) -> None:
     """Take back all blocks of a request that holds ``tokens``, the last one first.
 
-    The full blocks of the ``offered`` tokens keep their keys; ``returns``: the request will look for its own, too.
+    The full blocks of the ``offered`` tokens can be found by others, those of its answer from now on: nobody can ask
+    for them before its end (the engine names them earlier). ``returns``: the request will look for its own, too.
     """
     if cache is None:
         lane.free += blocks_of(pool, tokens)
@@ -390,11 +385,12 @@ def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, full: int
     holding, items = cache.holdings[r], cache.items
     settle(items, cache.slots, lane)
     push_run(items, lane, count - full, pool.plain_blocks_first != 0)
-    if returns:
-        for k in range(full - 1, holding.kept - 1, -1):
-            push(items, lane, keyed_item(pool, lane, cache, r, k))
-    else:
-        push_run(items, lane, full - holding.kept, False)
+    named = full if returns else max(min(full, holding.shared), holding.kept)
+    push_run(items, lane, full - named, False)
+    owner = r
+    for k in range(named - 1, holding.kept - 1, -1):
+        owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
+        push(items, lane, keyed_item(pool, lane, cache, owner, k))
     if holding.kept > 0:
         for k in range(holding.kept - 1, -1, -1):
             x = cache.tables[holding.table + k]
@@ -413,6 +409,8 @@ def implant(pool: Pool, lane: Lane, cache: Cache, r: int, first: int, last: int)
     last = min(last, first + lane.free)
     lane.free -= last - first
     settle(cache.items, cache.slots, lane)
+    owner = r
     for k in range(last - 1, first - 1, -1):
-        push(cache.items, lane, keyed_item(pool, lane, cache, r, k))
+        owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
+        push(cache.items, lane, keyed_item(pool, lane, cache, owner, k))
     lane.free = lane.queued

@@ -50,6 +50,7 @@ from windtunnel.simulate.run import (
 )
 from windtunnel.version import __version__
 from windtunnel.workload.columns import Workload
+from windtunnel.workload.texts import tree
 
 Integers = NDArray[np.int64]
 
@@ -95,7 +96,7 @@ def simulate(
     demand, cut, delays = _asked(workload, fleet, client, deployment.handover.reserved_decode_tokens)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += [*about_load(demand, cut, fleet), *_state_notes(deployment, budgets, demand)]
-    if demand.hash_ids is None:
+    if not demand.knows_contents:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.apart else None
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
@@ -133,7 +134,7 @@ def _accounts(record: Record) -> dict[str, Any]:
 
 def _state_notes(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> list[str]:
     rows = zip(deployment.pools, budgets, strict=True)
-    return [note for row in rows for note in state_notes(*row, demand.hash_ids is not None)]
+    return [note for row in rows for note in state_notes(*row, demand.knows_contents)]
 
 
 def _record(
@@ -276,8 +277,6 @@ def _demand(workload: Workload, fleet: Fleet, reserved: int) -> tuple[Demand, in
     ``policy.can_ever_run``. A prefill pool gets its prompt and one token; a decode pool keeps ``reserved`` tokens free
     when it takes a prompt, whose length it does not mind.
     """
-    if workload.after is not None or workload.begins is not None or workload.lanes:
-        raise InputError("after, begins and lanes: not simulated yet")
     pools = list(zip(fleet.policies, fleet.limits, fleet.roles, strict=True))
     longest = [settings.longest_request(limit) for settings, limit, role in pools if role != "prefill"]
     room = min(longest) - workload.prompt_tokens
@@ -297,13 +296,16 @@ def _demand(workload: Workload, fleet: Fleet, reserved: int) -> tuple[Demand, in
         output_tokens=np.maximum(output, 0),
         overruns=output < np.minimum(workload.max_tokens, room),
         refused=refused,
-        follow=workload.follow,
+        follow=workload.follow if workload.after is None else np.full(len(workload), NONE),
+        after=workload.after,
+        sessions=workload.session,
+        lanes=workload.lanes,
         think_time=workload.think_time,
         max_concurrency=workload.max_concurrency,
         max_tokens=np.minimum(workload.max_tokens, room),
         priority=workload.priority,
-        hash_ids=workload.hash_ids,
         hash_block_size=workload.hash_block_size,
+        begins=None if workload.texts is None else tree(workload.texts),
     )
     return demand, int(((output < workload.output_tokens) & ~refused).sum())
 
