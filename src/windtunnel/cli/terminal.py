@@ -123,7 +123,7 @@ def status(text: str) -> Iterator[None]:
     with Console(stderr=True).status(text) as shown:
         heard = logging.Handler()
         heard.emit = lambda record: shown.update(f"{text}: {record.getMessage()}".removesuffix(": "))  # type: ignore[method-assign]
-        log = logging.getLogger("windtunnel.core.compiled")
+        log = logging.getLogger("windtunnel.core.kernels")
         log.setLevel(logging.INFO)
         log.addHandler(heard)
         try:

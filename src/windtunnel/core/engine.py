@@ -50,9 +50,9 @@ from windtunnel.core.routing import routing_arrays, sends_kv
 from windtunnel.core.seats import NEVER, tables
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times, whole
-from windtunnel.policy import Limits, Settings
 from windtunnel.policy.routing import ROUND_ROBIN, SCORED, Routing
 from windtunnel.policy.scaling import Autoscale, Failure, Lives
+from windtunnel.policy.settings import Limits, Settings
 from windtunnel.policy.tiers import Tier, TierUse
 
 Integers = NDArray[np.int64]

@@ -16,9 +16,9 @@ from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
 from windtunnel.errors import InputError
+from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
-from windtunnel.perf.tabulate.cache import cache_folder
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import Limits, Own, Settings

@@ -12,7 +12,7 @@ from windtunnel.core.loop import deliver
 from windtunnel.core.records import CHOSEN, ROWS, STALLS, Array, Lane, State
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, SEQUENCE, TOKENS, WHO
 from windtunnel.perf.batch_times import linear
-from windtunnel.policy import Limits, Settings
+from windtunnel.policy.settings import Limits, Settings
 
 ONLY = 0
 """The lane, its group and its pool."""
