@@ -219,6 +219,16 @@ def _facts(
     if result.prefix_cache_hit_rate > 0:
         stores = "".join(f", {number(100 * rate)} % in {name}" for name, rate in result.stores.items())
         facts.append(("prefix cache", f"{value('prefix_cache_hit_rate', 100)} % of the prompt tokens found{stores}"))
+        if found := sum(result.reuse.values()):
+            shares_of = {kind: share(tokens / found) for kind, tokens in result.reuse.items()}
+            facts.append(
+                (
+                    "",
+                    f"of these {shares_of['history']} the session's earlier prompts, {shares_of['answers']} its "
+                    f"answers, {shares_of['others']} prompts of others; "
+                    f"{number(_computed(result))} tokens of a prompt computed",
+                )
+            )
     if result.lives:
         facts += _lives(result.lives)
     if result.kv_bytes > 0:
@@ -345,6 +355,11 @@ def cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return number(value) if isinstance(value, float) or value is None else str(value)
+
+
+def _computed(result: "Summary") -> float:
+    """Tokens of a prompt that were computed, in the mean of those that were admitted."""
+    return (result.prompt_tokens - result.cached_tokens) / max(result.total - result.rejected, 1)
 
 
 def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:

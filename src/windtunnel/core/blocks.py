@@ -32,7 +32,8 @@ CACHE_OF_LANE: Fields = [
 ]
 
 HOLDING: Fields = [
-    ("table", np.int64),  # first entry of its blocks that others can find, or that it found
+    ("table", np.int64),  # first entry of its blocks that others can find, or that it found; NONE: it has no room yet
+    ("room", np.int64),  # entries that it needs, as a power of two; NONE: the table is there for good
     ("version", np.int64),  # of the lane's cache when it was last searched for
     ("shared", np.int32),  # full blocks at its beginning, prompt or answer, that another request may have, too
     ("kept", np.int32),  # blocks in its table
@@ -52,6 +53,10 @@ ITEM: Fields = [
 ]
 
 
+ROOMS = 40
+"""More sizes of tables than there are, each twice the one before."""
+
+
 class Cache(NamedTuple):
     """The prefix cache of all lanes; None in its place where prefixes are not cached."""
 
@@ -60,6 +65,8 @@ class Cache(NamedTuple):
     slots: Array
     """Open-addressed index from keys to items, one part for each lane."""
     tables: Array
+    spare: Array
+    """[ROOMS + 1] the first spare table of each size, which names the next one; the first entry that was never used."""
     texts: Texts
 
 
@@ -79,8 +86,12 @@ def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
     holdings = records(len(demand.arrival), HOLDING)
     holdings["version"] = -1
     holdings["shared"] = shared_tokens(demand) // block_size
-    tables, slots = tables_of(demand, block_size, holdings), np.full(sum(sizes), NONE, dtype=np.int32)
-    return Cache(attributes(holdings), attributes(items), slots, tables, texts_of(demand))
+    blocks_each = (demand.prompt_tokens + demand.output_tokens) // block_size + 1
+    holdings["table"], holdings["room"] = NONE, np.ceil(np.log2(np.maximum(blocks_each, 2)))
+    tables = np.empty(int((1 << holdings["room"]).sum()), dtype=np.int32)  # most of which is never touched
+    spare = np.append(np.full(ROOMS, NONE), 0)
+    slots = np.full(sum(sizes), NONE, dtype=np.int32)
+    return Cache(attributes(holdings), attributes(items), slots, tables, spare, texts_of(demand))
 
 
 def tables_of(demand: Any, block_size: int, rows: NDArray[Any]) -> NDArray[np.int32]:
@@ -292,15 +303,51 @@ def find(pool: Pool, lane: Lane, request: Request, cache: Cache, r: int) -> tupl
     return holding.found, holding.idle
 
 
+@part
+def make_room(cache: Cache, holding: Any) -> None:
+    """Give a request a table, if it has none."""
+    if holding.table != NONE:
+        return
+    holding.table = cache.spare[holding.room]
+    if holding.table == NONE:
+        holding.table = cache.spare[ROOMS]
+        cache.spare[ROOMS] += 1 << holding.room
+    else:
+        cache.spare[holding.room] = cache.tables[holding.table]
+
+
+@part
+def leave_room(cache: Cache, holding: Any) -> None:
+    """A request's table is not needed any more."""
+    if holding.table == NONE:
+        return
+    if holding.room == NONE:
+        return
+    cache.tables[holding.table] = cache.spare[holding.room]
+    cache.spare[holding.room] = holding.table
+    holding.table = NONE
+
+
+@part
+def item_behind(items: Array, slots: Array, lane: Lane, key: int, before: int) -> int:
+    """The item of a key, NONE if there is none. ``before``: that of the block before, or NONE: blocks that were given
+    back together stand next to each other in the queue, the last one first."""
+    if before != NONE and items[before].references == 0:
+        guess = items[before].previous
+        if guess != NONE and items[guess].key == key and items[guess].next_same == guess:
+            return guess
+    return slots[lane.slots + slot_of(items, slots, lane, key)]
+
+
 @compiled
 def search(pool: Pool, lane: Lane, cache: Cache, r: int, longest: int) -> None:
     """Look for the first ``longest`` blocks of a request, up to the first that is not cached."""
     holding, items = cache.holdings[r], cache.items
-    found, idle, owner = 0, 0, top_of(cache.texts, r)
+    make_room(cache, holding)
+    found, idle, owner, x = 0, 0, top_of(cache.texts, r), NONE
     while found < longest:
         owner = down_to(cache.texts, r, owner, (found + 1) * pool.block_size - 1)
-        key = own_key(pool, cache.texts, owner, found)
-        x = cache.slots[lane.slots + slot_of(items, cache.slots, lane, key)]
+        x = item_behind(items, cache.slots, lane, own_key(pool, cache.texts, owner, found), x)
         if x == NONE:
             break
         cache.tables[holding.table + found] = x
@@ -356,6 +403,7 @@ def keyed_item(pool: Pool, lane: Lane, cache: Cache, owner: int, block: int) -> 
 def add_keys(pool: Pool, lane: Lane, cache: Cache, r: int, full: int) -> None:
     """Let the first ``full`` blocks of a request be found."""
     holding = cache.holdings[r]
+    make_room(cache, holding)
     settle(cache.items, cache.slots, lane)
     owner = r
     for k in range(full - 1, holding.kept - 1, -1):
@@ -399,6 +447,7 @@ def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, full: int
                 push(items, lane, x)
         holding.kept = 0
         lane.version += 1
+    leave_room(cache, holding)
     lane.free = lane.queued
 
 

@@ -12,6 +12,7 @@ from windtunnel.core.apart import handover
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
+from windtunnel.core.texts.kinds import reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
@@ -102,13 +103,15 @@ def simulate(
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
     requests = _requests(workload, record, fleet)
     notes += [*said, *about_the_unfinished(requests, fleet)]
+    reuse = reuse_by_kind(demand, requests.cached_tokens)
     if client:
         requests = at_client(requests, workload, delays, client)
+    accounts = _accounts(record) | ({"reuse": reuse} if reuse else {})
     return Run(
         requests=requests,
         iterations=_iterations(record),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
-        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | _accounts(record),
+        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | accounts,
         times=times,
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),

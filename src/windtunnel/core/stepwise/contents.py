@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.dispatch import several
-from windtunnel.core.records import State
+from windtunnel.core.records import NONE, State
 from windtunnel.core.texts.owners import Texts
 
 
@@ -65,6 +65,7 @@ class Contents:
         row = rows[r]
         row["table"] = table
         if _has_holdings(own):
+            row["room"] = NONE
             row["shared"] = len(names) * self.size // self.block_size
         return own if cache is own.cache else own._replace(cache=cache)
 
