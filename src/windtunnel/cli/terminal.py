@@ -169,11 +169,6 @@ def cell(value: Any) -> str:
     return number(value) if isinstance(value, float) or value is None else str(value)
 
 
-def _computed(result: "Summary") -> float:
-    """Tokens of a prompt that were computed, in the mean of those that were admitted."""
-    return (result.prompt_tokens - result.cached_tokens) / max(result.total - result.rejected, 1)
-
-
 def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
     """Requests, rate, burstiness and lengths of a workload, with histograms."""
     from windtunnel.workload.describe import PERCENTILES, histogram, text_histogram
