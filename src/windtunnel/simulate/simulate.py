@@ -103,15 +103,14 @@ def simulate(
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
     requests = _requests(workload, record, fleet)
     notes += [*said, *about_the_unfinished(requests, fleet)]
-    reuse = reuse_by_kind(demand, requests.cached_tokens)
     if client:
         requests = at_client(requests, workload, delays, client)
-    accounts = _accounts(record) | ({"reuse": reuse} if reuse else {})
     return Run(
         requests=requests,
         iterations=_iterations(record),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
-        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | accounts,
+        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes)
+        | _accounts(record, demand),
         times=times,
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),
@@ -128,11 +127,13 @@ def _elastic(deployment: Deployment, seed: int) -> dict[str, Any]:
     return {"scaling": scaling, "failures": tuple(failures), "on_failure": on_failure}
 
 
-def _accounts(record: Record) -> dict[str, Any]:
-    """What stores, and replicas that come and go, did in the whole run; nothing where there are none."""
+def _accounts(record: Record, demand: Demand) -> dict[str, Any]:
+    """What stores, and replicas that come and go, did in the whole run, and what prompts found; nothing where there are
+    none."""
     stores = [use._asdict() for use in record.tiers]
     lives = record.lives._asdict() | {"pools": [one._asdict() for one in record.lives.pools]} if record.lives else None
-    return {name: value for name, value in (("stores", stores), ("lives", lives)) if value}
+    reuse = reuse_by_kind(demand, record.requests["cached_tokens"])
+    return {name: value for name, value in (("stores", stores), ("lives", lives), ("reuse", reuse)) if value}
 
 
 def _state_notes(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> list[str]:
