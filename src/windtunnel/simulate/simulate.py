@@ -101,7 +101,7 @@ def simulate(
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.apart else None
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
-    requests = _requests(workload, record, fleet)
+    requests, accounts = _requests(workload, record, fleet), _accounts(record, demand)
     notes += [*said, *about_the_unfinished(requests, fleet)]
     if client:
         requests = at_client(requests, workload, delays, client)
@@ -109,8 +109,7 @@ def simulate(
         requests=requests,
         iterations=_iterations(record),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
-        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes)
-        | _accounts(record, demand),
+        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | accounts,
         times=times,
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),
