@@ -38,9 +38,9 @@ def optimum(
 ) -> int:
     """Find the best schedule of a load on one engine, with a bound on how good any schedule can be.
 
-    Lengths and arrivals are known beforehand, as no scheduler knows them. The bound is tight for a dozen requests, and for
-    the makespan of thousands; for mean latencies of long queues a gap of 10 to 50 % stays. Exit codes: 0 done, 2 wrong
-    input, 130 interrupted, with what was proven by then.
+    Lengths and arrivals are known beforehand, as no scheduler knows them. The bound is tight for a dozen requests, and
+    for the makespan of thousands; for mean latencies of long queues a gap of 10 to 50 % stays. Exit codes: 0 done, 2
+    wrong input, 130 interrupted, with what was proven by then.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.deployment import SLO
+from windtunnel.deployment import SLO, limits_of
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.gaps import token_gaps
 from windtunnel.metrics.handed import first_token_parts, moved_bytes
@@ -121,7 +121,7 @@ def summary(
     0.05}``. ``exclude_warmup`` leaves warm-up and drain out, see
     ``measured_window``. ``steps`` is the unrolled log, if the caller has it already.
     """
-    slo = SLO(**slo) if isinstance(slo, Mapping) else slo
+    slo = limits_of(slo) if isinstance(slo, Mapping) else slo
     steps = steps or unroll(run)
     window = measured_window(run.requests, steps.end, exclude_warmup)
     requests, metrics = run.requests, request_metrics(run.requests)

@@ -22,8 +22,8 @@ def grid(model: str, **words: Any) -> "pa.Table":
 
     Args:
         model: its name, or a config.json.
-        words: words of ``windtunnel run`` with underscores for dashes; a list or range is an axis, anything else holds for
-            all.
+        words: words of ``windtunnel run`` with underscores for dashes; a list or range is an axis, anything else
+            holds for all.
 
     Returns:
         Columns for the axes, then every number of ``run --json`` by its dotted name (``ttft.p99``), in seconds;
