@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -175,6 +176,11 @@ def parse_yaml(text: str) -> Any:
         raise InputError("not YAML: nested too deep") from error
     except yaml.YAMLError as error:
         raise InputError(f"not YAML: {' '.join(str(error).split())}") from error
+
+
+def parse_yaml_documents(text: str) -> list[Any]:
+    """The documents of a YAML text, divided by lines of ``---``. Raises InputError as ``parse_yaml``."""
+    return [parse_yaml(part) for part in re.split(r"^---.*$", text, flags=re.M) if part.strip()]
 
 
 def read_yaml(path: Path) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, Json, Pasting, Verbose, progress, show_json
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import DEPLOYMENT, GOALS, Scenario, parse_words, read_words, vary
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DONE, MISSED = 0, 1
 SEEDS = 5
 VARIANTS = Group("Variants", sort_key=-1)
+WITH = Parameter(name="--with", consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)
 HEAD = 30
 """Letters in a line of a variant's name."""
 TELLING = 0.005
@@ -50,12 +51,11 @@ class Details:
 def compare(
     scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
     *,
-    with_: Annotated[
-        tuple[str, ...], Parameter(name="--with", consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)
-    ] = (),
+    with_: Annotated[tuple[str, ...], WITH] = (),
     variants: Annotated[Path | None, Parameter(group=VARIANTS)] = None,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)] = (),
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
+    pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,  # noqa: ARG001 - read while parsing
     seeds: Annotated[int, Parameter(group=VARIANTS)] = SEEDS,
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     details: Annotated[Details, Parameter(name="*", group=OUTPUT)] = Details(),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
+from windtunnel.cli.pasted import Tried, show_pasted
 from windtunnel.errors import InputError
 from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
 from windtunnel.scenario.ends import in_document, with_ends
@@ -44,7 +45,7 @@ def run(
     scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
     *,
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
-    strict: Annotated[bool, Parameter(negative=(), group=DEPLOYMENT)] = False,
+    pasting: Annotated[Tried, Parameter(name="*", group=DEPLOYMENT)] = Tried(),  # noqa: B008 - frozen
     seeds: Annotated[int, Parameter(group=GOALS)] = 1,
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     details: Annotated[Details, Parameter(name="*", group=OUTPUT)] = Details(),
@@ -62,8 +63,6 @@ def run(
     ----------
     scenario_file
         YAML file with these flags' words as keys, underscores for dashes; flags go before it.
-    strict
-        Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured.
     seeds
         Repeat with this many seeds, from --seed on, and show 95 % confidence intervals; files are of the first.
     exclude_warmup
@@ -78,6 +77,8 @@ def run(
     from windtunnel.metrics import summary, summary_json
     from windtunnel.simulate.simulate import batch_times
 
+    if pasting.dry_run:
+        return show_pasted(pasting.lines, scenario, as_json)
     _check(seeds, outputs, output)
     default_goal, scenario = not scenario.goals.limits(), with_goal(scenario)
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
@@ -88,7 +89,7 @@ def run(
         documents.append(summary_json(result))
         results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
-            around, manifest = _judged(done, documents[0], strict)
+            around, manifest = _judged(done, documents[0], pasting.strict)
             manifest |= _asked(done, scenario, details)
             first = done if output is not None or outputs.wanted() else None
             del done, result  # hundreds of bytes a request, and what follows takes as much
