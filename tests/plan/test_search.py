@@ -385,7 +385,12 @@ def test_a_search_that_is_stopped_says_what_it_left() -> None:
 
     def after(most: float) -> Callable[[], bool]:
         looks.clear()
-        return lambda: looks.append(1) is None and len(looks) > most
+
+        def stop() -> bool:
+            looks.append(1)
+            return len(looks) > most
+
+        return stop
 
     whole = find(OBJECTIVES["cost"], stop=after(math.inf))
     total = len(looks)
