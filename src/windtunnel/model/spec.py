@@ -142,6 +142,17 @@ class Model:
         """This model computed in another 16- or 32-bit dtype."""
         return replace(self, dtype=dtype)
 
+    def with_state_bytes(self, size: int) -> "Model":
+        """The same model whose recurrent layers keep numbers of so many bytes in their states."""
+        name = "state_bytes_per_element"
+        layers = tuple(
+            (count, replace(layer, attention=replace(layer.attention, **{name: size})))
+            if hasattr(layer.attention, name)
+            else (count, layer)
+            for count, layer in self.layers
+        )
+        return replace(self, layers=layers)
+
     def with_quantization(self, quantization: Quantization | None) -> "Model":
         """This model with other stored weights."""
         return replace(self, quantization=quantization)
