@@ -115,8 +115,9 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
 
 def streamed(manifest: Mapping[str, Any]) -> int:
     """Tokens of an event that the client gets, of the servers that decode."""
-    pools = manifest["deployment"]["pools"]
-    return int(max(pool["engine"].get("stream_interval", 1) for pool in pools if pool["role"] != "prefill"))
+    pools = manifest.get("deployment", {}).get("pools", ())
+    intervals = [pool.get("engine", {}).get("stream_interval", 1) for pool in pools if pool.get("role") != "prefill"]
+    return int(max(intervals, default=1))
 
 
 def _event_gaps(steps: Steps, window: Window, interval: int) -> Floats:
