@@ -93,11 +93,8 @@ def simulate(
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(fleet_of(deployment, times, budgets, named, router), **_elastic(deployment, seed))
-    front = deployment.pools[0].engine
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
-    demand, cut, delays = _asked(
-        workload, fleet, client, deployment.handover.reserved_decode_tokens, front.api_server_count
-    )
+    demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += [*about_load(demand, cut, fleet), *_state_notes(deployment, budgets, demand)]
     if demand.hash_ids is None:
@@ -263,12 +260,13 @@ def limits(pool: Pool, budget: KVBudget, settings: Settings) -> Limits:
 
 
 def _asked(
-    workload: Workload, fleet: Fleet, client: ClientPath | None, reserved: int, servers: int
+    workload: Workload, fleet: Fleet, client: ClientPath | None, deployment: Deployment
 ) -> tuple[Demand, int, NDArray[np.float64]]:
     """(The requests as the engine sees them, how many are cut at max_model_len, what their client's path takes)."""
+    reserved = deployment.handover.reserved_decode_tokens
     if not client:
         return *_demand(workload, fleet, reserved), np.zeros(0)
-    delays = client.delays(workload, servers)
+    delays = client.delays(workload, deployment.pools[0].engine.api_server_count)
     demand, cut = _demand(at_engine(workload, delays, client), fleet, reserved)
     if workload.max_concurrency:
         demand = replace(demand, turnaround=client.turnaround(workload, delays))
