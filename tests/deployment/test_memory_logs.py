@@ -6,7 +6,7 @@ from statistics import mean, median
 
 import pytest
 
-from benchmarks.kv_memory import compared, error, preset_of
+from benchmarks.accuracy.kv_memory import compared, error, preset_of
 
 POINTS = Path(__file__).parents[3] / "shared" / "truth" / "kv" / "points.jsonl"
 

@@ -8,7 +8,7 @@ from windtunnel.errors import InputError, unknown
 @dataclass(frozen=True)
 class MemoryRules:
     """What an engine's profile run finds beside weights, by version, as server logs print it
-    (``python -m benchmarks.kv_memory`` compares)."""
+    (``python -m benchmarks.accuracy.kv_memory`` compares)."""
 
     bytes_per_logit: float
     """Of sampling for ``max_num_seqs`` requests, at its peak."""
