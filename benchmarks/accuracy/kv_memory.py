@@ -1,4 +1,4 @@
-"""KV cache tokens that engines logged, against those that are computed: ``python -m benchmarks.accuracy.kv_memory POINTS``.
+"""KV cache tokens that logs print, against those computed: ``python -m benchmarks.accuracy.kv_memory POINTS``.
 
 A point is a line of JSON: what a server's log says of its settings and its memory (../shared/truth/kv/README.md).
 Points whose flags name what is not simulated, or whose settings are not known, are left out.
