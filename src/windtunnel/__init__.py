@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from windtunnel.plan.question import Question
     from windtunnel.plan.search import search
     from windtunnel.plan.space import Constraints, Space, load_space
-    from windtunnel.reference.custom import Decision
+    from windtunnel.policy import Decision
     from windtunnel.scenario import Load, Scenario, Server, load_scenario
     from windtunnel.scenario.compare import compare
     from windtunnel.scenario.simulate import simulate
@@ -46,7 +46,7 @@ _MODULES = {
     "plan.question": ("Question",),
     "plan.search": ("search",),
     "plan.space": ("Constraints", "Space", "load_space"),
-    "reference.custom": ("Decision",),
+    "policy": ("Decision",),
     "scenario": ("Load", "Scenario", "Server", "load_scenario"),
     "scenario.compare": ("compare",),
     "scenario.simulate": ("simulate",),

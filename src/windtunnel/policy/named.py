@@ -30,8 +30,8 @@ PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang | WholeBatches] = {
 """Every scheduler that has a name; ``vllm`` is the version that runs have by default."""
 
 Scheduler = Settings | Callable[[], Any]
-"""Settings of a scheduler that windtunnel knows, or a function that makes a ``PythonScheduler`` of
-``windtunnel.reference.custom`` for each rank."""
+"""Settings of a scheduler that windtunnel knows, or a function that makes a ``PythonScheduler`` or a
+``ColumnScheduler`` for each rank."""
 
 ENTRY_POINTS = "windtunnel.schedulers"
 """Group of entry points in which a package offers its schedulers."""
