@@ -10,8 +10,7 @@ from traceback import extract_tb
 from typing import Any, cast
 
 from windtunnel.errors import InputError
-from windtunnel.policy import Decision as Decision
-from windtunnel.policy import Limits, PythonScheduler
+from windtunnel.policy import Decision, Limits, PythonScheduler
 from windtunnel.reference.batch import Batch, Scheduled
 from windtunnel.reference.request import Request
 from windtunnel.reference.staging import has_room
@@ -144,7 +143,7 @@ class Custom:
         if limits is None:
             return Batch()
         self.held = False
-        decision = self._decision(now, limits)
+        decision: Any = self._decision(now, limits)
         for request in reversed(decision.evict):
             self._evict(request)
         batch = self._carry_out(decision)
@@ -257,7 +256,7 @@ class Custom:
         if self.evictions > EVICTIONS * (len(self.waiting) + len(self.running)):
             raise self._error(f"{self.evictions} evictions since a request received a token: it goes on for ever")
 
-    def _carry_out(self, decision: Decision) -> Batch:
+    def _carry_out(self, decision: Any) -> Batch:
         """Those that decode again are counted; the others are looked at one by one, and join them with a token."""
         others = self._others(decision.tokens)
         batch = self.steady.batch(self.limits.max_num_batched_tokens)

@@ -1,8 +1,8 @@
 """A scheduler of the user's: at each step it is asked, and what it says is checked and carried out.
 
 Decodes that go on are counted by the lane's clock, as in every scheduler here; one that is not named pauses: it stands
-in a seat without an end, as prompts that are part-way do. ``schedulers.user_asking`` puts the question to a Python object,
-``schedulers.user_columns`` puts it to a function of record arrays. Where nothing is visible, nothing is asked.
+in a seat without an end, as prompts that are part-way do. ``user_asking`` puts the question to a Python object,
+``user_columns`` puts it to a function of record arrays. Where nothing is visible, nothing is asked.
 """
 
 from typing import Any, NamedTuple
@@ -11,6 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core import step as steps
+from windtunnel.core.blocks import blocks_of
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.jump import FOREVER, equal_steps
+from windtunnel.core.log import write_stall, write_step
+from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, State, attributes
 from windtunnel.core.schedulers.user_asking import (
     BESIDE,
     BROKEN,
@@ -30,12 +35,7 @@ from windtunnel.core.schedulers.user_asking import (
     Asked,
     call_python,
 )
-from windtunnel.core.blocks import blocks_of
 from windtunnel.core.schedulers.user_columns import REQUEST_COLUMNS
-from windtunnel.core.compiled import compiled, part
-from windtunnel.core.jump import FOREVER, equal_steps
-from windtunnel.core.log import write_stall, write_step
-from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, State, attributes
 from windtunnel.core.schedulers.user_questions import COUNTED, LEFT_OUT, ask, look, note
 from windtunnel.core.seats import (
     EMPTY,

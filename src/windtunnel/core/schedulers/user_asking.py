@@ -11,7 +11,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from traceback import extract_tb
@@ -23,8 +23,8 @@ from numba import config, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from windtunnel.core.schedulers.user_columns import LIMIT_COLUMNS, address_of
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
+from windtunnel.core.schedulers.user_columns import LIMIT_COLUMNS, address_of
 from windtunnel.errors import InputError
 from windtunnel.policy import Decision, Limits, UserScheduler
 
@@ -75,10 +75,10 @@ ROW, INTEGER, SEQUENCES = attrgetter("row"), {int}, (tuple, list)
 # Requests.
 
 
-@cache
 def view_of(record: np.dtype[Any]) -> Any:
-    """A class of views of such records."""
-    parts, at = [], 0
+    """A class of views of such records, a new one for each run: so those of other runs are told apart."""
+    parts: list[tuple[str, Any]] = []
+    at = 0
     for name, (kind, offset, *_) in sorted((record.fields or {}).items(), key=lambda item: item[1][1]):
         if offset > at:
             parts.append((f"_{at}", ctypes.c_char * (offset - at)))
@@ -114,12 +114,11 @@ def view_of(record: np.dtype[Any]) -> Any:
     return View
 
 
-def views_of(requests: NDArray[Any], ids: NDArray[np.int64]) -> list[Any]:
+def views_of(kind: Any, requests: NDArray[Any], ids: NDArray[np.int64]) -> list[Any]:
     """A view of each record; ``arrival`` is written when it comes."""
     if not len(requests):
         return []
-    kind = view_of(requests.dtype)
-    found = list((kind * len(requests)).from_buffer(memoryview(requests.view(np.uint8))))
+    found = list((kind * len(requests)).from_buffer(memoryview(requests.view(np.uint8).data)))
     columns = [np.arange(len(found)), ids, *(requests[name] for name in ("prompt", "output", "max_tokens", "priority"))]
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for one, (row, number, prompt, output, most, priority) in zip(found, rows, strict=True):
@@ -146,7 +145,7 @@ class Asked:
             isinstance(policy, UserScheduler) and free > 0 for policy, free in zip(policies, lanes["free"], strict=True)
         ]
         self.limits = [fleet.limits[pool] for pool in pools]
-        self.rules = [_made(policy) if here else None for policy, here in zip(policies, mine, strict=True)]
+        self.rules: list[Any] = [_made(policy) if here else None for policy, here in zip(policies, mine, strict=True)]
         self.pairs = n // 2 if {"prefill", "decode"} & set(fleet.roles) else 0
         """Requests that have two records, of both sides of a hand-over; 0: each has one."""
         self.ids = np.arange(n) % (self.pairs or n or 1)
@@ -159,8 +158,8 @@ class Asked:
         with_objects = any(
             kind == OBJECTS for kind, rule in zip(self.kinds, self.rules, strict=True) if rule is not None
         )
-        self.views = views_of(requests, self.ids) if with_objects else []
         self.kind = {view_of(requests.dtype)}
+        self.views = views_of(next(iter(self.kind)), requests, self.ids) if with_objects else []
         self.waiting: list[dict[Any, None]] = [{} for _ in pools]
         self.running: list[dict[Any, None]] = [{} for _ in pools]
         self.beside: list[dict[Any, None]] = [{} for _ in pools]

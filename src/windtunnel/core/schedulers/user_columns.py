@@ -6,7 +6,7 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import carray, config, types
+from numba import config, types
 from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
@@ -106,6 +106,7 @@ def name_in_order(own: Any, waiting: int, running: int) -> tuple[int, int]:
 
 # Machine code.
 
+carray: Any = numba.carray  # type: ignore[attr-defined]
 MADE: dict[Any, Any] = {}
 """The machine code of functions, kept since its address may be."""
 
@@ -118,13 +119,15 @@ if config.DISABLE_JIT:  # type: ignore[attr-defined]
 else:
 
     @intrinsic
-    def pointer(context: Any, address: Any) -> Any:  # noqa: ARG001
+    def _pointer(context: Any, address: Any) -> Any:  # noqa: ARG001
         """What stands at an address."""
 
         def build(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
         return types.voidptr(types.int64), build
+
+    pointer: Any = _pointer
 
     @intrinsic
     def call_columns(context: Any, at: Any, now: Any, queue: Any, m: Any, runs: Any, k: Any, limits: Any) -> Any:  # noqa: ARG001
@@ -158,15 +161,15 @@ def address_of(function: Callable[..., Any], name: str) -> int:
 
 
 def _machine_code(function: Callable[..., Any]) -> Any:
-    asked, bounds = numba.from_dtype(REQUEST_COLUMNS), numba.from_dtype(LIMIT_COLUMNS)
     signature = types.int64(types.float64, *[types.int64] * 5)
 
     @numba.cfunc(signature)
     def schedule(now: float, queue: int, waiting: int, runs: int, running: int, limits: int) -> int:
         held = False
         try:
-            wait, run = carray(pointer(queue), (waiting,), asked), carray(pointer(runs), (running,), asked)
-            held = function(now, wait, run, carray(pointer(limits), (1,), bounds)[0])
+            wait = carray(pointer(queue), (waiting,), REQUEST_COLUMNS)
+            run = carray(pointer(runs), (running,), REQUEST_COLUMNS)
+            held = function(now, wait, run, carray(pointer(limits), (1,), LIMIT_COLUMNS)[0])
         except Exception:
             return -1
         return 1 if held else 0

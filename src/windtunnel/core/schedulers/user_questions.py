@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from windtunnel.core.blocks import blocks_of
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.records import NONE, Array, Lane, Pool, State
 from windtunnel.core.schedulers.user_asking import (
     ASKED,
     BLOCKS,
@@ -27,10 +30,7 @@ from windtunnel.core.schedulers.user_asking import (
     WHICH,
     call_python,
 )
-from windtunnel.core.blocks import blocks_of
 from windtunnel.core.schedulers.user_columns import call_columns, name_in_order, show
-from windtunnel.core.compiled import compiled, part
-from windtunnel.core.records import NONE, Array, Lane, Pool, State
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, context_of
 
 COUNTED, LEFT_OUT = 1, 2
@@ -104,12 +104,14 @@ def ask(state: State, pool: Pool, i: int) -> bool:
         return False
     numbers[ASKED] += 1
     lane.holding = 0
-    state.seats[i, NOW, : lane.top] = 0
+    seats = state.seats[i]
+    for seat in range(lane.top):
+        seats[NOW, seat] = 0
     now, kind = state.groups[lane.group].now, int(lane.asks)
     if kind == OBJECTS:
         answer = call_python(own.call[0], OBJECTS, i, now, gone, blocks)
     else:
-        show(lane, state.seats[i], state.requests, own, i, gone, blocks)
+        show(lane, seats, state.requests, own, i, gone, blocks)
         answer, at = -1, own.addresses
         if kind == MACHINE_CODE:
             answer = call_columns(own.functions[i], now, at[0], lane.waiting, at[1], seen, at[2])
@@ -143,8 +145,8 @@ def is_here(request: Any, i: int) -> bool:
 def find_fault(state: State, pool: Pool, i: int) -> None:
     """Look for a rule that the decision breaks, in the order in which it names requests."""
     lane, own = state.lanes[i], state.own
-    numbers, stamp, everyone = own.numbers, own.numbers[ASKED], lane.running - lane.leaving + lane.beyond + lane.waiting
-    free, places, budget = lane.free, pool.max_num_seqs - lane.running, pool.max_num_batched_tokens
+    numbers, stamp, free, places = own.numbers, own.numbers[ASKED], lane.free, pool.max_num_seqs - lane.running
+    everyone = lane.running - lane.leaving + lane.beyond + lane.waiting
     for k in range(numbers[EVICTED] - 1, -1, -1):
         request = state.requests[own.evict[k]]
         if not is_here(request, i) or request.evicted_at == stamp:
@@ -157,31 +159,33 @@ def find_fault(state: State, pool: Pool, i: int) -> None:
         if lane.evictions > EVICTIONS * everyone:
             wrong(numbers, FOR_EVER, own.evict[k], lane.evictions, 0)
             return
+    budget = pool.max_num_batched_tokens
     for k in range(numbers[NAMED]):
-        r, tokens = own.names[k], own.tokens[k]
-        if r >= len(state.requests):
-            wrong(numbers, ENDED, 0, 0, 0)
-            return
-        request = state.requests[r]
-        left = request.known - request.computed
+        request, tokens = state.requests[own.names[k]], own.tokens[k]
+        places -= not is_here(request, i)
         need = blocks_of(pool, request.computed + tokens) - request.blocks
-        what, value, limit = OK, tokens, 0
-        if request.evicted_at == stamp and request.lane == i:
-            what = EVICTED_TOO
-        elif tokens < 1 or tokens > left:
-            what, limit = TOKENS, left
-        elif tokens > budget:
-            what, limit = BUDGET, pool.max_num_batched_tokens
-        elif not is_here(request, i):
-            places -= 1
-            if request.lane != i or request.queued == 0:
-                what = ENDED
-            elif places < 0:
-                what, limit = SEATS, pool.max_num_seqs
+        what, limit = fault_of(pool, request, i, stamp, tokens, budget, places)
         if what == OK and need > free:
-            what, value, limit = BLOCKS, need, free
+            what, tokens, limit = BLOCKS, need, free
         if what != OK:
-            wrong(numbers, what, r, value, limit)
+            wrong(numbers, what, own.names[k], tokens, limit)
             return
         free -= need
         budget -= tokens
+
+
+@part
+def fault_of(pool: Pool, request: Any, i: int, stamp: int, tokens: int, budget: int, places: int) -> tuple[int, int]:
+    """(What is wrong with computing so many tokens of a request, the limit that they exceed)."""
+    left = request.known - request.computed
+    if request.evicted_at == stamp and request.lane == i:
+        return EVICTED_TOO, 0
+    if tokens < 1 or tokens > left:
+        return TOKENS, left
+    if tokens > budget:
+        return BUDGET, pool.max_num_batched_tokens
+    if is_here(request, i):
+        return OK, 0
+    if request.lane != i or request.queued == 0:
+        return ENDED, 0
+    return (OK, 0) if places >= 0 else (SEATS, pool.max_num_seqs)
