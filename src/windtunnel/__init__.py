@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from windtunnel.scenario.simulate import simulate
     from windtunnel.scenario.sweep import sweep
     from windtunnel.simulate.run import Run
+    from windtunnel.simulate.try_out import Ask, printing, step
     from windtunnel.workload import Workload, builtin, builtin_names, generate, load_trace
 
 _MODULES = {
@@ -52,12 +53,14 @@ _MODULES = {
     "scenario.simulate": ("simulate",),
     "scenario.sweep": ("sweep",),
     "simulate.run": ("Run",),
+    "simulate.try_out": ("Ask", "printing", "step"),
     "workload": ("Workload", "builtin", "builtin_names", "generate", "load_trace"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "SLO",
+    "Ask",
     "Bands",
     "Comparison",
     "Constraints",
@@ -93,9 +96,11 @@ __all__ = [
     "load_space",
     "load_trace",
     "model_names",
+    "printing",
     "search",
     "simulate",
     "spread",
+    "step",
     "summary",
     "summary_json",
     "sweep",

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
+from windtunnel.core.fleet import service
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Decision, Limits, RequestView, UserScheduler, VllmV1
 from windtunnel.policy.routing import LEAST_OUTSTANDING
+from windtunnel.policy.scaling import Failure
 from windtunnel.simulate.on_reference import run_policies
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, num_blocks=24, block_size=4)
@@ -145,6 +147,26 @@ def test_records_are_those_of_the_oracle(seed: int) -> None:
 @given(SEEDS)
 def test_records_are_those_of_the_oracle_at_length(seed: int) -> None:
     compare(seed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.sampled_from(["retry", "lost", "migrate"]))
+def test_replicas_that_fail_lose_what_they_have_in_the_oracle(seed: int, on_failure: str) -> None:
+    rng = np.random.default_rng(seed)
+    demand, fleet = (
+        demand_of(rng),
+        fleet_of(rng, partial(Chunking, bool(rng.integers(2)), bool(rng.random() < 0.4), seed)),
+    )
+    fleet = replace(fleet, lanes=(1,), lockstep=(False,), times=(tables(fleet.limits[0]),), on_failure=on_failure)
+    times = np.sort(rng.uniform(0.0, 30.0, 3)).tolist()
+    failures = [Failure(time, int(rng.integers(fleet.replicas[0])), float(rng.choice([0.5, 5.0]))) for time in times]
+    fleet = replace(fleet, failures=tuple(failures))
+    found, expected = (outcome(engine, fleet, demand) for engine in (service.run, run_policies))
+    if isinstance(found, str) or isinstance(expected, str):
+        assert found == expected
+    else:
+        assert found.lives == expected.lives
+        assert_equal(found, expected)
 
 
 class ShortestFirst:

@@ -144,6 +144,7 @@ class Asked:
         mine = [
             isinstance(policy, UserScheduler) and free > 0 for policy, free in zip(policies, lanes["free"], strict=True)
         ]
+        self.policies = policies
         self.limits = [fleet.limits[pool] for pool in pools]
         self.rules: list[Any] = [_made(policy) if here else None for policy, here in zip(policies, mine, strict=True)]
         self.pairs = n // 2 if {"prefill", "decode"} & set(fleet.roles) else 0
@@ -313,6 +314,22 @@ class Asked:
 
     def _error(self, text: str) -> InputError:
         return InputError(f"{_name(self.rules[self.lane])} at {self.now:.6g} s: {text}")
+
+    def know(self, waiting: range, running: range, ids: NDArray[np.int64]) -> None:
+        """These records wait, and these run, in the first lane, before anything was noted."""
+        self.ids = ids
+        for place, rows in ((self.waiting[0], waiting), (self.running[0], running)):
+            for one in self.views[rows.start : rows.stop]:
+                one.id, one.arrival = int(ids[one.row]), one.arrived
+                place[one] = None
+
+    def clear(self, i: int) -> None:
+        """A rank has failed: another one, made anew, has seen nothing."""
+        if self.rules[i] is None:
+            return
+        self._read()
+        self.rules[i] = _made(self.policies[i])
+        self.waiting[i], self.running[i], self.beside[i] = {}, {}, {}
 
     def end(self, state: Any) -> None:
         """Raise what was raised, the rule that a decision broke, or InputError for requests that were left."""
