@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from windtunnel.policy import Decision
     from windtunnel.scenario import Load, Scenario, Server, load_scenario
     from windtunnel.scenario.compare import compare
+    from windtunnel.scenario.grid import grid
     from windtunnel.scenario.simulate import simulate
     from windtunnel.scenario.sweep import sweep
     from windtunnel.simulate.run import Run
@@ -50,6 +51,7 @@ _MODULES = {
     "policy": ("Decision",),
     "scenario": ("Load", "Scenario", "Server", "load_scenario"),
     "scenario.compare": ("compare",),
+    "scenario.grid": ("grid",),
     "scenario.simulate": ("simulate",),
     "scenario.sweep": ("sweep",),
     "simulate.run": ("Run",),
@@ -90,6 +92,7 @@ __all__ = [
     "comparison_json",
     "device",
     "generate",
+    "grid",
     "load_devices",
     "load_model",
     "load_scenario",
