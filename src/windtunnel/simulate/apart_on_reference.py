@@ -15,7 +15,7 @@ from windtunnel.core.engine import Demand, Fleet, Floats
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import NONE, STALL, records
 from windtunnel.deployment.handover import Handover
-from windtunnel.policy import routing
+from windtunnel.policy import Own, routing
 from windtunnel.policy.named import Router
 from windtunnel.reference import handover as reference
 from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness
@@ -52,8 +52,9 @@ def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Hando
     for role, router in zip(SIDES, routers, strict=True):
         if router.number == routing.SCORED and any(fleet.lanes[pool] > 1 for pool in of_role(fleet, role)):
             names.add("a router that knows prefixes, and data-parallel ranks")
-    if rules.on_expiry == "recompute":
-        names.add("on_expiry=recompute")
+    asked = any(isinstance(policy, Own) for policy in fleet.policies)
+    if rules.on_expiry == "recompute" or (asked and rules.on_expiry != "wait"):
+        names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)
 
 
@@ -123,7 +124,7 @@ def numbers_of(fleet: Fleet, role: str) -> list[int]:
 def _choices(fleet: Fleet, demand: Demand, routers: tuple[Router, Router], uniforms: Floats) -> tuple[Choice, Choice]:
     """The routers of both sides, each with what it may see of its side."""
     second = replace(fleet, route_score=routers[1].route_score, routing=routers[1].routing)
-    unknown = replace(demand, hash_ids=None)  # no prompt is computed there, and so none is looked for
+    unknown = replace(demand, hash_ids=None, begins=None)  # no prompt is computed there, and so none is looked for
     sides = ((fleet, "prefill", demand), (second, "decode", unknown))
     found = [
         router_of(pools_of(whole, of_role(whole, role)), asked, router.number, numbers.tolist())
