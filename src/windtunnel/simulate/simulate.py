@@ -22,11 +22,9 @@ from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
-from windtunnel.policy import Limits, Own, Settings
+from windtunnel.policy import Limits, PythonScheduler, Settings, UserScheduler
 from windtunnel.policy.named import Router, Scheduler, find_router, find_scheduler
-from windtunnel.policy.own import NAME as OWN
 from windtunnel.policy.tiers import Tier
-from windtunnel.reference.custom import PythonScheduler
 from windtunnel.simulate.apart import (
     Sending,
     about_waits,
@@ -81,7 +79,7 @@ def simulate(
         tables: the batch-time tables of each pool where they are at hand; ``perf`` and ``cache`` then mean nothing.
         overheads: host work beyond that of the tables, and the client's path, whose clock then counts.
         policies: the scheduler of each pool where it is not the one of its engine.
-        scheduler: makes a scheduler in Python for each rank, instead of all these; it runs on the reference engine.
+        scheduler: makes a scheduler in Python for each rank, instead of all these; see ``policy.PythonScheduler``.
 
     Raises:
         InputError: the model does not fit, or a name is unknown.
@@ -148,7 +146,7 @@ def _record(
     """What happened, in the core or in the reference engine where it alone has the rules, and what to say of that."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
     beyond = beyond_the_tandem(fleet, routers, between[0].rules) if between else beyond_the_core(fleet)
-    slow = ", ".join(name for name in beyond if name != OWN)  # whoever writes a scheduler knows
+    slow = ", ".join(beyond)
     said = [f"{slow}: simulated by the reference engine, which takes its time"] * bool(slow)
     if beyond:
         require_known(fleet, beyond)
@@ -181,7 +179,7 @@ def _named(pool: Pool) -> Scheduler:
 
 
 def _scheduler_of(pool: Pool, found: Scheduler) -> Settings:
-    settings = Own(found, engine_scheduler(pool.engine)) if callable(found) else found
+    settings = UserScheduler(found, engine_scheduler(pool.engine)) if callable(found) else found
     return settings.with_stages(pool.engine.pipeline_parallel_size)
 
 
