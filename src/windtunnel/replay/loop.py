@@ -88,6 +88,7 @@ class Loop:
         seconds: Callable[[Time], float],
         depth: int = 1,
         tolerance: float = 0,
+        after: Callable[[], Record] | None = None,
     ) -> None:
         """
         Args:
@@ -99,10 +100,12 @@ class Loop:
             seconds: how times are written.
             depth: steps in flight.
             tolerance: by how much an arrival is seen too early.
+            after: what is recorded of the scheduler when a step's outcome has taken effect. Then a step's ``arrived``
+                are those since the decision before, if that was empty, too.
         """
         self.scheduler, self.recording, self.arrival = scheduler, recording, arrival
         self.duration, self.words, self.seconds = duration, words, seconds
-        self.depth, self.tolerance = depth, tolerance
+        self.depth, self.tolerance, self.after = depth, tolerance, after
         self.now = self.last_end = 0 * arrival[0]
         self.coming = self.number = 0
         self.flying: deque[tuple[Step, Record]] = deque()
@@ -142,6 +145,8 @@ class Loop:
             self.coming += 1
         decision = self.scheduler.schedule(self.now)
         if decision is None:
+            if self.after is not None:
+                self.arrived = []
             return False
         start = max(self.now, self.last_end)
         self.last_end = start + self.duration(decision)
@@ -162,7 +167,8 @@ class Loop:
         ignored = getattr(step.decision, "ignored", [])
         self.left -= {*finished, *ignored}
         self.fruitless = 0 if step.arrived or emitted or ignored else self.fruitless + 1
-        return record | {"emitted": self.recording.ids(emitted), "finished": self.recording.ids(finished)}
+        words = {"emitted": self.recording.ids(emitted), "finished": self.recording.ids(finished)}
+        return record | words | (self.after() if self.after is not None else {})
 
     def _goes_in_circles(self) -> bool:
         """Whether more steps went by in vain than there are tokens to compute: requests preempt each other for ever."""

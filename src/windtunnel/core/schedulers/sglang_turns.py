@@ -220,8 +220,9 @@ def fill_up(tree: Any, pool: Pool, lane: Lane, turns: MicroBatches, rounds: int)
             free += rounds * turns.batches[k].top
         for turn in range(lane.turn - rounds * pool.stages, lane.turn):
             decodes = turns.batches[lane.first_slot + turn % pool.stages].top
-            if free - lane.evictable < decodes:
-                evict(tree, lane, decodes)
+            short = decodes - (free - lane.evictable)
+            if short > 0:
+                evict(tree, lane, short if pool.newer else decodes)
             free -= decodes
 
 
