@@ -58,7 +58,7 @@ TREE_OF_LANE: Fields = [
 
 LRU, LFU, SLRU, PRIORITY, FIFO, FILO, MRU = range(7)
 EVICTION = {"lru": LRU, "lfu": LFU, "slru": SLRU, "priority": PRIORITY, "fifo": FIFO, "filo": FILO, "mru": MRU}
-"""Orders of eviction, by SGLang's names: the longest unused first; fewest hits; those with one hit before others; lowest
+"""Orders of eviction, by SGLang's names: the longest unused first; fewest hits; those with one hit first; lowest
 priority; oldest; newest; latest used."""
 PROTECTED_HITS = 2
 """From so many on a node is among those that ``SLRU`` evicts last."""

@@ -24,6 +24,8 @@ class EnginePreset:
     """``max_num_seqs`` itself is captured too."""
     lacks: tuple[str, ...] = ("watermark",)
     """Flags of newer versions of its scheduler."""
+    since: str = ""
+    """Release from which on its minor version is this; before, the preset before it stands for it."""
     scheduler: str = ""
     """Name of its scheduler among ``windtunnel.policy.PRESETS``; empty: its own."""
     enable_prefix_caching: bool = True
@@ -102,6 +104,20 @@ VLLM_0_6 = EnginePreset(
     deepep=False,
     before_v1=True,
 )
+SGLANG_0_5 = EnginePreset(
+    "sglang-0.5",
+    True,
+    True,
+    0.88,
+    graphs_prefill=False,
+    shares_memory=False,
+    since="0.5.22",
+    scheduler="sglang-0.5.23",
+    pipelines=(False,),
+    turns_stages_synchronous=True,
+)
+"""From 0.5.22 on nobody decodes past a declared length, and admission counts declared lengths whole. Releases from 0.5.1
+to 0.5.21 have neither of this: 0.4.6 stands for them, although by 0.5.5 a retraction keeps no margin."""
 TENSORRT_LLM = EnginePreset(
     "trtllm-1.0",
     async_scheduling=True,
@@ -147,17 +163,8 @@ PRESETS: dict[str, EnginePreset] = {
             scheduler="vllm-0.10",
         ),
         VLLM_0_6,
-        EnginePreset(
-            "sglang-0.5",
-            True,
-            True,
-            0.88,
-            graphs_prefill=False,
-            shares_memory=False,
-            scheduler="sglang-0.4.6",
-            pipelines=(False,),
-            turns_stages_synchronous=True,
-        ),
+        SGLANG_0_5,
+        replace(SGLANG_0_5, name="sglang-0.4.6", since="", scheduler=""),
         TENSORRT_LLM_0_11,
         TENSORRT_LLM,
         replace(TENSORRT_LLM, name="trtllm-1.1", launches_early=True),

@@ -121,7 +121,9 @@ class Scheduler(Lane):
             if most < 1:
                 raise InputError(f"declared_max_new_tokens={most}: must be null or a whole number ≥ 1")
             declared = [most] * len(rows)
-        super().__init__(rows, limits(config), policy(config, version), [row.arrival for row in rows], declared=declared)
+        super().__init__(
+            rows, limits(config), policy(config, version), [row.arrival for row in rows], declared=declared
+        )
         self.overlaps = not config["disable_overlap_schedule"]
         self.decided = False
         """A round was decided, and has not been launched."""

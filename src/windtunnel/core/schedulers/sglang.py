@@ -21,7 +21,7 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import equal_steps
 from windtunnel.core.log import write_step
 from windtunnel.core.pipeline import PIPE_OF_LANE, pipes
-from windtunnel.core.radix import EVICTION, LEFT, LRU, TREE_OF_LANE, evict, radix_tree, with_more_nodes
+from windtunnel.core.radix import EVICTION, LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
 from windtunnel.core.records import IDLE, IGNORED, NONE, PREFILL, QUEUED, ROWS, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers import sglang_turns
 from windtunnel.core.schedulers.sglang_admission import admit, places
@@ -333,9 +333,7 @@ def decode(state: State, own: Own, pool: Pool, lane: Lane, seats: Array) -> bool
             return False
         else:
             retract(own.tree, pool, lane, requests, seats, state.rows, own.scratch, own.fault)
-        if own.fault[0] or (
-            lane.top > 0 and not allocate_decodes(own.tree, own.fault, pool, lane, requests, seats)
-        ):
+        if own.fault[0] or (lane.top > 0 and not allocate_decodes(own.tree, own.fault, pool, lane, requests, seats)):
             return False
     if lane.top < before:
         lane.full = 0

@@ -1,5 +1,5 @@
-"""Which requests prefill in a round of SGLang's scheduler (0.4.6.post5: managers/schedule_policy.py, PrefillAdder; 0.5.23:
-the same, and managers/prefill_budget.py).
+"""Which requests prefill in a round of SGLang's scheduler (0.4.6.post5: managers/schedule_policy.py, PrefillAdder;
+0.5.23: the same, and managers/prefill_budget.py).
 
 Running requests reserve their remaining declared tokens × ratio, a candidate all that it declares. Decodes in the same
 batch take a token of all budgets each. From 0.5 on a request takes whole pages of them, and reserves a page more.
@@ -66,8 +66,8 @@ def open_budgets(pool: Pool, lane: Lane, seats: Array) -> None:
 
 @compiled
 def add(pool: Pool, lane: Lane, request: Request, seats: Array, r: int, tokens: int, start: float) -> int:
-    """Let a request compute so many tokens in this round; what becomes of the queue. For a prompt that goes on memory is
-    not checked."""
+    """Let a request compute so many tokens in this round; what becomes of the queue. For a prompt that goes on memory
+    is not checked."""
     cut, reserve = request.prompt + request.generated - request.context > tokens, request.declared
     if cut:
         lane.chunked, reserve = r, 0
@@ -89,8 +89,8 @@ def add(pool: Pool, lane: Lane, request: Request, seats: Array, r: int, tokens: 
 
 @part
 def go_on(pool: Pool, lane: Lane, requests: Array, seats: Array, start: float) -> None:
-    """Compute more of the prompt that is part-way: what the chunk has left, but no more than memory (0.5) unless that is
-    none; less where shorter prompts of the queue fit beside it (shortest-prefill-first)."""
+    """Compute more of the prompt that is part-way: what the chunk has left, but no more than memory (0.5) unless that
+    is none; less where shorter prompts of the queue fit beside it (shortest-prefill-first)."""
     r = lane.chunked
     request = requests[r]
     limit = chunk_left(pool, lane)
@@ -106,7 +106,12 @@ def go_on(pool: Pool, lane: Lane, requests: Array, seats: Array, start: float) -
 def beside_shorter(pool: Pool, lane: Lane, requests: Array, request: Request) -> int:
     """What is left of the chunk beside the first of the queue that are shorter than the rest of a prompt
     (``shortest_prefill_chunk_limit``)."""
-    budget, rest, reserved, r = chunk_left(pool, lane), request.prompt + request.generated - request.context, 0, lane.head
+    budget, rest, reserved, r = (
+        chunk_left(pool, lane),
+        request.prompt + request.generated - request.context,
+        0,
+        lane.head,
+    )
     if budget < 2 * pool.page:
         return budget
     while r != NONE:
@@ -206,8 +211,8 @@ def judge(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scra
 
 @part
 def first_part(pool: Pool, lane: Lane, request: Request) -> int:
-    """Tokens of a candidate that the round can compute: all, or as many as the chunk has left; a cut ends on a border of
-    pages (0.5), unless memory is followed to every end."""
+    """Tokens of a candidate that the round can compute: all, or as many as the chunk has left; a cut ends on a border
+    of pages (0.5), unless memory is followed to every end."""
     rest, left = request.prompt + request.generated - request.context, chunk_left(pool, lane)
     if not pool.newer or pool.exact_release:
         return min(rest, left)
@@ -233,9 +238,7 @@ def places(pool: Pool, lane: Lane, pipe: Any) -> int:
 
 
 @part
-def has_place(
-    own: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, r: int, most: int
-) -> bool:
+def has_place(own: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, r: int, most: int) -> bool:
     """Whether a candidate gets one of ``most`` seats, if need be that of one that makes way for it; sets full."""
     if lane.batch + lane.top >= most:
         lane.full = 1

@@ -1,5 +1,5 @@
-"""Memory of SGLang's scheduler, with or without the radix tree (0.4.6.post5: mem_cache/radix_cache.py, chunk_cache.py, and
-the allocations of schedule_batch.py; 0.5.23: mem_cache/allocation.py, allocator/base.py, unified_radix_cache.py).
+"""Memory of SGLang's scheduler, with or without the radix tree (0.4.6.post5: mem_cache/radix_cache.py, chunk_cache.py,
+and the allocations of schedule_batch.py; 0.5.23: mem_cache/allocation.py, allocator/base.py, unified_radix_cache.py).
 
 It is counted in tokens and handed out in pages: ``lane.free`` is a multiple of the page. A request holds the pages that
 its tokens have begun, less the whole pages that are in the tree.

@@ -1,9 +1,7 @@
-"""The order of SGLang's queue (0.4.6.post5 and 0.5.23: managers/schedule_policy.py, SchedulePolicy). It sorts for good: a
-queue keeps the order that one round gave it."""
+"""The order of SGLang's queue (0.4.6.post5 and 0.5.23: managers/schedule_policy.py, SchedulePolicy). It sorts for good:
+a queue keeps the order that one round gave it."""
 
 from typing import Any
-
-import numpy as np
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.radix import LRU, Tree, common, descend, renew
@@ -40,12 +38,10 @@ KEY, TIE = range(2)
 @part
 def order_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array) -> bool:
     """Give the queue this round's order; whether every request was looked up in the tree for it."""
-    short = lane.waiting <= MAX_MATCHED_QUEUE
-    by_tree = pool.order == DFS_WEIGHT or pool.order == SHORTEST_PREFILL
-    by_tree |= short and (pool.order == LPM or pool.order == HRRN)
-    by_tree &= pool.radix_cache != 0
-    by_priority = pool.by_priority and pool.order == FCFS
-    if by_tree or pool.order == LOF or by_priority:
+    by_tree = pool.radix_cache and pool.order not in (FCFS, LOF)
+    if pool.order in (LPM, HRRN):
+        by_tree &= lane.waiting <= MAX_MATCHED_QUEUE
+    if by_tree or pool.order == LOF or (pool.by_priority and pool.order == FCFS):
         sort_queue(tree, pool, lane, requests, scratch, keys, by_tree)
     if tree is not None and pool.newer and pool.radix_cache and lane.evicts == LRU and not by_tree:
         refresh(tree, lane, requests, scratch)
@@ -72,21 +68,9 @@ def refresh(tree: Tree, lane: Lane, requests: Array, scratch: Array) -> None:
 
 
 @compiled
-def sort_queue(
-    tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array, by_tree: bool
-) -> None:
+def sort_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array, by_tree: bool) -> None:
     """Sort the queue, equals in their order."""
-    count, r = 0, lane.head
-    while r != NONE:
-        scratch[QUEUE, count], keys[KEY, count], keys[TIE, count] = r, 0.0, 0.0
-        if pool.order == LOF:
-            keys[TIE, count] = -float(requests[r].declared)
-        if pool.by_priority:
-            keys[KEY, count] = -float(requests[r].urgency)
-            if pool.order == FCFS:
-                keys[TIE, count] = float(requests[r].joined)
-        count += 1
-        r = requests[r].next
+    count = list_queue(pool, lane, requests, scratch, keys)
     if tree is not None and by_tree:
         match_queue(tree, pool, lane, requests, scratch, keys, count)
     if tree is not None and pool.order == DFS_WEIGHT:
@@ -116,9 +100,23 @@ def sort_queue(
 
 
 @part
-def match_queue(
-    tree: Tree, pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array, count: int
-) -> None:
+def list_queue(pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array) -> int:
+    """Write down the queue, and its keys as far as no tree is needed; returns its length."""
+    count, r = 0, lane.head
+    while r != NONE:
+        scratch[QUEUE, count] = r
+        keys[KEY, count] = -float(requests[r].urgency) if pool.by_priority else 0.0
+        if pool.order == LOF:
+            keys[TIE, count] = -float(requests[r].declared)
+        else:
+            keys[TIE, count] = float(requests[r].joined) if pool.order == FCFS else 0.0
+        count += 1
+        r = requests[r].next
+    return count
+
+
+@part
+def match_queue(tree: Tree, pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array, count: int) -> None:
     """Keys by what is found in the tree; who shares a beginning with an earlier one that is not in the tree yet goes
     last."""
     others = 0

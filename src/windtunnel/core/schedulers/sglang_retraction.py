@@ -135,8 +135,8 @@ def abort(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows
 def make_way(
     tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, scratch: Array, r: int
 ) -> bool:
-    """Send back running requests that are less urgent than a candidate by more than a threshold, the least urgent first,
-    of equals the newest, until what they would have needed covers it; False, and none, if that is not enough.
+    """Send back running requests that are less urgent than a candidate by more than a threshold, the least urgent
+    first, of equals the newest, until what they would have needed covers it; False, and none, if that is not enough.
 
     They join the queue with ``requeue``, after the round: no candidate comes twice in one.
     """

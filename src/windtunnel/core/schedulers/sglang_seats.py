@@ -110,7 +110,10 @@ def leave_out_the_last(pool: Pool, lane: Lane, requests: Array, seats: Array) ->
         if ends == NEVER:
             last, held = seats[BEYOND, i] <= 1, request.filled
         else:
-            last, held = by_decode and ends == lane.clock + 1 and seats[BEYOND, i] == 0, request.prompt + request.output - 1
+            last, held = (
+                by_decode and ends == lane.clock + 1 and seats[BEYOND, i] == 0,
+                request.prompt + request.output - 1,
+            )
         if i < lane.top and last:
             request.left_out = 1
             lane.kv_tokens -= held

@@ -136,7 +136,7 @@ def step(
         count_released(group, state.lanes)
     if lane.turn % pool.stages == 0 and lane.empty >= pool.stages:
         lane.ratio = pool.init_ratio
-        if lane.empty >= 2 * pool.stages:
+        if lane.empty >= 2 * pool.stages and lane.interval_left == 0:
             lane.empty = 0
             return IDLE
     return STEPPED
@@ -167,12 +167,13 @@ def decay(pool: Pool, lane: Lane, rounds: int) -> None:
 def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
     """What the next rounds of all micro-batches have in common; see ``core.pipeline.equal_rounds``."""
     lane, turns = state.lanes[i], state.own.turns
-    if lane.chunked != NONE:
+    if lane.chunked != NONE or lane.interval_left > 0 or pool.page > 1:
         return 0, False
     rounds, joins, present = FOREVER, False, lane.turn % pool.stages
     for k in range(pool.stages):
         batch, slot = turns.batches[lane.first_slot + k], turns.pipe.slots[lane.first_slot + k]
-        if batch.batch > 0 or batch.ended > 0 or (lane.head != NONE and not (batch.full and batch.top > 0)):
+        closed = batch.full and batch.top > 0 and not pool.preempts
+        if batch.batch > 0 or batch.ended > 0 or (lane.head != NONE and not closed):
             return 0, False
         joins |= batch.full == 0 or batch.top == 0
         slot.decodes, slot.kv_tokens = batch.top, batch.kv_tokens
