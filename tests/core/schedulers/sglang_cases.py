@@ -32,8 +32,8 @@ class SglangCase:
 
 
 def small_case(seed: int) -> SglangCase:
-    """Either version; little memory, shared beginnings, every order, chunks mixed or not, pages, priorities, closed loops,
-    several replicas."""
+    """Either version; little memory, shared beginnings, every order, chunks mixed or not, pages, priorities, closed
+    loops, several replicas."""
     rng = np.random.default_rng(seed)
 
     def pick(*values: Any) -> Any:

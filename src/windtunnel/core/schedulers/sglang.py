@@ -21,7 +21,6 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import equal_steps
 from windtunnel.core.log import write_step
 from windtunnel.core.pipeline import PIPE_OF_LANE, pipes
-from windtunnel.core.radix import EVICTION, LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
 from windtunnel.core.records import IDLE, IGNORED, NONE, PREFILL, QUEUED, ROWS, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers import sglang_turns
 from windtunnel.core.schedulers.sglang_admission import admit, places
@@ -36,6 +35,7 @@ from windtunnel.core.schedulers.sglang_memory import (
     paged,
 )
 from windtunnel.core.schedulers.sglang_order import ORDERS
+from windtunnel.core.schedulers.sglang_radix import EVICTION, LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
 from windtunnel.core.schedulers.sglang_retraction import NO_SPACE_FOR_ONE, queue_up, retract
 from windtunnel.core.schedulers.sglang_seats import (
     BEYOND,

@@ -11,10 +11,10 @@ import numpy as np
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import pop_first
-from windtunnel.core.radix import lock, unlock
 from windtunnel.core.records import NONE, PREFILLING, Array, Lane, Pool, Request
 from windtunnel.core.schedulers.sglang_memory import look_up, paged
 from windtunnel.core.schedulers.sglang_order import SHORTEST_PREFILL, order_queue
+from windtunnel.core.schedulers.sglang_radix import lock, unlock
 from windtunnel.core.schedulers.sglang_retraction import make_way, requeue
 from windtunnel.core.schedulers.sglang_seats import BEYOND, MAX_ESTIMATED_NEW_TOKENS, expected_rest, left_of
 from windtunnel.core.seats import ENDS, NEVER, WHO, add_chunk

@@ -8,8 +8,20 @@ its tokens have begun, less the whole pages that are in the tree.
 from typing import Any
 
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.radix import LRU, Tree, credit, descend, evict, insert, lock, offer, part_at, renew, unlock
 from windtunnel.core.records import NONE, Array, Lane, Pool, Request
+from windtunnel.core.schedulers.sglang_radix import (
+    LRU,
+    Tree,
+    credit,
+    descend,
+    evict,
+    insert,
+    lock,
+    offer,
+    part_at,
+    renew,
+    unlock,
+)
 from windtunnel.core.schedulers.sglang_seats import held_by
 from windtunnel.core.seats import CONTEXT, ENDS, TOKENS, WHO
 

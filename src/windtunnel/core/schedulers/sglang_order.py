@@ -4,9 +4,9 @@ a queue keeps the order that one round gave it."""
 from typing import Any
 
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.radix import LRU, Tree, common, descend, renew
 from windtunnel.core.records import NONE, Array, Lane, Pool
 from windtunnel.core.schedulers.sglang_memory import look_up
+from windtunnel.core.schedulers.sglang_radix import LRU, Tree, common, descend, renew
 
 FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL = range(6)
 ORDERS = {
