@@ -116,8 +116,8 @@ SGLANG_0_5 = EnginePreset(
     pipelines=(False,),
     turns_stages_synchronous=True,
 )
-"""From 0.5.22 on nobody decodes past a declared length. Releases from 0.5.1 to 0.5.21 do: 0.4.6 stands for them, although
-by 0.5.5 a retraction keeps no margin."""
+"""From 0.5.22 on nobody decodes past a declared length. From 0.5.1 to 0.5.21 they do: 0.4.6 stands for those releases,
+although by 0.5.5 a retraction keeps no margin."""
 TENSORRT_LLM = EnginePreset(
     "trtllm-1.0",
     async_scheduling=True,

@@ -287,7 +287,7 @@ def prefill(state: State, own: Own, pool: Pool, lane: Lane, seats: Array, start:
     """Choose a batch of prompts, if any may be admitted; with mixed chunks the running requests share it."""
     if not may_prefill(own, pool, lane):
         return False
-    admit(own, pool, lane, state.requests, seats, state.rows, start)
+    admit(own.tree, own, pool, lane, state.requests, seats, state.rows, start)
     lane.part_way = lane.chunked
     if lane.batch == 0 or not allocate_prompts(own.tree, own.fault, pool, lane, seats):
         return False

@@ -250,9 +250,11 @@ def has_place(own: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, r
 
 
 @part
-def admit(own: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, start: float) -> None:
+def admit(
+    tree: Any, own: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, start: float
+) -> None:
     """Fill the round from the prompt that is part-way and the head of the queue; sets full and chunked."""
-    tree, most = own.tree, places(pool, lane, own.turns) + lane.top
+    most = places(pool, lane, own.turns) + lane.top
     open_budgets(pool, lane, seats)
     matched = order_queue(tree, pool, lane, requests, own.scratch, own.keys)
     if lane.chunked != NONE:
