@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 
@@ -43,7 +43,7 @@ class _Stand(metaclass=_AnyClass):
 class _Module(ModuleType):
     """A module with everything in it."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -89,6 +89,7 @@ class Loop:
         depth: int = 1,
         tolerance: float = 0,
         after: Callable[[], Record] | None = None,
+        idle_looks: int = 1,
     ) -> None:
         """
         Args:
@@ -102,10 +103,11 @@ class Loop:
             tolerance: by how much an arrival is seen too early.
             after: what is recorded of the scheduler when a step's outcome has taken effect. Then a step's ``arrived``
                 are those since the decision before, if that was empty, too.
+            idle_looks: how often an idle scheduler to which nothing comes any more is asked before it is stuck.
         """
         self.scheduler, self.recording, self.arrival = scheduler, recording, arrival
         self.duration, self.words, self.seconds = duration, words, seconds
-        self.depth, self.tolerance, self.after = depth, tolerance, after
+        self.depth, self.tolerance, self.after, self.idle_looks = depth, tolerance, after, idle_looks
         self.now = self.last_end = 0 * arrival[0]
         self.coming = self.number = 0
         self.flying: deque[tuple[Step, Record]] = deque()
@@ -134,7 +136,7 @@ class Loop:
                 self.now = max(self.now, self.arrival[self.coming])
                 looks = 0
             else:
-                self.stuck = looks > 1  # nothing has changed since it was asked before
+                self.stuck = looks > self.idle_looks  # nothing has changed since it was asked before
             self.stuck = self.stuck or self._goes_in_circles()
 
     def _launch(self) -> bool:

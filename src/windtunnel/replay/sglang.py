@@ -187,8 +187,8 @@ class Scheduler(Lane):
         check(self.stepper.state)
         self.decided = found
         sent_back = [r for r in self.waiting if r not in before]
-        decodes_alone = self.lane["chunks"] == 0
-        for r in sent_back if decodes_alone else []:
+        retracted = [r for r in sent_back if not self.columns[r]["made_way"]]
+        for r in retracted:
             self.retractions[r] += 1
         if not found:
             return None
@@ -201,9 +201,9 @@ class Scheduler(Lane):
         return Round(
             mode=("mixed" if decodes else "extend") if prompts else "decode",
             parts=prompts + decodes,
-            retracted=sent_back if decodes_alone else [],
+            retracted=retracted,
             chunked=self.chunked,
-            preempted=[] if decodes_alone else sorted(sent_back),
+            preempted=sorted(r for r in sent_back if self.columns[r]["made_way"]),
             aborted=[r for r in ran if self.columns[r]["state"] == IGNORED],
         )
 
@@ -276,6 +276,7 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
         seconds=seconds_of,
         depth=2 if scheduler.overlaps else 1,
         after=partial(_memory, scheduler) if newer else None,
+        idle_looks=3 if newer else 1,
     )
     yield from loop.records()
     if loop.stuck:

@@ -126,6 +126,7 @@ REQUEST_FIELDS: Fields = _integers(
     "node",  # where those before it end in the tree; locked from admission on
     "ends",  # the clock at its last token; NONE until its prompt has run
     "came",  # from another lane, and has not taken part in a round since
+    "made_way",  # when it was last sent back, it was for a more urgent one
     "left_out",  # its last token is in flight, and it is not among the running ones any more
     "entered",  # tokens of it that were put into the tree
     *("priority", "urgency"),  # as given; the larger the sooner

@@ -116,7 +116,7 @@ def send_back(
         lane.kv_tokens -= held
     take_back(tree, pool, lane, request, held, RETRACT_DECODE_STEPS * others)
     request.preemptions += 1
-    request.state = QUEUED
+    request.made_way, request.state = 0, QUEUED
 
 
 @part
@@ -167,7 +167,7 @@ def make_way(
             left -= 1
             lane.reserved -= expected_rest(pool, lane, seats, i)
             send_back(tree, pool, lane, requests, seats, rows, i, left)
-            requests[seats[WHO, i]].next = lane.preempted
+            requests[seats[WHO, i]].next, requests[seats[WHO, i]].made_way = lane.preempted, 1
             lane.preempted = seats[WHO, i]
             continue
         if kept < i:
