@@ -239,9 +239,7 @@ def beyond_the_core(fleet: Fleet) -> list[str]:
     names = {name for policy in fleet.policies for name in policy.beyond_the_core}
     if all(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
         names |= {name for policy in fleet.policies for name in unsupported(policy)}
-    names |= {"KV stores" for tiers in fleet.tiers if tiers}
-    names |= {"autoscaling"} if any(fleet.scaling) else set()
-    return sorted(names | ({"faults"} if fleet.failures else set()))
+    return sorted(names | {"KV stores" for tiers in fleet.tiers if tiers})
 
 
 def require_known(fleet: Fleet, wanted: list[str]) -> None:
@@ -340,7 +338,7 @@ def _replica_of(fleet: Fleet, pool: int, shelf: Shelf, replica: int) -> Replica:
     tiers = fleet.tiers[pool] if fleet.tiers else ()
     if not isinstance(policy, KNOWN):
         raise InputError(
-            f"{type(policy).__name__}: not simulated beside a scheduler that only the reference engine knows"
+            f"{type(policy).__name__}: not simulated together with a scheduler that only the reference engine knows"
         )
     policy.check(limits)
     ranks = [_scheduler(limits, policy, shelf.ports(tiers, pool, replica)) for _ in range(fleet.lanes[pool])]

@@ -36,6 +36,7 @@ from windtunnel.core.schedulers.sglang_memory import (
 )
 from windtunnel.core.schedulers.sglang_order import ORDERS
 from windtunnel.core.schedulers.sglang_radix import EVICTION, LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
+from windtunnel.core.schedulers.sglang_radix import clear as clear_tree
 from windtunnel.core.schedulers.sglang_retraction import NO_SPACE_FOR_ONE, queue_up, retract
 from windtunnel.core.schedulers.sglang_seats import (
     BEYOND,
@@ -46,7 +47,7 @@ from windtunnel.core.schedulers.sglang_seats import (
     leave_out_the_last,
     left_of,
 )
-from windtunnel.core.schedulers.sglang_turns import TURNS_OF_LANE, MicroBatches, decay, micro_batches, rest
+from windtunnel.core.schedulers.sglang_turns import TURNS_OF_LANE, MicroBatches, clear_turns, decay, micro_batches, rest
 from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
 from windtunnel.core.step import begin_boundary, depart, emit_first, nothing
 from windtunnel.errors import InputError
@@ -210,6 +211,16 @@ def set_pool(pool: Any, limits: Any, policy: Any) -> None:
     at_once = min(policy.min_free_slots_delay, limits.max_num_seqs)
     pool["slots_at_once"] = at_once if at_once > 1 else 0
     pool["looks"] = 2 + policy.prefill_decode_interval
+
+
+def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
+    """Lane ``i``, whose fields are again as before the run, has computed nothing."""
+    own, lane = state.own, state.lanes[i : i + 1]
+    if own.tree is not None:
+        clear_tree(own.tree, int(lane["root"][0]))
+    if own.turns is not None:
+        stages = int(state.pools["stages"][state.groups["pool"][lane["group"][0]]])
+        clear_turns(state, own.turns, lane, i, stages)
 
 
 def with_more_room(own: Own) -> Own:
