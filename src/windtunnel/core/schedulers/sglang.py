@@ -79,7 +79,7 @@ POOL_FIELDS: Fields = [
         "mixed",
         "exact_release",
         "ignore_eos",
-        *("by_priority", "preempts", "preemption_threshold", "retracts_by_priority"),
+        *("by_priority", "low_first", "preempts", "preemption_threshold", "retracts_by_priority"),
         "most_prompts",  # requests of a prefill round
         *("interval", "interval_from"),  # rounds without prompts after one with them, from so many running requests on
         "slots_at_once",  # seats that have to be free before new prompts run beside others
@@ -130,7 +130,7 @@ REQUEST_FIELDS: Fields = _integers(
     "made_way",  # when it was last sent back, it was for a more urgent one
     "left_out",  # its last token is in flight, and it is not among the running ones any more
     "entered",  # tokens of it that were put into the tree
-    *("priority", "urgency"),  # as given; the larger the sooner
+    "priority",
     "joined",  # when it joined the queue, by the number of those before it
     "processed",  # prompt tokens that had been computed then
     "looked",  # known tokens when it was last looked at
@@ -171,8 +171,6 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     requests["node"], requests["name"] = NONE, np.arange(len(requests))
     if demand.priority is not None:
         requests["priority"] = demand.priority
-    low_first = any(policy.schedule_low_priority_values_first for policy in fleet.policies)
-    requests["urgency"] = -requests["priority"] if low_first else requests["priority"]
     seats = int(pools["max_num_seqs"].max())
     turns: MicroBatches | None = None
     lanes["table"] = np.arange(len(lanes))
@@ -202,7 +200,10 @@ def set_pool(pool: Any, limits: Any, policy: Any) -> None:
     pool["stages"], pool["micro_batch"] = policy.pipeline_parallel_size, policy.micro_batch(limits)
     for name in ("async_scheduling", "max_prefill_tokens", "radix_cache", "exact_release", "ignore_eos"):
         pool[name] = getattr(policy, name)
-    pool["by_priority"] = policy.enable_priority_scheduling
+    pool["by_priority"], pool["low_first"] = (
+        policy.enable_priority_scheduling,
+        policy.schedule_low_priority_values_first,
+    )
     pool["preempts"] = policy.enable_priority_scheduling and not policy.disable_priority_preemption
     pool["preemption_threshold"] = policy.priority_scheduling_preemption_threshold
     pool["retracts_by_priority"] = policy.retraction_policy == "priority"

@@ -7,6 +7,7 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Lane, Pool
 from windtunnel.core.schedulers.sglang_memory import look_up
 from windtunnel.core.schedulers.sglang_radix import LRU, Tree, common, descend, renew
+from windtunnel.core.schedulers.sglang_seats import urgency
 
 FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL = range(6)
 ORDERS = {
@@ -105,7 +106,7 @@ def list_queue(pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Ar
     count, r = 0, lane.head
     while r != NONE:
         scratch[QUEUE, count] = r
-        keys[KEY, count] = -float(requests[r].urgency) if pool.by_priority else 0.0
+        keys[KEY, count] = -float(urgency(pool, requests[r])) if pool.by_priority else 0.0
         if pool.order == LOF:
             keys[TIE, count] = -float(requests[r].declared)
         else:

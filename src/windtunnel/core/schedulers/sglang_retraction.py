@@ -15,6 +15,7 @@ from windtunnel.core.schedulers.sglang_seats import (
     held_by,
     left_of,
     move,
+    urgency,
 )
 from windtunnel.core.seats import ENDS, NEVER, WHO
 from windtunnel.core.step import depart
@@ -85,16 +86,16 @@ def sort_seats(pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: A
     they were."""
     for i in range(lane.top):
         r, ends, beyond = seats[WHO, i], seats[ENDS, i], seats[BEYOND, i]
-        urgency = requests[r].urgency if pool.retracts_by_priority else 0
+        first = urgency(pool, requests[r]) if pool.retracts_by_priority else 0
         key = (int(requests[r].declared - left_of(lane, seats, i)) << 32) - int(requests[r].prompt)
         at = i
         while at > 0 and (
-            scratch[PREEMPTED, at - 1] < urgency or (scratch[PREEMPTED, at - 1] == urgency and scratch[0, at - 1] < key)
+            scratch[PREEMPTED, at - 1] < first or (scratch[PREEMPTED, at - 1] == first and scratch[0, at - 1] < key)
         ):
             scratch[0, at], scratch[PREEMPTED, at] = scratch[0, at - 1], scratch[PREEMPTED, at - 1]
             move(seats, at - 1, at)
             at -= 1
-        scratch[0, at], scratch[PREEMPTED, at] = key, urgency
+        scratch[0, at], scratch[PREEMPTED, at] = key, first
         seats[WHO, at], seats[ENDS, at], seats[BEYOND, at] = r, ends, beyond
 
 
@@ -149,9 +150,12 @@ def make_way(
             chosen = False
             for k in range(count):
                 chosen |= scratch[PREEMPTED, k] == i
-            if not chosen and (worst < 0 or goes_before(requests, seats, i, worst)):
+            if not chosen and (worst < 0 or goes_before(pool, requests, seats, i, worst)):
                 worst = i
-        if worst < 0 or candidate.urgency - requests[seats[WHO, worst]].urgency <= pool.preemption_threshold:
+        if (
+            worst < 0
+            or urgency(pool, candidate) - urgency(pool, requests[seats[WHO, worst]]) <= pool.preemption_threshold
+        ):
             break
         scratch[PREEMPTED, count] = worst
         count += 1
@@ -178,10 +182,11 @@ def make_way(
 
 
 @part
-def goes_before(requests: Array, seats: Array, i: int, other: int) -> bool:
+def goes_before(pool: Pool, requests: Array, seats: Array, i: int, other: int) -> bool:
     """Whether a seat's request makes way before another's."""
     a, b = requests[seats[WHO, i]], requests[seats[WHO, other]]
-    return a.urgency < b.urgency or (a.urgency == b.urgency and a.joined > b.joined)
+    first, second = urgency(pool, a), urgency(pool, b)
+    return first < second or (first == second and a.joined > b.joined)
 
 
 @part

@@ -20,6 +20,12 @@ def left_of(lane: Lane, seats: Array, i: int) -> int:
 
 
 @part
+def urgency(pool: Pool, request: Request) -> int:
+    """The larger the sooner."""
+    return -request.priority if pool.low_first else request.priority
+
+
+@part
 def expected_rest(pool: Pool, lane: Lane, seats: Array, i: int) -> float:
     """Tokens that the request of a seat is expected to need still: what it has declared, times a ratio that falls while
     decoding goes well; all of it where every request declares its true length (0.5)."""
@@ -116,6 +122,8 @@ def leave_out_the_last(pool: Pool, lane: Lane, requests: Array, seats: Array) ->
             )
         if i < lane.top and last:
             request.left_out = 1
+            if ends != NEVER:
+                request.generated, request.last_token = request.output - 1, max(request.last_token, lane.last_decode)
             lane.kv_tokens -= held
             continue
         if kept < i:
