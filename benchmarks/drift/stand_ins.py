@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import MagicMock
 
 
@@ -43,8 +43,6 @@ class _Stand(metaclass=_AnyClass):
 class _Module(ModuleType):
     """A module with everything in it."""
 
-    __path__: ClassVar[list[str]] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -75,8 +73,10 @@ class StandIns(Loader, MetaPathFinder):
         return ModuleSpec(fullname, self, is_package=True) if replaces else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """An empty one."""
-        return _Module(spec.name)
+        """An empty one, which is a package."""
+        module = _Module(spec.name)
+        module.__path__ = []
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """There is nothing to run."""

@@ -76,8 +76,9 @@ class Engine(Scheduler):
         return bool(row["generated"] == row["output"])
 
 
-def engine(*asks: Ask, later: tuple[Ask, ...] = (), version: str = "sglang-0.4.6", **settings: object) -> Engine:
-    """An engine in whose queue ``asks`` wait; those of ``later`` may arrive."""
+def engine(*asks: Ask, later: tuple[Ask, ...] = (), **settings: object) -> Engine:
+    """An engine in whose queue ``asks`` wait; those of ``later`` may arrive. ``version``: sglang-0.4.6 if not given."""
+    version = str(settings.pop("version", "sglang-0.4.6"))
     plain: dict[str, object] = {"max_total_tokens": 1000, "disable_radix_cache": True}
     made = Engine([*asks, *later], plain | settings, version)
     made.arrive(*(one.name for one in asks))
