@@ -25,29 +25,38 @@ from windtunnel.core.records import IDLE, IGNORED, NONE, PREFILL, QUEUED, ROWS, 
 from windtunnel.core.schedulers import sglang_turns
 from windtunnel.core.schedulers.sglang_admission import admit, places
 from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage
-from windtunnel.core.schedulers.sglang_fields import LANE_FIELDS, POOL_FIELDS, REQUEST_FIELDS, set_pool
 from windtunnel.core.schedulers.sglang_memory import (
+    BEYOND,
+    NO_SPACE_FOR_ONE,
     allocate_decodes,
     allocate_prompts,
+    close_up,
+    drop_ended,
     due,
     give_back,
+    held_by,
+    join_prefilled,
     keep,
+    leave_out_the_last,
+    left_of,
     make_room,
     paged,
+    queue_up,
+    retract,
 )
 from windtunnel.core.schedulers.sglang_radix import EVICTION, LEFT, evict, radix_tree, with_more_nodes
 from windtunnel.core.schedulers.sglang_radix import clear as clear_tree
-from windtunnel.core.schedulers.sglang_retraction import NO_SPACE_FOR_ONE, queue_up, retract
-from windtunnel.core.schedulers.sglang_seats import (
-    BEYOND,
-    close_up,
-    drop_ended,
-    held_by,
-    join_prefilled,
-    leave_out_the_last,
-    left_of,
+from windtunnel.core.schedulers.sglang_turns import (
+    LANE_FIELDS,
+    POOL_FIELDS,
+    REQUEST_FIELDS,
+    MicroBatches,
+    clear_turns,
+    decay,
+    micro_batches,
+    rest,
+    set_pool,
 )
-from windtunnel.core.schedulers.sglang_turns import MicroBatches, clear_turns, decay, micro_batches, rest
 from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
 from windtunnel.core.step import begin_boundary, depart, emit_first, nothing
 from windtunnel.errors import InputError
