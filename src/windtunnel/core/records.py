@@ -26,10 +26,11 @@ Request = Any
 NONE = -1
 """The index of no request."""
 
-QUEUED, PREFILLING, GONE, REFUSED, ADMITTED, IGNORED, SWAPPED, ROUTED_AHEAD = range(8)
+QUEUED, PREFILLING, GONE, REFUSED, ADMITTED, IGNORED, SWAPPED, ROUTED_AHEAD, AGAIN, AT_DOOR = range(10)
 """States of a request. GONE: it has ended; REFUSED: when it arrived; ADMITTED: may be sent in a closed loop; IGNORED:
 refused by the scheduler later; SWAPPED: its blocks are on the host;
-ROUTED_AHEAD: its replica is chosen, and waits for KV from another one. What a running request does, its seat says."""
+ROUTED_AHEAD: its replica is chosen, and waits for KV from another one; AGAIN: it is sent to another replica than
+before; AT_DOOR: it waits until there is one. What a running request does, its seat says."""
 
 Fields = list[tuple[str, type[np.generic]]]
 
@@ -96,6 +97,7 @@ LANE: Fields = [
         "released",  # requests that left exactly at the group's now
         "released_ghosts",  # the ghosts among them
         "left",  # the first of them, linked by next
+        "free_before",  # blocks that were free before they left, or the step was decided after which they did
         "rank",  # index of the lane in its replica
         "group",
         "seen_waiting",  # what vLLM's data-parallel balancer last saw
@@ -175,9 +177,13 @@ whether anything follows when a request leaves a lane; whether routers look at h
 everything; whether vLLM's balancer is asked; the next group to look at; the groups that have to decide up to the
 loop's ``until`` are those from ASKED to before LAST."""
 
-LOOKED_AT, HANDED, HALTS, NUM_CLOCKS = range(4)
+LOOKED_AT, HANDED, HALTS, SENT, NUM_CLOCKS = range(5)
 """Entries of ``State.clocks``: the last look of vLLM's balancer; when the request being delivered is handed to its
-lane; where equal steps end in any case, because something outside the loop happens then."""
+lane; where equal steps end in any case, because something outside the loop happens then; when requests are sent again,
+which did not arrive then."""
+
+LANES, IN_PLAY, QUEUE_HEAD, QUEUE_TAIL = range(4)
+"""Entries of ``Play.counts``: sessions in play at most, and now; the two ends of the queue of the others."""
 
 MIXED, PREFILL, DECODE = range(3)
 """Roles of a pool."""
@@ -202,6 +208,36 @@ def attributes(array: NDArray[Any]) -> NDArray[Any]:
     return array.view(np.recarray) if config.DISABLE_JIT else array  # type: ignore[attr-defined]
 
 
+class Waits(NamedTuple):
+    """Which requests wait for which."""
+
+    left: Array
+    """[n] requests that each still waits for."""
+    first: Array
+    """[n + 1] where those that wait for each begin in ``rows``."""
+    rows: Array
+
+
+class Play(NamedTuple):
+    """The sessions, of which only some are in play; empty where any number may be."""
+
+    session: Array
+    """[n] of each request; NONE: none."""
+    left: Array
+    """[sessions] requests that have not ended."""
+    first: Array
+    """[sessions + 1] where those of its requests that come by the clock, but for the first, begin in ``rows``."""
+    rows: Array
+    delays: Array
+    """When each of these comes, in seconds after the session's first."""
+    heads: Array
+    """[sessions] the first request."""
+    next: Array
+    """[sessions] the next one in the queue; the session itself: it has its place."""
+    counts: Array
+    """[4] of LANES, IN_PLAY, QUEUE_HEAD and QUEUE_TAIL."""
+
+
 class State(NamedTuple):
     """Everything that a simulation reads and writes, as flat arrays."""
 
@@ -222,8 +258,8 @@ class State(NamedTuple):
     """[NUM_CLOCKS] of LOOKED_AT, HANDED and HALTS."""
     uniforms: Array
     """[n] random numbers of the random router."""
-    follow: Array
-    """[n] the next request of the same session."""
+    waits: Waits
+    play: Play
     think_time: Array
     """[n] seconds between a request and the end of the one before in its session."""
     turnaround: Array
@@ -232,6 +268,8 @@ class State(NamedTuple):
     """Heap of future arrivals of the closed loop, as (time, request)."""
     gate: Array
     """[n] queue of requests that wait for a place in flight: the next of each."""
+    there: Array
+    """The replicas that take requests, in order."""
     routing: Any
     """core.routing.Routing, or None where the router keeps nothing."""
     own: Any

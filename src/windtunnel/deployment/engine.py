@@ -8,6 +8,8 @@ from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError, unknown
 
 ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
+STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+DECODES_ALONE = "FULL_DECODE_ONLY"
 POLICIES = ("fcfs", "priority")
 GATHERED = "allgather_reducescatter"
 """Every rank sees the tokens of all, and the sums of its experts are scattered."""
@@ -76,7 +78,7 @@ class Engine:
     quantization: str | None = None
     """``fp8`` quantises a 16-bit model while it is loaded; else it must be the checkpoint's own method."""
     enable_prefix_caching: bool | None = field(default=None, metadata=SCHEDULING)
-    """Share full blocks of equal beginnings, and keep those of ended requests until their place is needed."""
+    """Share full blocks of equal prefixes, and cache finished requests' blocks until evicted."""
     enable_chunked_prefill: bool | None = field(default=None, metadata=SCHEDULING)
     """A prompt may be computed in several steps."""
     num_gpu_blocks_override: int | None = None
@@ -86,25 +88,39 @@ class Engine:
     enforce_eager: bool = False
     """No CUDA graphs."""
     disable_custom_all_reduce: bool = False
-    """NCCL adds up what GPUs share instead of the engine's own kernel."""
+    """Use NCCL for all-reduces instead of the engine's own kernel."""
     watermark: float = field(default=0.0, metadata=SCHEDULING)
-    """Share of the blocks that stays free when a request is admitted."""
+    """Share of the blocks that must stay free when a request is admitted."""
     scheduler_reserve_full_isl: bool | None = field(default=None, metadata=SCHEDULING)
     """Admit a prompt only when blocks for all of it are free."""
     scheduling_policy: str = field(default="fcfs", metadata=SCHEDULING)
     """``fcfs``, or ``priority``: the lowest number first, and the highest is preempted first."""
     long_prefill_token_threshold: int = field(default=0, metadata=SCHEDULING)
-    """Most tokens that one request computes in a step, so that long prompts leave room to others; 0: no such limit."""
+    """Most tokens that one request computes in a step, so that long prompts leave room for others; 0: no limit."""
     scheduler: str | None = None
-    """Another scheduler than the engine's: a name of ``windtunnel list schedulers``, with settings of its own as in
+    """A scheduler other than the engine's: a name of ``windtunnel list schedulers``, with its own settings as in
     ``sarathi:chunk=512``, or one of yours, ``./mine.py:MyScheduler``."""
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     """Token counts captured as CUDA graphs."""
     num_speculative_tokens: int = 0
     """Tokens that a draft (a multi-token prediction layer) proposes in each step; 0: no speculative decoding."""
     acceptance_length: float | None = None
-    """Tokens that a step yields in the mean with speculation, the one that is always right included. Progress is exact
-    in expectation; that it varies is not simulated."""
+    """Mean tokens per step with speculation, including the verified token. Progress is exact
+    in expectation; its variance is not simulated."""
+    cudagraph_mode: str | None = None
+    """``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches with prompts, too;
+    None: as the engine does."""
+    mamba_ssm_cache_dtype: str = "auto"
+    """Of the states of recurrent layers: ``auto`` (as the checkpoint says), ``float32``, ``bfloat16``, ``float16``."""
+    low_precision_combine: bool = False
+    """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
+    ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""
+    scheduler_recv_interval: int = 1
+    """Steps of decodes from one look at new requests to the next (SGLang's flag of that name)."""
+    stream_interval: int = 1
+    """Tokens of a streamed event, after the first token."""
+    api_server_count: int = 1
+    """Processes that take requests in and make tokens of texts, beside the engine's; the client's clock sees them."""
     kernel_version: str | None = None
     """Version of the engine in the kernel database whose timings are wanted; None: the nearest to the preset's."""
 
@@ -114,6 +130,14 @@ class Engine:
             object.__setattr__(self, "quantization", None)
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
             self._require_integer(name, 1)
+        for name in ("scheduler_recv_interval", "stream_interval", "api_server_count"):
+            self._require_integer(name, 1)
+        for name, value, known in (
+            ("cudagraph_mode", self.cudagraph_mode, (None, DECODES_ALONE)),
+            ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
+        ):
+            if value not in known:
+                raise unknown(name, str(value), [each for each in known if each])
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._require_integer(name, 1, optional=True)
         self._check_sizes()

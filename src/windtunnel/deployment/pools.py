@@ -13,20 +13,23 @@ from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import effective_model, resolve_engine
 from windtunnel.deployment.store import Store
 from windtunnel.errors import InputError, unknown
-from windtunnel.hardware import Device
-from windtunnel.model import Model
+from windtunnel.hardware import Device, device
+from windtunnel.model import Model, load_model
 from windtunnel.model.spec import stages
 from windtunnel.policy.scaling import Autoscale, Failure, Faults
 
 ROLES = ("mixed", "prefill", "decode")
 """A pool computes whole requests, or their prompts up to the first token, or what follows; see ``core.apart``."""
 MOST_REPLICAS = 4096
-"""Each has tables of its own for the requests that run."""
+"""Each has its own tables for the requests that run."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Equal replicas of one engine. The engine is resolved, and the model takes the engine's dtype and quantisation."""
+    """Equal replicas of one engine. The engine is resolved, and the model takes the engine's dtype and quantisation.
+
+    Model and device may be given by their names: ``Pool("Qwen/Qwen3-8B", "h100")``.
+    """
 
     model: Model
     device: Device
@@ -44,6 +47,9 @@ class Pool:
             raise InputError(f"replicas={self.replicas}: must be ≤ {MOST_REPLICAS:,}, the most that are simulated")
         if self.role not in ROLES:
             raise unknown("role", self.role, ROLES)
+        for name, known in (("model", load_model), ("device", device)):
+            given: Any = getattr(self, name)
+            object.__setattr__(self, name, known(given) if isinstance(given, str) else given)
         object.__setattr__(self, "engine", resolve_engine(self.engine, self.model, self.device))
         object.__setattr__(self, "model", effective_model(self.model, self.device, self.engine))
 
@@ -74,7 +80,7 @@ class Pool:
         if decides_late(self.engine):
             found.append(
                 f"{chosen.name} decides on a step while the one before it runs; here it decides when that one has "
-                "ended, and only its host work runs beside the GPU"
+                "ended, and only its host work runs alongside the GPU"
             )
         if self.engine.enable_dbo and self.engine.backend == "vllm":
             found.append(
@@ -117,7 +123,7 @@ def stage_pools(pool: Pool) -> tuple[Pool, ...]:
 
 
 def _require_alike(pool: Pool, other: Pool) -> None:
-    """Raise InputError where KV cannot be handed over between two pools."""
+    """Raise InputError where KV cannot be transferred between two pools."""
     kinds = ("model", "block_size", "kv_cache_dtype")
     layouts = [
         (one.model.name, one.engine.resolved("block_size"), one.model.resolve_kv_cache_dtype(one.engine.kv_cache_dtype))
@@ -125,7 +131,7 @@ def _require_alike(pool: Pool, other: Pool) -> None:
     ]
     for name, value, wanted in zip(kinds, *layouts, strict=True):
         if value != wanted:
-            raise InputError(f"{name}={value} and {wanted}: KV is handed over only between pools where it is the same")
+            raise InputError(f"{name}={value} and {wanted}: KV is transferred only between pools where it is the same")
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ class Deployment:
     """When replicas fail."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pools", tuple(self.pools))
+        object.__setattr__(self, "pools", (self.pools,) if isinstance(self.pools, Pool) else tuple(self.pools))
         if not self.pools:
             raise InputError("pools=(): a deployment needs at least one pool")
         roles = sorted({pool.role for pool in self.pools})
@@ -161,7 +167,7 @@ class Deployment:
                 raise InputError("a link between pools, but a hand-over without a transfer: name one, such as 'pull'")
         elif self.handover != Handover() or not self.link.free or self.decode_router:
             raise InputError(
-                "link, handover, decode_router: nothing is handed over between mixed pools; leave them out"
+                "link, handover, decode_router: nothing is transferred between mixed pools; leave them out"
             )
 
         if self.scaling or self.faults:

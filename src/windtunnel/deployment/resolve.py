@@ -17,6 +17,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLP, Model, MoE, Quantization
 from windtunnel.model.layers import Layer
+from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import VOCAB_PADDING, layers_of_stages
 
 OF_PRESET = ("gpu_memory_utilization", "async_scheduling", "enable_prefix_caching", "scheduler_reserve_full_isl")
@@ -98,6 +99,8 @@ def effective_model(model: Model, device: Device, engine: Engine) -> Model:
     """
     if engine.dtype != "auto":
         model = model.with_dtype(ENGINE_DTYPES[engine.dtype])
+    if engine.mamba_ssm_cache_dtype != "auto":
+        model = model.with_state_bytes(DTYPE_BYTES[engine.mamba_ssm_cache_dtype])
     stored, asked = model.quantization, engine.quantization
     if asked and stored and not {each.method for each in stored.formats} <= SAME_METHOD.get(asked, {asked}):
         raise InputError(
@@ -373,7 +376,7 @@ def _require_splitting(engine: Engine, chosen: EnginePreset) -> None:
         raise InputError(f"enable_dbo: not simulated for {chosen.name}; use preset='vllm-0.32', or leave it out")
     if engine.all2all_backend == GATHERED:
         raise InputError(
-            f"enable_dbo with all2all_backend={GATHERED!r}: only DeepEP's exchange runs beside other kernels; use "
+            f"enable_dbo with all2all_backend={GATHERED!r}: only DeepEP's exchange runs alongside other kernels; use "
             f"all2all_backend={LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}"
         )
     if given and chosen.backend == "sglang":

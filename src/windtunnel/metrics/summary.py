@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.deployment import SLO
+from windtunnel.deployment import SLO, limits_of
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.gaps import token_gaps
 from windtunnel.metrics.handed import first_token_parts, moved_bytes
@@ -58,10 +58,17 @@ class Summary:
     preemptions: int
     prefix_cache_hit_rate: float
     """Share of the prompts' tokens that were found in the prefix cache; NaN if no request was admitted."""
+    prompt_tokens: int
+    """Of the requests that were admitted."""
+    cached_tokens: int
+    """Those of them that were found in the prefix cache."""
+    reuse: Mapping[str, int]
+    """Where it is known what prompts share, tokens found in the whole run: ``history`` (earlier prompts of the same
+    session), ``answers`` (what the server answered in it) and ``others`` (prompts of others, as a system prompt)."""
     stores: Mapping[str, float]
     """By name: share of the prompts' tokens of the whole run that came from a store of KV, a part of those found."""
     lives: Mapping[str, Any]
-    """Where replicas start, stop or fail, of the whole run: ``replicas_paid`` and ``replicas_up`` in the mean,
+    """Where replicas start, stop or fail, of the whole run: ``replicas_paid`` and ``replicas_up`` on average,
     ``unserved_s`` without any, counts of ``starts``, ``failures``, ``retries`` and ``lost`` requests."""
     usage: Usage
     pools: tuple[PoolUsage, ...]
@@ -108,12 +115,20 @@ class Summary:
         return float(f"{self.usage.cost_usd * 3600 / self.window.seconds:.12g}") if self.window.seconds > 0 else NAN
 
 
-def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, steps: Steps | None = None) -> Summary:
+def summary(
+    run: Run,
+    slo: SLO | Mapping[str, float] | None = None,
+    *,
+    exclude_warmup: bool = False,
+    steps: Steps | None = None,
+) -> Summary:
     """Summarise a run.
 
-    ``slo`` gives the limits for goodput, attainment and verdicts. ``exclude_warmup`` leaves warm-up and drain out, see
+    ``slo`` gives the limits for goodput, attainment and verdicts, in seconds: an ``SLO``, or ``{"ttft": 0.3, "tpot":
+    0.05}``. ``exclude_warmup`` leaves warm-up and drain out, see
     ``measured_window``. ``steps`` is the unrolled log, if the caller has it already.
     """
+    slo = limits_of(slo) if isinstance(slo, Mapping) else slo
     steps = steps or unroll(run)
     window = measured_window(run.requests, steps.end, exclude_warmup)
     requests, metrics = run.requests, request_metrics(run.requests)
@@ -125,6 +140,7 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
     good = good_requests(metrics, requests.status == FINISHED, slo)
     total, wait = int(arrived.sum()), waits(requests, window.end)[arrived]
     used, shares = usage(steps, window), time_share(steps)
+    admitted = arrived & ~np.isnan(requests.scheduled)
     pools = run.manifest["pools"]
     return Summary(
         window=window,
@@ -141,7 +157,10 @@ def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, s
         verdicts=verdicts(latencies, slo),
         max_wait=float(np.nanmax(wait)) if (~np.isnan(wait)).any() else NAN,
         preemptions=int(requests.preemptions[arrived].sum()),
-        prefix_cache_hit_rate=_hit_rate(requests, arrived & ~np.isnan(requests.scheduled)),
+        prefix_cache_hit_rate=_hit_rate(requests, admitted),
+        prompt_tokens=int(requests.prompt_tokens[admitted].sum()),
+        cached_tokens=int(requests.cached_tokens[admitted].sum()),
+        reuse=dict(run.manifest.get("reuse", {})),
         stores=_store_rates(run),
         lives=_lives(run),
         usage=used,
@@ -219,6 +238,10 @@ def summary_json(result: Summary) -> dict[str, Any]:
             },
             "preemptions": result.preemptions,
             "prefix_cache_hit_rate": result.prefix_cache_hit_rate,
+            "prompt_tokens": result.prompt_tokens,
+            "cached_tokens": result.cached_tokens,
+            "generated_cached_tokens": result.reuse.get("answers", 0),
+            **({"reuse": dict(result.reuse)} if result.reuse else {}),
             **({"stores": dict(result.stores)} if result.stores else {}),
             **({"lives": dict(result.lives)} if result.lives else {}),
             "time_share": {source: result.time_share[source] for source in SOURCES},
@@ -231,7 +254,7 @@ def summary_json(result: Summary) -> dict[str, Any]:
 
 
 def _of_pools(result: Summary) -> dict[str, Any]:
-    """What the document of several pools has beside that of one."""
+    """What the document of several pools has next to that of one."""
     found: dict[str, Any] = {"pools": pools_json(result.pools)} if len(result.pools) > 1 else {}
     if result.ttft_parts:
         parts = {name: values.statistics() for name, values in result.ttft_parts.items()}
@@ -331,8 +354,8 @@ def _modelled(shares: Mapping[str, float]) -> list[str]:
     if not shares["modelled"] > MOSTLY_MODELLED:
         return []
     return [
-        f"{shares['modelled']:.0%} of the batch time is modelled, not measured: this device, model or engine lacks "
-        "kernel data, and results are less certain (windtunnel explain shows which operators)"
+        f"{shares['modelled']:.0%} of step time is estimated, not measured: there is no kernel data for it (windtunnel "
+        "explain shows the operators)"
     ]
 
 

@@ -33,12 +33,22 @@ class SearchResult:
     reused: int
     """Simulations found in the store."""
     seconds: float
+    undecided: int = 0
+    """Candidates that a search did not come to before it was stopped."""
+    could_be: float | None = None
+    """The best score that one of them could have; None where nothing is known about them."""
+    by_headroom: bool = False
+    """Whether of equal scores the one comes first that uses its tightest limit least; else the first of the space."""
 
     @property
     def ranking(self) -> tuple[Entry, ...]:
         """The best candidates with exact scores, best first, as many as were asked for."""
         exact = [entry for entry in self.entries.values() if entry.status == "exact" and entry.step is not None]
-        return tuple(sorted(exact, key=lambda entry: (-entry.promise, entry.index))[: self.top])
+        return tuple(sorted(exact, key=self._place)[: self.top])
+
+    def _place(self, entry: Entry) -> tuple[float, float, int]:
+        used = entry.held.stretch if self.by_headroom and entry.held else 0.0
+        return -entry.promise, used, entry.index
 
     @property
     def best(self) -> Entry | None:
@@ -72,6 +82,7 @@ class SearchResult:
                 "trials": self.trials,
                 "reused": self.reused,
                 "seconds": self.seconds,
+                "undecided": self.undecided,
                 "ranking": [self._row(entry) for entry in self.ranking],
             }
         )

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.plan.elimination import Entry
-from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said
@@ -22,6 +21,8 @@ SHORT = {
     "enable_expert_parallel": "EP",
     "max_num_seqs": "seqs",
     "max_num_batched_tokens": "tokens",
+    "quantization": "weights",
+    "kv_cache_dtype": "KV",
 }
 """Axes by their short names."""
 
@@ -120,7 +121,6 @@ def slices(answer: SearchResult, surveyed: Sequence[Surveyed]) -> dict[str, Any]
         "statistics": ["mean", "p50", "p90", "p95", "p99"],
         "slo": _asked(answer),
         "found": [_found(answer, entry) for entry in answer.ranking],
-        "target": answer.objective.rate if isinstance(answer.objective, LeastForRate) else None,
         "configurations": [_configuration(answer, one) for one in surveyed],
     }
 

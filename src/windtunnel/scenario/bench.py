@@ -105,6 +105,8 @@ def _jobs(matrix: Matrix) -> tuple[dict[tuple[str, ...], list[Job]], dict[tuple[
 
 
 def _jobs_of(scenario: Scenario, matrix: Matrix, loads: dict[tuple[Any, int], Workload]) -> Iterator[Job]:
+    if matrix.endpoint is not None:  # whose answers the client cannot send back as tokens
+        scenario = replace(scenario, load=replace(scenario.load, answers="recorded"))
     deployment = scenario.deployment()
     require_names(deployment)
     for pool in deployment.pools:
@@ -202,7 +204,7 @@ def _measured(
     measured: Measured,
     told: Callable[[str], None],
 ) -> list[Row]:
-    """What the server at the endpoint did under each load; kept, too, under the load and the endpoint."""
+    """What the server at the endpoint did under each load; kept as well, under the load and the endpoint."""
     found: dict[tuple[str, ...], Row] = {}
     for case in matrix.cases:
         names = matrix.load_names(case)

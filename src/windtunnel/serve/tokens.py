@@ -76,6 +76,10 @@ class FileTokenizer:
         found: Sequence[int] = self._reader.encode(text, add_special_tokens=False).ids
         return found
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        return str(self._reader.decode(list(tokens), skip_special_tokens=False))
+
 
 def block_names(tokens: Sequence[int], block_size: int, secret: bytes) -> tuple[int, ...]:
     """A name for each full block: equal for equal text up to its end, and of no use without the secret."""
@@ -102,13 +106,13 @@ class SeededWords:
         self._key = blake2b(prompt, salt=seed.to_bytes(16, signed=True)).digest()
 
     def numbers(self, first: int, wanted: int) -> bytes:
-        """Those of so many words, from a token on."""
+        """Those of this many words, from a token on."""
         part, skipped = divmod(first, 64)
         parts = (blake2b(here.to_bytes(8), key=self._key).digest() for here in count(part))
         return b"".join(islice(parts, -(-(skipped + wanted) // 64)))[skipped : skipped + wanted]
 
     def after(self, taken: int) -> Iterator[str]:
-        """The words after so many."""
+        """The words after this many."""
         for first in count(taken, 64):
             for number in self.numbers(first, 64):
                 yield BY_NUMBER[number]

@@ -45,10 +45,12 @@ TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefi
 def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Handover) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
     names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
+    names |= {"autoscaling"} if any(fleet.scaling) else set()
+    names |= {"faults"} if fleet.failures else set()
     if any(router.number in (routing.SCORED, routing.SESSION_AFFINITY) for router in routers):
         names.add("routers that remember")
     if routers[1].number == routing.ROUTE_SCORE and routers[1] is not routers[0]:
-        names.add("decode_router of your own")
+        names.add("your own decode_router")
     if rules.on_expiry != "wait":
         names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)
@@ -118,9 +120,9 @@ def numbers_of(fleet: Fleet, role: str) -> list[int]:
 
 
 def _choices(fleet: Fleet, demand: Demand, routers: tuple[Router, Router], uniforms: Floats) -> tuple[Choice, Choice]:
-    """The routers of both sides, each with what it may see of its own."""
+    """The routers of both sides, each with what it may see of its side."""
     second = replace(fleet, route_score=routers[1].route_score, routing=routers[1].routing)
-    unknown = replace(demand, hash_ids=None)  # no prompt is computed there, and so none is looked for
+    unknown = replace(demand, hash_ids=None, begins=None)  # no prompt is computed there, and so none is looked for
     sides = ((fleet, "prefill", demand), (second, "decode", unknown))
     found = [
         router_of(pools_of(whole, of_role(whole, role)), asked, router.number, numbers.tolist())

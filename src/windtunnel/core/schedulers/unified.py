@@ -14,7 +14,7 @@ from windtunnel.core import step as steps
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.hooks import HOOKS, address, call_token_budget
 from windtunnel.core.jump import FOREVER, equal_steps
-from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, equal_rounds, pipes
+from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, clear_pipe, equal_rounds, pipes
 from windtunnel.core.queues import HOST_OF_LANE
 from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers.unified_seats import (
@@ -25,6 +25,7 @@ from windtunnel.core.schedulers.unified_seats import (
     add_prefill,
     admit,
     asked_block,
+    balance,
     blocks_with,
     bring_back,
     can_return,
@@ -169,6 +170,14 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         ends=np.zeros((len(lanes), pools["max_num_seqs"].max() if looks_ahead else 0), dtype=np.int64),
         pipe=pipes(fleet, lanes) if piped else None,
     )
+
+
+def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
+    """Lane ``i``, whose fields are again as before the run, has computed nothing."""
+    state.own.ends[i] = 0
+    if state.own.pipe is not None:
+        lane: Any = state.lanes[i : i + 1]
+        clear_pipe(state.own.pipe, lane, int(state.pools["stages"][state.groups["pool"][lane["group"][0]]]))
 
 
 def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:
@@ -367,22 +376,6 @@ def finish(state: State, pool: Pool, i: int, end: float) -> bool:
     if lane.chunks > 0:
         end_chunks(state, pool, lane, seats, own.ends[i], own.pipe, end)
     return False
-
-
-@part
-def balance(pool: Pool, group: Group, lanes: Array) -> None:
-    """While all ranks decode, none admits before each has a prompt waiting, or ``balance_timeout`` steps have passed
-    (TensorRT-LLM, ``_balance_adp_requests`` of pyexecutor/py_executor.py)."""
-    first, last = group.first_lane, group.first_lane + group.num_lanes
-    together, decoding = True, True
-    for i in range(first, last):
-        together &= lanes[i].waiting > lanes[i].on_host
-        decoding &= lanes[i].decodes > 0
-    unbalanced = 0 if together else lanes[first].unbalanced + 1
-    due = unbalanced >= pool.balance_timeout or not decoding
-    lanes[first].unbalanced = 0 if due else unbalanced
-    for i in range(first, last):
-        lanes[i].held = 0 if together or due else 1
 
 
 @part

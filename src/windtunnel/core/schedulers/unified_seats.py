@@ -113,6 +113,22 @@ def is_open(pool: Pool, lane: Lane, requests: Array) -> bool:
     return is_long_enough(pool, lane) or (pool.reschedule_interval > 1 and lane.clock >= lane.opens_at_clock)
 
 
+@part
+def balance(pool: Pool, group: Group, lanes: Array) -> None:
+    """While all ranks decode, none admits before each has a prompt waiting, or ``balance_timeout`` steps have passed
+    (TensorRT-LLM, ``_balance_adp_requests`` of pyexecutor/py_executor.py)."""
+    first, last = group.first_lane, group.first_lane + group.num_lanes
+    together, decoding = True, True
+    for i in range(first, last):
+        together &= lanes[i].waiting > lanes[i].on_host
+        decoding &= lanes[i].decodes > 0
+    unbalanced = 0 if together else lanes[first].unbalanced + 1
+    due = unbalanced >= pool.balance_timeout or not decoding
+    lanes[first].unbalanced = 0 if due else unbalanced
+    for i in range(first, last):
+        lanes[i].held = 0 if together or due else 1
+
+
 # Memory.
 
 

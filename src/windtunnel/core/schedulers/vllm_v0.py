@@ -36,6 +36,7 @@ from windtunnel.core.records import (
 )
 from windtunnel.core.schedulers import vllm_v0_passes as passes
 from windtunnel.core.schedulers.vllm_v0_blocks import DEVICE, HELD_BY_REQUEST, UNKNOWN, free, prefix_cache, wanted
+from windtunnel.core.schedulers.vllm_v0_blocks import clear as clear_cache
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -61,7 +62,7 @@ TIMES = ("delay_factor", "swap_latency", "swap_seconds_per_block")
 """Fields of VllmV0 that a pool has, too."""
 
 POOL_FIELDS: Fields = [
-    *((name, np.int64) for name in (*SETTINGS, "watermark_blocks", "hash_block_size")),
+    *((name, np.int64) for name in (*SETTINGS, "watermark_blocks")),
     ("by_priority", np.int64),
     ("prompt_limit", np.int64),  # a prompt, or chunk, with more tokens is ignored
     ("long_threshold", np.int64),  # a prompt with more tokens left is long
@@ -136,7 +137,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
             raise InputError("prefix_caching: must be the same for all pools with vLLM's v0 scheduler")
         for name in (*SETTINGS, *TIMES):
             pool[name] = getattr(policy, name)
-        pool["watermark_blocks"], pool["hash_block_size"] = policy.watermark_blocks(limits), demand.hash_block_size
+        pool["watermark_blocks"] = policy.watermark_blocks(limits)
         pool["by_priority"] = policy.admission_order == "priority" and not policy.chunked_prefill
         pool["prompt_limit"], pool["long_threshold"] = policy.prompt_limit(limits), policy.long_threshold(limits)
         pool["patience"] = patience(limits)
@@ -150,6 +151,12 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     if fleet.policies[0].prefix_caching:
         cache = prefix_cache(counts, min(limits.block_size for limits in fleet.limits), demand, requests)
     return Own(attributes(records(1, FAILURE)), cache)
+
+
+def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
+    """Lane ``i``, whose fields are again as before the run, has computed nothing."""
+    if state.own.cache is not None:
+        clear_cache(state.own.cache, i, (int(state.lanes["free"][i]), int(state.lanes["cpu_free"][i])))
 
 
 def check(state: State, names: Sequence[str] | None = None) -> None:
