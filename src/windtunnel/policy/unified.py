@@ -113,8 +113,8 @@ class Policy(Settings):
     """Try the next waiting request when one does not fit (InferMax's loop); otherwise all wait behind it (vLLM)."""
     batching: Batching = "continuous"
     """When the queue is open: in every step (Orca); or when none runs, until the batch decodes for the first time
-    (FasterTransformer); or the same, but only a full batch, or one whose head has waited (Triton's dynamic
-    batching)."""
+    (FasterTransformer; in a pipeline each step in flight has its own batch); or the same, but only a full batch, or one
+    whose head has waited (Triton's dynamic batching)."""
     max_queue_delay: float = 0.0
     """Seconds that the head waits for a full batch with dynamic batching (Triton's max_queue_delay_microseconds)."""
     reschedule_interval: int = 1
@@ -366,10 +366,17 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
         (_in_a_pipeline(name, value), f"{name}={value!r}: not simulated in a pipeline; use another, or one stage")
         for name, value in (
             ("preemption", "swap"),
-            ("allocation", "look_ahead"),
-            ("batching", "static"),
             ("batching", "dynamic"),
         )
+    ),
+    (
+        _in_a_pipeline("allocation", "look_ahead"),
+        "allocation='look_ahead': LightLLM, whose rule it is, runs in one stage, and so does Vidur's; use "
+        "allocation='prompt_and_output' with stages",
+    ),
+    (
+        lambda p: p.pipeline_parallel_size > 1 and p.batching == "static" and p.chunked_prefill,
+        "batching='static': in a pipeline a batch is what one step admits, whole prompts; use chunked_prefill=false",
     ),
 )
 """Combinations that make no scheduler, and what to do about them."""

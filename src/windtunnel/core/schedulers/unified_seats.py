@@ -101,7 +101,7 @@ def is_open(pool: Pool, lane: Lane, requests: Array) -> bool:
     waiting = lane.waiting - lane.on_host
     if lane.held or waiting == 0 or pool.max_num_seqs - lane.running < min(pool.prefills_together, waiting):
         return False
-    if pool.batching != CONTINUOUS and not lane.forming:
+    if pool.batching != CONTINUOUS and (lane.decodes > 0 if pool.stages > 1 else not lane.forming):
         return False
     if lane.running == 0:
         return lane.started >= opens(pool, lane, requests)

@@ -14,6 +14,7 @@ from windtunnel.core.log import write_stall
 from windtunnel.core.pipeline import Pipe, context_of, last_token_of, shortest_rounds, turn_of
 from windtunnel.core.records import NONE, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers.unified_seats import (
+    CONTINUOUS,
     count_decode,
     decodes_now,
     goes_after,
@@ -191,7 +192,7 @@ def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
         decodes = pipe.slots[k].decodes
         taken = decodes if pool.mixed and not pool.prefill_first else 0
         left = min(pool.max_num_batched_tokens - taken, pool.max_num_prefill_tokens)
-        closed = decodes > 0 and not (pool.mixed or pool.prefill_first)
+        closed = decodes > 0 and (pool.batching != CONTINUOUS or not (pool.mixed or pool.prefill_first))
         if closed or left <= 0 or (pool.mixed and decodes >= pool.places):
             continue
         if head_tokens(pool, lane, state.requests, state.own.ends[i], left, 0) != 0:
