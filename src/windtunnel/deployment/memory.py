@@ -20,7 +20,7 @@ from windtunnel.deployment import Engine, Pool, preset, resolve_engine
 from windtunnel.deployment.resolve import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
-from windtunnel.model import MLA, Model, MoE
+from windtunnel.model import MLA, CompressedAttention, Model, MoE
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import stages
@@ -159,7 +159,11 @@ def _requests_with_state(model: Model, engine: Engine, available: int) -> int:
 
 
 def _state_bytes(model: Model, engine: Engine) -> int:
-    """Bytes of the state of one request that decodes; vLLM keeps that of compressed attention in whole blocks."""
+    """Bytes of the state of one request that decodes; vLLM keeps that of compressed attention in whole blocks. With a
+    share of its own for windows, they are no part of it."""
+    if engine.swa_full_tokens_ratio is not None:
+        whole = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
+        return whole - sum(length * each for length, each in _windows(model, engine))
     return _held_bytes(model, engine, 1) or model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
 
 
@@ -229,6 +233,8 @@ def _network_elements(model: Model, engine: Engine, layer: Layer) -> float:
 
 def _pool_of_blocks(model: Model, engine: Engine, available: int) -> tuple[int, int, int]:
     """(blocks, bytes of a block, bytes set aside for windows) for this much memory."""
+    if engine.swa_full_tokens_ratio is not None:
+        return _shared_with_windows(model, engine, available, engine.swa_full_tokens_ratio)
     size, tp = engine.resolved("block_size"), engine.tensor_parallel_size
     every = size * model.kv_bytes_per_token(engine.kv_cache_dtype, tp)
     full = [(count, layer) for count, layer in model.layers if not layer.window]
@@ -242,6 +248,31 @@ def _pool_of_blocks(model: Model, engine: Engine, available: int) -> tuple[int, 
     windows = engine.resolved("max_num_seqs") * _window_bytes(model, engine, with_chunk=False)
     hybrid = (max(available - windows, 0) // full_bytes, full_bytes, windows)
     return hybrid if hybrid[0] > uniform[0] else uniform
+
+
+def _windows(model: Model, engine: Engine) -> list[tuple[int, int]]:
+    """(tokens of the window, bytes of a token in it) of the layers of compressed attention."""
+    dtype = model.resolve_kv_cache_dtype(engine.kv_cache_dtype)
+    return [
+        (layer.attention.local_window, layer.attention.entry_bytes(dtype))
+        for count, layer in model.layers
+        if isinstance(layer.attention, CompressedAttention)
+        for _ in range(count)
+    ]
+
+
+def _shared_with_windows(model: Model, engine: Engine, available: int, ratio: float) -> tuple[int, int, int]:
+    """As ``_pool_of_blocks``, where layers with a window have room for a share of the tokens of the others
+    (``set_num_tokens_hybrid_swa`` in sglang/srt/model_executor of 0.5)."""
+    size, tp = engine.resolved("block_size"), engine.tensor_parallel_size
+
+    def bytes_of(windowed: bool) -> int:
+        part = tuple((count, layer) for count, layer in model.layers if bool(layer.window) == windowed)
+        return replace(model, layers=part).kv_bytes_per_token(engine.kv_cache_dtype, tp) if part else 0
+
+    windows = bytes_of(True) + sum(each for _, each in _windows(model, engine))
+    block = int(size * (bytes_of(False) + ratio * windows))
+    return (available // block if block else UNBOUNDED), block, 0
 
 
 def _window_bytes(model: Model, engine: Engine, with_chunk: bool) -> int:

@@ -48,6 +48,7 @@ OF_FRONT = {
     "scheduler_recv_interval": 1,
     "api_server_count": 1,
     "mamba_ssm_cache_dtype": "auto",
+    "swa_full_tokens_ratio": None,
 }
 """Settings of SGLang with a value, and what needs no flag."""
 FP8 = {ours: theirs for theirs, ours in SHORT.items()}
