@@ -55,6 +55,15 @@ def test_a_smaller_share_for_windows_leaves_more_tokens() -> None:
     assert many_blocks.block_bytes - few_blocks.block_bytes == pytest.approx(more, abs=1)
 
 
+def test_copies_of_experts_take_memory() -> None:
+    """32 copies over 8 ranks: 4 experts of each of 48 layers on every GPU, 3 · 2048 · 768 numbers of 2 bytes each."""
+    engine: dict[str, Any] = {"data_parallel_size": 8, "enable_expert_parallel": True}
+    with_copies = kv_blocks(pool("Qwen/Qwen3-30B-A3B", num_redundant_experts=32, **engine))
+    without = kv_blocks(pool("Qwen/Qwen3-30B-A3B", **engine))
+    assert with_copies.weight_bytes - without.weight_bytes == 4 * 48 * 3 * 2048 * 768 * 2
+    assert with_copies.num_blocks < without.num_blocks
+
+
 def test_graphs_of_decodes_alone_leave_prompts_outside() -> None:
     alone, both = (pool("Qwen/Qwen3-8B", cudagraph_mode=mode) for mode in ("FULL_DECODE_ONLY", None))
     assert (axes(alone).mixed_graph_tokens, axes(both).mixed_graph_tokens) == (0, axes(both).graph_tokens)

@@ -110,6 +110,8 @@ class Engine:
     cudagraph_mode: str | None = None
     """``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches with prompts, too;
     None: as the engine does."""
+    num_redundant_experts: int = 0
+    """Copies of experts beside the experts themselves, in memory: choices fall evenly here anyway."""
     swa_full_tokens_ratio: float | None = None
     """Tokens that layers with a window have room for, for each that those without have (SGLang's flag of that name);
     None: their windows are set aside for every request that runs."""
@@ -181,6 +183,7 @@ class Engine:
         ):
             if value not in known:
                 raise unknown(name, str(value), [each for each in known if each])
+        self._require_integer("num_redundant_experts", 0)
         ratio = self.swa_full_tokens_ratio
         if ratio is not None and not (isfinite(ratio) and 0 < ratio <= 1):
             raise InputError(f"swa_full_tokens_ratio={ratio}: must be > 0 and ≤ 1")

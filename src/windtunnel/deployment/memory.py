@@ -121,7 +121,7 @@ def _drafting(model: Model, engine: Engine) -> Model:
 
 def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     tp, dp, expert_parallel = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
-    weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
+    weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp) + _copies(model, engine)
     activations = _activation_bytes(model, engine)
     together = tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)
     reserve = RESERVE + (COLLECTIVES if together > 1 else 0)
@@ -187,6 +187,16 @@ def _available(device: Device, engine: Engine, weights: int, activations: int, r
     if engine.backend == "sglang":
         return int(device.usable_memory_bytes * share) - weights - reserve
     return int((device.usable_memory_bytes - weights - activations - reserve) * share)
+
+
+def _copies(model: Model, engine: Engine) -> int:
+    """Bytes of copies of experts (``ep_num_redundant_experts`` of SGLang, ``num_redundant_experts`` of vLLM)."""
+    if not (engine.num_redundant_experts and engine.enable_expert_parallel):
+        return 0
+    each = -(-engine.num_redundant_experts // (engine.tensor_parallel_size * engine.data_parallel_size))
+    layers = [(count, layer.mlp) for count, layer in model.layers if isinstance(layer.mlp, MoE)]
+    numbers = sum(count * mlp.expert_parameters(model.hidden_size) for count, mlp in layers)
+    return int(each * numbers * model.bytes_per_weight("experts"))
 
 
 def _absorbed_bytes(model: Model, tp: int) -> int:

@@ -116,6 +116,7 @@ def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> Non
             f"experts in {parts} groups of slices: whole ones on each of {gpus} GPUs stand for it"
         )
     engine["enable_expert_parallel"] = True if parts > 1 else None
+    engine["num_redundant_experts"] = asked.integer("ep-num-redundant-experts")
     if backend == "deepep" and ranks > 1:
         engine["all2all_backend"] = MODES.get(asked.text("deepep-mode") or "auto", AUTO)
     elif backend not in ("", "none"):
