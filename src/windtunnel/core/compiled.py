@@ -55,15 +55,23 @@ class Linked(JITCodeLibrary):
     """The code of an entry."""
 
     def finalize(self) -> None:
-        """Link what is called from here, directly or not, optimise it, and make machine code of it."""
+        """Link what is called from here, directly or not, optimise it, and make machine code of it.
+
+        Callers come before what they call: LLVM leaves out what nothing refers to when it is linked.
+        """
         found: dict[Any, None] = {}
-        ahead = list(self._linking_libraries)
+        ahead = [(self, iter(list(self._linking_libraries)))]
         while ahead:
-            library = ahead.pop()
-            if library not in found:
-                found[library] = None
-                ahead += library._linking_libraries if isinstance(library, Unoptimised) else ()
-        self._linking_libraries = list(found)
+            library, called = ahead[-1]
+            following = next((each for each in called if each not in found), None)
+            if following is not None:
+                inner = following._linking_libraries if isinstance(following, Unoptimised) else ()
+                ahead.append((following, iter(list(inner))))
+                continue
+            found[library] = None
+            ahead.pop()
+        del found[self]
+        self._linking_libraries = list(reversed(found))
         super().finalize()
 
 

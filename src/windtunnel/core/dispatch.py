@@ -31,7 +31,13 @@ from numpy.typing import NDArray
 from windtunnel.core.compiled import INNER, part
 from windtunnel.core.records import Fields, Group, Lane, Pool, State, attributes
 
-SCHEDULERS = {"VllmV1": "vllm", "VllmV0": "vllm_v0", "Policy": "unified", "Sglang": "sglang"}
+SCHEDULERS = {
+    "VllmV1": "vllm",
+    "VllmV0": "vllm_v0",
+    "Policy": "unified",
+    "Sglang": "sglang",
+    "UserScheduler": "user",
+}
 """Name of the class of a scheduler's settings in ``policy`` → its module in ``core.schedulers``, imported when it runs.
 Only names stand here, so that an edit of one scheduler leaves what is compiled for the others as it is."""
 
