@@ -24,7 +24,7 @@ from windtunnel.core.pipeline import pipes
 from windtunnel.core.records import IDLE, IGNORED, NONE, PREFILL, QUEUED, ROWS, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers import sglang_turns
 from windtunnel.core.schedulers.sglang_admission import admit, places
-from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage
+from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage, unstage
 from windtunnel.core.schedulers.sglang_memory import (
     BEYOND,
     NO_SPACE_FOR_ONE,
@@ -61,7 +61,17 @@ from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
 from windtunnel.core.step import begin_boundary, depart, emit_first, nothing
 from windtunnel.errors import InputError
 
-__all__ = ["LANE_FIELDS", "POOL_FIELDS", "REQUEST_FIELDS", "join", "let_go", "may_stage", "occupied", "stage"]
+__all__ = [
+    "LANE_FIELDS",
+    "POOL_FIELDS",
+    "REQUEST_FIELDS",
+    "join",
+    "let_go",
+    "may_stage",
+    "occupied",
+    "stage",
+    "unstage",
+]
 
 SEATS_OF_STAGES = True
 """Each stage of a pipeline has a table of seats."""

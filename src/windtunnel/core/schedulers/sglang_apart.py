@@ -51,6 +51,12 @@ def stage(state: State, pool: Pool, i: int, r: int) -> None:
 
 
 @part
+def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Take that memory back."""
+    lane.free += paged(pool, state.requests[r].prompt + state.requests[r].generated - 1)
+
+
+@part
 def join(state: State, pool: Pool, i: int, r: int) -> None:  # noqa: ARG001 - as in every scheduler
     """Let a request, whose KV is in the lane's memory, decode from the next round on."""
     lane, seats, request = state.lanes[i], state.seats[i], state.requests[r]

@@ -69,7 +69,7 @@ def clear_turns(state: State, turns: MicroBatches, lane: NDArray[Any], i: int, s
     batches: Any = turns.batches[first : first + stages]
     batches[:] = np.zeros(1, dtype=batches.dtype)
     batches["next_end"], batches["part_way"] = NEVER, NONE
-    clear_pipe(turns.pipe, lane, stages)
+    clear_pipe(state, turns.pipe, i)
     behind = len(state.lanes) + first - i
     tables = state.seats[behind : behind + stages - 1]
     tables[:] = 0
