@@ -73,19 +73,39 @@ def block_lists(rows: list[dict[str, Any]]) -> list[list[int]] | None:
 
 
 def read_timed(rows: list[dict[str, Any]], kind: str, hash_block_size: int | None = None) -> Columns:
-    """A trace of one of TIMED_KINDS."""
+    """A trace of one of TIMED_KINDS. AIPerf's lines may have ``session_id``, and ``delay`` (ms) after the session's
+    line before, in place of a timestamp."""
     units_per_second, block = TIMED_KINDS[kind]
     notes: list[str] = []
-    arrival = floats("timestamp", column(rows, "timestamp"), len(rows)) / units_per_second
+    known = [row["timestamp"] for row in rows if isinstance(row.get("timestamp"), int | float)]
+    start = {"timestamp": min(known, default=0.0)}
+    times = [start | row if "delay" in row else row for row in rows]
+    arrival = floats("timestamp", column(times, "timestamp"), len(rows)) / units_per_second
     check_arrivals(arrival)
     ids = block_lists(rows)
     return {
         **from_start(arrival, notes),
+        **_turns(rows),
         "prompt_tokens": integers("input_length", column(rows, "input_length"), len(rows)),
         "output_tokens": integers("output_length", column(rows, "output_length"), len(rows)),
         "hash_ids": ids,
         "hash_block_size": (hash_block_size or block) if ids is not None else 0,
         "notes": notes,
+    }
+
+
+def _turns(rows: list[dict[str, Any]]) -> Columns:
+    """Which lines are turns of a session, and how long each comes after the one before."""
+    if not any("session_id" in row for row in rows):
+        if any("delay" in row for row in rows):
+            raise InputError("delay: counts from the line before of its session: give session_id, too")
+        return {}
+    names = [row.get("session_id") for row in rows]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
+    delays = column([{"delay": 0.0} | row for row in rows], "delay")
+    return {
+        "session": [-1 if name is None else numbers[name] for name in names],
+        "think_time": floats("delay", delays, len(rows)) / 1e3,
     }
 
 
