@@ -25,7 +25,7 @@ from windtunnel.perf.batch_times import StageTimes, Times
 from windtunnel.policy import Limits, Policy, can_ever_run, generated
 from windtunnel.policy.unified import POLICIES, infermax_grid
 from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
-from windtunnel.reference.pipeline import Pipeline, table_passage
+from windtunnel.reference.pipeline import EagerPipeline, Pipeline, table_passage
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.unified import Scheduler
@@ -51,7 +51,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "prefill_batch_share": (0.0, 0.0, 0.4),
     "balance_timeout": (0, 1, 3, 20),
     "pipeline_parallel_size": (1,),
-    "queue_look_time": (0.0,),
+    "queue_look_time": (0.0, 0.0, 0.5),
 }
 """What is drawn for each field; all values of a choice, and True and False, for those that are not here."""
 
@@ -124,8 +124,7 @@ def choices(name: str) -> tuple[Any, ...]:
 
 
 def settled(values: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """The values with one more, and what it needs; without it where that contradicts the others, or where only the
-    reference engine knows it."""
+    """The values with one more, and what it needs; without it where that contradicts the others."""
     needs: dict[tuple[str, Any], dict[str, Any]] = {
         ("preemption", "none"): {"allocation": "prompt_and_output"},
         ("preemption", "swap"): {"host_blocks": 20, "swap_time_per_block": 0.125},
@@ -134,10 +133,10 @@ def settled(values: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     if name in {"max_num_partial_prefills", "long_prefill_token_threshold", "token_budget"}:
         more["chunked_prefill"] = True
     try:
-        beyond = Policy(**(values | more)).beyond_the_core
+        Policy(**(values | more))
     except InputError:
         return values
-    return values if beyond else values | more
+    return values | more
 
 
 def fitting(policy: Policy, limits: Limits) -> Limits | None:
@@ -195,10 +194,43 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+VIDUR = (
+    Policy(
+        group_order="prefill_first",
+        mixed=False,
+        padded_prefills=True,
+        allocation="prompt",
+        watermark=0.01,
+        decodes_ask_for_a_block=True,
+        running_order="arrival",
+        places_per_step=True,
+    ),
+    Policy(
+        chunked_prefill=True,
+        allocation="prompt",
+        watermark=0.01,
+        decodes_ask_for_a_block=True,
+        admit_after_eviction=True,
+        places_per_step=True,
+    ),
+)
+"""Its vllm and its sarathi."""
+
+
+@st.composite
+def vidur_cases(draw: st.DrawFn) -> Case:
+    """Vidur's rules, with places for few requests in a step."""
+    case = draw(cases().filter(lambda case: not case.lockstep))
+    policy = replace(draw(st.sampled_from(VIDUR)), max_num_seqs=draw(st.sampled_from([0, 1, 2, 3])))
+    limits = fitting(policy, case.limits) or fitting(policy, Limits(8, 600, 10, case.limits.num_blocks, 4))
+    assert limits is not None
+    return replace(case, policy=policy, limits=limits)
+
+
 @st.composite
 def pipeline_cases(draw: st.DrawFn) -> Case:
     """The rules that there are in a pipeline, with two to four stages that take equal or different times."""
-    case = draw(cases().filter(lambda case: not case.lockstep))
+    case = draw(st.one_of(cases().filter(lambda case: not case.lockstep), vidur_cases()))
     times = draw(stages_of(case.limits))
     plain: dict[str, Any] = {"reschedule_interval": 1, "queue_ratio": 0.0, "delay_factor": 0.0, "balance_timeout": 0}
     if case.policy.preemption == "swap":
@@ -206,9 +238,10 @@ def pipeline_cases(draw: st.DrawFn) -> Case:
     if case.policy.allocation == "look_ahead":
         plain |= {"allocation": "on_demand", "look_ahead_margin": 0}
     if case.policy.batching != "continuous":
-        plain |= {"batching": "continuous", "max_queue_delay": 0.0}
-    if not case.policy.mixed or case.policy.group_order != "decode_first":
+        plain |= {"batching": "continuous" if case.policy.chunked_prefill else "static", "max_queue_delay": 0.0}
+    if case.policy.mixed and case.policy.group_order != "decode_first":
         plain |= {"places_per_step": False}
+    plain["decide_on_arrival"] = draw(st.booleans())
     count = len(times.stages)
     policy = replace(case.policy, **plain, pipeline_parallel_size=count)
     return replace(case, policy=policy, times=times)
@@ -263,7 +296,8 @@ def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
         ranks = [Impatient(case.limits, case.policy) for _ in range(case.lanes)]
         if isinstance(case.times, StageTimes):
             passage = table_passage(case.times)
-            return Replica([Pipeline(rank, case.policy, passage) for rank in ranks])
+            kind = EagerPipeline if case.policy.decide_on_arrival else Pipeline
+            return Replica([kind(rank, case.policy, passage) for rank in ranks])
         time = table_time(case.times)
         return Replica([Group(ranks, time)] if case.lockstep else [Group([rank], time) for rank in ranks])
 

@@ -332,14 +332,14 @@ def test_conductor_sends_kv_between_prefill_replicas() -> None:
 
 
 def test_what_the_core_lacks_is_found_on_either_side() -> None:
-    """Stages of vLLM ≤ 0.20 beside a decode pool of one stage, padded prompts, one side's own function, waits."""
+    """Stages of vLLM ≤ 0.20 beside a decode pool of one stage, padded batches, one side's own function, waits."""
     plain, rules = Router(ROUND_ROBIN), Handover("pull")
     fleet, stages = tandem(1.0, 0.5), replace(VERSIONS["vllm-0.20"], pipeline_parallel_size=2)
     assert beyond_the_tandem(fleet, (plain, plain), rules) == []
     old = replace(fleet, policies=(stages, fleet.policies[1]))
     assert beyond_the_tandem(old, (plain, plain), rules) == sorted(unsupported(stages)) != []
-    padded = replace(fleet, policies=(PADDED, fleet.policies[1]))
-    assert beyond_the_tandem(padded, (plain, plain), rules) == ["padded_prefills"]
+    padded = replace(fleet, policies=(WholeBatches(), fleet.policies[1]))
+    assert beyond_the_tandem(padded, (plain, plain), rules) == ["padded batches"]
     own = Router(ROUTE_SCORE, route_score=score)
     assert beyond_the_tandem(fleet, (own, own), rules) == []
     assert beyond_the_tandem(fleet, (plain, own), rules) == ["decode_router of your own"]

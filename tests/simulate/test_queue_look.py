@@ -9,6 +9,8 @@ from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, Policy
 from windtunnel.simulate.on_reference import beyond_the_core, run_policies
 
+ENGINES = {"core": run, "reference": run_policies}
+
 LIMITS = Limits(max_num_seqs=1, max_num_batched_tokens=64, max_model_len=64, num_blocks=64, block_size=4)
 TIMES = linear(1.0, 0.0, 0.0, 0.0, max_num_batched_tokens=64, max_num_seqs=1, max_model_len=64)
 
@@ -18,21 +20,16 @@ def fleet(look: float, interval: int) -> Fleet:
     return Fleet((LIMITS,), (rules,), (TIMES,), (1,), (1,), (False,))
 
 
-def simulated(look: float, interval: int) -> Record:
+def simulated(look: float, interval: int, engine: str) -> Record:
     """Two requests with room for one: the second waits while the first decodes eight times."""
-    return run_policies(fleet(look, interval), demand([0.0, 0.0], [4, 4], [9, 1]), 0, np.zeros(2))
+    return ENGINES[engine](fleet(look, interval), demand([0.0, 0.0], [4, 4], [9, 1]), 0, np.zeros(2))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("interval", "looks"), [(1, [1, *[1] * 8, 1]), (4, [1, 1, 0, 0, 0, 1, 0, 0, 0, 1])])
-def test_only_steps_that_look_take_longer(interval: int, looks: list[int]) -> None:
-    found = simulated(0.25, interval)
+def test_only_steps_that_look_take_longer(interval: int, looks: list[int], engine: str) -> None:
+    found = simulated(0.25, interval, engine)
+    assert beyond_the_core(fleet(0.25, interval)) == []
     assert found.rows["transfer"].tolist() == [0.25 * look for look in looks]
     assert np.diff(found.rows["start"]).tolist() == [1.0 + 0.25 * look for look in looks[:-1]]
     assert found.requests["finish"].max() == 10.0 + 0.25 * sum(looks)
-
-
-def test_without_a_time_the_core_simulates_it() -> None:
-    assert beyond_the_core(fleet(0.0, 4)) == []
-    assert beyond_the_core(fleet(0.25, 4)) == ["queue_look_time"]
-    core = run(fleet(0.0, 4), demand([0.0, 0.0], [4, 4], [9, 1]), 0, np.zeros(2))
-    assert core.requests["finish"].tolist() == simulated(0.0, 4).requests["finish"].tolist()

@@ -39,6 +39,7 @@ PIPE_OF_LANE: Fields = [
     (name, np.int64)
     for name in (
         "flying",  # steps in flight
+        "due",  # the oldest of them is the next to happen (where an arrival is looked at at once)
         "depth",  # of them at most
         "empty",  # empty steps one after the other
         "first_slot",
@@ -276,9 +277,18 @@ def end_oldest(state: State, pool: Pool, group: Group, lane: Lane, pipe: Pipe, r
 
 @part
 def decide(
-    state: State, pool: Pool, group: Group, lane: Lane, pipe: Pipe, schedule: Any, discarded: Any, finish: Any
-) -> bool:
-    """Schedule the next step and send it through the stages; whether it does anything, or any request was preempted."""
+    state: State,
+    pool: Pool,
+    group: Group,
+    lane: Lane,
+    pipe: Pipe,
+    schedule: Any,
+    discarded: Any,
+    finish: Any,
+    counts_empty: bool,
+) -> tuple[bool, bool]:
+    """Schedule the next step and send it through the stages: (whether it does anything, whether any request was
+    preempted). ``counts_empty``: one that does nothing is a turn."""
     seats = state.seats[group.first_lane]
     slot = pipe.slots[lane.first_slot + lane.clock % pool.stages]
     flight = lane.first_flight + lane.clock % lane.depth
@@ -295,10 +305,11 @@ def decide(
         for k in range(first_row, state.counters[ROWS]):
             state.rows[k].lane = lane.rank * pool.stages + lane.clock % pool.stages
     lane.kv_tokens += lane.decodes
-    change_turns(pool, lane, pipe)
+    if scheduled or counts_empty:
+        change_turns(pool, lane, pipe)
     if scheduled and finish(state, pool, group.first_lane, end):
         slot.tokens_known = end
-    return scheduled or preempted
+    return scheduled, preempted
 
 
 @part
@@ -325,14 +336,54 @@ def step(
             return IDLE
         end_oldest(state, pool, group, lane, pipe, release)
         return STEPPED
-    does_something = decide(state, pool, group, lane, pipe, schedule, discarded, finish)
-    lane.empty = 0 if does_something else lane.empty + 1
+    scheduled, preempted = decide(state, pool, group, lane, pipe, schedule, discarded, finish, True)
+    lane.empty = 0 if scheduled or preempted else lane.empty + 1
     lane.flying += 1
     if lane.empty > lane.depth or is_stuck(state, pool, group):
         lane.flying = lane.empty = 0
         return IDLE
     if lane.flying == lane.depth:
         end_oldest(state, pool, group, lane, pipe, release)
+    return STEPPED
+
+
+@part
+def step_on_arrival(
+    state: State,
+    pool: Pool,
+    group: Group,
+    pipe: Pipe,
+    schedule: Any,
+    discarded: Any,
+    finish: Any,
+    release: Any,
+    is_stuck: Any,
+    bring_forward: Any,
+) -> int:
+    """Let the oldest step end, or decide one if there is something to compute, and a place in flight.
+
+    Whoever is in none of them takes part at once (``bring_forward``), so only steps that compute something are turns.
+    An arrival may come before the group's ``now``, just before the oldest ends, and is then looked at.
+    """
+    lane = state.lanes[group.first_lane]
+    begin_boundary(group, state.lanes)
+    if lane.due:
+        lane.due = 0
+        end_oldest(state, pool, group, lane, pipe, release)
+        return STEPPED
+    if lane.flying < lane.depth and lane.waiting + lane.running > 0:
+        bring_forward(state, pool, lane, state.seats[group.first_lane], pipe)
+        scheduled, preempted = decide(state, pool, group, lane, pipe, schedule, discarded, finish, False)
+        if is_stuck(state, pool, group):
+            lane.flying = 0
+        elif scheduled or (preempted and lane.flying == 0):
+            lane.flying += scheduled
+            return STEPPED
+    if lane.flying == 0:
+        return IDLE
+    lane.due = 1
+    end = pipe.ends[lane.first_flight + (lane.clock - lane.flying) % lane.depth]
+    group.now = max(group.now, np.nextafter(end, -np.inf))  # so that what arrives at that time finds it ended
     return STEPPED
 
 

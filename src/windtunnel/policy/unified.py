@@ -113,8 +113,8 @@ class Policy(Settings):
     """Try the next waiting request when one does not fit (InferMax's loop); otherwise all wait behind it (vLLM)."""
     batching: Batching = "continuous"
     """When the queue is open: in every step (Orca); or when none runs, until the batch decodes for the first time
-    (FasterTransformer); or the same, but only a full batch, or one whose head has waited (Triton's dynamic
-    batching)."""
+    (FasterTransformer; in a pipeline each step in flight has its own batch); or the same, but only a full batch, or one
+    whose head has waited (Triton's dynamic batching)."""
     max_queue_delay: float = 0.0
     """Seconds that the head waits for a full batch with dynamic batching (Triton's max_queue_delay_microseconds)."""
     reschedule_interval: int = 1
@@ -144,7 +144,7 @@ class Policy(Settings):
     (TensorRT-LLM's max_batch_size); otherwise all that run (Vidur's batch_size_cap)."""
     decide_on_arrival: bool = False
     """In a pipeline, a step is decided as soon as there is a place in flight and something to compute, also when a
-    request arrives (Vidur); otherwise when a step ends, as in the engines."""
+    request arrives (Vidur); otherwise when a step ends, as in the engines. One stage always does."""
     token_budget: Callable[..., int] | None = None
     """Tokens of the next step, at least one for each decode and at most C. See ``windtunnel.core.hooks``."""
 
@@ -165,20 +165,6 @@ class Policy(Settings):
         for contradicts, words in _CONTRADICTIONS:
             if contradicts(self):
                 raise InputError(words)
-
-    @property
-    def beyond_the_core(self) -> tuple[str, ...]:
-        """See Settings. Decodes that a step leaves out break the core's rule that all of them take part or none."""
-        leaves_out = self.pipeline_parallel_size > 1 and self.places_per_step and not self.mixed
-        rules = {
-            "padded_prefills": self.padded_prefills,
-            "queue_look_time": self.queue_look_time > 0,
-            "decide_on_arrival": self.decide_on_arrival,
-            "places_per_step": leaves_out,
-            "admit_after_eviction": self.admit_after_eviction,
-            "running_order": self.running_order != "admission",
-        }
-        return tuple(name for name, holds in rules.items() if holds)
 
     def with_flags(self, flags: Mapping[str, Any]) -> Self:
         """The settings of an engine with these arguments; max_num_batched_tokens is TensorRT-LLM's max_num_tokens."""
@@ -363,8 +349,9 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
         "padded_prefills: counts whole prompts in steps of their own; use mixed=false and chunked_prefill=false",
     ),
     (
-        lambda p: p.decide_on_arrival and p.pipeline_parallel_size == 1,
-        "decide_on_arrival: no meaning with one stage, which decides when it is free; use a pipeline",
+        lambda p: p.running_order == "arrival" and (p.chunked_prefill or p.preemption == "swap"),
+        "running_order='arrival': part-way prompts, and those back from the host, go in the order of their admission; "
+        "use chunked_prefill=false and no swapping",
     ),
     *(
         (_not_in_a_pipeline(name, plain), f"{name}: not simulated in a pipeline; leave it out, or use one stage")
@@ -379,10 +366,17 @@ _CONTRADICTIONS: tuple[tuple[Callable[[Policy], bool], str], ...] = (
         (_in_a_pipeline(name, value), f"{name}={value!r}: not simulated in a pipeline; use another, or one stage")
         for name, value in (
             ("preemption", "swap"),
-            ("allocation", "look_ahead"),
-            ("batching", "static"),
             ("batching", "dynamic"),
         )
+    ),
+    (
+        _in_a_pipeline("allocation", "look_ahead"),
+        "allocation='look_ahead': LightLLM, whose rule it is, runs in one stage, and so does Vidur's; use "
+        "allocation='prompt_and_output' with stages",
+    ),
+    (
+        lambda p: p.pipeline_parallel_size > 1 and p.batching == "static" and p.chunked_prefill,
+        "batching='static': in a pipeline a batch is what one step admits, whole prompts; use chunked_prefill=false",
     ),
 )
 """Combinations that make no scheduler, and what to do about them."""

@@ -168,6 +168,8 @@ class EagerPipeline(Pipeline):
             batch = self.scheduler.schedule(now)
             if batch.scheduled:
                 self.in_flight.append(self._start(batch, now))
-            elif self.in_flight or not batch.preempted:
+                continue
+            self.scheduler.step -= 1  # only those that compute something are counted
+            if self.in_flight or not batch.preempted:
                 break
         return self.in_flight[0].end if self.in_flight else None

@@ -30,7 +30,7 @@ class Scheduler:
         self.held = False
         """Other ranks are not ready to admit."""
         self.num_decodes = 0
-        """Decodes at the beginning of the step."""
+        """Of those that are not in flight, before the step computes anything."""
         self.step = 0
         """The number of the latest one."""
         self.in_flight: set[Request] = set()
@@ -83,7 +83,6 @@ class Scheduler:
         self.step += 1
         self.door.begin_step(len(self.running))
         self._bring_back()
-        self.num_decodes = len(self._decodes)
         batch = Batch(self._budget())
         if self.policy.mixed:
             self._schedule_together(batch, now)
@@ -151,6 +150,7 @@ class Scheduler:
             if len(found) > batch.budget - sum(tokens for _, tokens in chunks):
                 found = []
             if self._demand(found, chunks) <= self.free_blocks:
+                self.num_decodes = len(self._decodes)
                 return found, chunks
             self._evict(batch)
 

@@ -107,8 +107,10 @@ class Door:
         policy, waiting = self.policy, len(queue)
         if waiting == 0 or self.places - running < min(self.together, waiting):
             return False
-        if policy.batching != "continuous" and not self.forming:
-            return False
+        if policy.batching != "continuous":
+            closed = decodes > 0 if policy.pipeline_parallel_size > 1 else not self.forming
+            if closed:
+                return False
         if running == 0:
             return now >= self.opens(queue)
         if policy.delay_factor and not now - queue.head.arrival > policy.delay_factor * self.last_prefill_time:

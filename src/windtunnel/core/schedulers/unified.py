@@ -14,8 +14,7 @@ from windtunnel.core import step as steps
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.hooks import HOOKS, address, call_token_budget
 from windtunnel.core.jump import FOREVER, equal_steps
-from windtunnel.core.log import write_stall
-from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, clear_pipe, context_of, equal_rounds, pipes
+from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, clear_pipe, equal_rounds, pipes
 from windtunnel.core.queues import HOST_OF_LANE
 from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers.unified_seats import (
@@ -25,11 +24,12 @@ from windtunnel.core.schedulers.unified_seats import (
     add_end,
     add_prefill,
     admit,
+    asked_block,
+    balance,
     blocks_with,
     bring_back,
     can_return,
     count_decode,
-    decodes_now,
     enqueue,
     evict,
     finish_seat,
@@ -48,14 +48,17 @@ from windtunnel.core.schedulers.unified_seats import (
     waits,
 )
 from windtunnel.core.schedulers.unified_turns import (
+    bring_forward,
     discarded,
+    fill_places,
     is_stuck,
     leave_out,
     release_step,
+    resume,
     steady_rounds,
     update_bound_of_rounds,
 )
-from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, end_decodes, skip_decodes
+from windtunnel.core.seats import ENDS, NEVER, NOW, WHO, end_decodes, skip_decodes
 from windtunnel.core.step import begin_boundary, emit_first, launch_counted, nothing
 from windtunnel.policy.settings import Limits
 from windtunnel.policy.unified import RESERVING, Allocation, Batching, Policy
@@ -66,9 +69,10 @@ UNLIMITED = 1 << 60
 
 SETTINGS = (
     *("mixed", "chunked_prefill", "look_ahead_margin", "decodes_ask_for_a_block", "host_blocks", "pass_over"),
-    *("reschedule_interval", "swap_time_per_block", "max_queue_delay", "queue_ratio", "delay_factor"),
+    *("reschedule_interval", "padded_prefills", "admit_after_eviction", "decide_on_arrival"),
+    *("swap_time_per_block", "max_queue_delay", "queue_ratio", "delay_factor", "queue_look_time"),
 )
-"""Fields of Policy that a pool has, too, the last four as floats."""
+"""Fields of Policy that a pool has, too, the last five as floats."""
 
 VICTIMS = {
     "newest": (1, 0, 0),
@@ -92,14 +96,15 @@ ORDERS = {
 """How much its prompt, declared output and priority count in the queue: the smallest sum comes first."""
 
 POOL_FIELDS: Fields = [
-    *((name, np.int64) for name in (*SETTINGS[:-4], *HOOKS)),
-    *((name, np.float64) for name in SETTINGS[-4:]),
+    *((name, np.int64) for name in (*SETTINGS[:-5], *HOOKS)),
+    *((name, np.float64) for name in SETTINGS[-5:]),
     *((name, np.int64) for name in ("victim_seat", "victim_context", "victim_priority")),
     *((name, np.int64) for name in ("key_prompt", "key_output", "key_priority", "keyed")),
     *((name, np.int64) for name in ("prefill_first", "allocation", "reserves", "watermark_blocks", "batching")),
     *((name, np.int64) for name in ("max_num_prefill_tokens", "long_prefill_token_threshold", "balance_timeout")),
     *((name, np.int64) for name in ("max_num_partial_prefills", "max_long_partial_prefills", "prefills_together")),
     *((name, np.int64) for name in ("stages", "places")),  # of one step; max_num_seqs is of all that run
+    ("by_arrival", np.int64),  # the order of running requests
 ]
 
 LANE_FIELDS: Fields = [
@@ -116,7 +121,9 @@ LANE_FIELDS: Fields = [
     *((name, np.int64) for name in ("held", "evicted")),  # other ranks are not ready to admit; a request had to go
     *((name, np.int64) for name in ("decode_need", "asked", "chunk_need")),  # blocks; asked for in vain by a decode
     *((name, np.int64) for name in ("part_ways", "long_part_ways")),  # prompts that are part-way after it
+    ("looked", np.int64),  # the queue was gone through
     ("silent", np.int64),  # of a pipeline: decisions since the last token
+    ("aside", np.int64),  # and requests that find no place in this step
     *PIPE_OF_LANE,
 ]
 
@@ -126,6 +133,7 @@ REQUEST_FIELDS: Fields = [
     ("max_tokens", np.int32),  # declared
     ("returned", np.int8),  # from the host, or was left out of a step, and has not decoded since
     ("last_step", np.int32),  # of a pipeline: the latest one that computed any of its prompt
+    ("aside", np.int8),  # finds no place in this step; 2: and was left out of one before
 ]
 
 
@@ -190,6 +198,7 @@ def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:
         "max_num_seqs": policy.most_running(limits),
         "places": policy.places(limits),
         "stages": policy.pipeline_parallel_size,
+        "by_arrival": policy.running_order == "arrival",
         "max_num_prefill_tokens": policy.prefill_tokens(limits),
         "long_prefill_token_threshold": policy.long_prefill_token_threshold or UNLIMITED,
         "max_num_partial_prefills": policy.max_num_partial_prefills or UNLIMITED,
@@ -206,7 +215,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the lane's next step: who decodes, prefills, is admitted, has to go; whether any request had to."""
     lane, requests, seats = state.lanes[i], state.requests, state.seats[i]
     own, ends = state.own, state.own.ends[i]
-    lane.started, lane.evicted = start, 0
+    lane.started, lane.evicted, lane.looked = start, 0, 0
     if lane.running == 0:
         lane.forming = 1
     if lane.swapped_head != NONE:
@@ -223,9 +232,11 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
         if not pool.prefill_first:
             lane.free -= lane.decode_need
             left, kept = tokens - lane.step_decodes, 0
-        if prefills and lane.head != NONE and not lane.evicted and lane.swapped_head == NONE:
+        admits = not lane.evicted or pool.admit_after_eviction
+        if prefills and lane.head != NONE and admits and lane.swapped_head == NONE:
             left = min(left, pool.max_num_prefill_tokens) - lane.chunk_tokens
-            if left > 0 and is_open(pool, lane, requests):
+            if is_open(pool, lane, requests):
+                lane.looked = 1
                 admit(pool, lane, requests, seats, ends, own.pipe, left, kept)
         if pool.prefill_first and lane.step_decodes > 0:
             if lane.decodes > tokens - lane.chunk_tokens:
@@ -257,6 +268,8 @@ def make_room(
             first = lane.decodes if decodes and not pool.prefill_first else 0
             plan_chunks(pool, lane, requests, seats, pipe, min(tokens - first, pool.max_num_prefill_tokens))
         lane.step_decodes, lane.step_kv, lane.decode_need, lane.asked = 0, 0, 0, 0
+        if decodes:
+            fill_places(pool, lane, requests, seats, pipe)
         if decodes and 0 < lane.decodes <= tokens - lane.chunk_tokens:
             lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
             lane.decode_need = blocks_due(pool, lane, seats, pipe)
@@ -282,17 +295,6 @@ def plan_chunks(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any
         left -= tokens
 
 
-@part
-def asked_block(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> int:
-    """1 if the newest decode asks for a block although its last one has room."""
-    if not pool.decodes_ask_for_a_block or lane.running <= 1:
-        return 0
-    i = lane.top - 1
-    while not decodes_now(pool, lane, pipe, seats[ENDS, i]):
-        i -= 1
-    return 1 if context_of(pool, lane, pipe, requests[seats[WHO, i]], seats[ENDS, i]) % pool.block_size else 0
-
-
 # What it leaves behind.
 
 
@@ -304,19 +306,6 @@ def decoded(pool: Pool, lane: Lane) -> None:
     overdue = lane.clock - 1 - lane.opens_at_clock
     if overdue >= 0:
         lane.opens_at_clock += (overdue // pool.reschedule_interval + 1) * pool.reschedule_interval
-
-
-@part
-def resume(state: State, lane: Lane, seats: Array, end: float) -> None:
-    """Those that came back from the host, or were left out of a step, get their first token since."""
-    i = lane.top
-    while lane.returned > 0:
-        i -= 1
-        r = seats[WHO, i]
-        if seats[ENDS, i] != EMPTY and state.requests[r].returned:
-            state.requests[r].returned = 0
-            lane.returned -= 1
-            write_stall(state, r, state.requests[r].last_token, end)
 
 
 @part
@@ -356,9 +345,13 @@ def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, ends: Array, 
 
 @part
 def transfer(state: State, pool: Pool, i: int, start: float) -> float:  # noqa: ARG001 - as in every scheduler
-    """Seconds that the lane's step waits for blocks that move to the host or back."""
+    """Seconds that the lane's step waits until the queue is gone through, and for blocks that move to the host or
+    back."""
     lane = state.lanes[i]
-    return float(lane.moved) * pool.swap_time_per_block if lane.step_decodes + lane.chunks > 0 else 0.0
+    if lane.step_decodes + lane.chunks == 0:
+        return 0.0
+    looks = pool.queue_look_time if lane.looked else 0.0
+    return looks + float(lane.moved) * pool.swap_time_per_block
 
 
 @part
@@ -378,27 +371,11 @@ def finish(state: State, pool: Pool, i: int, end: float) -> bool:
     if lane.step_decodes > 0:
         lane.end, lane.silent = end, 0
         decoded(pool, lane)
-        resume(state, lane, seats, end)
+        resume(state, pool, lane, seats, own.pipe, end)
         end_decodes(state, pool, i, seats, lane.clock, end, ended)
     if lane.chunks > 0:
         end_chunks(state, pool, lane, seats, own.ends[i], own.pipe, end)
     return False
-
-
-@part
-def balance(pool: Pool, group: Group, lanes: Array) -> None:
-    """While all ranks decode, none admits before each has a prompt waiting, or ``balance_timeout`` steps have passed
-    (TensorRT-LLM, ``_balance_adp_requests`` of pyexecutor/py_executor.py)."""
-    first, last = group.first_lane, group.first_lane + group.num_lanes
-    together, decoding = True, True
-    for i in range(first, last):
-        together &= lanes[i].waiting > lanes[i].on_host
-        decoding &= lanes[i].decodes > 0
-    unbalanced = 0 if together else lanes[first].unbalanced + 1
-    due = unbalanced >= pool.balance_timeout or not decoding
-    lanes[first].unbalanced = 0 if due else unbalanced
-    for i in range(first, last):
-        lanes[i].held = 0 if together or due else 1
 
 
 @part
@@ -432,6 +409,10 @@ def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
     """A step of one stage, or of all stages of a pipeline."""
     if pipe is None:
         return steps.step(state, pool, group, decide, conclude, pass_over, transfer)
+    if pool.decide_on_arrival:
+        return pipeline.step_on_arrival(
+            state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck, bring_forward
+        )
     return pipeline.step(state, pool, group, pipe, schedule, discarded, finish, release_step, is_stuck)
 
 
@@ -440,7 +421,18 @@ def step_through(state: State, pool: Pool, group: Group, pipe: Any) -> int:
 
 @part
 def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
-    """What the next steps of lane ``i`` have in common; see ``core.jump``."""
+    """What the next steps of lane ``i`` have in common; see ``core.jump``. Where a look at the queue takes time, none
+    is like another while anything waits."""
+    slow = pool.queue_look_time > 0.0
+    if slow and state.lanes[i].head != NONE:
+        return 0, 0, False
+    steps, tokens, joins = steady_steps(state, pool, i)
+    return steps, tokens, joins or slow
+
+
+@part
+def steady_steps(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
+    """The same where it takes none."""
     lane, requests, seats = state.lanes[i], state.requests, state.seats[i]
     lane.spare = 1 if pool.decodes_ask_for_a_block else 0  # a run stops where the newest decode could ask in vain
     if lane.returned > 0 or pool.token_budget != 0 or can_return(pool, lane, requests, seats, None):
@@ -543,6 +535,8 @@ def jump_through(state: State, pool: Pool, group: Group, until: float, pipe: Any
     """Equal steps of one stage, or equal rounds of a pipeline."""
     if pipe is None:
         return jump_together(state, pool, group, until)
+    if pool.decide_on_arrival:
+        return 0
     return equal_rounds(state, pool, group, pipe, until, steady_rounds)
 
 

@@ -18,7 +18,7 @@ from windtunnel.core.pipeline import (
     turn_of,
 )
 from windtunnel.core.queues import pop_by_key, pop_first, pop_from_host, put_by_key, put_first, put_last, put_on_host
-from windtunnel.core.records import NONE, Array, Lane, Pool, Request, State
+from windtunnel.core.records import NONE, Array, Group, Lane, Pool, Request, State
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -67,8 +67,18 @@ def put(pool: Pool, lane: Lane, requests: Array, r: int, first: bool) -> None:
 
 @part
 def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Put an arriving request into the queue."""
+    """Put an arriving request into the queue; where it is looked at once, the group's time is that of the arrival."""
     put(pool, lane, state.requests, r, False)
+    if pool.decide_on_arrival:
+        interrupt(state.groups[lane.group], lane, state.own.pipe)
+
+
+@part
+def interrupt(group: Group, lane: Lane, pipe: Any) -> None:
+    """Let a pipeline with a place in flight decide before its oldest step ends."""
+    if pipe is not None and lane.due and lane.flying < lane.depth:
+        lane.due = 0
+        group.now = -np.inf  # the arrival sets it
 
 
 @part
@@ -91,7 +101,7 @@ def is_open(pool: Pool, lane: Lane, requests: Array) -> bool:
     waiting = lane.waiting - lane.on_host
     if lane.held or waiting == 0 or pool.max_num_seqs - lane.running < min(pool.prefills_together, waiting):
         return False
-    if pool.batching != CONTINUOUS and not lane.forming:
+    if pool.batching != CONTINUOUS and (lane.decodes > 0 if pool.stages > 1 else not lane.forming):
         return False
     if lane.running == 0:
         return lane.started >= opens(pool, lane, requests)
@@ -101,6 +111,22 @@ def is_open(pool: Pool, lane: Lane, requests: Array) -> bool:
     if lane.decodes == 0 or (pool.reschedule_interval == 1 and pool.queue_ratio == 0.0):
         return True
     return is_long_enough(pool, lane) or (pool.reschedule_interval > 1 and lane.clock >= lane.opens_at_clock)
+
+
+@part
+def balance(pool: Pool, group: Group, lanes: Array) -> None:
+    """While all ranks decode, none admits before each has a prompt waiting, or ``balance_timeout`` steps have passed
+    (TensorRT-LLM, ``_balance_adp_requests`` of pyexecutor/py_executor.py)."""
+    first, last = group.first_lane, group.first_lane + group.num_lanes
+    together, decoding = True, True
+    for i in range(first, last):
+        together &= lanes[i].waiting > lanes[i].on_host
+        decoding &= lanes[i].decodes > 0
+    unbalanced = 0 if together else lanes[first].unbalanced + 1
+    due = unbalanced >= pool.balance_timeout or not decoding
+    lanes[first].unbalanced = 0 if due else unbalanced
+    for i in range(first, last):
+        lanes[i].held = 0 if together or due else 1
 
 
 # Memory.
@@ -217,18 +243,26 @@ def is_full(pool: Pool, lane: Lane, pipe: Any) -> bool:
     """Whether no place is left, or in a pipeline none in this step."""
     if pipe is None:
         return lane.running >= pool.max_num_seqs
-    return lane.running >= pool.max_num_seqs or lane.decodes + lane.chunks >= pool.places
+    return lane.running >= pool.max_num_seqs or is_step_full(pool, lane)
+
+
+@part
+def is_step_full(pool: Pool, lane: Lane) -> bool:
+    """Whether decodes that share the step, and its prompts, have all places of a step."""
+    return lane.chunks + (lane.decodes if pool.mixed else 0) >= pool.places
 
 
 @compiled
 def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, pipe: Any, left: int, kept: int) -> None:
     """Admit from the queue while there are tokens, and memory beside ``kept`` blocks; those that are passed over take
     their old places, the last one first."""
-    aside, admitted = NONE, 0
+    aside, admitted, longest = NONE, 0, 0
     while lane.head != NONE and left > 0 and not is_full(pool, lane, pipe):
         if 0 < pool.prefills_together == admitted:
             break
         tokens = head_tokens(pool, lane, requests, ends, left, kept)
+        if pool.padded_prefills and (lane.chunks + 1) * max(longest, tokens) > pool.max_num_batched_tokens:
+            tokens = 0
         if tokens == 0 and not pool.pass_over:
             break
         r = pop_by_key(lane, requests) if pool.keyed else pop_first(lane, requests)
@@ -245,6 +279,7 @@ def admit(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, pi
             add_end(lane, ends, request, r)
         admitted += 1
         left -= tokens
+        longest = max(longest, tokens)
     while aside != NONE:
         following = requests[aside].next
         if pool.keyed:
@@ -365,7 +400,32 @@ def is_here(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any, i:
         return seats[ENDS, i] != EMPTY
     if seats[ENDS, i] == NEVER:
         return not is_in_flight(lane, requests[seats[WHO, i]].last_step)
+    if seats[ENDS, i] != EMPTY and requests[seats[WHO, i]].aside > 0:
+        return True
     return decodes_now(pool, lane, pipe, seats[ENDS, i])
+
+
+@part
+def goes_after(pool: Pool, requests: Array, seats: Array, i: int, k: int) -> bool:
+    """Whether the request of seat ``i`` comes after that of seat ``k`` in the order of running requests."""
+    if not pool.by_arrival:
+        return i > k
+    a, b = seats[WHO, i], seats[WHO, k]
+    if requests[a].arrival != requests[b].arrival:
+        return requests[a].arrival > requests[b].arrival
+    return a > b
+
+
+@part
+def newest_decode(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> int:
+    """The seat of the last of the decodes of this step, of which there are some."""
+    found = lane.top - 1
+    while not decodes_now(pool, lane, pipe, seats[ENDS, found]):
+        found -= 1
+    for i in range(found if pool.by_arrival else 0):
+        if decodes_now(pool, lane, pipe, seats[ENDS, i]) and goes_after(pool, requests, seats, i, found):
+            found = i
+    return found
 
 
 @part
@@ -388,7 +448,16 @@ def waits(pool: Pool, lane: Lane, pipe: Any, request: Request) -> bool:
     """Whether a part-way prompt of a pipeline is in flight, or finds no place in this step."""
     if pipe is None:
         return False
-    return is_in_flight(lane, request.last_step) or lane.decodes + lane.chunks >= pool.places
+    return is_in_flight(lane, request.last_step) or is_step_full(pool, lane)
+
+
+@part
+def asked_block(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> int:
+    """1 if the newest decode asks for a block although its last one has room."""
+    if not pool.decodes_ask_for_a_block or lane.running <= 1:
+        return 0
+    i = newest_decode(pool, lane, requests, seats, pipe)
+    return 1 if context_of(pool, lane, pipe, requests[seats[WHO, i]], seats[ENDS, i]) % pool.block_size else 0
 
 
 @part
@@ -398,7 +467,7 @@ def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: A
     for i in range(lane.top - 1, -1, -1):
         if not is_here(pool, lane, requests, seats, pipe, i):
             continue
-        if pool.victim_key == 0 and pool.victim_seat > 0:
+        if pool.victim_key == 0 and pool.victim_seat > 0 and not pool.by_arrival:
             return i
         request = requests[seats[WHO, i]]
         context, generated = request.context, request.generated
@@ -409,8 +478,9 @@ def choose_victim(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: A
             prompt, declared, priority = request.prompt, request.max_tokens, request.priority
             key = call_victim_key(pool.victim_key, prompt, declared, priority, generated, context, request.arrival)
         else:
-            key = float(pool.victim_seat * i + pool.victim_context * context + pool.victim_priority * request.priority)
-        if key > largest:
+            key = float(pool.victim_context * context + pool.victim_priority * request.priority)
+        newer = key == largest and goes_after(pool, requests, seats, i, chosen) == (pool.victim_seat >= 0)
+        if key > largest or newer:
             chosen, largest = i, key
     return chosen
 
@@ -428,6 +498,9 @@ def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, ends: Array, pi
         context = context_of(pool, lane, pipe, request, seats[ENDS, i])
         request.context, request.generated = context, context - request.prompt + 1
         count_decode(pool, lane, seats, pipe, seats[ENDS, i], context, -1)
+        if request.aside > 0:
+            request.aside = 0
+            lane.aside -= 1
         if not pool.reserves:
             blocks = blocks_of(pool, context)
         if request.returned:
