@@ -1,4 +1,4 @@
-"""Public traces in JSON: Mooncake and vLLM's timed_trace (a request a line), ShareGPT (one array).
+"""Public traces in JSON: Mooncake, vLLM's timed_trace and RAGPulse (a request a line), ShareGPT (one array).
 
 Each reader gives arguments of Workload.from_columns; one that finds no times leaves ``arrival`` out.
 """
@@ -6,6 +6,7 @@ Each reader gives arguments of Workload.from_columns; one that finds no times le
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,64 @@ def _turn_tokens(number: int, turn: Any) -> tuple[int, bool]:
         if isinstance(text, str):
             return math.ceil(len(text) / CHARACTERS_PER_TOKEN), True
     raise InputError(f"row {number}: a turn has neither a text 'value' nor a count 'tokens'")
+
+
+RAGPULSE_PARTS = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
+"""Parts of RAGPulse's prompts, in their order (github.com/flashserve/RAGPulse at 3672232)."""
+RAGPULSE = {"timestamp", "input_length", "output_length", "hash_ids", "session_id"}
+
+
+def is_ragpulse(row: Mapping[str, Any]) -> bool:
+    """Whether a line has this form."""
+    return row.keys() <= RAGPULSE and isinstance(row.get("hash_ids"), dict)
+
+
+def read_ragpulse(rows: list[dict[str, Any]], pieces: Mapping[str, Any]) -> Columns:
+    """RAGPulse: prompts made of pieces, which are shared where they stand behind the same ones. ``pieces``: tokens of
+    each id, which names a piece, and not what stands before it.
+
+    Its sessions are only named: each request has its own time. Raises InputError for what is missing.
+    """
+    notes: list[str] = []
+    try:
+        ordered = sorted(rows, key=lambda row: float(row["timestamp"]))
+        if ordered != rows:
+            rows, notes = ordered, ["requests are put into the order of their times"]
+        arrival = np.array([float(row["timestamp"]) for row in rows])
+        prompt = integers("input_length", [int(row["input_length"]) for row in rows], len(rows))
+        output = integers("output_length", [int(row["output_length"]) for row in rows], len(rows))
+        begins = _shared_pieces(rows, prompt.tolist(), {str(name): int(tokens) for name, tokens in pieces.items()})
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"is not as RAGPulse writes it ({type(error).__name__}: {error})") from None
+    check_arrivals(arrival)
+    return {
+        **from_start(arrival, notes),
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "begins": begins,
+        "notes": notes,
+    }
+
+
+def _shared_pieces(
+    rows: list[dict[str, Any]], prompts: list[int], pieces: Mapping[str, int]
+) -> list[tuple[int, int] | None]:
+    """By the longest sequence of pieces from the start that an earlier prompt had."""
+    nodes: dict[tuple[int, str], int] = {}
+    writers: list[int] = []
+    found: list[tuple[int, int] | None] = []
+    for number, row in enumerate(rows):
+        node, tokens, best = -1, 0, None
+        for part in RAGPULSE_PARTS:
+            for piece in map(str, row["hash_ids"].get(part) or ()):
+                tokens += pieces[piece]
+                following = nodes.get((node, piece))
+                if following is None:
+                    following = nodes[node, piece] = len(nodes)
+                    writers.append(number)
+                else:
+                    other = writers[following]
+                    best = other, min(tokens, prompts[number], prompts[other])
+                node = following
+        found.append(best if best and best[1] else None)
+    return found

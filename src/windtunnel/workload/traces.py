@@ -12,7 +12,7 @@ import numpy as np
 
 from windtunnel.errors import InputError, nearest, unknown
 from windtunnel.files import parse_json
-from windtunnel.workload import agent_traces, csv_traces, graph, json_traces, own_files, ragpulse
+from windtunnel.workload import agent_traces, csv_traces, graph, json_traces, own_files
 from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload, take_hashes
 from windtunnel.workload.csv_traces import Table, header, read_table
@@ -206,8 +206,8 @@ def _check_text(data: bytes) -> None:
 def _read_json_lines(path: Path, data: bytes, wanted: str | None, hash_block_size: int | None) -> Columns:
     rows = json_traces.read_lines(data)
     keys = rows[0].keys()
-    if wanted == "ragpulse" or (wanted is None and ragpulse.is_ragpulse(rows[0])):
-        return ragpulse.read_ragpulse(rows, _pieces(path))
+    if wanted == "ragpulse" or (wanted is None and json_traces.is_ragpulse(rows[0])):
+        return json_traces.read_ragpulse(rows, _pieces(path))
     if wanted is None:
         timed = len(keys & set(json_traces.TIMED)) > len(keys & set(own_files.KEYS + own_files.HEADER) - {"hash_ids"})
         wanted = json_traces.timed_kind(rows) if timed else "jsonl"
