@@ -1,5 +1,6 @@
 """Engine presets run the rules of their own engine."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ def test_every_engine_names_a_scheduler() -> None:
         **{name: VllmV1 for name in ENGINES if name.startswith("vllm")},
         "vllm-0.6": VllmV0,
         "sglang-0.5": Sglang,
+        "sglang-0.4.6": Sglang,
         "trtllm-0.11": Policy,
         "trtllm-1.0": Policy,
         "trtllm-1.1": Policy,
@@ -69,6 +71,7 @@ def test_tensorrt_llm_refuses_prompts_beyond_a_step() -> None:
 
 def test_settings_reach_the_rules() -> None:
     assert engine_scheduler(engine(preset="sglang-0.5")) == Sglang()
+    assert engine_scheduler(engine(preset="sglang-0.4.6")) == Sglang(version="0.4.6")
     plain = engine_scheduler(engine(preset="sglang-0.5", enable_prefix_caching=False, enable_chunked_prefill=False))
     assert plain == Sglang(radix_cache=False, chunked_prefill=False)
     assert engine_scheduler(engine(preset="trtllm-1.0")) == PRESETS["trtllm-guaranteed-no-evict"]
@@ -125,6 +128,7 @@ def test_sglangs_overlap_schedule_is_its_schedulers_setting() -> None:
     assert not engine(preset="sglang-0.5", scheduler=off).async_scheduling
     with pytest.raises(InputError, match="async_scheduling=True: is a setting of the engine's own scheduler"):
         engine(preset="sglang-0.5", scheduler=off, async_scheduling=True)
-    for overlap in (True, False):  # alone, a request decodes once more than it needs
-        steps = run(served(preset="sglang-0.5", async_scheduling=overlap), load(requests=1)).iterations
-        assert (steps.steps.sum(), steps.discarded.sum()) == (60 + overlap, overlap)
+    for preset, overlap in product(("sglang-0.5", "sglang-0.4.6"), (True, False)):
+        steps = run(served(preset=preset, async_scheduling=overlap), load(requests=1)).iterations
+        late = overlap and preset == "sglang-0.4.6"  # alone, a request decodes once more than it needs
+        assert (steps.steps.sum(), steps.discarded.sum()) == (60 + late, late)

@@ -42,6 +42,28 @@ def test_states_in_16_bits_take_half_the_memory_and_twice_as_many_requests_run()
     assert auto.model.state_bytes() == whole.model.state_bytes()
 
 
+def test_a_smaller_share_for_windows_leaves_more_tokens() -> None:
+    """A token of DeepSeek-V4 takes its compressed entries, and the share of an entry in the window of each layer."""
+    engine: dict[str, Any] = {"preset": "sglang-0.5", "tensor_parallel_size": 4, "kv_cache_dtype": "fp8"}
+    few, many = (
+        pool("deepseek-ai/DeepSeek-V4-Flash", "b200", swa_full_tokens_ratio=ratio, **engine) for ratio in (0.1, 0.8)
+    )
+    few_blocks, many_blocks = kv_blocks(few), kv_blocks(many)
+    assert few_blocks.num_blocks > 2 * many_blocks.num_blocks
+    assert few_blocks.available_bytes == many_blocks.available_bytes
+    more = 0.7 * few.model.num_layers * 584 * few_blocks.block_size
+    assert many_blocks.block_bytes - few_blocks.block_bytes == pytest.approx(more, abs=1)
+
+
+def test_copies_of_experts_take_memory() -> None:
+    """32 copies over 8 ranks: 4 experts of each of 48 layers on every GPU, 3 · 2048 · 768 numbers of 2 bytes each."""
+    engine: dict[str, Any] = {"data_parallel_size": 8, "enable_expert_parallel": True}
+    with_copies = kv_blocks(pool("Qwen/Qwen3-30B-A3B", num_redundant_experts=32, **engine))
+    without = kv_blocks(pool("Qwen/Qwen3-30B-A3B", **engine))
+    assert with_copies.weight_bytes - without.weight_bytes == 4 * 48 * 3 * 2048 * 768 * 2
+    assert with_copies.num_blocks < without.num_blocks
+
+
 def test_graphs_of_decodes_alone_leave_prompts_outside() -> None:
     alone, both = (pool("Qwen/Qwen3-8B", cudagraph_mode=mode) for mode in ("FULL_DECODE_ONLY", None))
     assert (axes(alone).mixed_graph_tokens, axes(both).mixed_graph_tokens) == (0, axes(both).graph_tokens)

@@ -60,7 +60,6 @@ OWN: dict[str, dict[str, Any]] = {
         "stream_interval": st.sampled_from([1, 20]),
         "scheduler_recv_interval": st.sampled_from([1, 10]),
         "api_server_count": st.sampled_from([1, 4]),
-        "mamba_ssm_cache_dtype": st.sampled_from(["auto", "bfloat16"]),
         "enable_prefix_caching": st.booleans(),
         "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput", "deepep_auto"]),
         "enable_dbo": st.booleans(),

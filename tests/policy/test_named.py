@@ -208,13 +208,20 @@ def test_a_named_asynchronous_scheduler_is_asynchronous() -> None:
 def test_a_named_scheduler_fills_the_stages_that_it_has() -> None:
     for words, scheduler in (
         ("pipeline_parallel_size=2: not simulated with VllmV0; use", "vllm-0.8-v0"),
-        ("allocation='look_ahead': not simulated in a pipeline", "lightllm"),
+        ("allocation='look_ahead': LightLLM, whose rule it is, runs in one stage", "lightllm"),
         ("reschedule_interval: not simulated in a pipeline", "fcfs-interval"),
         ("is for another number of stages", "vllm-0.32:pipeline_parallel_size=3"),
     ):
         with pytest.raises(InputError, match=words):
             served(scheduler=scheduler, pipeline_parallel_size=2)
-    for scheduler in ("sarathi", "sglang-0.4.6", "vllm-0.32", "vllm-0.32:pipeline_parallel_size=2"):
+    for scheduler in (
+        "sarathi",
+        "fastertransformer",
+        "orca",
+        "sglang-0.4.6",
+        "vllm-0.32",
+        "vllm-0.32:pipeline_parallel_size=2",
+    ):
         assert served(scheduler=scheduler, pipeline_parallel_size=2).pools[0].engine.pipeline_parallel_size == 2
     pools = served(scheduler="vllm-0.32:pipeline_parallel_size=2,prefix_caching=false", pipeline_parallel_size=2).pools
     assert pools[0].engine.pipeline_parallel_size == 2

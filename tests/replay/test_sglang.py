@@ -22,9 +22,10 @@ from windtunnel.replay.lane import demand
 from windtunnel.replay.recording import Recording, read_recording
 from windtunnel.replay.sglang import replay
 
-PATHS = sorted(RECORDINGS.glob("sglang/*.in.json"))
 VERSION = "sglang-0.4.6"
-TIMES = ("t_start", "t_end", "makespan", "ttft", "first_token_t", "e2e_t")
+PATHS = [(path, VERSION) for path in sorted(RECORDINGS.glob("sglang/*.in.json"))]
+PATHS += [(path, "sglang-0.5.23") for path in sorted(RECORDINGS.parent.glob("recordings/sglang-0.5.23/*.in.json"))]
+TIMES = ("t_sched", "t_start", "t_end", "makespan", "ttft", "first_token_t", "e2e_t")
 
 SOURCE = os.environ.get("WINDTUNNEL_SGLANG_SOURCE", "")
 """Folder with the unpacked wheel of sglang 0.4.6.post5."""
@@ -47,11 +48,11 @@ def check_equal(ours: Record, theirs: Record, where: str) -> None:
 
 
 @pytest.mark.skipif(not PATHS, reason="the recordings are not here")
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name[:5])
-def test_equals_the_recordings(path: Path) -> None:
+@pytest.mark.parametrize(("path", "version"), PATHS, ids=[path.name.split("_", 2)[1] for path, _ in PATHS])
+def test_equals_the_recordings(path: Path, version: str) -> None:
     with gzip.open(path.with_name(path.name.replace(".in.json", ".trace.jsonl.gz")), "rt") as lines:
         theirs = [json.loads(line) for line in lines]
-    ours = list(replay(read_recording(path), VERSION))
+    ours = list(replay(read_recording(path), version))
     assert len(ours) == len(theirs)
     for number, (mine, real) in enumerate(zip(ours, theirs, strict=True)):
         check_equal(mine, real, f"record {number}")
@@ -263,6 +264,7 @@ def fleet_of(recorded: Recording) -> Fleet:
     """The engine of a workload; its stages take numbers of ticks."""
     config, chunk = recorded.config, recorded.config["chunked_prefill_size"]
     policy = Sglang(
+        version="0.4.6",
         chunked_prefill=chunk > 0,
         radix_cache=not config["disable_radix_cache"],
         pipeline_parallel_size=config["pp_size"],

@@ -175,16 +175,8 @@ def test_waits_that_end_leave_errors_and_a_note() -> None:
 
 def test_what_stays_refused_names_a_way_out() -> None:
     two = generate(Gamma(1.0), LENGTHS, 2, seed=1)
-    for preset, router, message in (
-        ("vllm-0.32", "conductor", r"conductor': .* another decode_router, e.g. least_outstanding"),
-        (
-            "sglang-0.5",
-            "prefix_aware",
-            r"routers that remember: .* which has no Sglang: leave it out, or use",
-        ),
-    ):
-        with pytest.raises(InputError, match=message):
-            served(replace(pools(preset), router=router), two)
+    with pytest.raises(InputError, match=r"conductor': .* another decode_router, e.g. least_outstanding"):
+        served(replace(pools("vllm-0.32"), router="conductor"), two)
     own, stores = replace(pools("vllm-0.32"), router="round_robin"), (Store("host", 1e9),)
     behind = replace(own, pools=(replace(own.pools[0], stores=stores), own.pools[1]))
     with pytest.raises(InputError, match=r"stores: .*, not with a scheduler of your own in the place of"):

@@ -342,12 +342,10 @@ def test_what_the_core_lacks_is_found_on_either_side() -> None:
     assert beyond_the_tandem(padded, (plain, plain), rules) == ["padded batches"]
     own = Router(ROUTE_SCORE, route_score=score)
     assert beyond_the_tandem(fleet, (own, own), rules) == []
-    assert beyond_the_tandem(fleet, (plain, own), rules) == ["decode_router of your own"]
+    assert beyond_the_tandem(fleet, (plain, own), rules) == []
     later = replace(rules, lease=1.0, on_expiry="fail")
-    assert beyond_the_tandem(fleet, (plain, Router(SESSION_AFFINITY)), later) == [
-        "on_expiry=fail",
-        "routers that remember",
-    ]
+    assert beyond_the_tandem(fleet, (plain, Router(SESSION_AFFINITY)), later) == []
+    assert beyond_the_tandem(fleet, (plain, plain), replace(later, on_expiry="recompute")) == ["on_expiry=recompute"]
 
 
 def test_padded_prompts_count_as_the_longest() -> None:

@@ -48,7 +48,7 @@ def test_flags_of_the_script_reach_the_engine() -> None:
     pool = row(model_path="deepseek-ai/DeepSeek-R1", tp=8, version="0.5.9").pool()
     assert pool.engine.resolved("max_num_batched_tokens") == 32768
     assert pool.engine.scheduler is not None
-    assert scheduler(pool.engine.scheduler) == Sglang(max_prefill_tokens=32768, radix_cache=False)
+    assert scheduler(pool.engine.scheduler) == Sglang(version="0.4.6", max_prefill_tokens=32768, radix_cache=False)
     assert pool.engine.async_scheduling
     assert engine_scheduler(pool.engine) != scheduler(pool.engine.scheduler)
 

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from windtunnel.cli.arguments import complete
 from windtunnel.cli.bench import bench
@@ -46,35 +46,39 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-app.command(run)
-app.command(compare)
-app.command(sweep)
-app.command(bench)
-app.command(plan)
-app.command(optimum)
-study = App(name="study", help="Look at the studies of a store of windtunnel plan.")
+SIMULATE, DECIDE, TRUST, LIVE, DATA = (
+    Group(name, sort_key=place) for place, name in enumerate(("Simulate", "Decide", "Trust", "Live", "Data"))
+)
+"""How the help arranges the commands."""
+app.command(run, group=SIMULATE)
+app.command(compare, group=SIMULATE)
+app.command(sweep, group=SIMULATE)
+app.command(bench, group=SIMULATE)
+app.command(plan, group=DECIDE)
+app.command(optimum, group=DECIDE)
+study = App(name="study", group=DECIDE, help="Look at the studies of a store of windtunnel plan.")
 study.command(list_studies, name="list")
 study.command(show)
 study.command(compare_studies, name="compare")
 study.command(export)
 app.command(study)
-app.command(explain)
-trace = App(name="trace", help="Look at traces of requests, and convert them.")
+app.command(explain, group=SIMULATE)
+trace = App(name="trace", group=DATA, help="Look at traces of requests, and convert them.")
 trace.command(describe)
 trace.command(convert)
 trace.command(import_logs, name="import")
 app.command(trace)
-app.command(listing, name="list")
-app.command(report)
-app.command(replay)
-app.command(validate)
-app.command(calibrate)
-app.command(profile)
-app.command(estimate)
-app.command(serve)
-app.command(proxy)
-app.command(watch)
-app.command(ui)
+app.command(listing, name="list", group=DATA)
+app.command(report, group=SIMULATE)
+app.command(replay, group=TRUST)
+app.command(validate, group=TRUST)
+app.command(calibrate, group=TRUST)
+app.command(profile, group=TRUST)
+app.command(estimate, group=TRUST)
+app.command(serve, group=LIVE)
+app.command(proxy, group=LIVE)
+app.command(watch, group=LIVE)
+app.command(ui, group=LIVE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -29,7 +29,7 @@ class Tried(Pasting):
 def show_pasted(texts: Sequence[str], scenario: Scenario, as_json: bool) -> int:
     """Print the flags of launch lines by what becomes of them, and the deployment; 0. Raises InputError without
     lines."""
-    from windtunnel.scenario.pasted import read_pasted
+    from windtunnel.scenario.pasted import DEVICE, read_pasted
 
     if not texts:
         raise InputError("dry_run: needs a launch line: add --from 'vllm serve …'")
@@ -47,6 +47,6 @@ def show_pasted(texts: Sequence[str], scenario: Scenario, as_json: bool) -> int:
         gpus = f"{pool.replicas} × {pool.engine.world_size} {pool.device.name}"
         show(f"{pool.model.name} on {gpus}, {pool.engine.preset}" + ("" if pool.role == "mixed" else f", {pool.role}"))
     for remark in pasted.remarks():
-        if not remark.startswith("not simulated"):
+        if not remark.startswith("not simulated") and (scenario.server.device == DEVICE or "device:" not in remark):
             show(remark)
     return 0

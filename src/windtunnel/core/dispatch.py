@@ -234,6 +234,13 @@ def stage(state: State, pool: Pool, i: int, r: int) -> None:
     scheduler.stage(state, pool, i, r)
 
 
+def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Take that memory back: its KV will not come."""
+    scheduler, state = seen_by(state, pool)
+    if hasattr(scheduler, "unstage"):
+        scheduler.unstage(state, pool, lane, r)
+
+
 def join(state: State, pool: Pool, i: int, r: int) -> None:
     """Let it decode from the next step on: its KV is here."""
     scheduler, state = seen_by(state, pool)
@@ -250,6 +257,11 @@ def seated(state: State, pool: Pool, lane: Lane) -> int:
 def up_to_the_newest(state: State, pool: Pool, lane: Lane) -> int:  # noqa: ARG001 - as in every scheduler
     """In a scheduler whose seats are all below ``top``."""
     return lane.top
+
+
+@part
+def never_staged(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """In a scheduler that takes no requests of other lanes."""
 
 
 @part
@@ -314,4 +326,5 @@ for _function in (
 ):
     _compile(_function)
 _compile(room, always_room)
+_compile(unstage, never_staged)
 _compile(seated, up_to_the_newest)

@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.apart import passage
-from windtunnel.core.apart.link import BEGUN, CLIENT, FRESH, LEAVES_NIC, LOOK, NOTHING, STOP, TRANSFER_END
+from windtunnel.core.apart.link import (
+    BEGUN,
+    CLIENT,
+    FRESH,
+    LEASE_ENDS,
+    LEAVES_NIC,
+    LOOK,
+    NOTHING,
+    STOP,
+    TIME_OUT,
+    TRANSFER_END,
+)
 from windtunnel.core.apart.order import Order, is_behind, others, place, rouse
 from windtunnel.core.apart.staging import any_stirs
 from windtunnel.core.clients import add_release, complete, has_lane, may_come, next_client, take_client, wants_place
@@ -49,7 +60,7 @@ from windtunnel.core.records import (
     State,
 )
 from windtunnel.core.router import PUBLISH_INTERVAL, choose, poll, poll_balancer, ticks_until
-from windtunnel.core.routing import bring, note_departures
+from windtunnel.core.routing import bring, note_departures, note_there
 
 REACHED, FULL, STOPPED, ASK = range(4)
 """Why the loop returns: nothing is left to do; the log needs room; ``until`` has come, and the groups that were asked
@@ -105,13 +116,16 @@ def some_go_on(hand: Any) -> bool:
 
 
 @part
-def advance(state: State, hand: Any, course: Array, g: int, until: float, bounds: bool, stages: Any) -> int:
+def advance(
+    state: State, hand: Any, second: Any, course: Array, g: int, until: float, bounds: bool, stages: Any
+) -> int:
     """Step group ``g`` while its next decision lies before ``until``, up to a boundary at which a request left whose
     client waits, or to a decision that others see; see REACHED. ``bounds``: others may ask what the group does next."""
     group = state.groups[g]
     pool = state.pools[group.pool]
     while group.now < until:
         note_departures(state, state.routing, g)
+        note_there(state, second, g)
         if not log_has_room(state, pool, group) or not room(state, pool, group):
             return FULL
         gives = stirs(state, hand, pool, group)
@@ -133,7 +147,7 @@ def advance(state: State, hand: Any, course: Array, g: int, until: float, bounds
 
 
 @part
-def settle(state: State, order: Order, hand: Any, course: Array, g: int) -> None:
+def settle(state: State, order: Order, hand: Any, second: Any, course: Array, g: int) -> None:
     """A group has advanced: others may see it."""
     group = state.groups[g]
     if group.released > 0 and is_told(hand, course, state.pools[group.pool]):
@@ -142,7 +156,7 @@ def settle(state: State, order: Order, hand: Any, course: Array, g: int) -> None
     if course[TOLD]:
         place(state.groups, order, g)
     if hand is not None:
-        passage.go_on(hand)
+        passage.go_on(state, order, course, hand, second)
 
 
 @part
@@ -203,7 +217,7 @@ def deliver(state: State, r: int, time: float) -> None:
     lane.outstanding += 1
     bring(state, state.routing, r)
     enqueue(state, state.pools[state.groups[lane.group].pool], lane, r)
-    rouse(state, lane.group, time)
+    rouse(state, None, lane.group, time)
 
 
 @part
@@ -300,7 +314,7 @@ def behind(
         here = chosen(state, routers[0], r, time)
     if asks:
         there = chosen(second, routers[1], n + r, time)
-    elif kind == TRANSFER_END:
+    elif kind in (TRANSFER_END, LEASE_ENDS, TIME_OUT):
         there = state.requests[n + r].lane
     if here != NONE and is_behind(state, here, time):
         return state.lanes[here].group
@@ -427,8 +441,8 @@ def loop(
                 return REACHED
             happen(state, order, course, hand, second, limit, time, kind, r)
             continue
-        why = advance(state, hand, course, g, end_of_turn, bounds, stages)
+        why = advance(state, hand, second, course, g, end_of_turn, bounds, stages)
         if why != REACHED:
             return why
-        settle(state, order, hand, course, g)
+        settle(state, order, hand, second, course, g)
         stale = told

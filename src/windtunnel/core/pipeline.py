@@ -138,8 +138,10 @@ def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
     )
 
 
-def clear_pipe(pipe: Pipe, lane: NDArray[Any], stages: int) -> None:
-    """Nothing is in flight in the pipeline of a lane."""
+def clear_pipe(state: State, pipe: Pipe, i: int) -> None:
+    """Nothing is in flight in the pipeline of lane ``i``."""
+    lane: Any = state.lanes[i : i + 1]
+    stages = int(state.pools["stages"][state.groups["pool"][lane["group"][0]]])
     slot, flight, line = (int(lane[name][0]) for name in ("first_slot", "first_flight", "first_line"))
     pipe.slots[slot : slot + stages] = np.zeros(1, dtype=pipe.slots.dtype)
     pipe.ends[flight : flight + int(lane["depth"][0])] = 0.0

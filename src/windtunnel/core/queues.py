@@ -137,6 +137,23 @@ def pop_asking(lane: Lane, requests: Array) -> int:
     return r
 
 
+@compiled
+def withdraw(lane: Lane, requests: Array, r: int) -> None:
+    """Take a request out of those that ask."""
+    before, at = NONE, lane.asking_head
+    while at != r:
+        before, at = at, requests[at].next
+    following = requests[r].next
+    if before == NONE:
+        lane.asking_head = following
+        lane.refused = 0
+    else:
+        requests[before].next = following
+    if following == NONE:
+        lane.asking_tail = before
+    lane.coming -= 1
+
+
 @part
 def put_ready(lane: Lane, requests: Array, r: int) -> None:
     """Put a request, whose KV is here, at the end of those that wait for a seat."""

@@ -45,8 +45,9 @@ REQUEST: Fields = [
     ("brought", np.int64),  # those that it then has; 0: it gets none
     ("gone", np.int64),  # it has ended, be it without a token
 ]
-KIND, HOOK, ACCEPTED, COUNT = range(4)
-"""Entries of ``settings``: the formula; a user's; accepted requests; how many entries there are."""
+KIND, HOOK, ACCEPTED, FIRST_GROUP, LAST_GROUP, FIRST_REPLICA, COUNT = range(7)
+"""Entries of ``settings``: the formula; a user's; accepted requests; the groups that the router chooses among, up to
+before the last; the first of their replicas; how many entries there are."""
 
 
 class Routing(NamedTuple):
@@ -72,8 +73,14 @@ class Routing(NamedTuple):
     """None where no KV is sent to a replica."""
 
 
-def routing_arrays(fleet: Any, demand: Any, router: int) -> Routing | None:
-    """What the fleet's router keeps.
+def groups_in(fleet: Any) -> int:
+    """How many groups a fleet has."""
+    rows = zip(fleet.replicas, fleet.lanes, fleet.lockstep, strict=True)
+    return sum(replicas * (1 if together else ranks) for replicas, ranks, together in rows)
+
+
+def routing_arrays(fleet: Any, demand: Any, router: int, first: tuple[int, int] = (0, 0)) -> Routing | None:
+    """What the router of a fleet keeps, or of one side of it that begins with this (group, replica).
 
     Raises:
         InputError: KV cannot be sent between the caches of these engines.
@@ -89,11 +96,9 @@ def routing_arrays(fleet: Any, demand: Any, router: int) -> Routing | None:
     waiting = np.nonzero(np.diff(offsets) > 0)[0]
     requests["before"][waiting] = parents[offsets[waiting]]
     pools, lanes, cache = _index(fleet, demand, settings)
-    groups = sum(
-        r * (1 if together else ranks)
-        for r, ranks, together in zip(fleet.replicas, fleet.lanes, fleet.lockstep, strict=True)
-    )
+    groups = first[0] + groups_in(fleet)
     numbers = np.zeros(COUNT, dtype=np.int64)
+    numbers[[FIRST_GROUP, LAST_GROUP, FIRST_REPLICA]] = first[0], groups, first[1]
     if settings is not None:
         numbers[KIND], numbers[HOOK] = settings.kind, address("route_view", settings)
     return Routing(
@@ -257,15 +262,35 @@ def note_departures(state: State, known: Any, g: int) -> None:
     if known is None:
         return
     group = state.groups[g]
-    if group.released == 0 or known.told[g] == group.now:
+    if group.released == 0 or not known.settings[FIRST_GROUP] <= g < known.settings[LAST_GROUP]:
+        return
+    if known.told[g] == group.now:
         return
     known.told[g] = group.now
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         r = state.lanes[i].left
         for _ in range(state.lanes[i].released):
-            known.replicas[group.replica].active -= state.requests[r].prompt
+            known.replicas[group.replica - known.settings[FIRST_REPLICA]].active -= state.requests[r].prompt
             known.requests[r].gone = 1
             r = state.requests[r].next
+
+
+@part
+def note_end(state: State, known: Any, r: int) -> None:
+    """A request that was in progress has ended without leaving its lane."""
+    if known is None:
+        return
+    request = known.requests[r]
+    known.replicas[request.replica].active -= state.requests[r].prompt
+    request.gone = 1
+
+
+@part
+def note_there(state: State, second: Any, g: int) -> None:
+    """What ``note_departures`` does, for the router of decode pools."""
+    if second is None:
+        return
+    note_departures(state, second.routing, g)
 
 
 @part
@@ -316,7 +341,7 @@ def waiting_requests(state: State, j: int, time: float) -> int:
 @part
 def look(state: State, known: Routing, outstanding: Any, r: int, time: float) -> None:
     """Fill in the view for request ``r``."""
-    for g in range(len(state.groups)):
+    for g in range(known.settings[FIRST_GROUP], known.settings[LAST_GROUP]):
         if state.groups[g].now <= time:
             note_departures(state, known, g)
     for k in range(len(state.there)):

@@ -110,6 +110,11 @@ class Engine:
     cudagraph_mode: str | None = None
     """``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches with prompts;
     None: as the engine does."""
+    num_redundant_experts: int = 0
+    """Copies of experts beside the experts themselves, in memory: choices fall evenly here anyway."""
+    swa_full_tokens_ratio: float | None = None
+    """Tokens that layers with a window have room for, for each that those without have (SGLang's flag of that name);
+    None: their windows are set aside for every request that runs."""
     mamba_ssm_cache_dtype: str = "auto"
     """Of the states of recurrent layers: ``auto`` (as the checkpoint says), ``float32``, ``bfloat16``, ``float16``."""
     low_precision_combine: bool = False
@@ -130,14 +135,7 @@ class Engine:
             object.__setattr__(self, "quantization", None)
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
             self._require_integer(name, 1)
-        for name in ("scheduler_recv_interval", "stream_interval", "api_server_count"):
-            self._require_integer(name, 1)
-        for name, value, known in (
-            ("cudagraph_mode", self.cudagraph_mode, (None, DECODES_ALONE)),
-            ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
-        ):
-            if value not in known:
-                raise unknown(name, str(value), [each for each in known if each])
+        self._check_around()
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._require_integer(name, 1, optional=True)
         self._check_sizes()
@@ -174,6 +172,21 @@ class Engine:
         size = self.block_size
         if size is not None and self.backend == "vllm" and size not in SMALL_BLOCKS and size % 16:
             raise InputError(f"block_size={size}: vLLM's kernels read blocks of 1, 8 or a multiple of 16 tokens")
+
+    def _check_around(self) -> None:
+        """What is around the scheduler: graphs, states, windows, and the front end."""
+        for name in ("scheduler_recv_interval", "stream_interval", "api_server_count"):
+            self._require_integer(name, 1)
+        for name, value, known in (
+            ("cudagraph_mode", self.cudagraph_mode, (None, DECODES_ALONE)),
+            ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
+        ):
+            if value not in known:
+                raise unknown(name, str(value), [each for each in known if each])
+        self._require_integer("num_redundant_experts", 0)
+        ratio = self.swa_full_tokens_ratio
+        if ratio is not None and not (isfinite(ratio) and 0 < ratio <= 1):
+            raise InputError(f"swa_full_tokens_ratio={ratio}: must be > 0 and ≤ 1")
 
     def _check_speculation(self) -> None:
         self._require_integer("num_speculative_tokens", 0)

@@ -17,7 +17,7 @@ from windtunnel.deployment.presets import MemoryRules
 from windtunnel.deployment.resolve import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
-from windtunnel.model import MLA, Model, MoE
+from windtunnel.model import MLA, CompressedAttention, Model, MoE
 from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import stages
@@ -117,7 +117,7 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     tp, dp, expert_parallel = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
     rules = preset(engine.preset).memory
     weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
-    weights += _padding_bytes(model, device, engine)
+    weights += _padding_bytes(model, device, engine) + _copies(model, engine)
     activations = _activation_bytes(model, engine, rules if device.sm_version else rules.without_cuda)
     reserve = int(rules.reserve(tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)) * GIB)
     graphs = len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES
@@ -155,7 +155,11 @@ def _requests_with_state(model: Model, engine: Engine, available: int) -> int:
 
 
 def _state_bytes(model: Model, engine: Engine) -> int:
-    """Bytes of the state of one request that decodes; vLLM keeps that of compressed attention in whole blocks."""
+    """Bytes of the state of one request that decodes; vLLM keeps that of compressed attention in whole blocks. With a
+    share of its own for windows, they are no part of it."""
+    if engine.swa_full_tokens_ratio is not None:
+        whole = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
+        return whole - sum(length * each for length, each in _windows(model, engine))
     return _held_bytes(model, engine, 1) or model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
 
 
@@ -179,6 +183,16 @@ def _available(device: Device, engine: Engine, weights: int, activations: int, r
     if engine.backend == "sglang":
         return int(device.usable_memory_bytes * share) - weights - reserve
     return int((device.usable_memory_bytes - weights - activations - reserve) * share)
+
+
+def _copies(model: Model, engine: Engine) -> int:
+    """Bytes of copies of experts (``ep_num_redundant_experts`` of SGLang, ``num_redundant_experts`` of vLLM)."""
+    if not (engine.num_redundant_experts and engine.enable_expert_parallel):
+        return 0
+    each = -(-engine.num_redundant_experts // (engine.tensor_parallel_size * engine.data_parallel_size))
+    layers = [(count, layer.mlp) for count, layer in model.layers if isinstance(layer.mlp, MoE)]
+    numbers = sum(count * mlp.expert_parameters(model.hidden_size) for count, mlp in layers)
+    return int(each * numbers * model.bytes_per_weight("experts"))
 
 
 def _absorbed_bytes(model: Model, tp: int) -> int:
@@ -244,6 +258,8 @@ def _network_elements(model: Model, engine: Engine, layer: Layer) -> float:
 
 def _pool_of_blocks(model: Model, engine: Engine, available: int) -> tuple[int, int, int]:
     """(blocks, bytes of a block, bytes set aside for windows) for this much memory."""
+    if engine.swa_full_tokens_ratio is not None:
+        return _shared_with_windows(model, engine, available, engine.swa_full_tokens_ratio)
     size, tp = engine.resolved("block_size"), engine.tensor_parallel_size
     every = size * model.kv_bytes_per_token(engine.kv_cache_dtype, tp)
     full = [(count, layer) for count, layer in model.layers if not layer.window]
@@ -257,6 +273,31 @@ def _pool_of_blocks(model: Model, engine: Engine, available: int) -> tuple[int, 
     windows = engine.resolved("max_num_seqs") * _window_bytes(model, engine, with_chunk=False)
     hybrid = (max(available - windows, 0) // full_bytes, full_bytes, windows)
     return hybrid if hybrid[0] > uniform[0] else uniform
+
+
+def _windows(model: Model, engine: Engine) -> list[tuple[int, int]]:
+    """(tokens of the window, bytes of a token in it) of the layers of compressed attention."""
+    dtype = model.resolve_kv_cache_dtype(engine.kv_cache_dtype)
+    return [
+        (layer.attention.local_window, layer.attention.entry_bytes(dtype))
+        for count, layer in model.layers
+        if isinstance(layer.attention, CompressedAttention)
+        for _ in range(count)
+    ]
+
+
+def _shared_with_windows(model: Model, engine: Engine, available: int, ratio: float) -> tuple[int, int, int]:
+    """As ``_pool_of_blocks``, where layers with a window have room for a share of the tokens of the others
+    (``set_num_tokens_hybrid_swa`` in sglang/srt/model_executor of 0.5)."""
+    size, tp = engine.resolved("block_size"), engine.tensor_parallel_size
+
+    def bytes_of(windowed: bool) -> int:
+        part = tuple((count, layer) for count, layer in model.layers if bool(layer.window) == windowed)
+        return replace(model, layers=part).kv_bytes_per_token(engine.kv_cache_dtype, tp) if part else 0
+
+    windows = bytes_of(True) + sum(each for _, each in _windows(model, engine))
+    block = int(size * (bytes_of(False) + ratio * windows))
+    return (available // block if block else UNBOUNDED), block, 0
 
 
 def _window_bytes(model: Model, engine: Engine, with_chunk: bool) -> int:

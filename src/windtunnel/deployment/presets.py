@@ -66,6 +66,8 @@ class EnginePreset:
     """``max_num_seqs`` itself is captured too."""
     lacks: tuple[str, ...] = ("watermark",)
     """Flags of newer versions of its scheduler."""
+    since: str = ""
+    """Release from which on its minor version is this; before, the preset before it stands for it."""
     scheduler: str = ""
     """Name of its scheduler among ``windtunnel.policy.PRESETS``; empty: its own."""
     enable_prefix_caching: bool = True
@@ -155,6 +157,20 @@ VLLM_0_6 = EnginePreset(
     before_v1=True,
     memory=MEMORY_V0,
 )
+SGLANG_0_5 = EnginePreset(
+    "sglang-0.5",
+    True,
+    True,
+    0.88,
+    graphs_prefill=False,
+    shares_memory=False,
+    since="0.5.22",
+    scheduler="sglang-0.5.23",
+    pipelines=(False,),
+    turns_stages_synchronous=True,
+)
+"""From 0.5.22 on nobody decodes past a declared length. From 0.5.1 to 0.5.21 they do: 0.4.6 stands for those releases,
+although by 0.5.5 a retraction keeps no margin."""
 TENSORRT_LLM = EnginePreset(
     "trtllm-1.0",
     async_scheduling=True,
@@ -196,17 +212,8 @@ PRESETS: dict[str, EnginePreset] = {
         replace(VLLM_0_12, name="vllm-0.10", deepep=False),
         replace(VLLM_0_12, name="vllm-0.8", deepep=False, scheduler="vllm-0.10"),
         VLLM_0_6,
-        EnginePreset(
-            "sglang-0.5",
-            True,
-            True,
-            0.88,
-            graphs_prefill=False,
-            shares_memory=False,
-            scheduler="sglang-0.4.6",
-            pipelines=(False,),
-            turns_stages_synchronous=True,
-        ),
+        SGLANG_0_5,
+        replace(SGLANG_0_5, name="sglang-0.4.6", since="", scheduler=""),
         TENSORRT_LLM_0_11,
         TENSORRT_LLM,
         replace(TENSORRT_LLM, name="trtllm-1.1", launches_early=True),

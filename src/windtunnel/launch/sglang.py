@@ -56,6 +56,7 @@ def settings(asked: Asked) -> Settings:
         "scheduler_recv_interval": asked.integer("scheduler-recv-interval"),
         "api_server_count": asked.integer("tokenizer-worker-num"),
         "mamba_ssm_cache_dtype": asked.text("mamba-ssm-dtype") or None,
+        "swa_full_tokens_ratio": _share_of_windows(asked),
     }
     found = Settings(engine, replicas=1 if dense else apart)
     _chunk(asked, engine, together)
@@ -115,6 +116,7 @@ def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> Non
             f"experts in {parts} groups of slices: whole ones on each of {gpus} GPUs stand for it"
         )
     engine["enable_expert_parallel"] = True if parts > 1 else None
+    engine["num_redundant_experts"] = asked.integer("ep-num-redundant-experts")
     if backend == "deepep" and ranks > 1:
         engine["all2all_backend"] = MODES.get(asked.text("deepep-mode") or "auto", AUTO)
     elif backend not in ("", "none"):
@@ -133,6 +135,15 @@ def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> Non
 
 
 A2A = {"megamoe": "exchange and experts are one kernel: gathering the tokens of all ranks stands for it"}
+
+
+def _share_of_windows(asked: Asked) -> float | None:
+    """The room of layers with a window, where the model has some beside others."""
+    flag, model = "swa-full-tokens-ratio", asked.model
+    if model is not None and not model.compresses and len({bool(layer.window) for _, layer in model.layers}) == 1:
+        asked.unused[flag] = "no layers with a window stand beside others"
+        return None
+    return asked.number(flag)
 
 
 def _states(asked: Asked, engine: dict[str, Any], ranks: int) -> None:

@@ -53,6 +53,7 @@ def settings(asked: Asked) -> Settings:
     if asked.given("enforce-eager") is False:
         engine["enforce_eager"] = None
     engine["api_server_count"] = max(1, engine["api_server_count"] or 1) if engine["api_server_count"] else None
+    engine["num_redundant_experts"] = asked.integer("eplb-config.num-redundant-experts")
     _exchange(asked, engine)
     _graphs(asked, engine)
     _cache_bytes(asked, engine)

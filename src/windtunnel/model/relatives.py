@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 Json = Mapping[str, Any]
 MODELOPT = {"quant_method": "modelopt", "kv_cache_scheme": "FP8"}
-ENDING = r"[-_.]?(v\d+)?$"
+PREVIEW, ENDING = r"([-_]preview)?", r"[-_.]?(v\d+)?$"
 FORMATS: tuple[tuple[str, str, Json], ...] = (
     ("nvfp4", r"[-_](nvfp4|fp4)", MODELOPT | {"quant_algo": "NVFP4"}),
     ("mxfp4", r"[-_]mxfp4", {"quant_method": "mxfp4"}),
@@ -93,7 +93,7 @@ def _apart(name: str) -> _Parts:
     bare = name.rstrip("/").rsplit("/", 1)[-1].lower()
     form = ""
     for each, pattern, _ in FORMATS:
-        shorter = re.sub(pattern + ENDING, "", bare)
+        shorter = re.sub(pattern + PREVIEW + ENDING, "", bare)
         if shorter != bare:
             form, bare = each, shorter
             break

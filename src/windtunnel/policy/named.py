@@ -23,7 +23,9 @@ PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang | WholeBatches] = {
     **vllm_v1.VERSIONS,
     "vllm": vllm_v1.VERSIONS["vllm-0.32"],
     **vllm_v0.VERSIONS,
-    "sglang-0.4.6": Sglang(),
+    "sglang-0.5.23": Sglang(),
+    "sglang-0.5": Sglang(),
+    "sglang-0.4.6": Sglang(version="0.4.6"),
     **POLICIES,
     "static": WholeBatches(),
 }

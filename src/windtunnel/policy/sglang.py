@@ -1,18 +1,40 @@
-"""SGLang's scheduler as data (0.4.6.post5: managers/scheduler.py, schedule_policy.py, server_args.py)."""
+"""SGLang's scheduler as data (0.4.6.post5 and 0.5.23: managers/scheduler.py, schedule_policy.py, server_args.py)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from windtunnel.errors import InputError, require_words
 from windtunnel.policy.settings import Limits, Settings
 
-Order = Literal["fcfs", "lpm", "dfs-weight", "lof"]
+Order = Literal["fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first"]
+Eviction = Literal["lru", "lfu", "slru", "priority", "fifo", "filo", "mru"]
+OLD: Mapping[str, frozenset[str]] = {"schedule_policy": frozenset({"fcfs", "lpm", "dfs-weight", "lof"})}
+"""Values that 0.4.6 has of settings with more values since."""
 
 INIT_NEW_TOKEN_RATIO = 0.7
 MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
 NEW_TOKEN_RATIO_DECAY_STEPS = 600
 """Constants of sglang/global_config.py."""
+
+LEAST = {
+    "pipeline_parallel_size": 1,
+    "page_size": 1,
+    "prefill_max_requests": 0,
+    "prefill_decode_interval": 0,
+    "prefill_decode_interval_min_bs": 0,
+    "min_free_slots_delay": 0,
+    "priority_scheduling_preemption_threshold": 0,
+}
+"""The smallest value of each."""
+NEWER = frozenset(LEAST) - {"pipeline_parallel_size"} | {
+    "radix_eviction_policy",
+    "retraction_policy",
+    "enable_priority_scheduling",
+    "schedule_low_priority_values_first",
+    "disable_priority_preemption",
+}
+"""What only 0.5.23 has here."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +52,15 @@ class Sglang(Settings):
     )
     counts_tokens_late: ClassVar[bool] = True
 
+    version: Literal["0.4.6", "0.5.23"] = "0.5.23"
+    """The release whose rules are followed."""
     chunked_prefill: bool = True
     """Cut prompts at max_num_batched_tokens, which is chunked_prefill_size."""
     max_prefill_tokens: int = 16384
     """Prompt tokens of one round, where the first request may exceed it."""
     schedule_policy: Order = "fcfs"
-    """First come first served, longest prefix match, depth first through the tree, longest output first."""
+    """First come first served, longest prefix match, depth first through the tree, longest output first; highest
+    response ratio, shortest prompt first (0.5)."""
     radix_cache: bool = True
     """Prompts that share a beginning share its tokens, and what ended stays until room is needed."""
     schedule_conservativeness: float = 1.0
@@ -51,21 +76,69 @@ class Sglang(Settings):
     """Stages of a pipeline, with a micro-batch of its own each; they have no overlap schedule (event_loop_pp of
     managers/scheduler.py)."""
 
+    # What 0.5 has and 0.4.6 has not, or not here.
+    page_size: int = 1
+    """Tokens that are handed out, cached and found at once."""
+    radix_eviction_policy: Eviction = "lru"
+    """Which cached beginnings are evicted first."""
+    retraction_policy: Literal["default", "priority"] = "default"
+    """Whether the priority counts before what was generated when one has to be sent back."""
+    prefill_max_requests: int = 0
+    """Requests of a prefill round; 0: as many as fit."""
+    prefill_decode_interval: int = 0
+    """Rounds without prompts after one with them."""
+    prefill_decode_interval_min_bs: int = 0
+    """Running requests below which that does not hold."""
+    min_free_slots_delay: int = 0
+    """New prompts run beside others only if so many seats are free (``--min-free-slots-delay``)."""
+    enable_priority_scheduling: bool = False
+    """The most urgent request of the queue is first; the larger its number the more urgent."""
+    schedule_low_priority_values_first: bool = False
+    """The smaller the number the more urgent."""
+    priority_scheduling_preemption_threshold: int = 10
+    """A request that finds no seat sends those back whose priority differs by more than this."""
+    disable_priority_preemption: bool = False
+    """None is sent back for that."""
+
     def __post_init__(self) -> None:
         if self.max_prefill_tokens < 1:
             raise InputError(f"max_prefill_tokens={self.max_prefill_tokens}: must be ≥ 1")
         if not self.schedule_conservativeness >= 0:
             raise InputError(f"schedule_conservativeness={self.schedule_conservativeness}: must be ≥ 0")
-        if self.pipeline_parallel_size < 1:
-            raise InputError(f"pipeline_parallel_size={self.pipeline_parallel_size}: must be ≥ 1")
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise InputError(f"{name}={getattr(self, name)}: must be ≥ {least}")
         if self.pipeline_parallel_size > 1 and self.enable_mixed_chunk:
             raise InputError("enable_mixed_chunk: SGLang has none with pipeline_parallel_size > 1; leave it out")
         require_words(self)
+        self._check_version()
+        self._check_orders()
+
+    def _check_version(self) -> None:
+        """Raise InputError for what 0.4.6 has not."""
+        if self.version != "0.4.6":
+            return
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in NEWER and value != field.default:
+                raise InputError(f"{field.name}={value}: SGLang has it from 0.5 on, here as 0.5.23; leave out version")
+            if field.name in OLD and value not in OLD[field.name]:
+                known = " or ".join(sorted(OLD[field.name]))
+                raise InputError(f"{field.name}={value}: must be {known} with version='0.4.6'")
+
+    def _check_orders(self) -> None:
+        """Raise InputError for settings that need each other."""
+        if self.enable_priority_scheduling and self.schedule_policy not in ("fcfs", "lof"):
+            raise InputError(f"schedule_policy={self.schedule_policy!r}: must be 'fcfs' or 'lof' with priorities")
+        if self.schedule_policy == "shortest-prefill-first" and not self.radix_cache:
+            raise InputError("schedule_policy='shortest-prefill-first': needs the radix cache")
+        if self.retraction_policy == "priority" and not self.enable_priority_scheduling:
+            raise InputError("retraction_policy='priority': needs enable_priority_scheduling")
 
     @property
     def async_scheduling(self) -> bool:
         """A round is decided while the one before it runs: a request that arrives meanwhile is seen a round later, and
-        one that ends takes part in one more."""
+        one that ends takes part in one more (0.5: only if it ends before its declared length)."""
         return not self.disable_overlap_schedule and self.pipeline_parallel_size == 1
 
     @property

@@ -90,6 +90,8 @@ class Loop:
         seconds: Callable[[Time], float],
         depth: int = 1,
         tolerance: float = 0,
+        after: Callable[[], Record] | None = None,
+        idle_looks: int = 1,
         release: Callable[[int, Time], None] | None = None,
     ) -> None:
         """
@@ -102,6 +104,9 @@ class Loop:
             seconds: how times are written.
             depth: steps in flight.
             tolerance: by how much an arrival is seen too early.
+            after: what is recorded of the scheduler when a step's outcome has taken effect. Then a step's ``arrived``
+                are those since the decision before, if that was empty, too.
+            idle_looks: how often an idle scheduler to which nothing comes any more is asked before it is stuck.
             release: tells the scheduler when a request comes that waited for others.
 
         Raises:
@@ -111,7 +116,7 @@ class Loop:
             raise InputError("after: requests that wait for others are replayed through vLLM's v1 schedulers only")
         self.scheduler, self.recording, self.arrival, self.release = scheduler, recording, list(arrival), release
         self.duration, self.words, self.seconds = duration, words, seconds
-        self.depth, self.tolerance = depth, tolerance
+        self.depth, self.tolerance, self.after, self.idle_looks = depth, tolerance, after, idle_looks
         self.waits = {row.rank: set(row.after) for row in recording.requests if row.after}
         self.coming = [(time, r) for r, time in enumerate(arrival) if r not in self.waits]
         heapify(self.coming)
@@ -144,7 +149,7 @@ class Loop:
                 self.now = max(self.now, self.coming[0][0])
                 looks = 0
             else:
-                self.stuck = looks > 1  # nothing has changed since it was asked before
+                self.stuck = looks > self.idle_looks  # nothing has changed since it was asked before
             self.stuck = self.stuck or self._goes_in_circles()
 
     def _launch(self) -> bool:
@@ -156,6 +161,8 @@ class Loop:
             self.delivered.add(r)
         decision = self.scheduler.schedule(self.now)
         if decision is None:
+            if self.after is not None:
+                self.arrived = []
             return False
         start = max(self.now, self.last_end)
         self.last_end = start + self.duration(decision)
@@ -178,7 +185,8 @@ class Loop:
         ignored = getattr(step.decision, "ignored", [])
         self.left -= {*finished, *ignored}
         self.fruitless = 0 if step.arrived or emitted or ignored else self.fruitless + 1
-        return record | {"emitted": self.recording.ids(emitted), "finished": self.recording.ids(finished)}
+        words = {"emitted": self.recording.ids(emitted), "finished": self.recording.ids(finished)}
+        return record | words | (self.after() if self.after is not None else {})
 
     def _go_on(self, ended: int, time: Time) -> None:
         """A request has ended: those come that waited for it last, after their think times."""

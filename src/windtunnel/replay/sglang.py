@@ -6,7 +6,7 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from windtunnel.core.records import GONE, NONE, QUEUED
+from windtunnel.core.records import GONE, IGNORED, NONE, QUEUED
 from windtunnel.core.schedulers.sglang import check
 from windtunnel.core.seats import CONTEXT, ENDS, NEVER, TOKENS, WHO
 from windtunnel.core.stepwise.stepper import ONLY
@@ -23,7 +23,8 @@ from windtunnel.replay.recording import (
     known,
 )
 
-VERSIONS = {"sglang-0.4.6": "0.4.6.post5"}
+OLDEST = "sglang-0.4.6"
+VERSIONS = {"sglang-0.5.23": "0.5.23", "sglang-0.5": "0.5.23", OLDEST: "0.4.6.post5"}
 """Releases whose schedulers were compared with."""
 
 CONFIG: Record = {
@@ -39,19 +40,44 @@ CONFIG: Record = {
     "disable_overlap_schedule": True,
     "declared_max_new_tokens": None,
 }
-"""Server arguments that the scheduler reads, and the recorder's defaults; pages of one token. Prompts are not cut where
+"""Server arguments that the scheduler reads, and the recorder's defaults. Prompts are not cut where
 ``chunked_prefill_size`` ≤ 0, and only the first prompt of a round may exceed ``max_prefill_tokens``. Every request
 declares ``declared_max_new_tokens`` as its output; None: what it generates."""
+SINCE_0_5: Record = {
+    "page_size": 1,
+    "enable_priority_scheduling": False,
+    "schedule_low_priority_values_first": False,
+    "priority_scheduling_preemption_threshold": 10,
+    "disable_priority_preemption": False,
+    "prefill_max_requests": None,
+    "prefill_decode_interval": 0,
+    "prefill_decode_interval_min_bs": 0,
+    "radix_eviction_policy": "lru",
+    "retraction_policy": "default",
+}
+"""Those of 0.5.23 by the names of ``policy.Sglang``."""
+OF_THE_RECORDER: Record = {"min_free_slots": None, "context_len": 8192}
+"""Those of its recorder: ``--min-free-slots-delay``, and the longest request, which the scheduler does not look at."""
 
 
-def policy(config: Mapping[str, Any]) -> Sglang:
+def settings(config: Mapping[str, Any], version: str) -> Record:
+    """A recording's settings over its recorder's defaults. Raises InputError for a name or a value that can't be."""
+    return known(config, CONFIG if version == OLDEST else CONFIG | SINCE_0_5 | OF_THE_RECORDER)
+
+
+def policy(config: Mapping[str, Any], version: str) -> Sglang:
     """The scheduler's rules with a recording's settings."""
-    names = ("max_prefill_tokens", "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos")
+    names = ["max_prefill_tokens", "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "ignore_eos"]
+    found = {name: config[name] for name in (names if version == OLDEST else [*names, *SINCE_0_5])}
+    if version != OLDEST:
+        found["prefill_max_requests"] = config["prefill_max_requests"] or 0
+        found["min_free_slots_delay"] = config["min_free_slots"] or 0
     return Sglang(
+        version="0.4.6" if version == OLDEST else "0.5.23",
         chunked_prefill=config["chunked_prefill_size"] > 0,
         radix_cache=not config["disable_radix_cache"],
         disable_overlap_schedule=config["disable_overlap_schedule"],
-        **{name: config[name] for name in names},
+        **found,
     )
 
 
@@ -74,6 +100,9 @@ class Round(NamedTuple):
     """In order of retraction."""
     chunked: int | None
     """Its prompt is part-way after this round."""
+    preempted: list[int]
+    """Sent back for a more urgent request."""
+    aborted: list[int]
 
 
 class Scheduler(Lane):
@@ -84,20 +113,31 @@ class Scheduler(Lane):
         rows: Sequence[RecordedRequest],
         config: Mapping[str, Any],
         declared: Sequence[int] | None = None,
+        version: str = OLDEST,
     ) -> None:
         """``declared``: what each of ``rows`` declares as its output. Raises InputError for settings that can't be."""
-        config = known(config, CONFIG)
+        config = settings(config, version)
         if (most := config["declared_max_new_tokens"]) is not None:
             if most < 1:
                 raise InputError(f"declared_max_new_tokens={most}: must be null or a whole number ≥ 1")
             declared = [most] * len(rows)
-        super().__init__(rows, limits(config), policy(config), [row.arrival for row in rows], declared=declared)
+        super().__init__(
+            rows, limits(config), policy(config, version), [row.arrival for row in rows], declared=declared
+        )
         self.overlaps = not config["disable_overlap_schedule"]
         self.decided = False
         """A round was decided, and has not been launched."""
+        self.retractions = [0] * len(rows)
+        names = sorted(range(len(rows)), key=lambda r: rows[r].id)
+        self.columns["name"][names] = range(len(rows))
         self.pool["looks"] = 1  # the recorder's loop looks at an idle engine again when something arrives
         if config["chunked_prefill_size"] > 0:  # which may be less than max_running_requests here
             self.pool["chunk_limit"] = config["chunked_prefill_size"]
+
+    @property
+    def preemptions(self) -> list[int]:
+        """How often each request was retracted."""
+        return self.retractions
 
     @property
     def running(self) -> list[int]:
@@ -142,10 +182,14 @@ class Scheduler(Lane):
         """Decide the next round; None if it is idle. Raises InputError where the engine would die."""
         if self.decided:  # nothing was in flight before it
             self._launch()
-        before = set(self.waiting)
+        before, ran = set(self.waiting), set(self._who(0, self.lane["top"] + self.lane["batch"]))
         found, _ = self.stepper.decide(self.stepper.now)
         check(self.stepper.state)
         self.decided = found
+        sent_back = [r for r in self.waiting if r not in before]
+        retracted = [r for r in sent_back if not self.columns[r]["made_way"]]
+        for r in retracted:
+            self.retractions[r] += 1
         if not found:
             return None
         lane, seats = self.lane, self.seats
@@ -157,15 +201,17 @@ class Scheduler(Lane):
         return Round(
             mode=("mixed" if decodes else "extend") if prompts else "decode",
             parts=prompts + decodes,
-            retracted=[r for r in self.waiting if r not in before],
+            retracted=retracted,
             chunked=self.chunked,
+            preempted=sorted(r for r in sent_back if self.columns[r]["made_way"]),
+            aborted=[r for r in ran if self.columns[r]["state"] == IGNORED],
         )
 
     def update(self, batch: Round, end: float) -> tuple[list[int], list[int]]:
         """The oldest round has run at ``end``: a token for every request whose prompt is done, unless it had ended
         before or was retracted meanwhile. Returns (emitted, finished)."""
         parts = [part.r for part in batch.parts if part.r != batch.chunked]
-        emitted = [r for r in parts if self.columns[r]["state"] not in (GONE, QUEUED)]
+        emitted = [r for r in parts if self.columns[r]["state"] not in (GONE, QUEUED, IGNORED)]
         if not self.overlaps:
             self.stepper.conclude(end)
             self.decided = False
@@ -213,22 +259,35 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
         raise unknown("scheduler", version, VERSIONS)
     check_runs_in_core(version, engine)
     times = coefficients(recording)
-    scheduler = Scheduler(recording.requests, recording.config)
-    yield {"type": "header", "sglang": VERSIONS[version], "config": recording.config, "batch_time": times}
+    newer = version != OLDEST
+    scheduler = Scheduler(recording.requests, recording.config, version=version)
+    header = {"type": "header", "sglang": VERSIONS[version], "config": recording.config, "batch_time": times}
+    loop_of = {"tree": "UnifiedRadixCache", "loop": "overlap" if scheduler.overlaps else "normal"}
+    yield header | (loop_of if newer else {})
     exact = {name: Fraction(repr(value)) * TICKS_PER_SECOND for name, value in times.items()}
+    if newer:
+        exact = {name: Fraction(round(value)) for name, value in exact.items()}
     loop = Loop(
         scheduler,
         recording,
         arrival=[Fraction(row.arrival) for row in recording.requests],
         duration=partial(_ticks, exact),
-        words=partial(_words, scheduler, recording),
+        words=partial(_words, scheduler, recording, newer),
         seconds=seconds_of,
         depth=2 if scheduler.overlaps else 1,
+        after=partial(_memory, scheduler) if newer else None,
+        idle_looks=3 if newer else 1,
     )
     yield from loop.records()
     if loop.stuck:
-        yield {"type": "stuck", "t": seconds_of(loop.now), "waiting": recording.ids(scheduler.waiting)}
+        stuck = {"type": "stuck", "t": seconds_of(loop.now), "waiting": recording.ids(scheduler.waiting)}
+        yield stuck | ({"running": recording.ids(scheduler.running)} if newer else {})
     yield loop.summary(("first_token_t", "ttft", "e2e_t"), "retractions")
+
+
+def _memory(scheduler: Scheduler) -> Record:
+    """What a record of 0.5 says of the memory after the round's outcome."""
+    return {"available_after_update": scheduler.available, "evictable_after_update": scheduler.evictable}
 
 
 def _ticks(times: dict[str, Fraction], batch: Round) -> Fraction:
@@ -240,18 +299,21 @@ def _ticks(times: dict[str, Fraction], batch: Round) -> Fraction:
     return ticks
 
 
-def _words(scheduler: Scheduler, recording: Recording, step: Step) -> Record:
+def _words(scheduler: Scheduler, recording: Recording, newer: bool, step: Step) -> Record:
     """What a round's record says right after the decision."""
     requests = recording.requests
     batch: Round = step.decision
+    sent_back = {"preempted": recording.ids(batch.preempted), "aborted": recording.ids(batch.aborted)}
     return {
         "mode": batch.mode,
+        **({"t_sched": seconds_of(step.decided)} if newer else {}),
         "t_start": seconds_of(step.start),
         "t_end": seconds_of(step.end),
         "arrived": recording.ids(step.arrived),
         "scheduled": {requests[part.r].id: part.tokens for part in batch.parts},
         "start_pos": {requests[part.r].id: part.start for part in batch.parts},
         "retracted": recording.ids(batch.retracted),
+        **(sent_back if newer else {}),
         "new_token_ratio": round(scheduler.new_token_ratio, 6),
         "chunked_req": None if batch.chunked is None else requests[batch.chunked].id,
         "running": recording.ids(scheduler.running),

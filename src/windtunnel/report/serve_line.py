@@ -48,6 +48,8 @@ OF_FRONT = {
     "scheduler_recv_interval": 1,
     "api_server_count": 1,
     "mamba_ssm_cache_dtype": "auto",
+    "swa_full_tokens_ratio": None,
+    "num_redundant_experts": 0,
 }
 """Settings of SGLang with a value, and what needs no flag."""
 FP8 = {ours: theirs for theirs, ours in SHORT.items()}
@@ -111,6 +113,8 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     if drafts := engine.get("num_speculative_tokens"):
         settings = json.dumps({"method": "mtp", "num_speculative_tokens": drafts})
         words += ["--speculative-config", shlex.quote(settings)]
+    if copies := engine.get("num_redundant_experts"):
+        words += ["--enable-eplb", "--eplb-config", shlex.quote(json.dumps({"num_redundant_experts": copies}))]
     if engine.get("enforce_eager"):
         words.append("--enforce-eager")
     graphs = {"cudagraph_capture_sizes": other_capture_sizes(pool), "cudagraph_mode": engine.get("cudagraph_mode")}

@@ -46,7 +46,7 @@ class Prompts:
         self._workload, self._seed = workload, seed
 
     def tokens(self, row: int) -> list[int]:
-        """The prompt of a request: what it shares with others, and its own. Answers of others are drawn, too: what the
+        """The prompt of a request: what it shares with others, and its own. Answers of others are drawn: what the
         server answers is not known as tokens."""
         load, found = self._workload, list[int]()
         if load.hash_ids is not None:

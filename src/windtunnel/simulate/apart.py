@@ -91,7 +91,7 @@ def about_waits(rules: Handover, record: Handed) -> list[str]:
             limit = getattr(rules, name)
             found.append(
                 f"{late} requests waited longer than the hand-over's {name} of {limit:g} s: the engine gives up; "
-                "on_expiry=fail in --handover simulates that, but for SGLang"
+                "on_expiry=fail in --handover simulates that"
             )
     return found
 

@@ -15,7 +15,7 @@ from windtunnel.core.engine import Demand, Fleet, Floats
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import NONE, STALL, records
 from windtunnel.deployment.handover import Handover
-from windtunnel.policy import routing
+from windtunnel.policy import UserScheduler, routing
 from windtunnel.policy.named import Router
 from windtunnel.reference import handover as reference
 from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness
@@ -47,11 +47,13 @@ def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Hando
     names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
     names |= {"autoscaling"} if any(fleet.scaling) else set()
     names |= {"faults"} if fleet.failures else set()
-    if any(router.number in (routing.SCORED, routing.SESSION_AFFINITY) for router in routers):
-        names.add("routers that remember")
-    if routers[1].number == routing.ROUTE_SCORE and routers[1] is not routers[0]:
-        names.add("your own decode_router")
-    if rules.on_expiry != "wait":
+    if any(isinstance(router.routing, routing.Conductor) for router in routers):
+        names.add("conductor")
+    for role, router in zip(SIDES, routers, strict=True):
+        if router.number == routing.SCORED and any(fleet.lanes[pool] > 1 for pool in of_role(fleet, role)):
+            names.add("a router that knows prefixes, and data-parallel ranks")
+    asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
+    if rules.on_expiry == "recompute" or (asked and rules.on_expiry != "wait"):
         names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)
 

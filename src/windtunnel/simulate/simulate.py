@@ -156,10 +156,11 @@ def _record(
         require_known(fleet, beyond)
     if between:
         crossing, sending = between
+        asked = routers[1].route_score, routers[1].routing
         handed = (
             run_apart(fleet, demand, routers, uniforms, crossing, sending)
             if beyond
-            else handover.run(fleet, demand, numbers, uniforms, crossing)
+            else handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked)
         )
         return handed, said + about_waits(crossing.rules, handed)
     if beyond:

@@ -56,8 +56,8 @@ class MeasuredRun:
 
 
 def nearest_preset(engine: str, version: str) -> str:
-    """The preset of this engine whose version is nearest: the same minor version, else the one with the fewest minor
-    versions between, of two as near the older.
+    """The preset of this engine whose version is nearest: the same minor version, unless it begins later (``since``),
+    else the one with the fewest minor versions between, of two as near the older.
 
     Raises InputError when no version of the engine is simulated.
     """
@@ -75,7 +75,7 @@ def preset_note(engine: str, version: str) -> str:
     text = f"{engine} {version} has no preset and is simulated as {chosen.name}"
     if other is None:
         return text
-    names = [field.name for field in fields(chosen) if field.name not in ("name", "scheduler")]
+    names = [field.name for field in fields(chosen) if field.name not in ("name", "scheduler", "since")]
     differs = [
         f"{name}={getattr(other, name)}, not {getattr(chosen, name)}"
         for name in names
@@ -97,6 +97,8 @@ def _nearest(engine: str, version: str) -> tuple[EnginePreset, EnginePreset | No
     wanted = _minor(version)
     older = [preset for preset in presets if _minor(preset.version) <= wanted]
     newer = [preset for preset in presets if _minor(preset.version) > wanted]
+    if len(older) > 1 and _minor(older[-1].version) == wanted and version_key(version) < version_key(older[-1].since):
+        return older[-2], None
     if not (older and newer) or _minor(older[-1].version) == wanted:
         return (older[-1] if older else newer[0]), None
     below, above = older[-1], newer[0]

@@ -28,25 +28,34 @@ class SglangCase:
     hash_ids: Any
     hash_block_size: int
     max_concurrency: int
+    priority: Any
 
 
 def small_case(seed: int) -> SglangCase:
-    """Little memory, shared beginnings, every order, chunks mixed or not, closed loops, several replicas."""
+    """Either version; little memory, shared beginnings, every order, chunks mixed or not, pages, priorities, closed
+    loops, several replicas."""
     rng = np.random.default_rng(seed)
 
     def pick(*values: Any) -> Any:
         return values[int(rng.integers(len(values)))]
 
     seqs, chunked, longest = pick(1, 2, 4, 8, 16, 40), pick(False, True), 200
+    newer, radix = pick(False, True), pick(False, True)
+    orders = ("fcfs", "lpm", "dfs-weight", "lof", *(("hrrn", "shortest-prefill-first") if newer and radix else ()))
     policy = Sglang(
+        version="0.4.6",
         chunked_prefill=chunked,
         max_prefill_tokens=pick(16, 60, 200),
-        schedule_policy=pick("fcfs", "lpm", "dfs-weight", "lof"),
-        radix_cache=pick(False, True),
+        schedule_policy="fcfs",
+        radix_cache=radix,
         schedule_conservativeness=pick(0.0, 0.3, 1.0, 2.0),
         enable_mixed_chunk=pick(False, True),
         ignore_eos=pick(False, True),
         disable_overlap_schedule=pick(False, True),
+    )
+    policy = replace(policy, **newer_settings(pick)) if newer else policy
+    policy = replace(
+        policy, schedule_policy=pick(*(orders if not policy.enable_priority_scheduling else ("fcfs", "lof")))
     )
     limits = Limits(seqs, longest, longest, int(rng.integers(8, 121)), pick(1, 4))
     budget = seqs + pick(1, 5, 40, 200) if chunked else policy.longest_round(limits)
@@ -72,7 +81,26 @@ def small_case(seed: int) -> SglangCase:
         hash_ids=shared_beginnings(rng, prompt, size, pick(1, 3, 1000)),
         hash_block_size=size,
         max_concurrency=pick(0, 0, 1, 5),
+        priority=rng.integers(0, 4, n),
     )
+
+
+def newer_settings(pick: Any) -> dict[str, Any]:
+    """What only 0.5.23 has."""
+    priorities, page = pick(False, False, True), pick(1, 1, 2, 8)
+    return {
+        "version": "0.5.23",
+        "page_size": page,
+        "radix_eviction_policy": pick("lru", "lru", "lfu", "slru", "priority", "fifo", "filo", "mru"),
+        "prefill_max_requests": pick(0, 0, 1, 3),
+        "prefill_decode_interval": pick(0, 0, 1, 4),
+        "prefill_decode_interval_min_bs": pick(0, 2),
+        "min_free_slots_delay": pick(0, 0, 2),
+        "enable_priority_scheduling": priorities,
+        "schedule_low_priority_values_first": pick(False, True),
+        "priority_scheduling_preemption_threshold": pick(0, 1),
+        "retraction_policy": pick("default", "priority") if priorities else "default",
+    }
 
 
 def small_pipeline(seed: int) -> SglangCase:
@@ -114,6 +142,7 @@ def by_core(case: SglangCase, jumps: bool = True) -> Record:
         max_tokens=case.declared,
         hash_ids=case.hash_ids,
         hash_block_size=case.hash_block_size,
+        priority=case.priority,
     )
     fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
     return run(fleet, demand, case.router, np.linspace(0, 0.99, n), jumps)

@@ -20,23 +20,24 @@ class Ask:
     tokens: list[int]
     output: int
     declared: int
+    priority: int = 0
 
 
-def ask(name: str, prompt: int | list[int], output: int, declared: int | None = None) -> Ask:
+def ask(name: str, prompt: int | list[int], output: int, declared: int | None = None, priority: int = 0) -> Ask:
     """A request; ``prompt`` a length of private tokens, or the tokens."""
     tokens = [next(PRIVATE) for _ in range(prompt)] if isinstance(prompt, int) else list(prompt)
-    return Ask(name, tokens, output, declared or output)
+    return Ask(name, tokens, output, declared or output, priority)
 
 
 class Engine(Scheduler):
     """The core's scheduler, with names for its requests."""
 
-    def __init__(self, asks: list[Ask], config: dict[str, object]) -> None:
+    def __init__(self, asks: list[Ask], config: dict[str, object], version: str = "sglang-0.4.6") -> None:
         rows = [
-            RecordedRequest(one.name, rank, 0, len(one.tokens), one.output, 0, tuple(one.tokens))
+            RecordedRequest(one.name, rank, 0, len(one.tokens), one.output, one.priority, tuple(one.tokens))
             for rank, one in enumerate(asks)
         ]
-        super().__init__(rows, config, [one.declared for one in asks])
+        super().__init__(rows, config, [one.declared for one in asks], version)
         self.asks = asks
         self.flying: deque[Round] = deque()
         self.ended = 0.0
@@ -76,8 +77,9 @@ class Engine(Scheduler):
 
 
 def engine(*asks: Ask, later: tuple[Ask, ...] = (), **settings: object) -> Engine:
-    """An engine in whose queue ``asks`` wait; those of ``later`` may arrive."""
+    """An engine in whose queue ``asks`` wait; those of ``later`` may arrive. ``version``: sglang-0.4.6 if not given."""
+    version = str(settings.pop("version", "sglang-0.4.6"))
     plain: dict[str, object] = {"max_total_tokens": 1000, "disable_radix_cache": True}
-    made = Engine([*asks, *later], plain | settings)
+    made = Engine([*asks, *later], plain | settings, version)
     made.arrive(*(one.name for one in asks))
     return made

@@ -57,7 +57,8 @@ def run_apart(
     handover.require_handing(fleet, crossing.rules)
     pools = np.concatenate([handover.of_role(fleet, name) for name in ("prefill", "decode")])
     ordered = handover.pools_of(fleet, pools)
-    state = with_old_counters(new_state(ordered, handover._rows(demand, crossing.rules), uniforms[0]))
+    columns = handover._rows(demand, crossing.rules)
+    state = with_old_counters(new_state(ordered, columns, uniforms[0]))
     state = handover._begun(state, ordered, demand)
     new = handover._apart(ordered, demand, crossing)
     counts = np.zeros(MORE_COUNTS, dtype=np.int64)
@@ -65,7 +66,7 @@ def run_apart(
     counts[CLOSED] = demand.closed
     apart = Apart(*new[:-1], counts, arrivals_of(demand), order_of(state.groups))
     state.counters[JUMPS], apart.order.in_step[0] = jumps, in_step
-    sides = handover._sides(state, ordered, uniforms)
+    sides = handover._sides(state, (ordered, ordered), columns, demand, routers, uniforms)
     for side in sides:
         side["counters"] = state.counters.copy()
     stages = True if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies) else None

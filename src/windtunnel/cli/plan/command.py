@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, Json, Pasting, Verbose, progress, show_json
 from windtunnel.cli.plan.apart import POOLS, Apart
 from windtunnel.cli.plan.flags import CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Cluster
+from windtunnel.cli.plan.line import Judged, judged, space_of_line
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals, Load
@@ -142,6 +143,7 @@ def plan(
     *,
     axes: Annotated[Axes, Parameter(name="*", group=SPACE)] = Axes(),  # noqa: B008 - frozen
     space: Annotated[Path | None, Parameter(group=SPACE)] = None,
+    pasting: Annotated[Pasting, Parameter(name="*", group=SPACE)] = PASTING,
     devices_file: Annotated[Path | None, Parameter(group=SPACE)] = None,
     apart: Annotated[Apart, Parameter(name="*", group=POOLS)] = Apart(),  # noqa: B008 - frozen
     available: Annotated[Available, Parameter(name="*", group=LIMITS)] = Available(),  # noqa: B008 - frozen
@@ -183,31 +185,38 @@ def plan(
     fixed = load.for_trials(wanted.target_request_rate)
     with progress("reading the load"):
         question = question_of(fixed, goals, wanted, perf, calibration)
-    mixed = space_of(model, axes, space, available, devices_file, wanted.finds_replicas)
+    flags = (axes, available, devices_file, wanted.finds_replicas)
+    lines = pasting.lines
+    mixed, line = space_of_line(lines, model, *flags) if lines else (space_of(model, space, *flags), None)
     results = []
     for searched in [mixed] if apart.pools == "mixed" else apart.spaces(mixed):
         objective = wanted.goal(searched, question.workload)
         asked = Asked(fixed, searched, question, objective, cases_of(load, wanted, searched, question))
         results.append(found(asked, wanted, cluster, kept))
     verdict = verdict_of(results, fixed, wanted)
-    return _finish(results[0 if verdict is None or not verdict.separate else 1], verdict, kept, as_json, verbose)
+    chosen = results[0 if verdict is None or not verdict.separate else 1]
+    return _finish(chosen, verdict, kept, judged(line, chosen[0]), as_json, verbose)
 
 
 def _finish(
     chosen: "tuple[SearchResult, Advice | None, WhatIf | None, Sequence[Surveyed], Riskier | None]",
     verdict: "Verdict | None",
     kept: Kept,
+    line: "Judged | None",
     as_json: bool,
     verbose: bool,
 ) -> int:
     """Show what was found, and write the files that were asked for."""
     from windtunnel.cli.plan.show import show_plan
+    from windtunnel.cli.terminal import show
 
     answer, advice, what_ifs, surveyed, risky = chosen
     if as_json:
-        show_json(document(answer, advice, what_ifs, verdict, risky))
+        show_json(document(answer, advice, what_ifs, verdict, risky) | ({"line": line.spec()} if line else {}))
     else:
         show_plan(answer, advice, what_ifs, verdict, risky, verbose)
+        if line is not None:
+            show(line.sentence)
     kept.write(answer, advice, surveyed, what_ifs, verdict, risky)
     return DONE if answer.best else MISSED
 
@@ -313,8 +322,8 @@ def draws_of(load: Load, wanted: Wanted) -> "tuple[tuple[int, Workload], ...]":
 
 def space_of(
     model: str | None,
-    axes: Axes,
     file: Path | None,
+    axes: Axes,
     available: Available,
     devices_file: Path | None,
     fleet: bool = False,

@@ -120,7 +120,8 @@ def show_plan(
     """What to buy in a sentence, how sure that is, the ranking and the command; with ``verbose`` all that is known."""
     left = [wrapped(text) for text in (unfinished(answer),) if text]
     if advice is None:
-        show(*_nothing(answer), *left, *([_counts(answer)] if verbose else []))
+        none = ["No answer yet."] if left else _nothing(answer)
+        show(*none, *left, *([_counts(answer)] if verbose else []))
         return
     parts: list[Table | str] = [wrapped(sentence(answer, advice.entry))]
     cheaper = riskier_sentence(risky, answer.question.confidence)

@@ -5,13 +5,26 @@ a request with one token more, whose context is there. If the decode replica mak
 the last token of the prompt again: to it that is the known token.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.link import EVENT, HANDED, NEXT, NIC, NUM_COUNTS, RULES, SHARED, Apart
+from windtunnel.core.apart.link import (
+    EVENT,
+    FAILS,
+    HANDED,
+    NEXT,
+    NIC,
+    NUM_COUNTS,
+    RECOMPUTES,
+    RULES,
+    SHARED,
+    WAITS,
+    Apart,
+)
 from windtunnel.core.apart.staging import MEMORY, SEATS, SEATS_AND_FEW
 from windtunnel.core.clients import play_of, waits_of
 from windtunnel.core.dispatch import check
@@ -26,9 +39,10 @@ from windtunnel.core.engine import (
     turns_of,
     with_room,
 )
-from windtunnel.core.hooks import raise_failures
+from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import (
+    ALL,
     DECODE,
     JUMPS,
     LOOKED,
@@ -36,20 +50,23 @@ from windtunnel.core.records import (
     NONE,
     PREFILL,
     RELEASE,
+    ROUTE_HOOK,
     ROWS,
     STALLS,
     State,
     attributes,
     records,
 )
+from windtunnel.core.routing import groups_in, routing_arrays
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.errors import InputError
 from windtunnel.policy import Policy, Sglang, UserScheduler, VllmV0, VllmV1, WholeBatches
-from windtunnel.policy.routing import SCORED, SESSION_AFFINITY
+from windtunnel.policy.routing import Conductor, Routing
 
 OF_POOLS = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
 STAGING = {"memory": MEMORY, "seats": SEATS, "seats_and_few": SEATS_AND_FEW}
+EXPIRES = {"wait": WAITS, "fail": FAILS, "recompute": RECOMPUTES}
 ROLES = {"mixed": MIXED, "prefill": PREFILL, "decode": DECODE}
 
 
@@ -84,6 +101,7 @@ def run(
     crossing: Crossing,
     jumps: bool = True,
     in_step: bool = False,
+    decode_router: tuple[Callable[..., float] | None, Routing | None] = (None, None),
 ) -> Handed:
     """Simulate pools that prefill and pools that decode.
 
@@ -95,13 +113,15 @@ def run(
         crossing: the link and the rules of the hand-over.
         jumps: make equal steps at once.
         in_step: no replica stays behind the others. The result is the same.
+        decode_router: the function or the settings of the router of decode pools, where it has any; those of the other
+            one stand in the fleet.
 
     Raises:
         InputError: a scheduler that does not hand over, or takes nothing.
     """
     require_handing(fleet, crossing.rules)
-    if max(routers) in (SESSION_AFFINITY, SCORED):
-        raise InputError("router: between prefill and decode pools only reference.handover has those that remember")
+    if isinstance(fleet.routing, Conductor) or isinstance(decode_router[1], Conductor):
+        raise InputError("conductor: what it promises is not simulated between prefill and decode pools")
     pools = np.concatenate([of_role(fleet, name) for name in ("prefill", "decode")])
     ordered = pools_of(fleet, pools)
     columns = _rows(demand, crossing.rules)
@@ -109,15 +129,23 @@ def run(
     state = _begun(state, ordered, demand)
     apart = _apart(ordered, demand, crossing)
     order, course = turns_of(state, routers, demand.closed, told=True)
-    state.counters[JUMPS], order.in_step[0] = jumps, in_step or course[LOOKED]
-    sides, arrivals, limit = _sides(state, ordered, uniforms), arrivals_of(demand), demand.max_concurrency
+    state.counters[JUMPS], order.in_step[0] = jumps, in_step or course[LOOKED] or course[ALL]
+    sides = _sides(
+        state,
+        (ordered, replace(ordered, route_score=decode_router[0], routing=decode_router[1])),
+        columns,
+        demand,
+        routers,
+        uniforms,
+    )
+    arrivals, limit = arrivals_of(demand), demand.max_concurrency
     stages = True if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies) else None
     while True:
         first, second = (state._replace(**side) for side in sides)
         if loop(first, order, course, arrivals, apart, second, routers, limit, np.inf, stages) != FULL:
             break
         state = with_room(state)
-    raise_failures((*fleet.policies, fleet))
+    raise_failures((*fleet.policies, fleet, fleet.routing, decode_router[1]))
     check(state)
     return _record(fleet, pools, demand, crossing, state, apart)
 
@@ -135,6 +163,8 @@ def require_handing(fleet: Fleet, rules: Handover) -> None:
             raise InputError(f"role='decode': not simulated with {policy}: one stage, and no swapping to the host")
         if role == "decode" and isinstance(policy, Sglang) and policy.radix_cache:
             raise InputError("role='decode': SGLang's decode servers have no radix cache: enable_prefix_caching=False")
+        if role == "decode" and isinstance(policy, Sglang) and rules.on_expiry == "recompute":
+            raise InputError("handover: on_expiry='recompute': SGLang's decode servers compute no prompts: use fail")
         if role == "decode" and isinstance(policy, Sglang) and rules.max_local_prefill_length:
             raise InputError(
                 f"handover: max_local_prefill_length={rules.max_local_prefill_length}: SGLang's decode servers compute "
@@ -225,6 +255,9 @@ def _apart(fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
         "staging": STAGING[rules.staging],
         "reserved": rules.reserved_decode_tokens,
         "local": rules.max_local_prefill_length,
+        "expires": EXPIRES[rules.on_expiry],
+        "lease": rules.lease,
+        "timeout": rules.timeout,
     }
     for name, value in values.items():
         settings[name] = value
@@ -234,7 +267,7 @@ def _apart(fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
         handed=attributes(handed),
         work=np.ascontiguousarray(crossing.work, dtype=np.float64) if len(crossing.work) else np.zeros(n),
         shared=attributes(records(n, SHARED)),
-        events=attributes(records(2 * n + 2, EVENT)),
+        events=attributes(records((2 if rules.on_expiry == "wait" else 4) * n + 2, EVENT)),
         nics=attributes(records(sum(fleet.replicas), NIC)),
         active=np.zeros(n, dtype=np.int64),
         fresh=np.zeros(n, dtype=np.int64),
@@ -242,19 +275,37 @@ def _apart(fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
     )
 
 
-def _sides(state: State, fleet: Fleet, uniforms: Floats) -> list[dict[str, Any]]:
-    """What the routers of either side have of their own."""
-    between = sum(count for count, role in zip(fleet.replicas, fleet.roles, strict=True) if role == "prefill")
+def _sides(
+    state: State,
+    fleets: tuple[Fleet, Fleet],
+    columns: Demand,
+    demand: Demand,
+    routers: tuple[int, int],
+    uniforms: Floats,
+) -> list[dict[str, Any]]:
+    """What the routers of either side have of their own; ``fleets`` have the settings of each."""
+    between = sum(count for count, role in zip(fleets[0].replicas, fleets[0].roles, strict=True) if role == "prefill")
     parts = state.replicas[: between + 1], state.replicas[between:]
     counters = state.counters, state.counters.copy()
+    counters[1][ROUTE_HOOK] = address("route_score", fleets[1])
+    before = pools_of(fleets[0], of_role(fleets[0], "prefill"))
+    after = pools_of(fleets[1], of_role(fleets[1], "decode"))
+    follow = np.where(demand.follow == NONE, NONE, demand.follow + len(demand.follow))
+    known = replace(columns, follow=np.concatenate([demand.follow, follow]))
+    routing = (
+        routing_arrays(before, known, routers[0]),
+        routing_arrays(after, replace(known, hash_ids=None), routers[1], (groups_in(before), between)),
+    )
+    rows = zip(parts, uniforms, counters, routing, strict=True)
     return [
         {
             "replicas": part,
             "there": np.arange(len(part) - 1, dtype=np.int64),
             "uniforms": np.ascontiguousarray(numbers),
             "counters": own,
+            "routing": kept,
         }
-        for part, numbers, own in zip(parts, uniforms, counters, strict=True)
+        for part, numbers, own, kept in rows
     ]
 
 
@@ -275,7 +326,8 @@ def _record(fleet: Fleet, order: Integers, demand: Demand, crossing: Crossing, s
     replica_of_lane[lanes] = replicas[state.groups["replica"][state.lanes["group"]]]
     rank_of_lane[lanes] = state.lanes["rank"]
     sizes = np.where(handed["transfer_end"] >= 0, crossing.kv_bytes, 0.0) if len(crossing.kv_bytes) else np.zeros(n)
-    return Handed(table, rows, stalls, replica_of_lane, rank_of_lane, handovers=handed, kv_bytes=sizes)
+    lost = np.flatnonzero(handed["lost"])
+    return Handed(table, rows, stalls, replica_of_lane, rank_of_lane, handovers=handed, kv_bytes=sizes, lost=lost)
 
 
 def _numbers(counts: Integers, order: Integers) -> Integers:

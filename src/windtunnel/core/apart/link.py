@@ -12,13 +12,14 @@ import numpy as np
 from windtunnel.core.compiled import part
 from windtunnel.core.records import NONE, Array, Fields
 
-LEAVES_NIC, TRANSFER_END, ARRIVAL, CLIENT, LOOK, STOP, NOTHING = range(1, 8)
+LEAVES_NIC, TRANSFER_END, ARRIVAL, CLIENT, LEASE_ENDS, TIME_OUT, LOOK, STOP, NOTHING = range(1, 10)
 """Kinds of events, in the order in which they happen at equal times: a transfer is through its NICs, its KV is there, a
-request comes to a lane from another one, or from its client; vLLM's balancer looks at all lanes; something outside the
-loop happens; nothing is left. The end of a batch comes before all of them, the next decision after."""
+request comes to a lane from another one, or from its client; a wait has lasted as long as it may; vLLM's balancer looks
+at all lanes; something outside the loop happens; nothing is left. The end of a batch comes before all of them, the next
+decision after."""
 
 RULES: Fields = [
-    *((name, np.float64) for name in ("latency", "proxy")),
+    *((name, np.float64) for name in ("latency", "proxy", "lease", "timeout")),
     *(
         (name, np.int64)
         for name in (
@@ -31,9 +32,12 @@ RULES: Fields = [
             "staging",  # MEMORY, SEATS or SEATS_AND_FEW
             "reserved",  # tokens kept free for each request that a decode replica has
             "local",  # a prompt of up to so many stays with a decode replica
+            "expires",  # WAITS, FAILS or RECOMPUTES: what follows when the lease or the timeout runs out
         )
     ),
 ]
+
+WAITS, FAILS, RECOMPUTES = range(3)
 
 HANDED: Fields = [
     *(
@@ -41,7 +45,7 @@ HANDED: Fields = [
         for name in ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")  # s; NaN: never
     ),
     *((name, np.int32) for name in ("prefill_lane", "source", "destination")),
-    *((name, np.int8) for name in ("goes", "stays")),
+    *((name, np.int8) for name in ("goes", "stays", "expired", "lost")),  # expired: its KV is gone; lost: so is it
 ]
 
 SHARED: Fields = [

@@ -9,7 +9,7 @@ import numpy as np
 
 from windtunnel.core.compiled import part
 from windtunnel.core.records import NONE, TOLD, Array, State
-from windtunnel.core.routing import note_departures
+from windtunnel.core.routing import note_departures, note_there
 
 
 class Order(NamedTuple):
@@ -93,13 +93,14 @@ def others(order: Order, g: int) -> float:
 
 
 @part
-def rouse(state: State, g: int, time: float) -> None:
-    """Something has come to a group; an idle one decides now."""
+def rouse(state: State, second: Any, g: int, time: float) -> None:
+    """Something has come to a group; an idle one decides now. ``second``: None without decode pools."""
     group = state.groups[g]
     if group.bound == group.now and group.now >= time:
         return
     if group.now < time:
         note_departures(state, state.routing, g)
+        note_there(state, second, g)
         group.now = time
         group.released = 0
         for i in range(group.first_lane, group.first_lane + group.num_lanes):
@@ -108,9 +109,9 @@ def rouse(state: State, g: int, time: float) -> None:
 
 
 @part
-def wake(state: State, order: Order, course: Array, g: int, time: float) -> None:
+def wake(state: State, second: Any, order: Order, course: Array, g: int, time: float) -> None:
     """Something has come to a group, which takes its turn then."""
-    rouse(state, g, time)
+    rouse(state, second, g, time)
     if course[TOLD]:
         place(state.groups, order, g)
 

@@ -10,9 +10,12 @@ from windtunnel.core.apart.link import (
     ARRIVAL,
     CLIENT,
     EVENTS,
+    FAILS,
     FRESH,
+    LEASE_ENDS,
     LEAVES_NIC,
     NEXT,
+    TIME_OUT,
     TRANSFER_END,
     Apart,
     leave_nic,
@@ -26,8 +29,9 @@ from windtunnel.core.batch_time import group_time
 from windtunnel.core.clients import complete
 from windtunnel.core.compiled import part
 from windtunnel.core.dispatch import conclude, decide, enqueue, let_go, pass_over
-from windtunnel.core.queues import ask, put_ready
+from windtunnel.core.queues import ask, put_ready, withdraw
 from windtunnel.core.records import CHOSEN, DECODE, GONE, NONE, QUEUED, REFUSED, STALLS, Array, Group, Lane, Pool, State
+from windtunnel.core.routing import note_end
 
 # A group.
 
@@ -79,12 +83,14 @@ def bound_decodes(state: State, pool: Pool, group: Group) -> None:
 
 @part
 def first_to_leave(state: State, i: int) -> int:
-    """The first of the lane's requests that left, NONE if none did; the others follow in the order of the batch."""
+    """The first of the lane's requests that left, NONE if none did; the others follow in the order of the batch. Called
+    once, since those who leave are found in the reverse order."""
     requests, first, r = state.requests, NONE, state.lanes[i].left
     for _ in range(state.lanes[i].released):
         earlier = requests[r].next
         requests[r].next = first
         first, r = r, earlier
+    state.lanes[i].left = first
     return first
 
 
@@ -102,6 +108,7 @@ def begin(state: State, apart: Apart) -> None:
         one.goes = not refused and not one.stays and row.output > 1
         one.asked = one.admitted = one.transfer_start = one.transfer_end = one.joined = one.prefill_end = np.nan
         one.prefill_lane = one.source = one.destination = NONE
+        one.expired = one.lost = 0
         request.holds = one.goes and not rules.at_once
         if not one.stays:
             row.generated, row.context = 1, row.prompt
@@ -169,17 +176,17 @@ def start(state: State, order: Order, course: Array, apart: Apart, second: State
     if one.goes and apart.rules[0].gated:
         ask_decode(state, order, course, apart, second, r, time)
     else:
-        queue_prompt(state, order, course, apart, r, time)
+        queue_prompt(state, order, course, apart, second, r, time)
 
 
 @part
-def queue_prompt(state: State, order: Order, course: Array, apart: Apart, r: int, time: float) -> None:
+def queue_prompt(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
     """The prompt may be computed."""
     lane = state.lanes[apart.handed[r].prefill_lane]
     lane.coming -= 1
     state.requests[r].state = QUEUED
     enqueue(state, state.pools[state.groups[lane.group].pool], lane, r)
-    wake(state, order, course, lane.group, time)
+    wake(state, second, order, course, lane.group, time)
 
 
 @part
@@ -190,7 +197,7 @@ def arrive_at_decode(state: State, order: Order, course: Array, second: State, r
     state.requests[row].arrival = time
     second.counters[CHOSEN] = NONE
     lane.outstanding += 1
-    wake(state, order, course, lane.group, time)
+    wake(state, second, order, course, lane.group, time)
     return lane
 
 
@@ -201,34 +208,47 @@ def ask_decode(state: State, order: Order, course: Array, apart: Apart, second: 
     lane = arrive_at_decode(state, order, course, second, row, time)
     one.asked, one.destination = time, state.groups[lane.group].replica
     ask(lane, state.requests, row)
+    if apart.rules[0].expires and apart.rules[0].timeout < np.inf:
+        push_event(apart, after(time + apart.rules[0].timeout), TIME_OUT, r)
 
 
 @part
-def go_on(apart: Apart) -> None:
+def go_on(state: State, order: Order, course: Array, apart: Apart, second: State) -> None:
     """Decode lanes have memory for requests."""
     for k in range(apart.counts[FRESH]):
         r = apart.fresh[k]
-        if apart.rules[0].gated:
-            push_event(apart, apart.handed[r].admitted, ARRIVAL, r)
+        time = apart.handed[r].admitted
+        if apart.handed[r].expired:
+            find_gone(state, order, course, apart, second, r, time)
+        elif apart.rules[0].gated:
+            push_event(apart, time, ARRIVAL, r)
         else:
-            start_transfer(apart, r, apart.handed[r].admitted)
+            start_transfer(apart, r, time)
     apart.counts[FRESH] = 0
 
 
 @part
-def end_transfer(state: State, order: Order, course: Array, apart: Apart, r: int, time: float) -> None:
+def free_prompt(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
+    """A prefill lane lets go of the blocks of a prompt, if it holds them."""
+    if state.requests[r].holds == 0 or np.isnan(apart.handed[r].prefill_end):
+        return
+    state.requests[r].holds = 0
+    source = state.lanes[apart.handed[r].prefill_lane]
+    let_go(state, state.pools[state.groups[source.group].pool], source, r)
+    source.watches -= 1
+    if source.outstanding > 0:
+        wake(state, second, order, course, source.group, time)
+
+
+@part
+def end_transfer(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
     """The KV of a request is with its decode lane."""
     row = len(apart.handed) + r
     apart.handed[r].transfer_end = time
-    if state.requests[r].holds:
-        source = state.lanes[apart.handed[r].prefill_lane]
-        let_go(state, state.pools[state.groups[source.group].pool], source, r)
-        source.watches -= 1
-        if source.outstanding > 0:
-            wake(state, order, course, source.group, time)
+    free_prompt(state, order, course, apart, second, r, time)
     lane = state.lanes[state.requests[row].lane]
     put_ready(lane, state.requests, row)
-    wake(state, order, course, lane.group, time)
+    wake(state, second, order, course, lane.group, time)
 
 
 @part
@@ -248,6 +268,65 @@ def leave(state: State, apart: Apart, r: int, time: float) -> None:
         start_transfer(apart, r, time)
     else:
         push_event(apart, time + apart.rules[0].proxy, ARRIVAL, n + r)
+        if apart.rules[0].expires and apart.rules[0].lease < np.inf:
+            push_event(apart, after(time + apart.rules[0].lease), LEASE_ENDS, r)
+
+
+# Waits that end.
+
+
+@part
+def end_lease(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
+    """A prefill lane has held the KV for its time. Who asks for it later does not get it."""
+    one = apart.handed[r]
+    if np.isnan(one.transfer_start) and not one.lost:
+        one.expired = 1
+        free_prompt(state, order, course, apart, second, r, time)
+
+
+@part
+def time_out(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
+    """A request has waited for memory on the other side for its time: it ends, and its client gets an error."""
+    row, one = len(apart.handed) + r, apart.handed[r]
+    if not np.isnan(one.admitted):
+        return
+    withdraw(state.lanes[state.requests[row].lane], state.requests, row)
+    if apart.rules[0].gated:
+        lane = state.lanes[one.prefill_lane]
+        lane.coming -= 1
+        lane.outstanding -= 1
+        note_end(state, state.routing, r)
+    lose(state, order, course, apart, second, r, time)
+
+
+@part
+def lose(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
+    """A request that waits for its KV in no lane any more ends with an error."""
+    row = len(apart.handed) + r
+    apart.handed[r].lost = 1
+    lane = state.lanes[state.requests[row].lane]
+    lane.outstanding -= 1
+    note_end(state, second.routing, row)
+    free_prompt(state, order, course, apart, second, r, time)
+    if lane.outstanding > 0:
+        wake(state, second, order, course, lane.group, time)
+    complete(state, r, time)
+
+
+@part
+def find_gone(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
+    """The KV for which a request has got memory is no more: it ends, or the decode lane computes its prompt."""
+    if apart.rules[0].expires == FAILS:
+        lose(state, order, course, apart, second, r, time)
+    else:
+        lane = state.lanes[state.requests[len(apart.handed) + r].lane]
+        wake(state, second, order, course, lane.group, time)
+
+
+@part
+def after(time: float) -> float:
+    """When what happens after the decisions at a time does."""
+    return float(np.nextafter(time, np.inf))
 
 
 # Events.
@@ -289,9 +368,13 @@ def happen_between(
         leave_nic(apart, time)
         return
     pop_event(apart)
-    if kind == TRANSFER_END:
-        end_transfer(state, order, course, apart, r, time)
+    if kind == LEASE_ENDS:
+        end_lease(state, order, course, apart, second, r, np.nextafter(time, 0.0))
+    elif kind == TIME_OUT:
+        time_out(state, order, course, apart, second, r, np.nextafter(time, 0.0))
+    elif kind == TRANSFER_END:
+        end_transfer(state, order, course, apart, second, r, time)
     elif r < n:
-        queue_prompt(state, order, course, apart, r, time)
+        queue_prompt(state, order, course, apart, second, r, time)
     else:
         ask_decode(state, order, course, apart, second, r - n, time)

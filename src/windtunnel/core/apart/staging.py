@@ -1,8 +1,8 @@
 """What a decode lane does with requests of other lanes: it gives them memory, and seats when their KV is there."""
 
-from windtunnel.core.apart.link import FRESH, Apart
+from windtunnel.core.apart.link import FRESH, RECOMPUTES, Apart
 from windtunnel.core.compiled import part
-from windtunnel.core.dispatch import join, may_stage, occupied, stage
+from windtunnel.core.dispatch import enqueue, join, may_stage, occupied, stage, unstage
 from windtunnel.core.queues import pop_asking, pop_ready, put_ready
 from windtunnel.core.records import NONE, Group, Lane, Pool, State
 
@@ -24,10 +24,24 @@ def has_place(state: State, apart: Apart, pool: Pool, i: int) -> bool:
 
 
 @part
+def give_up(state: State, apart: Apart, pool: Pool, lane: Lane, r: int, time: float) -> None:
+    """The KV for which a request has got memory is no more: the lane takes that back, or computes its prompt."""
+    row = len(apart.handed) + r
+    unstage(state, pool, lane, row)
+    lane.staged -= 1
+    lane.coming -= 1
+    apart.handed[r].transfer_end = time
+    if apart.rules[0].expires == RECOMPUTES:  # as one that was evicted
+        state.requests[row].context = 0
+        state.requests[row].preemptions += 1
+        enqueue(state, pool, lane, row)
+
+
+@part
 def give_memory(state: State, apart: Apart, pool: Pool, i: int, time: float) -> None:
     """Give memory to those that ask lane ``i`` for it, first come first served."""
     lane, requests, rules = state.lanes[i], state.requests, apart.rules[0]
-    first = len(apart.handed)
+    first, given = len(apart.handed), apart.counts[FRESH]
     while (
         lane.asking_head != NONE
         and has_place(state, apart, pool, i)
@@ -41,13 +55,17 @@ def give_memory(state: State, apart: Apart, pool: Pool, i: int, time: float) -> 
             continue
         one = apart.handed[r - first]
         one.admitted = time
-        if rules.at_once:
+        if rules.at_once and not one.expired:
             one.transfer_start = one.transfer_end = time
             put_ready(lane, requests, r)
         else:
             apart.fresh[apart.counts[FRESH]] = r - first
             apart.counts[FRESH] += 1
     lane.refused = 1 + lane.waiting
+    for k in range(given, apart.counts[FRESH]):
+        if apart.handed[apart.fresh[k]].expired:
+            give_up(state, apart, pool, lane, apart.fresh[k], time)
+            lane.refused = 0
 
 
 @part

@@ -25,6 +25,7 @@ from windtunnel.core.records import (
     AT_DOOR,
     CAME,
     GONE,
+    IGNORED,
     JUMPS,
     NONE,
     QUEUED,
@@ -133,7 +134,7 @@ class Service:
 
     def _forget_ended(self, time: float) -> None:
         rows: Any = self.state.requests[self.low :]
-        ended = np.isin(rows["state"], (GONE, REFUSED)) & ~(rows["finish"] > time)
+        ended = np.isin(rows["state"], (GONE, REFUSED, IGNORED)) & ~(rows["finish"] > time)
         self.low += int(np.argmin(ended)) if not ended.all() else len(ended)
 
     # Who is there.

@@ -1,13 +1,14 @@
-"""SGLang's scheduler, 0.4.6.post5 (managers/scheduler.py, schedule_policy.py, schedule_batch.py): ``policy.Sglang``.
+"""SGLang's scheduler, 0.4.6.post5 and 0.5.23 (managers/scheduler.py, schedule_policy.py, schedule_batch.py):
+``policy.Sglang``. ``pool.newer`` stands for the rules of the latter.
 
 A round prefills waiting requests alone, or decodes all running ones; with mixed chunks both share it. Memory is counted
 in tokens: the core's blocks are tokens. With the overlap schedule a round is decided before the outcome of the one in
-flight is known, and no end is foreseen, not even one by length (event_loop_overlap,
-scheduler_output_processor_mixin.py).
+flight is known; 0.5 foresees an end by length, 0.4.6 none (event_loop_overlap, scheduler_output_processor_mixin.py).
 
 Running requests have the first seats of a lane, in the order of the engine's running batch. Whoever has ended, so that
-its end is not after the clock, stays among them until the next decode round. Behind them sit the prompts of the latest
-prefill round. The clock counts the decode rounds that have run; what is in flight counts in ``lane.kv_tokens`` alone.
+its end is not after the clock, stays among them until the next decode round (0.5: any round). Behind them sit the
+prompts of the latest prefill round. The clock counts the decode rounds that have run; what is in flight counts in
+``lane.kv_tokens`` alone.
 """
 
 from typing import Any, NamedTuple
@@ -19,34 +20,58 @@ from windtunnel.core import step as steps
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import equal_steps
 from windtunnel.core.log import write_step
-from windtunnel.core.pipeline import PIPE_OF_LANE, pipes
-from windtunnel.core.queues import put_last
-from windtunnel.core.records import IDLE, NONE, PREFILL, QUEUED, ROWS, Array, Fields, Group, Lane, Pool, State
+from windtunnel.core.pipeline import pipes
+from windtunnel.core.records import IDLE, IGNORED, NONE, PREFILL, QUEUED, ROWS, Array, Group, Lane, Pool, State
 from windtunnel.core.schedulers import sglang_turns
-from windtunnel.core.schedulers.sglang_admission import (
+from windtunnel.core.schedulers.sglang_admission import admit, places
+from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage, unstage
+from windtunnel.core.schedulers.sglang_memory import (
     BEYOND,
-    ORDERS,
-    UNLIMITED,
-    admit,
-    allocate,
+    NO_SPACE_FOR_ONE,
+    allocate_decodes,
+    allocate_prompts,
     close_up,
     drop_ended,
+    due,
     give_back,
+    held_by,
     join_prefilled,
     keep,
+    leave_out_the_last,
+    left_of,
     make_room,
-    places,
+    paged,
+    queue_up,
+    retract,
 )
-from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage
-from windtunnel.core.schedulers.sglang_radix import LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
+from windtunnel.core.schedulers.sglang_radix import EVICTION, LEFT, evict, radix_tree, with_more_nodes
 from windtunnel.core.schedulers.sglang_radix import clear as clear_tree
-from windtunnel.core.schedulers.sglang_retraction import NO_SPACE_FOR_ONE, retract
-from windtunnel.core.schedulers.sglang_turns import TURNS_OF_LANE, MicroBatches, clear_turns, decay, micro_batches, rest
+from windtunnel.core.schedulers.sglang_turns import (
+    LANE_FIELDS,
+    POOL_FIELDS,
+    REQUEST_FIELDS,
+    MicroBatches,
+    clear_turns,
+    decay,
+    micro_batches,
+    rest,
+    set_pool,
+)
 from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
 from windtunnel.core.step import begin_boundary, depart, emit_first, nothing
 from windtunnel.errors import InputError
 
-__all__ = ["join", "let_go", "may_stage", "occupied", "stage"]
+__all__ = [
+    "LANE_FIELDS",
+    "POOL_FIELDS",
+    "REQUEST_FIELDS",
+    "join",
+    "let_go",
+    "may_stage",
+    "occupied",
+    "stage",
+    "unstage",
+]
 
 SEATS_OF_STAGES = True
 """Each stage of a pipeline has a table of seats."""
@@ -54,73 +79,18 @@ PROMPTS, ENDING = range(2)
 """Rows of ``Own.flying``."""
 
 
-def _integers(*names: str) -> Fields:
-    return [(name, np.int64) for name in names]
-
-
-POOL_FIELDS: Fields = [
-    *((name, np.float64) for name in ("init_ratio", "min_ratio", "decay")),
-    *_integers(
-        "reported_block",  # in which memory is reported
-        "chunk_limit",  # prompt tokens of a round
-        "max_prefill_tokens",
-        "order",
-        "radix_cache",
-        "mixed",
-        "exact_release",
-        "looks",  # at an idle lane in which requests wait: an idle round says nothing about the next one
-        "stages",
-        "micro_batch",  # requests that run in one stage of a pipeline, but for those whose prompt ends in it
-    ),
-]
-
-LANE_FIELDS: Fields = [
-    *((name, np.float64) for name in ("ratio", "last_decode")),  # the latter: when the last decode round ended
-    *_integers(
-        "ended",  # running requests that have ended
-        "batch",  # seats of the latest prefill round
-        "mixed",  # it held the running requests, too
-        "full",  # batch_is_full
-        "joined",  # requests that have come from other lanes and not taken part in a round yet
-        "chunked",  # the request whose prompt is part-way
-        "part_way",  # the one whose prompt was so after the latest prefill round
-        "idle",  # the latest decision found nothing, and nothing was in flight
-        "late",  # decodes of the round in flight whose requests had ended before
-        "row",  # in the log, the first of the round that was decided
-        # the round in flight; flying says whether there is one
-        "flying_prompts",  # requests whose prompt it completes
-        "flying_decodes",
-        "flying_ends",  # requests whose last decode it is
-        "flying_row",
-        # the round that is being filled
-        "computed",  # tokens
-        "ends",  # entries in the list of ends, NONE before it is made
-    ),
-    ("reserved", np.float64),
-    *TREE_OF_LANE,
-    *TURNS_OF_LANE,
-    *PIPE_OF_LANE,
-]
-
-REQUEST_FIELDS: Fields = _integers(
-    "declared",  # tokens; the scheduler knows only this number
-    "filled",  # tokens in the cache after the round that computes its prompt
-    "node",  # where those before it end in the tree; locked from admission on
-    "ends",  # the clock at its last token; NONE until its prompt has run
-    "came",  # from another lane, and has not taken part in a round since
-)
-
-
 class Own(NamedTuple):
     """What only this scheduler reads and writes."""
 
     tree: Any
-    """core.radix.Tree, or None where no pool has a radix cache."""
+    """sglang_radix.Tree, or None where no pool has a radix cache."""
     flying: Array
     """[tables of seats, 2, max_num_seqs] requests whose prompt the round in flight completes, and those whose last
     decode is in it, in the order of the batch: a retraction may sort the seats before that is known."""
     scratch: Array
     """[3, longest list] room for sorting."""
+    keys: Array
+    """[2, longest list] by which the queue is sorted."""
     fault: Array
     """[3] what made the engine die, and two numbers for the message."""
     turns: Any
@@ -131,22 +101,16 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     """Write the settings into the pools, and make the arrays of a run."""
     for pool, limits, policy in zip(pools, fleet.limits, fleet.policies, strict=True):
         policy.check(limits)
-        pool["reported_block"], pool["block_size"] = limits.block_size, 1
-        pool["num_blocks"] = limits.num_blocks * limits.block_size
-        pool["init_ratio"], pool["min_ratio"] = policy.init_new_token_ratio, policy.min_new_token_ratio
-        pool["decay"] = policy.new_token_ratio_decay
-        pool["chunk_limit"] = limits.max_num_batched_tokens if policy.chunked_prefill else UNLIMITED
-        pool["order"] = ORDERS[policy.schedule_policy]
-        pool["mixed"] = policy.enable_mixed_chunk and policy.chunked_prefill
-        pool["stages"], pool["micro_batch"] = policy.pipeline_parallel_size, policy.micro_batch(limits)
-        for name in ("async_scheduling", "max_prefill_tokens", "radix_cache", "exact_release"):
-            pool[name] = getattr(policy, name)
-    pools["looks"] = 2
+        set_pool(pool, limits, policy)
     pool_of_lane = np.repeat(np.arange(len(pools)), np.multiply(fleet.replicas, fleet.lanes))
-    lanes["chunked"], lanes["idle"] = NONE, 1
+    lanes["chunked"], lanes["preempted"], lanes["idle"] = NONE, NONE, 1
     lanes["ratio"], lanes["free"] = pools["init_ratio"][pool_of_lane], pools["num_blocks"][pool_of_lane]
+    lanes["page"] = pools["page"][pool_of_lane]
+    lanes["evicts"] = np.array([EVICTION[policy.radix_eviction_policy] for policy in fleet.policies])[pool_of_lane]
     requests["declared"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
-    requests["node"] = NONE
+    requests["node"], requests["name"] = NONE, np.arange(len(requests))
+    if demand.priority is not None:
+        requests["priority"] = demand.priority
     seats = int(pools["max_num_seqs"].max())
     turns: MicroBatches | None = None
     lanes["table"] = np.arange(len(lanes))
@@ -156,6 +120,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         tree=radix_tree(demand, lanes) if pools["radix_cache"].any() else None,
         flying=np.zeros((len(lanes) * int(pools["stages"].max()), 2, seats), dtype=np.int64),
         scratch=np.zeros((3, max(len(requests), 2 * seats) + 2), dtype=np.int64),
+        keys=np.zeros((2, len(requests) + 2)),
         fault=np.zeros(3, dtype=np.int64),
         turns=turns,
     )
@@ -192,7 +157,7 @@ def check(state: State) -> None:
 @part
 def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG001 - as in every scheduler
     """Put an arriving request at the end of the queue."""
-    put_last(lane, state.requests, r)
+    queue_up(lane, state.requests, r)
 
 
 @part
@@ -205,10 +170,11 @@ def has_nodes(tree: Any, wanted: int) -> bool:
 
 @part
 def room(state: State, pool: Pool, group: Group) -> bool:
-    """Whether the trees can take what one step may add: a leaf and two splits for each request that is looked at."""
+    """Whether the trees can take what one step may add: a leaf and three splits for each request that ends or is
+    admitted, and three for one that waits and is looked at."""
     wanted = 0
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        wanted += 6 * pool.max_num_seqs + state.lanes[i].waiting + 8
+        wanted += 12 * pool.max_num_seqs + 3 * state.lanes[i].waiting + 8
     return has_nodes(state.own.tree, wanted)
 
 
@@ -222,26 +188,56 @@ def seated(state: State, pool: Pool, lane: Lane) -> int:  # noqa: ARG001 - as in
 
 
 @part
-def prefill(own: Own, pool: Pool, lane: Lane, requests: Array, seats: Array, start: float) -> bool:
-    """Choose a batch of prompts, if any may be admitted; with mixed chunks the running requests share it."""
-    if pool.role == PREFILL:  # nothing decodes that would look again (srt/disaggregation/prefill.py)
+def may_prefill(own: Own, pool: Pool, lane: Lane) -> bool:
+    """Whether a prefill round is worth a look."""
+    if pool.role == PREFILL or pool.preempts:  # nothing decodes that would look again (srt/disaggregation/prefill.py)
         lane.full = 0
-    if lane.chunked == NONE:
-        if lane.full or lane.head == NONE:
-            return False
-        if places(pool, lane, own.turns) <= 0:
-            lane.full = 1
-            return False
-    admit(own.tree, pool, lane, requests, seats, own.turns, own.scratch, start)
-    lane.part_way = lane.chunked
-    if lane.batch == 0 or not allocate(own.tree, own.fault, pool, lane, lane.chunk_tokens):
+    if pool.newer and lane.top == 0:
+        lane.full = 0
+    if lane.chunked != NONE:
+        return True
+    if lane.full or lane.head == NONE:
         return False
-    if pool.mixed:
-        lane.mixed = 1
-        drop_ended(lane, seats)
-        lane.step_decodes = lane.top
-        return lane.top == 0 or allocate(own.tree, own.fault, pool, lane, lane.top)
+    free = places(pool, lane, own.turns)
+    if lane.top > 0 and free < pool.slots_at_once:
+        return False
+    if free <= 0 and not pool.preempts:
+        lane.full = 1
+        return False
     return True
+
+
+@part
+def prefill(state: State, own: Own, pool: Pool, lane: Lane, seats: Array, start: float) -> bool:
+    """Choose a batch of prompts, if any may be admitted; with mixed chunks the running requests share it."""
+    if not may_prefill(own, pool, lane):
+        return False
+    admit(own.tree, own, pool, lane, state.requests, seats, state.rows, start)
+    lane.part_way = lane.chunked
+    if lane.batch == 0 or not allocate_prompts(own.tree, own.fault, pool, lane, seats):
+        return False
+    lane.processed += lane.chunk_tokens
+    return not pool.mixed or mix(own, pool, lane, state.requests, seats)
+
+
+@part
+def mix(own: Own, pool: Pool, lane: Lane, requests: Array, seats: Array) -> bool:
+    """Let the running requests share the round; from 0.5 on they sit it out if memory is short. False: the engine
+    died."""
+    if pool.newer:
+        if leave_out_the_last(pool, lane, requests, seats) > 0:
+            lane.full = 0
+        if lane.top == 0 or not make_room(own.tree, pool, lane, due(pool, lane, requests, seats, lane.top)):
+            return True
+        if pool.preempts:
+            for i in range(lane.top):
+                request = requests[seats[WHO, i]]
+                request.looked = request.prompt + request.declared - left_of(lane, seats, i)
+    else:
+        drop_ended(lane, seats)
+    lane.mixed = 1
+    lane.step_decodes = lane.top
+    return lane.top == 0 or allocate_decodes(own.tree, own.fault, pool, lane, requests, seats)
 
 
 # A decode round.
@@ -249,20 +245,37 @@ def prefill(own: Own, pool: Pool, lane: Lane, requests: Array, seats: Array, sta
 
 @part
 def decode(state: State, own: Own, pool: Pool, lane: Lane, seats: Array) -> bool:
-    """One token for every running request; some are retracted if memory is short."""
-    before = lane.top
+    """One token for every running request; some are retracted if memory is short. From 0.5 on the round is skipped
+    instead if those whose last token is in flight will make room."""
+    before, requests = lane.top, state.requests
     drop_ended(lane, seats)
+    left_out = leave_out_the_last(pool, lane, requests, seats)
     if lane.top > 0:
-        if make_room(own.tree, pool, lane, lane.top):
+        if make_room(own.tree, pool, lane, due(pool, lane, requests, seats, lane.top)):
             lane.ratio = max(lane.ratio - pool.decay, pool.min_ratio)
+        elif left_out > 0:
+            lane.full = 0
+            return False
         else:
-            retract(own.tree, pool, lane, state.requests, seats, state.rows, own.scratch, own.fault)
-        if own.fault[0] or not allocate(own.tree, own.fault, pool, lane, lane.top):
+            retract(own.tree, pool, lane, requests, seats, state.rows, own.scratch, own.fault)
+        if own.fault[0] or (lane.top > 0 and not allocate_decodes(own.tree, own.fault, pool, lane, requests, seats)):
             return False
     if lane.top < before:
         lane.full = 0
     lane.step_decodes = lane.top
     return lane.top > 0
+
+
+@part
+def is_held_off(pool: Pool, lane: Lane) -> bool:
+    """Whether no prompt may run in this round, for one ran a few rounds ago (``_should_defer_prefill``)."""
+    if lane.interval_left == 0:
+        return False
+    if lane.top < pool.interval_from:
+        lane.interval_left = 0
+        return False
+    lane.interval_left -= 1
+    return True
 
 
 @part
@@ -274,9 +287,16 @@ def decide_round(state: State, pool: Pool, i: int, start: float) -> bool:
         keep(own.tree, pool, lane, requests[lane.chunked], lane.chunked)
     if lane.batch > 0:
         join_prefilled(lane, requests, seats, own.scratch)
+    if pool.newer:
+        before = lane.top
+        drop_ended(lane, seats)
+        if lane.top < before:
+            lane.full = 0
     lane.chunks, lane.chunk_tokens, lane.step_decodes = 0, 0, 0
-    found = prefill(own, pool, lane, requests, seats, start)
-    if not found and not own.fault[0]:
+    found = not is_held_off(pool, lane) and prefill(state, own, pool, lane, seats, start)
+    if found:
+        lane.interval_left = pool.interval
+    elif not own.fault[0]:
         found = decode(state, own, pool, lane, seats)
     rest(pool, lane, own.turns, found)
     lane.step_kv = lane.kv_tokens if lane.step_decodes > 0 else 0
@@ -347,13 +367,20 @@ def sit_down(lane: Lane, requests: Array, seats: Array) -> None:
 
 
 @compiled
-def end_request(tree: Any, pool: Pool, lane: Lane, requests: Array, r: int, end: float) -> None:
-    """The last token of a request has come: it is done and gone."""
+def end_request(tree: Any, pool: Pool, lane: Lane, requests: Array, r: int, end: float, late: int) -> None:
+    """The last token of a request has come: it is done and gone. ``late``: it is part of the round in flight, and what
+    that writes is kept as well (0.4.6 frees it when the round has run)."""
     request = requests[r]
-    request.generated, request.finish = request.output, end
+    request.generated, request.finish, request.left_out = request.output, end, 0
     if request.holds == 0:
-        give_back(tree, pool, lane, request, r)
+        give_back(tree, pool, lane, request, r, late if pool.newer else 0)
     depart(lane, requests, r)
+
+
+@part
+def was_dropped(requests: Array, r: int) -> bool:
+    """Whether a request of the round in flight was sent back or aborted since."""
+    return requests[r].state == QUEUED or requests[r].state == IGNORED
 
 
 @part
@@ -372,31 +399,34 @@ def land(state: State, pool: Pool, i: int, end: float) -> None:
     for k in range(lane.flying_prompts):
         r = flying[PROMPTS, k]
         request = requests[r]
-        if request.state == QUEUED:  # it was retracted
+        if was_dropped(requests, r):
             continue
         emit_first(state, r, end)
         request.ends = lane.clock + request.output - request.generated
         if request.generated < request.output:
             keep(tree, pool, lane, request, r)
             continue
-        end_request(tree, pool, lane, requests, r, end)
-        if pool.async_scheduling:  # it was among the running ones already
+        goes_on = late if request.left_out == 0 else 0
+        if pool.async_scheduling and request.left_out == 0:  # it was among the running ones already
             lane.kv_tokens -= request.filled + late
             ended += 1
+        end_request(tree, pool, lane, requests, r, end, goes_on)
     if lane.flying_prompts > 0:
         sit_down(lane, requests, seats)
     for k in range(lane.flying_ends):
         r = flying[ENDING, k]
-        if requests[r].state != QUEUED:
-            lane.kv_tokens -= requests[r].prompt + requests[r].output - 1 + late
-            end_request(tree, pool, lane, requests, r, end)
-            ended += 1
+        if not was_dropped(requests, r):
+            goes_on = late if requests[r].left_out == 0 else 0
+            if requests[r].left_out == 0:
+                lane.kv_tokens -= requests[r].prompt + requests[r].output - 1 + late
+                ended += 1
+            end_request(tree, pool, lane, requests, r, end, goes_on)
     if lane.flying_ends > 0:
         close_up(lane, seats, lane.top, lane.top)
     lane.ended += ended
-    lane.late = late * ended
-    if lane.late > 0:
-        state.rows[lane.row].discarded += lane.late
+    if late * ended > 0:
+        state.rows[lane.row].discarded += late * ended
+    lane.late = 0 if pool.newer else late * ended
     lane.flying, lane.flying_prompts, lane.flying_decodes, lane.flying_ends = 0, 0, 0, 0
     lane.running = lane.outstanding - lane.waiting - lane.coming
 
@@ -466,11 +496,14 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     busy = lane.batch > 0 or lane.chunked != NONE or lane.ended > 0 or lane.top == 0
     busy |= state.groups[lane.group].num_lanes > 1 or lane.joined > 0 or lane.asking_head != NONE
     if ahead:
-        busy |= lane.flying_prompts > 0 or lane.flying_decodes == 0 or lane.late > 0
-    if busy or (lane.head != NONE and not lane.full):
+        busy |= lane.flying_prompts > 0 or lane.flying_decodes == 0 or lane.late > 0 or lane.flying_ends > 0
+    if busy or lane.interval_left > 0 or (lane.head != NONE and (not lane.full or pool.preempts)):
         return 0, 0, False
     lane.decodes = state.seats[i, PHASES, 0] = lane.top
-    return min(lane.next_end - lane.clock - 1, lane.free // lane.top) - ahead, 0, not lane.full
+    rounds = lane.free // lane.top
+    if pool.page > 1:  # in so many rounds each request begins one page; nothing is evicted before
+        rounds = pool.page * ((lane.free - lane.evictable) // (lane.top * pool.page) - 1)
+    return min(lane.next_end - lane.clock - 1, rounds) - ahead, 0, not lane.full
 
 
 @part
@@ -484,15 +517,31 @@ def fill_up(tree: Any, pool: Pool, lane: Lane, rounds: int) -> None:
             free -= spared * lane.top
             if rounds > 0:
                 free += lane.evictable
-                evict(tree, lane, lane.top)
+                evict(tree, lane, lane.top - (free - lane.evictable) if pool.newer else lane.top)
                 free -= lane.evictable
+
+
+@part
+def take_pages(state: State, pool: Pool, lane: Lane, rounds: int) -> None:
+    """Take the pages that so many equal rounds have begun, and not a token for every request of each; the row says what
+    is used after the first of them."""
+    seats, first, all_of_them = state.seats[lane.table], 0, 0
+    for i in range(lane.top):
+        after = held_by(lane, state.requests[seats[WHO, i]], seats[ENDS, i])
+        all_of_them += paged(pool, after) - paged(pool, after - rounds)
+        first += paged(pool, after - rounds + 1) - paged(pool, after - rounds)
+    lane.free += rounds * lane.top - all_of_them
+    state.rows[state.counters[ROWS] - 1].used_blocks = pool.num_blocks - (lane.free + all_of_them - first)
 
 
 @part
 def jumped(state: State, pool: Pool, i: int, rounds: int) -> None:
     """What so many equal rounds leave behind."""
     lane = state.lanes[i]
-    fill_up(state.own.tree, pool, lane, rounds)
+    if pool.page > 1:
+        take_pages(state, pool, lane, rounds)
+    else:
+        fill_up(state.own.tree, pool, lane, rounds)
     decay(pool, lane, rounds)
     lane.last_decode = state.groups[lane.group].now
     lane.flying_row = state.counters[ROWS] - 1
@@ -533,7 +582,8 @@ def update_bound_through(state: State, pool: Pool, group: Group, turns: Any) -> 
             continue
         decodes = lane.top - lane.ended
         asked = lane.asking_head != NONE  # what it may give grows with every token of the running ones
-        waits = lane.head == NONE or (lane.full and lane.ended == 0)
+        waits = lane.head == NONE or (lane.full and lane.ended == 0 and not pool.preempts)
+        waits &= lane.flying_ends == 0 or not pool.newer  # its seat is empty already
         if lane.batch > 0 or lane.chunked != NONE or lane.flying_prompts > 0 or not waits or asked or decodes == 0:
             group.bound = group.now
             return

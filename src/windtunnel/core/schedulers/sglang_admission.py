@@ -1,5 +1,9 @@
-"""Which requests run and prefill in SGLang's scheduler: seats, memory, the order of the queue, admission (0.4.6.post5:
-managers/schedule_policy.py, mem_cache/radix_cache.py, chunk_cache.py)."""
+"""Which requests prefill in a round of SGLang's scheduler (0.4.6.post5: managers/schedule_policy.py, PrefillAdder;
+0.5.23: the same, and managers/prefill_budget.py).
+
+Running requests reserve their remaining declared tokens × ratio, a candidate all that it declares. Decodes in the same
+batch take a token of all budgets each. From 0.5 on a request takes whole pages of them, and reserves a page more.
+"""
 
 from typing import Any
 
@@ -8,197 +12,103 @@ import numpy as np
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import pop_first
 from windtunnel.core.records import NONE, PREFILLING, Array, Lane, Pool, Request
-from windtunnel.core.schedulers.sglang_radix import Tree, common, descend, evict, insert, lock, offer, renew, unlock
-from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, add_chunk, find_next_end
+from windtunnel.core.schedulers.sglang_memory import (
+    BEYOND,
+    MAX_ESTIMATED_NEW_TOKENS,
+    expected_rest,
+    left_of,
+    look_up,
+    make_way,
+    paged,
+    requeue,
+    urgency,
+)
+from windtunnel.core.schedulers.sglang_radix import LRU, Tree, common, descend, lock, renew, unlock
+from windtunnel.core.seats import ENDS, NEVER, WHO, add_chunk
 
-FCFS, LPM, DFS_WEIGHT, LOF = range(4)
-ORDERS = {"fcfs": FCFS, "lpm": LPM, "dfs-weight": DFS_WEIGHT, "lof": LOF}
+# The order of the queue (SchedulePolicy). It sorts for good: a queue keeps the order that one round gave it.
+
+
+FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL = range(6)
+ORDERS = {
+    "fcfs": FCFS,
+    "lpm": LPM,
+    "dfs-weight": DFS_WEIGHT,
+    "lof": LOF,
+    "hrrn": HRRN,
+    "shortest-prefill-first": SHORTEST_PREFILL,
+}
 
 MAX_MATCHED_QUEUE = 128
-"""Longest queue that lpm sorts; a longer one stays as it is."""
+"""Longest queue that lpm and hrrn sort; a longer one stays as it is."""
+REFRESH_INTERVAL = 32
+"""In an order that looks nothing up, every so many rounds those that wait renew what they would find in the tree."""
 IN_BATCH_CHECK = 32
 """A request with at most so many tokens in the cache is compared with the queue before it."""
 IN_BATCH_SHARED = 32
 """From so many tokens in common on, it waits for the earlier one to put them into the cache."""
-MAX_ESTIMATED_NEW_TOKENS = 4096
-"""No request reserves more for its output."""
-UNLIMITED = 1 << 60
+LATER = 1e15
+"""More than any other key."""
 
-CONTINUE, NO_MEMORY, STOP = range(3)
-"""What becomes of the queue after one request was looked at."""
-OUT_OF_MEMORY = 1
-"""A fault: what makes the engine die."""
-
-BEYOND = NOW
-"""Row of a seat: tokens that its request has declared beyond those that it will generate; of one whose prompt is not
-done, beyond those that it has generated."""
-QUEUE, KEYS, OTHERS = range(3)
+QUEUE, OTHERS = 0, 2
 """Rows of ``Own.scratch``."""
-
-
-# Seats of the running batch and, behind them, of the latest prefill round.
-
-
-@part
-def left_of(lane: Lane, seats: Array, i: int) -> int:
-    """Tokens that the request of a seat has declared and not generated."""
-    ends = seats[ENDS, i]
-    return seats[BEYOND, i] + (0 if ends == NEVER else max(ends - lane.clock, 0))
+KEY, TIE = range(2)
+"""Rows of ``Own.keys``."""
 
 
 @part
-def move(seats: Array, i: int, to: int) -> None:
-    """Give a seat's request another seat."""
-    seats[WHO, to], seats[ENDS, to], seats[BEYOND, to] = seats[WHO, i], seats[ENDS, i], seats[BEYOND, i]
+def order_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array) -> bool:
+    """Give the queue this round's order; whether every request was looked up in the tree for it."""
+    by_tree = pool.radix_cache and pool.order not in (FCFS, LOF)
+    if pool.order in (LPM, HRRN):
+        by_tree &= lane.waiting <= MAX_MATCHED_QUEUE
+    if by_tree or pool.order == LOF or (pool.by_priority and pool.order == FCFS):
+        sort_queue(tree, pool, lane, requests, scratch, keys, by_tree)
+    if tree is not None and pool.newer and pool.radix_cache and lane.evicts == LRU and not by_tree:
+        refresh(tree, lane, requests, scratch)
+    return by_tree
 
 
 @compiled
-def close_up(lane: Lane, seats: Array, top: int, end: int) -> None:
-    """``top`` seats run now; those from there to ``end`` are empty, unless prompts have them. Find the next end."""
-    lane.top = top
-    for i in range(top + lane.batch, end):
-        seats[ENDS, i] = EMPTY
-    find_next_end(lane, seats, top + lane.batch)
-
-
-@compiled
-def drop_ended(lane: Lane, seats: Array) -> None:
-    """Take those that have ended out of the running batch."""
-    if lane.ended == 0:
+def refresh(tree: Tree, lane: Lane, requests: Array, scratch: Array) -> None:
+    """Every 32nd time the first of the queue renew what they would find, its head last."""
+    if lane.head == NONE:
         return
-    kept, end = 0, lane.top + lane.batch
-    for i in range(end):
-        if i >= lane.top or seats[ENDS, i] > lane.clock:
-            if kept < i:
-                move(seats, i, kept)
-            kept += 1
-    lane.ended = 0
-    close_up(lane, seats, kept - lane.batch, end)
-
-
-@compiled
-def join_prefilled(lane: Lane, requests: Array, seats: Array, scratch: Array) -> None:
-    """The latest round's prompts decode from now on, before those that decoded beside them. Where that round is still
-    in flight, they count as decodes before their first token is known."""
-    end, kept = lane.top + lane.batch, lane.top
-    for i in range(lane.top, end):
-        r = seats[WHO, i]
-        if r != lane.part_way and seats[ENDS, i] > lane.clock:
-            lane.kv_tokens += requests[r].filled
-            move(seats, i, kept)
-            kept += 1
-    joining, old, mixed = kept - lane.top, lane.top, lane.mixed
-    shrunk = joining < lane.batch
-    if shrunk or mixed or old == 0:
-        lane.full = 0
-    lane.batch = lane.mixed = 0
-    if mixed:
-        for row in range(WHO, BEYOND + 1):
-            for i in range(old):
-                scratch[row, i] = seats[row, i]
-            for i in range(joining):
-                seats[row, i] = seats[row, old + i]
-            for i in range(old):
-                seats[row, joining + i] = scratch[row, i]
-    if shrunk or mixed:
-        close_up(lane, seats, kept, end)
-    else:
-        lane.top = kept
-    if mixed:
-        drop_ended(lane, seats)
-
-
-# Memory, with or without the radix tree (mem_cache/radix_cache.py, chunk_cache.py, and the allocations of
-# schedule_batch.py).
-
-
-@part
-def make_room(tree: Any, pool: Pool, lane: Lane, tokens: int) -> bool:
-    """Whether ``tokens`` places are free, if need be after evicting that many (not only those that are short)."""
-    if tree is not None and pool.radix_cache and lane.free - lane.evictable < tokens:
-        evict(tree, lane, tokens)
-    return lane.free >= tokens
-
-
-@part
-def allocate(tree: Any, fault: Array, pool: Pool, lane: Lane, tokens: int) -> bool:
-    """Take places; False if the engine dies because there are not enough."""
-    if not make_room(tree, pool, lane, tokens):
-        fault[0], fault[1], fault[2] = OUT_OF_MEMORY, tokens, lane.free - lane.evictable
-        return False
-    lane.free -= tokens
-    return True
-
-
-@compiled
-def look_up(tree: Tree, lane: Lane, request: Request, r: int) -> None:
-    """What is in memory of a waiting request; its last known token is always computed."""
-    request.context, request.node = descend(tree, lane, r, lane.root, 0, request.prompt + request.generated - 1)
-
-
-@part
-def keep(tree: Any, pool: Pool, lane: Lane, request: Request, r: int) -> None:
-    """What was computed of its prompt is in memory from now on, and in the tree for others to find."""
-    if tree is not None and pool.radix_cache:
-        node = insert(tree, lane, request, r, request.filled)
-        renew(tree, lane, node)
-        lock(tree, lane, node, request.node)
-        request.node = node
-    request.context = request.filled
-
-
-@part
-def give_back(tree: Any, pool: Pool, lane: Lane, request: Request, r: int) -> None:
-    """A request has finished; its last token never had a place."""
-    tokens = request.prompt + request.output - 1
-    if tree is not None and pool.radix_cache:
-        renew(tree, lane, request.node)
-        offer(tree, lane, insert(tree, lane, request, r, tokens))
-        unlock(tree, lane, request.node)
-    else:
-        lane.free += tokens
-
-
-@part
-def take_back(tree: Any, pool: Pool, lane: Lane, request: Request, held: int, wanted: int) -> None:
-    """Take the ``held`` tokens of a running request; evict from the tree what is then still short of ``wanted``."""
-    lane.free += held
-    if tree is not None and pool.radix_cache:
-        lane.free -= request.context
-        unlock(tree, lane, request.node)
-        evict(tree, lane, wanted - (lane.free - lane.evictable))
-    request.context, request.node = 0, NONE
-
-
-# The order of the queue (managers/schedule_policy.py, SchedulePolicy). It sorts for good: a queue keeps the order that
-# one round gave it.
-
-
-@compiled
-def sort_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Array) -> bool:
-    """Sort the queue, equals in their order; whether every request was looked up in the tree on the way."""
+    lane.refreshes += 1
+    if (lane.refreshes - 1) % REFRESH_INTERVAL != 0:
+        return
     count, r = 0, lane.head
-    while r != NONE:
-        scratch[QUEUE, count], scratch[KEYS, count] = r, -requests[r].declared
+    while r != NONE and count < MAX_MATCHED_QUEUE:
+        scratch[QUEUE, count] = r
         count += 1
         r = requests[r].next
-    if tree is not None and pool.order != LOF:
-        match_queue(tree, lane, requests, scratch, count)
+    for i in range(count - 1, -1, -1):
+        r = scratch[QUEUE, i]
+        _, node = descend(tree, lane, r, lane.root, 0, requests[r].prompt + requests[r].generated)
+        renew(tree, lane, node)
+
+
+@compiled
+def sort_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array, by_tree: bool) -> None:
+    """Sort the queue, equals in their order."""
+    count = list_queue(pool, lane, requests, scratch, keys)
+    if tree is not None and by_tree:
+        match_queue(tree, pool, lane, requests, scratch, keys, count)
     if tree is not None and pool.order == DFS_WEIGHT:
         weigh(tree, requests, scratch, count, 1)
     for i in range(1, count):
-        r, key, at = scratch[QUEUE, i], scratch[KEYS, i], i
+        r, key, tie, at = scratch[QUEUE, i], keys[KEY, i], keys[TIE, i], i
         while at > 0:
             other = scratch[QUEUE, at - 1]
             if tree is not None and pool.order == DFS_WEIGHT:
                 sooner = is_visited_before(tree, requests[r].node, requests[other].node)
             else:
-                sooner = key < scratch[KEYS, at - 1]
+                sooner = key < keys[KEY, at - 1] or (key == keys[KEY, at - 1] and tie < keys[TIE, at - 1])
             if not sooner:
                 break
-            scratch[QUEUE, at], scratch[KEYS, at] = other, scratch[KEYS, at - 1]
+            scratch[QUEUE, at], keys[KEY, at], keys[TIE, at] = other, keys[KEY, at - 1], keys[TIE, at - 1]
             at -= 1
-        scratch[QUEUE, at], scratch[KEYS, at] = r, key
+        scratch[QUEUE, at], keys[KEY, at], keys[TIE, at] = r, key, tie
     if tree is not None and pool.order == DFS_WEIGHT:
         weigh(tree, requests, scratch, count, -1)
     lane.head, lane.tail = NONE, NONE
@@ -208,31 +118,64 @@ def sort_queue(tree: Any, pool: Pool, lane: Lane, requests: Array, scratch: Arra
         if lane.head == NONE:
             lane.tail = r
         lane.head = r
-    return pool.order != LOF
 
 
 @part
-def match_queue(tree: Tree, lane: Lane, requests: Array, scratch: Array, count: int) -> None:
-    """Keys by which the longest match is first; who shares a beginning with an earlier one that is not in the tree yet
-    goes last."""
+def list_queue(pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array) -> int:
+    """Write down the queue, and its keys as far as no tree is needed; returns its length."""
+    count, r = 0, lane.head
+    while r != NONE:
+        scratch[QUEUE, count] = r
+        keys[KEY, count] = -float(urgency(pool, requests[r])) if pool.by_priority else 0.0
+        if pool.order == LOF:
+            keys[TIE, count] = -float(requests[r].declared)
+        else:
+            keys[TIE, count] = float(requests[r].joined) if pool.order == FCFS else 0.0
+        count += 1
+        r = requests[r].next
+    return count
+
+
+@part
+def match_queue(tree: Tree, pool: Pool, lane: Lane, requests: Array, scratch: Array, keys: Array, count: int) -> None:
+    """Keys by what is found in the tree; who shares a beginning with an earlier one that is not in the tree yet goes
+    last."""
     others = 0
     for i in range(count):
         r = scratch[QUEUE, i]
         request = requests[r]
-        look_up(tree, lane, request, r)
-        scratch[KEYS, i] = -request.context
-        if request.context > IN_BATCH_CHECK:
-            continue
-        shared = 0
-        for j in range(others):
-            other = scratch[OTHERS, j]
-            known = min(request.prompt + request.generated, requests[other].prompt + requests[other].generated)
-            shared = max(shared, common(tree, other, r, 0, known - 1))
-        if shared >= IN_BATCH_SHARED:
-            scratch[KEYS, i] = 1
-        else:
-            scratch[OTHERS, others] = r
-            others += 1
+        known = request.prompt + request.generated
+        look_up(tree, pool, lane, request, r, known if pool.newer else known - 1)
+        deferred = False
+        if request.context <= IN_BATCH_CHECK:
+            shared = 0
+            for j in range(others):
+                other = scratch[OTHERS, j]
+                both = min(known, requests[other].prompt + requests[other].generated)
+                shared = max(shared, common(tree, other, r, 0, both if pool.newer else both - 1))
+            deferred = shared >= IN_BATCH_SHARED
+            if not deferred:
+                scratch[OTHERS, others] = r
+                others += 1
+        set_key(pool, lane, keys, i, request, min(request.context, known - 1), deferred)
+
+
+@part
+def set_key(pool: Pool, lane: Lane, keys: Array, i: int, request: Any, found: int, deferred: bool) -> None:
+    """What a request whose first ``found`` tokens are in the tree is sorted by: the longest match, the highest response
+    ratio (rounds of prompts go by, in tokens, while it waits, over those to compute), the shortest prompt."""
+    request.found = found
+    if pool.order == LPM:
+        keys[KEY, i] = 1.0 if deferred else -float(found)
+    elif pool.order == HRRN:
+        uncached = request.prompt - found
+        keys[TIE, i] = float(request.name)
+        keys[KEY, i] = -LATER if uncached <= 0 else -float(lane.processed - request.processed) / float(max(uncached, 1))
+        if deferred:
+            keys[KEY, i] = LATER
+    elif pool.order == SHORTEST_PREFILL:
+        keys[KEY, i] = float(max(request.prompt + request.generated - found, 1)) + (LATER if deferred else 0.0)
+        keys[TIE, i] = float(request.joined)
 
 
 @compiled
@@ -265,28 +208,61 @@ def is_visited_before(tree: Tree, a: int, b: int) -> bool:
     return nodes[below_a].born < nodes[below_b].born
 
 
-# Which requests prefill in a round (managers/schedule_policy.py, PrefillAdder). Running requests reserve their
-# remaining declared tokens × ratio, a candidate all that it declares. Decodes in the same batch take a token of all
-# budgets each.
+# Admission.
+
+
+CONTINUE, NO_MEMORY, STOP = range(3)
+"""What becomes of the queue after one request was looked at."""
+KEPT_FREE = 1
+"""Tokens of every request that an exact release keeps free (0.5)."""
+
+
+# The budgets of a round.
 
 
 @part
-def reserve_of_running(lane: Lane, seats: Array) -> float:
-    """Plain additions in the order of the running batch, whose rounding decides ties."""
-    reserve = 0.0
+def unreserved(lane: Lane) -> float:
+    """Memory that no request has or reserves."""
+    return float(lane.free) - lane.reserved
+
+
+@part
+def chunk_left(pool: Pool, lane: Lane) -> int:
+    """Prompt tokens that the round may compute still."""
+    return pool.chunk_limit - lane.computed
+
+
+@part
+def budgets(pool: Pool, lane: Lane) -> int:
+    """What they let become of the queue."""
+    if unreserved(lane) <= 0.0 or lane.free - lane.taken <= 0:
+        return NO_MEMORY
+    return STOP if lane.computed >= pool.max_prefill_tokens or lane.computed >= pool.chunk_limit else CONTINUE
+
+
+@part
+def page_more(pool: Pool) -> int:
+    """Tokens that a candidate needs beyond its own, for what its last page leaves empty (0.5)."""
+    return pool.page if pool.newer else 0
+
+
+@part
+def open_budgets(pool: Pool, lane: Lane, seats: Array) -> None:
+    """What the running requests leave: plain additions in the order of their batch, whose rounding decides ties."""
+    lane.computed = lane.taken = lane.top if pool.mixed else 0
+    lane.ends, reserve = NONE, 0.0
     for i in range(lane.top):
-        reserve += float(min(left_of(lane, seats, i), MAX_ESTIMATED_NEW_TOKENS)) * lane.ratio
-    return reserve
+        reserve += expected_rest(pool, lane, seats, i)
+    lane.reserved = float(lane.computed) + reserve
 
 
 @compiled
-def add(pool: Pool, lane: Lane, request: Request, seats: Array, r: int, start: float) -> int:
-    """Admit a candidate, or go on with it, as a chunk if the round's budget is shorter than its prompt; what becomes of
-    the queue. For a prompt that goes on memory is not checked."""
-    tokens, reserve = request.prompt + request.generated - request.context, request.declared
-    chunk_left = pool.chunk_limit - lane.computed
-    if tokens > chunk_left:
-        lane.chunked, tokens, reserve = r, chunk_left, 0
+def add(pool: Pool, lane: Lane, request: Request, seats: Array, r: int, tokens: int, start: float) -> int:
+    """Let a request compute so many tokens in this round; what becomes of the queue. For a prompt that goes on memory
+    is not checked."""
+    cut, reserve = request.prompt + request.generated - request.context > tokens, request.declared
+    if cut:
+        lane.chunked, reserve = r, 0
     elif lane.chunked == r:
         lane.chunked = NONE
     if np.isnan(request.scheduled):
@@ -296,25 +272,60 @@ def add(pool: Pool, lane: Lane, request: Request, seats: Array, r: int, start: f
     seats[WHO, i], seats[ENDS, i], seats[BEYOND, i] = r, NEVER, request.declared - request.generated
     lane.batch += 1
     add_chunk(lane, seats, tokens, request.context, 0)
-    lane.computed += tokens
-    lane.reserved += float(tokens + min(reserve, MAX_ESTIMATED_NEW_TOKENS))
-    if unreserved(lane) <= 0.0 or lane.free - lane.computed <= 0:
-        return NO_MEMORY
-    return STOP if lane.computed >= pool.max_prefill_tokens or lane.computed >= pool.chunk_limit else CONTINUE
+    charge = paged(pool, tokens)
+    lane.computed += charge
+    lane.taken += charge + page_more(pool)
+    lane.reserved += float(charge + page_more(pool) + min(reserve, MAX_ESTIMATED_NEW_TOKENS))
+    return budgets(pool, lane)
 
 
 @part
-def unreserved(lane: Lane) -> float:
-    """Memory that no request has or reserves."""
-    return float(lane.free) - lane.reserved
+def go_on(pool: Pool, lane: Lane, requests: Array, seats: Array, start: float) -> None:
+    """Compute more of the prompt that is part-way: what the chunk has left, but no more than memory (0.5) unless that
+    is none; less where shorter prompts of the queue fit beside it (shortest-prefill-first)."""
+    r = lane.chunked
+    request = requests[r]
+    limit = chunk_left(pool, lane)
+    if pool.newer:
+        room = min(limit, int(unreserved(lane)))
+        limit = room if room > 0 else limit
+        if pool.order == SHORTEST_PREFILL:
+            limit = min(limit, beside_shorter(pool, lane, requests, request))
+    add(pool, lane, request, seats, r, min(request.prompt + request.generated - request.context, limit), start)
+
+
+@part
+def beside_shorter(pool: Pool, lane: Lane, requests: Array, request: Request) -> int:
+    """What is left of the chunk beside the first of the queue that are shorter than the rest of a prompt
+    (``shortest_prefill_chunk_limit``)."""
+    budget, rest, reserved, r = (
+        chunk_left(pool, lane),
+        request.prompt + request.generated - request.context,
+        0,
+        lane.head,
+    )
+    if budget < 2 * pool.page:
+        return budget
+    while r != NONE:
+        work = max(requests[r].prompt + requests[r].generated - requests[r].found, 1)
+        charge = paged(pool, work)
+        if work >= rest or reserved + charge > budget - pool.page:
+            break
+        reserved += charge
+        r = requests[r].next
+    return (budget - reserved) // pool.page * pool.page if reserved > 0 else budget
+
+
+# A candidate.
 
 
 @compiled
-def ends_fit(lane: Lane, requests: Array, seats: Array, scratch: Array, r: int) -> bool:
-    """Whether memory lasts with one more candidate, if every request ends when it says.
+def ends_fit(pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, r: int) -> bool:
+    """Whether memory lasts with one more candidate, if every request ends when it says (``add_one_req_ignore_eos``).
 
     ``scratch`` holds (tokens left, tokens then held) of the candidate, the running and the admitted ones, soonest
-    first. A further candidate goes before the first with as many left, or before the last of all.
+    first. A further candidate goes before the first with as many left, or before the last of all. 0.4.6 looks at what
+    the next one to end has left.
     """
     first = lane.ends == NONE
     lane.ends = 0 if first else lane.ends
@@ -332,39 +343,79 @@ def ends_fit(lane: Lane, requests: Array, seats: Array, scratch: Array, r: int) 
             scratch[0, j], scratch[1, j] = scratch[0, j - 1], scratch[1, j - 1]
         scratch[0, at], scratch[1, at] = left, request.prompt + request.declared - left
         lane.ends += 1
-    free = lane.free - lane.computed - requests[r].prompt
+    tokens, kept = requests[r].prompt, 0
+    if pool.newer:
+        tokens, kept = paged(pool, requests[r].prompt + requests[r].generated) + pool.page, KEPT_FREE
+    free = lane.free - lane.taken - tokens
     for i in range(lane.ends):
-        following = scratch[0, i + 1] if i + 1 < lane.ends else scratch[0, i]
-        if free - following * (lane.ends - i) <= 0:
+        following = i if pool.newer or i + 1 == lane.ends else i + 1
+        if free - scratch[0, following] * (lane.ends - i) <= kept * (lane.ends - i):
             return False
         free += scratch[1, i]
     return True
 
 
 @part
-def judge(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, r: int) -> int:
-    """What speaks against a candidate that was looked up just before. One that may be admitted is held in memory."""
-    if pool.exact_release:
-        if not ends_fit(lane, requests, seats, scratch, r):
+def judge_exactly(pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, r: int) -> int:
+    """What speaks against a candidate where memory is followed to every end."""
+    request = requests[r]
+    if pool.newer:
+        wanted = paged(pool, request.prompt + request.generated - request.context) + pool.page
+        if float(wanted) > min(unreserved(lane), float(lane.free - lane.taken)):
             return NO_MEMORY
-        return STOP if lane.computed >= pool.chunk_limit else CONTINUE
+    if not ends_fit(pool, lane, requests, seats, scratch, r):
+        return NO_MEMORY
+    return STOP if lane.computed >= pool.chunk_limit else CONTINUE
+
+
+@part
+def judge(tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, scratch: Array, r: int) -> int:
+    """What speaks against a candidate that was looked up just before. One that may be admitted is held in memory.
+
+    What it hits is no longer evictable: 0.4.6 asks for memory before and after that, 0.5 after it.
+    """
+    if pool.newer and lane.batch >= pool.most_prompts:
+        return STOP
+    if pool.exact_release:
+        return judge_exactly(pool, lane, requests, seats, scratch, r)
     request = requests[r]
     rest = request.prompt + request.generated - request.context
-    wanted = float(rest + min(request.declared, MAX_ESTIMATED_NEW_TOKENS))
-    if wanted >= unreserved(lane):
-        return NO_MEMORY
-    if rest > pool.max_prefill_tokens - lane.computed and lane.batch > 0:
-        return STOP
+    ahead = max(request.declared - request.generated, 0) if pool.newer else request.declared
+    wanted = float(rest + min(ahead, MAX_ESTIMATED_NEW_TOKENS) + page_more(pool))
+    if not pool.newer:
+        if wanted >= unreserved(lane):
+            return NO_MEMORY
+        if rest > pool.max_prefill_tokens - lane.computed and lane.batch > 0:
+            return STOP
     verdict = CONTINUE
     if tree is not None and pool.radix_cache:
-        lock(tree, lane, request.node, lane.root)  # what it hits is no longer evictable
-    if wanted > unreserved(lane):
+        lock(tree, lane, request.node, lane.root)
+    if wanted > unreserved(lane) or (pool.newer and wanted == unreserved(lane)):
         verdict = NO_MEMORY
-    elif lane.computed >= pool.chunk_limit:
+    elif pool.newer and not pool.cuts:
+        verdict = STOP if lane.batch > 0 and paged(pool, rest) >= pool.max_prefill_tokens - lane.computed else CONTINUE
+    elif first_part(pool, lane, request) <= 0:
         verdict = STOP
     if tree is not None and pool.radix_cache and verdict != CONTINUE:
         unlock(tree, lane, request.node)
     return verdict
+
+
+@part
+def first_part(pool: Pool, lane: Lane, request: Request) -> int:
+    """Tokens of a candidate that the round can compute: all, or as many as the chunk has left; a cut ends on a border
+    of pages (0.5), unless memory is followed to every end."""
+    rest, left = request.prompt + request.generated - request.context, chunk_left(pool, lane)
+    if not pool.newer or pool.exact_release:
+        return min(rest, left)
+    if paged(pool, rest) <= left:
+        return rest
+    if lane.chunked != NONE and pool.order == SHORTEST_PREFILL:  # one prompt at most is part-way
+        return 0
+    return (request.context + left // pool.page * pool.page) // pool.page * pool.page - request.context
+
+
+# A round.
 
 
 @part
@@ -379,30 +430,44 @@ def places(pool: Pool, lane: Lane, pipe: Any) -> int:
 
 
 @part
+def has_place(own: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, r: int, most: int) -> bool:
+    """Whether a candidate gets one of ``most`` seats, if need be that of one that makes way for it; sets full."""
+    if lane.batch + lane.top >= most:
+        lane.full = 1
+        if not pool.preempts:
+            return False
+    if not (pool.preempts and lane.full):
+        return True
+    return make_way(own.tree, pool, lane, requests, seats, rows, own.scratch, r)
+
+
+@part
 def admit(
-    tree: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any, scratch: Array, start: float
+    tree: Any, own: Any, pool: Pool, lane: Lane, requests: Array, seats: Array, rows: Array, start: float
 ) -> None:
     """Fill the round from the prompt that is part-way and the head of the queue; sets full and chunked."""
-    most = places(pool, lane, pipe)
-    lane.computed, lane.ends = lane.top if pool.mixed else 0, NONE
-    lane.reserved = float(lane.computed) + reserve_of_running(lane, seats)
-    matched = False
-    by_tree = pool.order == DFS_WEIGHT or (pool.order == LPM and lane.waiting <= MAX_MATCHED_QUEUE)
-    if pool.order == LOF or (by_tree and pool.radix_cache):
-        matched = sort_queue(tree, pool, lane, requests, scratch)
+    most = places(pool, lane, own.turns) + lane.top
+    open_budgets(pool, lane, seats)
+    matched = order_queue(tree, pool, lane, requests, own.scratch, own.keys)
     if lane.chunked != NONE:
-        add(pool, lane, requests[lane.chunked], seats, lane.chunked, start)
+        go_on(pool, lane, requests, seats, start)
     verdict = CONTINUE
     while lane.head != NONE and verdict == CONTINUE:
-        if lane.batch >= most:
-            verdict = NO_MEMORY
-            break
         r = lane.head
-        if tree is not None and pool.radix_cache and not matched:
-            look_up(tree, lane, requests[r], r)
-        verdict = judge(tree, pool, lane, requests, seats, scratch, r)
+        if pool.newer and budgets(pool, lane) == STOP:
+            break
+        if not has_place(own, pool, lane, requests, seats, rows, r, most):
+            break
+        request = requests[r]
+        if tree is not None and pool.radix_cache and (pool.newer or not matched):
+            look_up(tree, pool, lane, request, r, request.prompt + request.generated - 1)
+        request.looked = request.prompt + request.generated
+        verdict = judge(tree, pool, lane, requests, seats, own.scratch, r)
         if verdict == CONTINUE:
+            tokens = first_part(pool, lane, request) if pool.cuts else request.looked - request.context
             pop_first(lane, requests)
-            verdict = add(pool, lane, requests[r], seats, r, start)
+            verdict = add(pool, lane, request, seats, r, tokens, start)
     if verdict == NO_MEMORY:
-        lane.full = 1
+        lane.full = not pool.newer or lane.batch + lane.top > 0
+    if pool.preempts:
+        requeue(lane, requests)

@@ -7,14 +7,14 @@ that is retracted there keeps its KV on the host, and is the first to get memory
 from windtunnel.core.compiled import part
 from windtunnel.core.log import write_stall
 from windtunnel.core.records import PREFILLING, Array, Lane, Pool, State
-from windtunnel.core.schedulers.sglang_admission import BEYOND, MAX_ESTIMATED_NEW_TOKENS, allocate, give_back
+from windtunnel.core.schedulers.sglang_memory import BEYOND, MAX_ESTIMATED_NEW_TOKENS, allocate, give_back, paged
 from windtunnel.core.seats import WHO, ends_at
 
 
 @part
 def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Take back the tokens of a request that has left."""
-    give_back(state.own.tree, pool, lane, state.requests[r], r)
+    give_back(state.own.tree, pool, lane, state.requests[r], r, 0)
 
 
 @part
@@ -47,7 +47,13 @@ def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool: 
 def stage(state: State, pool: Pool, i: int, r: int) -> None:
     """Give a request memory for what comes with it."""
     request, own = state.requests[r], state.own
-    allocate(own.tree, own.fault, pool, state.lanes[i], request.prompt + request.generated - 1)
+    allocate(own.tree, own.fault, pool, state.lanes[i], paged(pool, request.prompt + request.generated - 1), 0)
+
+
+@part
+def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Take that memory back."""
+    lane.free += paged(pool, state.requests[r].prompt + state.requests[r].generated - 1)
 
 
 @part

@@ -1,10 +1,10 @@
 """The radix trees of SGLang's lanes: prompts that share a beginning share its tokens in memory (0.4.6,
-mem_cache/radix_cache.py).
+mem_cache/radix_cache.py; 0.5.23, mem_cache/unified_radix_cache.py and evict_policy.py).
 
-A node holds a run of tokens, given as a piece of some request. The path to a node is locked while a request computes on
-it; what is not locked can be evicted, leaf by leaf, the longest unused first. ``lane.free`` counts all tokens that no
-request holds, ``lane.evictable`` those of them that are in the tree. All trees share one array of nodes and one index
-of children by their parent and first token.
+A node holds a run of whole pages of tokens, given as a piece of some request. The path to a node is locked while a
+request computes on it; what is not locked can be evicted, leaf by leaf, the longest unused first unless ``lane.evicts``
+says otherwise. ``lane.free`` counts all tokens that no request holds, ``lane.evictable`` those of them that are in the
+tree. All trees share one array of nodes and one index of children by their parent and first page.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ NODE: Fields = [
         "used",  # when it was last on the path of a look-up or an insertion, by the lane's clock of uses
         "born",  # when its first tokens were entered below its parent
         "key",  # ``used`` when it joined the list of leaves; NONE: it is not in it
-        "first",  # its first token
+        "first",  # its first page
         "parent",
         "request",  # whose tokens these are
         "start",  # place of the first one
@@ -37,6 +37,8 @@ NODE: Fields = [
         "weight",  # waiting requests that are found here or below
         "next",  # in its slot of the index, or among the free nodes
         "later",  # among the leaves that may be evicted
+        "hits",  # requests whose tokens were entered here, those that made it included
+        "priority",  # the highest of theirs
     )
 ]
 
@@ -48,8 +50,17 @@ TREE_OF_LANE: Fields = [
         "oldest",  # of the leaves that may be evicted
         "newest",
         "uses",  # clock of uses
+        "page",  # tokens; beginnings are kept and found in whole pages
+        "evicts",  # which leaf goes first: LRU, LFU, …
     )
 ]
+
+LRU, LFU, SLRU, PRIORITY, FIFO, FILO, MRU = range(7)
+EVICTION = {"lru": LRU, "lfu": LFU, "slru": SLRU, "priority": PRIORITY, "fifo": FIFO, "filo": FILO, "mru": MRU}
+"""Orders of eviction, by SGLang's names: the longest unused first; fewest hits; those with one hit first; lowest
+priority; oldest; newest; latest used."""
+PROTECTED_HITS = 2
+"""From so many on a node is among those that ``SLRU`` evicts last."""
 
 FREE, LEFT = range(2)
 """Entries of ``Tree.room``: the first free node; how many there are."""
@@ -69,6 +80,7 @@ def radix_tree(demand: Any, lanes: NDArray[Any]) -> Tree:
     """Empty trees for lanes whose ``free`` memory is set."""
     count = len(lanes)
     lanes["root"], lanes["oldest"] = np.arange(count), NONE
+    lanes["page"] = np.maximum(lanes["page"], 1)
     nodes = records(2 * count + int(lanes["free"].sum()) // TOKENS_OF_NODE + 64, NODE)
     nodes["next"] = np.arange(1, len(nodes) + 1)
     nodes["parent"][:count] = NONE
@@ -125,7 +137,7 @@ def clear(tree: Tree, root: int) -> None:
 
 @part
 def token(tree: Tree, r: int, place: int) -> int:
-    """A number that is equal for equal tokens after equal beginnings."""
+    """A number that is equal for equal tokens after equal beginnings; so that of a page's last token is the page's."""
     return token_of(tree.texts, owner_of(tree.texts, r, place), place)
 
 
@@ -156,7 +168,7 @@ def slot_of(tree: Tree, parent: int, first: int) -> int:
 
 @part
 def child_of(tree: Tree, parent: int, first: int) -> int:
-    """The child that begins with a token, NONE if there is none."""
+    """The child that begins with a page, NONE if there is none."""
     node = tree.slots[slot_of(tree, parent, first)]
     while node != NONE and (tree.nodes[node].parent != parent or tree.nodes[node].first != first):
         node = tree.nodes[node].next
@@ -200,8 +212,9 @@ def new_node(tree: Tree, lane: Lane, parent: int, request: int, start: int, leng
     record.used = record.born = lane.uses
     record.request, record.start, record.length = request, start, length
     record.children = record.locks = record.weight = 0
+    record.hits, record.priority = 0, 0
     record.key = NONE
-    enter(tree, node, parent, token(tree, request, start))
+    enter(tree, node, parent, token(tree, request, start + lane.page - 1))
     return node
 
 
@@ -212,26 +225,30 @@ def split(tree: Tree, lane: Lane, lower: int, length: int) -> int:
     strike(tree, lower)
     upper = new_node(tree, lane, record.parent, record.request, record.start, length)
     tree.nodes[upper].born, tree.nodes[upper].locks, tree.nodes[upper].children = record.born, record.locks, 1
+    tree.nodes[upper].hits, tree.nodes[upper].priority = record.hits, record.priority
     record.start += length
     record.length -= length
-    enter(tree, lower, upper, token(tree, record.request, record.start))
+    enter(tree, lower, upper, token(tree, record.request, record.start + lane.page - 1))
     return upper
 
 
 @part
 def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int) -> tuple[int, int]:
-    """Follow the request's first ``tokens`` below a node at depth ``matched``, renewing what is passed.
+    """Follow the whole pages of the request's first ``tokens`` below a node at depth ``matched``, renewing what is
+    passed.
 
     Returns (length, node) of the longest beginning that is there; a node in which it ends is split.
     """
+    tokens -= tokens % lane.page
     while matched < tokens:
-        child = child_of(tree, node, token(tree, r, matched))
+        child = child_of(tree, node, token(tree, r, matched + lane.page - 1))
         if child == NONE:
             break
         record = tree.nodes[child]
         lane.uses += 1
         record.used = lane.uses
         length = common(tree, record.request, r, matched, min(matched + record.length, tokens))
+        length -= length % lane.page
         matched += length
         if length < record.length:
             return matched, split(tree, lane, child, length)
@@ -241,17 +258,44 @@ def descend(tree: Tree, lane: Lane, r: int, node: int, matched: int, tokens: int
 
 @part
 def insert(tree: Tree, lane: Lane, request: Request, r: int, tokens: int) -> int:
-    """Put the request's tokens up to ``tokens``, from where its node ends, into the tree; returns the new end.
+    """Put the whole pages of the request's first ``tokens``, from where its node ends, into the tree; returns the new
+    end.
 
     None of them is held any more: those that were there before become free, the others evictable.
     """
-    present, node = descend(tree, lane, r, request.node, request.context, tokens)
+    held, tokens = request.context - request.context % lane.page, tokens - tokens % lane.page
+    present, node = descend(tree, lane, r, request.node, held, tokens)
     if present < tokens:
         tree.nodes[node].children += 1
         node = new_node(tree, lane, node, r, present, tokens - present)
         lane.evictable += tokens - present
-    lane.free += tokens - request.context
+    lane.free += tokens - held
     return node
+
+
+@compiled
+def credit(tree: Tree, lane: Lane, node: int, depth: int, before: int, priority: int) -> None:
+    """The path to a node that ends at ``depth`` was entered by a request of this priority, its first ``before`` tokens
+    once more: they get no further hit."""
+    while node != lane.root:
+        record = tree.nodes[node]
+        if depth > before:
+            record.hits += 1
+        record.priority = max(record.priority, priority)
+        depth -= record.length
+        node = record.parent
+
+
+@part
+def part_at(tree: Tree, lane: Lane, node: int, depth: int, place: int) -> int:
+    """Let a node of the path end at ``place``, before the end of the path at ``depth``; returns which."""
+    place -= place % lane.page
+    while node != lane.root and depth - tree.nodes[node].length >= place:
+        depth -= tree.nodes[node].length
+        node = tree.nodes[node].parent
+    if node == lane.root or depth == place:
+        return node
+    return split(tree, lane, node, place - depth + tree.nodes[node].length)
 
 
 @part
@@ -318,17 +362,62 @@ def offer(tree: Tree, lane: Lane, node: int) -> None:
         nodes[before].later = node
 
 
+@part
+def rank(tree: Tree, lane: Lane, node: int) -> tuple[int, int]:
+    """The smallest goes first."""
+    record = tree.nodes[node]
+    if lane.evicts == LFU:
+        return record.hits, record.used
+    if lane.evicts == SLRU:
+        return int(record.hits >= PROTECTED_HITS), record.used
+    if lane.evicts == PRIORITY:
+        return record.priority, record.used
+    if lane.evicts == MRU:
+        return -record.used, 0
+    return (record.born if lane.evicts == FIFO else -record.born), 0
+
+
+@compiled
+def put_first_to_go_first(tree: Tree, lane: Lane) -> None:
+    """Move the leaf that goes first by its rank to the head of the list; drop those that are no leaves any more."""
+    best, before_best, before, node = NONE, NONE, NONE, lane.oldest
+    while node != NONE:
+        record, following = tree.nodes[node], tree.nodes[node].later
+        if record.locks > 0 or record.children > 0:
+            record.key = NONE
+            if before == NONE:
+                lane.oldest = following
+            else:
+                tree.nodes[before].later = following
+        else:
+            if best == NONE or rank(tree, lane, node) < rank(tree, lane, best):
+                best, before_best = node, before
+            before = node
+        node = following
+    lane.newest = before
+    if before_best != NONE:
+        tree.nodes[before_best].later = tree.nodes[best].later
+        tree.nodes[best].later = lane.oldest
+        lane.oldest = best
+        if lane.newest == best:
+            lane.newest = before_best
+
+
 @compiled
 def evict(tree: Tree, lane: Lane, tokens: int) -> None:
-    """Remove leaves, longest unused first, until at least ``tokens`` are gone. A parent left without children is a leaf
+    """Remove leaves in the lane's order until at least ``tokens`` are gone. A parent left without children is a leaf
     from then on."""
     evicted = 0
     while evicted < tokens and lane.oldest != NONE:
+        if lane.evicts != LRU:
+            put_first_to_go_first(tree, lane)
+            if lane.oldest == NONE:
+                break
         node = lane.oldest
         record = tree.nodes[node]
         lane.oldest = record.later
         joined, record.key = record.key, NONE
-        if record.locks > 0 or record.children > 0 or record.used > joined:
+        if record.locks > 0 or record.children > 0 or (record.used > joined and lane.evicts == LRU):
             offer(tree, lane, node)
             continue
         evicted += record.length

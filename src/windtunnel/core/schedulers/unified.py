@@ -45,6 +45,7 @@ from windtunnel.core.schedulers.unified_seats import (
     remove_end,
     stage,
     start_decoding,
+    unstage,
     waits,
 )
 from windtunnel.core.schedulers.unified_turns import (
@@ -63,7 +64,7 @@ from windtunnel.core.step import begin_boundary, emit_first, launch_counted, not
 from windtunnel.policy.settings import Limits
 from windtunnel.policy.unified import RESERVING, Allocation, Batching, Policy
 
-__all__ = ["enqueue", "join", "let_go", "may_stage", "occupied", "stage"]
+__all__ = ["enqueue", "join", "let_go", "may_stage", "occupied", "stage", "unstage"]
 
 UNLIMITED = 1 << 60
 
@@ -176,8 +177,7 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 -
     """Lane ``i``, whose fields are again as before the run, has computed nothing."""
     state.own.ends[i] = 0
     if state.own.pipe is not None:
-        lane: Any = state.lanes[i : i + 1]
-        clear_pipe(state.own.pipe, lane, int(state.pools["stages"][state.groups["pool"][lane["group"][0]]]))
+        clear_pipe(state, state.own.pipe, i)
 
 
 def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:

@@ -324,6 +324,13 @@ def stage(state: State, pool: Pool, i: int, r: int) -> None:
 
 
 @part
+def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Take that memory back."""
+    request = state.requests[r]
+    lane.free += blocks_held(pool, request, request.prompt + request.generated - 1)
+
+
+@part
 def join(state: State, pool: Pool, i: int, r: int) -> None:
     """Let a request, whose KV is in the lane's memory, decode from the next step on, as one back from the host."""
     lane, seats, request = state.lanes[i], state.seats[i], state.requests[r]

@@ -134,11 +134,10 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
     """Lane ``i``, whose fields are again as before the run, has computed nothing; ``before``: what they were."""
-    lane: Any = state.lanes[i : i + 1]
     if state.own.cache is not None:
-        clear_cache(state.own.cache, lane, int(before["version"][0]))
+        clear_cache(state.own.cache, state.lanes[i : i + 1], int(before["version"][0]))
     if state.own.pipe is not None:
-        clear_pipe(state.own.pipe, lane, int(state.pools["stages"][state.groups["pool"][lane["group"][0]]]))
+        clear_pipe(state, state.own.pipe, i)
 
 
 def forget(state: State, requests: NDArray[np.int64]) -> None:
@@ -186,6 +185,13 @@ def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
 def stage(state: State, pool: Pool, i: int, r: int) -> None:
     """Give a request memory for what comes with it."""
     state.lanes[i].free -= blocks_of(pool, state.requests[r].prompt + state.requests[r].generated - 1)
+
+
+@part
+def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:
+    """Take that memory back."""
+    request = state.requests[r]
+    give_back(pool, lane, state.own.cache, r, request.prompt + request.generated - 1, 0, False)
 
 
 @part

@@ -281,7 +281,7 @@ class Live:
         request["output"] -= spared
         request["overruns"] = True
         if lands:
-            from windtunnel.core.schedulers.sglang_admission import BEYOND
+            from windtunnel.core.schedulers.sglang_memory import BEYOND
 
             self.state.seats[i, BEYOND, seat] += spared
             request["ends"] -= spared

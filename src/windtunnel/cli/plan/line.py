@@ -1,0 +1,144 @@
+"""The user's launch line among the deployments that plan searches: what to change in it, and what that saves."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from windtunnel.cli.plan.flags import Available, Axes, defaults, split
+from windtunnel.errors import InputError
+
+if TYPE_CHECKING:
+    from windtunnel.deployment import Deployment
+    from windtunnel.plan.search_result import SearchResult
+    from windtunnel.plan.space import Space
+
+CHANGED = ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype")
+"""What is searched around a line, beside what other flags name: what a restart changes. The rest stays as it is."""
+AS_IT_IS = {
+    "pipeline_parallel_size": "1",
+    "data_parallel_size": "1",
+    "enable_expert_parallel": "false",
+    "quantization": "stored",
+}
+"""Axes that keep the line's value, and what they are where it has none."""
+FROM_SPACE = ("router", "replicas", "device")
+
+
+class Judged(NamedTuple):
+    """A line against the best that was found."""
+
+    rate: float
+    """Requests per second within the limits; 0: it keeps them at none, infinite: the load is too short to fill it."""
+    price_per_hour: float
+    gpus: int
+    best_rate: float
+    best_price_per_hour: float
+    best_gpus: int
+    changes: tuple[str, ...]
+    """``setting line's → best's``."""
+
+    @property
+    def saves(self) -> float:
+        """Share of the line's cost of a request (of its GPU time where a price is not known) that the best saves."""
+        priced = self.price_per_hour > 0 and self.best_price_per_hour > 0
+        cost, best = (self.price_per_hour, self.best_price_per_hour) if priced else (self.gpus, self.best_gpus)
+        if self.rate == 0:
+            return 1.0
+        if math.isinf(self.rate) or math.isinf(self.best_rate):
+            return 1.0 - best / cost
+        return 1.0 - (best / self.best_rate) / (cost / self.rate)
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        served = {0.0: "keeps the limits at no rate", math.inf: "is not filled by this load"}.get(
+            self.rate, f"serves {self.rate:.3g} requests/s within the limits on {self.gpus} GPU{'s' * (self.gpus > 1)}"
+        )
+        if not self.changes:
+            return f"Your line {served}: nothing that was searched is better."
+        saved = "" if self.rate == 0 else f": {100 * self.saves:.0f} % less for each request"
+        return f"Your line {served}. Change {', '.join(self.changes)}{saved}."
+
+    def spec(self) -> dict[str, Any]:
+        """For JSON."""
+        found = self._asdict() | {"changes": list(self.changes), "saves": self.saves}
+        return {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in found.items()}
+
+
+def space_of_line(
+    lines: Sequence[str], model: str | None, axes: Axes, available: Available, devices_file: Path | None, fleet: bool
+) -> "tuple[Space, Deployment]":
+    """What is searched around launch lines, and the deployment that they are.
+
+    Raises InputError for lines of one side, and for what cannot run.
+    """
+    from windtunnel.model import load_model
+    from windtunnel.plan.space import AXES, typed_values
+    from windtunnel.scenario.pasted import DEVICE, read_pasted, scenario_of
+
+    pasted = read_pasted(lines, model)
+    if sides := [role for role in ("prefill", "decode", "mixed") if role in pasted.words]:
+        raise InputError(f"from: {sides[0]}: plan changes the line of one whole server: give that")
+    if "hf_overrides" in pasted.words:
+        raise InputError(
+            "from: other values of the model's config are not searched: give --model a changed config.json"
+        )
+    words, name = pasted.words, str(pasted.words["model"])
+    given = {entry.name for entry in fields(axes) if getattr(axes, entry.name) != getattr(Axes(), entry.name)}
+    around = _around(words, defaults(load_model(name), fleet), given)
+    devices = tuple(split(axes.devices if "devices" in given else (str(words.get("device", DEVICE)),)))
+    searched = replace(axes, devices=devices, **around)
+    space = searched.space(name, available.constraints(), devices_file, fleet)
+    named = {text.partition("=")[0].replace("-", "_") for text in axes.axis}
+    fixed = {
+        axis: [value] if isinstance(value, tuple) else typed_values(axis, [value])
+        for axis, value in words.items()
+        if axis in AXES and axis not in (*CHANGED, *AS_IT_IS, *FROM_SPACE, *given, *named)
+    }
+    return replace(space, axes={**fixed, **space.axes}), scenario_of(pasted).deployment()
+
+
+def _around(
+    words: Mapping[str, Any], usual: Mapping[str, Sequence[str]], given: set[str]
+) -> dict[str, tuple[str, ...]]:
+    """The axes that the user leaves to the line: its value first, and for those of CHANGED the usual ones."""
+    found = {}
+    for axis in CHANGED:
+        if axis not in given:
+            first = _texts(words.get(axis))
+            found[axis] = (*first, *(text for text in usual[axis] if text not in first))
+    for axis, plain in AS_IT_IS.items():
+        if axis not in given:
+            found[axis] = _texts(words.get(axis)) or (plain,)
+    return found
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return () if value is None else (str(value).lower() if isinstance(value, bool) else str(value),)
+
+
+def judged(line: "Deployment | None", answer: "SearchResult") -> Judged | None:
+    """The line against the winner of a search; None without a line, or where nothing was found."""
+    if line is None or answer.best is None:
+        return None
+    from windtunnel.plan.capacity import capacity
+
+    best, rate = answer.measured(answer.best)
+    found = capacity(line, answer.question)
+    engine, other = line.pools[0].engine.spec(), best.pools[0].engine.spec()
+    changes = [
+        f"{name} {engine[name]} → {other[name]}" for name in answered(answer) if engine.get(name) != other.get(name)
+    ]
+    if line.pools[0].device != best.pools[0].device:
+        changes.insert(0, f"device {line.pools[0].device.name} → {best.pools[0].device.name}")
+    if line.router != best.router and best.replicas > 1:
+        changes.append(f"router {line.router} → {best.router}")
+    return Judged(found.rate, line.price_per_hour, line.gpus, rate, best.price_per_hour, best.gpus, tuple(changes))
+
+
+def answered(answer: "SearchResult") -> list[str]:
+    """The settings of engines that were searched."""
+    settings: Mapping[str, Any] = answer.enumeration.candidates[0].settings
+    return [name for name in settings if name not in ("device", "router", "replicas", "engine")]

@@ -1,0 +1,61 @@
+"""plan --from: the user's line, what to change in it, and what that saves."""
+
+import json
+
+import pytest
+
+from windtunnel.cli import main
+from windtunnel.cli.plan.line import Judged
+
+LINE = "vllm serve Qwen/Qwen3-8B --max-num-seqs 8 --max-model-len 4096 --port 1"
+FLAGS = [
+    "--goodput",
+    "ttft:2000",
+    "tpot:50",
+    "--isl",
+    "256",
+    "--osl",
+    "32",
+    "--num-prompts",
+    "100",
+    "--request-rate",
+    "10",
+    "--max-num-batched-tokens",
+    "2048",
+    "--tensor-parallel-size",
+    "1",
+    "--kv-cache-dtype",
+    "auto",
+    "--seeds",
+    "1",
+    "--perf",
+    "modelled",
+    "--executor",
+    "serial",
+    "--json",
+]
+
+
+def test_more_seats_are_what_a_line_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--from", LINE, *FLAGS, "--max-num-seqs", "8,64"]) == 0
+    found = json.loads(capsys.readouterr().out)["line"]
+    assert any(change == "max_num_seqs 8 → 64" for change in found["changes"])
+    assert found["best_rate"] > found["rate"] > 0
+    assert found["saves"] == pytest.approx(1 - found["rate"] / found["best_rate"])
+
+
+def test_both_sides_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    sides = [word for role in ("prefill", "decode") for word in ("--from", f"{role}: {LINE}")]
+    assert main(["plan", *sides, *FLAGS]) == 2
+    assert "plan changes the line of one whole server" in capsys.readouterr().err
+
+
+def test_what_is_said_of_a_line() -> None:
+    better = Judged(10.0, 2.0, 1, 20.0, 2.0, 1, ("a 1 → 2",))
+    assert better.saves == pytest.approx(0.5)
+    assert better.sentence.endswith("on 1 GPU. Change a 1 → 2: 50 % less for each request.")
+    unpriced = better._replace(price_per_hour=0.0, best_gpus=2)
+    assert unpriced.saves == pytest.approx(0.0)
+    assert "at no rate" in better._replace(rate=0.0).sentence
+    assert better._replace(changes=()).sentence.endswith("nothing that was searched is better.")
+    assert better._replace(rate=float("inf")).spec()["rate"] is None
