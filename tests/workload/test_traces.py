@@ -436,3 +436,43 @@ def test_blocks_tell_mooncake_from_timed_traces_only_if_all_do(tmp_path: Path) -
     assert (seconds.arrival.tolist(), seconds.hash_block_size) == ([0, 1000], 16)
     with pytest.raises(InputError, match="may be ms"):
         load_trace(write(tmp_path, timed([both, {**more, "hash_ids": [0, 1, 2]}]), "x.jsonl"))
+
+
+RAG = [
+    {"timestamp": "5", "input_length": 30, "output_length": 3, "session_id": "x",
+     "hash_ids": {"sys_prompt": [1], "passages_ids": [7, 8], "history": [], "web_search": [], "user_input": [9]}},
+    {"timestamp": "7", "input_length": 40, "output_length": 4, "session_id": "x",
+     "hash_ids": {"sys_prompt": [1], "passages_ids": [7, 6], "history": [8], "web_search": [], "user_input": [5]}},
+    {"timestamp": "6", "input_length": 12, "output_length": 4, "session_id": "y",
+     "hash_ids": {"sys_prompt": [1], "passages_ids": [8], "history": [], "web_search": [], "user_input": []}},
+]  # fmt: skip
+
+
+def test_ragpulse_shares_what_stands_behind_the_same_pieces(tmp_path: Path) -> None:
+    path = write(tmp_path, "\n".join(map(json.dumps, RAG)), "rag.jsonl")
+    with pytest.raises(InputError, match=r"put rag_parts\.json \(or \.gz\) beside it"):
+        load_trace(path)
+    pieces = {"1": 10, "5": 4, "6": 5, "7": 8, "8": 6, "9": 6}
+    (tmp_path / "rag_parts.json").write_text(json.dumps(pieces))
+    workload = load_trace(path)
+    assert workload.arrival.tolist() == [0, 1, 2]
+    assert workload.begins is not None
+    assert [part.tolist() for part in workload.begins] == [[-1, 0, 0], [0, 10, 18]]
+    (tmp_path / "rag_parts.json").write_text(json.dumps({"1": 10}))
+    with pytest.raises(InputError, match="is not as RAGPulse writes it"):
+        load_trace(path)
+
+
+def test_aiperf_lines_are_turns_of_sessions(tmp_path: Path) -> None:
+    common = {"input_length": 600, "output_length": 9}
+    rows = [
+        common | {"timestamp": 1000, "session_id": "a", "hash_ids": [1, 2]},
+        common | {"delay": 2500, "session_id": "a", "hash_ids": [1, 3]},
+        common | {"timestamp": 3000, "hash_ids": [1, 4]},
+    ]
+    workload = load_trace(write(tmp_path, "\n".join(map(json.dumps, rows)), "turns.jsonl"), "mooncake")
+    assert workload.session.tolist() == [0, -1, 0]
+    assert workload.think_time.tolist() == [0, 0, 2.5]
+    assert workload.arrival[:2].tolist() == [0.0, 2.0]
+    with pytest.raises(InputError, match="delay: counts from the line before"):
+        load_trace(write(tmp_path, json.dumps(common | {"delay": 5}), "bad.jsonl"), "mooncake")

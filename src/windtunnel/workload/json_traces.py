@@ -1,4 +1,4 @@
-"""Public traces in JSON: Mooncake and vLLM's timed_trace (a request a line), ShareGPT (one array).
+"""Public traces in JSON: Mooncake, vLLM's timed_trace and RAGPulse (a request a line), ShareGPT (one array).
 
 Each reader gives arguments of Workload.from_columns; one that finds no times leaves ``arrival`` out.
 """
@@ -6,6 +6,7 @@ Each reader gives arguments of Workload.from_columns; one that finds no times le
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -73,19 +74,39 @@ def block_lists(rows: list[dict[str, Any]]) -> list[list[int]] | None:
 
 
 def read_timed(rows: list[dict[str, Any]], kind: str, hash_block_size: int | None = None) -> Columns:
-    """A trace of one of TIMED_KINDS."""
+    """A trace of one of TIMED_KINDS. AIPerf's lines may have ``session_id``, and ``delay`` (ms) after the session's
+    line before, in place of a timestamp."""
     units_per_second, block = TIMED_KINDS[kind]
     notes: list[str] = []
-    arrival = floats("timestamp", column(rows, "timestamp"), len(rows)) / units_per_second
+    known = [row["timestamp"] for row in rows if isinstance(row.get("timestamp"), int | float)]
+    start = {"timestamp": min(known, default=0.0)}
+    times = [start | row if "delay" in row else row for row in rows]
+    arrival = floats("timestamp", column(times, "timestamp"), len(rows)) / units_per_second
     check_arrivals(arrival)
     ids = block_lists(rows)
     return {
         **from_start(arrival, notes),
+        **_turns(rows),
         "prompt_tokens": integers("input_length", column(rows, "input_length"), len(rows)),
         "output_tokens": integers("output_length", column(rows, "output_length"), len(rows)),
         "hash_ids": ids,
         "hash_block_size": (hash_block_size or block) if ids is not None else 0,
         "notes": notes,
+    }
+
+
+def _turns(rows: list[dict[str, Any]]) -> Columns:
+    """Which lines are turns of a session, and how long each comes after the one before."""
+    if not any("session_id" in row for row in rows):
+        if any("delay" in row for row in rows):
+            raise InputError("delay: counts from the line before of its session: give session_id, too")
+        return {}
+    names = [row.get("session_id") for row in rows]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name in names if name is not None))}
+    delays = column([{"delay": 0.0} | row for row in rows], "delay")
+    return {
+        "session": [-1 if name is None else numbers[name] for name in names],
+        "think_time": floats("delay", delays, len(rows)) / 1e3,
     }
 
 
@@ -146,3 +167,64 @@ def _turn_tokens(number: int, turn: Any) -> tuple[int, bool]:
         if isinstance(text, str):
             return math.ceil(len(text) / CHARACTERS_PER_TOKEN), True
     raise InputError(f"row {number}: a turn has neither a text 'value' nor a count 'tokens'")
+
+
+RAGPULSE_PARTS = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
+"""Parts of RAGPulse's prompts, in their order (github.com/flashserve/RAGPulse at 3672232)."""
+RAGPULSE = {"timestamp", "input_length", "output_length", "hash_ids", "session_id"}
+
+
+def is_ragpulse(row: Mapping[str, Any]) -> bool:
+    """Whether a line has this form."""
+    return row.keys() <= RAGPULSE and isinstance(row.get("hash_ids"), dict)
+
+
+def read_ragpulse(rows: list[dict[str, Any]], pieces: Mapping[str, Any]) -> Columns:
+    """RAGPulse: prompts made of pieces, which are shared where they stand behind the same ones. ``pieces``: tokens of
+    each id, which names a piece, and not what stands before it.
+
+    Its sessions are only named: each request has its own time. Raises InputError for what is missing.
+    """
+    notes: list[str] = []
+    try:
+        ordered = sorted(rows, key=lambda row: float(row["timestamp"]))
+        if ordered != rows:
+            rows, notes = ordered, ["requests are put into the order of their times"]
+        arrival = np.array([float(row["timestamp"]) for row in rows])
+        prompt = integers("input_length", [int(row["input_length"]) for row in rows], len(rows))
+        output = integers("output_length", [int(row["output_length"]) for row in rows], len(rows))
+        begins = _shared_pieces(rows, prompt.tolist(), {str(name): int(tokens) for name, tokens in pieces.items()})
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"is not as RAGPulse writes it ({type(error).__name__}: {error})") from None
+    check_arrivals(arrival)
+    return {
+        **from_start(arrival, notes),
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "begins": begins,
+        "notes": notes,
+    }
+
+
+def _shared_pieces(
+    rows: list[dict[str, Any]], prompts: list[int], pieces: Mapping[str, int]
+) -> list[tuple[int, int] | None]:
+    """By the longest sequence of pieces from the start that an earlier prompt had."""
+    nodes: dict[tuple[int, str], int] = {}
+    writers: list[int] = []
+    found: list[tuple[int, int] | None] = []
+    for number, row in enumerate(rows):
+        node, tokens, best = -1, 0, None
+        for part in RAGPULSE_PARTS:
+            for piece in map(str, row["hash_ids"].get(part) or ()):
+                tokens += pieces[piece]
+                following = nodes.get((node, piece))
+                if following is None:
+                    following = nodes[node, piece] = len(nodes)
+                    writers.append(number)
+                else:
+                    other = writers[following]
+                    best = other, min(tokens, prompts[number], prompts[other])
+                node = following
+        found.append(best if best and best[1] else None)
+    return found

@@ -32,7 +32,7 @@ CSV_READERS: dict[str, tuple[Callable[[Table], Columns], tuple[str, ...], tuple[
     "csv": (csv_traces.read_own, csv_traces.OWN, csv_traces.OWN_MORE),
 }
 JSON_FORMATS = (*json_traces.TIMED_KINDS, "jsonl")
-FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet", "agents")
+FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet", "agents", "ragpulse")
 
 
 def load_trace(
@@ -118,8 +118,8 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: 
         return json_traces.read_sharegpt(data)
     if wanted == "agents" or (wanted is None and start == b"{" and _is_one_session(data)):
         return agent_traces.read_sessions([(path.name, _session(data))], answers)
-    if wanted in JSON_FORMATS or (wanted is None and start == b"{"):
-        return _read_json_lines(data, wanted, hash_block_size)
+    if wanted in (*JSON_FORMATS, "ragpulse") or (wanted is None and start == b"{"):
+        return _read_json_lines(path, data, wanted, hash_block_size)
     kind = _csv_kind(header(data), wanted)
     return CSV_READERS[kind][0](read_table(data))
 
@@ -203,15 +203,29 @@ def _check_text(data: bytes) -> None:
         raise InputError(f"is neither text nor Parquet: known formats are {', '.join(FORMATS)}; text must be UTF-8")
 
 
-def _read_json_lines(data: bytes, wanted: str | None, hash_block_size: int | None) -> Columns:
+def _read_json_lines(path: Path, data: bytes, wanted: str | None, hash_block_size: int | None) -> Columns:
     rows = json_traces.read_lines(data)
     keys = rows[0].keys()
+    if wanted == "ragpulse" or (wanted is None and json_traces.is_ragpulse(rows[0])):
+        return json_traces.read_ragpulse(rows, _pieces(path))
     if wanted is None:
         timed = len(keys & set(json_traces.TIMED)) > len(keys & set(own_files.KEYS + own_files.HEADER) - {"hash_ids"})
         wanted = json_traces.timed_kind(rows) if timed else "jsonl"
     if wanted == "jsonl":
         return own_files.read_jsonl(rows)
     return json_traces.read_timed(rows, wanted, hash_block_size)
+
+
+def _pieces(path: Path) -> dict[str, Any]:
+    """Tokens of the pieces of RAGPulse's prompts, from the file beside the trace."""
+    name = f"{path.name.partition('.')[0]}_parts.json"
+    beside = next((path.with_name(one) for one in (name, f"{name}.gz") if path.with_name(one).is_file()), None)
+    if beside is None:
+        raise InputError(f"needs the tokens of its prompts' pieces: put {name} (or .gz) beside it")
+    found = _object(_bytes(beside))
+    if not isinstance(found, dict):
+        raise InputError(f"{beside.name}: must be one JSON object, piece: tokens")
+    return found
 
 
 def _csv_kind(names: list[str], wanted: str | None) -> str:
