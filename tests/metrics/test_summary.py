@@ -28,6 +28,9 @@ KEYS = {
     "utilisation": ["busy", "kv", "mfu", "mbu", "bubbles"],
     "preemptions": None,
     "prefix_cache_hit_rate": None,
+    "prompt_tokens": None,
+    "cached_tokens": None,
+    "generated_cached_tokens": None,
     "time_share": ["measured", "interpolated", "modelled"],
     "replicas": None,
     "warnings": None,
@@ -105,7 +108,7 @@ def test_much_modelled_time_is_a_warning(modelled: float, warned: bool) -> None:
     parts = {"measured": handmade.flat_times(0.1 - modelled), "modelled": handmade.flat_times(modelled)}
     base = handmade.two_requests()
     warnings = summary(handmade.run(base.requests, base.iterations, sources=(parts,))).warnings
-    assert any("30% of the batch time is modelled, not measured" in text for text in warnings) is warned
+    assert any("30% of step time is estimated, not measured" in text for text in warnings) is warned
 
 
 @pytest.mark.parametrize("run", [handmade.two_requests(), handmade.preempted()])

@@ -104,7 +104,9 @@ def check_equal(case: Case, uniforms: Any) -> None:
         found = by_reference(case, uniforms)
     except StuckError:
         assume(False)
-    expected = run(case.fleet, case.demand, case.routers, uniforms, case.crossing)
+    expected = run(
+        case.fleet, case.demand, case.routers, uniforms, case.crossing, decode_router=(case.fleet.route_score, None)
+    )
     begun = ~np.isnan(expected.requests["scheduled"])  # one that has no place yet has no arrival that anybody saw
     for name in TOLD:
         one, other = found.requests[name], expected.requests[name]

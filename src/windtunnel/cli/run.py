@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from windtunnel.workload import Workload
 
 DONE, MISSED = 0, 1
-DEFAULT_GOAL = ("ttft:500", "tpot:50")
-"""What is asked of a run without goals: what people notice as quick."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,7 @@ def run(
     if pasting.dry_run:
         return show_pasted(pasting.lines, scenario, as_json)
     _check(seeds, outputs, output)
-    default_goal, scenario = not scenario.goals.limits(), with_goal(scenario)
+    default_goal, scenario = not scenario.goals.limits(), replace(scenario, goals=scenario.goals.or_default())
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     tables, results, documents = batch_times(deployment, scenario.server.perf), [], []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
@@ -114,13 +112,6 @@ class Shown:
     verbose: bool
     scenario: Scenario | None = None
     """What was simulated, where that is known."""
-
-
-def with_goal(scenario: Scenario) -> Scenario:
-    """The scenario, with the default goal where it has none."""
-    if scenario.goals.limits():
-        return scenario
-    return replace(scenario, goals=replace(scenario.goals, goodput=DEFAULT_GOAL))
 
 
 def _check(seeds: int, outputs: Outputs, output: Path | None) -> None:
@@ -218,7 +209,7 @@ def report(
 
     outputs.check()
     default_goal = not goals.limits()
-    goals = replace(goals, goodput=DEFAULT_GOAL) if default_goal else goals
+    goals = goals.or_default()
     stored, slo = Run.load(directory), goals.limits()
     if stored.manifest.get("bands_without_warmup") != exclude_warmup:  # they are those of another part of the run
         stored = replace(stored, manifest=stored.manifest | {"bands": None, "roofline": None})
@@ -236,7 +227,7 @@ def _finish(
 
     around, perfect, goals = manifest.get("bands"), manifest.get("roofline"), shown.goals
     if shown.as_json:
-        document = documents[0] | {"goal": {"goodput": list(goals.goodput), "slo": list(goals.slo)}}
+        document = documents[0] | {"goal": goals.to_json()}
         if len(documents) > 1:
             intervals = clean({name: [each.low, each.high] for name, each in spread(documents).items()})
             document |= {"seeds": len(documents), "interval_95": intervals}

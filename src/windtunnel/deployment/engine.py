@@ -111,7 +111,7 @@ class Engine:
     """``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches with prompts;
     None: as the engine does."""
     num_redundant_experts: int = 0
-    """Copies of experts beside the experts themselves, in memory: choices fall evenly here anyway."""
+    """Copies of experts in addition to the experts themselves, in memory: choices fall evenly here anyway."""
     swa_full_tokens_ratio: float | None = None
     """Tokens that layers with a window have room for, for each that those without have (SGLang's flag of that name);
     None: their windows are set aside for every request that runs."""

@@ -155,8 +155,8 @@ def _requests_with_state(model: Model, engine: Engine, available: int) -> int:
 
 
 def _state_bytes(model: Model, engine: Engine) -> int:
-    """Bytes of the state of one request that decodes; vLLM keeps that of compressed attention in whole blocks. With a
-    share of its own for windows, they are no part of it."""
+    """Bytes of the state of one request that decodes; vLLM keeps that of compressed attention in whole blocks. Where
+    windows have a separate share, they are no part of it."""
     if engine.swa_full_tokens_ratio is not None:
         whole = model.state_bytes(engine.tensor_parallel_size, engine.kv_cache_dtype)
         return whole - sum(length * each for length, each in _windows(model, engine))

@@ -136,8 +136,8 @@ VLLM_0_12 = EnginePreset(
     "vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False, memory=MEMORY_TORCH_SAMPLER
 )
 VLLM_0_20 = EnginePreset("vllm-0.20", True, True, 0.9, pipelines=(False,), memory=MEMORY_FLASHINFER_SAMPLER)
-VLLM_0_26 = replace(
-    VLLM_0_20, name="vllm-0.26", scheduler="vllm-0.20", memory=replace(MEMORY_FLASHINFER_SAMPLER, graphs_inside=True)
+VLLM_0_22 = replace(
+    VLLM_0_20, name="vllm-0.22", scheduler="vllm-0.20", memory=replace(MEMORY_FLASHINFER_SAMPLER, graphs_inside=True)
 )
 """vLLM 0.22 to 0.30: the memory of their logs ("without CUDA graph memory profiling"). Their scheduler is taken to be
 that of 0.20; no recording of it is held against these versions."""
@@ -200,7 +200,7 @@ PRESETS: dict[str, EnginePreset] = {
     for preset in (
         replace(VLLM_0_32, name="vllm-0.33"),
         VLLM_0_32,
-        VLLM_0_26,
+        VLLM_0_22,
         VLLM_0_20,
         replace(VLLM_0_20, name="vllm-0.19", scheduler="vllm-0.20"),
         replace(VLLM_0_20, name="vllm-0.17", scheduler="vllm-0.20"),

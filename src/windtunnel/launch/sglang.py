@@ -130,7 +130,7 @@ def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> Non
             engine["enable_dbo"] = True
         else:
             asked.refused["enable-two-batch-overlap"] = (
-                "two micro-batches: only DeepEP's exchange is known to run beside kernels"
+                "two micro-batches: only DeepEP's exchange is known to run alongside kernels"
             )
 
 
@@ -138,10 +138,10 @@ A2A = {"megamoe": "exchange and experts are one kernel: gathering the tokens of 
 
 
 def _share_of_windows(asked: Asked) -> float | None:
-    """The room of layers with a window, where the model has some beside others."""
+    """The room of layers with a window, where the model has some among others."""
     flag, model = "swa-full-tokens-ratio", asked.model
     if model is not None and not model.compresses and len({bool(layer.window) for _, layer in model.layers}) == 1:
-        asked.unused[flag] = "no layers with a window stand beside others"
+        asked.unused[flag] = "no layers with a window stand among others"
         return None
     return asked.number(flag)
 
@@ -161,7 +161,7 @@ def _states(asked: Asked, engine: dict[str, Any], ranks: int) -> None:
     strategy = asked.text("mamba-radix-cache-strategy")
     for flag in STATES:
         if not keeps or strategy in ("", "auto", "no_buffer"):
-            asked.unused.setdefault(flag, "no states are kept beside those of running requests")
+            asked.unused.setdefault(flag, "no states are kept but those of running requests")
         elif flag in asked.line.flags:
             asked.refused[flag] = "when states are kept, from which a prefix can be taken up"
 

@@ -129,7 +129,7 @@ def _exchange(asked: Asked, engine: dict[str, Any]) -> None:
         engine["all2all_backend"] = None
     if engine["enable_dbo"] and engine["all2all_backend"] not in (LOW_LATENCY, HIGH_THROUGHPUT):
         asked.refused["enable-dbo"] = (
-            "two micro-batches hide the exchange: only DeepEP's is known to run beside kernels"
+            "two micro-batches hide the exchange: only DeepEP's is known to run alongside kernels"
         )
         engine["enable_dbo"] = None
     if not engine["enable_dbo"]:

@@ -26,6 +26,10 @@ DEPLOYMENT, POOLS, WORKLOAD, GOALS = (
 """How the help arranges the flags."""
 
 
+DEFAULT_GOAL = ("ttft:500", "tpot:50")
+"""What is asked of a run without goals: what people notice as quick."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Goals:
     """What the deployment should reach."""
@@ -44,6 +48,14 @@ class Goals:
             raise InputError(f"attainment={self.attainment:g}: must be a share, > 0 and ≤ 1")
         if self.attainment is not None and not self.goodput:
             raise InputError(f"attainment={self.attainment:g}: of which limits? add goodput, e.g. ttft:300 tpot:50")
+
+    def or_default(self) -> "Goals":
+        """These goals, or the default one where there are none."""
+        return self if self.limits() else replace(self, goodput=DEFAULT_GOAL)
+
+    def to_json(self) -> dict[str, list[str]]:
+        """For the document of a run: the limits, as they were given."""
+        return {"goodput": list(self.goodput), "slo": list(self.slo)}
 
     def limits(self) -> SLO:
         """Both kinds of limits, in seconds."""

@@ -128,7 +128,8 @@ class Bench:
         tables = self.tables(deployment, scenario.server.perf)
         overheads = scenario.overheads()
         run = simulate(deployment, workload, scenario.load.seed, tables=tables, overheads=overheads)
-        return Flight(scenario, deployment, workload, tables, run, unroll(run))
+        asked = replace(scenario, goals=scenario.goals.or_default())
+        return Flight(asked, deployment, workload, tables, run, unroll(run))
 
     def report(self, words: Words) -> str:
         """The page of ``windtunnel run --report``."""
@@ -137,7 +138,7 @@ class Bench:
         flight = self.flight(words)
         slo = flight.scenario.goals.limits()
         result = summary(flight.run, slo, steps=flight.steps)
-        around = bands(flight.run, summary_json(result), steps=flight.steps)
+        around = replace(bands(flight.run, summary_json(result), steps=flight.steps), unchanged_rate=True)
         ends = with_ends(around, flight.scenario, flight.deployment, flight.workload, flight.tables)
         manifest = flight.run.manifest | in_document(ends)
         steps = replace(flight.steps, run=replace(flight.run, manifest=manifest))
@@ -148,7 +149,8 @@ def _shown(flight: Flight) -> tuple[dict[str, Any], Bands]:
     """The figures of a flight with the bands around them, whose ends are not simulated yet."""
     result = summary(flight.run, flight.scenario.goals.limits(), steps=flight.steps)
     shown = figures(flight.steps, result, flight.deployment)
-    around = bands(flight.run, shown["document"], steps=flight.steps)
+    around = replace(bands(flight.run, shown["document"], steps=flight.steps), unchanged_rate=True)
+    shown["document"] |= {"goal": flight.scenario.goals.to_json()}
     return shown | judged(around), around
 
 

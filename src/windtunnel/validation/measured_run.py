@@ -75,7 +75,7 @@ def preset_note(engine: str, version: str) -> str:
     text = f"{engine} {version} has no preset and is simulated as {chosen.name}"
     if other is None:
         return text
-    names = [field.name for field in fields(chosen) if field.name not in ("name", "scheduler", "since")]
+    names = [field.name for field in fields(chosen) if field.name not in ("name", "scheduler", "since", "memory")]
     differs = [
         f"{name}={getattr(other, name)}, not {getattr(chosen, name)}"
         for name in names
@@ -83,6 +83,8 @@ def preset_note(engine: str, version: str) -> str:
     ]
     if other.rules != chosen.rules:
         differs.append(f"scheduler={other.rules}, not {chosen.rules}")
+    if other.memory != chosen.memory:
+        differs.append("other rules of memory")
     return f"{text}; {other.name} has {'; '.join(differs) or 'the same defaults'}"
 
 

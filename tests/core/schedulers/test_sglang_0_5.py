@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from core.called import called
 from core.schedulers.sglang_rounds import SHARED, Ask, Engine, ask, engine
 from windtunnel.core.schedulers.sglang_radix import descend
 from windtunnel.errors import InputError
@@ -136,6 +137,11 @@ def test_orders_of_the_queue() -> None:
         assert scheduler.names([part.r]) == [head], order
 
 
+@called
+def match(tree: Any, lane: Any, r: int, root: int, tokens: int) -> Any:
+    return descend(tree, lane, r, root, 0, tokens)
+
+
 @pytest.mark.parametrize(("eviction", "kept"), [("lru", "b"), ("fifo", "b"), ("filo", "a"), ("mru", "a"), ("lfu", "b")])
 def test_which_prefix_is_evicted_first(eviction: str, kept: str) -> None:
     later = (ask("b", [*SHARED[50:60], -2], 1), ask("b2", [*SHARED[50:60], -3], 1), ask("c", 30, 1))
@@ -146,7 +152,7 @@ def test_which_prefix_is_evicted_first(eviction: str, kept: str) -> None:
         scheduler.arrive(name)
         scheduler.rounds(2)
     tree, lane = scheduler.stepper.state.own.tree, scheduler.lane
-    found = {name: descend(tree, lane, scheduler.number(name), lane["root"], 0, 10)[0] for name in ("a", "b")}
+    found = {name: match(tree, lane, scheduler.number(name), lane["root"], 10)[0] for name in ("a", "b")}
     assert found == {"a": 0, "b": 0} | {kept: 10}
 
 

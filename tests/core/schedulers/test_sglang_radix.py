@@ -2,11 +2,11 @@
 
 from itertools import chain
 
-import numba
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.called import called
 from windtunnel.core.engine import Demand
 from windtunnel.core.records import NONE, attributes, records
 from windtunnel.core.schedulers import sglang_radix as radix
@@ -15,7 +15,7 @@ from windtunnel.core.schedulers.sglang_radix import TREE_OF_LANE, Tree
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 
 
-@numba.njit
+@called
 def put(tree, lanes, requests, r, tokens):  # type: ignore[no-untyped-def]
     request = requests[r]
     request.context, request.node = radix.descend(tree, lanes[0], r, 0, 0, tokens)
@@ -23,22 +23,22 @@ def put(tree, lanes, requests, r, tokens):  # type: ignore[no-untyped-def]
     return request.context
 
 
-@numba.njit
+@called
 def match(tree, lanes, r, tokens):  # type: ignore[no-untyped-def]
     return radix.descend(tree, lanes[0], r, 0, 0, tokens)
 
 
-@numba.njit
+@called
 def lock(tree, lanes, node):  # type: ignore[no-untyped-def]
     radix.lock(tree, lanes[0], node, 0)
 
 
-@numba.njit
+@called
 def unlock(tree, lanes, node):  # type: ignore[no-untyped-def]
     radix.unlock(tree, lanes[0], node)
 
 
-@numba.njit
+@called
 def evict(tree, lanes, tokens):  # type: ignore[no-untyped-def]
     radix.evict(tree, lanes[0], tokens)
 

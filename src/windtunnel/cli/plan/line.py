@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from windtunnel.plan.space import Space
 
 CHANGED = ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype")
-"""What is searched around a line, beside what other flags name: what a restart changes. The rest stays as it is."""
+"""What is searched around a line, besides what other flags name: what a restart changes. The rest stays."""
 AS_IT_IS = {
     "pipeline_parallel_size": "1",
     "data_parallel_size": "1",

@@ -62,7 +62,7 @@ from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.errors import InputError
 from windtunnel.policy import Policy, Sglang, UserScheduler, VllmV0, VllmV1, WholeBatches
-from windtunnel.policy.routing import Conductor, Routing
+from windtunnel.policy.routing import ROUTE_SCORE, Conductor, Routing
 
 OF_POOLS = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
 STAGING = {"memory": MEMORY, "seats": SEATS, "seats_and_few": SEATS_AND_FEW}
@@ -122,6 +122,9 @@ def run(
     require_handing(fleet, crossing.rules)
     if isinstance(fleet.routing, Conductor) or isinstance(decode_router[1], Conductor):
         raise InputError("conductor: what it promises is not simulated between prefill and decode pools")
+    for number, score in zip(routers, (fleet.route_score, decode_router[0]), strict=True):
+        if number == ROUTE_SCORE and score is None:
+            raise InputError("router: a function of your own is asked for on a side that has none")
     pools = np.concatenate([of_role(fleet, name) for name in ("prefill", "decode")])
     ordered = pools_of(fleet, pools)
     columns = _rows(demand, crossing.rules)

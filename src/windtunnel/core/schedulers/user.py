@@ -74,7 +74,8 @@ LANE_FIELDS: Fields = [
 ]
 
 REQUEST_FIELDS: Fields = [
-    *((name, np.int64) for name in ("id", "priority", "max_tokens", "known", "computed", "blocks", "evicted_at")),
+    *((name, np.int64) for name in ("id", "priority", "known", "computed", "blocks", "evicted_at")),
+    ("max_tokens", np.int32),
     ("seat", np.int32),
     ("queued", np.int8),
     ("prefill_tokens", np.int32),  # known tokens when it was last admitted: from there on it decodes

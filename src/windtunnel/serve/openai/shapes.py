@@ -134,7 +134,7 @@ def _object(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) 
 
 def _named(path: Any, root: Mapping[str, Any]) -> Any:
     found: Any = root
-    for part in str(path).removeprefix("#/").split("/"):
+    for part in filter(None, str(path).removeprefix("#").split("/")):
         found = found.get(part) if isinstance(found, dict) else None
     if found is None:
         raise RefusedError(f"schema: $ref {path!r} names nothing")
