@@ -100,7 +100,7 @@ def test_gaps(capsys: Capture) -> None:
     assert gaps[0] == pytest.approx(found["gap"]["makespan"]["gap"])
     assert main(["run", MODEL, *LOAD, "--gap", "--no-bands"]) == DONE
     assert "best possible" in capsys.readouterr().out
-    assert main(["compare", MODEL, *LOAD, "--gap", "--seeds", "1", "--with", "max_num_seqs=1"]) == DONE
+    assert main(["compare", MODEL, *LOAD, "--gap", "--seeds", "1", "-v", "--with", "max_num_seqs=1"]) == DONE
     assert "gap, makespan" in capsys.readouterr().out
 
 

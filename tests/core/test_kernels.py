@@ -98,6 +98,8 @@ one, zero = np.ones(1, dtype=np.int64), np.zeros(1)
 demand = Demand(zero, one, one, zero > 0, zero > 0, -one, zero, 0)
 kinds = {"rebuild": (rebuild, numba.int64)}
 for name, module in SCHEDULERS.items():
+    if name == "UserScheduler":  # is made of whatever its user wrote
+        continue
     fleet = Fleet((limits,), (getattr(policy, name)(),), (times,), (1,), (1,), (False,))
     kinds[module] = (loop, numba.typeof(new_state(fleet, demand, zero)))
 
@@ -106,7 +108,7 @@ def keys():
     return {name: key_of(entry.py_func, (kind, numba.int64), ("machine",)) for name, (entry, kind) in kinds.items()}
 
 before = keys()
-assert len(set(before.values())) == 5 and keys() == before
+assert len(set(before.values())) == len(kinds) and keys() == before
 for name in sys.argv[1:]:
     with (ROOT / name).open("a") as file:
         file.write("# edited")
@@ -151,7 +153,7 @@ def run(tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def test_an_edit_compiles_anew_what_is_made_of_it(run: Callable[..., list[str]]) -> None:
-    every = " ".join(sorted(SCHEDULERS.values()))
+    every = " ".join(sorted(module for name, module in SCHEDULERS.items() if name != "UserScheduler"))
     wanted = {
         "core/schedulers/sglang_admission.py": "sglang",
         "core/schedulers/vllm.py": "vllm",

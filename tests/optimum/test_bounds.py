@@ -73,7 +73,9 @@ def vllm_v0(case: v0.Case) -> None:
 
 def sglang_scheduler(seed: int) -> None:
     case = sglang.small_case(seed)
-    policy = replace(case.policy, radix_cache=False)
+    order = case.policy.schedule_policy
+    order = "lpm" if order == "shortest-prefill-first" else order
+    policy = replace(case.policy, radix_cache=False, schedule_policy=order)
     tokens = max(case.limits.max_num_batched_tokens, 0 if policy.chunked_prefill else policy.longest_round(case.limits))
     limits = replace(case.limits, max_num_batched_tokens=tokens)
     rounds = {"max_num_batched_tokens": tokens, "max_num_seqs": limits.max_num_seqs, "max_model_len": 200}

@@ -420,7 +420,7 @@ requests, each running to its declared end, fits memory; in need the newest is p
 
 TRTLLM_MAX_UTILIZATION = Policy(places_per_step=True)
 """TensorRT-LLM, MAX_UTILIZATION (capacityScheduler.cpp, microBatchScheduler.cpp): every request runs whose next step
-fits; the last started one is paused when it does not. Whole contexts beside all generations."""
+fits; the last started one is paused when it does not. Whole contexts next to all generations."""
 
 TRTLLM_GUARANTEED_NO_EVICT = Policy(
     allocation="prompt_and_output", preemption="none", refuse_long_prompts=True, places_per_step=True

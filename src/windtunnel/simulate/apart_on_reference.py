@@ -15,7 +15,7 @@ from windtunnel.core.engine import Demand, Fleet, Floats
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import NONE, STALL, records
 from windtunnel.deployment.handover import Handover
-from windtunnel.policy import UserScheduler, routing
+from windtunnel.policy import Policy, UserScheduler, routing
 from windtunnel.policy.named import Router
 from windtunnel.reference import handover as reference
 from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness
@@ -45,6 +45,8 @@ TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefi
 def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Handover) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
     names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
+    if any(isinstance(policy, Policy) and policy.queue_look_time for policy in fleet.policies):
+        names.add("queue_look_time")
     names |= {"autoscaling"} if any(fleet.scaling) else set()
     names |= {"faults"} if fleet.failures else set()
     if any(isinstance(router.routing, routing.Conductor) for router in routers):

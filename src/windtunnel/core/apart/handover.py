@@ -156,6 +156,8 @@ def run(
 def require_handing(fleet: Fleet, rules: Handover) -> None:
     """Raise InputError for a scheduler that does not hand over, or takes nothing."""
     for policy, role in zip(fleet.policies, fleet.roles, strict=True):
+        if isinstance(policy, Policy) and policy.queue_look_time:
+            raise InputError(f"queue_look_time={policy.queue_look_time}: not in pools that hand over: leave it out")
         swaps = isinstance(policy, Policy) and policy.preemption == "swap"
         takes = (
             isinstance(policy, VllmV1 | Policy | Sglang | UserScheduler)
@@ -328,7 +330,8 @@ def _record(fleet: Fleet, order: Integers, demand: Demand, crossing: Crossing, s
     replica_of_lane, rank_of_lane = np.zeros((2, len(lanes)), dtype=np.int64)
     replica_of_lane[lanes] = replicas[state.groups["replica"][state.lanes["group"]]]
     rank_of_lane[lanes] = state.lanes["rank"]
-    sizes = np.where(handed["transfer_end"] >= 0, crossing.kv_bytes, 0.0) if len(crossing.kv_bytes) else np.zeros(n)
+    sent = (handed["transfer_end"] >= 0) & (handed["lost"] == 0)
+    sizes = np.where(sent, crossing.kv_bytes, 0.0) if len(crossing.kv_bytes) else np.zeros(n)
     lost = np.flatnonzero(handed["lost"])
     return Handed(table, rows, stalls, replica_of_lane, rank_of_lane, handovers=handed, kv_bytes=sizes, lost=lost)
 
