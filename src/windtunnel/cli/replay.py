@@ -24,6 +24,7 @@ SCHEDULERS = {
     "vllm-0.10": "windtunnel.replay.vllm_v1",
     "vllm-0.8-v0": "windtunnel.replay.vllm_v0",
     "sglang-0.4.6": "windtunnel.replay.sglang",
+    "trtllm-1.0": "windtunnel.replay.trtllm",
 }
 """Name of a scheduler → the module whose ``replay`` runs it."""
 
@@ -45,7 +46,8 @@ def replay(
     recording
         NAME.in.json with config, requests and, if its defaults do not hold, batch_time.
     scheduler
-        vllm-0.33, vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0 or sglang-0.4.6.
+        vllm-0.33, vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0, sglang-0.4.6 or
+        trtllm-1.0.
     engine
         Of vLLM's v1 schedulers: the readable engine, which is the default, or the compiled core step by step. They
         write the same. All others run in the core only.

@@ -30,9 +30,15 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import INNER, part
 from windtunnel.core.records import Fields, Group, Lane, Pool, State, attributes
-from windtunnel.policy import Policy, Sglang, VllmV0, VllmV1
+from windtunnel.policy import Policy, Sglang, Trtllm, VllmV0, VllmV1
 
-SCHEDULERS: dict[type, str] = {VllmV1: "vllm", VllmV0: "vllm_v0", Policy: "unified", Sglang: "sglang"}
+SCHEDULERS: dict[type, str] = {
+    VllmV1: "vllm",
+    VllmV0: "vllm_v0",
+    Policy: "unified",
+    Sglang: "sglang",
+    Trtllm: "trtllm",
+}
 """Type of a scheduler's settings → its module in ``core.schedulers``, imported when it runs."""
 
 

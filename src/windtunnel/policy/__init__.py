@@ -4,6 +4,7 @@ from windtunnel.policy.named import PRESETS, scheduler
 from windtunnel.policy.own import Own
 from windtunnel.policy.settings import Limits, Settings, can_ever_run, generated
 from windtunnel.policy.sglang import Sglang
+from windtunnel.policy.trtllm import Trtllm
 from windtunnel.policy.unified import Policy
 from windtunnel.policy.vllm_v0 import VllmV0
 from windtunnel.policy.vllm_v1 import VllmV1
@@ -16,6 +17,7 @@ __all__ = [
     "Policy",
     "Settings",
     "Sglang",
+    "Trtllm",
     "VllmV0",
     "VllmV1",
     "WholeBatches",
