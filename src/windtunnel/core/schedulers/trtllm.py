@@ -193,10 +193,9 @@ def plan(state: State, pool: Pool, i: int) -> None:
 
 
 @part
-def begin(state: State, pool: Pool, i: int, request: Request, r: int, chunk: int, start: float) -> int:
+def begin(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, chunk: int, start: float) -> int:
     """A prompt gets the blocks of all its tokens, those that it finds among them; returns the tokens of its first
     chunk, which ends with a block (setPrepopulatedPromptLen of llmRequest.h)."""
-    lane, cache = state.lanes[i], state.own.cache
     request.started = 1
     lane.running += 1
     lane.waiting -= 1
@@ -227,7 +226,7 @@ def run_prompts(state: State, pool: Pool, i: int, last: bool, every: bool, start
         if not every and (request.context + chunk == known(request)) != last:
             continue
         if not request.started:
-            chunk = begin(state, pool, i, request, r, chunk, start)
+            chunk = begin(pool, lane, request, state.own.cache, r, chunk, start)
             picks[k] = NONE  # in its second chunk it would look like another one
             seats[NOW, seat] = chunk
         if chunk > 0:
@@ -380,15 +379,21 @@ def ended(state: State, pool: Pool, i: int, seat: int, end: float) -> None:
 
 
 @part
+def note_offer(lane: Lane, request: Request, cache: Any) -> None:
+    """A prompt is computed, and can be found when its step has ended."""
+    if cache is not None:
+        request.offers = 1
+        lane.offering += 1
+
+
+@part
 def end_prompt(state: State, pool: Pool, i: int, seat: int, end: float) -> None:
     """A prompt is computed: it yields a token, and others can find its blocks when that is there."""
     lane, seats = state.lanes[i], state.seats[i]
     r = seats[WHO, seat]
     request = state.requests[r]
     emit_first(state, r, end)
-    if state.own.cache is not None:
-        request.offers = 1
-        lane.offering += 1
+    note_offer(lane, request, state.own.cache)
     left = request.output - request.generated
     seats[ENDS, seat] = lane.clock + left
     if left > 0:
