@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core import step as steps
-from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, give_back, offer, prefix_cache, take
+from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, find, give_back, offer, prefix_cache, take
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall
@@ -203,6 +203,7 @@ def begin(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, chunk: i
         request.scheduled = start
     found = 0
     if cache is not None:
+        find(pool, lane, request, cache, r)  # again: a prompt before it may have taken what was idle
         found = take(lane, cache, r)
     lane.free -= blocks_of(pool, known(request)) - found
     request.context = found * pool.block_size
@@ -337,7 +338,7 @@ def rejoin(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
 def launch(state: State, pool: Pool, i: int, start: float) -> None:
     """Log the step; the clock goes on if generations take part."""
     lane = state.lanes[i]
-    left_out = lane.planned and 0 < lane.step_decodes
+    left_out = lane.planned and lane.step_decodes > 0
     launch_counted(state, pool, i, start, discarded(state, pool, i), 0.0)
     if left_out:
         rejoin(pool, lane, state.requests, state.seats[i])
@@ -516,7 +517,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
 
 
 @part
-def jumped(state: State, pool: Pool, i: int, steps: int) -> None:  # noqa: ARG001 - as in every scheduler
+def jumped(state: State, pool: Pool, i: int, steps: int) -> None:
     """Equal steps leave nothing else behind."""
 
 

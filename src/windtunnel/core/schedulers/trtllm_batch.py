@@ -56,14 +56,22 @@ def take_prompt(pool: Pool, lane: Lane, request: Request, seats: Array, picks: A
 
 
 @part
-def runs_on(pool: Pool, lane: Lane, request: Request, ends: int) -> bool:
+def runs_on(lane: Lane, request: Request, ends: int) -> bool:
     """Whether a generation is scheduled: one whose last token is in flight is, where that is not known."""
     return ends > lane.clock or request.late != 0
 
 
 @part
 def visit(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, picks: Array, cache: Any, first: int, prompts: bool, both: bool
+    pool: Pool,
+    lane: Lane,
+    requests: Array,
+    seats: Array,
+    picks: Array,
+    cache: Any,
+    first: int,
+    prompts: bool,
+    both: bool,
 ) -> bool:
     """Let those that fit take part, from a seat on: generations, or prompts, or both as they come; False: one found no
     tokens, and all behind it stay out."""
@@ -74,7 +82,7 @@ def visit(
         if seats[ENDS, i] == NEVER:
             fits = take_prompt(pool, lane, request, seats, picks, cache, i)
         else:
-            fits = take_generation(pool, lane, seats, i, runs_on(pool, lane, request, seats[ENDS, i]))
+            fits = take_generation(pool, lane, seats, i, runs_on(lane, request, seats[ENDS, i]))
         if not fits:
             return False
     return True
@@ -103,9 +111,7 @@ def take_part(pool: Pool, lane: Lane, requests: Array, seats: Array, picks: Arra
 
 
 @part
-def advance_in_turn(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, picks: Array, cache: Any, left: int
-) -> None:
+def advance_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, picks: Array, cache: Any, left: int) -> None:
     """Each prompt takes what it can of the tokens that are left; one that is cut ends at a unit (_chunk_fcfs)."""
     for k in range(lane.picked):
         i = picks[k]

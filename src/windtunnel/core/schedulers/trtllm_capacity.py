@@ -13,8 +13,8 @@ from windtunnel.core.records import NONE, Array, Lane, Pool, Request
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, context_of, count
 
 OUT, FITS, PAUSED, WAITS = 0, -1, -2, -3
-"""In row NOW of a seat: it takes no part in the step; it fits memory; it has to go; it waits for others, less the tokens
-that it would compute. Otherwise the tokens that it computes."""
+"""In row NOW of a seat: it takes no part in the step; it fits memory; it has to go; it waits for others, less what it
+would compute. Otherwise the tokens that it computes."""
 
 NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = range(3)
 """Policies, in the order in which ``policy.trtllm.Capacity`` names them."""
