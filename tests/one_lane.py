@@ -11,7 +11,7 @@ from numba import config
 
 from windtunnel.core.dispatch import jump, step
 from windtunnel.core.engine import Demand, Fleet, new_state
-from windtunnel.core.loops import deliver
+from windtunnel.core.loop import deliver
 from windtunnel.core.records import CHOSEN, IDLE, ROWS, State
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, NEVER, PHASES, TOKENS, WHO, context_of
 from windtunnel.perf.batch_times import linear

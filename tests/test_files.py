@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.files import parse_json, parse_yaml, require_writable, typed, write_whole
+from windtunnel.files import cache_folder, parse_json, parse_yaml, require_writable, typed, write_whole
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -103,3 +103,13 @@ def test_a_truth_is_no_number() -> None:
     for kind in (int, float, str, int | None, tuple[int, ...]):
         with pytest.raises(InputError, match="true or false"):
             typed(kind, [True] if kind == tuple[int, ...] else True)
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("WINDTUNNEL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "windtunnel"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "windtunnel"

@@ -6,9 +6,9 @@ import numpy as np
 from benchmarks.charts import lines
 from benchmarks.page import Findings, table
 from windtunnel import Engine, Pool, device, load_model
+from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.step_law import LARGE_FROM, StepLaw, fit
-from windtunnel.perf.tabulate.cache import cache_folder
 from windtunnel.perf.tabulate.grid import tabulate
 
 SIZES = (1, 2, 4)

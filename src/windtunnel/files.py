@@ -13,8 +13,18 @@ from typing import Any, BinaryIO, get_args
 
 from windtunnel.errors import InputError
 
+PLACE = "WINDTUNNEL_CACHE"
+"""Environment variable: another folder than ``~/.cache/windtunnel``."""
 OWN_STREAMS = (1, 2)
 """Standard output and error: the user may name them as files, ``/dev/stdout``."""
+
+
+def cache_folder() -> Path:
+    """Where tables and compiled code are kept: ``$WINDTUNNEL_CACHE``, else ``windtunnel`` in the user's cache
+    folder."""
+    if os.environ.get(PLACE):
+        return Path(os.environ[PLACE])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windtunnel"
 
 
 def write_whole(path: Path, parts: Iterable[str]) -> None:

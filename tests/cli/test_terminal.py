@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.status import Status
 
 from windtunnel.cli.terminal import cell, facts_grid, number, remarks, share, show, show_rows, status, table
-from windtunnel.core.compiled import LOG
+from windtunnel.core.kernels import LOG
 from windtunnel.simulate.notes import QUIET
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from replay.replay_engines import OWN_RECORDINGS, RECORDINGS, V1_VERSIONS
-from windtunnel.core.engine import with_room
-from windtunnel.core.loops import FULL, open_loop
+from windtunnel.core.engine import turns_of, with_room
+from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import ROWS
 from windtunnel.core.stepwise import stepper
 from windtunnel.core.stepwise.stepper import ONLY, Stepper
@@ -23,7 +23,7 @@ from windtunnel.replay import sglang, vllm_v0, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
 from windtunnel.replay.vllm_v1_core import Core
 
-PATHS = sorted([*OWN_RECORDINGS.glob("*/*.in.json"), *RECORDINGS.glob("*/*.in.json")])
+PATHS = sorted([*OWN_RECORDINGS.glob("v*/*.in.json"), *RECORDINGS.glob("*/*.in.json")])
 BASE, TOKEN, CACHED_TOKEN = 100_000, 1_000, 1
 """Ticks: 10 ms, 100 µs a token, 100 ns a cached token."""
 MOST_TOKENS, MOST_REQUESTS, LONGEST = 24_576, 256, 49_152
@@ -73,10 +73,11 @@ def test_whole_runs_take_the_recorded_times(path: Path, monkeypatch: pytest.Monk
         header, *steps, summary = (json.loads(line) for line in lines)
     monkeypatch.setattr(stepper, "linear", tables)
     core = lane(path, header["config"])
-    while open_loop(core.state, ONLY) == FULL:
-        core.state = with_room(core.state)
     rows = core.state.requests
     order = np.argsort(rows["arrival"], kind="stable")
+    turns, course = turns_of(core.state, (ONLY,), False)
+    while loop(core.state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None) == FULL:
+        core.state = with_room(core.state)
     taken = core.state.rows["steps"][: core.state.counters[ROWS]]
     assert taken.sum() == sum(bool(step["scheduled"]) for step in steps)
     assert taken.max() > 1  # it jumps

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from replay import trtllm_in_words
 from replay.replay_engines import OWN_RECORDINGS, RECORDINGS, written
 from replay.test_core_runs import tables
-from windtunnel.core.engine import with_room
-from windtunnel.core.loops import FULL, open_loop
+from windtunnel.core.engine import turns_of, with_room
+from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import JUMPS, ROWS, STALLS
 from windtunnel.core.stepwise import stepper
+from windtunnel.core.stepwise.stepper import ONLY
 from windtunnel.errors import InputError
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, read_recording
 from windtunnel.replay.trtllm import Scheduler, replay
@@ -35,7 +36,8 @@ def whole_run(recording: Recording, jumps: bool) -> Any:
     """The state after a run of the open loop."""
     state = Scheduler(recording).stepper.state
     state.counters[JUMPS] = jumps
-    while open_loop(state, 0) == FULL:
+    order, (turns, course) = np.argsort(state.requests["arrival"], kind="stable"), turns_of(state, (ONLY,), False)
+    while loop(state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None) == FULL:
         state = with_room(state)
     return state
 

@@ -9,7 +9,7 @@ import pytest
 
 from ui.words import SMALL
 from windtunnel.cli import main
-from windtunnel.perf.tabulate.cache import PLACE
+from windtunnel.files import PLACE
 from windtunnel.serve.place import Place
 from windtunnel.ui.asked import scenario_of
 from windtunnel.ui.choices import FORESEEN, STOPS, choices, neighbours

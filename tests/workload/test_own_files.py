@@ -95,7 +95,7 @@ GOOD = {"arrival": 0, "prompt_tokens": 3, "output_tokens": 4}
         ([{**GOOD, "hash_ids": [1], "hash_block_size": "4"}], "hash_block_size='4'"),
         ([{**GOOD, "hash_ids": [1], "hash_block_size": 4}, {**GOOD, "hash_block_size": 5}], "the same for all"),
         ([{"schema_version": 1}], "has no requests below its first line"),
-        ([{"schema_version": 2}, GOOD], "schema_version=2: this windtunnel reads version 1"),
+        ([{"schema_version": 3}, GOOD], "schema_version=3: this windtunnel reads versions 1 and 2"),
         ([{"schema_version": 1, "max_concurency": 2}, GOOD], "did you mean 'max_concurrency'"),
         ([{"schema_version": 1, "max_concurrency": "2"}, GOOD], "max_concurrency='2': must be a whole number"),
         ([{"schema_version": 1, "max_concurrency": -2}, GOOD], "max_concurrency=-2"),

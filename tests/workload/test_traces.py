@@ -146,7 +146,7 @@ def test_sharegpt_counts_or_estimates_tokens_and_says_so(tmp_path: Path) -> None
         (AZURE, "has no rows below its header"),
         (b"\x00\x01\x02\xff" * 99, "neither text nor Parquet: known formats are azure"),
         (b"\xff\xfe\xfd garbage", "neither text nor Parquet: .*text must be UTF-8"),
-        (b"\x1f\x8b\x08 zipped", "compressed: unpack it first"),
+        (b"\x1f\x8b\x08 zipped", "is compressed, and cannot be unpacked"),
         (b"PAR1 is no Parquet", "not a readable Parquet file"),
         ("a,b,c\n1,2,3\n", "columns 'a, b, c' fit no known trace format"),
         (
@@ -205,7 +205,7 @@ def test_missing_files_directories_and_formats(tmp_path: Path) -> None:
         load_trace(tmp_path / "azure_conf.csv")
     with pytest.raises(InputError, match=r"trace\.csv: no such file$"):
         load_trace(tmp_path / "nowhere" / "trace.csv")
-    with pytest.raises(InputError, match="is a directory: give a trace file"):
+    with pytest.raises(InputError, match=r"is a folder without \.json or \.json\.gz files"):
         load_trace(tmp_path)
     with pytest.raises(InputError, match="unknown trace format 'azur': did you mean 'azure'"):
         load_trace(tmp_path / "azure_conv.csv", "azur")

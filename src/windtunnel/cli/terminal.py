@@ -123,7 +123,7 @@ def status(text: str) -> Iterator[None]:
     with Console(stderr=True).status(text) as shown:
         heard = logging.Handler()
         heard.emit = lambda record: shown.update(f"{text}: {record.getMessage()}".removesuffix(": "))  # type: ignore[method-assign]
-        log = logging.getLogger("windtunnel.core.compiled")
+        log = logging.getLogger("windtunnel.core.kernels")
         log.setLevel(logging.INFO)
         log.addHandler(heard)
         try:
@@ -362,11 +362,35 @@ def show_workload(workload: "Workload", summary: Mapping[str, Any]) -> None:
         ("correlation", f"{number(summary['correlation'])} (Spearman, of prompt and output tokens)"),
     ]
     if summary["sessions"]:
-        facts.append(("sessions", f"{summary['sessions']:,} of {number(summary['turns_per_session'])} turns"))
+        shape = f", {summary['forks']:,} forks and {summary['joins']:,} joins" if summary["joins"] else ""
+        facts.append(
+            (
+                "sessions",
+                f"{summary['sessions']:,} of {number(summary['turns_per_session'])} turns on average{shape}; "
+                f"the longest waits for {summary['depth'] - 1:,} in a row",
+            )
+        )
+    if summary["think_time"]:
+        think = summary["think_time"]
+        facts.append(("think time", f"{number(think['p50'])} s, half of the turns; 90 %: {number(think['p90'])} s"))
     if summary["blocks"]:
         facts.append(
             ("sharing", f"{share(summary['shared_blocks'])} of {summary['blocks']:,} prompt blocks were seen before")
         )
+    if reuse := summary.get("reuse"):
+        left = reuse["computed_per_prompt"]
+        facts.append(
+            (
+                "reuse",
+                f"{share(reuse['hit_rate'])} of prompt tokens are found by a prefix cache with endless memory; it "
+                f"computes {number(left['p50'])} tokens of a prompt (median; mean {number(left['mean'])})",
+            )
+        )
+        facts += [
+            ("", f"{share(row['hit_rate'])} with memory for {row['memory_tokens']:,} tokens")
+            for row in reuse["by_memory"]
+            if row["hit_tokens"] < reuse["hit_tokens"]
+        ]
     statistics = ("mean", "min", *(f"p{level}" for level in PERCENTILES), "max")
     lengths = [
         (name.replace("_", " "), *(cell(summary[name][column]) for column in statistics))

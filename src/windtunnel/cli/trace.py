@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -11,27 +11,56 @@ from windtunnel.errors import InputError
 from windtunnel.files import require_writable
 from windtunnel.scenario import Load
 
+Answers = Literal["live", "recorded"]
+
 
 def describe(
-    trace: str, /, *, request_rate: float | None = None, columns: tuple[str, ...] = (), as_json: Json = False
+    trace: str,
+    /,
+    *,
+    request_rate: float | None = None,
+    columns: tuple[str, ...] = (),
+    answers: Answers = "live",
+    lanes: int | None = None,
+    max_think_time: float | None = None,
+    memory_tokens: tuple[int, ...] = (),
+    as_json: Json = False,
 ) -> None:
-    """Show requests, rate, burstiness and lengths of a trace.
+    """Show requests, rate, burstiness and lengths of a trace; where prompts share text, what a prefix cache finds.
+
+    What is found is counted with one request at a time, least recently used blocks of 16 tokens going first.
 
     Parameters
     ----------
     trace
-        A file, or a name of `windtunnel list traces`.
+        A file, a folder of agents' sessions, or a name of `windtunnel list traces`.
     request_rate
         Draw new arrivals, so many a second (inf: all at once); needed for files without times.
     columns
         Which columns of the file hold what: arrival=start_time,prompt_tokens=in,output_tokens=out.
+    answers
+        What later prompts of a session hold: what the server answers (live), or answers that were recorded.
+    lanes
+        Sessions in play at once; without it, all that the trace has.
+    max_think_time
+        Longest seconds between an answer and the session's next turn: longer ones are cut.
+    memory_tokens
+        Sizes of the cache to show; by default from 131,072 tokens on, doubling.
     as_json
         Print one JSON document instead of the tables.
     """
+    from windtunnel.core.texts.reuse import MEMORIES, summary_of_reuse
     from windtunnel.workload import describe as numbers
 
-    workload = Load(trace=trace, request_rate=request_rate, columns=columns).workload()
-    summary = numbers(workload)
+    for tokens in memory_tokens:
+        if tokens < 1:
+            raise InputError(f"memory_tokens={tokens}: must be ≥ 1")
+    cap = max_think_time
+    load = Load(
+        trace=trace, request_rate=request_rate, columns=columns, answers=answers, lanes=lanes, max_think_time=cap
+    )
+    workload = load.workload()
+    summary = numbers(workload) | {"reuse": summary_of_reuse(workload, memory_tokens or MEMORIES)}
     if as_json:
         show_json(summary)
     else:
@@ -50,6 +79,8 @@ def convert(
     request_rate: float | None = None,
     trace_format: Annotated[str | None, Parameter(name="--format")] = None,
     columns: tuple[str, ...] = (),
+    answers: Answers = "live",
+    lanes: int | None = None,
 ) -> None:
     """Write a trace as windtunnel's own JSON lines, or as Parquet if the target's name ends so.
 
@@ -69,8 +100,12 @@ def convert(
         The source's format, where its content does not tell.
     columns
         Which columns of the source hold what: arrival=start_time,prompt_tokens=in,output_tokens=out.
+    answers
+        What later prompts of a session hold: what the server answers (live), or answers that were recorded.
+    lanes
+        Sessions in play at once.
     """
-    from windtunnel.workload import builtin, builtin_names, load_trace, save
+    from windtunnel.workload import builtin, builtin_names, load_trace, save, with_lanes
 
     if target.suffix not in (".jsonl", ".parquet") and (target.is_file() or not target.exists()):
         raise InputError(f"target {str(target)!r}: must end in .jsonl or .parquet")
@@ -82,6 +117,11 @@ def convert(
         workload = builtin(source, request_rate=request_rate)
     else:
         arrivals = None if request_rate is None else Load(request_rate=request_rate).arrivals()
-        workload = load_trace(source, trace_format, arrivals=arrivals, sort=sort, drop_empty=drop_empty, columns=names)
+        workload = load_trace(
+            source, trace_format,
+            arrivals=arrivals, sort=sort, drop_empty=drop_empty, columns=names, answers=answers,
+        )  # fmt: skip
+    if lanes is not None:
+        workload = with_lanes(workload, lanes)
     save(workload, target)
     sys.stdout.write(f"{target}: {len(workload):,} requests\n")

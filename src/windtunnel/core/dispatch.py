@@ -30,24 +30,30 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import INNER, part
 from windtunnel.core.records import Fields, Group, Lane, Pool, State, attributes
-from windtunnel.policy import Policy, Sglang, Trtllm, VllmV0, VllmV1
 
-SCHEDULERS: dict[type, str] = {
-    VllmV1: "vllm",
-    VllmV0: "vllm_v0",
-    Policy: "unified",
-    Sglang: "sglang",
-    Trtllm: "trtllm",
+SCHEDULERS = {
+    "VllmV1": "vllm",
+    "VllmV0": "vllm_v0",
+    "Policy": "unified",
+    "Sglang": "sglang",
+    "Trtllm": "trtllm",
 }
-"""Type of a scheduler's settings → its module in ``core.schedulers``, imported when it runs."""
+"""Name of the class of a scheduler's settings in ``policy`` → its module in ``core.schedulers``, imported when it runs.
+Only names stand here, so that an edit of one scheduler leaves what is compiled for the others as it is."""
 
 
 # The schedulers of a run.
 
 
+def scheduler_of(policy: Any) -> str | None:
+    """The scheduler that has these settings, None if the core has none."""
+    return SCHEDULERS.get(type(policy).__name__)
+
+
 def kind_of(policy: Any) -> tuple[int, bool, bool]:
     """What a loop is compiled for: pools of one kind share what their scheduler keeps."""
-    return list(SCHEDULERS).index(type(policy)), policy.pipeline_parallel_size > 1, policy.prefix_caching
+    number = list(SCHEDULERS).index(type(policy).__name__)
+    return number, policy.pipeline_parallel_size > 1, policy.prefix_caching
 
 
 def kinds_of(policies: tuple[Any, ...]) -> tuple[list[ModuleType], NDArray[np.int64]]:

@@ -7,42 +7,51 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.core.apart.order import Order, order_of
 from windtunnel.core.batch_time import flatten
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
-from windtunnel.core.loops import FULL, closed_loop, open_loop
+from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import (
-    CANDIDATE,
+    ALL,
     CHOSEN,
+    CLOSED,
     GATE_HEAD,
     GATE_TAIL,
     GROUP,
+    HALTS,
     JUMPS,
     LANE,
+    LAST,
+    LOOKED,
     NONE,
+    NUM_CLOCKS,
     NUM_COUNTERS,
+    NUM_COURSE,
     REFUSED,
     RELEASE,
-    RELEASES,
     REQUEST,
     ROUTE_HOOK,
     ROW,
     ROWS,
+    SEES,
     STALL,
     STALLS,
+    TOLD,
     Fields,
     State,
     attributes,
     copies,
     records,
 )
+from windtunnel.core.router import looks, sees_requests
 from windtunnel.core.routing import routing_arrays, sends_kv
 from windtunnel.core.seats import NEVER, tables
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times, whole
-from windtunnel.policy import Limits, Settings
-from windtunnel.policy.routing import ROUND_ROBIN, Routing
+from windtunnel.policy.routing import ROUND_ROBIN, SCORED, Routing
 from windtunnel.policy.scaling import Autoscale, Failure, Lives
+from windtunnel.policy.settings import Limits, Settings
 from windtunnel.policy.tiers import Tier, TierUse
 
 Integers = NDArray[np.int64]
@@ -128,17 +137,43 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once."""
     state = new_state(fleet, demand, uniforms, router)
     state.counters[JUMPS] = jumps
-    if demand.closed or sends_kv(fleet, demand):
-        while closed_loop(state, router, demand.max_concurrency) == FULL:
-            state = with_room(state)
-    else:
-        while open_loop(state, router) == FULL:
-            state = with_room(state)
+    order, course = turns_of(state, (router,), demand.closed or sends_kv(fleet, demand))
+    arrivals, limit = arrivals_of(demand), demand.max_concurrency
+    while loop(state, order, course, arrivals, None, None, (router, router), limit, np.inf, None) == FULL:
+        state = with_room(state)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
     return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"])
+
+
+def turns_of(state: State, routers: tuple[int, ...], closed: bool, told: bool | None = None) -> tuple[Order, Integers]:
+    """(The order in which groups take turns, what ``core.loop`` knows of the run): see the entries of a course.
+
+    ``closed``: whether completions release requests; ``told``: whether anything else follows from them.
+    """
+    course = np.zeros(NUM_COURSE, dtype=np.int64)
+    course[CLOSED], course[TOLD], course[LAST] = closed, closed if told is None else told, len(state.groups)
+    course[SEES] = any(_plain(sees_requests)(router) for router in routers)
+    course[ALL] = SCORED in routers
+    course[LOOKED] = any(_plain(looks)(state, router) for router in routers)
+    order = order_of(state.groups)
+    order.in_step[0] = course[LOOKED] or course[ALL]
+    return order, course
+
+
+def _plain(part: Any) -> Callable[..., bool]:
+    """What was written: a compiled part has nothing that Python could call."""
+    return getattr(part, "py_func", part)
+
+
+def arrivals_of(demand: Demand) -> Integers:
+    """Requests that do not wait for the one before in their session, as they come."""
+    first = np.ones(len(demand.arrival), dtype=bool)
+    first[demand.follow[demand.follow != NONE]] = False
+    order = np.nonzero(first)[0]
+    return order[np.argsort(demand.arrival[order], kind="stable")]
 
 
 def _require_stages(fleet: Fleet) -> None:
@@ -166,18 +201,9 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
     margin = int(max(g["num_lanes"] * (pools[g["pool"]]["max_num_seqs"] + 2) for g in groups)) + 1
     counters = np.zeros(NUM_COUNTERS, dtype=np.int64)
     counters[ROUTE_HOOK] = address("route_score", fleet)
-    counters[[CHOSEN, GATE_HEAD, GATE_TAIL, CANDIDATE]] = NONE
+    counters[[CHOSEN, GATE_HEAD, GATE_TAIL]] = NONE
     counters[JUMPS] = 1
     closed = demand.closed or sends_kv(fleet, demand)
-    releases = records(n if closed else 0, RELEASE)
-    if closed:
-        first = np.ones(n, dtype=bool)
-        first[demand.follow[demand.follow != NONE]] = False
-        order = np.nonzero(first)[0]
-        order = order[np.lexsort((order, demand.arrival[order]))]
-        releases["time"][: len(order)] = demand.arrival[order]
-        releases["request"][: len(order)] = order
-        counters[RELEASES] = len(order)
     stages = max(policy.pipeline_parallel_size for policy in fleet.policies)
     seats = tables(
         len(lanes) * (stages if seats_of_stages(fleet.policies) else 1),
@@ -199,14 +225,21 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
         rows=attributes(np.empty(8 * n + margin, dtype=records(0, ROW).dtype)),
         stalls=attributes(np.empty(n // 8 + margin, dtype=records(0, STALL).dtype)),
         counters=counters,
-        clocks=np.full(2, -1.0),
+        clocks=_clocks(),
         uniforms=np.ascontiguousarray(uniforms, dtype=np.float64),
         follow=np.ascontiguousarray(demand.follow, dtype=np.int64),
         think_time=np.ascontiguousarray(demand.think_time, dtype=np.float64),
         turnaround=np.zeros(n) if demand.turnaround is None else np.ascontiguousarray(demand.turnaround),
-        releases=attributes(releases),
+        releases=attributes(records(n if closed else 0, RELEASE)),
         gate=np.full(n if closed else 0, NONE, dtype=np.int64),
     )
+
+
+def _clocks() -> Floats:
+    """Nothing has been looked at, and nothing is to stop the run."""
+    clocks = np.full(NUM_CLOCKS, -1.0)
+    clocks[HALTS] = np.inf
+    return clocks
 
 
 def _layout(fleet: Fleet, fields: Fields) -> tuple[NDArray[Any], NDArray[Any], Integers]:

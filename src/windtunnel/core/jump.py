@@ -7,13 +7,11 @@ the loop stops where a block lacks.
 
 from typing import Any
 
-import numpy as np
-
 from windtunnel.core.batch_time import group_time
 from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import part
 from windtunnel.core.log import write_step
-from windtunnel.core.records import JUMPS, ROWS, Array, Group, Lane, Pool, State
+from windtunnel.core.records import HALTS, JUMPS, ROWS, Array, Group, Lane, Pool, State
 from windtunnel.core.seats import CONTEXT, PHASES, WHO, add_chunk
 from windtunnel.perf.batch_times import CONTEXT_STEP
 
@@ -112,13 +110,14 @@ def equal_steps(
     """Make as many equal steps as possible while ``now`` < ``until``; 0: the next step has to be made singly.
 
     ``steady(state, pool, i)`` says of lane ``i``: (steps that are equal, tokens of its one prompt in each of them,
-    whether a request that arrives now could change them: only then ``until`` counts). When they have been made,
-    ``jumped(state, pool, i, steps)`` is called. ``reserved``: a prompt has all its blocks before its first chunk.
+    whether a request that arrives now could change them: only then ``until`` counts; HALTS always does). When they have
+    been made, ``jumped(state, pool, i, steps)`` is called. ``reserved``: a prompt has all its blocks before its first
+    chunk.
     """
     first, last, counters = group.first_lane, group.first_lane + group.num_lanes, state.counters
     if counters[JUMPS] == 0 or (pool.async_scheduling and group.end <= group.now):
         return 0
-    steps, limit = FOREVER, np.inf
+    steps, limit = FOREVER, state.clocks[HALTS]
     for i in range(first, last):
         lane, seats = state.lanes[i], state.seats[i]
         possible, tokens, joins = steady(state, pool, i)
@@ -128,7 +127,7 @@ def equal_steps(
         lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv = 0, 0, lane.decodes, lane.kv_tokens
         if tokens > 0:
             add_chunk(lane, seats, tokens, state.requests[seats[WHO, lane.first]].context, 0)
-        limit = until if joins or lane.watches > 0 else limit
+        limit = min(limit, until) if joins or lane.watches > 0 else limit
     if steps == FOREVER or group.now >= limit:
         return 0
     row, lane = counters[ROWS], state.lanes[first]

@@ -15,6 +15,7 @@ from windtunnel.core.batch_time import flatten, rank_time, step_time
 from windtunnel.core.compiled import part
 from windtunnel.core.log import write_step
 from windtunnel.core.records import (
+    HALTS,
     IDLE,
     JUMPS,
     ROWS,
@@ -469,7 +470,8 @@ def equal_rounds(state: State, pool: Pool, group: Group, pipe: Pipe, until: floa
             if number == 0:
                 phase = following(phase, pool.block_size)
         done += 1
-        limit = until if joinable or lane.watches > 0 else np.inf
+        halts = state.clocks[HALTS]
+        limit = min(until, halts) if joinable or lane.watches > 0 else halts
     if done > 0:
         for k in range(first_row, counters[ROWS]):
             state.rows[k].steps = done

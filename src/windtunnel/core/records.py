@@ -155,27 +155,36 @@ STALL: Fields = [("last_token", np.float64), ("resumed_token", np.float64), ("re
 (
     ROWS,
     STALLS,
-    ARRIVED,
     ROUTED,
     CHOSEN,
     IN_FLIGHT,
     RELEASES,
     GATE_HEAD,
     GATE_TAIL,
-    CANDIDATE,
     ROUTE_HOOK,
     JUMPS,
     NUM_COUNTERS,
-) = range(13)
-"""Entries of ``State.counters``: rows and stalls written, requests that arrived and were routed, the lane chosen for
-the next request, requests in flight, known future releases, the two ends of the queue of unsent requests, the request
-being delivered, the address of the user's route score, whether equal steps are made at once."""
+) = range(11)
+"""Entries of ``State.counters``: rows and stalls written, requests that were routed, the lane chosen for the next
+request, requests in flight, known future releases, the two ends of the queue of unsent requests, the address of the
+user's route score, whether equal steps are made at once."""
+
+CAME, CLOSED, TOLD, SEES, ALL, LOOKED, CURSOR, ASKED, LAST, NUM_COURSE = range(10)
+"""Entries of the course of a run, which ``core.loop`` reads: arrivals so far; whether completions release others;
+whether anything follows when a request leaves a lane; whether routers look at how many requests replicas have, or at
+everything; whether vLLM's balancer is asked; the next group to look at; the groups that have to decide up to the
+loop's ``until`` are those from ASKED to before LAST."""
+
+LOOKED_AT, HANDED, HALTS, NUM_CLOCKS = range(4)
+"""Entries of ``State.clocks``: the last look of vLLM's balancer; when the request being delivered is handed to its
+lane; where equal steps end in any case, because something outside the loop happens then."""
 
 MIXED, PREFILL, DECODE = range(3)
 """Roles of a pool."""
 
-IDLE, STEPPED = 0, 1
-"""What a step found: nothing to do until something arrives, or something."""
+IDLE, STEPPED, ASKS = range(3)
+"""What a step found: nothing to do until something arrives, or something, or a decision that Python has to make
+first."""
 
 
 def records(count: int, *fields: Fields) -> NDArray[Any]:
@@ -210,7 +219,7 @@ class State(NamedTuple):
     stalls: Array
     counters: Array
     clocks: Array
-    """[2] the last look of the data-parallel coordinator; when the request being delivered is handed to its lane."""
+    """[NUM_CLOCKS] of LOOKED_AT, HANDED and HALTS."""
     uniforms: Array
     """[n] random numbers of the random router."""
     follow: Array

@@ -6,12 +6,12 @@ import numpy as np
 
 from windtunnel.core.compiled import part
 from windtunnel.core.hooks import call_route_score
-from windtunnel.core.records import NONE, ROUTE_HOOK, ROUTED, Array, Group, Lane, State
+from windtunnel.core.records import HANDED, LOOKED_AT, NONE, ROUTE_HOOK, ROUTED, Array, Group, Lane, State
 from windtunnel.core.routing import by_formula, by_session
 from windtunnel.policy import routing
 
-HANDED = 1
-"""Entry of ``State.clocks``: when the request being delivered is handed to its lane."""
+PUBLISH_INTERVAL = 0.1
+"""Seconds between the looks of vLLM's data-parallel coordinator (vllm/v1/engine/coordinator.py)."""
 
 
 @part
@@ -25,6 +25,33 @@ def unseen(group: Group, lane: Lane, time: float) -> int:
     """Requests that leave at the group's boundary, when that lies after ``time``: still there at that
     time."""
     return lane.released if group.now > time else 0
+
+
+@part
+def looks(state: State, router: int) -> bool:
+    """Whether vLLM's balancer is asked: by the router, or among the ranks of a replica."""
+    return len(state.lanes) > len(state.replicas) - 1 or router == routing.VLLM_DP
+
+
+@part
+def ticks_until(time: float) -> float:
+    """How many multiples of PUBLISH_INTERVAL after 0 are not after ``time``."""
+    k = np.floor(time / PUBLISH_INTERVAL)
+    if k * PUBLISH_INTERVAL > time:
+        k -= 1.0
+    elif (k + 1.0) * PUBLISH_INTERVAL <= time:
+        k += 1.0
+    return k
+
+
+@part
+def poll(state: State, now: float) -> float:
+    """Let vLLM's balancer look at all lanes where it is due by ``now``; returns when it looks next."""
+    ticks = ticks_until(now)
+    if ticks * PUBLISH_INTERVAL > state.clocks[LOOKED_AT]:
+        poll_balancer(state, ticks * PUBLISH_INTERVAL)
+        state.clocks[LOOKED_AT] = ticks * PUBLISH_INTERVAL
+    return float((ticks + 1.0) * PUBLISH_INTERVAL)
 
 
 @part

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from windtunnel.core import blocks
 from windtunnel.core.compiled import INNER, compiled, part
+from windtunnel.core.dispatch import scheduler_of
 from windtunnel.core.hooks import address, call_route_view
 from windtunnel.core.queues import with_last
 from windtunnel.core.records import NONE, Array, Fields, State, attributes, records
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import whole
-from windtunnel.policy import VllmV1, routing
+from windtunnel.policy import routing
 
 INDEX_POOL: Fields = [(name, np.int64) for name in ("block_size", "hash_block_size", "plain_blocks_first")]
 INDEX_LANE: Fields = [("free", np.int64), *blocks.CACHE_OF_LANE]
@@ -119,7 +120,7 @@ def sends_kv(fleet: Any, demand: Any) -> bool:
     """
     if fleet.routing is None or not fleet.routing.transfers or demand.hash_ids is None:
         return False
-    if not all(isinstance(policy, VllmV1) and policy.prefix_caching for policy in fleet.policies):
+    if not all(scheduler_of(policy) == "vllm" and policy.prefix_caching for policy in fleet.policies):
         raise InputError("KV sent to another replica: simulated between prefix caches of vLLM's v1; use threshold=inf")
     return True
 

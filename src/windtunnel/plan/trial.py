@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import Deployment, Pool
+from windtunnel.files import cache_folder
 from windtunnel.metrics import WARMUP_SHARE, request_metrics, trimmed_window
 from windtunnel.perf.database import Database, find_systems
 from windtunnel.perf.predictor import wanted_version
 from windtunnel.perf.sources import predictor_from
-from windtunnel.perf.tabulate.cache import cache_folder, cache_key
+from windtunnel.perf.tabulate.cache import cache_key
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.plan.doubt import slowed, tightened

@@ -28,6 +28,10 @@ class Batch:
     """Tokens that can still be added."""
     threshold: int = 0
     """Most tokens of one request; 0: any number."""
+    holds_prompts: bool = False
+    """Prompts get nothing in this step."""
+    prefills: bool = False
+    """Prompts get something."""
     scheduled: list[Scheduled] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     """In the order in which they had to go."""

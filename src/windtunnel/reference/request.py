@@ -75,6 +75,11 @@ class Request:
         return known + self.num_output_placeholders if self.ahead else known
 
     @property
+    def is_part_way(self) -> bool:
+        """It catches up with what is known of it."""
+        return self.num_computed_tokens < self.prefill_tokens
+
+    @property
     def order(self) -> tuple[int, float, str, int]:
         """Its place among others by priority; lower is better (Request.__lt__ in vllm/v1/request.py)."""
         return self.priority, self.arrival, self.name, self.id

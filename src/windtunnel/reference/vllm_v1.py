@@ -11,6 +11,9 @@ from windtunnel.reference.request import Request
 from windtunnel.reference.staging import has_room
 
 
+NEVER = -(1 << 60)
+
+
 class PriorityQueue(deque[Request]):
     """Waiting requests, the best one first; preempted ones have no right to the front."""
 
@@ -40,6 +43,12 @@ class Scheduler:
         self.most_running = policy.max_num_active_seqs or limits.max_num_seqs
         self.coming = 0
         self.step = 0
+        self.executed = 0
+        """Steps so far that computed anything."""
+        self.last_prefill_step = NEVER
+        """The latest of them with prompts."""
+        self.capacity_bound = False
+        """Requests wait for seats or memory."""
         self.blocks: Blocks = CountedBlocks(limits.num_blocks)
         if policy.prefix_caching:
             self.blocks = CachedBlocks(limits.num_blocks, limits.block_size, policy.plain_blocks_first)
@@ -71,15 +80,25 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> Batch:  # noqa: ARG002 - these rules do not look at the time
         """Decide the next step: running requests first, then the queue unless any was preempted."""
         self.step += 1
-        batch = Batch(self.limits.max_num_batched_tokens, self._threshold())
+        batch = Batch(self.limits.max_num_batched_tokens, self._threshold(), holds_prompts=self._holds_prompts())
         self._schedule_running(batch)
         if not batch.preempted:
             self._schedule_waiting(batch)
+        self.executed += bool(batch.scheduled)
+        if batch.prefills:
+            self.last_prefill_step = self.executed
         for part in batch.scheduled:
             part.request.num_in_flight_tokens += part.tokens
             if part.emits and self.policy.async_scheduling:
                 part.request.next_decode_step = self.step + self.policy.pipeline_parallel_size
         return batch
+
+    def _holds_prompts(self) -> bool:
+        """Whether prompts wait until enough steps have passed, or nobody else runs (prefill_schedule_interval)."""
+        interval = self.policy.prefill_schedule_interval
+        if interval == 1 or self.capacity_bound or self.executed + 1 - self.last_prefill_step >= interval:
+            return False
+        return any(not request.is_part_way for request in self.running)
 
     def _threshold(self) -> int:
         """Most tokens of one request in this step; 0: any number."""
@@ -94,6 +113,9 @@ class Scheduler:
         place = 0
         while place < len(self.running) and batch.budget > 0:
             request = self.running[place]
+            if batch.holds_prompts and request.is_part_way:
+                place += 1
+                continue
             tokens = min(self._tokens_to_catch_up(request, batch), batch.budget)
             if tokens > 0:
                 place -= self._make_room(request, tokens, place, batch)
@@ -101,6 +123,7 @@ class Scheduler:
                     if self.policy.go_on_after_own_preemption:
                         continue
                     break
+                batch.prefills |= request.is_part_way
                 self._compute(request, tokens, [], batch)
             place += 1
 
@@ -178,6 +201,9 @@ class Scheduler:
             if elsewhere is None:
                 break
             tokens = request.num_tokens - request.num_computed_tokens - len(hits) * self.limits.block_size
+            if tokens > 1 and batch.holds_prompts:
+                break
+            prefills = tokens > 1
             tokens = min(tokens, batch.threshold or tokens)
             if tokens > batch.budget and not self.policy.chunked_prefill:
                 if not self.policy.skip_unfit_prompts:
@@ -188,6 +214,9 @@ class Scheduler:
             if not self._fits(request, hits, tokens):
                 break
             self._admit(self.waiting.popleft(), hits, tokens, batch)
+            batch.prefills |= prefills
+        if not batch.holds_prompts:
+            self.capacity_bound = bool(self.waiting)
         self.waiting.extendleft(skipped)  # the last one first, as the engine does
         self.waiting.extendleft(reversed(stale))
 

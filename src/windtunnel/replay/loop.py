@@ -184,6 +184,11 @@ class Loop:
         return None if time is None else self.seconds(time - self.arrival[r] if name == "ttft" else time)
 
 
+def interval_words(last_prefill_step: int, executed: int, capacity_bound: bool) -> Record:
+    """What vLLM's recorder writes of prefill_schedule_interval."""
+    return {"last_prefill_step": last_prefill_step, "executed": executed, "capacity_bound": capacity_bound}
+
+
 def linear(each: dict[str, Any], prefill_tokens: int, decodes: int, context: int, copied_blocks: int = 0) -> Time:
     """The recorders' formula for the time of a step, in the unit of its coefficients."""
     time = each["base"] + each["per_prefill_tok"] * prefill_tokens + each["per_decode"] * decodes

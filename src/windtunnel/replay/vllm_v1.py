@@ -10,7 +10,7 @@ from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.vllm_v1 import VERSIONS as RULES
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
-from windtunnel.replay.loop import Decision, Loop, Part, Record, Step, linear, seconds_of
+from windtunnel.replay.loop import Decision, Loop, Part, Record, Step, interval_words, linear, seconds_of
 from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, Recording, coefficients, known
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ CONFIG: Record = {
     "watermark": 0.0,
     "max_num_active_seqs": None,
     "async_scheduling": False,
+    "prefill_schedule_interval": 1,
 }
 """The recorder's settings and what holds when a recording does not give them."""
 
@@ -70,6 +71,7 @@ def policy(config: Mapping[str, Any], version: str) -> VllmV1:
         watermark=config["watermark"] if new else 0.0,
         max_num_active_seqs=(config["max_num_active_seqs"] or 0) if new else 0,
         adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
+        prefill_schedule_interval=config["prefill_schedule_interval"] if version == "vllm-0.33" else 1,
     )
 
 
@@ -106,6 +108,12 @@ class Reference:
     def free_blocks(self) -> int:
         """Blocks that can be handed out."""
         return self.scheduler.free_blocks
+
+    @property
+    def interval(self) -> Record:
+        """What prefill_schedule_interval looks at."""
+        one = self.scheduler
+        return interval_words(one.last_prefill_step, one.executed, one.capacity_bound)
 
     @property
     def preemptions(self) -> list[int]:
@@ -234,6 +242,7 @@ def _words(scheduler: Engine, recording: Recording, step: Step) -> Record:
         "preempted": recording.ids(sorted(decision.preempted)),
         **_queues(scheduler, recording),
         "free_blocks": scheduler.free_blocks,
+        **(scheduler.interval if recording.config.get("prefill_schedule_interval") else {}),
     }
 
 

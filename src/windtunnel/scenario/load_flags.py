@@ -42,16 +42,22 @@ class Load:
     """The requests: a trace replayed, or lengths and arrivals drawn at random as `vllm bench serve` draws them."""
 
     trace: str | None = None
-    """A name of ``windtunnel list traces`` or a file. Without one and without random lengths: azure-conv."""
+    """A name of ``windtunnel list traces``, a file, or a folder of agents' sessions. Without one and without random
+    lengths: azure-conv."""
     columns: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
     """Which columns of a CSV file or keys of JSON lines hold what: ``arrival=start_time,prompt_tokens=in,…``;
     ``arrival_ms`` for milliseconds. Others are left out."""
+    answers: Literal["live", "recorded"] = "live"
+    """What later prompts of a session hold: what the server answered, so that it finds its own answers in the cache, or
+    answers that were recorded, as AgentX replays them."""
     request_rate: float | None = None
     """Requests per second, newly drawn; inf: all at once. Without it a trace keeps its times, others arrive at once."""
     burstiness: float = 1.0
     """Shape of the gaps between newly drawn requests: 1 is Poisson, smaller is burstier."""
     max_concurrency: int | None = None
     """Closed loop: the next request is sent when fewer than so many are in flight."""
+    lanes: int | None = None
+    """Sessions in play: the next one starts when fewer than so many have requests to come."""
     num_prompts: int | None = None
     """The first so many requests of a trace (without it: all), or so many random ones (without it: 1000)."""
     random_input_len: int | None = None
@@ -71,6 +77,8 @@ class Load:
     """Turns of a session: each prompt repeats the conversation so far, and num_prompts counts turns."""
     think_time: float = 10.0
     """Mean seconds between an answer and the session's next turn."""
+    max_think_time: float | None = None
+    """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
     time_scale: float = 1.0
     """Multiplies the times of a trace: 0.5 doubles its rate."""
     repeat: int = 1
@@ -86,7 +94,7 @@ class Load:
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
-        for name in ("num_prompts", "max_concurrency", "random_input_len", "random_output_len", "repeat"):
+        for name in ("num_prompts", "max_concurrency", "lanes", "random_input_len", "random_output_len", "repeat"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value}: must be ≥ 1")
@@ -196,7 +204,15 @@ class Load:
     def workload(self, seed: int | None = None) -> "Workload":
         """The requests under this seed (or the load's own). Raises InputError for what cannot be read or drawn."""
         seed = self.seed if seed is None else seed
+        from windtunnel.workload import with_lanes, with_recorded_answers, with_think_time_at_most
+
         found = self._random(seed) if self.is_random else self._trace(seed)
+        if self.answers == "recorded":
+            found = with_recorded_answers(found)
+        if self.max_think_time is not None:
+            found = with_think_time_at_most(found, self.max_think_time)
+        if self.lanes is not None:
+            found = with_lanes(found, self.lanes)
         if self.request_rate is None:
             return found
         return replace(found, asked_rate=self.request_rate, burstiness=self.burstiness)
@@ -265,7 +281,7 @@ class Load:
         if "/" not in trace and "." not in trace and not Path(trace).exists():
             raise unknown("trace", trace, builtin_names())
         drawn = AllAtOnce() if self.redraws else None
-        found = load_trace(trace, arrivals=drawn, columns=self.names_of_columns())
+        found = load_trace(trace, arrivals=drawn, columns=self.names_of_columns(), answers=self.answers)
         if self.num_prompts is None:
             return found
         if self.num_prompts > len(found):

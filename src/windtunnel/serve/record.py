@@ -7,7 +7,6 @@ from typing import Any
 
 from windtunnel.errors import InputError
 from windtunnel.serve.engine import Engine, Stream
-from windtunnel.workload.own_files import SCHEMA_VERSION
 
 SEVERAL = 64
 """Requests that end before the oldest one under way is looked for again."""
@@ -29,7 +28,7 @@ class Recorder:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
             raise InputError(f"record {str(path)!r}: cannot be written ({error.strerror})") from error
-        head: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "name": path.stem}
+        head: dict[str, Any] = {"schema_version": 1, "name": path.stem}
         self._line(head | ({"hash_block_size": self._size} if self._size else {}))
         engine.observers.append(self.end)
 

@@ -16,9 +16,9 @@ from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
 from windtunnel.errors import InputError
+from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
-from windtunnel.perf.tabulate.cache import cache_folder
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy import Limits, Own, Settings
@@ -276,6 +276,8 @@ def _demand(workload: Workload, fleet: Fleet, reserved: int) -> tuple[Demand, in
     ``policy.can_ever_run``. A prefill pool gets its prompt and one token; a decode pool keeps ``reserved`` tokens free
     when it takes a prompt, whose length it does not mind.
     """
+    if workload.after is not None or workload.begins is not None or workload.lanes:
+        raise InputError("after, begins and lanes: not simulated yet")
     pools = list(zip(fleet.policies, fleet.limits, fleet.roles, strict=True))
     longest = [settings.longest_request(limit) for settings, limit, role in pools if role != "prefill"]
     room = min(longest) - workload.prompt_tokens

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment import Deployment, Pool
 from windtunnel.errors import InputError
+from windtunnel.files import cache_folder
 from windtunnel.metrics.evidence import server_key
-from windtunnel.perf.tabulate.cache import cache_folder
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.simulate.overheads import CLIENTS, Agreement, ClientPath, HostOverhead, KernelFactors, Overheads

@@ -20,7 +20,16 @@ from windtunnel.workload.own_files import save
 from windtunnel.workload.prompts import prefix_repetition, sessions
 from windtunnel.workload.synthetic import generate, stream
 from windtunnel.workload.traces import FORMATS, load_trace
-from windtunnel.workload.transforms import at_rate, head, repeat, scale_time, with_concurrency
+from windtunnel.workload.transforms import (
+    at_rate,
+    head,
+    repeat,
+    scale_time,
+    with_concurrency,
+    with_lanes,
+    with_recorded_answers,
+    with_think_time_at_most,
+)
 
 __all__ = [
     "FORMATS",
@@ -58,4 +67,7 @@ __all__ = [
     "sessions",
     "stream",
     "with_concurrency",
+    "with_lanes",
+    "with_recorded_answers",
+    "with_think_time_at_most",
 ]

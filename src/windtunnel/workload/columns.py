@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from windtunnel.errors import InputError
-from windtunnel.workload import rules
+from windtunnel.workload import graph, rules, texts
+from windtunnel.workload.graph import Edges
 from windtunnel.workload.rules import Floats, HashIds, Integers
+from windtunnel.workload.texts import Begins
 
 COLUMNS = ("arrival", "prompt_tokens", "output_tokens", "max_tokens", "priority", "session", "think_time")
 
@@ -22,15 +24,16 @@ COLUMNS = ("arrival", "prompt_tokens", "output_tokens", "max_tokens", "priority"
 class Workload:
     """Requests as columns of equal length, checked on construction.
 
-    Rows are ordered by arrival, ties by their order in the source; a row's index is its id. Rows without an arrival
-    (later turns of a session) come last, in the order of the source. Use `from_columns` to fill in defaults and
-    to bring rows into this order.
+    Rows are ordered by arrival, ties by their order in the source; a row's index is its id. Rows without an arrival,
+    which wait for others of their session, come last, in the order of the source. Use `from_columns` to fill in
+    defaults and to bring rows into this order.
 
     Raises InputError for an empty workload and for any value out of its range, naming the row (counted from 1).
     """
 
     arrival: Floats
-    """When the request is released, s ≥ 0. NaN for the later turns of a session, which follow their predecessor."""
+    """When the request is released, s ≥ 0; with ``lanes``, counted from its session's first. NaN for rows that wait for
+    others."""
     prompt_tokens: Integers
     """Tokens of the prompt, ≥ 1. A later turn's prompt includes the conversation so far."""
     output_tokens: Integers
@@ -42,11 +45,19 @@ class Workload:
     session: Integers
     """Requests with the same number are turns of one session, in row order; -1: alone."""
     think_time: Floats
-    """Seconds between the end of the session's previous turn and this turn's release."""
+    """Seconds between the end of the last row that this one waits for and its release."""
     hash_ids: HashIds | None = None
     """Ids of the prompt's blocks (equal ids: equal content up to and including that block), as (offsets, values)."""
     hash_block_size: int = 0
     """Tokens a hash id stands for; 0 without hash_ids."""
+    after: Edges | None = None
+    """For each row those of its session that it waits for, as (offsets, rows); None: each turn for the one before."""
+    begins: Begins | None = None
+    """With which row's text, prompt and then answer, each prompt begins, and with how many tokens of it, as (rows,
+    tokens), -1 and 0 if with none; None: nothing is shared but what hash_ids say."""
+    lanes: int = 0
+    """At most so many sessions in play: one takes a place with its first release and gives it back when all its rows
+    have ended, the others wait in order; 0: any number."""
     max_concurrency: int = 0
     """Closed loop: at most so many requests in flight, the others wait for a place in order of arrival; 0: open."""
     asked_rate: float = 0.0
@@ -65,11 +76,20 @@ class Workload:
             if not isinstance(column, np.ndarray) or column.dtype != wanted or column.ndim != 1:
                 raise InputError(f"{name}: must be a {wanted.__name__} array; build it with Workload.from_columns")
         rules.check_lengths(self.columns())
-        rules.check_values(self.columns())
-        rules.check_order(self.arrival, self.session)
+        if self.after is not None:
+            graph.check_edges(self.after, self.session)
+        later = graph.waiting_rows(self.waits)
+        rules.check_values(self.columns(), later)
+        rules.check_order(self.arrival, later)
         rules.check_hashes(self.hash_ids, self.hash_block_size, self.prompt_tokens)
-        if self.max_concurrency < 0:
-            raise InputError(f"max_concurrency={self.max_concurrency}: must be ≥ 1, or 0 for no limit")
+        if self.begins is not None:
+            if self.hash_ids is not None:
+                raise InputError("begins and hash_ids: both say what prompts share: give one of them")
+            texts.check_begins(self.begins, self.prompt_tokens, self.output_tokens)
+            texts.check_causes(self.begins, self.waits, self.prompt_tokens)
+        for name in ("max_concurrency", "lanes"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name}={getattr(self, name)}: must be ≥ 1, or 0 for no limit")
 
     def __repr__(self) -> str:
         rate = "all at once" if np.isinf(self.request_rate) else f"{self.asked_rate or self.request_rate:.4g} a second"
@@ -92,6 +112,9 @@ class Workload:
         think_time: npt.ArrayLike = 0.0,
         hash_ids: HashIds | Sequence[Sequence[int]] | None = None,
         hash_block_size: int = 0,
+        after: Edges | Sequence[Sequence[int] | None] | None = None,
+        begins: Begins | Sequence[int | Sequence[int] | None] | None = None,
+        lanes: int = 0,
         max_concurrency: int = 0,
         name: str = "workload",
         notes: Sequence[str] = (),
@@ -99,9 +122,11 @@ class Workload:
     ) -> Workload:
         """Build a workload from anything array-like (copied); a single number stands for a whole column.
 
-        ``max_tokens`` defaults to ``output_tokens``. Arrivals of later turns of a session are replaced by NaN and
-        those rows moved behind the others. ``sort`` orders rows by arrival (stable); without it, unsorted arrivals
-        are an error. Raises InputError naming the row of the source.
+        ``max_tokens`` defaults to ``output_tokens``. Arrivals of rows that wait for others are replaced by NaN and
+        those rows moved behind the others. ``after`` and ``begins`` number the rows as they are given, from 0, and name
+        earlier ones: lists of numbers (None: the session's row before), and a number or (number, tokens). ``sort``
+        orders rows by arrival (stable); without it, unsorted arrivals are an error. Raises InputError naming the row
+        of the source.
         """
         rows = max(np.size(prompt_tokens), np.size(output_tokens))
         outputs = rules.integers("output_tokens", output_tokens, rows)
@@ -114,22 +139,20 @@ class Workload:
             "session": rules.integers("session", session, rows),
             "think_time": rules.floats("think_time", think_time, rows),
         }
-        rules.check_values(columns)
+        waits = graph.edges(after, columns["session"])
+        later = graph.waiting_rows(waits or graph.chains(columns["session"]))
+        rules.check_values(columns, later)
+        shared = texts.begins_with(begins, columns["prompt_tokens"], outputs)
         hashes = rules.ragged(hash_ids, rows)
         rules.check_hashes(hashes, hash_block_size, columns["prompt_tokens"])
-        order = _order(columns["arrival"], columns["session"], sort)
+        order = _order(columns["arrival"], columns["session"], later, sort, waits is not None)
         if order is not None:
             columns = {key: column[order] for key, column in columns.items()}
-            hashes = take_hashes(hashes, order)
-            columns["arrival"][rules.later_turns(columns["session"])] = np.nan
-        return cls(
-            **columns,
-            hash_ids=hashes,
-            hash_block_size=hash_block_size,
-            max_concurrency=max_concurrency,
-            name=name,
-            notes=tuple(notes),
-        )
+            hashes, waits = take_hashes(hashes, order), graph.taken(waits, order)
+            shared = texts.taken(shared, order)
+            columns["arrival"][graph.waiting_rows(waits or graph.chains(columns["session"]))] = np.nan
+        columns |= {"hash_ids": hashes, "hash_block_size": hash_block_size, "after": waits, "begins": shared}
+        return cls(**columns, lanes=lanes, max_concurrency=max_concurrency, name=name, notes=tuple(notes))
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The seven plain columns by name."""
@@ -139,6 +162,24 @@ class Workload:
     def follow(self) -> Integers:
         """For each request the row of its session's next turn, released when it ends; -1: none."""
         return rules.turns(self.session)
+
+    @cached_property
+    def waits(self) -> Edges:
+        """For each row those whose ends release it, as (offsets, rows)."""
+        return graph.chains(self.session) if self.after is None else self.after
+
+    @property
+    def released_by_ends(self) -> bool:
+        """Whether ends of requests release others: sessions, lanes, or a closed loop."""
+        return bool(self.max_concurrency or self.lanes or len(self.waits[1]))
+
+    @cached_property
+    def texts(self) -> Begins | None:
+        """What prompts share, whether it was given by beginnings or by hash ids; None: nothing."""
+        if self.hash_ids is None:
+            return self.begins
+        found = texts.of_hashes(self.hash_ids, self.hash_block_size, self.prompt_tokens)
+        return found if (found[0] >= 0).any() else None
 
     @property
     def duration(self) -> float:
@@ -156,8 +197,10 @@ class Workload:
     def digest(self) -> str:
         """SHA-256 of everything but name and notes: equal digests mean equal requests."""
         state = sha256(f"{len(self)} {self.hash_block_size} {self.max_concurrency}".encode())
-        for column in (*self.columns().values(), *(self.hash_ids or ())):
+        for column in (*self.columns().values(), *(self.hash_ids or ()), *(self.after or ()), *(self.begins or ())):
             state.update(np.ascontiguousarray(column).tobytes())
+        if self.lanes:
+            state.update(f"lanes {self.lanes}".encode())
         return state.hexdigest()
 
     def spec(self) -> dict[str, Any]:
@@ -177,6 +220,7 @@ class Workload:
             "sessions": len(np.unique(self.session[self.session >= 0])),
             "hash_block_size": self.hash_block_size,
             "max_concurrency": self.max_concurrency,
+            **({"lanes": self.lanes} if self.lanes else {}),
             "notes": list(self.notes),
             "digest": self.digest,
         }
@@ -186,10 +230,11 @@ class Workload:
         return self.digest == other.digest
 
     def take(self, rows: Integers) -> Workload:
-        """The workload of these rows (ascending); later turns whose predecessor is left out are not allowed."""
+        """The workload of these rows (ascending). Raises InputError where one waits for a row that is left out."""
         kept: dict[str, Any] = {name: column[rows] for name, column in self.columns().items()}
         settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in COLUMNS}
         settings["hash_ids"] = take_hashes(self.hash_ids, rows)
+        settings["after"], settings["begins"] = graph.taken(self.after, rows), texts.taken(self.begins, rows)
         return Workload(**kept, **settings)
 
 
@@ -204,15 +249,23 @@ def take_hashes(hash_ids: HashIds | None, rows: Integers) -> HashIds | None:
     return taken, values[places]
 
 
-def _order(arrival: Floats, session: Integers, sort: bool) -> Integers | None:
-    """The rows in a workload's order, or None when they are in it already and no session has a later turn."""
+def _order(
+    arrival: Floats, session: Integers, later: npt.NDArray[np.bool_], sort: bool, waits_given: bool
+) -> Integers | None:
+    """The rows in a workload's order, or None when they are in it already and none waits for another.
+
+    Sorting may give a session's turns another order; ``waits_given`` rows keep theirs.
+    """
     if sort:
         ranked = np.argsort(arrival, kind="stable")
     else:
         ranked = np.arange(len(arrival))
-        released = np.flatnonzero(~rules.later_turns(session))
+        released = np.flatnonzero(~later)
         rules.check_sorted(arrival[released], released)
-    later = rules.later_turns(session[ranked])
+    later = rules.later_turns(session[ranked]) if sort and not waits_given else later[ranked]
     if not sort and not later.any():
         return None
-    return ranked[np.argsort(later, kind="stable")]
+    order = ranked[np.argsort(later, kind="stable")]
+    if waits_given:  # parents stand before their children, as in the source
+        order[len(order) - int(later.sum()) :].sort()
+    return order

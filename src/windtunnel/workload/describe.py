@@ -45,11 +45,11 @@ def describe(workload: Workload) -> dict[str, Any]:
     }
 
 
-def lengths(tokens: Integers) -> dict[str, float]:
-    """Mean, least, most and percentiles (linear interpolation) of token counts."""
-    levels = np.percentile(tokens, PERCENTILES)
+def lengths(values: Integers | Floats) -> dict[str, float]:
+    """Mean, least, most and percentiles (linear interpolation) of token counts or seconds."""
+    levels = np.percentile(values, PERCENTILES)
     shown = {f"p{level}": float(value) for level, value in zip(PERCENTILES, levels, strict=True)}
-    return {"mean": float(tokens.mean()), "min": int(tokens.min()), **shown, "max": int(tokens.max())}
+    return {"mean": float(values.mean()), "min": values.min().item(), **shown, "max": values.max().item()}
 
 
 def rate_cv(arrival: Floats, window: float = 60.0) -> float:
@@ -80,12 +80,27 @@ def _sessions(workload: Workload) -> dict[str, Any]:
     members = workload.session >= 0
     turns = int(np.count_nonzero(members))
     sessions = len(np.unique(workload.session[members]))
-    later = members & np.isnan(workload.arrival)
+    offsets, parents = workload.waits
+    waiting = np.diff(offsets) > 0
+    think = workload.think_time[waiting]
     return {
         "sessions": sessions,
         "turns_per_session": turns / sessions if sessions else math.nan,
-        "mean_think_time": float(workload.think_time[later].mean()) if later.any() else math.nan,
+        "depth": depth(workload),
+        "forks": int(np.count_nonzero(np.bincount(parents) > 1)) if len(parents) else 0,
+        "joins": int(np.count_nonzero(np.diff(offsets) > 1)),
+        "mean_think_time": float(think.mean()) if len(think) else math.nan,
+        "think_time": lengths(think) if len(think) else None,
     }
+
+
+def depth(workload: Workload) -> int:
+    """The most requests of which each waits for the one before."""
+    offsets, parents = (part.tolist() for part in workload.waits)
+    found: list[int] = []
+    for row in range(len(workload)):  # parents stand before their children
+        found.append(1 + max((found[parent] for parent in parents[offsets[row] : offsets[row + 1]]), default=0))
+    return max(found)
 
 
 def _sharing(workload: Workload) -> dict[str, Any]:

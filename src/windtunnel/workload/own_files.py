@@ -1,8 +1,11 @@
 """windtunnel's own workload files: JSON lines and Parquet, the same columns in both.
 
 JSON lines may start with one object that has ``schema_version`` (and optionally ``name``, ``max_concurrency``,
-``hash_block_size``); every further line is a request. Values left out take their defaults. Parquet keeps the same
-object as JSON under the key ``windtunnel`` of the file's metadata.
+``lanes``, ``hash_block_size``); every further line is a request. Values left out take their defaults. Parquet keeps the
+same object as JSON under the key ``windtunnel`` of the file's metadata.
+
+Version 2 has ``after``, ``begins`` and ``lanes``: numbers of requests there count the file's requests from 0. A file
+without them is written as version 1.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.files import whole_file
 from windtunnel.workload.columns import COLUMNS, Workload
 from windtunnel.workload.json_traces import block_lists
+from windtunnel.workload.texts import earlier_first
 
-SCHEMA_VERSION = 1
-KEYS = (*COLUMNS, "hash_ids", "hash_block_size")
-HEADER = ("schema_version", "name", "max_concurrency", "hash_block_size")
+SCHEMA_VERSIONS = (1, 2)
+SINCE_2 = ("after", "begins", "lanes")
+KEYS = (*COLUMNS, "hash_ids", "hash_block_size", "after", "begins")
+HEADER = ("schema_version", "name", "max_concurrency", "lanes", "hash_block_size")
 DEFAULTS = {"arrival": np.nan, "max_tokens": None, "priority": 0, "session": -1, "think_time": 0.0}
 METADATA = b"windtunnel"
 
@@ -35,10 +40,16 @@ def read_jsonl(rows: list[dict[str, Any]]) -> Columns:
     rows = rows[1:] if head else rows
     if not rows:
         raise InputError("has no requests below its first line")
+    keys = set(KEYS)
     for number, row in enumerate(rows, start=1):
-        if not row.keys() <= set(KEYS):
+        if not row.keys() <= keys:
             raise _unknown_column(number, row)
-    return {**settings, **_plain(rows), **_blocks(rows, settings)}
+    if head.get("schema_version") == 1:
+        for name in SINCE_2:
+            if name in head or any(name in row for row in rows):
+                raise InputError(f"{name}: is of schema_version 2: write so in the first line")
+    shared = {key: [row.get(key) for row in rows] for key in ("after", "begins") if any(key in row for row in rows)}
+    return {**settings, **_plain(rows), **_blocks(rows, settings), **shared}
 
 
 def _unknown_column(number: int, row: dict[str, Any]) -> InputError:
@@ -50,10 +61,10 @@ def _settings(head: dict[str, Any]) -> Columns:
     for key in head:
         if key not in HEADER:
             raise unknown("key of the first line", key, HEADER)
-    version = head.get("schema_version", SCHEMA_VERSION)
-    if version != SCHEMA_VERSION:
-        raise InputError(f"schema_version={version!r}: this windtunnel reads version {SCHEMA_VERSION}")
-    for key in ("max_concurrency", "hash_block_size"):
+    version = head.get("schema_version", SCHEMA_VERSIONS[0])
+    if version not in SCHEMA_VERSIONS or isinstance(version, bool):
+        raise InputError(f"schema_version={version!r}: this windtunnel reads versions 1 and 2")
+    for key in ("max_concurrency", "lanes", "hash_block_size"):
         if type(head.get(key, 0)) is not int:
             raise InputError(f"{key}={head[key]!r}: must be a whole number")
     if not isinstance(head.get("name", ""), str):
@@ -100,9 +111,11 @@ def _blocks(rows: list[dict[str, Any]], settings: Columns) -> Columns:
 
 
 def _head(workload: Workload) -> dict[str, Any]:
-    head: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "name": workload.name}
-    if workload.max_concurrency:
-        head["max_concurrency"] = workload.max_concurrency
+    new = workload.after is not None or workload.begins is not None or workload.lanes > 0
+    head: dict[str, Any] = {"schema_version": 2 if new else 1, "name": workload.name}
+    for name in ("max_concurrency", "lanes"):
+        if getattr(workload, name):
+            head[name] = getattr(workload, name)
     if workload.hash_block_size:
         head["hash_block_size"] = workload.hash_block_size
     return head
@@ -124,7 +137,9 @@ def _lines(workload: Workload) -> Iterable[str]:
     yield json.dumps(_head(workload)) + "\n"
     columns = {key: column.tolist() for key, column in workload.columns().items()}
     offsets, values = (part.tolist() for part in workload.hash_ids) if workload.hash_ids else ([], [])
-    for row in range(len(workload)):
+    order = earlier_first(workload.begins, workload.waits)
+    number = np.argsort(order).tolist()
+    for row in order.tolist():
         request = {key: column[row] for key, column in columns.items()}
         if request["arrival"] != request["arrival"]:
             del request["arrival"]
@@ -133,14 +148,31 @@ def _lines(workload: Workload) -> Iterable[str]:
         request = {key: value for key, value in request.items() if value != DEFAULTS.get(key, value + 1)}
         if offsets:
             request["hash_ids"] = values[offsets[row] : offsets[row + 1]]
-        yield json.dumps(request) + "\n"
+        yield json.dumps(request | _relations(workload, row, number)) + "\n"
+
+
+def _relations(workload: Workload, row: int, number: list[int]) -> dict[str, Any]:
+    """What a row says of others, by their numbers in the file."""
+    found: dict[str, Any] = {}
+    if workload.after is not None:
+        offsets, parents = workload.after
+        found["after"] = sorted(number[parent] for parent in parents[offsets[row] : offsets[row + 1]].tolist())
+    if workload.begins is not None and workload.begins[0][row] >= 0:
+        found["begins"] = [number[int(workload.begins[0][row])], int(workload.begins[1][row])]
+    return found
 
 
 def _write_parquet(workload: Workload, file: BinaryIO) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns: dict[str, Any] = {key: pa.array(column) for key, column in workload.columns().items()}
+    order = earlier_first(workload.begins, workload.waits)
+    number = np.argsort(order).tolist()
+    columns: dict[str, Any] = {key: pa.array(column[order]) for key, column in workload.columns().items()}
+    relations = [_relations(workload, row, number) for row in order.tolist()]
+    for key in ("after", "begins"):
+        if getattr(workload, key) is not None:
+            columns[key] = pa.array([found.get(key) for found in relations], pa.list_(pa.int64()))
     if workload.hash_ids:
         offsets, values = workload.hash_ids
         columns["hash_ids"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
@@ -172,6 +204,8 @@ def read_parquet(path: Path) -> Columns:
             columns[name] = _single(chunk.unique().to_pylist())
         elif name == "arrival":
             columns[name] = _arrow_times(chunk)
+        elif name in ("after", "begins"):
+            columns[name] = chunk.to_pylist()
         elif chunk.null_count:
             raise InputError(f"row {chunk.is_null().index(True).as_py() + 1}: {name} is missing")
         else:

@@ -96,8 +96,9 @@ def check_lengths(columns: Mapping[str, npt.NDArray[Any]]) -> None:
         raise InputError("the workload has no requests: give at least one row")
 
 
-def check_values(columns: Mapping[str, npt.NDArray[Any]]) -> None:
-    """The rules on single values: ranges of tokens, times, priorities and session numbers."""
+def check_values(columns: Mapping[str, npt.NDArray[Any]], later: npt.NDArray[np.bool_]) -> None:
+    """The rules on single values: ranges of tokens, times, priorities and session numbers; ``later``: rows that wait
+    for others."""
     for name in ("prompt_tokens", "output_tokens"):
         _must(columns[name] >= 1, name, columns[name], "must be ≥ 1 (trace convert --drop-empty leaves such rows out)")
         _must(columns[name] <= LARGEST, name, columns[name], "must be ≤ 2^40 tokens")
@@ -111,7 +112,6 @@ def check_values(columns: Mapping[str, npt.NDArray[Any]]) -> None:
     _must(columns["session"] >= -1, "session", columns["session"], "must be ≥ 0, or -1 for a request of its own")
     think = columns["think_time"]
     _must(np.isfinite(think) & (think >= 0), "think_time", think, "must be finite seconds ≥ 0")
-    later = later_turns(columns["session"])
     arrival = columns["arrival"]
     fine = (np.isfinite(arrival) & (arrival >= 0)) | (np.isnan(arrival) & later)
     _must(fine, "arrival", arrival, "must be finite seconds ≥ 0 (only later turns of a session have none)")
@@ -135,10 +135,10 @@ def check_sorted(arrival: Floats, rows: Integers) -> None:
         )
 
 
-def check_order(arrival: Floats, session: Integers) -> None:
-    """Rows with an arrival come first, sorted; behind them exactly the later turns of sessions."""
+def check_order(arrival: Floats, later: npt.NDArray[np.bool_]) -> None:
+    """Rows with an arrival come first, sorted; behind them exactly those that wait for others."""
     unreleased = np.isnan(arrival)
-    row = first(unreleased != later_turns(session))
+    row = first(unreleased != later)
     if row >= 0:
         raise InputError(
             f"row {row + 1}: arrival={arrival[row]} of a later turn: must be NaN; build it with Workload.from_columns"

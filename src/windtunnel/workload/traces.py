@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from windtunnel.errors import InputError, nearest, unknown
-from windtunnel.workload import csv_traces, json_traces, own_files
+from windtunnel.files import parse_json
+from windtunnel.workload import agent_traces, csv_traces, graph, json_traces, own_files
 from windtunnel.workload.arrivals import Arrivals
 from windtunnel.workload.columns import Workload, take_hashes
 from windtunnel.workload.csv_traces import Table, header, read_table
-from windtunnel.workload.rules import Floats, check_sorted, integers, later_turns, ragged
+from windtunnel.workload.rules import Floats, check_sorted, integers, ragged
 from windtunnel.workload.synthetic import stream
+from windtunnel.workload.transforms import with_recorded_answers
 
 Columns = dict[str, Any]
+GZIP = b"\x1f\x8b"
 
 CSV_READERS: dict[str, tuple[Callable[[Table], Columns], tuple[str, ...], tuple[str, ...]]] = {
     # format: reader, columns it needs, columns that may be there too
@@ -27,7 +32,7 @@ CSV_READERS: dict[str, tuple[Callable[[Table], Columns], tuple[str, ...], tuple[
     "csv": (csv_traces.read_own, csv_traces.OWN, csv_traces.OWN_MORE),
 }
 JSON_FORMATS = (*json_traces.TIMED_KINDS, "jsonl")
-FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet")
+FORMATS = (*CSV_READERS, *JSON_FORMATS, "sharegpt", "parquet", "agents")
 
 
 def load_trace(
@@ -42,8 +47,12 @@ def load_trace(
     hash_block_size: int | None = None,
     max_concurrency: int | None = None,
     columns: Mapping[str, str] | None = None,
+    answers: str = "live",
 ) -> Workload:
-    """Read a trace; ``format`` (one of FORMATS) is found from the content unless given.
+    """Read a trace; ``format`` (one of FORMATS) is found from the content unless given. Files may be gzipped.
+
+    A folder holds agents' sessions, a file each. ``answers``: whether the next prompt of a session holds what the
+    server answered (live), or what was recorded, which no cache of answers ever has.
 
     ``columns`` says which columns of a CSV file, or keys of JSON lines, hold what: our name → the file's, e.g.
     ``{"arrival": "start_time", "prompt_tokens": "input", "output_tokens": "output"}``; others are left out.
@@ -57,8 +66,8 @@ def load_trace(
     """
     source = Path(path)
     try:
-        found = _read_named(source, columns) if columns else _read(source, format, hash_block_size)
-        found.setdefault("name", source.stem)
+        found = _read_named(source, columns) if columns else _read(source, format, hash_block_size, answers)
+        found.setdefault("name", source.name.partition(".")[0] or source.stem)
         if max_concurrency is not None:
             found["max_concurrency"] = max_concurrency
         if drop_empty:
@@ -70,7 +79,8 @@ def load_trace(
             raise InputError("has lengths only: give arrivals, such as --request-rate 4 or --request-rate inf")
         if jitter:
             found["arrival"] = spread(np.asarray(found["arrival"], np.float64), jitter, stream(seed, "jitter"))
-        return Workload.from_columns(**found, sort=sort)
+        workload = Workload.from_columns(**found, sort=sort)
+        return with_recorded_answers(workload) if answers == "recorded" else workload
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
 
@@ -85,17 +95,20 @@ def _from_origin(columns: Columns, sort: bool) -> None:
 
 
 def _drawn(arrivals: Arrivals, columns: Columns, seed: int) -> Floats:
-    """New times for all requests but the later turns of sessions, which no clock releases."""
+    """New times for all requests but those that wait for others, which no clock releases."""
     rows = max(np.size(columns["prompt_tokens"]), 1)
-    first = ~later_turns(integers("session", columns.get("session", -1), rows))
+    session = integers("session", columns.get("session", -1), rows)
+    first = ~graph.waiting_rows(graph.edges(columns.get("after"), session) or graph.chains(session))
     drawn = np.full(rows, np.nan)
     drawn[first] = arrivals.times(int(first.sum()), stream(seed, "arrivals"))
     return drawn
 
 
-def _read(path: Path, wanted: str | None, hash_block_size: int | None) -> Columns:
+def _read(path: Path, wanted: str | None, hash_block_size: int | None, answers: str) -> Columns:
     if wanted is not None and wanted not in FORMATS:
         raise unknown("trace format", wanted, FORMATS)
+    if path.is_dir():
+        return agent_traces.read_sessions(_folder(path), answers)
     data = _bytes(path)
     if data[:4] == b"PAR1" or wanted == "parquet":
         return own_files.read_parquet(path)
@@ -103,10 +116,49 @@ def _read(path: Path, wanted: str | None, hash_block_size: int | None) -> Column
     start = data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     if wanted == "sharegpt" or (wanted is None and start == b"["):
         return json_traces.read_sharegpt(data)
+    if wanted == "agents" or (wanted is None and start == b"{" and _is_one_session(data)):
+        return agent_traces.read_sessions([(path.name, _session(data))], answers)
     if wanted in JSON_FORMATS or (wanted is None and start == b"{"):
         return _read_json_lines(data, wanted, hash_block_size)
     kind = _csv_kind(header(data), wanted)
     return CSV_READERS[kind][0](read_table(data))
+
+
+def _folder(path: Path) -> Iterator[tuple[str, Any]]:
+    """The sessions of a folder, by the names of their files."""
+    files = sorted(file for file in path.iterdir() if file.name.endswith((".json", ".json.gz")))
+    if not files:
+        raise InputError(
+            "is a folder without .json or .json.gz files: give a trace file, or a folder of agents' sessions"
+        )
+    for file in files:
+        yield file.name, _session(_bytes(file), file.name)
+
+
+def _session(data: bytes, name: str = "") -> Any:
+    """A session's document. Raises InputError if it has another form."""
+    from pydantic_core import from_json
+
+    try:
+        document = from_json(data)
+    except ValueError as error:
+        raise InputError(f"{name}: is not JSON ({error})".removeprefix(": ")) from None
+    if not agent_traces.is_session(document):
+        keys = ", ".join(agent_traces.KEYS)
+        raise InputError(f"{name}: is no session of an agent, an object with {keys}".removeprefix(": "))
+    return document
+
+
+def _is_one_session(data: bytes) -> bool:
+    """Whether a file is one JSON object in the form of an agent's session."""
+    return all(f'"{key}"'.encode() in data for key in agent_traces.KEYS) and agent_traces.is_session(_object(data))
+
+
+def _object(data: bytes) -> Any:
+    try:
+        return parse_json(data)
+    except InputError:
+        return None
 
 
 def _read_named(path: Path, names: Mapping[str, str]) -> Columns:
@@ -128,17 +180,20 @@ def _bytes(path: Path) -> bytes:
         meant = nearest(path.name, beside)
         raise InputError("no such file" + (f"; did you mean {meant!r}?" if meant else "")) from None
     except IsADirectoryError:
-        raise InputError("is a directory: give a trace file") from None
+        raise InputError("is a folder: give a trace file") from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from None
+    if data[:2] == GZIP:
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"is compressed, and cannot be unpacked: {error}") from None
     if not data.strip():
         raise InputError("is empty")
     return data
 
 
 def _check_text(data: bytes) -> None:
-    if data[:2] == b"\x1f\x8b":
-        raise InputError("is compressed: unpack it first (gunzip)")
     try:
         data[:65536].decode("utf-8")
         text = b"\0" not in data[:65536]
@@ -190,6 +245,10 @@ def _without_empty(columns: Columns) -> Columns:
         return columns
     if not len(kept):
         raise InputError("every row has 0 prompt or output tokens: no request is left")
+    if columns.get("after") is not None or columns.get("begins") is not None:
+        raise InputError(
+            f"{rows - len(kept)} rows have 0 prompt or output tokens, and others wait for or begin with them"
+        )
     taken = {
         key: np.asarray(value)[kept] if isinstance(value, list | np.ndarray) else value
         for key, value in columns.items()

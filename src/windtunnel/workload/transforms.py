@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from windtunnel.errors import InputError
+from windtunnel.workload import graph, texts
 from windtunnel.workload.columns import Workload
+from windtunnel.workload.graph import Edges
 from windtunnel.workload.rules import HashIds, Integers
 from windtunnel.workload.synthetic import check_count
+from windtunnel.workload.texts import Begins
 
 
 def scale_time(workload: Workload, factor: float) -> Workload:
@@ -41,7 +44,7 @@ def at_rate(workload: Workload, request_rate: float) -> Workload:
 def repeat(workload: Workload, times: int) -> Workload:
     """The workload ``times`` times back to back, one mean gap between the copies, so that the rate stays.
 
-    Every copy is new content: sessions and hash ids are numbered on, so that copies share no prefix.
+    Every copy is new content: sessions, hash ids and texts are numbered on, so that copies share no prefix.
     """
     if times < 1:
         raise InputError(f"repeat={times}: must be ≥ 1")
@@ -51,18 +54,39 @@ def repeat(workload: Workload, times: int) -> Workload:
     rate = workload.request_rate
     period = workload.duration + (1 / rate if math.isfinite(rate) else 0.0)
     copy = np.repeat(np.arange(times), len(workload))
-    columns: dict[str, Any] = {name: np.tile(column, times) for name, column in workload.columns().items()}
+    order = texts.earlier_first(workload.begins, workload.waits)
+    columns: dict[str, Any] = {name: np.tile(column[order], times) for name, column in workload.columns().items()}
     columns["arrival"] += copy * period
-    members = workload.session >= 0
-    columns["session"][np.tile(members, times)] = _numbered_on(workload.session[members], times)
+    members = columns["session"][: len(workload)] >= 0
+    columns["session"][np.tile(members, times)] = _numbered_on(columns["session"][: len(workload)][members], times)
     return Workload.from_columns(
         **columns,
         hash_ids=_repeat_hashes(workload.hash_ids, times),
         hash_block_size=workload.hash_block_size,
+        after=_repeat_edges(graph.taken(workload.after, order), times),
+        begins=_repeat_begins(texts.taken(workload.begins, order), times),
+        lanes=workload.lanes,
         max_concurrency=workload.max_concurrency,
         name=workload.name,
         notes=workload.notes,
     )
+
+
+def _repeat_edges(after: Edges | None, times: int) -> Edges | None:
+    if after is None:
+        return None
+    offsets, parents = after
+    starts = [offsets[:-1] + copy * len(parents) for copy in range(times)]
+    numbered = np.tile(parents, times) + np.repeat(np.arange(times) * (len(offsets) - 1), len(parents))
+    return np.concatenate([*starts, np.array([times * len(parents)])]), numbered
+
+
+def _repeat_begins(begins: Begins | None, times: int) -> Begins | None:
+    if begins is None:
+        return None
+    others = np.tile(begins[0], times)
+    shifts = np.repeat(np.arange(times) * len(begins[0]), len(begins[0]))
+    return np.where(others >= 0, others + shifts, -1), np.tile(begins[1], times)
 
 
 def _repeat_hashes(hash_ids: HashIds | None, times: int) -> HashIds | None:
@@ -106,3 +130,28 @@ def _first_turns(workload: Workload) -> Integers:
 def with_concurrency(workload: Workload, max_concurrency: int) -> Workload:
     """These requests with at most so many in flight; 0 opens the loop again."""
     return replace(workload, max_concurrency=max_concurrency)
+
+
+def with_lanes(workload: Workload, lanes: int) -> Workload:
+    """These requests with at most so many sessions in play; 0: any number.
+
+    Raises InputError where no request belongs to a session.
+    """
+    if lanes and not (workload.session >= 0).any():
+        raise InputError(f"lanes={lanes}: are places of sessions, and this workload has none: use max_concurrency")
+    return replace(workload, lanes=lanes)
+
+
+def with_recorded_answers(workload: Workload) -> Workload:
+    """These requests where what the server answers never comes back: later prompts hold answers that were recorded, as
+    AgentX replays them."""
+    if workload.begins is None:
+        return workload
+    return replace(workload, begins=texts.without_answers(workload.begins, workload.prompt_tokens))
+
+
+def with_think_time_at_most(workload: Workload, seconds: float) -> Workload:
+    """These requests with no think time longer than that. Raises InputError unless it is finite and ≥ 0."""
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InputError(f"max_think_time={seconds:g}: must be finite seconds ≥ 0")
+    return replace(workload, think_time=np.minimum(workload.think_time, seconds))

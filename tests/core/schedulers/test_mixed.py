@@ -224,7 +224,8 @@ def test_round_robin_gives_every_other_request_to_each_of_two_pools() -> None:
 
 
 def test_fields_that_schedulers_share_are_of_one_type() -> None:
-    every = tuple(kind() for kind in SCHEDULERS)
+    every = (VllmV1(), VllmV0(), Policy(), Sglang())
+    assert [type(policy).__name__ for policy in every] == list(SCHEDULERS)
     for name in ("POOL_FIELDS", "LANE_FIELDS", "REQUEST_FIELDS"):
         names = [field for field, _ in fields_of(every, name)]
         assert len(names) == len(set(names))

@@ -13,7 +13,7 @@ from windtunnel.deployment import Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.database import open_database
-from windtunnel.perf.tabulate.cache import cache_folder, cache_key
+from windtunnel.perf.tabulate.cache import cache_key
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import PARTS, Tabulated
 
@@ -132,16 +132,6 @@ def test_many_at_once_leave_one_whole_file(tmp_path: Path) -> None:
         same(found[0], one)
         assert not [note for note in one.notes if "cache" in note]
     assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("WINDTUNNEL_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "windtunnel"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "windtunnel"
 
 
 def test_the_oldest_tables_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.link import CLOSED, EVENT, HANDED, NEXT, NIC, NUM_COUNTS, RULES, SHARED, Apart
-from windtunnel.core.apart.order import order_of
+from windtunnel.core.apart.link import EVENT, HANDED, NEXT, NIC, NUM_COUNTS, RULES, SHARED, Apart
 from windtunnel.core.apart.staging import MEMORY, SEATS, SEATS_AND_FEW
-from windtunnel.core.apart.tandem import coupled_loop
 from windtunnel.core.dispatch import check
-from windtunnel.core.engine import Demand, Fleet, Floats, Integers, Record, new_state, with_room
+from windtunnel.core.engine import (
+    Demand,
+    Fleet,
+    Floats,
+    Integers,
+    Record,
+    arrivals_of,
+    new_state,
+    turns_of,
+    with_room,
+)
 from windtunnel.core.hooks import raise_failures
-from windtunnel.core.loops import FULL
+from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import (
     DECODE,
     JUMPS,
+    LOOKED,
     MIXED,
     NONE,
     PREFILL,
@@ -92,23 +101,24 @@ def run(
     require_handing(fleet, crossing.rules)
     if max(routers) in (SESSION_AFFINITY, SCORED):
         raise InputError("router: between prefill and decode pools only reference.handover has those that remember")
-    order = np.concatenate([of_role(fleet, name) for name in ("prefill", "decode")])
-    ordered = pools_of(fleet, order)
+    pools = np.concatenate([of_role(fleet, name) for name in ("prefill", "decode")])
+    ordered = pools_of(fleet, pools)
     columns = _rows(demand, crossing.rules)
     state = new_state(ordered, columns, uniforms[0])
     state = _begun(state, ordered, demand)
-    apart = _apart(state, ordered, demand, crossing)
-    state.counters[JUMPS], apart.order.in_step[0] = jumps, in_step
-    sides = _sides(state, ordered, uniforms)
+    apart = _apart(ordered, demand, crossing)
+    order, course = turns_of(state, routers, demand.closed, told=True)
+    state.counters[JUMPS], order.in_step[0] = jumps, in_step or course[LOOKED]
+    sides, arrivals, limit = _sides(state, ordered, uniforms), arrivals_of(demand), demand.max_concurrency
     stages = True if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies) else None
     while True:
         first, second = (state._replace(**side) for side in sides)
-        if coupled_loop(state, apart, first, second, routers, demand.max_concurrency, stages) != FULL:
+        if loop(first, order, course, arrivals, apart, second, routers, limit, np.inf, stages) != FULL:
             break
         state = with_room(state)
     raise_failures((*fleet.policies, fleet))
     check(state)
-    return _record(fleet, order, demand, crossing, state, apart)
+    return _record(fleet, pools, demand, crossing, state, apart)
 
 
 def require_handing(fleet: Fleet, rules: Handover) -> None:
@@ -187,15 +197,7 @@ def _begun(state: State, fleet: Fleet, demand: Demand) -> State:
     )
 
 
-def _arrivals(demand: Demand) -> Integers:
-    """Requests that do not wait for the one before in their session, as they come."""
-    first = np.ones(len(demand.arrival), dtype=bool)
-    first[demand.follow[demand.follow != NONE]] = False
-    order = np.nonzero(first)[0]
-    return order[np.argsort(demand.arrival[order], kind="stable")]
-
-
-def _apart(state: State, fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
+def _apart(fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
     n, rules, link = len(demand.arrival), crossing.rules, crossing.link
     settings, handed, counts = records(1, RULES), records(n, HANDED), np.zeros(NUM_COUNTS, dtype=np.int64)
     values = {
@@ -215,7 +217,7 @@ def _apart(state: State, fleet: Fleet, demand: Demand, crossing: Crossing) -> Ap
     }
     for name, value in values.items():
         settings[name] = value
-    counts[[NEXT, CLOSED]] = NONE, demand.closed
+    counts[NEXT] = NONE
     return Apart(
         rules=attributes(settings),
         handed=attributes(handed),
@@ -225,8 +227,6 @@ def _apart(state: State, fleet: Fleet, demand: Demand, crossing: Crossing) -> Ap
         nics=attributes(records(sum(fleet.replicas), NIC)),
         active=np.zeros(n, dtype=np.int64),
         fresh=np.zeros(n, dtype=np.int64),
-        arrivals=_arrivals(demand),
-        order=order_of(state.groups),
         counts=counts,
     )
 
@@ -235,9 +235,10 @@ def _sides(state: State, fleet: Fleet, uniforms: Floats) -> list[dict[str, Any]]
     """What the routers of either side have of their own."""
     between = sum(count for count, role in zip(fleet.replicas, fleet.roles, strict=True) if role == "prefill")
     parts = state.replicas[: between + 1], state.replicas[between:]
+    counters = state.counters, state.counters.copy()
     return [
-        {"replicas": part, "uniforms": np.ascontiguousarray(numbers), "counters": state.counters.copy()}
-        for part, numbers in zip(parts, uniforms, strict=True)
+        {"replicas": part, "uniforms": np.ascontiguousarray(numbers), "counters": own}
+        for part, numbers, own in zip(parts, uniforms, counters, strict=True)
     ]
 
 

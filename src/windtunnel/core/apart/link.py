@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from windtunnel.core.apart.order import Order
 from windtunnel.core.compiled import part
 from windtunnel.core.records import NONE, Array, Fields
 
-LEAVES_NIC, TRANSFER_END, ARRIVAL, CLIENT = range(1, 5)
+LEAVES_NIC, TRANSFER_END, ARRIVAL, CLIENT, LOOK, STOP, NOTHING = range(1, 8)
 """Kinds of events, in the order in which they happen at equal times: a transfer is through its NICs, its KV is there, a
-request comes to a lane from another one, or from its client. The end of a batch comes before all of them, the next
-decision after."""
+request comes to a lane from another one, or from its client; vLLM's balancer looks at all lanes; something outside the
+loop happens; nothing is left. The end of a batch comes before all of them, the next decision after."""
 
 RULES: Fields = [
     *((name, np.float64) for name in ("latency", "proxy")),
@@ -54,10 +53,9 @@ SHARED: Fields = [
 EVENT: Fields = [("time", np.float64), ("kind", np.int64), ("request", np.int64)]
 NIC: Fields = [("free_at", np.float64), ("sharers", np.int64)]
 
-BEGUN, EVENTS, FRESH, ACTIVE, NEXT, CAME, CLOSED, NUM_COUNTS = range(8)
+BEGUN, EVENTS, FRESH, ACTIVE, NEXT, NUM_COUNTS = range(6)
 """Entries of ``Apart.counts``: whether anything has happened yet, events in the heap, requests that have just been
-given memory, transfers that share NICs, the next of these to end, requests that came at a time of their own, and
-whether completions release others."""
+given memory, transfers that share NICs, and the next of these to end."""
 
 
 class Apart(NamedTuple):
@@ -79,10 +77,6 @@ class Apart(NamedTuple):
     """[n] requests whose transfers share NICs."""
     fresh: Array
     """[n] requests that have just been given memory."""
-    arrivals: Array
-    """Requests that come at a time of their own, in order."""
-    order: Order
-    """Of the groups."""
     counts: Array
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.core.compiled import part
-from windtunnel.core.records import NONE, Array
+from windtunnel.core.records import NONE, TOLD, Array, State
+from windtunnel.core.routing import note_departures
 
 
 class Order(NamedTuple):
@@ -76,3 +77,33 @@ def others(order: Order, g: int) -> float:
         earliest = min(earliest, order.bounds[k ^ 1])
         k >>= 1
     return float(earliest)
+
+
+@part
+def rouse(state: State, g: int, time: float) -> None:
+    """Something has come to a group; an idle one decides now."""
+    group = state.groups[g]
+    if group.bound == group.now and group.now >= time:
+        return
+    if group.now < time:
+        note_departures(state, state.routing, g)
+        group.now = time
+        group.released = 0
+        for i in range(group.first_lane, group.first_lane + group.num_lanes):
+            state.lanes[i].released = 0
+    group.bound = group.now
+
+
+@part
+def wake(state: State, order: Order, course: Array, g: int, time: float) -> None:
+    """Something has come to a group, which takes its turn then."""
+    rouse(state, g, time)
+    if course[TOLD]:
+        place(state.groups, order, g)
+
+
+@part
+def is_behind(state: State, i: int, time: float) -> bool:
+    """Whether the group of lane ``i`` has decisions to make before ``time``."""
+    group = state.groups[state.lanes[i].group]
+    return bool(group.bound < np.inf and group.now < time)

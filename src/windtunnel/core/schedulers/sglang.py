@@ -21,7 +21,6 @@ from windtunnel.core.jump import equal_steps
 from windtunnel.core.log import write_step
 from windtunnel.core.pipeline import PIPE_OF_LANE, pipes
 from windtunnel.core.queues import put_last
-from windtunnel.core.radix import LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
 from windtunnel.core.records import IDLE, NONE, PREFILL, QUEUED, ROWS, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers import sglang_turns
 from windtunnel.core.schedulers.sglang_admission import (
@@ -39,6 +38,7 @@ from windtunnel.core.schedulers.sglang_admission import (
     places,
 )
 from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage
+from windtunnel.core.schedulers.sglang_radix import LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
 from windtunnel.core.schedulers.sglang_retraction import NO_SPACE_FOR_ONE, retract
 from windtunnel.core.schedulers.sglang_turns import TURNS_OF_LANE, MicroBatches, decay, micro_batches, rest
 from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at

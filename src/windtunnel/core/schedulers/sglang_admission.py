@@ -7,8 +7,8 @@ import numpy as np
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import pop_first
-from windtunnel.core.radix import Tree, common, descend, evict, insert, lock, offer, renew, unlock
 from windtunnel.core.records import NONE, PREFILLING, Array, Lane, Pool, Request
+from windtunnel.core.schedulers.sglang_radix import Tree, common, descend, evict, insert, lock, offer, renew, unlock
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, add_chunk, find_next_end
 
 FCFS, LPM, DFS_WEIGHT, LOF = range(4)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from windtunnel.core.compiled import part
 from windtunnel.core.jump import FOREVER
 from windtunnel.core.pipeline import Pipe, equal_rounds, pass_stages, phases_of
-from windtunnel.core.radix import evict
 from windtunnel.core.records import (
     IDLE,
     NONE,
@@ -30,6 +29,7 @@ from windtunnel.core.records import (
     attributes,
     records,
 )
+from windtunnel.core.schedulers.sglang_radix import evict
 from windtunnel.core.seats import NEVER
 from windtunnel.core.step import begin_boundary, count_released
 

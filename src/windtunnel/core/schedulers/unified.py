@@ -57,8 +57,8 @@ from windtunnel.core.schedulers.unified_turns import (
 )
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, end_decodes, skip_decodes
 from windtunnel.core.step import begin_boundary, emit_first, launch_counted, nothing
-from windtunnel.policy import Limits, Policy
-from windtunnel.policy.unified import RESERVING, Allocation, Batching
+from windtunnel.policy.settings import Limits
+from windtunnel.policy.unified import RESERVING, Allocation, Batching, Policy
 
 __all__ = ["enqueue", "join", "let_go", "may_stage", "occupied", "stage"]
 

@@ -50,8 +50,11 @@ SETTINGS = (
     "return_victim_tokens",
     "track_place",
     "go_on_after_own_preemption",
+    "prefill_schedule_interval",
 )
 """Fields of VllmV1 that a pool has, too."""
+
+LONG_AGO = -(1 << 60)
 
 POOL_FIELDS: Fields = [
     (name, np.int64)
@@ -73,6 +76,12 @@ LANE_FIELDS: Fields = [
     ("resumed", np.int64),  # decodes of this step that were held back alone: their gap is a stall
     ("spared", np.int64),  # leaving requests whose discarded token this step does not compute, held back as they are
     ("silent", np.int64),  # decisions since the last token
+    # prefill_schedule_interval
+    ("executed", np.int64),  # steps so far that computed anything
+    ("last_prefill_step", np.int64),  # the latest of them with prompts
+    ("capacity_bound", np.int64),  # requests wait for seats or memory
+    ("holds_prompts", np.int64),  # prompts get nothing in this step
+    ("prefills", np.int64),  # they get something
     *CACHE_OF_LANE,
     *PIPE_OF_LANE,
 ]
@@ -110,6 +119,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["stages"] = policy.pipeline_parallel_size
         for name in SETTINGS:
             pool[name] = getattr(policy, name)
+    lanes["last_prefill_step"] = LONG_AGO
     lanes["clock"] = 1  # so that no request was held back before it came
     if demand.priority is not None:
         requests["key"] = demand.priority
@@ -192,6 +202,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next step of lane ``i``, which starts at ``start``; returns whether any request was preempted."""
     lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
     lane.chunks, lane.chunk_tokens, lane.spared, lane.resumed = 0, 0, 0, 0
+    passes.begin_interval(pool, lane, seats)
     most = passes.most_tokens(pool, lane)
     budget, preempted = passes.schedule_together(pool, lane, requests, seats, own, most)
     if budget == passes.NO_ROOM:
@@ -202,6 +213,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
         passes.admit(pool, lane, requests, seats, own, budget, most, start)
+    passes.end_interval(pool, lane, preempted)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
     return preempted
 
@@ -421,7 +433,12 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     possible = lane.next_end - lane.clock - 1 if lane.decodes > 0 else FOREVER
     budget = pool.max_num_batched_tokens - lane.decodes
     tokens = 0
-    if lane.first < lane.top:
+    passes.begin_interval(pool, lane, seats)
+    if lane.holds_prompts:
+        possible = min(possible, lane.last_prefill_step + pool.prefill_schedule_interval - 1 - lane.executed)
+    elif pool.prefill_schedule_interval > 1 and lane.first < lane.top and lane.head == NONE:
+        return 0, 0, False  # an arrival may find that it has to wait
+    if lane.first < lane.top and not lane.holds_prompts:
         request = requests[seats[WHO, lane.first]]
         left = request.prompt + request.generated - request.context
         if lane.first != lane.top - 1 or pool.long_prefill_token_threshold > 0 or left <= budget or budget <= 0:
@@ -439,9 +456,12 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
 
 
 @part
-def jumped(state: State, pool: Pool, i: int, steps: int) -> None:  # noqa: ARG001 - as in every scheduler
+def jumped(state: State, pool: Pool, i: int, steps: int) -> None:
     """Others can find what the part-way prompt has computed."""
     lane = state.lanes[i]
+    lane.executed += steps if lane.step_decodes + lane.chunks > 0 else 0
+    lane.prefills = lane.chunks
+    passes.note_interval(pool, lane, False)
     if lane.chunks > 0:
         r = state.seats[i, WHO, lane.first]
         offer(pool, lane, state.own.cache, r, state.requests[r].context)

@@ -55,6 +55,38 @@ def pop(pool: Pool, lane: Lane, requests: Array) -> int:
     return pop_by_key(lane, requests) if pool.by_priority else pop_first(lane, requests)
 
 
+# Prompts that wait for others (prefill_schedule_interval).
+
+
+@part
+def begin_interval(pool: Pool, lane: Lane, seats: Array) -> None:
+    """Prompts get nothing before enough steps have passed, while somebody decodes and the queue is not held up."""
+    lane.prefills = lane.holds_prompts = 0
+    due = lane.executed + 1 - lane.last_prefill_step >= pool.prefill_schedule_interval
+    if pool.prefill_schedule_interval > 1 and not lane.capacity_bound and not due:
+        part_ways = 0
+        for i in range(lane.first, lane.top):
+            part_ways += 1 if seats[ENDS, i] == NEVER else 0
+        lane.holds_prompts = 1 if lane.running > part_ways else 0
+
+
+@part
+def note_interval(pool: Pool, lane: Lane, preempted: bool) -> None:
+    """What a step means for the next one's prompts."""
+    if pool.prefill_schedule_interval > 1:
+        if lane.prefills:
+            lane.last_prefill_step = lane.executed
+        if not lane.holds_prompts and not preempted:
+            lane.capacity_bound = 1 if lane.head != NONE else 0
+
+
+@part
+def end_interval(pool: Pool, lane: Lane, preempted: bool) -> None:
+    """A step is decided."""
+    lane.executed += 1 if lane.step_decodes + lane.chunks > 0 else 0
+    note_interval(pool, lane, preempted)
+
+
 # Seats.
 
 
@@ -118,6 +150,7 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
                 continue
             request = requests[seats[WHO, i]]
             tokens = min(request.prompt + request.generated - request.context, most)
+            tokens = 0 if lane.holds_prompts else tokens
             if tokens > budget:
                 if i != lane.top - 1:
                     return NO_ROOM, False
@@ -137,6 +170,7 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
     lane.free -= need
     for i in range(lane.first, lane.top):
         if seats[ENDS, i] == NEVER and seats[NOW, i] > 0:
+            lane.prefills = 1
             compute_chunk(pool, lane, requests, seats, own, i)
     lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
     return budget, preempted
@@ -224,7 +258,7 @@ def withdraw(pool: Pool, lane: Lane, seats: Array, request: Request, now: int, p
 def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int) -> int:
     """Tokens that a running request has to compute."""
     if ends == NEVER:
-        return request.prompt + request.generated - request.context
+        return 0 if lane.holds_prompts else request.prompt + request.generated - request.context
     return 1 if decodes(pool, lane, request, ends) and pipeline.turn_of(pool, lane, pipe, ends) == lane.clock else 0
 
 
@@ -261,6 +295,7 @@ def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own:
             seats[NOW, i] = tokens
             budget -= tokens
             if ends == NEVER:
+                lane.prefills = 1
                 compute_chunk(pool, lane, requests, seats, own, i)
         i += 1
     hold_back(pool, lane, requests, seats, own.pipe)
@@ -349,7 +384,10 @@ def head_tokens(pool: Pool, lane: Lane, requests: Array, own: Any, budget: int, 
     found, idle = look_up(pool, lane, request, own.cache, r, room)
     if found == NO_ROOM:
         return 0
-    tokens = min(known - request.context - found * pool.block_size, most)
+    tokens = known - request.context - found * pool.block_size
+    if tokens > 1 and lane.holds_prompts:
+        return 0
+    tokens = min(tokens, most)
     if tokens > budget and not pool.chunked_prefill:
         return PASSED_OVER if pool.skip_unfit_prompts else 0
     tokens = min(tokens, budget)
@@ -394,6 +432,7 @@ def admit_head(
     request.sequence = lane.sequence
     lane.sequence += 1
     i = sit_last(lane, seats, r)
+    lane.prefills |= 1 if request.prompt + request.generated - request.context > 1 else 0
     seats[NOW, i] = tokens
     compute_chunk(pool, lane, requests, seats, own, i)
 

@@ -17,9 +17,9 @@ from windtunnel.core.dispatch import check, jump, room, seated, step
 from windtunnel.core.engine import Demand, Fleet, new_state, with_room
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.log import log_has_room
-from windtunnel.core.loops import PUBLISH_INTERVAL, deliver, looks, ticks_until
-from windtunnel.core.records import CHOSEN, GONE, IDLE, IGNORED, ROUTED, ROWS, STALLS, Array, State
-from windtunnel.core.router import choose, poll_balancer
+from windtunnel.core.loop import deliver
+from windtunnel.core.records import CHOSEN, GONE, IDLE, IGNORED, LOOKED_AT, ROUTED, ROWS, STALLS, Array, State
+from windtunnel.core.router import PUBLISH_INTERVAL, choose, looks, poll_balancer, ticks_until
 from windtunnel.core.seats import EMPTY, ENDS, WHO, ends_at
 from windtunnel.core.stepwise.contents import Contents
 from windtunnel.errors import InputError
@@ -88,14 +88,14 @@ def next_look(state: State, router: int, until: float) -> float:
     if not looks(state, router):
         return np.nan
     tick = ticks_until(until) * PUBLISH_INTERVAL
-    return tick if tick > state.clocks[0] else np.nan
+    return tick if tick > state.clocks[LOOKED_AT] else np.nan
 
 
 @entry
 def take_look(state: State, time: float) -> None:
     """The balancer looks at all lanes."""
     poll_balancer(state, time)
-    state.clocks[0] = time
+    state.clocks[LOOKED_AT] = time
 
 
 @entry

@@ -8,11 +8,11 @@ from typing import Any
 from windtunnel.core.compiled import entry
 from windtunnel.core.dispatch import conclude, decide, pass_over, room
 from windtunnel.core.engine import Demand, Fleet, new_state, with_room
-from windtunnel.core.loops import deliver
+from windtunnel.core.loop import deliver
 from windtunnel.core.records import CHOSEN, ROWS, STALLS, Array, Lane, State
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, SEQUENCE, TOKENS, WHO
 from windtunnel.perf.batch_times import linear
-from windtunnel.policy import Limits, Settings
+from windtunnel.policy.settings import Limits, Settings
 
 ONLY = 0
 """The lane, its group and its pool."""

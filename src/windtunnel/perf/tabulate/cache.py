@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import tempfile
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,23 +18,12 @@ from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.database import Database
 from windtunnel.perf.tabulate.tables import PARTS, Axes, Sums, Tabulated, total
 
-PLACE = "WINDTUNNEL_CACHE"
-"""Environment variable: another folder than ``~/.cache/windtunnel``."""
-
-
 KEPT = 256
 """Tables that a cache keeps, a few megabytes each; the oldest go first."""
 
 
 BESIDES = ("gpu_memory_utilization", "num_gpu_blocks_override", "scheduler", *SCHEDULER_FLAGS)
 """Settings of an engine that only its memory and its scheduler read: no batch takes longer for them."""
-
-
-def cache_folder() -> Path:
-    """Where tables are kept: ``$WINDTUNNEL_CACHE``, else ``windtunnel`` in the user's cache folder."""
-    if os.environ.get(PLACE):
-        return Path(os.environ[PLACE])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windtunnel"
 
 
 def cache_key(pool: Pool, source: str, database: Database | None, corrections: Corrections = ALL) -> str:

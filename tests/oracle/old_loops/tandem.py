@@ -1,34 +1,36 @@
-"""One loop over prefill and decode pools: for whatever flows back from the latter to the former.
+# mypy: disable-error-code="no-any-return,arg-type"
+"""The loop of prefill and decode pools before ``core.loop``."""
 
-Row r of the requests is what a prefill pool sees of request r, row n + r what a decode pool sees. Times are those of
-``core.loops.closed_loop``: a group may step while neither an event nor another group can change what it sees. Events
-are those of ``link`` and the arrivals of clients; what a lane decides for requests of other lanes counts at the
-time of its decision. Groups take turns by ``order``, and whichever an event concerns is brought to its time before.
-``reference.handover`` makes the same in plain objects.
-"""
-
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from oracle.old_loops.loops import (
+    FULL,
+    PUBLISH_INTERVAL,
+    REACHED,
+    complete,
+    looks,
+    next_release,
+    ticks_until,
+    wants_place,
+)
 from windtunnel.core.apart.link import (
     ARRIVAL,
     BEGUN,
-    CAME,
     CLIENT,
-    CLOSED,
     EVENTS,
     FRESH,
     LEAVES_NIC,
     NEXT,
+    NUM_COUNTS,
     TRANSFER_END,
-    Apart,
     leave_nic,
     pop_event,
     push_event,
     start_transfer,
 )
-from windtunnel.core.apart.order import others, place
+from windtunnel.core.apart.order import Order, others, place
 from windtunnel.core.apart.staging import any_stirs, give_memory, give_seats
 from windtunnel.core.batch_time import group_time
 from windtunnel.core.compiled import entry, part
@@ -44,16 +46,6 @@ from windtunnel.core.dispatch import (
     update_bound,
 )
 from windtunnel.core.log import log_has_room
-from windtunnel.core.loops import (
-    FULL,
-    PUBLISH_INTERVAL,
-    REACHED,
-    complete,
-    looks,
-    next_release,
-    ticks_until,
-    wants_place,
-)
 from windtunnel.core.queues import ask, put_ready
 from windtunnel.core.records import (
     ADMITTED,
@@ -67,12 +59,33 @@ from windtunnel.core.records import (
     REFUSED,
     RELEASES,
     STALLS,
+    Array,
     Group,
     Lane,
     Pool,
     State,
 )
 from windtunnel.core.router import choose, poll_balancer
+
+CAME, CLOSED, MORE_COUNTS = range(NUM_COUNTS, NUM_COUNTS + 3)
+"""Entries of ``Apart.counts`` behind those of the core."""
+
+
+class Apart(NamedTuple):
+    """What prefill and decode pools have beyond a State; see ``core.apart.link``."""
+
+    rules: Array
+    handed: Array
+    work: Array
+    shared: Array
+    events: Array
+    nics: Array
+    active: Array
+    fresh: Array
+    counts: Array
+    arrivals: Array
+    order: Order
+
 
 # A group.
 

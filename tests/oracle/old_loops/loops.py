@@ -1,4 +1,5 @@
-"""The two loops over all replicas: open (arrivals are given) and closed (a completion releases the next request)."""
+# mypy: disable-error-code="no-any-return"
+"""The loops of mixed pools before ``core.loop``: open (arrivals are given), closed (completions release requests)."""
 
 import numpy as np
 
@@ -7,21 +8,21 @@ from windtunnel.core.dispatch import enqueue, jump, room, step, update_bound
 from windtunnel.core.log import log_has_room
 from windtunnel.core.records import (
     ADMITTED,
-    ARRIVED,
-    CANDIDATE,
     CHOSEN,
     GATE_HEAD,
     GATE_TAIL,
+    HANDED,
     IDLE,
     IN_FLIGHT,
     NONE,
+    NUM_COUNTERS,
     QUEUED,
     REFUSED,
     RELEASES,
     ROUTED_AHEAD,
     State,
 )
-from windtunnel.core.router import HANDED, choose, poll_balancer, sees_requests
+from windtunnel.core.router import choose, poll_balancer, sees_requests
 from windtunnel.core.routing import bring, note_departures
 from windtunnel.policy.routing import SCORED, VLLM_DP
 
@@ -29,6 +30,8 @@ PUBLISH_INTERVAL = 0.1
 """Seconds between the looks of vLLM's data-parallel coordinator (vllm/v1/engine/coordinator.py)."""
 
 REACHED, FULL = 0, 1
+ARRIVED, CANDIDATE, MORE_COUNTERS = range(NUM_COUNTERS, NUM_COUNTERS + 3)
+"""Entries of ``State.counters`` behind those of the core: requests that arrived, the one being delivered."""
 ON_ITS_WAY, DELIVERED, REJECTED = range(3)
 
 

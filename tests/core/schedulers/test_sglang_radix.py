@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.core import radix
 from windtunnel.core.engine import Demand
-from windtunnel.core.radix import TREE_OF_LANE, Tree
 from windtunnel.core.records import NONE, attributes, records
+from windtunnel.core.schedulers import sglang_radix as radix
+from windtunnel.core.schedulers.sglang_radix import TREE_OF_LANE, Tree
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 

@@ -1,0 +1,297 @@
+"""The way of a request between prefill and decode lanes, as ``core.loop`` makes it happen.
+
+Row r of the requests is what a prefill pool sees of request r, row n + r what a decode pool sees. Events are those of
+``link``; what a lane decides for requests of other lanes counts at the time of its decision.
+"""
+
+import numpy as np
+
+from windtunnel.core.apart.link import (
+    ARRIVAL,
+    CLIENT,
+    EVENTS,
+    FRESH,
+    LEAVES_NIC,
+    NEXT,
+    TRANSFER_END,
+    Apart,
+    leave_nic,
+    pop_event,
+    push_event,
+    start_transfer,
+)
+from windtunnel.core.apart.order import Order, wake
+from windtunnel.core.apart.staging import any_stirs, give_memory, give_seats
+from windtunnel.core.batch_time import group_time
+from windtunnel.core.clients import complete
+from windtunnel.core.compiled import part
+from windtunnel.core.dispatch import conclude, decide, enqueue, let_go, pass_over
+from windtunnel.core.queues import ask, put_ready
+from windtunnel.core.records import CHOSEN, DECODE, GONE, NONE, QUEUED, REFUSED, STALLS, Array, Group, Lane, Pool, State
+
+# A group.
+
+
+@part
+def step_and_stage(state: State, apart: Apart, pool: Pool, group: Group) -> int:
+    """One step of a group of one stage; one that decodes gives memory and seats to requests of other lanes."""
+    first, last, time, decodes = group.first_lane, group.first_lane + group.num_lanes, group.now, pool.role == DECODE
+    for i in range(first, last if decodes else first):
+        if apart.rules[0].stages_first:
+            give_memory(state, apart, pool, i, time)
+        give_seats(state, apart, pool, i, time)
+    scheduled, preempted = decide(state, pool, group)
+    if decodes and not (apart.rules[0].stages_first or preempted):
+        for i in range(first, last):
+            give_memory(state, apart, pool, i, time)
+    if scheduled:
+        done = conclude(state, pool, group, max(group.now, group.end) + group_time(state, pool, group))
+    else:
+        done = pass_over(state, pool, group, preempted)
+    for i in range(first, last):
+        if state.lanes[i].released > 0 or preempted:
+            state.lanes[i].refused = 0
+    return done
+
+
+@part
+def steps_with_memory(pool: Pool, lane: Lane) -> float:
+    """Steps before blocks can lack, if nobody leaves the lane: each running request takes one in ``block_size``."""
+    running = max(lane.running, 1)
+    return float(pool.block_size * max(lane.free // running - 1, 0))
+
+
+@part
+def bound_decodes(state: State, pool: Pool, group: Group) -> None:
+    """No request that waits for memory or a seat gets it and leaves before the group's ``bound``; it can where one of
+    those that run is evicted."""
+    if pool.role != DECODE:
+        return
+    if any_stirs(state, pool, group):
+        group.bound = group.now
+        return
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        if lane.asking_head != NONE or lane.ready_head != NONE:
+            steps = steps_with_memory(pool, lane)
+            group.bound = min(group.bound, group.now + steps * state.floats[pool.shortest_step + lane.decodes])
+
+
+@part
+def first_to_leave(state: State, i: int) -> int:
+    """The first of the lane's requests that left, NONE if none did; the others follow in the order of the batch."""
+    requests, first, r = state.requests, NONE, state.lanes[i].left
+    for _ in range(state.lanes[i].released):
+        earlier = requests[r].next
+        requests[r].next = first
+        first, r = r, earlier
+    return first
+
+
+# Before and after a run.
+
+
+@part
+def begin(state: State, apart: Apart) -> None:
+    """No request has come yet."""
+    n, rules = len(apart.handed), apart.rules[0]
+    for r in range(n):
+        one, request, row = apart.handed[r], state.requests[r], state.requests[n + r]
+        refused = request.state == REFUSED
+        one.stays = not refused and request.prompt <= rules.local
+        one.goes = not refused and not one.stays and row.output > 1
+        one.asked = one.admitted = one.transfer_start = one.transfer_end = one.joined = one.prefill_end = np.nan
+        one.prefill_lane = one.source = one.destination = NONE
+        request.holds = one.goes and not rules.at_once
+        if not one.stays:
+            row.generated, row.context = 1, row.prompt
+
+
+@part
+def end(state: State, apart: Apart) -> None:
+    """The first row of each request says of both what its client sees."""
+    n, again, relayed = len(apart.handed), apart.rules[0].again, apart.rules[0].relayed
+    for r in range(n):
+        one, request, row = apart.handed[r], state.requests[r], state.requests[n + r]
+        if one.stays:
+            one.prefill_lane = row.lane
+            state.requests[r] = row
+            continue
+        request.output = row.output - again
+        if one.asked >= 0.0:
+            request.finish = row.finish if row.state == GONE else np.nan
+            request.state, request.generated, request.lane = row.state, row.generated, row.lane
+            request.preemptions += row.preemptions
+        if one.goes and (relayed or again):
+            request.first_token = one.joined if relayed else np.nan
+    end_stalls(state, apart, again)
+
+
+@part
+def end_stalls(state: State, apart: Apart, again: int) -> None:
+    """Stalls are of requests, not of their rows; ``again``: the end of the first one on the decode side is the first
+    token, and that is no stall."""
+    n, stalls, requests, kept = len(apart.handed), state.stalls, state.requests, 0
+    for k in range(state.counters[STALLS] if again else 0):
+        r, token = stalls[k].request - n, stalls[k].resumed_token
+        if r >= 0 and apart.handed[r].goes and not requests[r].first_token <= token:
+            requests[r].first_token = token
+    for k in range(state.counters[STALLS]):
+        r, token = stalls[k].request, stalls[k].resumed_token
+        if r >= n:
+            r -= n
+            if again and apart.handed[r].goes and token == requests[r].first_token:
+                continue
+        stalls[kept].request, stalls[kept].last_token, stalls[kept].resumed_token = r, stalls[k].last_token, token
+        kept += 1
+    state.counters[STALLS] = kept
+
+
+# A request on its way.
+
+
+@part
+def start(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
+    """A client's request arrives: a prefill lane gets it, where a decode lane has to be asked first after that one. A
+    prompt that stays goes to a decode lane only."""
+    one = apart.handed[r]
+    if one.stays:
+        row = len(apart.handed) + r
+        lane = arrive_at_decode(state, order, course, second, row, time)
+        enqueue(state, state.pools[state.groups[lane.group].pool], lane, row)
+        return
+    one.prefill_lane, state.counters[CHOSEN] = state.counters[CHOSEN], NONE
+    lane = state.lanes[one.prefill_lane]
+    state.requests[r].lane = one.prefill_lane
+    one.source = state.groups[lane.group].replica
+    lane.outstanding += 1
+    lane.coming += 1
+    if one.goes and apart.rules[0].gated:
+        ask_decode(state, order, course, apart, second, r, time)
+    else:
+        queue_prompt(state, order, course, apart, r, time)
+
+
+@part
+def queue_prompt(state: State, order: Order, course: Array, apart: Apart, r: int, time: float) -> None:
+    """The prompt may be computed."""
+    lane = state.lanes[apart.handed[r].prefill_lane]
+    lane.coming -= 1
+    state.requests[r].state = QUEUED
+    enqueue(state, state.pools[state.groups[lane.group].pool], lane, r)
+    wake(state, order, course, lane.group, time)
+
+
+@part
+def arrive_at_decode(state: State, order: Order, course: Array, second: State, row: int, time: float) -> Lane:
+    """Row ``row`` of the requests comes to the decode lane that was chosen, which decides now if it is idle."""
+    lane: Lane = state.lanes[second.counters[CHOSEN]]
+    state.requests[row].lane, state.requests[row].state = second.counters[CHOSEN], QUEUED
+    state.requests[row].arrival = time
+    second.counters[CHOSEN] = NONE
+    lane.outstanding += 1
+    wake(state, order, course, lane.group, time)
+    return lane
+
+
+@part
+def ask_decode(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
+    """A decode lane is asked for memory."""
+    row, one = len(apart.handed) + r, apart.handed[r]
+    lane = arrive_at_decode(state, order, course, second, row, time)
+    one.asked, one.destination = time, state.groups[lane.group].replica
+    ask(lane, state.requests, row)
+
+
+@part
+def go_on(apart: Apart) -> None:
+    """Decode lanes have memory for requests."""
+    for k in range(apart.counts[FRESH]):
+        r = apart.fresh[k]
+        if apart.rules[0].gated:
+            push_event(apart, apart.handed[r].admitted, ARRIVAL, r)
+        else:
+            start_transfer(apart, r, apart.handed[r].admitted)
+    apart.counts[FRESH] = 0
+
+
+@part
+def end_transfer(state: State, order: Order, course: Array, apart: Apart, r: int, time: float) -> None:
+    """The KV of a request is with its decode lane."""
+    row = len(apart.handed) + r
+    apart.handed[r].transfer_end = time
+    if state.requests[r].holds:
+        source = state.lanes[apart.handed[r].prefill_lane]
+        let_go(state, state.pools[state.groups[source.group].pool], source, r)
+        source.watches -= 1
+        if source.outstanding > 0:
+            wake(state, order, course, source.group, time)
+    lane = state.lanes[state.requests[row].lane]
+    put_ready(lane, state.requests, row)
+    wake(state, order, course, lane.group, time)
+
+
+@part
+def leave(state: State, apart: Apart, r: int, time: float) -> None:
+    """A row of the requests has left its lane."""
+    n = len(apart.handed)
+    if r >= n or not apart.handed[r].goes:
+        complete(state, r - n if r >= n else r, time)
+        return
+    one = apart.handed[r]
+    one.prefill_end = time
+    if not apart.rules[0].relayed:
+        state.requests[n + r].last_token = time
+    if state.requests[r].holds:
+        state.lanes[one.prefill_lane].watches += 1
+    if apart.rules[0].gated:
+        start_transfer(apart, r, time)
+    else:
+        push_event(apart, time + apart.rules[0].proxy, ARRIVAL, n + r)
+
+
+# Events.
+
+
+@part
+def next_between(apart: Apart, time: float, kind: int, who: int) -> tuple[float, int, int]:
+    """(Time, kind, row of the requests) of what happens next, where that of ``time`` comes before what is between
+    lanes."""
+    if apart.counts[EVENTS] > 0 and apart.events[0].time <= time:
+        time, kind, who = apart.events[0].time, apart.events[0].kind, apart.events[0].request
+    if apart.counts[NEXT] != NONE:
+        until = apart.shared[apart.counts[NEXT]].until
+        if until < time or (until == time and kind > LEAVES_NIC):
+            time, kind, who = until, LEAVES_NIC, NONE
+    return time, kind, who
+
+
+@part
+def concerned(apart: Apart, kind: int, r: int) -> tuple[int, int, bool, bool]:
+    """(Request, prefill lane of it that is known, whether one is to be chosen, whether a decode lane is) of an
+    event."""
+    n, one = len(apart.handed), apart.handed[r % len(apart.handed)]
+    if kind == CLIENT:
+        comes = one.stays == 0
+        return r, NONE, comes, not comes or bool(one.goes and apart.rules[0].gated)
+    if r >= n:
+        return r - n, NONE, False, True
+    return r, one.prefill_lane, False, False
+
+
+@part
+def happen_between(
+    state: State, order: Order, course: Array, apart: Apart, second: State, time: float, kind: int, r: int
+) -> None:
+    """An event between lanes takes place."""
+    n = len(apart.handed)
+    if kind == LEAVES_NIC:
+        leave_nic(apart, time)
+        return
+    pop_event(apart)
+    if kind == TRANSFER_END:
+        end_transfer(state, order, course, apart, r, time)
+    elif r < n:
+        queue_prompt(state, order, course, apart, r, time)
+    else:
+        ask_decode(state, order, course, apart, second, r - n, time)

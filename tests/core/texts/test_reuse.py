@@ -1,0 +1,103 @@
+"""What a prefix cache finds, by its memory: against a cache of single blocks, and an independent replay of traces."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windtunnel.core.texts.reuse import MEMORIES, reuse, service_order, summary_of_reuse
+from windtunnel.workload import Workload, load_trace, with_lanes
+from windtunnel.workload.texts import tree
+
+SHARED = Path(__file__).parents[4] / "shared"
+SIZE = 4
+
+
+@st.composite
+def talks(draw: st.DrawFn) -> Workload:
+    """Sessions whose prompts begin with earlier texts, their own session's answers among them."""
+    rows = draw(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(0, 99), st.integers(1, 40), st.integers(1, 40)), min_size=1)
+    )
+    session, prompts, outputs = list[int](), list[int](), list[int]()
+    begins: list[tuple[int, int] | None] = []
+    for row, (own, pick, fresh, output) in enumerate(rows):
+        other = pick % row if row else None
+        longest = 0 if other is None else prompts[other] + (outputs[other] if session[other] == own else 0)
+        begins.append(None if other is None else (other, longest))
+        session.append(own)
+        prompts.append(fresh + longest)
+        outputs.append(output)
+    return Workload.from_columns(
+        session=session,
+        prompt_tokens=prompts,
+        output_tokens=outputs,
+        begins=begins,
+        lanes=draw(st.sampled_from([0, 1, 2])),
+    )
+
+
+def by_single_blocks(workload: Workload, blocks: int) -> int:
+    assert workload.begins is not None
+    above, begins = tree(workload.begins)
+    cache: OrderedDict[tuple[int, int], None] = OrderedDict()
+    hits = 0
+    for row in service_order(workload).tolist():
+        names = []
+        for block in range(int(workload.prompt_tokens[row] + workload.output_tokens[row] - 1) // SIZE):
+            owner = row
+            while (block + 1) * SIZE - 1 < begins[owner]:
+                owner = int(above[owner])
+            names.append((owner, block))
+        for name in names[: int(workload.prompt_tokens[row] - 1) // SIZE]:
+            if name not in cache:
+                break
+            hits += 1
+        for name in reversed(names):
+            cache[name] = None
+            cache.move_to_end(name)
+        while len(cache) > blocks:
+            cache.popitem(last=False)
+    return hits * SIZE
+
+
+@given(talks())
+@settings(deadline=None)  # the first one compiles
+def test_every_memory_as_a_cache_of_single_blocks(workload: Workload) -> None:
+    sizes = (1, 3, 8, 20, 10**6)
+    found = reuse(workload, [blocks * SIZE for blocks in sizes], SIZE)
+    if workload.begins is None:
+        assert found is None
+        return
+    assert found is not None
+    assert list(found.hits_by_memory) == [by_single_blocks(workload, blocks) for blocks in sizes]
+    assert int(found.hits.sum()) == found.hits_by_memory[-1]
+
+
+def test_turns_find_the_answer_too() -> None:
+    talk = Workload.from_columns(session=[0, 0], prompt_tokens=[1024, 1600], output_tokens=[512, 16], begins=[None, 0])
+    found = summary_of_reuse(talk)
+    assert found is not None
+    assert found["hit_tokens"] == 1520
+    assert found["computed_per_prompt"] == {"mean": 552.0, "p50": 552.0}
+
+
+@pytest.mark.parametrize("answers", ["recorded", "live"])
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not here")
+def test_public_agent_traces_as_replayed_independently(answers: str) -> None:
+    rows = json.loads((SHARED / "prototypes" / "sessions" / "acceptance_shared_lru.json").read_text())["rows"]
+    wanted = {
+        row["memory_tokens"]: row["hit_tokens"]
+        for row in rows
+        if row["lanes"] == 1 and row["answers_cached"] == (answers == "live")
+    }
+    found = reuse(with_lanes(load_trace(SHARED / "traces" / "agent_sessions", answers=answers), 1))
+    assert found is not None
+    assert dict(zip(MEMORIES, found.hits_by_memory, strict=True)) == {size: wanted[size] for size in MEMORIES}
+    assert int(np.sum(found.hits)) == wanted[10**12]

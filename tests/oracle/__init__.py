@@ -1,0 +1,1 @@
+"""Second ways to simulate, which tests compare the core with."""
