@@ -21,6 +21,8 @@ class Request:
     """Lower is better."""
     name: str = ""
     """Decides between equal priorities and arrivals, compared as text."""
+    adapter: int = 0
+    """Number of its LoRA adapter; 0: the base model."""
     tokens: tuple[int, ...] = ()
     """Contents from the first token of the prompt on: equal numbers are equal tokens. What is not given here, such as
     generated tokens, is like no other request's."""

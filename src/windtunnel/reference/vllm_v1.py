@@ -10,8 +10,7 @@ from windtunnel.reference.blocks import Block, Blocks, CachedBlocks, CountedBloc
 from windtunnel.reference.request import Request
 from windtunnel.reference.staging import has_room
 
-
-NEVER = -(1 << 60)
+LONG_AGO = -(1 << 60)
 
 
 class PriorityQueue(deque[Request]):
@@ -45,7 +44,7 @@ class Scheduler:
         self.step = 0
         self.executed = 0
         """Steps so far that computed anything."""
-        self.last_prefill_step = NEVER
+        self.last_prefill_step = LONG_AGO
         """The latest of them with prompts."""
         self.capacity_bound = False
         """Requests wait for seats or memory."""
@@ -189,9 +188,13 @@ class Scheduler:
     def _schedule_waiting(self, batch: Batch) -> None:
         skipped: list[Request] = []
         stale: list[Request] = []
+        adapters = {request.adapter for request in self.running} - {0}
         while self.waiting and batch.budget > 0 and len(self.running) < self.most_running:
             request = self.waiting[0]
-            if request.num_stale_tokens and self.policy.wait_for_output:
+            new = request.adapter not in {*adapters, 0}
+            if (new and 0 < self.policy.max_loras <= len(adapters)) or (
+                request.num_stale_tokens and self.policy.wait_for_output
+            ):
                 stale.append(self.waiting.popleft())
                 continue
             hits = [] if request.num_computed_tokens else self.blocks.find(request)
@@ -215,6 +218,7 @@ class Scheduler:
                 break
             self._admit(self.waiting.popleft(), hits, tokens, batch)
             batch.prefills |= prefills
+            adapters |= {request.adapter} - {0}
         if not batch.holds_prompts:
             self.capacity_bound = bool(self.waiting)
         self.waiting.extendleft(skipped)  # the last one first, as the engine does

@@ -9,7 +9,7 @@ from typing import Any
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json, read_text
 
-REQUEST_KEYS = ("id", "arrival", "prompt_len", "output_len", "priority", "prefix")
+REQUEST_KEYS = ("id", "arrival", "prompt_len", "output_len", "priority", "prefix", "lora")
 ENGINES = ("reference", "core")
 """What a recording can be replayed with."""
 TICKS_PER_SECOND = 10_000_000
@@ -32,7 +32,9 @@ class RecordedRequest:
     output_tokens: int
     priority: int
     tokens: tuple[int, ...] = field(repr=False)
-    """The prompt's tokens: equal numbers are equal tokens, within one recording."""
+    """The prompt's tokens: equal numbers are equal tokens of the same adapter, within one recording."""
+    adapter: int = 0
+    """Number of its LoRA adapter, from 1 on; 0: the base model."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,11 @@ def read_recording(path: Path) -> Recording:
         raise InputError(f"{str(path)!r}: requests is empty: needs at least one")
     tokens = _Tokens()
     ordered = sorted(rows, key=lambda row: row["arrival"])
-    requests = tuple(_request(row, rank, tokens) for rank, row in enumerate(ordered))
+    adapters: dict[str, int] = {}
+    for row in ordered:
+        if name := row.get("lora"):
+            adapters.setdefault(name, len(adapters) + 1)
+    requests = tuple(_request(row, rank, tokens, adapters) for rank, row in enumerate(ordered))
     return Recording(dict(document.get("config") or {}), dict(document.get("batch_time") or {}), requests)
 
 
@@ -120,7 +126,8 @@ def _checked(row: Any, number: int, path: Path) -> dict[str, Any]:
     return row
 
 
-def _request(row: dict[str, Any], rank: int, tokens: "_Tokens") -> RecordedRequest:
+def _request(row: dict[str, Any], rank: int, tokens: "_Tokens", adapters: dict[str, int]) -> RecordedRequest:
+    adapter = adapters[row["lora"]] if row.get("lora") else 0
     return RecordedRequest(
         id=row["id"],
         rank=rank,
@@ -128,7 +135,8 @@ def _request(row: dict[str, Any], rank: int, tokens: "_Tokens") -> RecordedReque
         prompt_tokens=row["prompt_len"],
         output_tokens=row["output_len"],
         priority=row.get("priority") or 0,
-        tokens=tokens.prompt(row.get("prefix") or [], row["prompt_len"]),
+        tokens=tokens.prompt(row.get("prefix") or [], row["prompt_len"], adapter),
+        adapter=adapter,
     )
 
 
@@ -136,14 +144,14 @@ class _Tokens:
     """Numbers for tokens: streams by name, shared where names agree, and private ones that occur once."""
 
     def __init__(self) -> None:
-        self.numbers: dict[tuple[str, int], int] = {}
+        self.numbers: dict[tuple[int, str, int], int] = {}
         self.private = 0
 
-    def prompt(self, segments: list[list[Any]], length: int) -> tuple[int, ...]:
+    def prompt(self, segments: list[list[Any]], length: int, adapter: int) -> tuple[int, ...]:
         """The segments in turn, the first n tokens of the stream of that name each, cut, then private tokens."""
         tokens: list[int] = []
         for name, count in segments:
-            tokens += [self.numbers.setdefault((name, i), len(self.numbers)) for i in range(count)]
+            tokens += [self.numbers.setdefault((adapter, name, i), len(self.numbers)) for i in range(count)]
         del tokens[length:]
         while len(tokens) < length:
             self.private -= 1

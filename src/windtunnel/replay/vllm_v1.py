@@ -47,6 +47,7 @@ CONFIG: Record = {
     "max_num_active_seqs": None,
     "async_scheduling": False,
     "prefill_schedule_interval": 1,
+    "max_loras": 0,
 }
 """The recorder's settings and what holds when a recording does not give them."""
 
@@ -71,6 +72,7 @@ def policy(config: Mapping[str, Any], version: str) -> VllmV1:
         watermark=config["watermark"] if new else 0.0,
         max_num_active_seqs=(config["max_num_active_seqs"] or 0) if new else 0,
         adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
+        max_loras=config["max_loras"],
         prefill_schedule_interval=config["prefill_schedule_interval"] if version == "vllm-0.33" else 1,
     )
 
@@ -90,6 +92,7 @@ class Reference:
                 priority=row.priority,
                 name=row.id,
                 tokens=row.tokens,
+                adapter=row.adapter,
             )
             for row in recording.requests
         ]

@@ -51,6 +51,7 @@ SETTINGS = (
     "track_place",
     "go_on_after_own_preemption",
     "prefill_schedule_interval",
+    "max_loras",
 )
 """Fields of VllmV1 that a pool has, too."""
 
@@ -82,6 +83,9 @@ LANE_FIELDS: Fields = [
     ("capacity_bound", np.int64),  # requests wait for seats or memory
     ("holds_prompts", np.int64),  # prompts get nothing in this step
     ("prefills", np.int64),  # they get something
+    # max_loras
+    ("adapters", np.int64),  # of the running requests
+    ("deferred", np.int64),  # requests that were passed over in this step
     *CACHE_OF_LANE,
     *PIPE_OF_LANE,
 ]
@@ -91,6 +95,7 @@ REQUEST_FIELDS: Fields = [
     ("held_clock", np.int32),  # its turn after a step that held it back
     ("certain", np.int32),  # tokens that could be offered when it was last looked at
     ("last_step", np.int32),  # the latest one that computed anything of it, while it waits or is held
+    ("adapter", np.int32),  # 0: the base model
 ]
 
 
@@ -101,6 +106,8 @@ class Own(NamedTuple):
     """core.blocks.Cache, or None where no pool caches prefixes."""
     pipe: Any
     """core.pipeline.Pipe, or None where a step has a single stage."""
+    adapters: Any
+    """Those of the running requests, in any order; None where no pool limits them."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
@@ -131,7 +138,11 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         cache = prefix_cache(demand, fleet.limits[0].block_size, lanes)
     if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
         pipe = pipes(fleet, lanes)
-    return Own(cache, pipe)
+    adapters = None
+    if any(policy.max_loras > 0 for policy in fleet.policies):
+        adapters = np.zeros(int(pools["max_num_seqs"].max()) + 1, dtype=np.int64)
+        requests["adapter"] = 0 if demand.adapter is None else demand.adapter
+    return Own(cache, pipe, adapters)
 
 
 @part
@@ -437,7 +448,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     if lane.holds_prompts:
         possible = min(possible, lane.last_prefill_step + pool.prefill_schedule_interval - 1 - lane.executed)
     elif pool.prefill_schedule_interval > 1 and lane.first < lane.top and lane.head == NONE:
-        return 0, 0, False  # an arrival may find that it has to wait
+        possible = 0  # the next step of this prompt may have to wait
     if lane.first < lane.top and not lane.holds_prompts:
         request = requests[seats[WHO, lane.first]]
         left = request.prompt + request.generated - request.context
@@ -446,7 +457,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
         tokens = budget
         possible = min(possible, (left - 1) // tokens - 1)
     elif possible > 0 and lane.head != NONE:
-        if pool.skip_unfit_prompts and not pool.chunked_prefill:
+        if passes.may_be_overtaken(pool, lane, requests, seats, state.own.adapters):
             return 0, 0, False
         if passes.head_tokens(pool, lane, requests, state.own, budget, passes.most_tokens(pool, lane)) > 0:
             return 0, 0, False

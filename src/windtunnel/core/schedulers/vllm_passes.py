@@ -61,7 +61,7 @@ def pop(pool: Pool, lane: Lane, requests: Array) -> int:
 @part
 def begin_interval(pool: Pool, lane: Lane, seats: Array) -> None:
     """Prompts get nothing before enough steps have passed, while somebody decodes and the queue is not held up."""
-    lane.prefills = lane.holds_prompts = 0
+    lane.prefills = lane.holds_prompts = lane.deferred = 0
     due = lane.executed + 1 - lane.last_prefill_step >= pool.prefill_schedule_interval
     if pool.prefill_schedule_interval > 1 and not lane.capacity_bound and not due:
         part_ways = 0
@@ -77,7 +77,7 @@ def note_interval(pool: Pool, lane: Lane, preempted: bool) -> None:
         if lane.prefills:
             lane.last_prefill_step = lane.executed
         if not lane.holds_prompts and not preempted:
-            lane.capacity_bound = 1 if lane.head != NONE else 0
+            lane.capacity_bound = 1 if lane.waiting > lane.deferred else 0
 
 
 @part
@@ -438,18 +438,69 @@ def admit_head(
 
 
 @part
-def set_aside(pool: Pool, lane: Lane, requests: Array, pipe: Any, budget: int, aside: int) -> int:
-    """Take those from the head of the queue whose latest token is not known yet, so that they have to wait for it.
+def add_adapter(lane: Lane, adapters: Any, adapter: int) -> None:
+    """A running request has this adapter."""
+    if adapters is not None:
+        for k in range(lane.adapters):
+            if adapters[k] == adapter:
+                return
+        if adapter > 0:
+            adapters[lane.adapters] = adapter
+            lane.adapters += 1
+
+
+@part
+def count_adapters(lane: Lane, requests: Array, seats: Array, adapters: Any) -> None:
+    """Which adapters the running requests have."""
+    if adapters is not None:
+        lane.adapters = 0
+        for i in range(lane.top):
+            if seats[ENDS, i] != EMPTY:
+                add_adapter(lane, adapters, requests[seats[WHO, i]].adapter)
+
+
+@part
+def lacks_adapter(pool: Pool, lane: Lane, adapters: Any, request: Request) -> bool:
+    """Whether a waiting request brings an adapter that would be one too many."""
+    if adapters is None:
+        return False
+    new = request.adapter > 0
+    for k in range(lane.adapters):
+        new &= adapters[k] != request.adapter
+    return new and 0 < pool.max_loras <= lane.adapters
+
+
+@part
+def may_be_overtaken(pool: Pool, lane: Lane, requests: Array, seats: Array, adapters: Any) -> bool:
+    """Whether others may be admitted before the head of the queue, because of its length or adapter."""
+    if pool.skip_unfit_prompts and not pool.chunked_prefill:
+        return True
+    count_adapters(lane, requests, seats, adapters)
+    return lane.running < pool.max_num_seqs and lacks_adapter(pool, lane, adapters, requests[lane.head])
+
+
+@part
+def output_is_missing(lane: Lane, pipe: Any, request: Request) -> bool:
+    """Whether the latest token of a waiting request is not known yet."""
+    if pipe is None:
+        return False
+    return pipeline.is_in_flight(lane, request.last_step)
+
+
+@part
+def set_aside(pool: Pool, lane: Lane, requests: Array, own: Any, budget: int, aside: int) -> int:
+    """Take those from the head of the queue who have to wait for their latest token, or for an adapter to go.
 
     Returns them, linked by ``previous`` to the earlier ones (``aside``).
     """
-    if pipe is not None:
-        while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
-            if not pipeline.is_in_flight(lane, requests[lane.head].last_step):
-                break
-            r = pop(pool, lane, requests)
-            requests[r].previous = aside
-            aside = r
+    while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
+        request = requests[lane.head]
+        if not output_is_missing(lane, own.pipe, request) and not lacks_adapter(pool, lane, own.adapters, request):
+            break
+        r = pop(pool, lane, requests)
+        requests[r].previous = aside
+        lane.deferred += 1
+        aside = r
     return aside
 
 
@@ -459,12 +510,12 @@ def admit(
 ) -> None:
     """Admit from the head of the queue while it fits.
 
-    Those passed over go back to the front, the last one first, and before them those whose latest token is not known
-    yet, in their order.
+    Those passed over go back to the front, the last one first, and before them those set aside, in their order.
     """
     first, last, aside = NONE, NONE, NONE
+    count_adapters(lane, requests, seats, own.adapters)
     while True:
-        aside = set_aside(pool, lane, requests, own.pipe, budget, aside)
+        aside = set_aside(pool, lane, requests, own, budget, aside)
         tokens = head_tokens(pool, lane, requests, own, budget, most)
         if tokens == 0:
             break
@@ -476,7 +527,9 @@ def admit(
             else:
                 requests[last].next = r
             last = r
+            lane.deferred += 1
             continue
+        add_adapter(lane, own.adapters, requests[r].adapter)
         admit_head(pool, lane, requests, seats, own, r, tokens, start)
         budget -= tokens
     while first != NONE:
