@@ -292,7 +292,7 @@ def pipeline_cases(draw: st.DrawFn) -> Case:
     """Two to four stages."""
     case = draw(cases().filter(lambda case: not case.lockstep))
     times = draw(stages_of(case.limits))
-    policy = replace(case.policy, pipeline_parallel_size=len(times.stages))
+    policy = replace(case.policy, prefill_schedule_interval=1, pipeline_parallel_size=len(times.stages))
     return replace(case, policy=policy, times=times)
 
 

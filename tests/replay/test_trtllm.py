@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,18 @@ def test_whole_runs_take_the_recorded_times(path: Path, monkeypatch: pytest.Monk
     ends = recorded(path)[-1]["requests"]
     first = {name: one["first_token_t"] for name, one in ends.items()}
     check_run(read_recording(path), first, {name: one["e2e_t"] for name, one in ends.items()})
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in ONE_RANK][:1], ids=lambda path: path.name[:6])
+def test_ranks_jump_to_where_they_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepper, "linear", lambda *_, **__: replace(tables(), expert_tokens=np.zeros(60_000)))
+    recording = read_recording(path)
+    tight = {"timeout_iters": 3, "batching_wait_iters": 2, "num_blocks": 45, "max_batch_size": 3}
+    for more in ({}, tight, {"disable_overlap_scheduler": False}):
+        changed = replace(recording, config=recording.config | more)
+        with_jumps, without = whole_run(changed, True), whole_run(changed, False)
+        assert outcome(with_jumps) == outcome(without)
+        assert with_jumps.counters[ROWS] < without.counters[ROWS]
 
 
 @pytest.mark.parametrize("path", ONE_RANK[:2], ids=lambda path: path.name[:6])

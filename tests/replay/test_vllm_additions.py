@@ -71,3 +71,9 @@ def test_whole_runs_take_the_recorded_times(path: Path, jumps: bool, monkeypatch
 def test_an_interval_is_positive() -> None:
     with pytest.raises(InputError, match="prefill_schedule_interval=0: must be ≥ 1"):
         VllmV1(prefill_schedule_interval=0)
+
+
+@pytest.mark.parametrize("setting", [{"prefill_schedule_interval": 2}, {"max_loras": 1}])
+def test_pipelines_know_neither(setting: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="not simulated in a pipeline"):
+        VllmV1(pipeline_parallel_size=2, **setting)

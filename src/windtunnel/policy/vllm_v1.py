@@ -104,6 +104,10 @@ class VllmV1(Settings):
             )
         if self.pipeline_parallel_size < 1:
             raise InputError(f"pipeline_parallel_size={self.pipeline_parallel_size}: must be ≥ 1")
+        if self.pipeline_parallel_size > 1 and (self.prefill_schedule_interval > 1 or self.max_loras):
+            raise InputError(
+                "prefill_schedule_interval, max_loras: not simulated in a pipeline; leave them out, or use one stage"
+            )
         require_words(self)
 
     @property

@@ -44,7 +44,7 @@ from windtunnel.core.records import (
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.errors import InputError
-from windtunnel.policy import Own, Policy, Sglang, VllmV0, VllmV1, WholeBatches
+from windtunnel.policy import Own, Policy, Sglang, Trtllm, VllmV0, VllmV1, WholeBatches
 from windtunnel.policy.routing import SCORED, SESSION_AFFINITY
 
 OF_POOLS = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
@@ -125,7 +125,11 @@ def require_handing(fleet: Fleet, rules: Handover) -> None:
     """Raise InputError for a scheduler that does not hand over, or takes nothing."""
     for policy, role in zip(fleet.policies, fleet.roles, strict=True):
         swaps = isinstance(policy, Policy) and policy.preemption == "swap"
-        takes = isinstance(policy, VllmV1 | Policy | Sglang | Own) and policy.pipeline_parallel_size == 1 and not swaps
+        takes = (
+            isinstance(policy, VllmV1 | Policy | Sglang | Trtllm | Own)
+            and policy.pipeline_parallel_size == 1
+            and not swaps
+        )
         if role == "decode" and not takes:
             raise InputError(f"role='decode': not simulated with {policy}: one stage, and no swapping to the host")
         if role == "decode" and isinstance(policy, Sglang) and policy.radix_cache:
