@@ -18,7 +18,7 @@ LAYERS = (
     ("errors", "files", "hardware", "version"),
     ("model", "workload", "policy"),
     ("deployment",),
-    ("perf",),
+    ("launch", "perf"),
     ("reference", "core"),
     ("replay", "simulate"),
     ("metrics",),

@@ -1,5 +1,6 @@
 """Errors that a user can mend, and checks of words and numbers. Everything else is a bug and keeps its traceback."""
 
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
@@ -16,6 +17,15 @@ class InputError(ValueError):
 
 class UnknownName(InputError):  # noqa: N818 - it says what is wrong
     """A name that does not exist, wherever it stands: a slip of the pen, never a matter of what goes together."""
+
+
+class InputWarning(UserWarning):
+    """An input that is taken as it is, and is probably meant otherwise; the command line prints it and goes on."""
+
+
+def warn(text: str) -> None:
+    """Warn of an input, once."""
+    warnings.warn(text, InputWarning, stacklevel=3)
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -83,7 +84,7 @@ def _umask() -> int:
 
 @contextmanager
 def _stream(path: Path) -> Iterator[BinaryIO]:
-    """What stands there, to write to; one of our own streams goes on where it is."""
+    """What stands there, to write to; our own stream goes on where it is."""
     sys.stdout.flush()
     own = next((stream for stream in OWN_STREAMS if _is_open_as(path, stream)), None)
     with path.open("ab", buffering=0) if own is None else os.fdopen(os.dup(own), "wb") as file:
@@ -175,6 +176,11 @@ def parse_yaml(text: str) -> Any:
         raise InputError("not YAML: nested too deep") from error
     except yaml.YAMLError as error:
         raise InputError(f"not YAML: {' '.join(str(error).split())}") from error
+
+
+def parse_yaml_documents(text: str) -> list[Any]:
+    """The documents of a YAML text, divided by lines of ``---``. Raises InputError as ``parse_yaml``."""
+    return [parse_yaml(part) for part in re.split(r"^---.*$", text, flags=re.M) if part.strip()]
 
 
 def read_yaml(path: Path) -> Any:

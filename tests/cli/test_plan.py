@@ -41,9 +41,20 @@ def answer(capsys: Capture, *words: str, code: int = DONE) -> dict[str, Any]:
 def test_the_table_says_what_to_deploy(capsys: Capture) -> None:
     assert main([*SMALL, *GOODPUT]) == DONE
     out = capsys.readouterr().out
-    for text in ("4 configurations", "requests/s per $/h", "winner", "breaks first", "next cheaper", "vllm serve"):
+    for text in (
+        "Best value: 1 × H100 SXM",
+        "on 9 of 10 real servers",
+        "requests/s per $/h",
+        "confidence",
+        "vllm serve",
+    ):
         assert text in out
     assert "--max-num-seqs 32" in out
+    assert "4 configurations" not in out
+    assert main([*SMALL, *GOODPUT, "--verbose"]) == DONE
+    out = capsys.readouterr().out
+    for text in ("4 configurations", "breaks first", "next cheaper"):
+        assert text in out
 
 
 def test_json_is_one_document(capsys: Capture) -> None:
@@ -74,7 +85,7 @@ def test_impossible_limits_exit_with_one(capsys: Capture) -> None:
     assert found["ranking"] == []
     assert found["advice"]["closest"]["limits_times"] > 1
     assert main([*SMALL, "--goodput", "ttft:1"]) == MISSED
-    assert "no configuration keeps the limits; the closest" in capsys.readouterr().out
+    assert "Nothing meets the goal on 9 of 10 real servers: the closest needs" in capsys.readouterr().out
 
 
 def test_a_store_is_a_study(capsys: Capture, tmp_path: Path) -> None:
@@ -115,7 +126,7 @@ def test_a_store_is_a_study(capsys: Capture, tmp_path: Path) -> None:
         (("plan", "--top", "0"), "top=0"),
         (("plan", "--target-request-rate", "3", "--objective", "energy"), "is for the objectives"),
         (("plan", "--target-request-rate", "3", "--axis", "replicas=1,2"), "are found for a target rate"),
-        (("plan", "--max-concurrency", "3", "--isl", "9", "--objective", "cost"), "has no rate of its own"),
+        (("plan", "--max-concurrency", "3", "--isl", "9", "--objective", "cost"), "has no rate"),
         (("plan", "--space", "none.yaml"), "cannot be read"),
         (("plan", "--axis", "block_size=16", "block_size=32"), "block_size is given twice"),
         (("plan", "--max-num-seqs", "4", "--axis", "max-num-seqs=8"), "max_num_seqs is given twice"),
@@ -162,7 +173,7 @@ def test_by_default_what_people_deploy_is_searched_and_ends_are_passed(capsys: C
     words = ("--axis", "max_model_len=2048", "--devices", "h100", "--tensor-parallel-size", "1", "--perf", "modelled")
     load = ("--isl", "300", "--osl", "40", "--num-prompts", "200", "--executor", "serial", "--seeds", "1", "--top", "1")
     rate = ("--target-request-rate", "150", "--max-num-batched-tokens", "512", "1024")
-    command = ("plan", "Llama-3.1-8B", *words, *load, *rate, *GOODPUT)
+    command = ("plan", "Llama-3.1-8B", *words, *load, *rate, *GOODPUT, "--confidence", "0.5")
     assert main([*command, "--launch", str(tmp_path / "launch"), "--json"]) == DONE
     found = json.loads(capsys.readouterr().out)
     best = found["ranking"][0]

@@ -18,7 +18,7 @@ def test_a_run_says_what_each_pool_did(capsys: Capture, tmp_path: Path) -> None:
     assert main(words) == DONE
     out = capsys.readouterr().out
     title = "Qwen/Qwen3-8B: prefill on 2 replicas of 1 × h100_sxm; decode on 1 × a100_sxm; vllm-0.32"
-    for text in (title, "2 × 1 × h100_sxm", "1 × 1 × a100_sxm", "40 of 40 finished", "of the KV blocks"):
+    for text in (title, "2 × 1 × h100_sxm", "1 × 1 × a100_sxm", "KV peak", "KV transfer"):
         assert text in out
     assert main(["report", str(tmp_path / "run"), "--json"]) == DONE
     found = json.loads(capsys.readouterr().out)
@@ -92,10 +92,10 @@ def test_plan_says_whether_separate_or_together(capsys: Capture, tmp_path: Path)
         (("run", "--pools", "none.yaml"), "pools 'none.yaml': cannot be read"),
         (("run", *APART, "--link", "bandwith=1e9"), "link: unknown key 'bandwith': did you mean 'bandwidth'"),
         (("run", *APART, "--handover", "nixl"), "unknown handover 'nixl'"),
-        (("run", *APART, "--mixed", ""), "mixed beside prefill and decode"),
+        (("run", *APART, "--mixed", ""), "mixed pools with prefill and decode pools"),
         (
             ("plan", "--prefill", "device=h100"),
-            "prefill: is for prefill and decode apart: add --pools separate or both",
+            "prefill: is for disaggregated prefill and decode: add --pools separate or both",
         ),
         (("plan", "--pools", "separate", "--decode", "device"), "decode 'device': must be WORD=VALUE,VALUE"),
     ],

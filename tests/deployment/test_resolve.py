@@ -246,7 +246,7 @@ def test_pools_of_one_role_need_those_of_the_other_and_equal_kv() -> None:
     assert (spec["link"]["bandwidth"], spec["handover"]["transfer"], spec["decode_router"]) == (50e9, "pull", "random")
     with pytest.raises(InputError, match="a hand-over without a transfer"):
         replace(apart, handover=Handover())
-    with pytest.raises(InputError, match="nothing is handed over between mixed pools"):
+    with pytest.raises(InputError, match="nothing is transferred between mixed pools"):
         Deployment((Pool(DENSE, H100),), handover=Handover("pull"))
 
 

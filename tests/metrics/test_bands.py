@@ -117,7 +117,7 @@ def test_the_table_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) ->
     rule = next(line for line in lines if "───" in line)
     assert len(rule.rstrip()) <= 80
     assert any(line.startswith("evidence") for line in lines)
-    assert "±" in lines[lines.index(rule) - 1]
+    assert "p99 on a real server" in lines[lines.index(rule) - 1]
 
 
 def test_limits_are_kept_by_a_band_of_requests(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,12 +125,12 @@ def test_limits_are_kept_by_a_band_of_requests(capsys: pytest.CaptureFixture[str
     slow, fast = document["bands"]["attainment"]
     assert slow <= document["attainment"] <= fast
     assert slow < fast
-    assert "% of requests keep every limit" in document["bands"]["words"]["limits"]
+    assert "% of requests on a real server" in document["bands"]["words"]["within goal"]
 
 
 def test_a_band_without_width_is_one_figure(capsys: pytest.CaptureFixture[str]) -> None:
     words = json.loads(printed(capsys, "--goodput", "e2el:100000", "--json"))["bands"]["words"]
-    assert words["limits"] == "at an unchanged rate 100.0 %, at both ends, of requests keep every limit"
+    assert words["within goal"] == "100.0 % of requests on a real server, at this rate"
 
 
 def test_a_cost_is_as_many_times_higher_as_steps_take_longer() -> None:
@@ -171,7 +171,7 @@ def test_at_an_unchanged_rate_a_band_is_what_the_ends_say(around: Bands) -> None
     assert document["at"] == "rate"
     assert document["at_unchanged_rate"]["overloaded"] == [False, False]
     assert document["attainment"] == document["at_unchanged_rate"]["attainment"]
-    assert "as it comes" in document["words"]["±"]
+    assert "this load at this rate" in document["words"]["ranges"]
     assert replace(around, ends=ends).to_json()["at"] == "share"
 
 
@@ -188,7 +188,7 @@ def test_an_overload_has_no_upper_end(around: Bands) -> None:
 def test_a_command_says_what_an_unchanged_rate_does(capsys: pytest.CaptureFixture[str]) -> None:
     share, rate = (json.loads(printed(capsys, "--bands", words, "--json"))["bands"] for words in ("share", "rate"))
     assert (share["at"], rate["at"]) == ("share", "rate")
-    assert "at_unchanged_rate" not in share
+    assert share["at_unchanged_rate"] == rate["at_unchanged_rate"]
     assert rate["tpot"]["mean"][1] > share["tpot"]["mean"][0]
     assert main(["run", "--bands", "both"]) == 2
     assert '"share", "rate"' in capsys.readouterr().err
@@ -268,15 +268,16 @@ def test_the_capacity_and_what_is_used_of_it_by_hand() -> None:
 
 def test_what_a_reader_should_know_by_hand() -> None:
     words = dict(HAND.words())
-    assert words["±"] == "90 % of servers, at the same share of capacity; half: TPOT -10…+25 %, TTFT -20…+100 %"
+    at = "the same load relative to each server's capacity"
+    assert words["ranges"] == f"90 % of comparable servers, {at}; half of them: TPOT -10…+25 %, TTFT -20…+100 %"
     assert words["evidence"] == "90 points of Qwen3-32B on h100_sxm, vllm: -20…+50 %"
-    assert words["checked"] == "on means of closed loops; percentiles and open loops were not"
-    assert words["in a step"] == "kernels ±10%, host work ±2.0%"
-    assert words["capacity"] == ("8 requests/s, 5.33 to 10; used 75% of it, 60% to 112%: overloaded at the upper end")
-    assert "limits" not in words
-    assert dict(replace(HAND, request_rate=4.0).words())["capacity"].endswith("used 50% of it, 40% to 75%")
+    assert words["checked"] == "against averages of closed loops only, not percentiles"
+    assert words["model error"] == "per step: kernels ±10%, host work ±2.0%"
+    assert words["capacity"] == "8 requests/s; 75% used, 60% to 112% on a real server: overloaded at the upper end"
+    assert "within goal" not in words
+    assert dict(replace(HAND, request_rate=4.0).words())["capacity"].endswith("50% used, 40% to 75% on a real server")
     unknown = replace(HAND, uncertainty=Uncertainty(nan, nan, nan), capacity=None)
-    assert set(dict(unknown.words())) == {"±", "evidence", "checked"}
+    assert set(dict(unknown.words())) == {"ranges", "evidence", "checked"}
 
 
 def test_ends_at_an_unchanged_rate_by_hand() -> None:
@@ -285,8 +286,8 @@ def test_ends_at_an_unchanged_rate_by_hand() -> None:
     assert found.attainment == (0.5, 0.95)
     assert found.cost == pytest.approx((1.8, 4.0))
     words = dict(found.words())
-    assert words["limits"] == "at an unchanged rate 50.0 to 95.0 % of requests keep every limit"
-    assert words["±"].endswith("under the load as it comes (--bands share: at the same share of capacity)")
+    assert words["within goal"] == "50.0 to 95.0 % of requests on a real server, at this rate"
+    assert "this load at this rate" in words["ranges"]
     document = found.to_json()
     assert document["at_unchanged_rate"] == {
         "request_throughput": [5.0, 5.0],

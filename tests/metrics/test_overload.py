@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from windtunnel.metrics import overload_warning
-from windtunnel.metrics.overload import Growth, delay_growth, overloaded
+from windtunnel.metrics.overload import Growth, delay_growth, overloaded, steady_rate, too_short
 from windtunnel.simulate.run import Requests
 
 
@@ -23,7 +23,7 @@ def test_overload_is_found_and_sized(demand: float) -> None:
     arrival = np.cumsum(np.random.default_rng(1).exponential(1.0, 2000))
     text = overload_warning(served_in_turn(arrival, demand))
     assert text is not None
-    assert float(text.split("demand is about ")[1].split()[0]) == pytest.approx(demand, rel=0.05)
+    assert float(text.split("demand is ")[1].split()[0]) == pytest.approx(demand, rel=0.05)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -76,4 +76,15 @@ def test_the_warning_names_what_was_found() -> None:
         handmade.requests(arrival=arrival, scheduled=scheduled, first_token=scheduled, finish=scheduled + 1)
     )
     assert text is not None
-    assert "adds 0.5 s of queueing delay (at the end 47.2 s), so demand is about 1.5 times" in text
+    assert "demand is 1.5 times the capacity, and the queue grows (delay at the end 47 s)" in text
+
+
+def test_the_steady_rate_is_what_a_loaded_server_finishes_in_a_second() -> None:
+    """Arrivals at twice what is served: the server's own rate, also where they are over before the first ends."""
+    served = served_in_turn(np.arange(0.0, 500.0, 0.5), 1.0)
+    assert steady_rate(served) == pytest.approx(1.0, rel=0.02)
+    assert too_short(served) is None
+    burst = handmade.requests(arrival=[0.0, 0.1], scheduled=[0.0, 0.1], first_token=[5.0, 5.0], finish=[10.0, 10.0])
+    assert steady_rate(burst) == pytest.approx(0.2)
+    assert too_short(burst) == "2 prompts arrive within 0.1 s, too short to judge: raise --num-prompts"
+    assert np.isnan(steady_rate(handmade.requests(arrival=[0.0])))

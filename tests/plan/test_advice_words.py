@@ -34,11 +34,11 @@ from windtunnel.plan.space import Constraints
 @pytest.mark.parametrize(
     ("margin", "says"),
     [
-        (Margin("queue growth", 0.0123, 0.005), "the queue grows by 0.012 s a second"),
-        (Margin("all limits at once", 1.256, 1.0), "the limits together are used to 126 %"),
-        (Margin("all limits at once", math.inf, 1.0), "the limits together are used to more than all"),
-        (Margin("ttft_p99", math.inf, 0.5), "ttft_p99 is beyond reach: too many requests do not finish"),
-        (Margin("ttft_p99", 0.61234, 0.5), "ttft_p99 is 0.612 s, the limit 0.5 s"),
+        (Margin("queue growth", 0.0123, 0.005), "the queue grows by 0.012 s every second"),
+        (Margin("tightest limit", 1.256, 1.0), "the tightest limit of each request is at 126 %"),
+        (Margin("tightest limit", math.inf, 1.0), "the tightest limit of each request is at over 100 %"),
+        (Margin("ttft_p99", math.inf, 0.5), "ttft_p99 cannot be met: too many requests do not finish"),
+        (Margin("ttft_p99", 0.61234, 0.5), "ttft_p99 is 612 ms, the limit 500 ms"),
     ],
 )
 def test_limits_in_words(margin: Margin, says: str) -> None:
@@ -46,7 +46,7 @@ def test_limits_in_words(margin: Margin, says: str) -> None:
 
 
 def test_shares_in_words() -> None:
-    assert (percent(0.256), percent(math.inf)) == ("26 %", "more than all")
+    assert (percent(0.256), percent(math.inf)) == ("26 %", "over 100 %")
 
 
 def cheaper(other: Entry, price: float = 3.6, **more: Any) -> str:
@@ -60,13 +60,15 @@ def test_the_next_cheaper_by_its_own_price() -> None:
     """The winner costs 7.2 USD an hour and the other half: it says why that one loses."""
     name = "device h100, tensor_parallel_size 1, max_num_seqs 8 at 3.6 $/h: "
     unit = answer().objective.unit
-    assert cheaper(Entry(0, "bounded", 1.5)) == f"{name}its bound is 1.5 {unit}, without a simulation"
-    assert cheaper(Entry(0, "exact", 1.25, 2)) == f"{name}it reaches 1.25 {unit}"
+    assert cheaper(Entry(0, "bounded", 1.5)) == f"{name}cannot be better than 1.5 {unit}, by a bound"
+    assert cheaper(Entry(0, "exact", 1.25, 2)) == f"{name}reaches 1.25 {unit}"
     impossible = Entry(0, "impossible", -math.inf, stretch=2.5)
-    assert cheaper(impossible) == f"{name}no request alone keeps the limits, which would have to be 2.5 times as long"
+    assert (
+        cheaper(impossible) == f"{name}even a single request misses the limits; they would have to be 2.5 times as long"
+    )
     missed = replace(outcome(4.0, 1.0, 1.0, 0.1, met=False), margins=(Margin("ttft_p99", 0.6, 0.5),))
     beaten = Entry(0, "beaten", 1.0, missed=missed)
-    assert cheaper(beaten) == f"{name}at 4 requests/s, ttft_p99 is 0.6 s, the limit 0.5 s"
+    assert cheaper(beaten) == f"{name}at 4 requests/s, ttft_p99 is 600 ms, the limit 500 ms"
     assert cheaper(Entry(0, "exact", -math.inf, missed=missed)) == cheaper(beaten), "no step holds: why"
     assert cheaper(Entry(0, "beaten", 1.0, missed=replace(missed, margins=()))) == f"{name}it cannot run"
     assert cheaper(Entry(0, "bounded", 1.5), price=0.0) == "none is cheaper", "no price is known"
@@ -100,14 +102,15 @@ def test_the_ends_of_axes_name_the_value_that_was_not_tried() -> None:
         settings = {**candidate.settings, "max_num_seqs": seqs}
         contenders[index] = replace(found.contenders[index], candidate=replace(candidate, settings=settings))
     found = replace(found, contenders=contenders)
-    assert _ends(found, found.entries[1]) == "max_num_seqs 16: try 32, too"
+    assert _ends(found, found.entries[1]) == "max_num_seqs 16: also try 32"
     assert _ends(found, Entry(0, "exact", 1.0, 1)) == "", "fewer than 8 are worth no trial"
 
 
 def band(**more: Any) -> Band:
     """Of a capacity of 7 requests/s, 5 to 9, for 3.6 USD an hour."""
     usual: dict[str, Any] = {
-        "evidence": "words", "known_bad": None, "replicas": None, "confident": None, "rates": (9.0, 7.0, 5.0),
+        "evidence": "words", "grade": ("high", "why"), "known_bad": None,
+        "replicas": None, "confident": None, "rates": (9.0, 7.0, 5.0),
         "price_per_hour": 3.6, "attainment": (0.99, 0.95, 0.5), "could_be_better": (2, 4),
     }  # fmt: skip
     return Band(**(usual | more))
@@ -117,29 +120,25 @@ def test_a_band_of_rates_in_words() -> None:
     """3.6 USD an hour are 1,000 µUSD a second: 111, 143 and 200 USD for a million requests."""
     words = dict(band().words())
     assert words == {
-        "capacity": "7 requests/s, 5 to 9 at 90 %",
-        "cost": "$143 per million requests at capacity, $111 to $200 at 90 %",
-        "attainment": "95.0 %; at this rate 99.0 % at the faster end, 50.0 % at the slower, for which it is too much",
+        "capacity": "7 requests/s (5 to 9 on a real server)",
+        "cost": "$143 per million requests at capacity ($111 to $200 on a real server)",
+        "within goal": "95.0 % of requests (50.0 to 99.0 % on a real server)",
         "evidence": "words",
-        "could be better": "2, 4: the evidence does not tell them from the first",
+        "tied": "ranks 2, 4: within the model's error of the first",
     }
     kept = dict(band(rates=(9.0, 7.0, 7.0), could_be_better=()).words())
-    assert not kept["attainment"].endswith("too much") and "could be better" not in kept
+    assert "tied" not in kept
     assert "cost" not in dict(band(price_per_hour=0.0).words())
-    assert "attainment" not in dict(band(attainment=(math.nan,) * 3).words())
+    assert "within goal" not in dict(band(attainment=(math.nan,) * 3).words())
     assert band(rates=(9.0, 7.0, 0.0)).cost == pytest.approx([111.1, 142.9, math.inf], abs=0.1)
 
 
 def test_a_band_of_replicas_in_words() -> None:
     asked = {"rates": None, "replicas": (3, 4, None), "confident": (4, None), "price_per_hour": 1000.0}
     words = dict(band(**asked).words())
-    sure = "half of the servers need 4, nine of ten at most more than are tried"
-    assert words["replicas"] == f"4, 3 to more than are tried at 90 %; {sure}"
-    assert words["cost"] == "$4e+03 an hour, $3e+03 to more than is tried at 90 %"
-    assert words["attainment"].endswith("too much")
-    enough = dict(band(**(asked | {"replicas": (4, 4, 4), "confident": (4, 4)})).words())
-    assert not enough["attainment"].endswith("too much")
-    assert dict(band(**(asked | {"replicas": (3, 4, 5)})).words())["attainment"].endswith("too much")
+    sure = "half of real servers need 4, 9 of 10 at most more than were tried, 19 of 20 at most more than were tried"
+    assert words["replicas"] == sure
+    assert "cost" not in words, "the ranking has it"
 
 
 def test_the_document_of_an_advice() -> None:
@@ -227,18 +226,20 @@ def test_the_router_that_uses_the_limits_least_is_advised(monkeypatch: pytest.Mo
         lambda _, deployment, __: replace(outcome(1.0, 1.0, 1.0, 0.1), stretch=stretches[deployment.router]),
     )
     found = answer()
-    candidate = found.contenders[1].candidate
-    assert _routing(found, candidate.scaled(2), 1.0) == (
-        "least_outstanding: the limits are used to round_robin 90 %, least_outstanding 70 %, vllm_dp more than all"
-    )
-    assert _routing(found, candidate.scaled(1), 1.0) == "one replica: nothing to route"
+    best, candidate = found.entries[1], found.contenders[1].candidate
+    text = "round_robin uses 90 % of the tightest limit (least_outstanding 70 %, vllm_dp over 100 %)"
+    two = candidate.scaled(2)
+    assert _routing(found, best, two, 1.0) == f"{text}; --router least_outstanding leaves more headroom"
+    stretches["least_outstanding"] = 0.89
+    assert "--router" not in _routing(found, best, two, 1.0), "a point is no reason"
+    assert _routing(found, best, candidate.scaled(1), 1.0) == ""
 
 
 @pytest.mark.parametrize(
     ("other", "gpus", "says"),
     [
-        (Entry(0, "exact", -9.0, -9), False, "5 $/h: too little for the rate, it needs 9 $/h"),
-        (Entry(0, "bounded", -9.5), True, "5 GPUs: its bound is 9.5 GPUs, without a simulation"),
+        (Entry(0, "exact", -9.0, -9), False, "5 $/h: cannot serve the rate; needs 9 $/h"),
+        (Entry(0, "bounded", -9.5), True, "5 GPUs: cannot be better than 9.5 GPUs, by a bound"),
         (Entry(0, "impossible", -math.inf, stretch=1.5), False, "none is cheaper"),
     ],
 )
@@ -277,7 +278,7 @@ def test_a_candidate_that_was_stopped_early_below_the_winner_is_simulated_to_the
     stopped = Entry(0, "beaten", -9.0, missed=replace(outcome(4.0, 1.0, 1.0, 0.1, met=False), stopped=True))
     found = replace(found, contenders=contenders, entries={0: stopped, 1: best})
     said = _cheaper(found, best, found.contenders[1].candidate.scaled(3))
-    assert said.endswith(" at 5 $/h: at 4 requests/s, ttft_p99 is 0.6 s, the limit 0.5 s")
+    assert said.endswith(" at 5 $/h: at 4 requests/s, ttft_p99 is 600 ms, the limit 500 ms")
     assert tried == [(5, 4.0)]
 
 
@@ -303,7 +304,7 @@ def test_an_advice_is_put_together(monkeypatch: pytest.MonkeyPatch, seeds: tuple
         assert (advice.run, findings, advice.binding, advice.band) == (run, (run,), binding, width)
         assert advice.draws is (draws if drawn else None)
         assert (advice.cheaper, advice.ends) == ("none is cheaper", "")
-        assert advice.routing.startswith("vllm_dp: ")
+        assert "round_robin uses 100 % of the tightest limit" in advice.routing
     assert advise(replace(found, entries={})) is None
     plain = advise(found)
     assert plain is not None and plain.draws is None

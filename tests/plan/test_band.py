@@ -90,9 +90,8 @@ def test_the_band_of_replicas_contains_the_answer_and_holds_at_its_ends() -> Non
         asked = replace(answer.question, confidence=share)
         assert trial(asked, candidate.scaled(count), 200.0).met
         assert count == 1 or not trial(asked, candidate.scaled(count - 1), 200.0).met
-    assert ("for which it is too much" in dict(band.words())["attainment"]) == (high > said)
-    sure = f"half of the servers need {half}, nine of ten at most {most}"
-    assert dict(band.words())["replicas"] == f"{said}, {low} to {high} at 90 %; {sure}"
+    sure = f"half of real servers need {half}, 9 of 10 at most {most}, 19 of 20 at most {high}"
+    assert dict(band.words())["replicas"] == sure
 
 
 def test_the_band_of_a_capacity_has_no_replicas() -> None:
@@ -101,10 +100,8 @@ def test_the_band_of_a_capacity_has_no_replicas() -> None:
     assert band.replicas is None
     assert band.rates is not None
     assert band.rates[0] >= band.rates[1] >= band.rates[2] > 0
-    fast, said, slow = (f"{100 * share:.1f} %" for share in band.attainment)
-    shown = f"{said}; at this rate {fast} at the faster end, {slow} at the slower"
-    beyond = ", for which it is too much" * (band.rates[2] < band.rates[1])
-    assert dict(band.words())["attainment"] == shown + beyond
+    fast, said, slow = (f"{100 * share:.1f}" for share in band.attainment)
+    assert dict(band.words())["within goal"] == f"{said} % of requests ({slow} to {fast} % on a real server)"
     assert band.cost == pytest.approx([band.price_per_hour / 3600 / rate * 1e6 for rate in band.rates])
     assert "per million requests at capacity" in dict(band.words())["cost"]
 
@@ -137,7 +134,7 @@ def said(monkeypatch: pytest.MonkeyPatch, found: Chosen, needed: dict[float | No
     shares = {0.05: 0.99, None: 0.9, 0.95: 0.5}
     monkeypatch.setattr(bands, "trial", trial)
     monkeypatch.setattr(bands, "tables_of", lambda *_: ())
-    doubt = SimpleNamespace(words="as measured", warning="beware")
+    doubt = SimpleNamespace(words="as measured", grade=("low", "why"), warning="beware")
     monkeypatch.setattr(bands, "doubt_of", lambda *_: doubt)
     monkeypatch.setattr(bands, "capacity", lambda _, asked: Capacity(rates[asked.confidence], None, None, 1))
     monkeypatch.setattr(

@@ -89,7 +89,7 @@ def test_an_outcome_by_hand() -> None:
         assert found.met is (stretch <= 1)
         assert found.attainment == pytest.approx(0.9)
         (margin,) = found.margins
-        assert margin == Margin(f"ttft at {100 * share:g} %", margin.value, 2.0)
+        assert margin == Margin(f"ttft p{100 * share:g}", margin.value, 2.0)
         assert margin.value == pytest.approx(2 * stretch)
         assert (found.rate, found.preemptions, found.stopped) == (7.0, 10, False)
         assert not measure(run, asked, 7.0, stopped=True).met
@@ -108,21 +108,21 @@ def test_limits_of_a_request_hold_together() -> None:
     found = measure(handmade.run(requests, handmade.iterations()), asked, 1.0)
     assert found.attainment == 0.5
     assert [(margin.name, margin.stretch) for margin in found.margins] == [
-        ("ttft at 75 %", 0.5),
-        ("e2el at 75 %", 0.875),
-        ("all limits at once", 1.5),
+        ("ttft p75", 0.5),
+        ("e2el p75", 0.875),
+        ("tightest limit", 1.5),
     ]
     assert (found.stretch, found.met) == (1.5, False)
     binding = found.binding()
     assert binding is not None
-    assert binding.name == "all limits at once"
+    assert binding.name == "tightest limit"
 
 
 def test_limits_on_percentiles_and_a_growing_queue_are_margins_too() -> None:
     requests = waiting(0.0, 0.1, 10.0)
     asked = Question(chat(50), slo=SLO(ttft=100.0, percentiles=(PercentileLimit("ttft", 50, 20.0),)), attainment=0.5)
     found = measure(handmade.run(requests, handmade.iterations()), asked, 2.0)
-    assert [margin.name for margin in found.margins] == ["ttft_p50", "ttft at 50 %", "queue growth"]
+    assert [margin.name for margin in found.margins] == ["ttft_p50", "ttft p50", "queue growth"]
     assert found.margins[2].value == pytest.approx(0.1, rel=0.01)
     assert found.margins[2].limit == 0.005
     assert found.stretch <= 1 and not found.met, "limits hold, but the queue grows"
@@ -180,5 +180,5 @@ def test_a_queue_that_does_not_grow_is_no_margin() -> None:
     requests = waiting(9.0, 0.0, 10.0)
     assert queue_growth(requests) is not None
     found = measure(handmade.run(requests, handmade.iterations()), Question(chat(50), slo=SLO(ttft=20.0)), 2.0)
-    assert [(margin.name, margin.value, margin.limit) for margin in found.margins] == [("ttft at 90 %", 10.0, 20.0)]
+    assert [(margin.name, margin.value, margin.limit) for margin in found.margins] == [("ttft p90", 10.0, 20.0)]
     assert found.met

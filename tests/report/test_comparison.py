@@ -242,7 +242,7 @@ def test_differences_on_measured_servers(low: float, high: float, text: str, cou
 def test_what_measured_servers_leave_open_is_said_once_for_equal_evidence() -> None:
     alone = two(ends=ended(-0.05, 0.1))
     (sentence,) = open_ends(alone)
-    assert sentence == f"90 % of servers: {ended(0, 0).apart.words}"
+    assert sentence == f"on a real server: {ended(0, 0).apart.words}"
     assert "other, 90 % of servers" in plain(comparison_page(alone))
     variants = (*alone.variants, replace(alone.variants[1], name="third", ends=None))
     assert open_ends(replace(alone, variants=variants)) == [f"90 % of servers (other): {ended(0, 0).apart.words}"]

@@ -14,8 +14,6 @@ from windtunnel.deployment import SLO
 from windtunnel.deployment.slo import PercentileLimit
 from windtunnel.hardware import device
 from windtunnel.plan.elimination import Entry
-from windtunnel.plan.objective import LeastForRate
-from windtunnel.plan.space import Constraints
 from windtunnel.plan.survey import Surveyed
 from windtunnel.report.plan_figures import cost_per_million, front, label, pareto, short, slices
 
@@ -76,7 +74,6 @@ def test_a_winner_without_a_value_is_not_drawn() -> None:
 def test_the_page_gets_every_rate_and_the_ranking() -> None:
     found = slices(answer(), SURVEYED)
     assert found["found"] == [{"name": "3 × h100, TP 2", "gpus": 6, "price": pytest.approx(21.6), "rate": 7.0}]
-    assert found["target"] is None
     first, second = found["configurations"]
     assert {key: second[key] for key in ("name", "price", "gpus", "device", "tp", "seqs")} == {
         "name": "h100, TP 2", "price": 7.2, "gpus": 2, "device": "h100_sxm", "tp": 2, "seqs": 8
@@ -84,7 +81,6 @@ def test_the_page_gets_every_rate_and_the_ranking() -> None:
     assert [(point["rate"], point["steady"]) for point in first["points"]] == [(1, True), (2, True), (3, False)]
     assert first["points"][0]["values"]["ttft"] == [0.1] * 5
     assert first["points"][0]["values"]["e2el"] == [None] * 5
-    assert slices(answer(objective=LeastForRate(12.5, Constraints())), SURVEYED)["target"] == 12.5
 
 
 def test_limits_are_said_at_the_nearest_percentile_of_the_page() -> None:

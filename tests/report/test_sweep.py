@@ -11,7 +11,7 @@ from windtunnel.metrics import summary
 from windtunnel.metrics.comparison import Point
 from windtunnel.report.sweep import on_servers, sweep_page
 
-POINTS = tuple(Point(rate, summary(handmade.two_requests()), rate < 4) for rate in (2.0, 4.0))
+POINTS = tuple(Point(rate, summary(handmade.two_requests()), rate < 4, served=5.0) for rate in (2.0, 4.0))
 """First tokens after 100 and 150 ms, gaps of 100 ms, ends after 400 and 250; 5 requests/s and 15 tokens/s."""
 
 
@@ -47,10 +47,10 @@ def test_the_table_and_the_verdict() -> None:
     assert heads == ["requests/s", "served", "output tokens/s", "ttft p90, ms", "tpot p90, ms", "e2el p90, ms"]
     cells = re.findall("<td>(.*?)</td>", text)
     assert cells == ["2.00", "5.00", "15.0", "145", "100", "385", "4.00", "5.00", "15.0", "145", "100", "385"]
-    assert '<p class="verdict good">Keeps up to 2.00 requests/s.</p>' in text
+    assert '<p class="verdict good">Carries up to 2.00 requests/s.</p>' in text
     assert "<h1>&lt;m&gt;</h1>" in text
     none = sweep_page("m", POINTS, None)
-    assert '<p class="verdict bad">No rate is kept up with.</p>' in none
+    assert '<p class="verdict bad">Saturated at every rate.</p>' in none
     assert all(figure["layout"]["shapes"] == [] for figure in figures(none).values())
 
 
@@ -71,7 +71,7 @@ def test_where_the_knee_is_on_measured_servers() -> None:
         ends = [((6.0, fast[1]), (3.0, slow[1])), ((3.0, fast[0]), (1.5, slow[0]))]
         return on_servers([Point(p.rate, p.result, p.keeps_up, e) for p, e in zip(POINTS, ends[::-1], strict=True)])
 
-    assert at((True, False), (True, True)) == "; on 90 % of servers at 1.50 to 6.00"
-    assert at((False, False), (True, False)) == "; on 90 % of servers at below the lowest rate to 3.00"
+    assert at((True, False), (True, True)) == " (1.50 to 6.00 on a real server)"
+    assert at((False, False), (True, False)) == " (below the lowest rate to 3.00 on a real server)"
     assert at((False, False), (False, False)) == ""
     assert on_servers(POINTS) == ""

@@ -113,7 +113,7 @@ def test_a_ramp_grows() -> None:
         ({"random_output_len": 0}, "random_output_len=0: must be ≥ 1"),
         ({"repeat": 0}, "repeat=0: must be ≥ 1"),
         ({"seed": -1}, "seed=-1: must be ≥ 0"),
-        ({"trace": "azure-conv", "random_input_len": 5}, "has lengths of its own"),
+        ({"trace": "azure-conv", "random_input_len": 5}, "has its own lengths"),
         ({"random_input_len": 5, "time_scale": 2.0}, "are for traces"),
         ({"random_range_ratio": 0.5}, "needs random_input_len"),
         ({"request_rate": 1.0, "time_scale": 2.0}, "leave out one"),

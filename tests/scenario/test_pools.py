@@ -84,7 +84,7 @@ def test_mappings_texts_and_files_say_the_same(tmp_path: Path) -> None:
         ({"prefill": "price_per_hour=-1", "decode": ""}, "prefill: device h100_sxm: price_per_hour=-1"),
         ({"prefill": ""}, "prefill without decode: add decode"),
         ({"decode": ""}, "decode without prefill: add prefill"),
-        ({"prefill": "", "decode": "", "mixed": ""}, "mixed beside prefill and decode"),
+        ({"prefill": "", "decode": "", "mixed": ""}, "mixed pools with prefill and decode pools"),
         ({"prefill": "", "decode": None}, "decode=None: has no devices"),
         ({"prefill": "", "decode": 3}, "decode=3: has no devices"),
         ({"link": "node"}, "link: is for prefill and decode pools"),
@@ -104,7 +104,7 @@ def test_mappings_texts_and_files_say_the_same(tmp_path: Path) -> None:
             {"prefill": "", "decode": "", "handover": "ideal gate=before_prefill"},
             "handover: gate='before_prefill' without",
         ),
-        ({"prefill": "block_size=32", "decode": ""}, "block_size=32 and 16: KV is handed over only"),
+        ({"prefill": "block_size=32", "decode": ""}, "block_size=32 and 16: KV is transferred only"),
     ],
 )
 def test_mistakes_are_named_in_one_line(words: dict[str, object], message: str) -> None:

@@ -125,7 +125,7 @@ def test_the_nearest_preset_is_that_of_the_nearest_minor_version(version: str, p
 
 def test_of_a_version_without_a_preset_is_said_what_stands_in_and_what_the_other_side_does() -> None:
     assert preset_note("vllm", "0.19.2") == preset_note("lmdeploy", "0.7") == ""
-    assert "0.4.2 has no preset of its own and is simulated as vllm-0.6" in preset_note("vllm", "0.4.2")
+    assert "0.4.2 has no preset and is simulated as vllm-0.6" in preset_note("vllm", "0.4.2")
     assert "simulated as vllm-0.19; vllm-0.16 has scheduler_reserve_full_isl=False" in preset_note("vllm", "0.18.0")
     assert "async_scheduling" not in preset_note("vllm", "0.18.0")
 

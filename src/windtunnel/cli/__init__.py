@@ -5,7 +5,8 @@ Exit codes: 0 done; 1 a goal is missed (attainment, slo); 2 wrong input, one lin
 
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -30,7 +31,7 @@ from windtunnel.cli.study import export, list_studies, show
 from windtunnel.cli.sweep import sweep
 from windtunnel.cli.trace import convert, describe
 from windtunnel.cli.validate import validate
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, InputWarning
 from windtunnel.scenario.words import long, word
 from windtunnel.version import __version__
 
@@ -79,11 +80,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; nothing that a user can mend ends in a traceback."""
     words = [long(text) for text in (sys.argv[1:] if argv is None else argv)]
     try:
-        code = app(words, exit_on_error=False, print_error=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", InputWarning)
+            warnings.showwarning = _warned()
+            code = app(words, exit_on_error=False, print_error=False)
         sys.stdout.flush()
         return code or DONE
     except (KeyboardInterrupt, SystemExit, InputError, CycloptsError, OSError) as error:
         return _ended(error)
+
+
+def _warned() -> Callable[..., None]:
+    """A printer of warnings: each once, in one line."""
+    said = set[str]()
+
+    def show(message: Warning | str, *_: object) -> None:
+        text = " ".join(str(message).split())
+        if text not in said:
+            said.add(text)
+            sys.stderr.write(f"windtunnel: warning: {text}\n")
+
+    return show
 
 
 def _ended(error: BaseException) -> int:
@@ -112,7 +129,7 @@ def _complain(text: str, code: int) -> int:
 
 
 def _cause(error: BaseException) -> str:
-    """The message of our own check that stopped the parser, or the parser's."""
+    """Our message, if a check of ours stopped the parser; else the parser's."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, InputError):

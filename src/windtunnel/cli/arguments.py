@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -22,6 +23,18 @@ Json = Annotated[bool, Parameter(name="--json", negative=(), group=OUTPUT)]
 Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group=OUTPUT)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pasting:
+    """Launch lines of real servers."""
+
+    lines: Annotated[tuple[str, ...], Parameter(name="--from", consume_multiple=False, show_default=False)] = ()
+    """A launch line of vLLM, SGLang or TensorRT-LLM, or the script, compose file or manifest that holds it; repeatable,
+    "prefill: …" and "decode: …" in front name sides. Other flags win over it."""
+
+
+PASTING = Pasting()
+
+
 def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Before values are converted: refuse fractions of whole numbers, and fill in what the scenario file says."""
     for argument in arguments:
@@ -33,11 +46,38 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
     source = given.get("--scenario")
     values = {} if source is None else read_scenario(Path(source))
+    values |= _pasted(commands, arguments, given)
     asks = any(argument.name == "--model" and argument.hint is str for argument in arguments)
     if asks and "--model" not in given and not NAMED.intersection(commands):
         values = main_job_unless_model(values)
     config.Dict(values, source=source or "default", use_commands_as_keys=False)(app, commands, arguments)
     _require_other_files(arguments)
+
+
+def _pasted(commands: tuple[str, ...], arguments: ArgumentCollection, given: dict[str, str]) -> dict[str, Any]:
+    """What launch lines say, for the words that this command has; what is not simulated is said on standard error.
+
+    Raises InputError for lines that cannot be read, or with ``--strict`` where something of them is not simulated.
+    """
+    texts = [token.value for argument in arguments if argument.name == "--from" for token in argument.tokens]
+    if not texts:
+        return {}
+    from windtunnel.scenario.pasted import read_pasted
+    from windtunnel.scenario.scenario import check_words
+
+    pasted = read_pasted(texts, given.get("--model"))
+    if "--strict" in given:
+        pasted.require_all()
+    known = {argument.name for argument in arguments}
+    words = {key: value for key, value in pasted.words.items() if f"--{key.replace('_', '-')}" in known}
+    if sides := [role for role in ("prefill", "decode", "mixed") if role in pasted.words and role not in words]:
+        raise InputError(f"from: {sides[0]}: {' '.join(commands)} takes one server: give the line of one")
+    if "--dry-run" not in given:
+        for remark in pasted.remarks():
+            if remark.startswith("device:") and "--device" in given:
+                continue
+            sys.stderr.write(f"windtunnel: {remark}\n")
+    return check_words(words, "from: ")
 
 
 def _require_other_files(arguments: ArgumentCollection) -> None:
@@ -49,7 +89,7 @@ def _require_other_files(arguments: ArgumentCollection) -> None:
             continue
         for other, other_text in given:
             if other is not argument and _is_same_file(text, other_text):
-                raise InputError(f"{argument.name} {text!r}: is the file of {other.name}, too: choose another name")
+                raise InputError(f"{argument.name} {text!r}: is the file of {other.name} as well: choose another name")
 
 
 def _is_same_file(text: str, other: str) -> bool:

@@ -39,7 +39,7 @@ def bench(
     file
         YAML or TOML; docs/bench.md says what it may hold.
     output
-        Folder for results; without it that of the file's name without its ending, beside the file.
+        Folder for results; without it that of the file's name without its ending, next to the file.
     workers
         Processes; by default one per CPU.
     as_json
@@ -149,5 +149,5 @@ def _show(matrix: "Matrix", rows: "Sequence[Row]", folder: Path) -> None:
     warned = warned_of(rows)
     some = dict.fromkeys(name for names in warned.values() if names != ["all"] for name in names)
     everywhere = [text for text, names in warned.items() if names == ["all"]]
-    which = [f"{len(some)} of {len(lines)} rows have warnings of their own: {PAGE} lists them"] if some else []
+    which = [f"{len(some)} of {len(lines)} rows have their own warnings: {PAGE} lists them"] if some else []
     show(*remarks([*refused, *everywhere, *which]), f"kept in {folder}: {PAGE}, {TABLE}")

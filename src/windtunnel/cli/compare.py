@@ -1,14 +1,15 @@
-"""compare: schedulers or settings beside each other, under the same requests."""
+"""compare: schedulers or settings side by side, under the same requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, Json, Pasting, Verbose, progress, show_json
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import DEPLOYMENT, GOALS, Scenario, parse_words, read_words, vary
@@ -22,13 +23,19 @@ if TYPE_CHECKING:
 DONE, MISSED = 0, 1
 SEEDS = 5
 VARIANTS = Group("Variants", sort_key=-1)
-PER_TABLE, HEAD = 2, 30
-"""Variants side by side in the terminal, and letters in a line of their names."""
+WITH = Parameter(name="--with", consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)
+HEAD = 30
+"""Letters in a line of a variant's name."""
+TELLING = 0.005
+"""Relative change below which two values are the same to a reader."""
+SHOWN = ("ttft.mean", "tpot.mean", "e2el.mean", "output_throughput", "goodput", "cost_per_million_output_tokens")
+"""Measures of the table that everybody sees."""
+JUDGED = ("ttft.mean", "tpot.mean", "e2el.mean", "output_throughput", "goodput")
+"""Measures that the sentence of a variant names."""
+MORE_IS_BETTER = ("request_throughput", "output_throughput", "goodput")
 ACROSS = ("ttft.mean", "tpot.mean", "e2el.mean", "output_throughput", "goodput")
 """Measures that are set side by side for several loads."""
-EXPLANATION = (
-    "Means over the seeds, and {confidence} % confidence intervals of the differences; those in brackets may be none."
-)
+EXPLANATION = "Means; ≈: no difference across random draws ({confidence} % confidence). -v: all measures and ranges."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,32 +43,30 @@ class Details:
     """What to say beyond what each variant does."""
 
     gap: Annotated[bool, Parameter(negative=())] = False
-    """Say how far each is from what no scheduler could beat on its engine."""
+    """Say how far each is from the best that any scheduler could do on its engine."""
     bands: Annotated[bool, Parameter(negative="--no-bands")] = True
-    """Say between which values the differences lie on 90 % of measured servers: two more simulations of each
-    variant."""
+    """Say what the differences would be on 9 of 10 real servers: two more simulations of each variant."""
 
 
 def compare(
     scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
     *,
-    with_: Annotated[
-        tuple[str, ...], Parameter(name="--with", consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)
-    ] = (),
+    with_: Annotated[tuple[str, ...], WITH] = (),
     variants: Annotated[Path | None, Parameter(group=VARIANTS)] = None,
     on: Annotated[tuple[str, ...], Parameter(consume_multiple=False, allow_leading_hyphen=True, group=VARIANTS)] = (),
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
+    pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,  # noqa: ARG001 - read while parsing
     seeds: Annotated[int, Parameter(group=VARIANTS)] = SEEDS,
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     details: Annotated[Details, Parameter(name="*", group=OUTPUT)] = Details(),
     report: Annotated[Path | None, Parameter(alias="--html", group=OUTPUT)] = None,
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> int:
     """Compare schedulers or settings under the same requests.
 
     The other flags describe the baseline, as for windtunnel run; each variant is the baseline with other values for
-    some of its words. All are simulated under the same seeds, and differences are taken seed by seed, so that what the
-    draw of the requests does to all of them cancels out. Exit codes: as windtunnel run; 1 if any variant misses a goal.
+    some of its words. Differences are taken draw by draw, under the same requests. Exit codes: as windtunnel run.
 
     Parameters
     ----------
@@ -81,6 +86,8 @@ def compare(
         HTML page with tables, paired differences and time lines side by side, in one file that needs no network.
     as_json
         Print every number of every run, and the intervals, as one JSON document instead of the tables.
+    verbose
+        Show every measure of each variant, and its range on real servers.
     """
     from windtunnel.metrics import comparison_json
     from windtunnel.report.comparison import comparison_page
@@ -96,7 +103,7 @@ def compare(
     if as_json:
         show_json({"schema_version": 1, "loads": documents} if on else documents[0])
     else:
-        show_comparisons(found, on)
+        show_comparisons(found, on, verbose)
     if report is not None:
         write_whole(report, [comparison_page(*found)])
     return DONE if all(each.meets_goals(scenario.goals.attainment) for each in found) else MISSED
@@ -140,42 +147,111 @@ def named_variants(texts: tuple[str, ...], file: Path | None) -> dict[str, dict[
     return found
 
 
-def show_comparisons(found: Sequence["Comparison"], on: tuple[str, ...]) -> None:
+def show_comparisons(found: Sequence["Comparison"], on: tuple[str, ...], verbose: bool = False) -> None:
     """Every comparison, and where there are several loads what they say together."""
     for comparison in found:
-        show_comparison(comparison)
+        show_comparison(comparison, verbose)
     if on:
         show_loads(found, on)
 
 
-def show_comparison(comparison: "Comparison") -> None:
-    """What the baseline does, and what each variant does and does differently, two variants to a table."""
-    from windtunnel.cli.terminal import remarks, show, table
-    from windtunnel.report.comparison import SERVERS, open_ends
+def show_comparison(comparison: "Comparison", verbose: bool = False) -> None:
+    """A sentence for each variant, and a row of values with the change from the baseline; with ``verbose`` a table of
+    every measure for each variant, with the range on real servers."""
+    from windtunnel.cli.terminal import remarks, show, table, wrapped
+    from windtunnel.report.comparison import open_ends
 
-    seeds = f"{len(comparison.seeds)} seeds" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
-    parts: list[Table | str] = [f"{comparison.title}; {seeds}"]
-    for start in range(1, len(comparison.variants), PER_TABLE):
-        shown = comparison.variants[start : start + PER_TABLE]
-        heads = ["", comparison.baseline.name]
-        for variant in shown:
-            heads += [fill(variant.name, HEAD), "difference", *([SERVERS] if variant.ends else [])]
-        parts.append(table(heads, (_row(comparison, shown, measure) for measure in comparison.measures)))
-    parts.append(EXPLANATION.format(confidence=f"{100 * comparison.confidence:g}"))
-    parts += open_ends(comparison)
-    show(*parts, *remarks(comparison.warnings))
+    seeds = f"{len(comparison.seeds)} random draws" if len(comparison.seeds) > 1 else f"seed {comparison.seeds[0]}"
+    parts: list[Table | str] = [wrapped(f"{comparison.title}; {seeds}")]
+    parts += [wrapped(verdict(comparison, variant)) for variant in comparison.variants[1:]]
+    measures = [measure for measure in comparison.measures if measure.name in SHOWN]
+    heads = ["variant", *(f"{measure.title}, {measure.unit}" for measure in measures)]
+    parts.append(
+        table(
+            [_broken(head) for head in heads],
+            (_variant_row(comparison, each, measures) for each in comparison.variants),
+        )
+    )
+    if len(comparison.seeds) > 1:
+        parts.append(EXPLANATION.format(confidence=f"{100 * comparison.confidence:g}"))
+    told = remarks(comparison.warnings)
+    if verbose:
+        parts += [_details(comparison, variant) for variant in comparison.variants[1:]]
+        parts += [wrapped(text) for text in open_ends(comparison)]
+    show(*parts, *(remark for remark in told if verbose or remark.style != "dim"))
+
+
+def verdict(comparison: "Comparison", variant: "Variant") -> str:
+    """What a variant does better and worse than the baseline, beyond the draws, and on a real server."""
+    better, worse, ranges = list[str](), list[str](), False
+    for measure in comparison.measures:
+        if measure.name not in JUDGED or not variant.differences[measure.name].differs:
+            continue
+        mean = comparison.relative(variant, measure.name).mean
+        if not isfinite(mean) or abs(mean) < TELLING:
+            continue
+        good = (mean < 0) == (measure.name not in MORE_IS_BETTER)
+        text = f"{measure.title.replace(', mean', '')} {_changed(mean)}"
+        if (pair := comparison.span(variant, measure.name)) is not None and pair[0] != pair[1]:
+            low, high = (_changed(one - 1) for one in pair)
+            text, ranges = f"{text} ({low} to {high})", True
+        (better if good else worse).append(text)
+    if not better and not worse:
+        return f"{variant.name}: no difference beyond random draws."
+    said = [f"{name}: {', '.join(texts)}" for name, texts in (("better", better), ("worse", worse)) if texts]
+    return f"{variant.name}: {'; '.join(said)}.{' In parentheses: on a real server.' if ranges else ''}"
+
+
+def _changed(share: float) -> str:
+    """A relative change: ``−11 %``; more than double as a factor."""
+    if not isfinite(share):
+        return "overloaded"
+    if share > 1:
+        return f"× {1 + share:.1f}"
+    return f"{'−' if share < 0 else '+'}{100 * abs(share):.0f} %"
+
+
+def _broken(head: str) -> str:
+    """A head on two lines: the name, then the unit."""
+    name, comma, unit = head.rpartition(", ")
+    return f"{name}\n{unit}" if comma else head
+
+
+def _variant_row(comparison: "Comparison", variant: "Variant", measures: Sequence["Measure"]) -> list[str]:
+    from windtunnel.cli.terminal import number
+
+    cells = [fill(variant.name, HEAD, break_long_words=False)]
+    for measure in measures:
+        value = number(measure.scale * variant.intervals[measure.name].mean)
+        if variant is comparison.baseline:
+            cells.append(value)
+            continue
+        share, differs = comparison.relative(variant, measure.name).mean, variant.differences[measure.name].differs
+        changed = _changed(share) if differs and isfinite(share) else "≈"
+        cells.append(f"{value} {changed:>6}")
+    return cells
+
+
+def _details(comparison: "Comparison", variant: "Variant") -> "Table":
+    """Every measure of one variant next to the baseline's."""
+    from windtunnel.cli.terminal import table
+    from windtunnel.report.comparison import SERVERS
+
+    heads = ["", comparison.baseline.name, fill(variant.name, HEAD, break_long_words=False), "difference"]
+    heads += [SERVERS] if variant.ends else []
+    return table(heads, (_row(comparison, [variant], measure) for measure in comparison.measures))
 
 
 def show_loads(comparisons: "Sequence[Comparison]", others: Sequence[str]) -> None:
-    """Each variant's differences under the scenario's load and the others, beside each other."""
+    """Each variant's differences under the scenario's load and the others, side by side."""
     from windtunnel.cli.terminal import show, table
     from windtunnel.report.comparison import difference
 
-    heads = ["difference from the baseline", "as above", *(fill(text, HEAD) for text in others)]
+    heads = ["change from the baseline", "first load", *(fill(text, HEAD, break_long_words=False) for text in others)]
     shown = [measure for measure in comparisons[0].measures if measure.name in ACROSS]
     rows = [
         [
-            f"{fill(variant.name, HEAD)}: {measure.title}",
+            f"{fill(variant.name, HEAD, break_long_words=False)}: {measure.title}",
             *(difference(each, each.variants[i], measure) for each in comparisons),
         ]
         for i, variant in enumerate(comparisons[0].variants)

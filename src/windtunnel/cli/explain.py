@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, Json, Pasting, show_json
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
-from windtunnel.scenario import POOLS, Pools, Server
+from windtunnel.scenario import DEPLOYMENT, POOLS, Pools, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +21,7 @@ def explain(
     server: Annotated[Server, Parameter(name="*")] = Server(),  # noqa: B008 - frozen
     *,
     pools: Annotated[Pools, Parameter(name="*", group=POOLS)] = Pools(),  # noqa: B008 - frozen
+    pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,  # noqa: ARG001 - read while parsing
     batch: str = "decode=32@4096,prefill=1x2048",
     plot: Annotated[Literal["roofline"] | None, Parameter(group=OUTPUT)] = None,
     output: Annotated[Path, Parameter(group=OUTPUT)] = Path("roofline.html"),

@@ -53,7 +53,7 @@ def optimum(
     slack
         Share by which the objectives before the last one may be worse than their best found value.
     program
-        flow: schedules that compute each prompt in one batch; start: without evictions and pauses, too; literal: any
+        flow: schedules that compute each prompt in one batch; start: without evictions and pauses as well; literal: any
         schedule, for three or four requests; none: search and bounds alone, for any number of requests.
     seconds
         Time limit of each objective; 0: the best of many simulated schedulers, and the bound by formula.

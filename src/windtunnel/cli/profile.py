@@ -41,7 +41,7 @@ def profile(
     name
         What the device is called in the profile; without one torch's name of it.
     tensor_parallel_size
-        Degrees whose shards are measured, all on one device; all-reduces of so many processes.
+        Degrees whose shards are measured, all on one device; all-reduces of this many processes.
     threads
         Of torch on a CPU; 0: as many as it takes by itself.
     against

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
+from windtunnel.cli.pasted import Tried, show_pasted
+from windtunnel.errors import InputError
 from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
 from windtunnel.scenario.ends import in_document, with_ends
 from windtunnel.scenario.load_flags import require_seeds
@@ -22,18 +24,19 @@ if TYPE_CHECKING:
     from windtunnel.workload import Workload
 
 DONE, MISSED = 0, 1
+DEFAULT_GOAL = ("ttft:500", "tpot:50")
+"""What is asked of a run without goals: what people notice as quick."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
     """What to say of a run beyond what it did."""
 
-    bands: Annotated[Literal["share", "rate"] | None, Parameter(negative="--no-bands")] = "share"
-    """Say between which values 90 % of measured servers would lie, how much of the capacity the load uses, and what
-    perfect kernels would give: three to five simulations instead of one. Share: each server under a load of the same
-    share of its capacity; rate: all under this load, at its unchanged rate."""
+    bands: Annotated[Literal["share", "rate"] | None, Parameter(negative="--no-bands")] = "rate"
+    """Ranges that cover 9 of 10 real servers: under this load at this rate (rate), or with the load scaled to each
+    server's capacity (share). Takes five simulations instead of one."""
     gap: Annotated[bool, Parameter(negative=())] = False
-    """Say how far the first seed's run is from what no scheduler could beat on this engine."""
+    """Say how far the first seed's run is from the best that any scheduler could do on this engine."""
     operators: Annotated[bool, Parameter(negative=())] = False
     """Show the operators of the first seed's run and their shares of its steps' time."""
 
@@ -42,7 +45,7 @@ def run(
     scenario: Annotated[Scenario, Parameter(name="*")] = Scenario(),  # noqa: B008 - frozen
     *,
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
-    strict: Annotated[bool, Parameter(negative=(), group=DEPLOYMENT)] = False,
+    pasting: Annotated[Tried, Parameter(name="*", group=DEPLOYMENT)] = Tried(),  # noqa: B008 - frozen
     seeds: Annotated[int, Parameter(group=GOALS)] = 1,
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     details: Annotated[Details, Parameter(name="*", group=OUTPUT)] = Details(),
@@ -53,17 +56,15 @@ def run(
 ) -> int:
     """Simulate a deployment under a load.
 
-    Without any flag: Qwen3-32B on two H100s, serving an hour of conversations. Engine flags are vLLM's; -tp, -pp, -dp,
-    --isl and --osl are understood too. Exit codes: 0 done, 1 a goal is missed, 2 wrong input, 130 interrupted.
+    Without any flag: Qwen3-32B on two H100s, serving an hour of conversations. Engine flags are vLLM's, -tp, -pp, -dp,
+    --isl and --osl included. Exit codes: 0 done, 1 a goal is missed, 2 wrong input, 130 interrupted.
 
     Parameters
     ----------
     scenario_file
         YAML file with these flags' words as keys, underscores for dashes; flags go before it.
-    strict
-        Refuse kernel times beyond the data: other devices, engine versions, shapes or sizes than were measured.
     seeds
-        Repeat under so many seeds, from --seed on, and show 95 % confidence intervals; files are of the first.
+        Repeat with this many seeds, from --seed on, and show 95 % confidence intervals; files are of the first.
     exclude_warmup
         Measure from a tenth of the arrivals' time to the last arrival: neither filling nor draining counts.
     output
@@ -71,33 +72,55 @@ def run(
     as_json
         Print the results as one JSON document instead of the table.
     verbose
-        Say more: what steps hold, waiting, energy, what the bands rest on, what perfect kernels would give.
+        Show all details: more percentiles, steps, energy, what the ranges rest on, what perfect kernels would give.
     """
     from windtunnel.metrics import summary, summary_json
     from windtunnel.simulate.simulate import batch_times
 
+    if pasting.dry_run:
+        return show_pasted(pasting.lines, scenario, as_json)
     _check(seeds, outputs, output)
+    default_goal, scenario = not scenario.goals.limits(), with_goal(scenario)
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
-    tables = batch_times(deployment, scenario.server.perf)
-    results, documents = [], []
+    tables, results, documents = batch_times(deployment, scenario.server.perf), [], []
     for seed in range(scenario.load.seed, scenario.load.seed + seeds):
         workload, done = _simulated(scenario, deployment, tables, overheads, seed)
         result = summary(done, slo, exclude_warmup=exclude_warmup)
         documents.append(summary_json(result))
         results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
-            around, manifest = _judged(done, documents[0], strict)
+            around, manifest = _judged(done, documents[0], pasting.strict)
             manifest |= _asked(done, scenario, details)
             first = done if output is not None or outputs.wanted() else None
             del done, result  # hundreds of bytes a request, and what follows takes as much
             if details.bands:
                 around = replace(around, unchanged_rate=details.bands == "rate")
-                with progress("simulating perfect kernels, all requests at once, and both ends of the band"):
+                with progress("simulating faster and slower servers"):
                     ends = with_ends(around, scenario, deployment, workload, tables, exclude_warmup=exclude_warmup)
                 manifest |= in_document(ends) | {"bands_without_warmup": exclude_warmup}
-    code = _finish(results, documents, manifest, scenario.goals, as_json, verbose)
+    code = _finish(results, documents, manifest, Shown(scenario.goals, default_goal, as_json, verbose, scenario))
     _write(first, manifest, output, outputs, slo)
     return code
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How results are shown."""
+
+    goals: Goals
+    default_goal: bool
+    """Whether the goals are ours, since none were given."""
+    as_json: bool
+    verbose: bool
+    scenario: Scenario | None = None
+    """What was simulated, where that is known."""
+
+
+def with_goal(scenario: Scenario) -> Scenario:
+    """The scenario, with the default goal where it has none."""
+    if scenario.goals.limits():
+        return scenario
+    return replace(scenario, goals=replace(scenario.goals, goodput=DEFAULT_GOAL))
 
 
 def _check(seeds: int, outputs: Outputs, output: Path | None) -> None:
@@ -116,7 +139,17 @@ def _simulated(
     with progress(f"seed {seed}: reading the load"):
         workload = scenario.load.workload(seed)
     with progress(f"seed {seed}: simulating {len(workload):,} requests"):
-        return workload, simulate(deployment, workload, seed, tables=tables, overheads=overheads)
+        done = simulate(deployment, workload, seed, tables=tables, overheads=overheads)
+    require_some_fit(done)
+    return workload, done
+
+
+def require_some_fit(done: "Run") -> None:
+    """Raise InputError where the engine rejects every request: none of them fits."""
+    from windtunnel.simulate.run import REJECTED
+
+    if len(done.requests.status) and (done.requests.status == REJECTED).all():
+        raise InputError(f"no request fits: {done.manifest['warnings'][0]}")
 
 
 def _judged(done: "Run", document: Mapping[str, Any], strict: bool) -> "tuple[Bands, dict[str, Any]]":
@@ -178,34 +211,32 @@ def report(
     as_json
         Print the results as one JSON document instead of the table.
     verbose
-        Say more: what steps hold, waiting, energy, what the bands rest on, what perfect kernels would give.
+        Show all details: more percentiles, steps, energy, what the ranges rest on, what perfect kernels would give.
     """
     from windtunnel.metrics import summary, summary_json
     from windtunnel.simulate.run import Run
 
     outputs.check()
+    default_goal = not goals.limits()
+    goals = replace(goals, goodput=DEFAULT_GOAL) if default_goal else goals
     stored, slo = Run.load(directory), goals.limits()
     if stored.manifest.get("bands_without_warmup") != exclude_warmup:  # they are those of another part of the run
         stored = replace(stored, manifest=stored.manifest | {"bands": None, "roofline": None})
     found = summary(stored, slo, exclude_warmup=exclude_warmup)
-    code = _finish([found], [summary_json(found)], stored.manifest, goals, as_json, verbose)
+    shown = Shown(goals, default_goal, as_json, verbose)
+    code = _finish([found], [summary_json(found)], stored.manifest, shown)
     outputs.write(stored, slo)
     return code
 
 
 def _finish(
-    results: Sequence["Summary"],
-    documents: Sequence[dict[str, Any]],
-    manifest: Mapping[str, Any],
-    goals: Goals,
-    as_json: bool,
-    verbose: bool,
+    results: Sequence["Summary"], documents: Sequence[dict[str, Any]], manifest: Mapping[str, Any], shown: Shown
 ) -> int:
     from windtunnel.metrics import clean, spread
 
-    around, perfect = manifest.get("bands"), manifest.get("roofline")
-    if as_json:
-        document = documents[0]
+    around, perfect, goals = manifest.get("bands"), manifest.get("roofline"), shown.goals
+    if shown.as_json:
+        document = documents[0] | {"goal": {"goodput": list(goals.goodput), "slo": list(goals.slo)}}
         if len(documents) > 1:
             intervals = clean({name: [each.low, each.high] for name, each in spread(documents).items()})
             document |= {"seeds": len(documents), "interval_95": intervals}
@@ -214,9 +245,13 @@ def _finish(
         document |= {name: manifest[name] for name in ("gap", "operators") if manifest.get(name) is not None}
         show_json(document)
     else:
-        from windtunnel.cli.terminal import show_gaps, show_run, show_shares
+        from windtunnel.cli.run_screen import show_run
+        from windtunnel.cli.terminal import show_gaps, show_shares
 
-        show_run(results, documents, manifest, around, perfect, verbose)
+        show_run(
+            results, documents, manifest, goals.limits(), goals.attainment, shown.verbose, shown.scenario,
+            shown.default_goal,
+        )  # fmt: skip
         if manifest.get("gap") is not None:
             show_gaps(manifest["gap"])
         if manifest.get("operators") is not None:

@@ -1,6 +1,7 @@
 """sweep: a deployment under growing rates."""
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 DONE, MISSED = 0, 1
 BAR = 24
 """Letters of the longest bar."""
+SERVED = 0.97
+"""Share of the rate that a server which keeps up serves at least."""
 
 
 def sweep(
@@ -29,7 +32,7 @@ def sweep(
     """Simulate a deployment at several request rates, and find the knee.
 
     The knee is the highest rate up to which the queue does not grow and the goals hold, where there are any (a share of
-    --attainment, 0.9 by default, of the requests keeps --goodput). Exit codes: 0 done, 1 no rate is kept up with.
+    --attainment, 0.9 by default, of the requests keeps --goodput). Exit codes: 0 done, 1 saturated at every rate.
 
     Parameters
     ----------
@@ -70,15 +73,22 @@ def show_sweep(points: Sequence["Point"], found: "Point | None") -> None:
     from windtunnel.report.sweep import on_servers
 
     slowest = max((point.result.latencies["ttft"].percentile(90) for point in points), default=0.0)
+    judged = any(isfinite(point.result.attainment) for point in points)
     rows = []
     for point in points:
-        result = point.result
-        first, token = result.latencies["ttft"], result.latencies["tpot"]
+        first, token = point.result.latencies["ttft"], point.result.latencies["tpot"]
         p90 = first.percentile(90)
-        values = (result.request_throughput, 1e3 * first.percentile(50), 1e3 * p90, 1e3 * token.mean)
+        values = (point.rate, point.served, 1e3 * first.percentile(50), 1e3 * p90, 1e3 * token.percentile(90))
         bar = "█" * max(1, round(BAR * p90 / slowest)) if p90 > 0 else ""
-        mark = "← knee" if point is found else "" if point.keeps_up else "not kept up with"
-        rows.append((f"{bar} {mark}".strip(), number(point.rate), *map(number, values), share(result.attainment)))
-    heads = ("TTFT p90", "requests/s", "served", "TTFT p50 ms", "TTFT p90 ms", "TPOT ms", "good")
-    text = "no rate is kept up with" if found is None else f"the knee is at {number(found.rate)} requests/s"
-    show(table(heads, rows), f"{text}{on_servers(points)}")
+        state = "← knee" if point is found else "" if point.keeps_up else _why(point)
+        good = (share(point.result.attainment),) if judged else ()
+        rows.append((f"{bar} {state}".strip(), *(number(value) for value in values), *good))
+    heads = ("TTFT p90", "requests/s", "served", "TTFT p50 ms", "TTFT p90 ms", "TPOT p90 ms")
+    text = "Saturated at every rate" if found is None else f"Carries up to {number(found.rate)} requests/s"
+    notes = dict.fromkeys(f"note: {number(point.rate)}/s: {point.note}" for point in points if point.note)
+    show(f"{text}{on_servers(points)}.", table((*heads, *(("within goal",) if judged else ())), rows), *notes)
+
+
+def _why(point: "Point") -> str:
+    """Why a rate is not carried: its queue grows, or the goal is missed."""
+    return "goal missed" if point.served >= SERVED * point.rate else "saturated"

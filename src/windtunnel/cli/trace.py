@@ -35,7 +35,7 @@ def describe(
     trace
         A file, a folder of agents' sessions, or a name of `windtunnel list traces`.
     request_rate
-        Draw new arrivals, so many a second (inf: all at once); needed for files without times.
+        Draw new arrivals at this many requests per second (inf: all at once); needed for files without times.
     columns
         Which columns of the file hold what: arrival=start_time,prompt_tokens=in,output_tokens=out.
     answers
@@ -95,7 +95,7 @@ def convert(
     drop_empty
         Leave out requests without prompt or output tokens; otherwise they are an error.
     request_rate
-        Draw new arrivals, so many a second (inf: all at once); needed for files without times.
+        Draw new arrivals at this many requests per second (inf: all at once); needed for files without times.
     trace_format
         The source's format, where its content does not tell.
     columns

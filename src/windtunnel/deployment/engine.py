@@ -76,7 +76,7 @@ class Engine:
     quantization: str | None = None
     """``fp8`` quantises a 16-bit model while it is loaded; else it must be the checkpoint's own method."""
     enable_prefix_caching: bool | None = field(default=None, metadata=SCHEDULING)
-    """Share full blocks of equal beginnings, and keep those of ended requests until their place is needed."""
+    """Share full blocks of equal prefixes, and cache finished requests' blocks until evicted."""
     enable_chunked_prefill: bool | None = field(default=None, metadata=SCHEDULING)
     """A prompt may be computed in several steps."""
     num_gpu_blocks_override: int | None = None
@@ -86,25 +86,25 @@ class Engine:
     enforce_eager: bool = False
     """No CUDA graphs."""
     disable_custom_all_reduce: bool = False
-    """NCCL adds up what GPUs share instead of the engine's own kernel."""
+    """Use NCCL for all-reduces instead of the engine's own kernel."""
     watermark: float = field(default=0.0, metadata=SCHEDULING)
-    """Share of the blocks that stays free when a request is admitted."""
+    """Share of the blocks that must stay free when a request is admitted."""
     scheduler_reserve_full_isl: bool | None = field(default=None, metadata=SCHEDULING)
     """Admit a prompt only when blocks for all of it are free."""
     scheduling_policy: str = field(default="fcfs", metadata=SCHEDULING)
     """``fcfs``, or ``priority``: the lowest number first, and the highest is preempted first."""
     long_prefill_token_threshold: int = field(default=0, metadata=SCHEDULING)
-    """Most tokens that one request computes in a step, so that long prompts leave room to others; 0: no such limit."""
+    """Most tokens that one request computes in a step, so that long prompts leave room for others; 0: no limit."""
     scheduler: str | None = None
-    """Another scheduler than the engine's: a name of ``windtunnel list schedulers``, with settings of its own as in
+    """A scheduler other than the engine's: a name of ``windtunnel list schedulers``, with its own settings as in
     ``sarathi:chunk=512``, or one of yours, ``./mine.py:MyScheduler``."""
     cudagraph_capture_sizes: tuple[int, ...] | None = None
     """Token counts captured as CUDA graphs."""
     num_speculative_tokens: int = 0
     """Tokens that a draft (a multi-token prediction layer) proposes in each step; 0: no speculative decoding."""
     acceptance_length: float | None = None
-    """Tokens that a step yields in the mean with speculation, the one that is always right included. Progress is exact
-    in expectation; that it varies is not simulated."""
+    """Mean tokens per step with speculation, including the verified token. Progress is exact
+    in expectation; its variance is not simulated."""
     kernel_version: str | None = None
     """Version of the engine in the kernel database whose timings are wanted; None: the nearest to the preset's."""
 

@@ -1,4 +1,4 @@
-"""The scheduler of an engine: its own, or one that is named, beside which the settings of its own mean nothing."""
+"""The scheduler of an engine: its own, or one that is named, whose own settings then mean nothing."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from windtunnel.policy import PRESETS, Settings, scheduler
 from windtunnel.policy.named import ALIASES
 
 SIZES = ("max_num_batched_tokens", "max_num_seqs")
-"""What an engine and a scheduler of its own may both limit."""
+"""What an engine and its own scheduler may both limit."""
 
 
 def own_rules(engine: Engine) -> Settings:
@@ -36,7 +36,7 @@ def require_own_settings(engine: Engine) -> None:
 
 
 def decides_late(engine: Engine) -> bool:
-    """Whether the engine's scheduler, where it runs beside the GPU, is simulated as if it knew each step's outcome."""
+    """Whether the engine's scheduler, if it runs alongside the GPU, is simulated as if it knew each step's outcome."""
     rules = own_rules(engine) if engine.scheduler is None else named_settings(engine.scheduler)
     return bool(engine.async_scheduling) and rules is not None and rules.leaves_async_to_engine
 
@@ -126,5 +126,5 @@ def require_stages(text: str | None, stages: int) -> None:
 def _misplaced(name: str, value: object, text: str) -> InputError:
     return InputError(
         f"{name}={value}: is a setting of the engine's own scheduler, and scheduler={text!r} takes its place: leave it "
-        "out, or give the scheduler settings of its own, as in sarathi:watermark=0.02"
+        "out, or give the scheduler its own settings, as in sarathi:watermark=0.02"
     )

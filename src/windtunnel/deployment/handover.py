@@ -37,7 +37,7 @@ class Handover:
     """How many requests may have memory on the decode replica: any number, as long as one more may run (``memory``); as
     many as may run at once (``seats``); or, where at most 32 may, two more for each (``seats_and_few``)."""
     max_local_prefill_length: int = 0
-    """Prompts of up to so many tokens stay: the decode replica computes them itself (conditional disaggregation of
+    """Prompts of up to this many tokens stay: the decode replica computes them itself (conditional disaggregation of
     TensorRT-LLM 1.0 and of Dynamo, by this name; llm-d's decider counts from the next token on). What its cache holds
     of a prompt is not known here, and counts as nothing."""
     proxy: float = 0.0

@@ -45,7 +45,7 @@ class Link:
         return self.bandwidth == inf and self.latency == self.per_request == self.per_descriptor == 0
 
     def work(self, size: Any, descriptors: Any = 0.0, share: Any = 1.0) -> Any:
-        """Seconds that a share of ``size`` bytes in so many pieces keeps NICs busy which nothing else uses; of arrays
+        """Seconds that a share of ``size`` bytes in this many pieces keeps NICs busy which nothing else uses; of arrays
         element by element."""
         from numpy import maximum  # loaded by every run, and by no help
 

@@ -27,7 +27,7 @@ from windtunnel.model.spec import stages
 
 SAMPLING_BYTES_PER_LOGIT = 46
 HIDDEN_STATES = 4
-STREAM_STATES = 2  # states beside each other (hyper-connections, alternating updates), before and after a layer
+STREAM_STATES = 2  # states side by side (hyper-connections, alternating updates), before and after a layer
 RESERVE = int(0.26 * GIB)  # beyond PyTorch's allocator on one GPU, as reported for the A100 run above
 COLLECTIVES = int(0.35 * GIB)  # buffers of NCCL and of the custom all-reduce when GPUs work together
 GRAPH_BYTES = GIB // 4096  # per layer and captured size: 0.67 GiB for 32 layers and 67 sizes (H100, 0.10.2)
@@ -87,7 +87,7 @@ def kv_blocks(pool: Pool) -> KVBudget:
 
 
 def state_notes(pool: Pool, budget: KVBudget, alike: bool = False) -> list[str]:
-    """What a reader should know about states beside the KV cache; ``alike``: prompts of the workload begin so."""
+    """What a reader should know about states next to the KV cache; ``alike``: prompts of the workload begin so."""
     found, asked, running = [], pool.engine.resolved("max_num_seqs"), budget.max_num_seqs
     if alike and pool.engine.enable_prefix_caching and pool.model.state_bytes():
         found.append(
@@ -164,7 +164,7 @@ def _state_bytes(model: Model, engine: Engine) -> int:
 
 
 def _held_bytes(model: Model, engine: Engine, tokens: int) -> int:
-    """Bytes of the blocks that hold windows and compressors of compressed attention while so many tokens are computed;
+    """Bytes of the blocks that hold windows and compressors of compressed attention during steps of this many tokens;
     0 in engines that keep no blocks for them."""
     spans = {span for _, layer in model.layers if layer.attention for span in layer.attention.held_spans}
     if not spans or engine.backend != "vllm":
@@ -186,7 +186,7 @@ def _available(device: Device, engine: Engine, weights: int, activations: int, r
 
 
 def _absorbed_bytes(model: Model, tp: int) -> int:
-    """Latent attention decodes with 16-bit copies of kv_b that vLLM makes after loading, beside the original."""
+    """Latent attention decodes with 16-bit copies of kv_b that vLLM makes after loading, next to the original."""
     return DTYPE_BYTES[model.dtype] * sum(
         count * layer.attention.up_parameters(tp) for count, layer in model.layers if isinstance(layer.attention, MLA)
     )
@@ -284,7 +284,7 @@ def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) ->
         state = _state_bytes(model, engine)
         return (
             f"{model.name} keeps a state of {state / GB:.2f} GB for each request on a {device.name}, which the "
-            f"{budget.available_bytes / GB:.2f} GB left of {room} do not hold beside the KV cache"
+            f"{budget.available_bytes / GB:.2f} GB left of {room} do not fit next to the KV cache"
         )
     if engine.num_gpu_blocks_override is not None:
         asked = engine.num_gpu_blocks_override * budget.block_bytes
@@ -293,7 +293,7 @@ def _shortage(model: Model, device: Device, engine: Engine, budget: KVBudget) ->
             return ""
         return (
             f"num_gpu_blocks_override={engine.num_gpu_blocks_override} needs {asked / GB:.1f} GB on each "
-            f"{device.name}, but {left / GB:.1f} GB are left beside the weights"
+            f"{device.name}, but {left / GB:.1f} GB are left after the weights"
         )
     longest = _longest_request_bytes(model, engine)
     if longest > budget.available_bytes:

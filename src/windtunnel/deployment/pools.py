@@ -21,7 +21,7 @@ from windtunnel.policy.scaling import Autoscale, Failure, Faults
 ROLES = ("mixed", "prefill", "decode")
 """A pool computes whole requests, or their prompts up to the first token, or what follows; see ``core.apart``."""
 MOST_REPLICAS = 4096
-"""Each has tables of its own for the requests that run."""
+"""Each has its own tables for the requests that run."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Pool:
         if decides_late(self.engine):
             found.append(
                 f"{chosen.name} decides on a step while the one before it runs; here it decides when that one has "
-                "ended, and only its host work runs beside the GPU"
+                "ended, and only its host work runs alongside the GPU"
             )
         if self.engine.enable_dbo and self.engine.backend == "vllm":
             found.append(
@@ -117,7 +117,7 @@ def stage_pools(pool: Pool) -> tuple[Pool, ...]:
 
 
 def _require_alike(pool: Pool, other: Pool) -> None:
-    """Raise InputError where KV cannot be handed over between two pools."""
+    """Raise InputError where KV cannot be transferred between two pools."""
     kinds = ("model", "block_size", "kv_cache_dtype")
     layouts = [
         (one.model.name, one.engine.resolved("block_size"), one.model.resolve_kv_cache_dtype(one.engine.kv_cache_dtype))
@@ -125,7 +125,7 @@ def _require_alike(pool: Pool, other: Pool) -> None:
     ]
     for name, value, wanted in zip(kinds, *layouts, strict=True):
         if value != wanted:
-            raise InputError(f"{name}={value} and {wanted}: KV is handed over only between pools where it is the same")
+            raise InputError(f"{name}={value} and {wanted}: KV is transferred only between pools where it is the same")
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Deployment:
                 raise InputError("a link between pools, but a hand-over without a transfer: name one, such as 'pull'")
         elif self.handover != Handover() or not self.link.free or self.decode_router:
             raise InputError(
-                "link, handover, decode_router: nothing is handed over between mixed pools; leave them out"
+                "link, handover, decode_router: nothing is transferred between mixed pools; leave them out"
             )
 
         if self.scaling or self.faults:

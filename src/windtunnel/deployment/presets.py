@@ -56,7 +56,7 @@ class EnginePreset:
     shares_memory: bool = True
     """``gpu_memory_utilization`` covers weights, activations and KV cache together (vLLM). SGLang's share
     (``mem_fraction_static``) leaves activations out; TensorRT-LLM's (``free_gpu_memory_fraction``) is of what is left
-    beside weights and activations."""
+    next to weights and activations."""
 
     @property
     def backend(self) -> str:

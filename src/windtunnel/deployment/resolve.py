@@ -373,7 +373,7 @@ def _require_splitting(engine: Engine, chosen: EnginePreset) -> None:
         raise InputError(f"enable_dbo: not simulated for {chosen.name}; use preset='vllm-0.32', or leave it out")
     if engine.all2all_backend == GATHERED:
         raise InputError(
-            f"enable_dbo with all2all_backend={GATHERED!r}: only DeepEP's exchange runs beside other kernels; use "
+            f"enable_dbo with all2all_backend={GATHERED!r}: only DeepEP's exchange runs alongside other kernels; use "
             f"all2all_backend={LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}"
         )
     if given and chosen.backend == "sglang":

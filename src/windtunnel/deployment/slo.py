@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import NamedTuple
 
-from windtunnel.errors import InputError, unknown
+from windtunnel.errors import InputError, unknown, warn
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 PERCENTILE_METRICS = ("ttft", "tpot", "itl", "e2el", "queue")
+UNITS = {"ms": 1e-3, "s": 1.0}
+DOUBTFUL = (1e-3, 100.0)
+"""Seconds between which a limit without a unit is taken without a warning."""
 FIRST_TOKEN = ("ttft", "queue")
 """Latencies up to the first token, which have other causes besides the steps."""
 
@@ -50,7 +53,7 @@ class SLO:
         return {name: value for name, value in values.items() if value is not None}
 
     def with_later_first_tokens(self, factor: float) -> "SLO":
-        """The limits that say of first tokens (and queues) what these say of such that come so many times as late."""
+        """The limits that say of first tokens (and queues) what these say of such that come that many times as late."""
         percentiles = tuple(
             limit._replace(seconds=limit.seconds / factor) if limit.metric in FIRST_TOKEN else limit
             for limit in self.percentiles
@@ -59,7 +62,7 @@ class SLO:
         return replace(self, ttft=ttft, percentiles=percentiles)
 
     def divided_by(self, factor: float) -> "SLO":
-        """The limits that say of all latencies what these say of such that are so many times as long."""
+        """The limits that say of all latencies what these say of such that are that many times as long."""
         limits = {name: value / factor for name, value in self.limits.items()}
         percentiles = tuple(limit._replace(seconds=limit.seconds / factor) for limit in self.percentiles)
         return replace(self, percentiles=percentiles, **limits)
@@ -70,22 +73,28 @@ class SLO:
 
 
 def parse_goodput(texts: Iterable[str]) -> SLO:
-    """``["ttft:300", "tpot:50"]``, milliseconds as vLLM's ``--goodput``, as an SLO. Raises InputError otherwise."""
+    """``["ttft:300", "tpot:50"]``, milliseconds as vLLM's ``--goodput``, or with units (``ttft:0.3s``), as an SLO.
+
+    Raises InputError otherwise; warns of a bare number under 1 ms or above 100 s.
+    """
     limits: dict[str, float] = {}
     for text in texts:
         name, colon, value = text.partition(":")
         if name not in GOODPUT_METRICS:
             raise unknown("goodput metric", name, GOODPUT_METRICS)
         if not colon:
-            raise InputError(f"goodput {text!r}: must be METRIC:MILLISECONDS, e.g. ttft:300")
+            raise InputError(f"goodput {text!r}: must be METRIC:TIME, e.g. ttft:300 (ms) or ttft:0.3s")
         if name in limits:
             raise InputError(f"goodput {text!r}: {name} is given twice")
-        limits[name] = _number(text, value) / 1000
+        limits[name] = _seconds(text, value, "ms")
     return SLO(limits.get("ttft"), limits.get("tpot"), limits.get("e2el"))
 
 
 def parse_slo(texts: Iterable[str]) -> tuple[PercentileLimit, ...]:
-    """``["ttft_p99=0.3"]``, seconds, as limits on percentiles. Raises InputError for anything else."""
+    """``["ttft_p99=0.3"]``, seconds, or with units (``300ms``), as limits on percentiles.
+
+    Raises InputError for anything else; warns as ``parse_goodput``.
+    """
     limits: list[PercentileLimit] = []
     for text in texts:
         name = re.split("[_=]", text)[0]
@@ -93,8 +102,8 @@ def parse_slo(texts: Iterable[str]) -> tuple[PercentileLimit, ...]:
             raise unknown("metric", name, PERCENTILE_METRICS)
         match = re.fullmatch(r"([a-z0-9]+)_p(\d+(?:\.\d+)?)=(.+)", text)
         if not match:
-            raise InputError(f"slo {text!r}: must be METRIC_pPERCENTILE=SECONDS, e.g. ttft_p99=0.3")
-        limit = PercentileLimit(match[1], float(match[2]), _number(text, match[3]))
+            raise InputError(f"slo {text!r}: must be METRIC_pPERCENTILE=TIME, e.g. ttft_p99=0.3 (s) or ttft_p99=300ms")
+        limit = PercentileLimit(match[1], float(match[2]), _seconds(text, match[3], "s"))
         SLO(percentiles=(limit,))
         if any((one.metric, one.percentile) == (limit.metric, limit.percentile) for one in limits):
             raise InputError(f"slo {text!r}: {limit.metric} at this percentile is given twice: leave one out")
@@ -102,11 +111,25 @@ def parse_slo(texts: Iterable[str]) -> tuple[PercentileLimit, ...]:
     return tuple(limits)
 
 
-def _number(text: str, value: str) -> float:
+def _seconds(text: str, value: str, unit: str) -> float:
+    """``300``, ``300ms`` or ``0.3s`` in seconds; a bare number has the flag's own unit.
+
+    Raises InputError for anything else.
+    """
+    match = re.fullmatch(r"\s*(.*?)\s*(ms|s|)\s*", value)
+    assert match is not None
     try:
-        return float(value)
+        seconds = float(match[1]) * UNITS[match[2] or unit]
     except ValueError as error:
-        raise InputError(f"{text!r}: {value!r} is not a number") from error
+        raise InputError(f"{text!r}: {value!r} is no time: write 300ms or 0.3s") from error
+    if not match[2] and isfinite(seconds) and seconds > 0 and not DOUBTFUL[0] <= seconds <= DOUBTFUL[1]:
+        other = next(name for name in UNITS if name != unit)
+        warn(f"{text}: is {_time(seconds)}: if you mean {match[1]} {other}, write {match[1]}{other}")
+    return seconds
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds >= 1 else f"{1e3 * seconds:g} ms"
 
 
 def _require_seconds(name: str, value: float) -> None:

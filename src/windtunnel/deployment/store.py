@@ -19,7 +19,7 @@ class Store:
     As in vLLM's OffloadingConnector, LMCache and Mooncake Store (0.32; CPU, disk and remote backends): full chunks are
     written when they are computed, without anyone waiting. A request that is about to be admitted takes what its
     replica's blocks have, then the chunks that follow from the fastest store that has each; it gets all its blocks at
-    once, and waits beside the queue until the KV is there. KV that is found is always loaded, never computed instead.
+    once, and waits next to the queue until the KV is there. KV that is found is always loaded, never computed instead.
     """
 
     tier: Kind = "host"
@@ -41,7 +41,7 @@ class Store:
     shared_by: Sharing | None = None
     """Who finds what one wrote: the ranks of a replica (host, disk), a pool, or the deployment (shared)."""
     generated: bool = False
-    """Write what is generated, too, and not prompts alone (vLLM's ``offload_prompt_only=false``; the
+    """Write what is generated as well, and not prompts alone (vLLM's ``offload_prompt_only=false``; the
     ``save_decode_cache`` of LMCache and Mooncake Store)."""
     pool: str = ""
     """The pool behind which it stands, by its name, or ``all``; without it all that compute prompts."""

@@ -1,8 +1,8 @@
 """Bands: between which values a measured server would lie, around what a run says.
 
 A server whose steps all take f times as long, under a load that comes f times as slowly, does the same f times as
-slowly: time scales. So the factors of ``metrics.evidence`` hold for every latency at the same share of the capacity,
-and their inverses for the capacity, exactly and without another simulation. At an unchanged rate latencies change more,
+slowly: time scales. So the factors of ``metrics.evidence`` hold for every latency where loads scale with the capacity,
+and their inverses for the capacity, exactly and without another simulation. At the same rate latencies change more,
 the nearer the load is to the capacity: that takes simulations of both ends (``metrics.ends``).
 """
 
@@ -27,8 +27,6 @@ CHECKED = ("ttft", "tpot")
 COST = "cost_per_million_output_tokens"
 AT_ENDS = ("request_throughput", "output_throughput", "goodput", "attainment", COST)
 """Figures whose ends at an unchanged load the document has."""
-UNCHECKED = "percentiles and open loops were not"
-"""What no served point says."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,12 @@ class Bands:
     """The unchanged load on servers at the faster and at the slower end of the 90 % band; None where that was not
     simulated."""
     unchanged_rate: bool = False
-    """Whether statistics have the band of the ends, instead of the one at the same share of the capacity."""
+    """Whether statistics have the band of the ends, instead of the one under a scaled load."""
     not_found: Mapping[str, str] = field(default_factory=dict)
-    """What a simulation beside the run was to find (``roofline``, ``capacity``, ``unchanged rate``), and why not."""
+    """What a further simulation was to find (``roofline``, ``capacity``, ``unchanged rate``), and why not."""
 
     def factors(self, latency: str, level: float = LEVEL) -> Factors:
-        """Factors on a latency (ttft, tpot, itl, e2el, queue) at both ends, at the same share of the capacity."""
+        """Factors on a latency (ttft, tpot, itl, e2el, queue) at both ends, under a load that is scaled likewise."""
         first, steps = (self.doubt.factors(name, level) for name in ("first_token", "steps"))
         if latency in FIRST_TOKEN:
             return first
@@ -92,7 +90,7 @@ class Bands:
 
     @property
     def attainment(self) -> Factors | None:
-        """Share of requests that keep every limit at an unchanged rate, at the slower and at the faster end; None where
+        """Share of requests within the goal at the same rate, at the slower and at the faster end; None where
         that is not known."""
         return self._at_ends("attainment")
 
@@ -109,7 +107,7 @@ class Bands:
         return low * value, high * value
 
     def _at_ends(self, name: str) -> Factors | None:
-        """The least and the most of a figure that the run has, too, under an unchanged load."""
+        """The least and the most of a figure that the run has as well, under an unchanged load."""
         values = [end.said[name] for end in self.ends or () if end.said[name] is not None]
         own = self.said.get(name)
         known = [*values, *(() if own is None else (own,))]
@@ -117,7 +115,7 @@ class Bands:
 
     @property
     def share(self) -> float | None:
-        """The load's share of the capacity."""
+        """How much of the capacity the load uses, as a share."""
         return self.request_rate / self.capacity if self.request_rate and self.capacity else None
 
     def capacity_ends(self, level: float = LEVEL) -> Factors | None:
@@ -135,30 +133,26 @@ class Bands:
         return "overloaded at the upper end" if self.share * self.doubt.factors("steps", LEVEL)[1] >= 1 else None
 
     def words(self) -> list[tuple[str, str]]:
-        """What a reader should know besides the bands themselves: names and sentences."""
+        """What the ranges are, for a reader who wants to know: names and sentences."""
         steps, first = (self.doubt.factors(name, 0.5) for name in ("steps", "first_token"))
-        meaning = f"at the same share of capacity; half: TPOT {span(steps)}, TTFT {span(first)}"
-        if self.unchanged_rate:
-            meaning = "under the load as it comes (--bands share: at the same share of capacity)"
+        at = "this load at this rate" if self.unchanged_rate else "the same load relative to each server's capacity"
         found = [
-            ("±", f"90 % of servers, {meaning}"),
+            ("ranges", f"90 % of comparable servers, {at}; half of them: TPOT {span(steps)}, TTFT {span(first)}"),
             ("evidence", self.doubt.words),
-            ("checked", f"on means of closed loops; {UNCHECKED}"),
+            ("checked", "against averages of closed loops only, not percentiles"),
         ]
         if isfinite(self.uncertainty.error):
             doubts = self.uncertainty
-            found.append(("in a step", f"kernels ±{doubts.kernels:.0%}, host work ±{doubts.host:.1%}"))
+            found.append(("model error", f"per step: kernels ±{doubts.kernels:.0%}, host work ±{doubts.host:.1%}"))
         if self.attainment:
             least, most = (f"{100 * share:.1f}" for share in self.attainment)
-            shares = f"{least} %, at both ends," if least == most else f"{least} to {most} %"
-            found.append(("limits", f"at an unchanged rate {shares} of requests keep every limit"))
+            shares = f"{least} %" if least == most else f"{least} to {most} %"
+            found.append(("within goal", f"{shares} of requests on a real server, at this rate"))
         if (ends := self.capacity_ends()) and self.capacity and self.share is not None:
             upper = self.share * self.capacity / ends[0]
-            used = f"{self.share:.0%} of it, {self.share * self.capacity / ends[1]:.0%} to {upper:.0%}"
+            used = f"{self.share:.0%} used, {self.share * self.capacity / ends[1]:.0%} to {upper:.0%} on a real server"
             state = f": {self.overloaded}" if self.overloaded else ""
-            found.append(
-                ("capacity", f"{self.capacity:.3g} requests/s, {ends[0]:.3g} to {ends[1]:.3g}; used {used}{state}")
-            )
+            found.append(("capacity", f"{self.capacity:.3g} requests/s; {used}{state}"))
         return [*found, *((name, f"not found, {why}") for name, why in self.not_found.items())]
 
     def to_json(self) -> dict[str, Any]:
@@ -167,6 +161,7 @@ class Bands:
             "level": LEVEL,
             "at": "rate" if self.unchanged_rate else "share",
             "evidence": self.doubt.words,
+            "grade": list(self.doubt.grade),
             "known_bad": self.doubt.warning,
             "checked": [f"{name}.mean" for name in CHECKED],
             "step_error": {"kernels": self.uncertainty.kernels, "host": self.uncertainty.host},

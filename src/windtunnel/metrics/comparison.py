@@ -320,10 +320,16 @@ class Point:
     ends: tuple[tuple[float, bool], ...] = ()
     """The same run in slow motion, on servers at the faster and at the slower end of the 90 % band: the rate that it is
     of there, and whether they keep up."""
+    served: float = math.nan
+    """Requests per second that finish while the server is loaded (``metrics.overload.steady_rate``)."""
+    note: str | None = None
+    """Why this rate cannot be judged by so few requests."""
 
     def to_json(self) -> dict[str, Any]:
         """For JSON: the rate, the verdict, and what ``run --json`` says."""
-        return {"request_rate": self.rate, "keeps_up": self.keeps_up, **summary_json(self.result)}
+        found = {"request_rate": self.rate, "keeps_up": self.keeps_up, "served": self.served}
+        document: dict[str, Any] = clean(found)
+        return document | summary_json(self.result)
 
 
 def knee(points: Sequence[Point]) -> Point | None:

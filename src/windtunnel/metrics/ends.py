@@ -1,6 +1,6 @@
 """Ends: what a load finds on a server whose steps take longer, or less long, than simulated, where it comes as it is.
 
-At the same share of the capacity every time is so many times as long (``metrics.bands``). Where arrivals stay as they
+Under a load scaled likewise every time is that many times as long (``metrics.bands``). Where arrivals stay as they
 are, a slower server is nearer to its capacity, or beyond: that needs a simulation of each end of a band, which is what
 an end is made of.
 """
@@ -58,7 +58,7 @@ def end_of(run: Run, factors: Factors, slo: SLO | None = None, *, exclude_warmup
 
 
 def _with_later_first_tokens(said: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """The document with first tokens that come so many times as late, as a part of the whole request's time."""
+    """The document with first tokens that come that many times as late, as a part of the whole request's time."""
     whole, part = said["e2el"]["mean"], said["ttft"]["mean"]
     share = min(part / whole, 1.0) if whole and part else 0.0
     factors = {**dict.fromkeys(FIRST_TOKEN, factor), "e2el": 1 + share * (factor - 1)}

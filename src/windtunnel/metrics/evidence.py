@@ -109,7 +109,7 @@ class Doubt:
     """Between which factors on the simulated times a measured server would lie."""
 
     steps: Logs
-    """Logs of factors on all times of the simulation, at the same share of capacity."""
+    """Logs of factors on all times of the simulation, under a load scaled to each server's capacity."""
     first_token: Logs
     """Logs of factors on times to first token, which have other causes too: host, client, admission."""
     nearest: Group
@@ -137,13 +137,35 @@ class Doubt:
         return f"{self.nearest.words}: {span(self.factors('steps', 0.9))}"
 
     @property
+    def grade(self) -> tuple[str, str]:
+        """How sure the times are in one word, and why: high where this model was measured on this device, medium where
+        its family or the engine was, low elsewhere and where simulations are known to be off."""
+        if self.calibrated:
+            return "high", "calibrated with your own run"
+        common = len(self.nearest.key)
+        points = f"{self.nearest.points:,} measured points"
+        if self.nearest.known_bad:
+            return "low", f"simulations of servers like this are known to be off ({points})"
+        if common >= KEYS.index("model") + 1:
+            return "high", f"this model was measured on this device ({points})"
+        if common >= KEYS.index("device") + 1:
+            return "medium", f"models of this family were measured on this device ({points})"
+        if common >= KEYS.index("family") + 1:
+            return "medium", f"models of this family were measured on other devices ({points})"
+        return (
+            "low",
+            f"nothing like it was measured: judged by all servers{' of the engine' if common else ''} ({points})",
+        )
+
+    @property
     def warning(self) -> str | None:
         """What is known to be wrong with simulations of this server."""
         if not self.nearest.known_bad or self.calibrated:
             return None
         steps, first = (self.factors(latency, 0.9) for latency in ("steps", "first_token"))
         return (
-            f"known to be off: {self.nearest.words}, measured {steps[0]:.2g} to {steps[1]:.2g} times the simulated "
+            f"simulations of this server are known to be off: {self.nearest.words}, "
+            f"measured {steps[0]:.2g} to {steps[1]:.2g} times the simulated "
             f"time per token and {first[0]:.2g} to {first[1]:.2g} times the simulated time to first token"
         )
 
@@ -200,7 +222,7 @@ def drawn(own: Logs, larger: Logs, weight: float) -> Logs:
 
 
 def wider(logs: Logs, factor: float) -> Logs:
-    """Quantiles so many times as far from their middle, whose ends contain the simulated value."""
+    """Quantiles that many times as far from their middle, whose ends contain the simulated value."""
     moved = [logs[MIDDLE] + factor * (log - logs[MIDDLE]) for log in logs]
     return (*(min(log, 0.0) for log in moved[:MIDDLE]), moved[MIDDLE], *(max(log, 0.0) for log in moved[MIDDLE + 1 :]))
 

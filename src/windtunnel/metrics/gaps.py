@@ -2,7 +2,7 @@
 
 A decoding request takes part in every step of its lane that has decodes. So between two of its tokens lies the time
 between the ends of two such steps next to each other: mostly the later one's duration, and more where prefills ran
-alone between them. Its first decode follows the end of its own prefill instead.
+alone between them. Its first decode follows the end of the request's prefill instead.
 """
 
 from dataclasses import dataclass

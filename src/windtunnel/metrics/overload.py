@@ -12,6 +12,8 @@ MIN_REQUESTS = 50
 MIN_SLOPE = 0.02
 MIN_TREND = 0.6
 MIN_DELAY = 1.0
+SHORTEST = 3.0
+"""Mean times of a request for which arrivals must last, if a rate is to be judged."""
 
 Floats = NDArray[np.float64]
 
@@ -73,7 +75,32 @@ def overload_warning(requests: Requests) -> str | None:
     if growth is None or not overloaded(growth):
         return None
     return (
-        f"overload: each second of arrivals adds {growth.slope:.2g} s of queueing delay (at the end "
-        f"{growth.delay:.3g} s), so demand is about {1 + growth.slope:.3g} times what is served: add replicas, or "
-        "expect latencies to grow with time"
+        f"overloaded: demand is {1 + growth.slope:.2g} times the capacity, and the queue grows (delay at the end "
+        f"{growth.delay:.2g} s): add replicas, or expect latencies to grow with time"
     )
+
+
+def steady_rate(requests: Requests) -> float:
+    """Requests that finish per second while the server is loaded; NaN where none finishes.
+
+    Counted from the end of the first tenth of those that finish until nothing new comes or is waiting. A run in which
+    that is shorter than a request takes has no such time, and is counted whole, with the time in which it drains.
+    """
+    ended = np.sort(requests.finish[~np.isnan(requests.finish)])
+    if len(ended) == 0:
+        return float("nan")
+    first = ended[len(ended) // 10]
+    last = float(max(np.nanmax(requests.scheduled), requests.arrival.max()))
+    if last - first < float(np.nanmean(requests.finish - requests.scheduled)):
+        span = float(ended[-1] - requests.arrival.min())
+        return len(ended) / span if span > 0 else float("nan")
+    return int(((ended > first) & (ended <= last)).sum()) / float(last - first)
+
+
+def too_short(requests: Requests) -> str | None:
+    """A sentence if the arrivals are over before a few requests have run one after the other, else None."""
+    span = float(requests.arrival.max() - requests.arrival.min()) if len(requests.arrival) else 0.0
+    service = requests.finish - requests.scheduled
+    if not span > 0 or not np.isfinite(service).any() or span >= SHORTEST * float(np.nanmean(service)):
+        return None
+    return f"{len(requests.arrival):,} prompts arrive within {span:.2g} s, too short to judge: raise --num-prompts"

@@ -67,7 +67,7 @@ class Apart:
     """Of BATCH: how far apart the two batches are."""
 
     def times(self, factor: float) -> "Apart":
-        """Quantiles so many times as far from the simulated ratio."""
+        """Quantiles that many times as far from the simulated ratio."""
         steps, first = (tuple(factor * log for log in logs) for logs in (self.steps, self.first_token))
         return replace(self, steps=steps, first_token=first)
 
@@ -177,7 +177,7 @@ def apart(
         one: what ``Pool.spec`` says of the pools of the first.
         other: of the second.
         octaves: how far apart their batches are, which matters between equal servers.
-        other_lengths: whether their requests have other lengths, too.
+        other_lengths: whether their requests have other lengths as well.
     """
     pairs = [(_twin(own), _twin(theirs)) for own, theirs in product(one, other)]
     found = [of_two(*pair, octaves=octaves) for pair in pairs]

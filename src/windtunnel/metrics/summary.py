@@ -61,7 +61,7 @@ class Summary:
     stores: Mapping[str, float]
     """By name: share of the prompts' tokens of the whole run that came from a store of KV, a part of those found."""
     lives: Mapping[str, Any]
-    """Where replicas start, stop or fail, of the whole run: ``replicas_paid`` and ``replicas_up`` in the mean,
+    """Where replicas start, stop or fail, of the whole run: ``replicas_paid`` and ``replicas_up`` on average,
     ``unserved_s`` without any, counts of ``starts``, ``failures``, ``retries`` and ``lost`` requests."""
     usage: Usage
     pools: tuple[PoolUsage, ...]
@@ -231,7 +231,7 @@ def summary_json(result: Summary) -> dict[str, Any]:
 
 
 def _of_pools(result: Summary) -> dict[str, Any]:
-    """What the document of several pools has beside that of one."""
+    """What the document of several pools has next to that of one."""
     found: dict[str, Any] = {"pools": pools_json(result.pools)} if len(result.pools) > 1 else {}
     if result.ttft_parts:
         parts = {name: values.statistics() for name, values in result.ttft_parts.items()}
@@ -331,8 +331,8 @@ def _modelled(shares: Mapping[str, float]) -> list[str]:
     if not shares["modelled"] > MOSTLY_MODELLED:
         return []
     return [
-        f"{shares['modelled']:.0%} of the batch time is modelled, not measured: this device, model or engine lacks "
-        "kernel data, and results are less certain (windtunnel explain shows which operators)"
+        f"{shares['modelled']:.0%} of step time is estimated, not measured: there is no kernel data for it (windtunnel "
+        "explain shows the operators)"
     ]
 
 

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import cycle, islice
@@ -11,6 +12,7 @@ from typing import Any
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json, read_text
 from windtunnel.model.config import read_config
+from windtunnel.model.relatives import find_relative, where_to_get
 from windtunnel.model.spec import Model
 
 OWN = Path(__file__).parents[1] / "data" / "models.toml"
@@ -38,11 +40,32 @@ def load_model(name_or_path: str) -> Model:
     if name is None and path.is_dir():
         raise InputError(f"{path}: this folder has no config.json; give a config.json, its folder, or a model's name")
     if name is None:
-        raise unknown("model", name_or_path, entries)
+        name = _index().get(name_or_path.rstrip("/").rsplit("/", 1)[-1].lower())
+    if name is None:
+        return _read_relative(name_or_path, entries)
     entry = entries[name]
     if isinstance(entry, Path):
         return _read_file(entry, name)
     return read_config(name, _inherited(entry, entries), entry.get("hf_quant_config"))
+
+
+def _read_relative(wanted: str, entries: Mapping[str, Entry]) -> Model:
+    """Another version, or another format, of a model in the catalogue. Raises InputError where there is none."""
+    found = find_relative(wanted, entries)
+    if found is None:
+        raise InputError(f"{unknown('model', wanted, entries)}{where_to_get(wanted)}")
+    model = load_model(found.name)
+    if found.quantization is not None:
+        entry = entries[found.name]
+        config = dict(_read_json(entry) if isinstance(entry, Path) else _inherited(entry, entries))
+        config.pop("quantization_config", None)
+        if "text_config" in config:
+            config["text_config"] = {k: v for k, v in config["text_config"].items() if k != "quantization_config"}
+        if found.quantization:
+            ignored = ["lm_head", *(["*self_attn*"] if model.has_mla else [])]
+            config["quantization_config"] = {**found.quantization, "ignore": ignored}
+        model = read_config(found.name, config)
+    return replace(model, name=wanted.rstrip("/"), notes=(*model.notes, found.note))
 
 
 def model_names() -> list[str]:

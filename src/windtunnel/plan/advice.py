@@ -13,7 +13,7 @@ from windtunnel.plan.bottleneck import Finding, bottlenecks
 from windtunnel.plan.capacity import Draws, capacity, capacity_draws
 from windtunnel.plan.elimination import Entry, Standing, start_of
 from windtunnel.plan.objective import LeastForRate
-from windtunnel.plan.outcome import Margin, Outcome
+from windtunnel.plan.outcome import TIGHTEST, Margin, Outcome
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import ends
 from windtunnel.plan.trial import trial, whole_run, whole_trial
@@ -22,6 +22,9 @@ from windtunnel.workload import Workload
 
 ADVISED = ("round_robin", "least_outstanding", "vllm_dp")
 """Routers that are compared: those that need to know nothing of the prompts, but for the uneven random one."""
+
+TELLING = 0.03
+"""Share of a limit by which another router must be better to be named."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +76,7 @@ def advise(
         run=run,
         findings=bottlenecks(run),
         binding=missed.binding() if missed else None,
-        routing=_routing(answer, deployment, rate),
+        routing=_routing(answer, best, deployment, rate),
         cheaper=_cheaper(answer, best, deployment),
         ends=_ends(answer, best),
         draws=draws,
@@ -109,21 +112,29 @@ def trial_whole(answer: SearchResult, deployment: Deployment, rate: float) -> Ou
     return whole_trial(answer.question, deployment, rate)
 
 
-def _routing(answer: SearchResult, deployment: Deployment, rate: float) -> str:
-    """Which router keeps the limits best, found by simulation."""
+def _routing(answer: SearchResult, best: Entry, deployment: Deployment, rate: float) -> str:
+    """How the winner's router compares with the others, found by simulation; nothing for a single replica."""
     if deployment.replicas == 1:
-        return "one replica: nothing to route"
-    found = {}
-    for router in ADVISED:
-        found[router] = trial(answer.question, replace(deployment, router=router), rate).stretch
-    best = min(found, key=lambda router: found[router])
-    shares = ", ".join(f"{router} {percent(stretch)}" for router, stretch in found.items())
-    return f"{best}: the limits are used to {shares}"
+        return ""
+    own = str(deployment.router)
+    routers = (own, *(router for router in ADVISED if router != own))
+    used = {router: _tightest(answer, best, replace(deployment, router=router), rate) for router in routers}
+    others = ", ".join(f"{router} {percent(used[router])}" for router in routers[1:])
+    better = min(used, key=lambda router: used[router])
+    text = f"{own} uses {percent(used[own])} of the tightest limit ({others})"
+    return text if used[better] > used[own] - TELLING else f"{text}; --router {better} leaves more headroom"
+
+
+def _tightest(answer: SearchResult, best: Entry, deployment: Deployment, rate: float) -> float:
+    """The share of its tightest limit that a deployment uses; known already of the winner."""
+    if best.held is not None and deployment == answer.measured(best)[0]:
+        return best.held.stretch
+    return trial(answer.question, deployment, rate).stretch
 
 
 def percent(share: float) -> str:
     """A share in per cent."""
-    return f"{100 * share:.0f} %" if math.isfinite(share) else "more than all"
+    return f"{100 * share:.0f} %" if math.isfinite(share) else "over 100 %"
 
 
 def _cheaper(answer: SearchResult, best: Entry, winner: Deployment) -> str:
@@ -147,7 +158,7 @@ def _ends(answer: SearchResult, best: Entry) -> str:
     settings = answer.contenders[best.index].candidate.settings
     values = {axis: tuple({one[axis] for one in candidates}) for axis in settings}
     found = ends(values, settings)
-    return ", ".join(f"{axis} {settings[axis]}: try {value}, too" for axis, value in found.items())
+    return ", ".join(f"{axis} {settings[axis]}: also try {value}" for axis, value in found.items())
 
 
 def _counts_gpus(answer: SearchResult) -> bool:
@@ -179,12 +190,12 @@ def _failure(answer: SearchResult, index: int, best: Entry) -> str:
     entry = answer.entries[index]
     unit = answer.objective.unit
     if entry.status == "impossible":
-        return f"no request alone keeps the limits, which would have to be {entry.stretch:.3g} times as long"
+        return f"even a single request misses the limits; they would have to be {entry.stretch:.3g} times as long"
     if entry.status == "bounded":
-        return f"its bound is {answer.objective.value(entry.promise):.3g} {unit}, without a simulation"
+        return f"cannot be better than {answer.objective.value(entry.promise):.3g} {unit}, by a bound"
     if entry.status == "exact" and entry.step is not None:
         by_rate = isinstance(answer.objective, LeastForRate)
-        verb = "too little for the rate, it needs" if by_rate else "it reaches"
+        verb = "cannot serve the rate; needs" if by_rate else "reaches"
         return f"{verb} {answer.objective.value(entry.promise):.3g} {unit}"
     try:
         missed = _whole(answer, entry, _start(answer, entry, best))
@@ -207,12 +218,12 @@ def _start(answer: SearchResult, entry: Entry, best: Entry) -> int | None:
 def describe(margin: Margin) -> str:
     """A limit and its value as a sentence."""
     if margin.name == "queue growth":
-        return f"the queue grows by {margin.value:.2g} s a second"
-    if margin.name == "all limits at once":
-        return f"the limits together are used to {percent(margin.value)}"
+        return f"the queue grows by {margin.value:.2g} s every second"
+    if margin.name == TIGHTEST:
+        return f"the tightest limit of each request is at {percent(margin.value)}"
     if math.isinf(margin.value):
-        return f"{margin.name} is beyond reach: too many requests do not finish"
-    return f"{margin.name} is {margin.value:.3g} s, the limit {margin.limit:.3g} s"
+        return f"{margin.name} cannot be met: too many requests do not finish"
+    return f"{margin.name} is {1e3 * margin.value:.3g} ms, the limit {1e3 * margin.limit:.3g} ms"
 
 
 def advice_json(answer: SearchResult, advice: Advice | None) -> dict[str, Any]:

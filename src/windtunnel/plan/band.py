@@ -1,4 +1,4 @@
-"""Band: the answer of a search on faster and on slower servers than simulated, as far as evidence leaves them open."""
+"""Band: what a search's winner does on faster and on slower servers, as far as measured servers differ."""
 
 import math
 from collections.abc import Iterator
@@ -13,22 +13,22 @@ from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.trial import tables_of, trial, whole_trial
 
-CONFIDENCES = (ENDS[0], None, ENDS[1])
-"""The faster end of the 90 % band, as simulated, the slower end."""
 MOST = 4
 """Times the winner's replicas that are tried."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """The winner on servers at the faster end of the 90 % band, as simulated, and at the slower end."""
+    """The winner on servers at the faster end of the 90 % band, at the answer's confidence, and at the slower end."""
 
     evidence: str
+    grade: tuple[str, str]
+    """How sure the times are in one word, and why."""
     known_bad: str | None
     replicas: tuple[int | None, ...] | None
     """Replicas that serve the target rate; None where too many would be needed. None without a target rate."""
     confident: tuple[int | None, ...] | None
-    """Replicas that serve it on half of the servers, and on nine of ten; None as above."""
+    """Replicas that serve it on every second server, and on 9 of 10; None as above."""
     rates: tuple[float, ...] | None
     """Requests per second within the limits; None with a target rate."""
     price_per_hour: float
@@ -40,8 +40,8 @@ class Band:
 
     @property
     def cost(self) -> tuple[float, ...] | None:
-        """USD an hour with a target rate, else per million requests at capacity, at the cheaper end, as simulated, and
-        at the dearer end; infinite where more is needed than is tried. None where no price is known."""
+        """USD an hour with a target rate, else per million requests at capacity: at the cheaper end, at the answer's
+        confidence and at the dearer end; infinite where more is needed than is tried. None without a price."""
         if not self.price_per_hour > 0:
             return None
         if self.replicas:
@@ -49,36 +49,25 @@ class Band:
         rates = self.rates or ()
         return tuple(self.price_per_hour / 3600 / rate * 1e6 if rate > 0 else math.inf for rate in rates) or None
 
-    @property
-    def _too_much(self) -> bool:
-        """Whether servers at the slower end cannot serve the winner's rate within the limits."""
-        if self.rates:
-            return self.rates[2] < self.rates[1]
-        _, said, slow = self.replicas or (None, 0, 0)
-        return slow is None or slow > (said or 0)
-
     def words(self) -> Iterator[tuple[str, str]]:
-        """Names and sentences for a reader."""
+        """Names and sentences for a reader who wants the details."""
         if self.replicas:
-            counts = (*self.replicas, *(self.confident or ()))
-            low, said, high, half, most = (str(count) if count else "more than are tried" for count in counts)
-            sure = f"half of the servers need {half}, nine of ten at most {most}"
-            yield "replicas", f"{said}, {low} to {high} at 90 %; {sure}"
+            half, most = (str(count) if count else "more than were tried" for count in self.confident or (None, None))
+            last = str(self.replicas[2]) if self.replicas[2] else "more than were tried"
+            yield "replicas", f"half of real servers need {half}, 9 of 10 at most {most}, 19 of 20 at most {last}"
         if self.rates:
             low, said, high = (f"{rate:.3g}" for rate in (self.rates[2], self.rates[1], self.rates[0]))
-            yield "capacity", f"{said} requests/s, {low} to {high} at 90 %"
-        if self.cost:
-            low, said, high = (f"${cost:,.3g}" if cost < math.inf else "more than is tried" for cost in self.cost)
-            unit = "an hour" if self.replicas else "per million requests at capacity"
-            yield "cost", f"{said} {unit}, {low} to {high} at 90 %"
+            yield "capacity", f"{said} requests/s ({low} to {high} on a real server)"
+            if self.cost:
+                low, said, high = (f"${cost:,.3g}" if cost < math.inf else "–" for cost in self.cost)
+                yield "cost", f"{said} per million requests at capacity ({low} to {high} on a real server)"
         if not math.isnan(self.attainment[1]):
             fast, said, slow = (f"{100 * share:.1f}" for share in self.attainment)
-            beyond = ", for which it is too much" if self._too_much else ""
-            yield "attainment", f"{said} %; at this rate {fast} % at the faster end, {slow} % at the slower{beyond}"
+            yield "within goal", f"{said} % of requests ({slow} to {fast} % on a real server)"
         yield "evidence", self.evidence
         if self.could_be_better:
             places = ", ".join(str(place) for place in self.could_be_better)
-            yield "could be better", f"{places}: the evidence does not tell them from the first"
+            yield "tied", f"ranks {places}: within the model's error of the first"
 
 
 def band_of(answer: SearchResult) -> Band:
@@ -86,13 +75,15 @@ def band_of(answer: SearchResult) -> Band:
     best = answer.best
     assert best is not None
     deployment, rate = answer.measured(best)
-    questions = [replace(answer.question, confidence=share) for share in CONFIDENCES]
+    shares = (ENDS[0], answer.question.confidence, ENDS[1])
+    questions = [replace(answer.question, confidence=share) for share in shares]
     by_rate = isinstance(answer.objective, LeastForRate)
     doubt = _doubt(answer, best)
-    ends = [_replicas(answer, best, share) for share in CONFIDENCES] if by_rate else None
+    ends = [_replicas(answer, best, share) for share in shares] if by_rate else None
     sure = [_replicas(answer, best, share, (ends[0], ends[2])) for share in (0.5, 0.9)] if ends else None
     return Band(
         evidence=doubt.words,
+        grade=doubt.grade,
         known_bad=doubt.warning,
         replicas=tuple(ends) if ends else None,
         confident=tuple(sure) if sure else None,

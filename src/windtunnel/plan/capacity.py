@@ -6,7 +6,7 @@ with the number of replicas, all else (the requests, their order, their pattern)
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from windtunnel.deployment import Deployment
 from windtunnel.metrics import Interval, spread
@@ -18,8 +18,6 @@ from windtunnel.workload import Workload, repeat
 
 LONGEST = 50_000
 """Most requests to which a load is repeated."""
-WIDE = 0.5
-"""Share of its mean that half an interval may be; a wider one is not said."""
 SLOWEST = 1e-3
 """A deployment that misses its limits at this share of its bound has no capacity."""
 
@@ -90,20 +88,20 @@ class Draws:
     rates: tuple[float, ...]
     """Requests per second; empty where even the longest load that is tried does not fill the deployment."""
     step: float
-    """Rates are told apart by this share."""
+    """Relative resolution of the rates."""
 
     @property
     def words(self) -> str:
-        """The interval of the draws in words."""
+        """The capacity across the draws in words."""
         if not self.rates:
-            return "the load is too short to fill the replicas: no queue shows where they end"
-        count, interval = f"{len(self.rates)} draws of the load", self.interval
-        low, high = min(self.rates), max(self.rates)
-        if high / low < 1 + 1.5 * self.step:
-            return f"{interval.mean:.3g} requests/s in {count}, all within a step of the rates ({self.step:.2g})"
-        if interval.half_width > WIDE * interval.mean:
-            return f"{low:.3g} to {high:.3g} requests/s in {count}: lengthen the load"
-        return f"{interval.mean:.3g} requests/s over {count}, 95 % interval {interval.low:.3g} to {interval.high:.3g}"
+            return "not found: the load is too short to fill the replicas"
+        low, high = (f"{rate:.3g}" for rate in (min(self.rates), max(self.rates)))
+        mean, count = f"{self.interval.mean:.3g} requests/s", len(self.rates)
+        return (
+            f"{mean} ({low} to {high} across {count} random draws)"
+            if low != high
+            else f"{mean} in {count} random draws"
+        )
 
     @property
     def interval(self) -> Interval:
@@ -120,7 +118,7 @@ def capacity_draws(
     for seed in seeds:
         drawn = workloads(seed)
         while True:
-            asked = replace(question, workload=repeat(drawn, times), seed=seed)
+            asked = question.under(repeat(drawn, times), seed)
             found = capacity(deployment, asked)
             if not found.at_bound:
                 rates.append(found.rate)

@@ -1,6 +1,6 @@
 """Doubt: what deployments do where their steps take longer, or less long, than simulated.
 
-A confidence of 0.9 asks for what holds on nine of ten measured servers: every step takes as long as on the server of
+A confidence of 0.9 asks for what holds on 9 of 10 measured servers: every step takes as long as on the server of
 that place among those of the evidence (``metrics.evidence``), and limits on the first token are as much tighter as
 first tokens come later still. Confidences of 0.05 and 0.95 are the ends of the 90 % band.
 """

@@ -173,7 +173,7 @@ def _ask_candidate(contender: Contender, job: Job, report: Report) -> Entry:
 
 
 def impossible(contender: Contender, objective: Objective) -> Entry:
-    """The entry of a candidate that its bound rules out, or what is to be had."""
+    """The entry of a candidate that its bound rules out, or what is available."""
     if contender.bound.rate > 0:
         reason = objective.shortage(contender.candidate, contender.bound)
         return Entry(contender.candidate.index, "refused", -math.inf, reason=reason)

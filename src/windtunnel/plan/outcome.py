@@ -31,13 +31,15 @@ from windtunnel.simulate.run import FINISHED, Requests, Run
 GROWTH, TREND, WAIT_SHARE = 0.005, 0.6, 0.1
 """See ``queue_grows``."""
 INFINITE = math.inf
+TIGHTEST = "tightest limit"
+"""Margin of requests' tightest limits, where a request has several."""
 
 
 class Margin(NamedTuple):
     """One limit and the value of the run."""
 
     name: str
-    """``ttft_p99``, ``ttft at 90 %`` for a limit of each request at the attainment, ``queue growth``."""
+    """``ttft_p99``, ``ttft p90`` for a limit of each request at the attainment, ``queue growth``."""
     value: float
     limit: float
 
@@ -163,10 +165,10 @@ def _margins(
     stretches = request_stretches(requests, slo.limits)
     for name, limit in slo.limits.items():
         worst = at_share(stretches[name][measured], share)
-        found.append(Margin(f"{name} at {100 * share:g} %", worst * limit, limit))
+        found.append(Margin(f"{name} p{100 * share:g}", worst * limit, limit))
     if len(slo.limits) > 1:
         together = np.max([values[measured] for values in stretches.values()], axis=0)
-        found.append(Margin("all limits at once", at_share(together, share), 1.0))
+        found.append(Margin(TIGHTEST, at_share(together, share), 1.0))
     return found
 
 

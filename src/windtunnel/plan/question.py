@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -19,7 +20,7 @@ ATTAINMENT = 0.9
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A load, the limits that must hold under it, and how finely rates are told apart.
+    """A load, the limits that must hold under it, and how finely rates are distinguished.
 
     A rate is reached by scaling all gaps between the requests by one factor: all deployments and rates see the same
     requests in the same order (common random numbers), and a trace keeps its shape.
@@ -29,7 +30,7 @@ class Question:
     _: KW_ONLY
     slo: SLO = field(default_factory=SLO)
     attainment: float = ATTAINMENT
-    """Share of the measured requests that must finish and keep every limit of ``slo.limits``."""
+    """Share of the measured requests that must finish and meet every limit of ``slo.limits``."""
     tolerance: float = 0.01
     """Rates are powers of 1 + tolerance; an answer holds at its rate, and fails at the next."""
     perf: str = "auto"
@@ -37,6 +38,8 @@ class Question:
     seed: int = 0
     confidence: float | None = None
     """Share of measured servers on which the answer is to hold; None: as simulated."""
+    draws: tuple[tuple[int, Workload], ...] = ()
+    """Other draws of the load, seed and requests, under which the limits must hold as well."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -64,8 +67,14 @@ class Question:
         return at_rate(self.workload, rate)
 
     def under(self, workload: Workload, seed: int) -> "Question":
-        """This question about other requests."""
-        return replace(self, workload=workload, seed=seed)
+        """This question about other requests, and no other draws of them."""
+        return replace(self, workload=workload, seed=seed, draws=())
+
+    def each_draw(self) -> Iterator["Question"]:
+        """This question about each draw of its load, its own first."""
+        yield self.under(self.workload, self.seed)
+        for seed, workload in self.draws:
+            yield self.under(workload, seed)
 
     def shares_times(self, other: "Question") -> bool:
         """Whether batches take as long under the other question: it may have another load and other limits."""
@@ -86,10 +95,12 @@ class Question:
             "perf": self.perf,
             "seed": self.seed,
             "confidence": self.confidence,
+            "draws": [seed for seed, _ in self.draws],
         }
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of everything that the outcome of a trial depends on, besides the deployment and the rate."""
-        parts = (self.workload.digest, asdict(self.slo), self.attainment, *self._times, self.seed)
+        parts: tuple[Any, ...] = (self.workload.digest, asdict(self.slo), self.attainment, *self._times, self.seed)
+        parts += tuple((seed, workload.digest) for seed, workload in self.draws)
         return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -133,7 +133,7 @@ def search_widening(
     others: Sequence[Question] = (),
     during: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> SearchResult:
-    """``search`` of a space; while its best stands at the end of an open axis, of a larger one, too.
+    """``search`` of a space; while its best stands at the end of an open axis, of a larger one as well.
 
     Args:
         space: what is searched first.

@@ -33,12 +33,18 @@ class SearchResult:
     reused: int
     """Simulations found in the store."""
     seconds: float
+    by_headroom: bool = False
+    """Whether of equal scores the one comes first that uses its tightest limit least; else the first of the space."""
 
     @property
     def ranking(self) -> tuple[Entry, ...]:
         """The best candidates with exact scores, best first, as many as were asked for."""
         exact = [entry for entry in self.entries.values() if entry.status == "exact" and entry.step is not None]
-        return tuple(sorted(exact, key=lambda entry: (-entry.promise, entry.index))[: self.top])
+        return tuple(sorted(exact, key=self._place)[: self.top])
+
+    def _place(self, entry: Entry) -> tuple[float, float, int]:
+        used = entry.held.stretch if self.by_headroom and entry.held else 0.0
+        return -entry.promise, used, entry.index
 
     @property
     def best(self) -> Entry | None:

@@ -88,7 +88,7 @@ class Candidate:
         return in_words(self.settings)
 
     def scaled(self, times: int) -> Deployment:
-        """So many times the smallest deployment with these shares of replicas: of one pool, so many replicas."""
+        """So many times the smallest deployment with these shares of replicas: of one pool, this many replicas."""
         pools = self.deployment.pools
         whole = gcd(*(pool.replicas for pool in pools))
         scaled = tuple(replace(pool, replicas=times * (pool.replicas // whole)) for pool in pools)
@@ -127,7 +127,7 @@ class Space:
     axes: Mapping[str, Sequence[Any]]
     constraints: Constraints = field(default_factory=Constraints)
     devices_file: Path | None = None
-    """A TOML file with devices of your own, or other prices."""
+    """A TOML file with your own devices, or other prices."""
     open: frozenset[str] = frozenset()
     """Axes that may get more values where the best stands at their end."""
 

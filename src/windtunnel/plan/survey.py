@@ -47,7 +47,7 @@ class SurveyReport:
 
 def survey(answer: SearchResult, store: Store, team: Team, most: int = MOST) -> tuple[Surveyed, ...]:
     """One replica of each of the most promising candidates, at rates up to its bound."""
-    free = replace(answer.question, slo=SLO())
+    free = replace(answer.question, slo=SLO(), draws=())
     candidates = promising(answer, most)
     workers: Workers[SurveyJob, SurveyReport] = Workers(team, run_survey)
     found: dict[int, Surveyed] = {}
@@ -67,7 +67,7 @@ def survey(answer: SearchResult, store: Store, team: Team, most: int = MOST) -> 
 def promising(answer: SearchResult, most: int) -> list[Candidate]:
     """Candidates by promise; the best of each device, parallelism and batch cap come before others like them.
 
-    Of those that differ in their router alone the first counts: one replica has nothing to route.
+    Of those that differ in their router alone the first counts: one replica needs no router.
     """
     entries = [entry for entry in answer.entries.values() if entry.status not in ("impossible", "refused")]
     order = sorted(entries, key=lambda entry: (-entry.promise, entry.index))

@@ -29,7 +29,7 @@ def suggest(
     store: Store | None = None,
     seed: int = 0,
 ) -> SearchResult:
-    """The best of so many points that Optuna's tree-structured Parzen estimator suggests.
+    """The best of this many points that Optuna's tree-structured Parzen estimator suggests.
 
     Raises:
         InputError: Optuna is not installed.

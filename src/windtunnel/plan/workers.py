@@ -100,7 +100,7 @@ class Processes(Executor):
 
 
 def serve(jobs: Connection, life: Connection) -> None:
-    """Run the jobs of a pipe; end when the other end of ``life`` is closed, in the middle of a job, too."""
+    """Run the jobs of a pipe; end when the other end of ``life`` is closed, in the middle of a job as well."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who began the jobs hears of it
 
     def watch() -> None:
@@ -126,7 +126,7 @@ def in_turn() -> Team:
 
 
 def given(executor: Executor, workers: int) -> Team:
-    """An executor of your own; when it breaks, the search ends with its error."""
+    """Your own executor; when it breaks, the search ends with its error."""
     return Team(lambda: executor, workers)
 
 

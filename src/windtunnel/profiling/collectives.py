@@ -8,7 +8,7 @@ from windtunnel.profiling.clock import Clock, Reading
 
 
 def all_reduce(torch: Any, processes: int, elements: list[int], device: str, repeats: int) -> dict[int, Reading]:
-    """Seconds of the sum of so many 16-bit numbers, by their count, as the slowest process has it."""
+    """Seconds of the sum of this many 16-bit numbers, by their count, as the slowest process has it."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         torch.multiprocessing.spawn(

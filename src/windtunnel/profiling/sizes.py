@@ -23,7 +23,7 @@ class Extent:
     max_model_len: int = 4096
     """Longest context."""
     sizes: int = 24
-    """At most so many sizes of an operator."""
+    """At most this many sizes of an operator."""
     tolerance: float = 0.05
     """Sizes are added where a straight line between two is further off than this share."""
     repeats: int = 7

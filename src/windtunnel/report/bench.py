@@ -1,4 +1,4 @@
-"""A bench as a page, and as rows for Parquet: every case of a matrix beside the others."""
+"""A bench as a page, and as rows for Parquet: every case of a matrix next to the others."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ from windtunnel.metrics.evidence import span
 from windtunnel.report.figures import Figure, cdf, over_time, rounded, scatter, titled, upright
 from windtunnel.report.page import number, page, plot, table, warnings
 
-SERVERS = "90 % of servers"
+SERVERS = "on a real server"
 """Heads a column of differences on measured servers."""
 ROUNDING = 1e-9
 """Share of a mean below which its interval is that of sums of floating-point numbers."""
@@ -52,7 +52,7 @@ def _sections(comparison: Comparison, before: str) -> list[str]:
         f'<div class="panel">{_values(comparison)}</div>',
         f"<h2>Difference from the {escape(comparison.baseline.name)}</h2>",
         f'<div class="panel">{_differences(comparison)}<p class="caption">Taken seed by seed, under the same requests, '
-        f"with {confidence}; those in brackets may be none.</p>{_on_servers(comparison)}</div>",
+        f"with {confidence}; in parentheses: not significant.</p>{_on_servers(comparison)}</div>",
         '<div style="margin-top:12px">',
         plot(
             f"{before}ratios",

@@ -110,7 +110,7 @@ def over_time(lines: Timeline) -> Figure:
 
 
 SLOWEST = 0.1
-"""Share of the requests whose time to first token is shown beside the mean."""
+"""Share of the requests whose time to first token is shown next to the mean."""
 
 
 def _first_token(steps: Steps) -> Figure:

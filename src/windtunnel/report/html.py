@@ -122,7 +122,7 @@ def _answer(summary: Summary, slo: SLO | None, bands: Mapping[str, Any]) -> str:
         cards.append(card("Queueing delay, median", seconds(middle), f"99 %: {seconds(tail)}"))
     price = f"{money(used.cost_usd)} for {number(used.gpu_hours)} GPU-hours"
     if ends := bands.get("cost_per_million_output_tokens"):
-        price = f"{money(ends[0])} to {money(ends[1])} on 90 % of servers; {price}"
+        price = f"{money(ends[0])} to {money(ends[1])} on a real server; {price}"
     energy = f"{number(million(used.energy_wh) / 1000)} kWh"
     power = f"{number(used.energy_wh / 1000)} kWh in all, GPUs only"
     refused = "".join(

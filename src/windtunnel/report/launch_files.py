@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from windtunnel.deployment import HANDOVERS
 from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError
 from windtunnel.files import write_whole
+from windtunnel.launch.facts import written
+from windtunnel.launch.reading import PRESETS
 from windtunnel.report.dynamo import dynamo_deployment
 from windtunnel.report.handover_flags import BOOTSTRAP_PORT, SIDE_CHANNEL_PORT, front
 from windtunnel.report.serve_line import serve_line
@@ -42,15 +45,16 @@ def launch_files(deployment: Mapping[str, Any], gpus_per_node: Sequence[int]) ->
         if command.startswith("#"):
             raise InputError(f"launch: {command.removeprefix('# ')}")
     rooms = [_room(pool, size) for pool, size in zip(pools, gpus_per_node, strict=True)]
+    facts = [f"# windtunnel: {written(_facts(pool, deployment))}\n" for pool in pools]
     if len(pools) == 1:
         pool, command, room = pools[0], commands[0], rooms[0]
         nodes = -(-pool["replicas"] // room)
         alone = pool["engine"].get("data_parallel_size", 1) == 1
         if router == "vllm_dp" and command.startswith("vllm ") and alone:
-            return {NODE: _one_server(command, pool["replicas"], room, nodes)}
+            return {NODE: _with_facts(_one_server(command, pool["replicas"], room, nodes), facts[0])}
     scripts = {
-        _script(pool, pools): _servers(command, pool, room, pools)
-        for command, pool, room in zip(commands, pools, rooms, strict=True)
+        _script(pool, pools): _with_facts(_servers(command, pool, room, pools), fact)
+        for command, pool, room, fact in zip(commands, pools, rooms, facts, strict=True)
     }
     places = [_places(pool, room, pools) for pool, room in zip(pools, rooms, strict=True)]
     if handover is None:
@@ -63,6 +67,51 @@ def launch_files(deployment: Mapping[str, Any], gpus_per_node: Sequence[int]) ->
     command = front(backend, (router, deployment.get("decode_router") or router), handover, *sides)
     text = f"#!/bin/bash\n# The front, on a machine that reaches all nodes\nset -eu\n{command}\n"
     return scripts | {FRONT: text, DYNAMO: dynamo_deployment(deployment, gpus_per_node)}
+
+
+def _with_facts(script: str, facts: str) -> str:
+    """The script with a line, after its first, that ``windtunnel run --from`` reads."""
+    first, _, rest = script.partition("\n")
+    return f"{first}\n{facts}{rest}"
+
+
+def _facts(pool: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str, Any]:
+    """What was simulated and no flag says, in windtunnel's words: of the pool, then of what is around it."""
+    engine, chosen = pool["engine"], preset(pool["engine"]["preset"])
+    found: dict[str, Any] = {"device": pool.get("device"), "replicas": pool["replicas"]}
+    if chosen.name != PRESETS[chosen.backend]:
+        found["engine"] = chosen.name
+    found |= {name: engine[name] for name in ("acceptance_length", "kernel_version") if engine.get(name) is not None}
+    if engine.get("scheduler") in (chosen.name, chosen.rules):
+        found["scheduler"] = engine["scheduler"]
+    if deployment["router"] == "vllm_dp" and engine.get("data_parallel_size", 1) == 1:
+        found["data_parallel_size"] = 1
+    if chosen.backend != "vllm":
+        found |= _unsaid(engine, chosen.backend, pool)
+    found["router"] = deployment["router"]
+    if len(deployment["pools"]) > 1:
+        found["name"] = pool["name"]
+    if "handover" in deployment:
+        found |= {"decode_router": deployment["decode_router"], "link": written(deployment["link"])}
+        rules = deployment["handover"]
+        name = next((name for name, each in HANDOVERS.items() if each.spec() == rules), None)
+        words = written({key: value for key, value in rules.items() if value is not None})
+        found["handover"] = name or f"ideal {words}"
+    if stores := pool.get("stores"):
+        found["store"] = [written({key: value for key, value in store.items() if value}) for store in stores]
+    return found
+
+
+def _unsaid(engine: Mapping[str, Any], backend: str, pool: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that flags of SGLang or TensorRT-LLM cannot say as they are."""
+    found: dict[str, Any] = {}
+    if backend == "sglang" and engine.get("enable_chunked_prefill") is False:
+        found["max_num_batched_tokens"] = engine["max_num_batched_tokens"]  # its flag says that nothing is cut
+    if backend == "trtllm" and pool["role"] == "prefill" and engine.get("async_scheduling"):
+        found["async_scheduling"] = True  # context servers are told to have none
+    if engine.get("enable_expert_parallel") and pool["gpus"] == pool["replicas"]:
+        found["enable_expert_parallel"] = True  # on one GPU no size tells
+    return found
 
 
 def _room(pool: Mapping[str, Any], gpus_per_node: int) -> int:
@@ -114,7 +163,7 @@ def _one_server(command: str, replicas: int, room: int, nodes: int) -> str:
 
 
 def _servers(command: str, pool: Mapping[str, Any], room: int, pools: Sequence[Any]) -> str:
-    """A server for each replica, with GPUs and ports of its own."""
+    """A server for each replica, with its own GPUs and ports."""
     replicas, gpus = pool["replicas"], pool["gpus"] // pool["replicas"]
     before, _, last = command.rpartition("\n")
     meets, flags = _meeting(command, str(pool.get("role", "mixed")), gpus)

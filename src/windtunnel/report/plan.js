@@ -84,27 +84,6 @@
       : found.length ? "Other limits: one replica, interpolated, each limit for itself." : "No surveyed configuration keeps these limits.";
   }
 
-  function cost(found) {
-    const priced = found.filter((one) => one.price);
-    const top = Math.max(4 * Math.max(...priced.map((one) => one.rate), 1), 1.25 * (data.target || 0));
-    const best = asked() ? data.found[0] : null;
-    const loads = Array.from({ length: most }, (_, i) => top * (i + 1) / most);
-    const lines = priced.slice(0, 6).map((one, place) => ({
-      type: "scatter", mode: "lines", name: one.name, meta: place, x: loads, line: { shape: "hv", width: 1.8 },
-      y: loads.map((load) => Math.ceil(load / one.rate - 1e-9) * one.price),
-      hovertemplate: one.name + "<br>%{x:.3g} requests/s: $%{y:.3g}/h<extra></extra>",
-    }));
-    if (best && best.price) lines.push({
-      type: "scatter", mode: "markers", name: "winner, simulated", x: [best.rate], y: [best.price],
-      marker: { symbol: "star", size: 15 }, hovertemplate: best.name + "<br>%{x:.3g} requests/s: $%{y:.3g}/h<extra></extra>",
-    });
-    const line = { type: "line", x0: data.target, x1: data.target, yref: "paper", y0: 0, y1: 1, line: { dash: "dot", width: 1.5 } };
-    window.drawFigure("cost", {
-      data: lines,
-      layout: { shapes: data.target ? [line] : [], xaxis: { title: { text: "requests/s" } }, yaxis: { title: { text: "$ per hour" }, rangemode: "tozero" }, hovermode: "closest" },
-    });
-  }
-
   function capacities(found) {
     const shown = found.slice(0, 40).reverse(), narrow = window.innerWidth < 620;
     window.drawFigure("capacities", {
@@ -154,7 +133,6 @@
       .filter((one) => one.rate > 0)
       .sort((a, b) => worth(b) - worth(a));
     rows(found);
-    cost(found);
     capacities(found);
     heat(found);
   }

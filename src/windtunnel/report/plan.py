@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 from windtunnel.plan.advice import Advice, describe
+from windtunnel.plan.answer.recommendation import Riskier, riskier_sentence, sentence
 from windtunnel.plan.apart.together import Verdict
 from windtunnel.plan.bottleneck import Finding, bottlenecks
 from windtunnel.plan.outcome import Outcome
@@ -15,16 +17,12 @@ from windtunnel.report.page import number, page, percent, plot, script, table, w
 from windtunnel.report.plan_figures import label, pareto, slices
 from windtunnel.report.serve_line import serve_line
 
-COST = (
-    "As many replicas as the load needs, each at the capacity that it has alone, under these limits. The winner was "
-    "simulated whole, behind its router."
-)
 ABOUT = {
-    "exact": "known exactly",
-    "beaten": "failed what the best do, in one simulation",
-    "bounded": "ruled out by their bound, without a simulation",
-    "impossible": "no request alone keeps the limits",
-    "refused": "refused",
+    "exact": "simulated exactly",
+    "beaten": "failed one simulation at the best's level",
+    "bounded": "ruled out by a bound, without a simulation",
+    "impossible": "miss the goal even for a single request",
+    "refused": "cannot run",
 }
 
 
@@ -34,6 +32,7 @@ def plan_page(
     surveyed: Sequence[Surveyed],
     what_ifs: WhatIf | None = None,
     verdict: Verdict | None = None,
+    risky: Riskier | None = None,
 ) -> str:
     """The page as text, plotly.js included.
 
@@ -41,11 +40,11 @@ def plan_page(
         InputError: plotly is not installed.
     """
     load = answer.question.workload
-    title = f"Best {answer.objective.name}: {load.name}"
+    title = f"{Path(str(_model(answer))).name}: {answer.objective.name}, {load.name}"
     counted = f"{answer.enumeration.size:,} configurations, {answer.trials + answer.reused:,} simulations"
     sections = [
         f'<header><p class="brand">windtunnel plan</p><h1>{escape(title)}</h1>'
-        f'<p class="sub">{counted} of {len(load):,} requests</p>{_verdict(answer, advice)}'
+        f'<p class="sub">{counted} of {len(load):,} requests</p>{_verdict(answer, advice, risky)}'
         f"{warnings(_notes(advice))}</header>",
         *_winner(advice, verdict),
         "<h2>Ranking</h2>",
@@ -57,7 +56,6 @@ def plan_page(
         "<th>$/h</th><th>requests/s</th><th>requests/s per $/h</th></tr></thead><tbody id='slice-rows'></tbody></table>"
         f'<p class="caption" id="slice-none"></p><p class="caption">Computed in the browser from {_surveyed(surveyed)},'
         " each at ten rates; between two rates limits are interpolated.</p></div>",
-        plot("cost", "Cost against load", "tall", COST),
         plot("capacities", "Capacity of each configuration", "free", "One replica, under these limits."),
         plot("heat", "Tensor parallel size and batch", "tall", "The best of each pair on the winner's device."),
         "<h2>What limits each</h2>",
@@ -69,7 +67,7 @@ def plan_page(
     ]
     figures = {
         "pareto": pareto(answer, surveyed),
-        **{name: {"data": [], "layout": {}} for name in ("cost", "capacities", "heat")},
+        **{name: {"data": [], "layout": {}} for name in ("capacities", "heat")},
     }
     return page(title, sections, figures, script("plan", slices(answer, surveyed)))
 
@@ -86,31 +84,40 @@ def _surveyed(surveyed: Sequence[Surveyed]) -> str:
     return f"the {len(surveyed)} configurations with the best promises"
 
 
-def _verdict(answer: SearchResult, advice: Advice | None) -> str:
+def _model(answer: SearchResult) -> str:
+    contender = next(iter(answer.contenders.values()), None)
+    return contender.candidate.deployment.pools[0].model.name if contender else "no configuration"
+
+
+def _verdict(answer: SearchResult, advice: Advice | None, risky: Riskier | None) -> str:
     if advice is None:
         closest = answer.closest()
         text = "No configuration keeps the limits."
         if closest:
             text += f" The closest, {label(answer, closest[0].index)}, needs them {number(closest[1])} times as long."
         return f'<p class="verdict bad">{escape(text)}</p>'
-    value = f"{number(answer.objective.value(advice.entry.promise))} {answer.objective.unit}"
-    count = f"{advice.deployment.replicas} × " if advice.deployment.replicas > 1 else ""
-    return f'<p class="verdict good">{escape(f"{count}{label(answer, advice.entry.index)}: {value}")}</p>'
+    cheaper = riskier_sentence(risky, answer.question.confidence)
+    more = f'<p class="sub">{escape(cheaper)}</p>' if cheaper else ""
+    return f'<p class="verdict good">{escape(sentence(answer, advice.entry))}</p>{more}'
 
 
 def _winner(advice: Advice | None, verdict: Verdict | None) -> list[str]:
     if advice is None:
         return []
-    rows = [("rate", f"{number(advice.rate)} requests/s within the limits")]
+    rows = [("rate", f"{number(advice.rate)} requests/s within the goal")]
     rows += advice.band.words()
     if advice.draws:
-        rows.append(("load draws", advice.draws.words))
+        rows.append(("capacity", advice.draws.words))
     held = advice.entry.held
     rows += [(margin.name, f"{describe(margin)}") for margin in held.margins] if held else []
     if advice.binding:
-        rows.append(("breaks first", f"one step further, {describe(advice.binding)}"))
+        rows.append(("breaks first", f"at the next higher load, {describe(advice.binding)}"))
     rows += [(f"limited by {found.name}", f"{found.evidence}; {found.advice}") for found in advice.findings]
-    rows += [("next cheaper", advice.cheaper), ("routing", advice.routing), *(verdict.facts if verdict else ())]
+    rows += [
+        ("next cheaper", advice.cheaper),
+        *([("router", advice.routing)] if advice.routing else []),
+        *(verdict.facts if verdict else ()),
+    ]
     handover = advice.run.manifest["deployment"].get("handover")
     lines = "".join(
         f'<div class="command"><pre id="serve-{place}">{escape(serve_line(pool, handover))}</pre>'

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.plan.elimination import Entry
-from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said
@@ -120,7 +119,6 @@ def slices(answer: SearchResult, surveyed: Sequence[Surveyed]) -> dict[str, Any]
         "statistics": ["mean", "p50", "p90", "p95", "p99"],
         "slo": _asked(answer),
         "found": [_found(answer, entry) for entry in answer.ranking],
-        "target": answer.objective.rate if isinstance(answer.objective, LeastForRate) else None,
         "configurations": [_configuration(answer, one) for one in surveyed],
     }
 

@@ -2,39 +2,27 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, SCHEDULER_FLAGS
+from windtunnel.deployment.engine import GATHERED, SCHEDULER_FLAGS
+from windtunnel.deployment.engine_scheduler import SIZES
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
+from windtunnel.deployment.usual_sizes import other_capture_sizes
+from windtunnel.launch.sglang import MODES, RULES, SCHEDULER, SHORT
+from windtunnel.launch.table import table
+from windtunnel.launch.trtllm import MOST, NO_EVICT
+from windtunnel.launch.vllm import SIMPLE, TYPES
+from windtunnel.policy import scheduler as settings_of
 from windtunnel.report.handover_flags import sglang_transfer, trtllm_transfer, vllm_transfer
 
 SCHEDULER_VALUES = {name: default for name, default in SCHEDULER_FLAGS.items() if default is not None}
-VALUES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "all2all_backend",
-    "dbo_decode_token_threshold",
-    "dbo_prefill_token_threshold",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "gpu_memory_utilization",
-    "block_size",
-    "dtype",
-    "kv_cache_dtype",
-    "quantization",
-    "num_gpu_blocks_override",
-    *SCHEDULER_VALUES,
-)
-SWITCHES = (
-    "enable_expert_parallel",
-    "enable_dbo",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "async_scheduling",
-)
+BOTH_SIDES = {name for name in SIMPLE.values() if "bool" in str(TYPES[name])}
+BY_RULE = {"scheduler_reserve_full_isl", "enforce_eager"}
+VALUES = tuple(name for name in SIMPLE.values() if name not in BOTH_SIDES)
+SWITCHES = tuple(name for name in SIMPLE.values() if name in BOTH_SIDES - BY_RULE)
+"""Settings that vLLM's flags are called like, in the order of its table: with a value, and on or off."""
 SILENT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
@@ -44,18 +32,18 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "kv_cache_dtype": ("auto",),
     "enable_expert_parallel": (False,),
     "enable_prefix_caching": (True,),
+    "disable_custom_all_reduce": (False,),
     **{name: (default,) for name, default in SCHEDULER_VALUES.items()},
 }
 """Values that are vLLM's own defaults on every device and need no flag."""
-DEEPEP_MODES = {LOW_LATENCY: "low_latency", HIGH_THROUGHPUT: "normal", AUTO: "auto"}
+DEEPEP_MODES = {backend: mode for mode, backend in MODES.items()}
 """Backends of the exchange, as SGLang's ``--deepep-mode`` calls them."""
 SGLANG_DISPATCHED, SGLANG_MOST_DISPATCHED = 128, 1024
 """Tokens of a rank that low-latency kernels of SGLang take by default, and at most."""
-FP8 = {"fp8": "fp8_e4m3"}
+FP8 = {ours: theirs for theirs, ours in SHORT.items()}
 """vLLM's short name of a cache's type, as SGLang calls it."""
 OPTIONS_FILES = {"mixed": "trtllm.yaml", "prefill": "context.yaml", "decode": "generation.yaml"}
 """Settings without a flag of trtllm-serve go to this file, which is written first."""
-MAX_UTILIZATION = "trtllm-max-utilization"
 
 
 def serve_line(pool: Mapping[str, Any], handover: Mapping[str, Any] | None = None) -> str:
@@ -68,21 +56,37 @@ def serve_line(pool: Mapping[str, Any], handover: Mapping[str, Any] | None = Non
     engine = pool.get("engine", {})
     chosen = preset(engine.get("preset", ALIASES["vllm"]))
     scheduler = engine.get("scheduler")
-    own = (None, chosen.name, chosen.rules, *([MAX_UTILIZATION] if chosen.backend == "trtllm" else []))
-    if scheduler not in own:
+    if not _starts(chosen, scheduler):
         return f"# no command starts this: {chosen.name} has no scheduler {scheduler!r}"
     model = shlex.quote(str(pool.get("model", "MODEL")))
     role, shared = str(pool.get("role", "mixed")), bool(pool.get("lockstep"))
     apart, rules = role != "mixed", handover or {}
     if chosen.backend == "vllm":
-        return " ".join([_vllm(model, engine, chosen), *(vllm_transfer(role, rules) if apart else ())])
+        return " ".join([_vllm(model, pool, chosen), *(vllm_transfer(role, rules) if apart else ())])
     if chosen.backend == "sglang":
-        return _sglang(model, engine, shared, sglang_transfer(role, rules) if apart else {})
-    return _trtllm(model, engine, shared, role)
+        return _sglang(model, pool, shared, sglang_transfer(role, rules) if apart else {})
+    return _trtllm(model, pool, shared, role)
 
 
-def _vllm(model: str, engine: Mapping[str, Any], chosen: EnginePreset) -> str:
+def _starts(chosen: EnginePreset, scheduler: str | None) -> bool:
+    """Whether flags of the engine start this scheduler: its own, with settings that it has flags for."""
+    if scheduler in (None, chosen.name, chosen.rules):
+        return True
+    name = str(scheduler).partition(":")[0]
+    if chosen.backend == "vllm" or name not in ((RULES,) if chosen.backend == "sglang" else (NO_EVICT, MOST)):
+        return False
+    plain, own = settings_of(name), settings_of(str(scheduler))
+    followed = {"radix_cache", "disable_overlap_schedule", "chunked_prefill", *SIZES, "balance_timeout"}
+    followed |= {setting for setting, _ in SCHEDULER.values()}
+    return all(
+        getattr(plain, each.name) == getattr(own, each.name) or each.name in followed
+        for each in fields(plain)  # type: ignore[arg-type]
+    )
+
+
+def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
     """Flags by the names of vllm/engine/arg_utils.py."""
+    engine = pool.get("engine", {})
     words = ["vllm", "serve", model]
     for name in VALUES:
         value = engine.get(name)
@@ -99,51 +103,77 @@ def _vllm(model: str, engine: Mapping[str, Any], chosen: EnginePreset) -> str:
         words += ["--speculative-config", shlex.quote(settings)]
     if engine.get("enforce_eager"):
         words.append("--enforce-eager")
+    if sizes := other_capture_sizes(pool):
+        words += ["--compilation-config", shlex.quote(json.dumps({"cudagraph_capture_sizes": sizes}))]
     return " ".join(words)
 
 
-def _sglang(model: str, engine: Mapping[str, Any], shared: bool, transfer: Mapping[str, Any]) -> str:
+def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping[str, Any]) -> str:
     """Flags by the names of sglang/srt/server_args.py. ``shared``: the ranks share experts, so that attention alone is
     data parallel; SGLang then counts GPUs, chunk and requests of all ranks together. ``transfer``: further flags."""
-    ranks = engine.get("data_parallel_size") or 1
+    engine = pool.get("engine", {})
+    ranks, rules = engine.get("data_parallel_size") or 1, _sglang_rules(engine)
     together = ranks if shared else 1
     gpus = together * (engine.get("tensor_parallel_size") or 1)
     stages = engine.get("pipeline_parallel_size") or 1
-    blocks, drafts = engine.get("num_gpu_blocks_override"), engine.get("num_speculative_tokens")
-    cache = engine.get("kv_cache_dtype", "auto")
+    blocks, cache = engine.get("num_gpu_blocks_override"), engine.get("kv_cache_dtype", "auto")
     deepep = DEEPEP_MODES.get(engine.get("all2all_backend", GATHERED))
     chunk = _times(engine.get("max_num_batched_tokens"), together)
-    values = {
-        "tp-size": gpus,
-        "pp-size": stages if stages > 1 else None,
-        "dp-size": ranks if ranks > 1 else None,
-        "ep-size": gpus if engine.get("enable_expert_parallel") else None,
-        "moe-a2a-backend": "deepep" if deepep else None,
-        "deepep-mode": deepep,
-        "context-length": engine.get("max_model_len"),
-        "max-running-requests": _times(engine.get("max_num_seqs"), together),
-        "chunked-prefill-size": -1 if engine.get("enable_chunked_prefill") is False else chunk,
-        "mem-fraction-static": engine.get("gpu_memory_utilization"),
-        "page-size": engine.get("block_size"),
-        "max-total-tokens": _times(blocks, engine.get("block_size") or 1),
+    settings = {
+        "tensor_parallel_size": gpus,
+        "pipeline_parallel_size": stages if stages > 1 else None,
+        "data_parallel_size": ranks if ranks > 1 else None,
+        "enable_expert_parallel": gpus if engine.get("enable_expert_parallel") else None,
+        "all2all_backend": ("deepep", deepep) if deepep else None,
+        "max_model_len": engine.get("max_model_len"),
+        "max_num_seqs": _times(engine.get("max_num_seqs"), together),
+        "max_num_batched_tokens": -1 if rules["chunked_prefill"] is False else chunk,
+        "gpu_memory_utilization": engine.get("gpu_memory_utilization"),
+        "block_size": engine.get("block_size"),
+        "num_gpu_blocks_override": _times(blocks, engine.get("block_size") or 1),
         "dtype": engine.get("dtype"),
-        "kv-cache-dtype": None if cache in ("auto", engine.get("dtype")) else FP8.get(cache, cache),
+        "kv_cache_dtype": None if cache in ("auto", engine.get("dtype")) else FP8.get(cache, cache),
         "quantization": engine.get("quantization"),
-        "speculative-algorithm": "NEXTN" if drafts else None,
-        "speculative-num-steps": drafts or None,
-        "speculative-eagle-topk": 1 if drafts else None,
-        "speculative-num-draft-tokens": drafts + 1 if drafts else None,
-        **transfer,
+        "num_speculative_tokens": _chain(engine.get("num_speculative_tokens")),
     }
+    values = {flag: value for field, found in settings.items() for flag, value in _flags("sglang", field, found)}
+    values |= {**transfer, **{flag: rules.get(name) for flag, (name, usual) in SCHEDULER.items() if usual is not False}}
     switches = {
         "enable-dp-attention": together > 1,
         "enable-two-batch-overlap": bool(engine.get("enable_dbo")),
-        "disable-radix-cache": engine.get("enable_prefix_caching") is False,
+        "disable-radix-cache": rules["radix_cache"] is False,
         "disable-overlap-schedule": engine.get("async_scheduling") is False and stages == 1,
         "disable-cuda-graph": bool(engine.get("enforce_eager")),
+        "disable-custom-all-reduce": bool(engine.get("disable_custom_all_reduce")),
+        "enable-mixed-chunk": bool(rules.get("enable_mixed_chunk")),
     }
     start = ["python", "-m", "sglang.launch_server", "--model-path", model]
-    return _command([*_buffers(engine, deepep), *start], values, switches)
+    sizes = " ".join(map(str, other_capture_sizes(pool)))
+    line = _command([*_buffers(engine, deepep), *start], values, switches)
+    return f"{line} --cuda-graph-bs {sizes}" if sizes else line
+
+
+def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
+    """The flags that a setting is written with, by the engine's table, and their values."""
+    flags = table(engine).flags_of(field)
+    return zip(flags, value, strict=False) if isinstance(value, tuple) else [(flags[0], value)]
+
+
+def _chain(drafts: int | None) -> tuple[Any, ...] | None:
+    """Algorithm, steps, width and tokens of a chain of drafts, the token before them included."""
+    return ("NEXTN", drafts, 1, drafts + 1) if drafts else None
+
+
+def _sglang_rules(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scheduler of SGLang with settings of its own has beside its defaults; of the engine's own what it has."""
+    own = {"chunked_prefill": engine.get("enable_chunked_prefill"), "radix_cache": engine.get("enable_prefix_caching")}
+    text = str(engine.get("scheduler") or "")
+    if not text.startswith(f"{RULES}:"):
+        return own
+    plain, named = settings_of(RULES), settings_of(text)
+    own = {"chunked_prefill": None, "radix_cache": None}
+    names = (*own, *(name for name, _ in SCHEDULER.values()))
+    return own | {name: getattr(named, name) for name in names if getattr(named, name) != getattr(plain, name)}
 
 
 def _buffers(engine: Mapping[str, Any], deepep: str | None) -> list[str]:
@@ -154,8 +184,9 @@ def _buffers(engine: Mapping[str, Any], deepep: str | None) -> list[str]:
     return [f"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={min(tokens, SGLANG_MOST_DISPATCHED)}"]
 
 
-def _trtllm(model: str, engine: Mapping[str, Any], shared: bool, role: str) -> str:
+def _trtllm(model: str, pool: Mapping[str, Any], shared: bool, role: str) -> str:
     """Flags by the names of tensorrt_llm/commands/serve.py; the rest by those of llmapi/llm_args.py, in a file."""
+    engine = pool.get("engine", {})
     tensor, ranks = engine.get("tensor_parallel_size") or 1, engine.get("data_parallel_size") or 1
     stages = engine.get("pipeline_parallel_size") or 1
     if ranks > 1 and not shared:
@@ -163,20 +194,21 @@ def _trtllm(model: str, engine: Mapping[str, Any], shared: bool, role: str) -> s
     if ranks > 1 and tensor > 1:
         return f"# no command starts this: TensorRT-LLM has no {ranks} ranks of attention with {tensor} GPUs each"
     gpus = max(tensor, ranks)
-    values = {
-        "tp_size": gpus,
-        "pp_size": stages if stages > 1 else None,
-        "ep_size": gpus if engine.get("enable_expert_parallel") else None,
-        "max_batch_size": engine.get("max_num_seqs"),
-        "max_num_tokens": engine.get("max_num_batched_tokens"),
-        "max_seq_len": engine.get("max_model_len"),
-        "extra_llm_api_options": OPTIONS_FILES[role],
+    settings = {
+        "tensor_parallel_size": gpus,
+        "pipeline_parallel_size": stages if stages > 1 else None,
+        "enable_expert_parallel": gpus if engine.get("enable_expert_parallel") else None,
+        "max_num_seqs": engine.get("max_num_seqs"),
+        "max_num_batched_tokens": engine.get("max_num_batched_tokens"),
+        "max_model_len": engine.get("max_model_len"),
     }
-    lines = "\n".join(_options(engine, ranks, role))
+    found = [pair for field, value in settings.items() for pair in _flags("trtllm", field, value)]
+    values = {flag.replace("-", "_"): value for flag, value in found} | {"extra_llm_api_options": OPTIONS_FILES[role]}
+    lines = "\n".join(_options(engine, ranks, role, other_capture_sizes(pool)))
     return f"cat > {OPTIONS_FILES[role]} <<'END'\n{lines}\nEND\n" + _command(["trtllm-serve", model], values, {})
 
 
-def _options(engine: Mapping[str, Any], ranks: int, role: str) -> Iterable[str]:
+def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[int]) -> Iterable[str]:
     """Lines of YAML. It has all settings of the cache, since the file's replace those of the flags."""
     cache = {
         "enable_block_reuse": bool(engine.get("enable_prefix_caching")),
@@ -187,7 +219,10 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str) -> Iterable[str]:
     }
     yield "kv_cache_config:"
     yield from (f"  {name}: {json.dumps(value)}" for name, value in cache.items() if value is not None)
-    yield f"enable_chunked_prefill: {json.dumps(bool(engine.get('enable_chunked_prefill')))}"
+    rules, _, _ = str(engine.get("scheduler") or "").partition(":")
+    named = settings_of(engine["scheduler"]) if rules in (NO_EVICT, MOST) else None
+    chunked = engine.get("enable_chunked_prefill") or getattr(named, "chunked_prefill", False)
+    yield f"enable_chunked_prefill: {json.dumps(bool(chunked))}"
     if engine.get("dtype") not in (None, "auto"):
         yield f"dtype: {engine['dtype']}"
     if ranks > 1:
@@ -199,8 +234,15 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str) -> Iterable[str]:
         yield "disable_overlap_scheduler: true"
     if engine.get("enforce_eager"):
         yield "cuda_graph_config: null"
-    if engine.get("scheduler") == MAX_UTILIZATION:
+    elif sizes:
+        yield f"cuda_graph_config:\n  batch_sizes: {json.dumps(list(sizes))}"
+    if engine.get("disable_custom_all_reduce"):
+        yield "allreduce_strategy: NCCL"
+    if rules == MOST:
         yield "scheduler_config:\n  capacity_scheduler_policy: MAX_UTILIZATION"
+    if steps := getattr(named, "balance_timeout", 0):
+        steps = round(steps / (engine.get("acceptance_length") or 1.0))
+        yield f"attention_dp_config:\n  enable_balance: true\n  timeout_iters: {max(1, steps)}"
     if drafts := engine.get("num_speculative_tokens"):
         yield f"speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: {drafts}"
 

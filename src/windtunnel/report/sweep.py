@@ -14,11 +14,11 @@ LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2
 
 def sweep_page(model: str, points: Sequence[Point], knee: Point | None) -> str:
     """The page as text. Raises InputError if plotly is not installed."""
-    text = "No rate is kept up with." if knee is None else f"Keeps up to {number(knee.rate)} requests/s."
+    text = "Saturated at every rate." if knee is None else f"Carries up to {number(knee.rate)} requests/s."
     text = f"{text.removesuffix('.')}{on_servers(points)}."
     kind = "bad" if knee is None else "good"
     rates = [point.rate for point in points]
-    served = [point.result.request_throughput for point in points]
+    served = [point.served if math.isfinite(point.served) else None for point in points]
     figures = {name: _latencies(name, points, knee) for name in LATENCIES}
     figures["served"] = _figure(
         [scatter("lines+markers", "served", rates, served), scatter("lines", "asked", rates, rates)],
@@ -27,7 +27,7 @@ def sweep_page(model: str, points: Sequence[Point], knee: Point | None) -> str:
     )
     rows = [
         (
-            *map(number, (point.rate, point.result.request_throughput, point.result.output_throughput)),
+            *map(number, (point.rate, point.served, point.result.output_throughput)),
             *(number(1e3 * point.result.latencies[name].percentile(90)) for name in LATENCIES),
         )
         for point in points
@@ -45,12 +45,12 @@ def sweep_page(model: str, points: Sequence[Point], knee: Point | None) -> str:
 
 
 def on_servers(points: Sequence[Point]) -> str:
-    """Where the knee is on 90 % of measured servers, behind the sentence that names it."""
+    """Where the knee is on a real server, behind the sentence that names it."""
     ends = knee_ends(points)
     if ends is None or ends == (None, None):
         return ""
     low, high = ("below the lowest rate" if rate is None else number(rate) for rate in ends)
-    return f"; on 90 % of servers at {low} to {high}"
+    return f" ({low} to {high} on a real server)"
 
 
 def _latencies(name: str, points: Sequence[Point], knee: Point | None) -> Figure:

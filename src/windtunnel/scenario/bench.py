@@ -202,7 +202,7 @@ def _measured(
     measured: Measured,
     told: Callable[[str], None],
 ) -> list[Row]:
-    """What the server at the endpoint did under each load; kept, too, under the load and the endpoint."""
+    """What the server at the endpoint did under each load; kept as well, under the load and the endpoint."""
     found: dict[tuple[str, ...], Row] = {}
     for case in matrix.cases:
         names = matrix.load_names(case)

@@ -62,7 +62,7 @@ def compare(
         seeds: how many, from the scenario's own seed on.
         exclude_warmup: measure from a tenth of the arrivals' time to the last arrival.
         confidence: of the intervals, from Student's distribution over the seeds.
-        gap: compare how far each is from what no scheduler beats, too; over the whole run.
+        gap: compare how far each is from what no scheduler beats as well; over the whole run.
         bands: say between which values the differences lie on measured servers: two more runs of each variant.
 
     Raises:
@@ -116,8 +116,25 @@ def _scenarios(scenario: Scenario, variants: Mapping[str, Mapping[str, Any] | Sc
                 f"{scenario.load.seed} on: leave it out"
             )
         require_names(varied.deployment())
-        found[name] = varied
+        found[name] = varied if isinstance(words, Scenario) else _decided_alike(scenario, varied)
     return found
+
+
+def _decided_alike(scenario: Scenario, varied: Scenario) -> Scenario:
+    """The variant, deciding when the scenario does, unless its words say otherwise or it cannot: a scheduler whose
+    default is another async_scheduling would be compared with a step's lead or lag."""
+    if varied.server.engine.async_scheduling != scenario.server.engine.async_scheduling:
+        return varied
+    ahead = {pool.engine.async_scheduling for pool in scenario.deployment().pools}
+    own = {pool.engine.async_scheduling for pool in varied.deployment().pools}
+    if own == ahead or len(ahead) > 1:
+        return varied
+    try:
+        alike = vary(varied, {"async_scheduling": str(next(iter(ahead))).lower()})
+        alike.deployment()
+    except InputError:
+        return varied
+    return alike
 
 
 def _other_conditions(scenarios: Mapping[str, Scenario]) -> Iterator[str]:
@@ -128,9 +145,13 @@ def _other_conditions(scenarios: Mapping[str, Scenario]) -> Iterator[str]:
         same_word = varied.server.engine.async_scheduling == base.server.engine.async_scheduling
         own_ahead = [pool.engine.async_scheduling for pool in varied.deployment().pools]
         if same_word and {*own_ahead} != {*ahead}:
-            whens = ("when the step before has ended", "while the step before runs")
-            own, others = whens if ahead[0] else reversed(whens)
-            yield f"{name}: decides {own}, the {BASELINE} {others}: give both the same async_scheduling"
+            other = str(not ahead[0]).lower()
+            yield (
+                f"{name}: cannot have the {BASELINE}'s async_scheduling={ahead[0]}: for a fair comparison add "
+                f"async_scheduling={other} to both"
+            )
+        elif not same_word and {*own_ahead} == {*ahead}:
+            yield f"{name}: simulated with the {BASELINE}'s async_scheduling={ahead[0]}, to compare like with like"
 
 
 def require_names(deployment: Deployment) -> None:
@@ -153,7 +174,7 @@ class _Seed(NamedTuple):
 def _ends(
     base: Scenario, varied: Scenario, documents: Sequence[Mapping[str, Any]], exclude_warmup: bool
 ) -> tuple[list[End], Apart]:
-    """The first seed's run where the variant's steps take less long, and longer, than they do beside the baseline's.
+    """The first seed's run where the variant's steps take less long, and longer, than they do next to the baseline's.
 
     ``documents`` are what both runs of that seed say as simulated.
     """

@@ -55,11 +55,11 @@ class Load:
     burstiness: float = 1.0
     """Shape of the gaps between newly drawn requests: 1 is Poisson, smaller is burstier."""
     max_concurrency: int | None = None
-    """Closed loop: the next request is sent when fewer than so many are in flight."""
+    """Closed loop: the next request is sent when fewer are in flight."""
     lanes: int | None = None
-    """Sessions in play: the next one starts when fewer than so many have requests to come."""
+    """Sessions in play: the next one starts when fewer than this many have requests to come."""
     num_prompts: int | None = None
-    """The first so many requests of a trace (without it: all), or so many random ones (without it: 1000)."""
+    """Number of requests: the first of a trace (default: all), or random ones (default: 1000)."""
     random_input_len: int | None = None
     """Prompt tokens of random requests; 1024 if only the output's are given. Also ``--isl``."""
     random_output_len: int | None = None
@@ -82,7 +82,7 @@ class Load:
     time_scale: float = 1.0
     """Multiplies the times of a trace: 0.5 doubles its rate."""
     repeat: int = 1
-    """Play the trace so many times in a row."""
+    """Play the trace this many times in a row."""
     ramp_up_strategy: Literal["linear", "exponential"] | None = None
     """Draw arrivals at a rate that grows from the first request to the last."""
     ramp_up_start_rps: float | None = None
@@ -110,7 +110,7 @@ class Load:
             raise InputError(f"columns: name those of a file, and {self.trace!r} is built in: leave them out")
         if self.is_random and self.trace is not None:
             raise InputError(
-                f"trace={self.trace!r}: has lengths of its own: leave out random_input_len and random_output_len"
+                f"trace={self.trace!r}: has its own lengths: leave out random_input_len and random_output_len"
             )
         if self.is_random and (self.time_scale != 1.0 or self.repeat != 1):
             raise InputError(

@@ -44,7 +44,7 @@ class Matrix:
     load_axes: tuple[int, ...]
     """Places of the axes whose values say something of the load."""
     seeds: int = 1
-    """Each case is simulated under so many, from its own seed on."""
+    """Each case is simulated under this many, from its own seed on."""
     exclude_warmup: bool = False
     endpoint: str | None = None
     """URL of a server that gets the same loads."""

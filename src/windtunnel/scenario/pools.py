@@ -19,31 +19,31 @@ JOINTS = ("link", "handover")
 ENGINE_WORDS = {word(entry.name).replace("-", "_"): entry.name for entry in fields(Engine)}
 """Words of a pool that its engine reads → fields of the engine."""
 OWN_WORDS = {"name": str, "replicas": int, "device": str, "price_per_hour": float}
-"""Words of a pool beside those of its engine; a price is USD per GPU and hour."""
+"""Words of a pool in addition to those of its engine; a price is USD per GPU and hour."""
 Several = Annotated[tuple[str, ...], Parameter(show_default=False, consume_multiple=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pools:
-    """What stands beside each other; without any of these words, one pool of equal servers."""
+    """Pools of servers; without any of these words, one pool of equal servers."""
 
     pools_file: Path | None = None
     """YAML file with the words below as keys; flags go before it."""
     prefill: Several = ()
-    """Servers that compute prompts: "replicas=2 tensor_parallel_size=4 device=h100". What is not said is as for the
-    run. Repeat it for more pools, of other devices or sizes."""
+    """Servers that compute prompts: "replicas=2 tensor_parallel_size=4 device=h100". Defaults to the
+    run's settings. Repeat it for more pools, of other devices or sizes."""
     decode: Several = ()
     """Servers that take the prompts' KV and decode, in the same words."""
     mixed: Several = ()
-    """Unlike servers behind one router that do both, in the same words."""
+    """Different servers behind one router that do both, in the same words."""
     link: str | None = None
     """From prefill to decode: "bandwidth=50e9 latency=0.0004" (bytes/s of a replica, s), a name of ``windtunnel list
-    links``, or both. What is not said is as in the devices' network."""
+    links``, or both. Defaults to the devices' network."""
     handover: str | None = None
-    """The rules of it: a name of ``windtunnel list handovers``, and other values for some of its words, as in
-    "vllm-0.32-nixl-pull lease=60". Without it those of the decode pool's engine."""
+    """Hand-over rules: a name of ``windtunnel list handovers``, and other values for some of its words, as in
+    "vllm-0.32-nixl-pull lease=60". Default: those of the decode pool's engine."""
     store: Several = ()
-    """Where KV is kept that the GPUs have no room for, the fastest first: "tier=host capacity=200e9" (bytes of a
+    """Where KV goes that does not fit on the GPUs, the fastest first: "tier=host capacity=200e9" (bytes of a
     replica), "tier=disk capacity=4e12 read=7e9 write=5e9", "tier=shared capacity=10e12 chunk_tokens=256"; pool=decode
     or pool=all: not only where prompts are computed."""
     autoscale: Several = ()
@@ -54,7 +54,7 @@ class Pools:
     """Replicas that fail: "replica=0 at=600 down=120", or at random "mtbf=86400 down=300"; on_failure=lost, retry or
     migrate; pool=decode where there are several; part=link for the link between them."""
     decode_router: str | None = None
-    """Which decode replica gets a request; without it as ``router``."""
+    """Which decode replica gets a request; default: as ``router``."""
 
     def __post_init__(self) -> None:
         """Refuse words that no pool has, and names that are no pool's, which a file may yet bring."""
@@ -120,9 +120,9 @@ class Pools:
         return Deployment(pools, router, link, handover, found.decode_router, scalings, faults)
 
     def _require_both(self) -> None:
-        """Raise InputError for one side without the other, or beside mixed pools."""
+        """Raise InputError for one side without the other, or together with mixed pools."""
         if self.mixed:
-            raise InputError("mixed beside prefill and decode: a deployment has mixed pools, or both of the others")
+            raise InputError("mixed pools with prefill and decode pools: a deployment has one kind or the other")
         for role, other in (("prefill", "decode"), ("decode", "prefill")):
             if getattr(self, role) and not getattr(self, other):
                 raise InputError(f"{role} without {other}: add {other}, e.g. {other}='replicas=1'")

@@ -31,11 +31,11 @@ class Goals:
     """What the deployment should reach."""
 
     goodput: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
-    """Limits in ms that a good request keeps all of, as vLLM writes them: ``ttft:300 tpot:50 e2el:20000``."""
+    """Limits that a good request meets, in ms as vLLM has them or with units: ``ttft:300 tpot:0.05s e2el:20s``."""
     attainment: float | None = None
     """Share of requests that must be good, e.g. 0.99; if they are not, the exit code is 1."""
     slo: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
-    """Percentiles in s that must hold: ``ttft_p99=0.3 tpot_p90=0.05``; if they do not, the exit code is 1."""
+    """Percentiles that must hold, in s or with units: ``ttft_p99=0.3 tpot_p90=50ms``; otherwise the exit code is 1."""
 
     def __post_init__(self) -> None:
         """Refuse limits that cannot be read, and a share of requests without limits for a request."""

@@ -28,7 +28,7 @@ class Server:
     device: str = "h100"
     """The GPU, a name of ``windtunnel list devices``."""
     devices_file: Path | None = None
-    """TOML file with devices of your own, or other values for known ones."""
+    """TOML file with your own devices, or other values for known ones."""
     perf: str = "auto"
     """Kernel times: measured where there is data and modelled elsewhere (auto), or one of the two alone; roofline:
     perfect kernels and no host work, what no server can beat; profile:FOLDER: what windtunnel profile or Vidur

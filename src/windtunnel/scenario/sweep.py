@@ -8,6 +8,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics import Summary, bands, overloaded, queue_growth, summary, unroll
 from windtunnel.metrics.bands import LEVEL
 from windtunnel.metrics.comparison import Point
+from windtunnel.metrics.overload import steady_rate, too_short
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.plan.question import ATTAINMENT
 from windtunnel.scenario.scenario import Scenario
@@ -16,7 +17,7 @@ from windtunnel.simulate.simulate import batch_times, simulate
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 """Rates by default, as shares of what is served when all requests are there at once."""
 PROMPTS, SECONDS = 1000, 60
-"""Requests at a rate where their number is free: so many, or those that arrive in so many seconds."""
+"""Requests at a rate where their number is free: this many, or those that arrive in this many seconds."""
 
 
 def sweep(scenario: Scenario, rates: Sequence[float] = ()) -> list[Point]:
@@ -73,4 +74,5 @@ def _run(scenario: Scenario, rate: float, tables: Sequence[Tabulated]) -> Point:
         limits = slo.divided_by(slower).with_later_first_tokens(later / slower)
         there = summary(run, limits, exclude_warmup=True, steps=steps) if slo else result
         ends.append((rate / slower, keeps_up(there)))
-    return Point(rate, result, keeps_up(result), tuple(ends))
+    served = steady_rate(run.requests)
+    return Point(rate, result, keeps_up(result), tuple(ends), served, too_short(run.requests))

@@ -11,7 +11,7 @@ class Clock(Protocol):
     """Simulated seconds since the start."""
 
     slack: float
-    """By so many of them a decision may be made late: nobody sees it before its tokens are due."""
+    """How late a decision may be made: nobody sees it before its tokens are due."""
 
     def now(self) -> float:
         """What time it is."""

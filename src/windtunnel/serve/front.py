@@ -1,4 +1,4 @@
-"""The server's routes: OpenAI's completions and chat completions, and what vLLM has beside them."""
+"""The server's routes: OpenAI's completions and chat completions, and what vLLM has in addition."""
 
 import hmac
 import itertools
@@ -31,7 +31,7 @@ from windtunnel.version import __version__
 Arrivals = list[tuple[Arrival, Text, int]]
 """What each choice of an answer asks of the engines and will say, and which prompt it continues."""
 UNLIMITED_ANSWER = 256
-"""Tokens of an answer that has no limit of its own, where no mean length is given."""
+"""Tokens of an answer that has no limit, where no mean length is given."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Front:
     async def _body(self, caller: Caller) -> bytes:
         return await caller.body(self.manners.max_body_bytes, self.manners.body_seconds)
 
-    # What stands beside.
+    # What else it has.
 
     async def models(self, _: Request) -> Response:
         """/v1/models."""

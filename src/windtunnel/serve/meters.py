@@ -35,7 +35,7 @@ class Buckets:
         self.sums[engine] += values.sum()
 
     def observe_alike(self, value: float, count: int) -> None:
-        """Count a value of the first engine so many times."""
+        """Count a value of the first engine this many times."""
         self.counts[0, bisect_left(self._edges, value)] += count
         self.sums[0] += value * count
 

@@ -66,7 +66,7 @@ class Words(NamedTuple):
 
 @part
 def put(chunk: NDArray[np.uint8], at: int, text: NDArray[np.uint8], length: int) -> int:
-    """Copy so many bytes of a text to a place: the place after them."""
+    """Copy this many bytes of a text to a place: the place after them."""
     for j in range(length):
         chunk[at + j] = text[j]
     return at + length
@@ -74,7 +74,7 @@ def put(chunk: NDArray[np.uint8], at: int, text: NDArray[np.uint8], length: int)
 
 @part
 def put_length(chunk: NDArray[np.uint8], length: int) -> int:
-    """Begin a chunk of HTTP of so many bytes, below 16⁴: the place after that."""
+    """Begin a chunk of HTTP of this many bytes, below 16⁴: the place after that."""
     at = 0
     for shift in (12, 8, 4, 0):
         digit = (length >> shift) & 15
@@ -124,7 +124,7 @@ def send_out(lines: Lines, words: Words, slots: Integers, left: Integers) -> int
 
 
 class Outbox:
-    """Sends tokens of all requests that have clients on connections of their own; the others are told."""
+    """Sends tokens of all requests that have clients on their own connections; the others are told."""
 
     def __init__(self) -> None:
         self.lines = _lines(1024)
@@ -188,7 +188,7 @@ class Outbox:
 
 
 def _lines(slots: int) -> Lines:
-    """Those of so many slots."""
+    """Those of this many slots."""
     widths = {"words": AHEAD, "before": ROOM, "after": AFTER_ROOM}
     columns: list[Any] = [
         np.zeros((slots, widths[name]), dtype=np.uint8) if name in widths else np.zeros(slots, dtype=np.int64)

@@ -102,13 +102,13 @@ class SeededWords:
         self._key = blake2b(prompt, salt=seed.to_bytes(16, signed=True)).digest()
 
     def numbers(self, first: int, wanted: int) -> bytes:
-        """Those of so many words, from a token on."""
+        """Those of this many words, from a token on."""
         part, skipped = divmod(first, 64)
         parts = (blake2b(here.to_bytes(8), key=self._key).digest() for here in count(part))
         return b"".join(islice(parts, -(-(skipped + wanted) // 64)))[skipped : skipped + wanted]
 
     def after(self, taken: int) -> Iterator[str]:
-        """The words after so many."""
+        """The words after this many."""
         for first in count(taken, 64):
             for number in self.numbers(first, 64):
                 yield BY_NUMBER[number]

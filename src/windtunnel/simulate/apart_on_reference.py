@@ -48,7 +48,7 @@ def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Hando
     if any(router.number in (routing.SCORED, routing.SESSION_AFFINITY) for router in routers):
         names.add("routers that remember")
     if routers[1].number == routing.ROUTE_SCORE and routers[1] is not routers[0]:
-        names.add("decode_router of your own")
+        names.add("your own decode_router")
     if rules.on_expiry != "wait":
         names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)
@@ -118,7 +118,7 @@ def numbers_of(fleet: Fleet, role: str) -> list[int]:
 
 
 def _choices(fleet: Fleet, demand: Demand, routers: tuple[Router, Router], uniforms: Floats) -> tuple[Choice, Choice]:
-    """The routers of both sides, each with what it may see of its own."""
+    """The routers of both sides, each with what it may see of its side."""
     second = replace(fleet, route_score=routers[1].route_score, routing=routers[1].routing)
     unknown = replace(demand, hash_ids=None)  # no prompt is computed there, and so none is looked for
     sides = ((fleet, "prefill", demand), (second, "decode", unknown))

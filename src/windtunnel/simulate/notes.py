@@ -30,7 +30,7 @@ def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
     blind = [not one.can_cache_prefixes for one, role in zip(fleet.policies, roles, strict=True) if role != "decode"]
     if demand.hash_ids is not None and any(blind):
         found.append(
-            "prompts of this workload begin alike, but this scheduler is simulated without prefix caching: all are "
+            "prompts of this workload share prefixes, but this scheduler is simulated without prefix caching: all are "
             "computed; compare it with --no-enable-prefix-caching"
         )
     caching = [settings for settings in fleet.policies if settings.prefix_caching]

@@ -340,7 +340,7 @@ def _replica_of(fleet: Fleet, pool: int, shelf: Shelf, replica: int) -> Replica:
     tiers = fleet.tiers[pool] if fleet.tiers else ()
     if not isinstance(policy, KNOWN):
         raise InputError(
-            f"{type(policy).__name__}: not simulated beside a scheduler that only the reference engine knows"
+            f"{type(policy).__name__}: not simulated together with a scheduler that only the reference engine knows"
         )
     policy.check(limits)
     ranks = [_scheduler(limits, policy, shelf.ports(tiers, pool, replica)) for _ in range(fleet.lanes[pool])]

@@ -1,4 +1,4 @@
-"""Overheads: time outside the kernels, as a deployment of your own has it: host work of a step, and the client's path.
+"""Overheads: time outside the kernels, as your own deployment has it: host work of a step, and the client's path.
 
 The batch-time tables hold the host work of a typical server core (``perf.tabulate.host``), and a simulation's clock is
 the engine's. A measured run can say how one deployment differs: ``windtunnel calibrate`` writes that as a small file.
@@ -37,7 +37,7 @@ class HostOverhead:
     """While the GPU waits."""
     serial_per_sequence: float = 0.0
     overlapped: float = 0.0
-    """Beside the GPU: it bounds the step from below."""
+    """Next to the GPU: it bounds the step from below."""
     overlapped_per_sequence: float = 0.0
 
     @overload

@@ -12,7 +12,7 @@ STOPS = {
 }
 """Powers of two and what lies between, so that the tables of neighbours can be made before they are asked for."""
 FORESEEN = ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens")
-"""Sliders whose every stop has batch-time tables of its own."""
+"""Sliders whose every stop has its own batch-time tables."""
 
 
 USUAL = {"tensor_parallel_size": 1}
@@ -57,7 +57,7 @@ def choices() -> dict[str, Any]:
 
 
 def neighbours(words: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The words one and two stops further along each slider that has tables of its own, the nearest first; a slider
+    """The words one and two stops further along each slider that has its own tables, the nearest first; a slider
     whose word is not given stands before its first stop."""
     found: list[dict[str, Any]] = []
     for step in (1, -1, 2, -2):

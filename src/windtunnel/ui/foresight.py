@@ -13,7 +13,7 @@ from windtunnel.ui.choices import neighbours
 
 
 class Foresight:
-    """Fills the cache on disk in a process of its own, at the lowest priority, for what was asked for last. It ends
+    """Fills the cache on disk in its own process, at the lowest priority, for what was asked for last. It ends
     with this one, however that ends."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class RefusedError(Exception):
 
 
 class Room:
-    """Answers the page; simulations run one after the other in a thread of their own."""
+    """Answers the page; simulations run one after the other in their own thread."""
 
     def __init__(
         self, start: Words, studies: Sequence[Path], hosts: Sequence[str], foresight: Foresight | None
@@ -70,7 +70,7 @@ class Room:
             self.foresight.close()
 
     def check(self, request: Request) -> None:
-        """Refuse what another site's page sends, or one that calls this machine by a name of its own."""
+        """Refuse what another site's page sends, or one that calls this machine by its own name."""
         named = urlsplit(f"//{request.headers.get('host', '')}").hostname
         if "*" not in self.hosts and named not in self.hosts:
             raise RefusedError(403, f"host {named!r}: this page answers to {', '.join(self.hosts)}")
@@ -189,7 +189,7 @@ def application(
     Args:
         start: words that the page begins with; files of Python among them may be run.
         studies: files and folders with stored studies.
-        hosts: names, beside this machine's own, by which the page is called; ``*``: any.
+        hosts: names, in addition to this machine's own, by which the page is called; ``*``: any.
         foresight: what prepares tables.
     """
     room = Room(start, studies, hosts, foresight)

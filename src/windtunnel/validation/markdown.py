@@ -141,4 +141,4 @@ def bands_text(results: Sequence[Result]) -> list[str]:
 
 
 def _bad(row: Mapping[str, Any]) -> str:
-    return f"known bad: {', '.join(row['known_bad'])}" if row["known_bad"] else ""
+    return f"systematically off: {', '.join(row['known_bad'])}" if row["known_bad"] else ""

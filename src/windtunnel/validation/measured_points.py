@@ -2,7 +2,7 @@
 
 - **A batch**: ``batch`` requests of ``input_tokens`` and ``output_tokens``, submitted together to ``framework`` on
   ``device``; ``latency_s`` until the last token.
-- **A run**: ``requests`` names a file of requests (``arrival_s``, ``prompt_tokens``, ``output_tokens``) beside this
+- **A run**: ``requests`` names a file of requests (``arrival_s``, ``prompt_tokens``, ``output_tokens``) next to this
   one, ``engine`` what served them as in ``run.json``; means over the run as ``ttft_mean_s``, ``e2el_mean_s``, and
   ``tpot_mean_s``: all time after first tokens over all tokens after the first.
 

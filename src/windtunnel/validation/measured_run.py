@@ -65,14 +65,14 @@ def nearest_preset(engine: str, version: str) -> str:
 
 
 def preset_note(engine: str, version: str) -> str:
-    """What to know where the version has no preset of its own: which stands in, and how that of the version on its
+    """What to know where the version has no preset: which stands in, and how that of the version on its
     other side differs. Empty where it has one, and for an engine that is not simulated."""
     if not any(preset.backend == engine for preset in PRESETS.values()):
         return ""
     chosen, other = _nearest(engine, version)
     if _minor(chosen.version) == _minor(version):
         return ""
-    text = f"{engine} {version} has no preset of its own and is simulated as {chosen.name}"
+    text = f"{engine} {version} has no preset and is simulated as {chosen.name}"
     if other is None:
         return text
     names = [field.name for field in fields(chosen) if field.name not in ("name", "scheduler")]
@@ -203,14 +203,14 @@ def _read_requests(path: Path) -> tuple[dict[str, NDArray[np.float64]], list[Any
 def _hash_ids(
     document: Mapping[str, Any], recorded: list[Any] | None, prompts: NDArray[np.int64], caches: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a workload takes to know which prompts begin alike: recorded ids, or what an engine's hit rate implies; and
+    """What says which prompts of a workload share prefixes: recorded ids, or what an engine's hit rate implies; and
     what is not known."""
     rate = document.get("prefix_cache_hit_rate")
     if recorded is not None:
         return {"hash_ids": recorded, "hash_block_size": int(document.get("hash_block_size", HASH_BLOCK))}, []
     if rate is not None:
         said = (
-            f"which prompts begin alike is not recorded: as many do as its hit rate of {rate:.0%} takes"
+            f"which prompts share prefixes is not recorded: as many do as its hit rate of {rate:.0%} takes"
             if isinstance(rate, int | float)
             else ""
         )

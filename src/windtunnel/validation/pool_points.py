@@ -74,7 +74,7 @@ class PoolsPoint:
 
     @property
     def scored(self) -> bool:
-        """Counts in the errors: a measurement of its own, of a server that is known."""
+        """Counts in the errors: its own measurement, of a server that is known."""
         return not (self.first_of or self.doubtful)
 
     @property

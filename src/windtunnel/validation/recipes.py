@@ -118,7 +118,7 @@ def _sglang(side: Side, flags: Flags, longest: int) -> dict[str, Any]:
 
 
 def _batching(side: Side, flags: Flags) -> dict[str, Any]:
-    """SGLang's scheduler, which lets prompts into a step up to a number of tokens of its own."""
+    """SGLang's scheduler, which lets prompts into a step up to its own number of tokens."""
     tokens = flags.get("max_prefill_tokens")
     if side.role != "prefill" or tokens is None:
         return {}

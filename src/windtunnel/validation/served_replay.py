@@ -39,7 +39,7 @@ depend on the length of outputs. And those of aiperf, whose text is not cut to a
 
 STRAY = 0.7
 """TensorRT-LLM's equal requests nearly stay in step, which shows in prompts that lengthen nobody else's steps: they
-differ by so many tokens times the root of the clients, either way, as in a random walk. Of 0.5, 0.7, 1 and 1.4 times
+differ by this many tokens times the root of the clients, either way, as in a random walk. Of 0.5, 0.7, 1 and 1.4 times
 the root, 0 to 16 whatever the clients, and a quarter of the clients, the best for both times of a quarter of the rows
 of Llama-3.1-8B and Qwen3-235B (first half); Qwen3-32B is the other half. With it vLLM's first tokens would come later
 than measured."""
@@ -52,7 +52,7 @@ NAN = float("nan")
 BANDS = ((1, 8), (9, 32), (33, 128), (129, 1 << 30))
 
 WAITING, LONGER = 0.25, 3.0
-"""A row is unreadable where its clients wait for the first token a larger share of their time, and so many times as
+"""A row is unreadable where its clients wait for the first token a larger share of their time, and that many times as
 long as simulated: a queue that neither their number nor the server's memory explains."""
 FASTER, IMPOSSIBLE = 0.75, 0.95
 """Measured over simulated below which a row is compared with perfect kernels, and measured over those below which it

@@ -1,7 +1,7 @@
 """Built-in workloads: generators fitted to public traces, so that nothing has to be downloaded.
 
 The fits are data (``data/workloads.toml``), made by ``python -m benchmarks.fit_workloads``; docs/workloads.md shows
-them beside the originals. No trace is shipped.
+them next to the originals. No trace is shipped.
 """
 
 from __future__ import annotations

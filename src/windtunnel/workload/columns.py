@@ -59,7 +59,7 @@ class Workload:
     """At most so many sessions in play: one takes a place with its first release and gives it back when all its rows
     have ended, the others wait in order; 0: any number."""
     max_concurrency: int = 0
-    """Closed loop: at most so many requests in flight, the others wait for a place in order of arrival; 0: open."""
+    """Closed loop: at most this many requests in flight, the others wait for a place in order of arrival; 0: open."""
     asked_rate: float = 0.0
     """Requests per second that the arrivals were drawn for; 0: they have no other rate than their own."""
     burstiness: float = 0.0

@@ -53,7 +53,7 @@ def lengths(values: Integers | Floats) -> dict[str, float]:
 
 
 def rate_cv(arrival: Floats, window: float = 60.0) -> float:
-    """Relative spread of the rate between windows of so many seconds beyond Poisson noise; NaN below three windows."""
+    """Relative spread of the rate between windows (s) beyond Poisson noise; NaN below three windows."""
     released = arrival[~np.isnan(arrival)]
     windows = int((released[-1] - released[0]) // window)
     if windows < 3:

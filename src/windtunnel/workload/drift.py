@@ -30,7 +30,7 @@ class Fit:
     gap_cv: float | None = None
     """Coefficient of variation of the gaps between arrivals: 1 for Poisson."""
     sharing: float | None = None
-    """Share of prompt tokens in blocks that an earlier prompt had, too."""
+    """Share of prompt tokens in blocks that an earlier prompt had as well."""
     rate_cv: float = 0.0
     """How much the rate varies between windows beyond chance, relative to its mean."""
 
@@ -54,7 +54,7 @@ class Change:
 
 
 def fit(workload: Workload, window: float | None = None) -> Fit:
-    """The numbers of a load, whose rate may vary between windows of so many seconds.
+    """The numbers of a load, whose rate may vary between windows of this many seconds.
 
     Raises InputError for fewer requests than anything can be said of.
     """

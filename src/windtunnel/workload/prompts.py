@@ -28,7 +28,7 @@ def prefix_repetition(
     hash_block_size: int = 16,
     max_concurrency: int = 0,
 ) -> Workload:
-    """Prompts of one of ``num_prefixes`` common prefixes and a suffix of their own: vLLM's `prefix_repetition`.
+    """Prompts of one of ``num_prefixes`` common prefixes and their own suffix: vLLM's `prefix_repetition`.
 
     ``lengths`` gives suffix and output tokens. Every prefix is used equally often (± 1), in random order.
     """

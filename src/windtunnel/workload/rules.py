@@ -109,7 +109,7 @@ def check_values(columns: Mapping[str, npt.NDArray[Any]], later: npt.NDArray[np.
             f"row {row + 1}: max_tokens={limit[row]}: must be ≥ output_tokens={output[row]}, or leave max_tokens out"
         )
     _must(limit <= LARGEST, "max_tokens", limit, "must be ≤ 2^40 tokens")
-    _must(columns["session"] >= -1, "session", columns["session"], "must be ≥ 0, or -1 for a request of its own")
+    _must(columns["session"] >= -1, "session", columns["session"], "must be ≥ 0, or -1 for its own request")
     think = columns["think_time"]
     _must(np.isfinite(think) & (think >= 0), "think_time", think, "must be finite seconds ≥ 0")
     arrival = columns["arrival"]

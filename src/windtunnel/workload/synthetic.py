@@ -23,7 +23,7 @@ def stream(seed: int, purpose: str) -> np.random.Generator:
 
 
 def check_count(name: str, value: int) -> None:
-    """Refuse so many requests: none, or more than fit into memory."""
+    """Refuse a number of requests: none, or more than fit into memory."""
     if value < 1:
         raise InputError(f"{name}={value}: must be ≥ 1")
     if value > MOST_REQUESTS:
@@ -41,7 +41,7 @@ def generate(
 ) -> Workload:
     """Requests with these arrivals and lengths.
 
-    The two draw from streams of their own, so another length distribution leaves the arrivals bit for bit as they
+    The two draw from their own streams, so another length distribution leaves the arrivals bit for bit as they
     were, and the other way round. ``max_concurrency`` > 0 closes the loop.
     """
     check_count("num_requests", num_requests)

@@ -60,7 +60,7 @@ def load_trace(
     Public traces start at their first request; windtunnel's own files keep their times. ``arrivals`` replaces the
     file's times, and is needed for files that have none. ``sort`` orders requests by time, where unsorted times are
     an error otherwise; ``drop_empty`` leaves out requests without prompt or output. ``jitter`` spreads requests that
-    share a quantised time over up to so many seconds (see `spread`). ``hash_block_size`` overrides the format's
+    share a quantised time over up to this many seconds (see `spread`). ``hash_block_size`` overrides the format's
     tokens per hash id, ``max_concurrency`` the file's.
     Raises InputError, one line, starting with the path.
     """

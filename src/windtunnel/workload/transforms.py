@@ -128,7 +128,7 @@ def _first_turns(workload: Workload) -> Integers:
 
 
 def with_concurrency(workload: Workload, max_concurrency: int) -> Workload:
-    """These requests with at most so many in flight; 0 opens the loop again."""
+    """These requests with at most this many in flight; 0 opens the loop again."""
     return replace(workload, max_concurrency=max_concurrency)
 
 

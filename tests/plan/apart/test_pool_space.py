@@ -46,7 +46,7 @@ def test_constraints_count_both_sides() -> None:
 def test_layouts_that_cannot_be_handed_over_are_pruned() -> None:
     prefill = small_space(**ONE | {"block_size": (16, 32)})
     found = PoolSpace(prefill, small_space(**ONE), ratio=1).enumerate()
-    assert any("KV is handed over only between pools" in reason for reason in found.pruned)
+    assert any("KV is transferred only between pools" in reason for reason in found.pruned)
     assert found.size == 2 * len(found.candidates) == PoolSpace(prefill, small_space(**ONE), ratio=1).size
 
 
@@ -112,7 +112,7 @@ def test_bounds_hold() -> None:
 
 def test_limits_that_no_request_alone_keeps_bound_a_deployment_out() -> None:
     (first, *_) = pools().enumerate().candidates
-    for limits in (("ttft:1",), ("tpot:0.5",), ("e2el:20",)):
+    for limits in (("ttft:1",), ("tpot:0.5ms",), ("e2el:20",)):
         asked = question(goodput=limits)
         assert rate_bound(first.deployment, asked, tables_for(asked, first.deployment)).rate == 0
 

@@ -26,7 +26,7 @@ def proxy(
     place: Annotated[Place, Parameter(name="*")] = Place(port=8001),  # noqa: B008 - frozen
     counting: Annotated[Counting, Parameter(name="*")] = Counting(),  # noqa: B008 - frozen
 ) -> None:
-    """Stand before a server, pass everything on, and record its streamed answers as a measured run.
+    """Proxy a server, pass everything on, and record its streamed answers as a measured run.
 
     `windtunnel validate FOLDER` then says how well it would have been simulated, and `windtunnel calibrate FOLDER`
     finds its overheads. Prompts are not stored. Flags say what serves, as for run. Stop it by Ctrl-C.

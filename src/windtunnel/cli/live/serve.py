@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, progress
+from windtunnel.cli.arguments import OUTPUT, PASTING, Pasting, progress
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable
 from windtunnel.scenario import DEPLOYMENT, Scenario, Server
@@ -52,7 +52,7 @@ class Behaviour:
     max_body_bytes: int = 16 << 20
     """Larger requests are refused (413)."""
     max_in_flight: int = 4096
-    """Requests beyond so many are turned away (429)."""
+    """Requests beyond this many are turned away (429)."""
 
     def __post_init__(self) -> None:
         for name in ("answer_tokens", "max_body_bytes", "max_in_flight"):
@@ -79,6 +79,7 @@ class Behaviour:
 def serve(
     server: Annotated[Server, Parameter(name="*", group=DEPLOYMENT)] = Server(model=""),  # noqa: B008 - frozen
     *,
+    pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,  # noqa: ARG001 - read while parsing
     replicas: Annotated[int, Parameter(group=DEPLOYMENT)] = 1,
     router: Annotated[str, Parameter(group=DEPLOYMENT)] = "round_robin",
     calibration: Annotated[Path | None, Parameter(group=DEPLOYMENT)] = None,

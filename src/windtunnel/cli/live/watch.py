@@ -45,7 +45,7 @@ def watch(
     window
         Seconds that are looked at.
     every
-        Look again after so many seconds, as long as the plan holds; without it, once.
+        Look again after this many seconds, as long as the plan holds; without it, once.
     as_json
         Print one JSON document instead of text.
     """

@@ -1,4 +1,4 @@
-"""Flags of plan for prefill and decode apart, and the space that they describe."""
+"""Flags of plan for disaggregated prefill and decode, and the space that they describe."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.plan.space import Space
 
 RATIO = 4
-POOLS = Group("Prefill and decode apart", sort_key=0)
+POOLS = Group("Disaggregated prefill and decode", sort_key=0)
 OF_PREFILL, OF_DECODE = "max_num_batched_tokens", "max_num_seqs"
 """Axes of mixed servers that only one side needs."""
 BATCHED_TOKENS = ("2048", "8192", "16384")
@@ -25,28 +25,28 @@ BATCHED_TOKENS = ("2048", "8192", "16384")
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """Prefill and decode in pools of their own."""
+    """Prefill and decode in their own pools."""
 
     pools: Literal["mixed", "separate", "both"] = "mixed"
-    """Servers that do both, prefill and decode apart, or both kinds and which is better."""
+    """Mixed servers, disaggregated ones (separate), or both kinds and which is better."""
     prefill: Values = ()
     """Axes of the prefill side alone: WORD=VALUE,VALUE, e.g. device=h100,a100 tensor_parallel_size=1,2. The axes above
     hold for both sides, but max_num_batched_tokens is prefill's and max_num_seqs decode's."""
     decode: Values = ()
     """Axes of the decode side alone, in the same words."""
     ratio: int = RATIO
-    """Replicas of a side in the ratios that are tried, at most."""
+    """Largest number of replicas of a side in the ratios that are tried."""
     link: str | None = None
-    """What joins both sides, in the words of ``windtunnel run``."""
+    """The link between both sides, in the words of ``windtunnel run``."""
     handover: str | None = None
-    """The rules of the hand-over, in the words of ``windtunnel run``; without it those of the engine."""
+    """Hand-over rules, in the words of ``windtunnel run``; default: the engine's."""
 
     def __post_init__(self) -> None:
         """Refuse words for what is not searched."""
         names = ("prefill", "decode", "ratio", "link", "handover")
         given = [name for name in names if getattr(self, name) != getattr(type(self), name)]
         if self.pools == "mixed" and given:
-            raise InputError(f"{given[0]}: is for prefill and decode apart: add --pools separate or both")
+            raise InputError(f"{given[0]}: is for disaggregated prefill and decode: add --pools separate or both")
 
     def spaces(self, mixed: "Space") -> "list[Space | PoolSpace]":
         """What is searched, mixed servers first."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
 from windtunnel.cli.plan.apart import POOLS, Apart
 from windtunnel.cli.plan.flags import CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Cluster
 from windtunnel.errors import InputError
@@ -18,6 +18,7 @@ from windtunnel.scenario.load_flags import require_seeds
 
 if TYPE_CHECKING:
     from windtunnel.plan.advice import Advice
+    from windtunnel.plan.answer.recommendation import Riskier
     from windtunnel.plan.apart.pool_space import PoolSpace
     from windtunnel.plan.apart.together import Verdict
     from windtunnel.plan.objective import Objective
@@ -44,19 +45,18 @@ class Wanted:
     Auto: cost with a target rate, else qps-per-dollar. Without a target rate, cost and gpus are for the
     trace's own rate."""
     top: int = 5
-    """So many of the best are found exactly; fewer are found faster."""
+    """How many of the best to rank exactly; fewer are found faster."""
     exhaustive: Annotated[bool, Parameter(negative=())] = False
     """Find every candidate's value, for comparison; many more simulations."""
     tolerance: float = 0.01
-    """Rates are told apart by this share."""
+    """Relative resolution of rates."""
     what_if: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
     """Other loads: a trace, @RATE for another target rate, or TRACE@RATE. Says where the best changes, and what keeping
     the first one costs."""
     seeds: int = 3
-    """Repeat the winner's capacity under so many seeds, for its confidence interval."""
-
-    confidence: float | None = None
-    """Share of measured servers on which the answer holds, 0.05 to 0.95; without it, as simulated."""
+    """Random draws of the load: a target rate must be carried in each, and the capacity is given across them."""
+    confidence: float = 0.9
+    """Share of real servers on which the answer must hold, 0.05 to 0.95; 0.5: even odds."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that make no sense."""
@@ -83,7 +83,7 @@ class Wanted:
             return RatePerDollar()
         rate = self.target_request_rate if self.target_request_rate is not None else workload.request_rate
         if not math.isfinite(rate):
-            raise InputError("the load has no rate of its own: add target_request_rate")
+            raise InputError("the load has no rate: add target_request_rate")
         if "replicas" in space.axes:
             raise InputError("replicas: are found for a target rate: leave the axis out, or leave the target rate out")
         return LeastForRate(rate, space.constraints, count_gpus=self.objective == "gpus")
@@ -109,13 +109,14 @@ class Kept:
         surveyed: "Sequence[Surveyed]",
         what_ifs: "WhatIf | None",
         verdict: "Verdict | None",
+        risky: "Riskier | None" = None,
     ) -> None:
         """The files that were asked for. Raises InputError for one that cannot be written."""
         from windtunnel.report.launch_files import write_launch_files
         from windtunnel.report.plan import plan_page
 
         if self.report is not None:
-            write_whole(self.report, [plan_page(answer, advice, surveyed, what_ifs, verdict)])
+            write_whole(self.report, [plan_page(answer, advice, surveyed, what_ifs, verdict, risky)])
         if self.launch is not None and advice is not None:
             per_node = [pool.device.gpus_per_node for pool in advice.deployment.pools]
             write_launch_files(self.launch, advice.deployment.spec(), per_node)
@@ -147,12 +148,13 @@ def plan(
     cluster: Annotated[Cluster, Parameter(name="*", group=CLUSTER)] = Cluster(),  # noqa: B008 - frozen
     kept: Annotated[Kept, Parameter(name="*", group=OUTPUT)] = Kept(),
     as_json: Json = False,
+    verbose: Verbose = False,
 ) -> int:
     """Find the cheapest deployment that keeps the limits, and say why.
 
-    Searches devices, parallelism and engine settings, exactly, with few simulations: bounds and one trial
-    against the best rule most candidates out. Exit codes: 0 done, 1 nothing keeps the limits, 2 wrong input, 130
-    interrupted.
+    Searches devices, parallelism and engine settings, exactly, with few simulations: a bound or one trial
+    reject most candidates. By default the answer holds on 9 of 10 real servers (--confidence). Exit codes: 0 done,
+    1 nothing meets the goal, 2 wrong input, 130 interrupted.
 
     Parameters
     ----------
@@ -161,7 +163,7 @@ def plan(
     space
         YAML file with an axis a line (`tensor_parallel_size: [1, 2, 4]`) and constraints, instead of the axes above.
     devices_file
-        TOML file with devices of your own, or other prices.
+        TOML file with your own devices, or other prices.
     perf
         Kernel times: measured where there is data and modelled elsewhere (auto), or one of the two alone; roofline:
         perfect kernels and no host work; profile:FOLDER: what was measured there.
@@ -169,9 +171,9 @@ def plan(
         File of windtunnel calibrate: host and client overheads of your deployment.
     as_json
         Print one JSON document instead of the tables.
+    verbose
+        Say more: how many servers need how many replicas, what was searched and ruled out, what limits the winner.
     """
-    from windtunnel.cli.plan.show import show_plan
-
     kept.check()
     fixed = load.for_trials(wanted.target_request_rate)
     with progress("reading the load"):
@@ -183,16 +185,31 @@ def plan(
         asked = Asked(fixed, searched, question, objective, cases_of(load, wanted, searched, question))
         results.append(found(asked, wanted, cluster, kept))
     verdict = verdict_of(results, fixed, wanted)
-    answer, advice, what_ifs, surveyed = results[0 if verdict is None or not verdict.separate else 1]
+    return _finish(results[0 if verdict is None or not verdict.separate else 1], verdict, kept, as_json, verbose)
+
+
+def _finish(
+    chosen: "tuple[SearchResult, Advice | None, WhatIf | None, Sequence[Surveyed], Riskier | None]",
+    verdict: "Verdict | None",
+    kept: Kept,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Show what was found, and write the files that were asked for."""
+    from windtunnel.cli.plan.show import show_plan
+
+    answer, advice, what_ifs, surveyed, risky = chosen
     if as_json:
-        show_json(document(answer, advice, what_ifs, verdict))
+        show_json(document(answer, advice, what_ifs, verdict, risky))
     else:
-        show_plan(answer, advice, what_ifs, verdict)
-    kept.write(answer, advice, surveyed, what_ifs, verdict)
+        show_plan(answer, advice, what_ifs, verdict, risky, verbose)
+    kept.write(answer, advice, surveyed, what_ifs, verdict, risky)
     return DONE if answer.best else MISSED
 
 
-def verdict_of(results: "Sequence[tuple[SearchResult, Any, Any, Any]]", load: Load, wanted: Wanted) -> "Verdict | None":
+def verdict_of(
+    results: "Sequence[tuple[SearchResult, Any, Any, Any, Any]]", load: Load, wanted: Wanted
+) -> "Verdict | None":
     """Whether prefill and decode apart are better than mixed servers, where both were searched, in this order."""
     from windtunnel.plan.apart.together import separate_or_together
 
@@ -217,13 +234,15 @@ class Asked(NamedTuple):
 
 def found(
     asked: Asked, wanted: Wanted, cluster: Cluster, kept: Kept
-) -> "tuple[SearchResult, Advice | None, WhatIf | None, Sequence[Surveyed]]":
+) -> "tuple[SearchResult, Advice | None, WhatIf | None, Sequence[Surveyed], Riskier | None]":
     """What the search finds, what follows from its winner, what other loads would change, and for a page the survey.
 
     Raises InputError if no configuration can run.
     """
     from windtunnel.cli.plan.show import watching
     from windtunnel.plan.advice import advise
+    from windtunnel.plan.answer.recommendation import riskier
+    from windtunnel.plan.answer.ties import settle
     from windtunnel.plan.search import search_widening
     from windtunnel.plan.space import Space
     from windtunnel.plan.store import Store
@@ -242,7 +261,11 @@ def found(
                 space, question, objective, top=None if wanted.exhaustive else wanted.top, store=store, team=team,
                 watch=watch, others=[other for other, _ in cases.values()], during=progress,
             )  # fmt: skip
+        with progress("comparing deployments of equal cost"):
+            answer = settle(answer, store)
         store.finish(name, answer.to_json())
+        with progress("looking for cheaper, riskier deployments"):
+            risky = riskier(answer, store, team)
         with progress("looking at the winner"):
             seeds = range(load.seed, load.seed + wanted.seeds)
             advice = advise(answer, load.workload, seeds if load.varies else ())
@@ -255,7 +278,7 @@ def found(
         if kept.report is not None:
             with progress("surveying for the page"):
                 surveyed = survey(answer, store, team)
-    return answer, advice, what_ifs, surveyed
+    return answer, advice, what_ifs, surveyed, risky
 
 
 def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration: Path | None) -> "Question":
@@ -272,7 +295,15 @@ def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration
         overheads=overheads_of(calibration),
         seed=load.seed,
         confidence=wanted.confidence,
+        draws=draws_of(load, wanted),
     )
+
+
+def draws_of(load: Load, wanted: Wanted) -> "tuple[tuple[int, Workload], ...]":
+    """Other draws of a load, which must carry a target rate as well; none where every draw is the same."""
+    if not (wanted.finds_replicas and load.varies):
+        return ()
+    return tuple((seed, load.workload(seed)) for seed in range(load.seed + 1, load.seed + wanted.seeds))
 
 
 def space_of(
@@ -304,20 +335,28 @@ def cases_of(
             raise InputError(f"what_if {text!r}: must be TRACE, @RATE or TRACE@RATE, e.g. azure-code@20")
         rate = float(rate_text) if at else wanted.target_request_rate
         other = replace(load, trace=trace, random_input_len=None, random_output_len=None) if trace else load
-        workload = other.for_trials(rate).workload()
+        drawn = other.for_trials(rate)
+        workload = drawn.workload()
         found[text] = (
-            question.under(workload, question.seed),
+            replace(question.under(workload, question.seed), draws=draws_of(drawn, wanted)),
             replace(wanted, target_request_rate=rate).goal(space, workload),
         )
     return found
 
 
 def document(
-    answer: "SearchResult", advice: "Advice | None", what_ifs: "WhatIf | None", verdict: "Verdict | None" = None
+    answer: "SearchResult",
+    advice: "Advice | None",
+    what_ifs: "WhatIf | None",
+    verdict: "Verdict | None" = None,
+    risky: "Riskier | None" = None,
 ) -> dict[str, Any]:
     """The JSON document of a search."""
     from windtunnel.plan.advice import advice_json
+    from windtunnel.plan.answer.recommendation import riskier_sentence, sentence
 
-    found = answer.to_json() | {"advice": advice_json(answer, advice)}
+    said = [sentence(answer, answer.best)] if answer.best else []
+    said += [text for text in (riskier_sentence(risky, answer.question.confidence),) if text]
+    found = answer.to_json() | {"recommendation": said, "advice": advice_json(answer, advice)}
     found |= {"what_if": what_ifs.to_json()} if what_ifs else {}
     return found | ({"separate_or_together": verdict.to_json()} if verdict else {})

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 SPACE, LIMITS, SEARCH, CLUSTER = (
     Group(name, sort_key=place)
-    for place, name in enumerate(("What may be deployed", "What is to be had", "Search", "Where it runs"))
+    for place, name in enumerate(("Search space", "Available hardware", "Search", "Execution"))
 )
 Values = Annotated[tuple[str, ...], Parameter(show_default=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """The values to try, several words or separated by commas; what is not given has the values in brackets."""
+    """The values to try, several words or separated by commas; defaults in brackets."""
 
     devices: Annotated[Values, Parameter(alias="--device")] = ("h100",)
     """GPUs, names of ``windtunnel list devices``."""
@@ -83,7 +83,7 @@ class Axes:
 
 
 def split(words: tuple[str, ...]) -> list[str]:
-    """Words separated by commas, too."""
+    """Words separated by commas as well."""
     return [part for word in words for part in word.split(",") if part]
 
 
@@ -104,16 +104,16 @@ def defaults(model: "Model", fleet: bool) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Available:
-    """What is to be had."""
+    """Available hardware."""
 
     gpus: Values = ()
     """GPUs that are available: DEVICE=NUMBER, e.g. h100=16 l40s=32."""
     max_gpus: int | None = None
-    """GPUs of the whole deployment, at most."""
+    """Most GPUs for the whole deployment."""
     max_gpus_per_node: int | None = None
     """Largest tensor parallel size; the device's own limit holds too."""
     max_price_per_hour: float | None = None
-    """USD per hour for all GPUs, at most."""
+    """Most USD per hour for all GPUs."""
 
     def constraints(self) -> "Constraints":
         """These limits as constraints of a space. Raises InputError for what cannot be read."""
@@ -140,13 +140,13 @@ class Cluster:
     executor: Literal["processes", "serial", "ray"] = "processes"
     """Processes on this machine, this process alone, or a Ray cluster."""
     workers: int | None = None
-    """Simulations at a time; without it one for each CPU."""
+    """Parallel simulations; default: one per CPU."""
     address: str | None = None
-    """Ray's cluster, e.g. auto or ray://head:10001; without it Ray starts on this machine."""
+    """Ray's cluster, e.g. auto or ray://head:10001; default: started on this machine."""
 
     def __post_init__(self) -> None:
         if self.address is not None and self.executor != "ray":
-            raise InputError(f"address={self.address!r}: is of a Ray cluster: add --executor ray")
+            raise InputError(f"address={self.address!r}: is for a Ray cluster: add --executor ray")
         if self.workers is not None and self.workers < 1:
             raise InputError(f"workers={self.workers}: must be ≥ 1")
         if self.executor == "serial" and self.workers not in (None, 1):

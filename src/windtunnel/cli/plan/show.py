@@ -12,9 +12,12 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from windtunnel.cli.terminal import facts_grid, number, remarks, show, table
+from windtunnel.cli.terminal import facts_grid, number, remarks, show, table, wrapped
 from windtunnel.plan.advice import Advice, describe, percent
+from windtunnel.plan.answer.recommendation import Riskier, device_name, goal, on_servers, riskier_sentence, sentence
 from windtunnel.plan.apart.together import Verdict
+from windtunnel.plan.objective import LeastForRate
+from windtunnel.plan.outcome import TIGHTEST
 from windtunnel.plan.search import Progress, Watch
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said
@@ -26,14 +29,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WORDS = {
-    "exact": "known exactly",
-    "beaten": "beaten by the best",
-    "bounded": "ruled out by their bound",
-    "impossible": "cannot keep the limits for one request alone",
-    "refused": "refused",
+    "exact": "simulated exactly",
+    "beaten": "failed one simulation at the best's level",
+    "bounded": "ruled out by a bound",
+    "impossible": "miss the goal even for a single request",
+    "refused": "cannot run",
 }
 COLUMNS = ("replicas", "GPUs", "$/h", "requests/s")
-"""Of every ranking; an objective with one of these units needs no column of its own."""
+"""Of every ranking; an objective with one of these units needs no column."""
 REASONS = 6
 """Reasons that are listed."""
 
@@ -64,24 +67,30 @@ def view(name: str, progress: Progress) -> Group:
 
 
 def show_plan(
-    answer: SearchResult, advice: Advice | None, what_ifs: WhatIf | None = None, verdict: Verdict | None = None
+    answer: SearchResult,
+    advice: Advice | None,
+    what_ifs: WhatIf | None = None,
+    verdict: Verdict | None = None,
+    risky: Riskier | None = None,
+    verbose: bool = False,
 ) -> None:
-    """The ranked table, and what follows from it."""
-    head = f"{answer.enumeration.size:,} configurations, {answer.trials + answer.reused:,} simulations"
-    parts: list[Table | str] = [
-        head + (f", {answer.reused:,} of them made before" if answer.reused else ""),
-        _counts(answer),
-    ]
+    """What to buy in a sentence, how sure that is, the ranking and the command; with ``verbose`` all that is known."""
     if advice is None:
-        show(*parts, *_nothing(answer))
+        show(*_nothing(answer), *([_counts(answer)] if verbose else []))
         return
-    parts += [_ranking(answer), _facts(answer, advice)]
+    parts: list[Table | str] = [wrapped(sentence(answer, advice.entry))]
+    cheaper = riskier_sentence(risky, answer.question.confidence)
+    parts += [wrapped(cheaper)] if cheaper else []
+    parts += ["", _facts(answer, advice), _ranking(answer)]
     if verdict is not None:
         parts.append(facts_grid(verdict.facts))
+    if verbose:
+        parts += [facts_grid(_details(answer, advice)), _counts(answer)]
     pools, handover = advice.run.manifest["pools"], advice.run.manifest["deployment"].get("handover")
     more = [_regrets(what_ifs)] if what_ifs else []
     notes = [*([advice.band.known_bad] if advice.band.known_bad else []), *advice.run.manifest["warnings"]]
-    show(*parts, *(serve_line(pool, handover) for pool in pools), *more, *remarks(notes))
+    told = [remark for remark in remarks(notes) if verbose or remark.style != "dim"]
+    show(*parts, *more, "Start each replica:", *(serve_line(pool, handover) for pool in pools), *told)
 
 
 def _regrets(what_ifs: WhatIf) -> "Table":
@@ -95,7 +104,7 @@ def _regrets(what_ifs: WhatIf) -> "Table":
         objective = what_ifs.answers[old].objective
         rows.append((old, label(what_ifs.answers[old], best.index), number(objective.value(best.promise)), *lost))
     unit = what_ifs.answers[names[0]].objective.unit
-    return table(["the winner of", "", unit, *(f"loses under {name}" for name in names)], rows, left=2)
+    return table(["best for", "", unit, *(f"extra under {name}" for name in names)], rows, left=2)
 
 
 def _counts(answer: SearchResult) -> "Table":
@@ -110,15 +119,14 @@ def _counts(answer: SearchResult) -> "Table":
 
 
 def _ranking(answer: SearchResult) -> "Table":
-    """The best, with what differs between them, and how much of each limit they use."""
+    """The best, with what differs between them, and how much of its tightest limit each uses."""
     axes = [axis for axis, values in _axes(answer).items() if len(values) > 1]
-    limits = [margin.name for margin in answer.ranking[0].held.margins] if answer.ranking[0].held else []
+    target = isinstance(answer.objective, LeastForRate)
     told = answer.objective.unit in COLUMNS
     rows = []
     for place, entry in enumerate(answer.ranking, 1):
         deployment, rate = answer.measured(entry)
         settings = answer.contenders[entry.index].candidate.settings
-        uses = {margin.name: margin.stretch for margin in entry.held.margins} if entry.held else {}
         rows.append(
             (
                 str(place),
@@ -126,14 +134,14 @@ def _ranking(answer: SearchResult) -> "Table":
                 str(deployment.replicas),
                 str(deployment.gpus),
                 number(deployment.price_per_hour or math.nan),
-                "any" if math.isinf(rate) else number(rate),
+                *([] if target else ["any" if math.isinf(rate) else number(rate)]),
                 *([] if told else [number(answer.objective.value(entry.promise))]),
-                *(f"{100 * uses.get(name, math.nan):.0f} %" for name in limits),
+                *([percent(entry.held.stretch) if entry.held else "–"] if target else []),
             )
         )
-    columns = ("", *axes, *COLUMNS, *([] if told else [answer.objective.unit]), *limits)
-    heads = [short(column) for column in columns]
-    return table(heads, rows, answer.objective.name, left=1 + len(axes))
+    columns = [*COLUMNS[:3], *([] if target else COLUMNS[3:]), *([] if told else [answer.objective.unit])]
+    heads = [short(column) for column in ("rank", *axes, *columns, *(["tightest limit used"] if target else []))]
+    return table(heads, rows, left=1 + len(axes))
 
 
 def _axes(answer: SearchResult) -> dict[str, set[str]]:
@@ -145,16 +153,53 @@ def _axes(answer: SearchResult) -> dict[str, set[str]]:
 
 
 def _facts(answer: SearchResult, advice: Advice) -> "Table":
-    rows = [("winner", answer.contenders[advice.entry.index].candidate.name)]
-    rows += advice.band.words()
+    """What a reader needs before signing."""
+    held, target = advice.entry.held, isinstance(answer.objective, LeastForRate)
+    rows = [("goal", goal(answer.question))]
+    if target and held is not None:
+        limits = [margin for margin in held.margins if margin.name != TIGHTEST]
+        nearest = max(limits, key=lambda margin: margin.stretch, default=None)
+        rows.append(("headroom", f"{percent(1 - held.stretch)}{f' ({describe(nearest)})' if nearest else ''}"))
     if advice.draws:
-        rows.append(("load draws", advice.draws.words))
+        rows.append(("capacity", advice.draws.words))
+    if advice.findings:
+        found = advice.findings[0]
+        rows.append(("limited by", f"{found.name}: {found.evidence}"))
+    if advice.routing:
+        rows.append(("router", advice.routing))
+    rows += _prices(advice)
+    rows.append(("confidence", _confidence(advice)))
+    return facts_grid(rows)
+
+
+def _prices(advice: Advice) -> list[tuple[str, str]]:
+    """Where the prices come from, and of when."""
+    devices = {pool.device.name: pool.device for pool in advice.deployment.pools}
+    found = [
+        f"{device_name(name)} ${one.price_per_hour:g} per GPU-hour, {one.price_source}, {one.price_date}"
+        for name, one in devices.items()
+        if one.price_per_hour > 0
+    ]
+    return [("price", "; ".join(found))] if found else []
+
+
+def _confidence(advice: Advice) -> str:
+    """How sure the figures are in one word, and why."""
+    grade, why = advice.band.grade
+    return f"{grade}: {why}"
+
+
+def _details(answer: SearchResult, advice: Advice) -> list[tuple[str, str]]:
+    """The rest of what is known about the winner."""
+    rows = [("settings", answer.contenders[advice.entry.index].candidate.name), *advice.band.words()]
     if advice.binding:
-        rows.append(("breaks first", f"one step further, {describe(advice.binding)}"))
+        rows.append(("breaks first", f"at the next higher load, {describe(advice.binding)}"))
     rows += [("limited by", f"{found.name}: {found.evidence}; {found.advice}") for found in advice.findings[:3]]
     if advice.ends:
-        rows.append(("at an end of", advice.ends))
-    return facts_grid([*rows, ("next cheaper", advice.cheaper), ("routing", advice.routing)])
+        rows.append(("search range", f"on the edge of {advice.ends}"))
+    head = f"{answer.enumeration.size:,} configurations, {answer.trials + answer.reused:,} simulations"
+    head += f", {answer.reused:,} of them from the store" if answer.reused else ""
+    return [*rows, ("next cheaper", advice.cheaper), ("searched", f"{head}, {answer.seconds:.0f} s")]
 
 
 def _nothing(answer: SearchResult) -> list[str]:
@@ -162,12 +207,14 @@ def _nothing(answer: SearchResult) -> list[str]:
     if closest is None:
         reasons = Counter(entry.reason for entry in answer.entries.values() if entry.status == "refused")
         if not reasons:
-            return ["no configuration keeps the limits, however long: too many requests do not fit (see max_model_len)"]
-        return [f"no configuration can serve this: {reason} ({count:,})" for reason, count in reasons.most_common(1)]
+            return ["Nothing meets the goal, whatever the limits: too many requests do not fit (see max_model_len)."]
+        return [f"Nothing can serve this: {reason} ({count:,})." for reason, count in reasons.most_common(1)]
     entry, stretch = closest
     name = answer.contenders[entry.index].candidate.name
     missed = entry.missed.binding() if entry.missed else None
     detail = f" ({describe(missed)})" if missed else ""
     return [
-        f"no configuration keeps the limits; the closest, {name}, needs limits {number(stretch)} times as long{detail}"
+        f"Nothing meets the goal {on_servers(answer.question.confidence)}: the closest needs limits {number(stretch)} "
+        f"times as long{detail}.",
+        f"closest  {name}",
     ]

@@ -2,7 +2,7 @@
 
 Yinmin Zhong et al., DistServe, OSDI 2024 (arXiv 2401.09670), algorithms 1 and 2. They ask an oracle for the goodput of
 a layout: a simulation, a measurement, or a formula. The first takes it that KV reaches any GPU fast, so that each side
-is chosen alone; the second keeps what is handed over within a node, so that a layout is a stage's GPUs of both sides.
+is chosen alone; the second keeps transfers within a node, so that a layout is a stage's GPUs of both sides.
 """
 
 import math

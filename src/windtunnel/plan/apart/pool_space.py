@@ -35,7 +35,7 @@ class PoolSpace:
     def __post_init__(self) -> None:
         """Refuse two models, and axes that are not of a side."""
         if self.prefill.model != self.decode.model:
-            raise InputError(f"models {self.prefill.model} and {self.decode.model}: KV is handed over within one")
+            raise InputError(f"models {self.prefill.model} and {self.decode.model}: KV is transferred within one")
         if self.ratio < 1:
             raise InputError(f"ratio={self.ratio}: must be ≥ 1")
         if self.handover.on_expiry != "wait":
@@ -71,7 +71,7 @@ class PoolSpace:
             yield from ((first, second) for second in range(1, self.ratio + 1) if gcd(first, second) == 1)
 
     def deployment(self, first: Pool, second: Pool, replicas: tuple[int, int]) -> Deployment:
-        """So many replicas of both. Raises InputError where KV cannot be handed over."""
+        """So many replicas of both. Raises InputError where KV cannot be transferred."""
         pools = tuple(replace(pool, replicas=count) for pool, count in zip((first, second), replicas, strict=True))
         link = Link() if self.handover.transfer == "none" else self.link(pools)
         return Deployment(pools, self.router, link, self.handover)

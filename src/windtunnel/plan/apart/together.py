@@ -40,7 +40,7 @@ class Verdict:
     interval: Interval | None
     """Of what both best deployments serve for their weight, over draws of the load; None without draws."""
     stage: str | None
-    """What binds in the best separate deployment one step further: ``prefill``, ``decode`` or ``link``; None where
+    """What binds in the best separate deployment at a higher load: ``prefill``, ``decode`` or ``link``; None where
     there is none, or where nothing binds."""
     evidence: str
 
@@ -145,7 +145,7 @@ def binding_stage(answer: SearchResult) -> tuple[str | None, str]:
 
 
 def longest_part(run: Run, question: Question) -> tuple[str, float]:
-    """The part of the time to first token that is longest in the mean of the slowest requests, and its seconds."""
+    """The part of the time to first token that is longest on average of the slowest requests, and its seconds."""
     first = request_metrics(run.requests).ttft
     limit = np.nanquantile(first, max(SLOW, question.attainment))
     slow = first >= limit

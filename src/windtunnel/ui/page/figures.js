@@ -168,7 +168,7 @@ function drawOver(lines) {
 
 function drawNotes(shown) {
   const words = shown.document.bands?.words ?? {};
-  const rows = Object.entries(words).flatMap(([name, text]) => [el("dt", {}, name === "±" ? "bands" : name), el("dd", {}, text)]);
+  const rows = Object.entries(words).flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]);
   const warnings = [...(shown.known_bad ? [shown.known_bad] : []), ...shown.document.warnings].map((text) => el("p", { class: shown.quiet.includes(text) ? "quiet" : "warning" }, text));
   $("notes").replaceChildren(el("dl", {}, ...rows), ...warnings);
 }

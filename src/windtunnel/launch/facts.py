@@ -1,0 +1,36 @@
+"""Facts: what no flag of an engine says, as a comment of a script has it: ``# windtunnel: device=b200 replicas=4``."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from windtunnel.errors import InputError
+
+
+def written(words: Mapping[str, Any]) -> str:
+    """Words in one line, as ``read_facts`` reads them; a list is a word for each of its texts, None is left out."""
+    pairs = [(key, each) for key, value in words.items() for each in (value if isinstance(value, list) else [value])]
+    return " ".join(f"{key}={shlex.quote(_text(value))}" for key, value in pairs if value is not None)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_facts(text: str) -> dict[str, Any]:
+    """The words by key; of one that stands several times all its texts. Raises InputError for what is no word."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"# windtunnel: {text}: {str(error).lower()}") from error
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(f"# windtunnel: {word!r}: must be word=value")
+        found[key] = value if key not in found else (*_several(found[key]), value)
+    return found
+
+
+def _several(value: Any) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -1,0 +1,125 @@
+"""Reading: what a launch line says here, flag by flag: used, without effect, or not simulated."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.launch import sglang, trtllm, vllm
+from windtunnel.launch.asked import Asked, Settings
+from windtunnel.launch.line import Line
+from windtunnel.launch.table import UNKNOWN, Meaning, environment, table
+from windtunnel.model import Model, load_model
+
+RULES = {"vllm": vllm.settings, "sglang": sglang.settings, "trtllm": trtllm.settings}
+PRESETS = {"vllm": "vllm-0.32", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
+"""What is simulated unless the user names a version."""
+CLOSE = 0.8
+
+
+@dataclass(frozen=True)
+class Word:
+    """A flag or variable of a line."""
+
+    flag: str
+    """As the line writes it."""
+    value: Any
+    note: str
+    """What it sets; why it changes neither time nor memory; or what it would change."""
+    kernel: bool = False
+    """It would change no more than which kernel runs."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One server of a line."""
+
+    engine: str
+    model: str
+    settings: Mapping[str, Any]
+    """Of ``deployment.Engine``, as far as the line says them."""
+    used: tuple[Word, ...]
+    ignored: tuple[Word, ...]
+    not_simulated: tuple[Word, ...]
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What the line does not say → what was taken for it."""
+    role: str = "mixed"
+    replicas: int = 1
+    router: str | None = None
+    handover: str | None = None
+    stores: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What stands beside the flags, in windtunnel's words."""
+
+    def words(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            name: [
+                {key: value for key, value in asdict(word).items() if key != "kernel" or value}
+                for word in getattr(self, name)
+            ]
+            for name in ("used", "ignored", "not_simulated")
+        }
+
+
+def read_line(line: Line) -> Reading:
+    """What a line says. Raises InputError for a value that is none, or that the line leaves open."""
+    asked = Asked(line, _known(line.model))
+    found = RULES[line.engine](asked)
+    words = [(state, word) for state, word in _words(asked)]
+    settings = {"preset": PRESETS[line.engine], **found.given()}
+    return Reading(
+        engine=line.engine,
+        model=line.model,
+        settings=settings,
+        used=tuple(word for state, word in words if state == "used"),
+        ignored=tuple(word for state, word in words if state == "ignored"),
+        not_simulated=tuple(word for state, word in words if state == "not_simulated"),
+        notes=asked.notes,
+        role=line.role or found.role or "mixed",
+        replicas=line.replicas * found.replicas,
+        router=found.router,
+        handover=found.handover,
+        stores=tuple(found.stores),
+        facts=line.facts,
+    )
+
+
+def _known(name: str) -> Model | None:
+    try:
+        return load_model(name) if name else None
+    except InputError:
+        return None
+
+
+def _words(asked: Asked) -> Iterator[tuple[str, Word]]:
+    known = table(asked.line.engine)
+    for flag, value in asked.line.flags.items():
+        meaning = known.meaning(flag, value)
+        if flag in asked.refused:
+            meaning = Meaning("not_simulated", asked.refused[flag], flag in asked.kernels)
+        elif flag in asked.unused and meaning.state == "used":
+            meaning = Meaning("ignored", asked.unused[flag])
+        note = meaning.note + _nearest(flag, known.known()) if meaning.note == UNKNOWN else meaning.note
+        yield meaning.state, Word(asked.spelled(flag), value, note, meaning.kernel)
+    for flag, changes in asked.absent.items():
+        yield "not_simulated", Word(f"{asked.spelled(flag)} (left out)", None, changes)
+    prefixes, variables = environment()
+    for name, text in asked.line.env.items():
+        if name.startswith(prefixes):
+            meaning = variables.meaning(name, text)
+            off = meaning.state == "not_simulated" and text.strip().lower() in ("0", "false", "")
+            yield (
+                ("ignored", Word(name, text, "is off"))
+                if off
+                else (meaning.state, Word(name, text, meaning.note, meaning.kernel))
+            )
+
+
+def _nearest(flag: str, names: list[str]) -> str:
+    near = get_close_matches(flag, names, n=1, cutoff=CLOSE)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+__all__ = ["Reading", "Settings", "Word", "read_line"]

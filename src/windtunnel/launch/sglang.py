@@ -1,0 +1,202 @@
+"""SGLang's flags as settings. It counts GPUs, requests and chunks of all ranks of attention together, windtunnel each.
+
+Sources: sglang/srt/server_args.py of 0.5; sglang/srt/managers/schedule_policy.py.
+"""
+
+from typing import Any
+
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.errors import InputError
+from windtunnel.launch.asked import Asked, Settings
+from windtunnel.launch.vllm import acceptance, kv_dtype, quantization
+
+MODES = {"low_latency": LOW_LATENCY, "normal": HIGH_THROUGHPUT, "auto": AUTO}
+"""``--deepep-mode`` → how tokens are exchanged."""
+SHORT = {"fp8_e4m3": "fp8"}
+"""SGLang's name of a cache's type → vLLM's short one."""
+RULES = "sglang-0.4.6"
+MOST_SEQS = 65_536
+SCHEDULER = {
+    "max-prefill-tokens": ("max_prefill_tokens", 16384),
+    "schedule-policy": ("schedule_policy", "fcfs"),
+    "schedule-conservativeness": ("schedule_conservativeness", 1.0),
+    "enable-mixed-chunk": ("enable_mixed_chunk", False),
+}
+"""Flags → settings of its scheduler, and their defaults (server_args.py of 0.4.6)."""
+POLICIES = ("fcfs", "lpm", "dfs-weight", "lof")
+DRAFTS = 3
+"""Steps of a draft where the line names an algorithm alone (auto_choose_speculative_params for DeepSeek and Llama)."""
+SMALL, LARGEST = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16)), 512
+
+
+def settings(asked: Asked) -> Settings:
+    """What the flags of a line set. Raises InputError for a value that is none."""
+    gpus, ranks = asked.integer("tp-size") or 1, asked.integer("dp-size") or 1
+    together = ranks if asked.truth("enable-dp-attention") else 1
+    if gpus % together:
+        raise InputError(f"--dp-size={ranks} with --enable-dp-attention: must divide --tp-size={gpus}")
+    apart = 1 if together > 1 else ranks
+    dense, cache = not asked.experts, kv_dtype(asked, "kv-cache-dtype")
+    engine: dict[str, Any] = {
+        "tensor_parallel_size": gpus // together,
+        "pipeline_parallel_size": asked.integer("pp-size"),
+        "data_parallel_size": together if together > 1 else (apart if dense and apart > 1 else None),
+        "max_model_len": asked.integer("context-length"),
+        "max_num_seqs": _shared(asked.integer("max-running-requests"), together),
+        "gpu_memory_utilization": asked.number("mem-fraction-static"),
+        "block_size": _page(asked),
+        "dtype": asked.text("dtype") or None,
+        "kv_cache_dtype": SHORT.get(cache, cache) if cache else None,
+        "quantization": quantization(asked, "quantization"),
+        "enable_prefix_caching": False if asked.truth("disable-radix-cache") or _misses(asked) else None,
+        "async_scheduling": False if asked.truth("disable-overlap-schedule") else None,
+        "enforce_eager": True if asked.truth("disable-cuda-graph") else None,
+        "disable_custom_all_reduce": True if asked.truth("disable-custom-all-reduce") else None,
+    }
+    found = Settings(engine, replicas=1 if dense else apart)
+    _chunk(asked, engine, together)
+    _experts(asked, engine, gpus, together)
+    if total := asked.integer("max-total-tokens"):
+        engine["num_gpu_blocks_override"] = max(2, total // (engine["block_size"] or 1))
+    if not engine["enforce_eager"]:
+        engine["cudagraph_capture_sizes"] = _captured(asked)
+    _drafts(asked, engine)
+    _scheduler(asked, engine)
+    _hand_over(asked, found)
+    _layout(asked, together)
+    return found
+
+
+def _shared(value: int | None, ranks: int) -> int | None:
+    return None if value is None else min(max(1, value // ranks), MOST_SEQS)
+
+
+def _page(asked: Asked) -> int | None:
+    """Tokens of a page; 1, its default, is no size of windtunnel's kernels for it."""
+    return asked.integer("page-size")
+
+
+def _misses(asked: Asked) -> bool:
+    """Whether the environment switches the prefix cache off in effect."""
+    env = asked.line.env
+    return any(
+        env.get(name, "0").lower() in ("1", "true")
+        for name in ("SGLANG_RADIX_FORCE_MISS", "SGLANG_RADIX_DISABLE_REUSE")
+    )
+
+
+def _chunk(asked: Asked, engine: dict[str, Any], ranks: int) -> None:
+    chunk = asked.integer("chunked-prefill-size")
+    if chunk is None:
+        return
+    if chunk > 0:
+        engine["max_num_batched_tokens"] = max(1, chunk // ranks, engine["max_num_seqs"] or 1)
+        return
+    engine["enable_chunked_prefill"] = False
+
+
+def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> None:
+    """Experts whole or in slices, and how their tokens are exchanged."""
+    backend = asked.text("moe-a2a-backend") or ("deepep" if asked.truth("moe-a2a-backend") else "")
+    parts = asked.integer("ep-size") or 1
+    if backend and backend != "none":
+        parts = gpus
+    if not asked.experts:
+        for flag in ("ep-size", "moe-a2a-backend", "deepep-mode", "enable-two-batch-overlap"):
+            asked.unused[flag] = "the model has no experts"
+        return
+    if parts not in (1, gpus):
+        asked.refused["ep-size"] = (
+            f"experts in {parts} groups of slices: whole ones on each of {gpus} GPUs stand for it"
+        )
+    engine["enable_expert_parallel"] = True if parts > 1 else None
+    if backend == "deepep" and ranks > 1:
+        engine["all2all_backend"] = MODES.get(asked.text("deepep-mode") or "auto", AUTO)
+    elif backend not in ("", "none"):
+        asked.refused["moe-a2a-backend"] = A2A.get(
+            backend, "how ranks exchange tokens: gathering those of all stands for it"
+        )
+    if "all2all_backend" not in engine:
+        asked.unused["deepep-mode"] = "no ranks exchange tokens by DeepEP"
+    if asked.truth("enable-two-batch-overlap"):
+        if engine.get("all2all_backend", GATHERED) != GATHERED:
+            engine["enable_dbo"] = True
+        else:
+            asked.refused["enable-two-batch-overlap"] = (
+                "two micro-batches: only DeepEP's exchange is known to run beside kernels"
+            )
+
+
+A2A = {"megamoe": "exchange and experts are one kernel: gathering the tokens of all ranks stands for it"}
+
+
+def _captured(asked: Asked) -> tuple[int, ...] | None:
+    if sizes := asked.sizes("cuda-graph-bs"):
+        return sizes
+    largest = asked.integer("cuda-graph-max-bs")
+    if not largest:
+        return None
+    return tuple(sorted({size for size in (*SMALL, *range(LARGEST, largest + 1, 32)) if size <= largest} | {largest}))
+
+
+def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
+    algorithm = asked.text("speculative-algorithm")
+    if not algorithm or algorithm.lower() == "none":
+        return
+    steps, tokens = asked.integer("speculative-num-steps"), asked.integer("speculative-num-draft-tokens")
+    wide = (asked.integer("speculative-eagle-topk") or 1) > 1
+    drafts = (tokens - 1 if wide and tokens else steps) or (tokens - 1 if tokens else None) or DRAFTS
+    engine["num_speculative_tokens"] = max(1, drafts)
+    name = "mtp" if algorithm == "EAGLE" and not asked.text_of("speculative-draft-model-path") else algorithm
+    engine["acceptance_length"] = acceptance(asked, name, max(1, steps or drafts), None)
+    if wide:
+        asked.refused["speculative-eagle-topk"] = "drafts form a tree: a chain of as many tokens stands for it"
+
+
+def _scheduler(asked: Asked, engine: dict[str, Any]) -> None:
+    """Its scheduler with other settings than it has by default."""
+    words = []
+    for flag, (name, usual) in SCHEDULER.items():
+        value = asked.truth(flag) if usual is False else asked.get(flag)
+        if value not in (None, usual):
+            words.append(f"{name}={str(value).lower()}")
+    policy = asked.text("schedule-policy")
+    if policy and policy not in POLICIES:
+        asked.refused["schedule-policy"] = "which request is next: first come first served stands for it"
+        words = [word for word in words if not word.startswith("schedule_policy")]
+    if not words:
+        return
+    if engine["enable_prefix_caching"] is False:
+        words.append("radix_cache=false")
+    if engine["async_scheduling"] is False:
+        words.append("disable_overlap_schedule=true")
+    if engine.get("enable_chunked_prefill") is False:
+        words.append("chunked_prefill=false")
+    engine.update(
+        scheduler=f"{RULES}:{','.join(words)}",
+        enable_prefix_caching=None,
+        async_scheduling=None,
+        enable_chunked_prefill=None,
+    )
+
+
+def _hand_over(asked: Asked, found: Settings) -> None:
+    mode = asked.text("disaggregation-mode")
+    if mode not in ("prefill", "decode"):
+        return
+    found.role = mode
+    reserved = asked.integer("num-reserved-decode-tokens")
+    found.handover = "sglang-0.5-bootstrap" + (f" reserved_decode_tokens={reserved}" if reserved is not None else "")
+    asked.unused["disaggregation-transfer-backend"] = "all of them send chunk by chunk: the link says how fast"
+
+
+def _layout(asked: Asked, ranks: int) -> None:
+    """Ranks of attention hold dense layers and the head whole here; SGLang divides them over all GPUs unless told."""
+    dense, head = asked.line.flags.get("moe-dense-tp-size"), asked.truth("enable-dp-lm-head")
+    if ranks == 1:
+        asked.unused["enable-dp-lm-head"] = asked.unused["moe-dense-tp-size"] = "there are no ranks of attention"
+        return
+    if not head:
+        asked.absent["enable-dp-lm-head"] = "the head is divided over all GPUs; here each rank has its own"
+    if dense != 1 and (asked.model is None or len({type(layer.mlp) for _, layer in asked.model.layers}) > 1):
+        asked.absent["moe-dense-tp-size"] = "dense layers are divided over all GPUs; here each rank has its own"

@@ -1,0 +1,163 @@
+"""Where launch lines stand: a command, a script, a folder, a compose file, a manifest of Kubernetes or Dynamo."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from windtunnel.errors import InputError
+from windtunnel.files import parse_yaml_documents, read_text
+from windtunnel.launch.line import IMAGES, Line, parse_line
+from windtunnel.launch.shell import Shell, read_script, split_words
+
+ROLE = re.compile(r"^(prefill|decode|mixed):\s+(.*)$", re.S)
+MANIFEST = re.compile(r"^(apiVersion|kind|services|version|spec|metadata):", re.M)
+ACCELERATORS = {"cloud.google.com/gke-accelerator", "nvidia.com/gpu.product", "karpenter.k8s.aws/instance-gpu-name"}
+"""Labels of nodes that name their GPU."""
+LONGEST_NAME = 4096
+
+
+def read_source(text: str) -> list[Line]:
+    """The lines of a text: a command, or a file or folder with it; ``prefill: …`` and ``decode: …`` say its role.
+
+    Raises InputError for a file that cannot be read, or where no server is started.
+    """
+    role = ""
+    if found := ROLE.match(text.strip()):
+        role, text = found[1], found[2]
+    place = _path(text.strip())
+    if place is not None and place.is_dir():
+        lines = [line for file in _scripts(place) for line in _read_file(file)]
+    elif place is not None:
+        lines = _read_file(place)
+    else:
+        lines = read_text_of(text, Path())
+    if not lines:
+        shown = text.strip().splitlines()[0][:60] if text.strip() else ""
+        raise InputError(
+            f"from {shown!r}: starts no server that is known: give a line with `vllm serve`, `sglang.launch_server` or "
+            "`trtllm-serve`, or the file that holds it"
+        )
+    return [replace(line, role=role) if role else line for line in lines]
+
+
+def _path(text: str) -> Path | None:
+    """The file or folder that the text names, if there is one."""
+    if "\n" in text or len(text) > LONGEST_NAME:
+        return None
+    try:
+        if text and Path(text).exists():
+            return Path(text)
+    except OSError:
+        return None
+    if re.fullmatch(r"\S+\.(sh|ya?ml)", text):
+        raise InputError(f"from {text!r}: there is no such file")
+    return None
+
+
+def _scripts(folder: Path) -> list[Path]:
+    scripts = sorted(folder.glob("*.sh"))
+    return scripts or sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
+
+
+def _read_file(path: Path) -> list[Line]:
+    lines = read_text_of(read_text(path), path.parent)
+    role = next((role for role in ("prefill", "decode") if role in path.stem.lower()), "")
+    return [replace(line, role=line.role or role) for line in lines]
+
+
+def read_text_of(text: str, folder: Path) -> list[Line]:
+    """The lines of a script or a manifest. Raises InputError as ``parse_line``."""
+    if MANIFEST.search(text) and not text.lstrip().startswith("#!"):
+        return [line for document in parse_yaml_documents(text) for line in _walk(document, folder, {})]
+    return read_script(text, folder)
+
+
+def _walk(node: Any, folder: Path, around: Mapping[str, Any], name: str = "") -> Iterator[Line]:
+    """The lines of every container in a manifest; ``around``: replicas, role and GPU of what it stands in."""
+    if isinstance(node, Sequence) and not isinstance(node, str):
+        for each in node:
+            yield from _walk(each, folder, around, name)
+        return
+    if not isinstance(node, Mapping):
+        return
+    around = _said(node, around, name)
+    line = _container(node, folder)
+    if line is not None:
+        yield replace(
+            line, **{key: around[key] for key in ("replicas", "role") if key in around} | _facts(line, around)
+        )
+        return
+    for key, value in node.items():
+        yield from _walk(value, folder, around, str(key))
+
+
+def _facts(line: Line, around: Mapping[str, Any]) -> dict[str, Any]:
+    return {"facts": {**line.facts, "device": around["device"]}} if "device" in around else {}
+
+
+def _said(node: Mapping[str, Any], around: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = dict(around)
+    if isinstance(node.get("replicas"), int):
+        found["replicas"] = max(1, node["replicas"])
+    kind = str(node.get("subComponentType") or node.get("type") or node.get("name") or name).lower()
+    for role in ("prefill", "decode"):
+        if role in kind:
+            found["role"] = role
+    labels = node.get("nodeSelector")
+    if isinstance(labels, Mapping):
+        for label in ACCELERATORS & set(labels):
+            found["device"] = str(labels[label])
+    return found
+
+
+def _container(node: Mapping[str, Any], folder: Path) -> Line | None:
+    command, arguments = _words(node.get("command")), _words(node.get("args"))
+    entry, image = _words(node.get("entrypoint")), str(node.get("image") or "")
+    words = [*entry, *command, *arguments]
+    if not words:
+        return None
+    env = _environment(node.get("env", node.get("environment")))
+    words = [_filled(word, env) for word in words]
+    if len(words) > 1 and words[0].rsplit("/", 1)[-1] in ("bash", "sh"):
+        script = "\n".join(word for word in words[1:] if not word.startswith("-"))
+        given = "".join(f"{name}={_quoted(value)}\n" for name, value in env.items())
+        lines = read_script(given + script, folder)
+        return lines[0] if lines else None
+    started = parse_line(words, env, {}, folder)
+    if (started is None and words[0].startswith("-")) or (not command and not entry and started is None):
+        engine = next((IMAGES[part] for part in IMAGES if part in image and IMAGES[part]), "")
+        started = parse_line([engine, "serve", *words], env, {}, folder) if engine else None
+    return started
+
+
+def _words(value: Any) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return split_words(value, Shell())
+    return [str(word) for word in value] if isinstance(value, Sequence) else []
+
+
+def _environment(value: Any) -> dict[str, str]:
+    if isinstance(value, Mapping):
+        return {str(name): str(each) for name, each in value.items() if each is not None}
+    found = {}
+    for each in value or []:
+        if isinstance(each, Mapping) and "name" in each and "value" in each:
+            found[str(each["name"])] = str(each["value"])
+        elif isinstance(each, str) and "=" in each:
+            name, _, text = each.partition("=")
+            found[name] = text
+    return found
+
+
+def _filled(word: str, env: Mapping[str, str]) -> str:
+    """Kubernetes puts ``$(NAME)`` in."""
+    return re.sub(r"\$\((\w+)\)", lambda match: env.get(match[1], match[0]), word)
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text)

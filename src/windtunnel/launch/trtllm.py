@@ -1,0 +1,118 @@
+"""TensorRT-LLM's flags, and the keys of its YAML, as settings. Its limits are those of each rank.
+
+Sources: tensorrt_llm/commands/serve.py and llmapi/llm_args.py of 1.x.
+"""
+
+from typing import Any
+
+from windtunnel.launch.asked import Asked, Settings
+from windtunnel.launch.vllm import acceptance, kv_dtype
+
+NO_EVICT, MOST = "trtllm-guaranteed-no-evict", "trtllm-max-utilization"
+SMALL = (1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048)
+"""Batches that are captured by default up to the largest (CudaGraphConfig)."""
+
+
+def settings(asked: Asked) -> Settings:
+    """What the flags and keys of a line set. Raises InputError for a value that is none."""
+    gpus, parts = asked.integer("tp-size") or 1, asked.integer("ep-size") or 1
+    ranks = gpus if asked.truth("enable-attention-dp") else 1
+    block = asked.integer("kv-cache-config.tokens-per-block")
+    engine: dict[str, Any] = {
+        "tensor_parallel_size": gpus // ranks,
+        "pipeline_parallel_size": asked.integer("pp-size"),
+        "data_parallel_size": ranks if ranks > 1 else None,
+        "enable_expert_parallel": True if parts > 1 and asked.experts else None,
+        "max_num_seqs": asked.integer("max-batch-size"),
+        "max_num_batched_tokens": asked.integer("max-num-tokens"),
+        "max_model_len": asked.integer("max-seq-len"),
+        "gpu_memory_utilization": asked.number("kv-cache-config.free-gpu-memory-fraction"),
+        "block_size": block,
+        "dtype": asked.text("dtype") or None,
+        "kv_cache_dtype": kv_dtype(asked, "kv-cache-config.dtype"),
+        "enable_chunked_prefill": asked.given("enable-chunked-prefill"),
+        "async_scheduling": False if asked.truth("disable-overlap-scheduler") else None,
+        "disable_custom_all_reduce": True if asked.text("allreduce-strategy") == "NCCL" else None,
+    }
+    if parts > 1 and not asked.experts:
+        asked.unused["ep-size"] = "the model has no experts"
+    elif parts not in (1, gpus):
+        asked.refused["ep-size"] = (
+            f"experts in {parts} groups of slices: whole ones on each of {gpus} GPUs stand for it"
+        )
+    if total := asked.integer("kv-cache-config.max-tokens"):
+        engine["num_gpu_blocks_override"] = max(2, total // (block or 32))
+    if asked.text("allreduce-strategy") not in ("", "AUTO", "NCCL"):
+        asked.refused["allreduce-strategy"] = (
+            "how sums over GPUs are made: the fastest kernel that is known stands for it"
+        )
+        asked.kernels.add("allreduce-strategy")
+    found = Settings(engine)
+    _graphs(asked, engine)
+    _role(asked, found)
+    _prefixes(asked)
+    _drafts(asked, engine)
+    _scheduler(asked, engine)
+    tokens, seqs = engine["max_num_batched_tokens"], engine["max_num_seqs"]
+    if tokens and seqs and tokens < seqs:
+        engine["max_num_batched_tokens"] = seqs
+    return found
+
+
+def _graphs(asked: Asked, engine: dict[str, Any]) -> None:
+    flags = asked.line.flags
+    if "cuda-graph-config" in flags and flags["cuda-graph-config"] is None:
+        engine["enforce_eager"] = True
+        return
+    sizes, largest = asked.sizes("cuda-graph-config.batch-sizes"), asked.integer("cuda-graph-config.max-batch-size")
+    if largest and not sizes:
+        sizes = tuple(sorted({size for size in SMALL if size <= largest} | {largest}))
+    engine["cudagraph_capture_sizes"] = sizes
+
+
+def _role(asked: Asked, found: Settings) -> None:
+    said = asked.text("disaggregation-mode") or asked.text("server-role").lower()
+    found.role = {"context": "prefill", "prefill": "prefill", "generation": "decode", "decode": "decode"}.get(said, "")
+    if asked.text("cache-transceiver-config.backend") or found.role:
+        timeout = asked.number("cache-transceiver-config.kv-transfer-timeout-ms")
+        found.handover = "trtllm-1.0" + (f" timeout={timeout / 1000:g}" if timeout else "")
+
+
+def _prefixes(asked: Asked) -> None:
+    """The prefix cache, which is not simulated for TensorRT-LLM; it is on unless the line says otherwise."""
+    flag, changes = "kv-cache-config.enable-block-reuse", "prompts that begin alike share what is computed"
+    if asked.given(flag) is None:
+        asked.absent[flag] = changes
+    elif asked.truth(flag):
+        asked.refused[flag] = changes
+
+
+def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
+    kind = asked.text("speculative-config.decoding-type")
+    drafts = asked.integer("speculative-config.num-nextn-predict-layers") or asked.integer(
+        "speculative-config.max-draft-len"
+    )
+    if not kind and not drafts:
+        return
+    engine["num_speculative_tokens"] = drafts = drafts or 1
+    engine["acceptance_length"] = acceptance(asked, kind or "mtp", drafts, None)
+
+
+def _scheduler(asked: Asked, engine: dict[str, Any]) -> None:
+    """Capacity by its policies, and ranks that wait for each other's prompts (``attention_dp_config``)."""
+    policy = asked.text("scheduler-config.capacity-scheduler-policy").upper()
+    rules = MOST if policy == "MAX_UTILIZATION" else NO_EVICT
+    words = []
+    if asked.truth("attention-dp-config.enable-balance"):
+        steps = asked.integer("attention-dp-config.timeout-iters")
+        if steps is None:
+            steps = 50
+        length = engine.get("acceptance_length") or 1.0
+        words.append(f"balance_timeout={max(1, round(steps * length))}")
+    if policy not in ("", "MAX_UTILIZATION", "GUARANTEED_NO_EVICT"):
+        asked.refused["scheduler-config.capacity-scheduler-policy"] = "how much memory a request needs to be admitted"
+    if rules == MOST or words:
+        if engine["enable_chunked_prefill"]:
+            words.append("chunked_prefill=true")
+        engine["enable_chunked_prefill"] = None
+        engine["scheduler"] = f"{rules}:{','.join(words)}" if words else rules

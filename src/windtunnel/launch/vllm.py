@@ -1,0 +1,268 @@
+"""vLLM's flags as settings; a flag that is called like its setting is taken as it is.
+
+Sources: vllm/engine/arg_utils.py, vllm/config of 0.32; the connectors of vllm/distributed/kv_transfer.
+"""
+
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from windtunnel.deployment import Engine
+from windtunnel.deployment.engine import ENGINE_DTYPES, EXCHANGES, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_SIDED
+from windtunnel.deployment.resolve import SAME_METHOD
+from windtunnel.launch.asked import Asked, Settings, environment_value
+from windtunnel.launch.drafts import usual_acceptance
+from windtunnel.launch.table import table
+from windtunnel.model.quantization import KV_DTYPE_BYTES
+
+SIMPLE = {flag: field for flag, field in table("vllm").used.items() if flag.replace("-", "_") == field}
+"""Flags that are called like their setting."""
+TYPES = get_type_hints(Engine)
+TRANSFER, EXTRA = "kv-transfer-config.", "kv-transfer-config.kv-connector-extra-config."
+CONNECTORS = {
+    "NixlConnector": "vllm-0.32-nixl-pull",
+    "NixlPullConnector": "vllm-0.32-nixl-pull",
+    "NixlPushConnector": "vllm-0.32-nixl-push",
+    "MooncakeConnector": "vllm-0.32-mooncake",
+}
+"""Connectors that hand KV from one side to the other → their rules."""
+ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "prefill": "prefill", "decode": "decode"}
+MODES = {"NONE": True, "0": True}
+LARGEST_BLOCK = 64
+GIB = 2**30
+
+
+def settings(asked: Asked) -> Settings:
+    """What the flags of a line set. Raises InputError for a value that is none."""
+    found = Settings({field: _simple(asked, flag, field) for flag, field in SIMPLE.items()})
+    engine = found.engine
+    if engine["max_model_len"] == -1:
+        engine["max_model_len"] = None
+    engine["quantization"] = quantization(asked, "quantization")
+    engine["kv_cache_dtype"] = kv_dtype(asked, "kv-cache-dtype")
+    if engine["dtype"] not in (None, *ENGINE_DTYPES):
+        asked.refused["dtype"] = "the type of the weights: 16 bits stand for it"
+        engine["dtype"] = None
+    if asked.given("enforce-eager") is False:
+        engine["enforce_eager"] = None
+    _exchange(asked, engine)
+    _graphs(asked, engine)
+    _cache_bytes(asked, engine)
+    _drafts(asked, engine)
+    _transfer(asked, found)
+    if asked.truth("data-parallel-hybrid-lb") or asked.truth("data-parallel-external-lb"):
+        asked.unused["data-parallel-hybrid-lb"] = "ranks are balanced by vLLM's own rule"
+        asked.unused["data-parallel-external-lb"] = "ranks are balanced by vLLM's own rule"
+    for flag in ("disaggregation-mode", "is-prefill-worker", "is-decode-worker"):
+        value = asked.get(flag)
+        found.role = (
+            {"is-prefill-worker": "prefill", "is-decode-worker": "decode"}.get(flag, str(value))
+            if value
+            else found.role
+        )
+    found.role = ROLES.get(found.role, "")
+    return found
+
+
+def _simple(asked: Asked, flag: str, field: str) -> Any:
+    if asked.line.flags.get(flag) is None:
+        return None
+    kind = str(TYPES[field])
+    if "bool" in kind:
+        return asked.truth(flag)
+    if "int" in kind:
+        return asked.integer(flag)
+    return asked.number(flag) if "float" in kind else asked.text(flag)
+
+
+def quantization(asked: Asked, flag: str) -> str | None:
+    """A quantisation that windtunnel follows; the checkpoint's own needs no word."""
+    asks = asked.text(flag)
+    if not asks:
+        return None
+    stored = asked.model.quantization if asked.model else None
+    if stored is not None:
+        known = {each.method for each in stored.formats}
+        if known <= SAME_METHOD.get(asks, set()):
+            return asks
+        asked.unused[flag] = f"the checkpoint is stored as {stored.methods}"
+        return None
+    if asks != "fp8" and asked.model is not None:
+        asked.refused[flag] = (
+            "weights are quantised while they are loaded: those of the checkpoint's name stand for them"
+        )
+        return None
+    return asks
+
+
+def kv_dtype(asked: Asked, flag: str) -> str | None:
+    """A type of the KV cache that windtunnel knows."""
+    value = asked.get(flag)
+    word = str(value[0] if isinstance(value, list) else value)
+    if value is None or word == "auto":
+        return None
+    plain = {"bf16": "bfloat16", "half": "float16"}.get(word, word)
+    if plain in KV_DTYPE_BYTES:
+        return plain
+    asked.refused[flag] = "the type of the KV cache: 8 bits stand for it"
+    return "fp8"
+
+
+def _exchange(asked: Asked, engine: dict[str, Any]) -> None:
+    """Exchanges and micro-batches, where the ranks make them."""
+    named = engine["all2all_backend"]
+    shares = asked.experts and engine["enable_expert_parallel"] and (engine["data_parallel_size"] or 1) > 1
+    if named not in (None, GATHERED) and (named not in EXCHANGES or named == ONE_SIDED or not shares):
+        if shares:
+            asked.refused["all2all-backend"] = "how ranks exchange tokens: gathering those of all stands for it"
+        else:
+            asked.unused["all2all-backend"] = "no ranks share experts"
+        engine["all2all_backend"] = None
+    if engine["enable_dbo"] and engine["all2all_backend"] not in (LOW_LATENCY, HIGH_THROUGHPUT):
+        asked.refused["enable-dbo"] = (
+            "two micro-batches hide the exchange: only DeepEP's is known to run beside kernels"
+        )
+        engine["enable_dbo"] = None
+    if not engine["enable_dbo"]:
+        for flag in ("dbo-decode-token-threshold", "dbo-prefill-token-threshold"):
+            asked.unused[flag] = "nothing is split"
+            engine[flag.replace("-", "_")] = None
+    if engine["enable_expert_parallel"] and not asked.experts:
+        asked.unused["enable-expert-parallel"] = "the model has no experts"
+        engine["enable_expert_parallel"] = None
+
+
+def _graphs(asked: Asked, engine: dict[str, Any]) -> None:
+    """Captured graphs: sizes as a list or by the largest, none at all; kinds of them are reported."""
+    sizes = asked.sizes("compilation-config.cudagraph-capture-sizes")
+    largest = asked.integer("max-cudagraph-capture-size")
+    if largest and not sizes:
+        sizes = tuple(size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest)
+    mode = asked.text("compilation-config.cudagraph-mode").upper()
+    level = str(asked.get("compilation-config.mode"))
+    if mode == "NONE" or sizes == () or largest == 0 or str(asked.get("optimization-level")) == "0":
+        engine["enforce_eager"] = True
+    elif mode not in ("", "FULL_AND_PIECEWISE"):
+        asked.refused["compilation-config.cudagraph-mode"] = GRAPHS.get(mode, "which steps run from graphs")
+    if level not in ("None", "3", "VLLM_COMPILE"):
+        asked.refused["compilation-config.mode"] = "what is compiled: kernels that are not fused take longer"
+    engine["cudagraph_capture_sizes"] = sizes if sizes and not engine["enforce_eager"] else None
+
+
+GRAPHS = {
+    "PIECEWISE": "attention runs outside of graphs: more work of the host in every step",
+    "FULL_DECODE_ONLY": "steps with prompts run without graphs: more work of the host for short ones",
+    "FULL": "steps with prompts run from whole graphs",
+}
+"""Kinds of graphs → what they would change."""
+
+
+def _cache_bytes(asked: Asked, engine: dict[str, Any]) -> None:
+    """Bytes of the KV cache of a GPU, as blocks."""
+    flag = "kv-cache-memory-bytes"
+    given = asked.number(flag) if asked.get(flag) != "" else None
+    if given is None or asked.model is None:
+        return
+    size = engine["block_size"] or (LARGEST_BLOCK if asked.model.has_mla else 16)
+    token = asked.model.kv_bytes_per_token(engine["kv_cache_dtype"] or "auto", engine["tensor_parallel_size"] or 1)
+    if token:
+        engine["num_gpu_blocks_override"] = max(2, int(given // (size * token)))
+
+
+def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
+    """Drafts, and how many of their tokens are right."""
+    drafts = asked.integer("speculative-config.num-speculative-tokens")
+    method = asked.text("speculative-config.method")
+    if drafts is None and not method and not asked.text("speculative-config.model"):
+        return
+    engine["num_speculative_tokens"] = drafts = drafts or 1
+    length = asked.number("speculative-config.synthetic-acceptance-length")
+    engine["acceptance_length"] = acceptance(asked, method or "draft_model", drafts, length)
+    if method in ("ngram", "suffix", "ngram_gpu"):
+        asked.refused["speculative-config.method"] = (
+            "drafts are looked up and cost no kernels: a prediction layer stands for it"
+        )
+
+
+def acceptance(asked: Asked, method: str, drafts: int, given: float | None) -> float:
+    """Tokens of a step: what the line or the environment says, else what was measured elsewhere."""
+    forced = environment_value(asked.line.env, "SGLANG_SIMULATE_ACC_LEN")
+    accepted = environment_value(asked.line.env, "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS")
+    given = given or forced or (None if accepted is None else accepted + 1)
+    if "acceptance_length" in asked.line.facts:
+        given = float(asked.line.facts["acceptance_length"])
+    if given is not None:
+        return min(max(given, 1.0), drafts + 1.0)
+    length, where = usual_acceptance(asked.line.model, method, drafts)
+    asked.notes["acceptance_length"] = f"{length:g}, as measured for {where} on coding prompts: give your own"
+    return length
+
+
+# --- where KV goes ----------------------------------------------------------------------------------------------------
+
+
+def _transfer(asked: Asked, found: Settings) -> None:
+    """Connectors: a hand-over between pools, stores behind them, or both."""
+    flags = {
+        flag.removeprefix(TRANSFER): value for flag, value in asked.line.flags.items() if flag.startswith(TRANSFER)
+    }
+    several = asked.line.flags.get(f"{EXTRA}connectors")
+    one = _nested(flags)
+    for config in several if isinstance(several, list) else [one]:
+        if isinstance(config, Mapping):
+            _connector(asked, config, found)
+    if (size := asked.number("kv-offloading-size")) is not None:
+        found.stores.append(f"tier=host capacity={size * GIB:.0f}")
+    role = found.role or ROLES.get(str(one.get("kv-role", one.get("kv_role", ""))), "")
+    found.role = role
+
+
+def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
+    prefix = EXTRA.removeprefix(TRANSFER)
+    extra = {flag.removeprefix(prefix): value for flag, value in flags.items() if flag.startswith(prefix)}
+    plain = {flag: value for flag, value in flags.items() if not flag.startswith(prefix)}
+    return plain | {"kv-connector-extra-config": extra}
+
+
+def _connector(asked: Asked, config: Mapping[str, Any], found: Settings) -> None:
+    config = {str(key).replace("_", "-"): value for key, value in config.items()}
+    extra = {
+        str(key).replace("_", "-"): value for key, value in (config.get("kv-connector-extra-config") or {}).items()
+    }
+    name = str(config.get("kv-connector", ""))
+    if not name or name == "MultiConnector":
+        return
+    if name in CONNECTORS:
+        found.handover = _handover(CONNECTORS[name], config, extra)
+        found.role = found.role or ROLES.get(str(config.get("kv-role")), "")
+    elif store := _store(asked, name, extra, found.engine):
+        found.stores.append(store)
+    else:
+        asked.refused[f"{TRANSFER}kv-connector"] = f"where KV goes: {name} is no connector that is simulated"
+
+
+def _handover(usual: str, config: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
+    words = [usual]
+    if isinstance(lease := extra.get("kv-lease-duration"), int | float):
+        words.append(f"lease={lease:g}")
+    if config.get("kv-load-failure-policy") == "recompute":
+        words.append("on_expiry=recompute")
+    return " ".join(words)
+
+
+def _store(asked: Asked, name: str, extra: Mapping[str, Any], engine: Mapping[str, Any]) -> str | None:
+    """A store in windtunnel's words; None for a connector that is none, or whose size is not said."""
+    gpus = (engine["tensor_parallel_size"] or 1) * (engine["pipeline_parallel_size"] or 1)
+    if name in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
+        each = extra.get("cpu-bytes-to-use-per-rank")
+        size = extra.get("cpu-bytes-to-use") or (each * gpus if isinstance(each, int | float) else None)
+        chunk = extra.get("block-size")
+    elif name.startswith("LMCache"):
+        local = environment_value(asked.line.env, "LMCACHE_MAX_LOCAL_CPU_SIZE")
+        size, chunk = (local * GIB * gpus if local else None), extra.get("lmcache.chunk-size") or 256
+    else:
+        return None
+    if not isinstance(size, int | float) or isinstance(size, bool):
+        return None
+    words = f"tier=host capacity={size:.0f}" + (f" chunk_tokens={chunk}" if isinstance(chunk, int) else "")
+    threshold = extra.get("store-threshold")
+    return words + (f" write_after={threshold}" if isinstance(threshold, int) and threshold > 0 else "")

@@ -1,0 +1,140 @@
+"""Recommendation: the answer of a search in sentences that can be forwarded."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from windtunnel.deployment import SLO, Deployment
+from windtunnel.plan.elimination import Contender, Entry, Job, eliminate
+from windtunnel.plan.objective import LeastForRate, RatePerDollar
+from windtunnel.plan.question import Question
+from windtunnel.plan.search import search
+from windtunnel.plan.search_result import SearchResult
+from windtunnel.plan.space import Enumeration
+from windtunnel.plan.store import Store
+from windtunnel.plan.survey import promising
+from windtunnel.plan.workers import Team
+
+HALF = 0.5
+"""Confidence of the cheaper answer that is named next to a surer one."""
+LAYOUTS = 24
+"""Candidates among which the cheaper answer is looked for: the best of each device and layout."""
+HOURS_A_MONTH = 730
+
+
+@dataclass(frozen=True)
+class Riskier:
+    """What costs less than the winner, and meets the goal on about half of real servers only."""
+
+    deployment: Deployment
+    safe: Deployment | None
+    """The same with as many replicas as the winner's confidence takes; None where no number that is tried does."""
+
+
+def riskier(answer: SearchResult, store: Store, team: Team) -> Riskier | None:
+    """The cheapest deployment at even odds, where the answer is surer than that and costs more; else None."""
+    best, question = answer.best, answer.question
+    by_rate = isinstance(answer.objective, LeastForRate)
+    if best is None or not by_rate or question.confidence is None or question.confidence <= HALF:
+        return None
+    candidates = tuple(promising(answer, LAYOUTS))
+    enumeration = Enumeration(candidates, answer.enumeration.pruned.copy())
+    even = search(enumeration, replace(question, confidence=HALF), answer.objective, store=store, team=team)
+    if even.best is None or even.best.promise <= best.promise:
+        return None
+    safe = _needed(answer, answer.contenders[even.best.index])
+    return Riskier(even.measured(even.best)[0], safe)
+
+
+def _needed(answer: SearchResult, contender: Contender) -> Deployment | None:
+    """As many replicas of a candidate as serve the rate at the answer's confidence."""
+    entry = answer.entries.get(contender.candidate.index)
+    if entry is None or entry.status != "exact":
+        (entry,) = eliminate(Job(answer.question, answer.objective, (contender,), None, {})).entries
+    if entry.step is None:
+        return None
+    deployment: Deployment = answer.measured(entry)[0]
+    return deployment
+
+
+def on_servers(confidence: float | None) -> str:
+    """``on 9 of 10 real servers``: what an answer at this confidence holds for."""
+    if confidence is None:
+        return "as simulated"
+    of = {0.5: "about half of", 0.75: "3 of 4", 0.8: "4 of 5", 0.9: "9 of 10", 0.95: "19 of 20"}.get(confidence)
+    return f"on {of or f'{100 * confidence:g} % of'} real servers"
+
+
+def hardware(deployment: Deployment, weights: bool = False) -> str:
+    """``2 × H100 SXM (2 replicas of 1 GPU)``: what is to be bought or rented, and how it is divided."""
+    parts = []
+    for pool in deployment.pools:
+        each = pool.gpus // pool.replicas
+        split = f"{each} GPU{'s' if each > 1 else ''}{_layout(pool.engine.spec())}"
+        role = "" if pool.role == "mixed" else f"{pool.role}: "
+        some = f"{pool.replicas} replicas of {split}" if pool.replicas > 1 else f"one replica of {split}"
+        dtype = f", {pool.engine.quantization} weights" if weights and pool.engine.quantization else ""
+        parts.append(f"{pool.gpus} × {device_name(pool.device.name)} ({role}{some}{dtype})")
+    return " and ".join(parts)
+
+
+def device_name(name: str) -> str:
+    """A device as people write it: ``H100 SXM``."""
+    return name.replace("_", " ").upper()
+
+
+def _layout(engine: Mapping[str, Any]) -> str:
+    sizes = (("tensor", "TP"), ("pipeline", "PP"), ("data", "DP"))
+    found = [
+        f"{short} {engine[f'{size}_parallel_size']}" for size, short in sizes if engine[f"{size}_parallel_size"] > 1
+    ]
+    found += ["EP"] if engine["enable_expert_parallel"] else []
+    return f", {' '.join(found)}" if found else ""
+
+
+def price(deployment: Deployment) -> str:
+    """``$5.38/h``; nothing where no price is known."""
+    return f"${deployment.price_per_hour:,.2f}/h" if deployment.price_per_hour > 0 else ""
+
+
+def a_month(deployment: Deployment) -> str:
+    """``$3,927 a month``."""
+    return f"${deployment.price_per_hour * HOURS_A_MONTH:,.0f} a month"
+
+
+def sentence(answer: SearchResult, entry: Entry) -> str:
+    """What to buy, what it costs, and on how many servers it meets the goal."""
+    deployment, rate = answer.measured(entry)
+    holds = on_servers(answer.question.confidence)
+    cost = f" for {price(deployment)} ({a_month(deployment)})" if price(deployment) else ""
+    bought = f"{hardware(deployment, weights=True)}{cost}"
+    load = answer.question.workload.name
+    if isinstance(answer.objective, LeastForRate):
+        return f"Buy {bought}: meets the goal at {rate:.4g} requests/s of {load} {holds}."
+    served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} requests/s"
+    best = "Best value" if isinstance(answer.objective, RatePerDollar) else "Least energy"
+    return f"{best}: {bought}: {served} of {load} within the goal {holds}."
+
+
+def riskier_sentence(found: Riskier | None, confidence: float | None) -> str | None:
+    """The cheaper deployment that is not as sure, and what it would cost if it were."""
+    if found is None:
+        return None
+    sure = on_servers(confidence).removeprefix("on ")
+    safe = f"{sure} need {found.safe.gpus} GPUs, {price(found.safe)}" if found.safe else f"{sure} need far more"
+    cheaper = f"{hardware(found.deployment, weights=True)}, {price(found.deployment)}"
+    return f"Cheaper but risky: {cheaper}: meets it {on_servers(HALF)}; {safe}."
+
+
+def goal(question: Question) -> str:
+    """``90 % of requests with ttft ≤ 500 ms and tpot ≤ 50 ms``."""
+    return goal_words(question.slo, question.attainment) or "the queue does not grow"
+
+
+def goal_words(slo: SLO, attainment: float) -> str:
+    """The limits in words; nothing without any."""
+    limits = " and ".join(f"{name} ≤ {1e3 * value:g} ms" for name, value in slo.limits.items())
+    found = [f"{100 * attainment:g} % of requests with {limits}"] if limits else []
+    found += [f"{one.metric} p{one.percentile:g} ≤ {1e3 * one.seconds:g} ms" for one in slo.percentiles]
+    return "; ".join(found)

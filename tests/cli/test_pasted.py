@@ -1,0 +1,61 @@
+"""--from: launch lines in the command line."""
+
+import json
+
+import pytest
+
+from windtunnel.cli import main
+
+LINE = "vllm serve Qwen/Qwen3-8B -tp 2 --port 8000 --attention-backend FLASHINFER --enable-lora"
+
+
+def test_a_line_is_told_flag_by_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--from", LINE, "--dry-run", "--json", "--max-num-seqs", "32", "--device", "b200"]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert [word["flag"] for word in document["used"]] == ["-tp"]
+    assert [word["flag"] for word in document["ignored"]] == ["--port"]
+    assert [word["flag"] for word in document["not_simulated"]] == ["--attention-backend", "--enable-lora"]
+    (pool,) = document["deployment"]["pools"]
+    assert (pool["device"], pool["engine"]["tensor_parallel_size"], pool["engine"]["max_num_seqs"]) == (
+        "b200_sxm",
+        2,
+        32,
+    )
+    assert main(["run", "--from", LINE, "--dry-run"]) == 0
+    assert "without effect" in capsys.readouterr().out
+
+
+def test_what_is_not_simulated_is_said_and_strict_refuses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--from", LINE, "--num-prompts", "3", "--no-bands", "--json", "--perf", "modelled"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["schema_version"]
+    assert "not simulated: --enable-lora" in captured.err
+    assert main([*words, "--strict"]) == 2
+    assert "from: not simulated: --attention-backend, --enable-lora" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--from", "ls"], "starts no server"),
+        (["--dry-run"], "needs a launch line"),
+        (["--from", "vllm serve Qwen/Qwen3-8B -tp 3"], "tensor_parallel_size=3"),
+    ],
+)
+def test_bad_lines_are_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words]) == 2
+    (*_, last) = capsys.readouterr().err.splitlines()
+    assert says in last
+
+
+def test_a_command_for_one_server_takes_no_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    sides = [word for role in ("prefill", "decode") for word in ("--from", f"{role}: vllm serve Qwen/Qwen3-8B")]
+    assert main(["serve", *sides]) == 2
+    assert "serve takes one server" in capsys.readouterr().err
+
+
+def test_explain_reads_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--from", LINE, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pool"]["engine"]["tensor_parallel_size"] == 2

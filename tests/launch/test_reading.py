@@ -1,0 +1,185 @@
+"""Readings: what flags of each engine set, and what is said of those that set nothing."""
+
+from typing import Any
+
+import pytest
+
+from windtunnel.errors import InputError
+from windtunnel.launch import Reading, read_line, read_source
+
+
+def read(text: str) -> Reading:
+    (line,) = read_source(text)
+    return read_line(line)
+
+
+def flags(reading: Reading, state: str) -> set[str]:
+    return {word.flag for word in getattr(reading, state)}
+
+
+VLLM: list[tuple[str, dict[str, Any]]] = [
+    ("-tp 4 --max-model-len 32k", {"tensor_parallel_size": 4, "max_model_len": 32_000}),
+    ("--max-model-len=128K --enforce-eager", {"max_model_len": 131_072, "enforce_eager": True}),
+    ("--max-model-len auto", {}),
+    ("--no-enable-prefix-caching --no-async-scheduling", {"enable_prefix_caching": False, "async_scheduling": False}),
+    ("--max-cudagraph-capture-size 16", {"cudagraph_capture_sizes": (1, 2, 4, 8, 16)}),
+    ("-cc.cudagraph_mode=NONE", {"enforce_eager": True}),
+    ("-O0", {"enforce_eager": True}),
+    ("""--compilation-config '{"cudagraph_capture_sizes": [4, 2]}'""", {"cudagraph_capture_sizes": (2, 4)}),
+    ("--kv-cache-dtype fp8_e4m3 --block-size 64", {"kv_cache_dtype": "fp8_e4m3", "block_size": 64}),
+    ("--kv-cache-memory-bytes 2359296000", {"num_gpu_blocks_override": 1000}),
+]
+"""36 layers of 8 heads of 128, keys and values of 2 bytes: 147,456 bytes a token, 2,359,296 a block of 16."""
+
+
+@pytest.mark.parametrize(("words", "settings"), VLLM)
+def test_vllm(words: str, settings: dict[str, Any]) -> None:
+    reading = read(f"vllm serve Qwen/Qwen3-8B {words}")
+    assert reading.settings == {"preset": "vllm-0.32", **settings}
+    assert reading.not_simulated == ()
+
+
+def test_sglang_counts_all_ranks_together() -> None:
+    reading = read(
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 16 --dp 8 --enable-dp-attention "
+        "--enable-dp-lm-head --moe-dense-tp-size 1 --max-running-requests 1024 --chunked-prefill-size 65536 "
+        "--moe-a2a-backend deepep --deepep-mode low_latency --page-size 64 --max-total-tokens 64000 "
+        "--max-prefill-tokens 8192 --disable-radix-cache"
+    )
+    assert reading.settings == {
+        "preset": "sglang-0.5",
+        "tensor_parallel_size": 2,
+        "data_parallel_size": 8,
+        "enable_expert_parallel": True,
+        "all2all_backend": "deepep_low_latency",
+        "max_num_seqs": 128,
+        "max_num_batched_tokens": 8192,
+        "block_size": 64,
+        "num_gpu_blocks_override": 1000,
+        "scheduler": "sglang-0.4.6:max_prefill_tokens=8192,radix_cache=false",
+    }
+    assert reading.not_simulated == ()
+
+
+def test_ranks_of_sglang_without_attention_parallelism_are_replicas() -> None:
+    experts = read("python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp 2 --dp 4")
+    assert (experts.replicas, experts.settings["tensor_parallel_size"]) == (4, 2)
+    assert "data_parallel_size" not in experts.settings
+    dense = read("python -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 2 --dp 4")
+    assert (dense.replicas, dense.settings["data_parallel_size"]) == (1, 4)
+
+
+def test_a_layout_that_is_another_one_here_is_said() -> None:
+    reading = read(
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8 --dp 8 --enable-dp-attention"
+    )
+    assert flags(reading, "not_simulated") == {"--enable-dp-lm-head (left out)", "--moe-dense-tp-size (left out)"}
+
+
+def test_trtllm() -> None:
+    reading = read(
+        "cat > o.yaml <<E\nenable_attention_dp: true\ndisable_overlap_scheduler: true\n"
+        "kv_cache_config: {free_gpu_memory_fraction: 0.8, enable_block_reuse: false, dtype: fp8}\n"
+        "cuda_graph_config: {max_batch_size: 4, enable_padding: true}\nstream_interval: 1\n"
+        "attention_dp_config: {enable_balance: true, timeout_iters: 60}\nE\n"
+        "trtllm-serve deepseek-ai/DeepSeek-R1 --tp_size 8 --ep_size 8 --max_num_tokens 8192 --config o.yaml"
+    )
+    assert reading.settings == {
+        "preset": "trtllm-1.0",
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 8,
+        "enable_expert_parallel": True,
+        "max_num_batched_tokens": 8192,
+        "gpu_memory_utilization": 0.8,
+        "kv_cache_dtype": "fp8",
+        "async_scheduling": False,
+        "cudagraph_capture_sizes": (1, 2, 4),
+        "scheduler": "trtllm-guaranteed-no-evict:balance_timeout=60",
+    }
+    assert reading.not_simulated == ()
+
+
+def test_a_prefix_cache_of_trtllm_is_not_simulated_and_said() -> None:
+    assert flags(read("trtllm-serve Qwen/Qwen3-8B"), "not_simulated") == {
+        "kv-cache-config.enable-block-reuse (left out)"
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "length"),
+    [
+        (
+            "vllm serve DeepSeek-V4-Pro --speculative-config.method mtp --speculative-config.num_speculative_tokens 2",
+            2,
+            2.27,
+        ),
+        (
+            "vllm serve M --speculative-config "
+            """'{"method":"eagle3","model":"D","num_speculative_tokens":3,"synthetic_acceptance_length":2.5}'""",
+            *(3, 2.5),
+        ),
+        (
+            "SGLANG_SIMULATE_ACC_LEN=2.2 sglang serve --model M --speculative-algorithm EAGLE --speculative-num-steps 3"
+            " --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+            *(3, 2.2),
+        ),
+        (
+            "sglang serve --model Qwen3.5-397B-A17B --speculative-algorithm NEXTN --speculative-num-steps 1",
+            1,
+            1.93,
+        ),
+        (
+            "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS=1.5 trtllm-serve M --speculative_config.decoding_type MTP "
+            "--speculative_config.num_nextn_predict_layers 3",
+            *(3, 2.5),
+        ),
+    ],
+)
+def test_drafts_always_have_an_acceptance_length(text: str, tokens: int, length: float) -> None:
+    """From the line, from the environment (TensorRT-LLM counts accepted drafts alone), or from what was measured."""
+    reading = read(text)
+    found = reading.settings["num_speculative_tokens"], reading.settings["acceptance_length"]
+    assert found == (tokens, length)
+    said = any(each in text for each in ("synthetic", "SIMULATE", "FORCE"))
+    assert ("acceptance_length" in reading.notes) == (not said)
+
+
+def test_hand_overs_and_stores_of_vllm() -> None:
+    prefill = read("""vllm serve M --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_producer"}'""")
+    assert (prefill.role, prefill.handover) == ("prefill", "vllm-0.32-nixl-pull")
+    both = read(
+        "vllm serve M -tp 2 --kv-transfer-config '"
+        '{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{"connectors":['
+        '{"kv_connector":"MooncakeConnector","kv_role":"kv_consumer"},'
+        '{"kv_connector":"OffloadingConnector","kv_role":"kv_both",'
+        """"kv_connector_extra_config":{"cpu_bytes_to_use_per_rank":1000000}}]}}'"""
+    )
+    assert (both.role, both.handover, both.stores) == (
+        *("decode", "vllm-0.32-mooncake"),
+        ("tier=host capacity=2000000",),
+    )
+    unknown = read("""vllm serve M --kv-transfer-config '{"kv_connector":"FlexKVConnector","kv_role":"kv_both"}'""")
+    assert any("FlexKVConnector" in word.note for word in unknown.not_simulated)
+
+
+def test_what_nobody_has_filled_in_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"--tensor-parallel-size=\$TP: the line does not say"):
+        read("vllm serve M --tensor-parallel-size $TP")
+    assert read("TP=2 vllm serve M --tensor-parallel-size 2").settings["tensor_parallel_size"] == 2
+    assert read("TP=2\nvllm serve M --tensor-parallel-size $TP").settings["tensor_parallel_size"] == 2
+    with pytest.raises(InputError, match="must be a whole number"):
+        read("vllm serve M --max-num-seqs many")
+
+
+def test_an_unknown_flag_is_named_with_the_nearest() -> None:
+    (word,) = read("vllm serve M --max-num-batch-tokens 5").not_simulated
+    assert word.note == "not known to windtunnel; did you mean max-num-batched-tokens?"
+
+
+def test_kernels_are_told_from_the_rest() -> None:
+    reading = read("vllm serve M --attention-backend FLASHINFER --enable-lora --port 1 --trust-remote-code")
+    assert {word.flag: word.kernel for word in reading.not_simulated} == {
+        "--attention-backend": True,
+        "--enable-lora": False,
+    }
+    assert flags(reading, "ignored") == {"--port", "--trust-remote-code"}

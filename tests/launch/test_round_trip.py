@@ -1,0 +1,124 @@
+"""What --launch writes, --from reads as the same deployment: flags of all three engines, and a comment for the rest."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from windtunnel.deployment import HANDOVERS, Deployment, Engine, Link, Pool
+from windtunnel.errors import InputError
+from windtunnel.hardware import device
+from windtunnel.model import load_model
+from windtunnel.report.launch_files import write_launch_files
+from windtunnel.scenario.pasted import read_pasted, scenario_of
+
+PRESETS = {"vllm": "vllm-0.32", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
+HAND = {
+    "vllm": ("vllm-0.32-nixl-pull", "vllm-0.32-nixl-push", "vllm-0.32-mooncake"),
+    "sglang": ("sglang-0.5-bootstrap",),
+    "trtllm": ("trtllm-1.0",),
+}
+COMMON: dict[str, Any] = {
+    "tensor_parallel_size": st.sampled_from([1, 2, 4]),
+    "pipeline_parallel_size": st.sampled_from([1, 2]),
+    "data_parallel_size": st.sampled_from([1, 2, 4]),
+    "enable_expert_parallel": st.booleans(),
+    "max_model_len": st.sampled_from([4096, 16384]),
+    "max_num_seqs": st.sampled_from([8, 64, 200]),
+    "max_num_batched_tokens": st.sampled_from([2048, 8192]),
+    "gpu_memory_utilization": st.sampled_from([0.8, 0.85]),
+    "kv_cache_dtype": st.sampled_from(["auto", "fp8"]),
+    "dtype": st.sampled_from(["auto", "bfloat16"]),
+    "enable_chunked_prefill": st.booleans(),
+    "num_gpu_blocks_override": st.sampled_from([2000, 30000]),
+    "async_scheduling": st.booleans(),
+    "enforce_eager": st.booleans(),
+    "disable_custom_all_reduce": st.booleans(),
+    "cudagraph_capture_sizes": st.sampled_from([(1, 2, 4), (8, 16, 128)]),
+    "num_speculative_tokens": st.sampled_from([1, 3]),
+}
+OWN: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "enable_prefix_caching": st.booleans(),
+        "block_size": st.sampled_from([32, 64]),
+        "watermark": st.sampled_from([0.01, 0.05]),
+        "scheduling_policy": st.just("priority"),
+        "long_prefill_token_threshold": st.just(1024),
+        "scheduler_reserve_full_isl": st.booleans(),
+        "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput"]),
+        "enable_dbo": st.booleans(),
+        "dbo_decode_token_threshold": st.just(64),
+        "quantization": st.just("fp8"),
+    },
+    "sglang": {
+        "enable_prefix_caching": st.booleans(),
+        "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput", "deepep_auto"]),
+        "enable_dbo": st.booleans(),
+        "quantization": st.just("fp8"),
+        "scheduler": st.sampled_from(
+            ["sglang-0.4.6:max_prefill_tokens=8192", "sglang-0.4.6:schedule_policy=lpm,radix_cache=false"]
+        ),
+    },
+    "trtllm": {
+        "scheduler": st.sampled_from(["trtllm-max-utilization", "trtllm-guaranteed-no-evict:balance_timeout=60"])
+    },
+}
+
+
+@st.composite
+def deployments(draw: st.DrawFn, backend: str) -> Deployment:
+    """Some that the engine can be started as."""
+    model = load_model(draw(st.sampled_from(["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-70B"])))
+    gpu = device(draw(st.sampled_from(["h100", "h200", "b200"])))
+    router = draw(st.sampled_from(["round_robin", "least_outstanding", "vllm_dp"]))
+
+    def pool(role: str) -> Pool:
+        flags: dict[str, Any] = draw(
+            st.fixed_dictionaries({"preset": st.just(PRESETS[backend])}, optional={**COMMON, **OWN[backend]})
+        )
+        if "num_speculative_tokens" in flags:
+            flags["acceptance_length"] = draw(st.sampled_from([1.5, 2.0]))
+        return Pool(model, gpu, Engine(**flags), draw(st.integers(1, 3)), role, role if role != "mixed" else "pool")
+
+    try:
+        if not draw(st.booleans()):
+            return Deployment((pool("mixed"),), router)
+        rules = HANDOVERS[draw(st.sampled_from(HAND[backend]))]
+        pools = (pool("prefill"), pool("decode"))
+        return Deployment(
+            pools, router, Link(bandwidth=1e11, latency=1e-4), rules, draw(st.sampled_from([None, "random"]))
+        )
+    except InputError:
+        assume(False)
+        raise
+
+
+def back(deployment: Deployment) -> Deployment:
+    """Through the files of ``--launch`` and ``--from``."""
+    with TemporaryDirectory() as folder:
+        try:
+            write_launch_files(Path(folder), deployment.spec(), [64 for _ in deployment.pools])
+        except InputError as error:
+            assume("no command starts this" not in str(error))
+            raise
+        return scenario_of(read_pasted([folder])).deployment()
+
+
+@pytest.mark.parametrize("backend", PRESETS)
+def test_a_deployment_comes_back(backend: str) -> None:
+    @settings(
+        max_examples=70, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+    )
+    @given(deployments(backend))
+    def check(deployment: Deployment) -> None:
+        assert plain(back(deployment)) == plain(deployment)
+
+    check()
+
+
+def plain(deployment: Deployment) -> dict[str, Any]:
+    """Its specification, without None for a rule that is spelled out."""
+    return deployment.spec()
