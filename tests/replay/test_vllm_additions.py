@@ -23,14 +23,20 @@ from windtunnel.replay.vllm_v1 import replay
 from windtunnel.replay.vllm_v1_core import Core
 
 SHARED = RECORDINGS.with_name("recordings")
-ADDITIONS = ("interval", "lora")
-PATHS = sorted(
-    path
-    for name in ADDITIONS
-    for folder in (OWN_RECORDINGS, SHARED)
-    for path in folder.glob(f"v1-0.33-{name}/*.in.json")
-)
-NAMES = [f"{path.parent.name.removeprefix('v1-0.33-')}/{path.name[:2]}" for path in PATHS]
+IN_THE_CORE, IN_THE_REFERENCE = ("interval", "lora"), ("spec", "encoder")
+
+
+def paths(*names: str) -> list[Path]:
+    folders = [folder / f"v1-0.33-{name}" for name in names for folder in (OWN_RECORDINGS, SHARED)]
+    return sorted(path for folder in folders for path in folder.glob("*.in.json"))
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parent.name.removeprefix('v1-0.33-')}/{path.name[:2]}"
+
+
+PATHS = paths(*IN_THE_CORE)
+BOTH = [(path, engine) for path in PATHS for engine in ("reference", "core")]
 
 
 def recorded(path: Path) -> list[dict[str, Any]]:
@@ -38,20 +44,20 @@ def recorded(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("engine", ["reference", "core"])
-@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+@pytest.mark.parametrize(
+    ("path", "engine"),
+    [*BOTH, *((path, "reference") for path in paths(*IN_THE_REFERENCE))],
+    ids=lambda one: one if isinstance(one, str) else name_of(one),
+)
 def test_each_step_is_the_recorded_one(path: Path, engine: str) -> None:
-    *expected, last = recorded(path)
-    *found, summary = replay(read_recording(path), "vllm-0.33", engine)
+    expected, found = recorded(path), list(replay(read_recording(path), "vllm-0.33", engine))
     for one, other in zip(found, expected, strict=False):
         assert one == other
     assert len(found) == len(expected)
-    for name, row in last["requests"].items():
-        assert row == {key: summary["requests"][name][key] for key in row}
 
 
 @pytest.mark.parametrize("jumps", [True, False])
-@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+@pytest.mark.parametrize("path", PATHS, ids=name_of)
 def test_whole_runs_take_the_recorded_times(path: Path, jumps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepper, "linear", tables)
     header, *steps, summary = recorded(path)
@@ -68,12 +74,18 @@ def test_whole_runs_take_the_recorded_times(path: Path, jumps: bool, monkeypatch
             assert np.isclose(found, one[key], rtol=0, atol=1e-8), f"{name} {column}"
 
 
+@pytest.mark.parametrize(("name", "words"), [("spec", "has no drafts that"), ("encoder", "has no encoder inputs")])
+def test_what_the_core_does_not_have_is_said(name: str, words: str) -> None:
+    with pytest.raises(InputError, match=f"engine 'core': {words}"):
+        next(replay(read_recording(paths(name)[0]), "vllm-0.33", "core"))
+
+
 def test_an_interval_is_positive() -> None:
     with pytest.raises(InputError, match="prefill_schedule_interval=0: must be ≥ 1"):
         VllmV1(prefill_schedule_interval=0)
 
 
 @pytest.mark.parametrize("setting", [{"prefill_schedule_interval": 2}, {"max_loras": 1}])
-def test_pipelines_know_neither(setting: dict[str, int]) -> None:
+def test_pipelines_know_neither(setting: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="not simulated in a pipeline"):
         VllmV1(pipeline_parallel_size=2, **setting)

@@ -26,6 +26,8 @@ class Part(NamedTuple):
     """It had caught up before, and computes its latest token."""
     emits: bool = False
     """This computes its last known token, so that the next one is sampled."""
+    drafts: int = 0
+    """Those of ``tokens`` that nobody knows to be right."""
     hit: int = 0
     """Those of ``tokens`` that are in a cache and not computed again."""
 

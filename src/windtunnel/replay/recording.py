@@ -9,7 +9,7 @@ from typing import Any
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json, read_text
 
-REQUEST_KEYS = ("id", "arrival", "prompt_len", "output_len", "priority", "prefix", "lora")
+REQUEST_KEYS = ("id", "arrival", "prompt_len", "output_len", "priority", "prefix", "lora", "images")
 ENGINES = ("reference", "core")
 """What a recording can be replayed with."""
 TICKS_PER_SECOND = 10_000_000
@@ -35,6 +35,8 @@ class RecordedRequest:
     """The prompt's tokens: equal numbers are equal tokens of the same adapter, within one recording."""
     adapter: int = 0
     """Number of its LoRA adapter, from 1 on; 0: the base model."""
+    images: tuple[tuple[int, int, str], ...] = ()
+    """Inputs of an encoder: (place in the prompt, embeddings, name of the contents)."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ def _checked(row: Any, number: int, path: Path) -> dict[str, Any]:
 
 def _request(row: dict[str, Any], rank: int, tokens: "_Tokens", adapters: dict[str, int]) -> RecordedRequest:
     adapter = adapters[row["lora"]] if row.get("lora") else 0
+    images = tuple((int(offset), int(size), str(name)) for offset, size, name in row.get("images") or ())
     return RecordedRequest(
         id=row["id"],
         rank=rank,
@@ -135,8 +138,9 @@ def _request(row: dict[str, Any], rank: int, tokens: "_Tokens", adapters: dict[s
         prompt_tokens=row["prompt_len"],
         output_tokens=row["output_len"],
         priority=row.get("priority") or 0,
-        tokens=tokens.prompt(row.get("prefix") or [], row["prompt_len"], adapter),
+        tokens=tokens.prompt(row.get("prefix") or [], row["prompt_len"], adapter, images),
         adapter=adapter,
+        images=images,
     )
 
 
@@ -147,8 +151,15 @@ class _Tokens:
         self.numbers: dict[tuple[int, str, int], int] = {}
         self.private = 0
 
-    def prompt(self, segments: list[list[Any]], length: int, adapter: int) -> tuple[int, ...]:
-        """The segments in turn, the first n tokens of the stream of that name each, cut, then private tokens."""
+    def prompt(
+        self,
+        segments: list[list[Any]],
+        length: int,
+        adapter: int,
+        images: tuple[tuple[int, int, str], ...],
+    ) -> tuple[int, ...]:
+        """The segments in turn, the first n tokens of the stream of that name each, cut, then private tokens; images
+        stand in the place of theirs."""
         tokens: list[int] = []
         for name, count in segments:
             tokens += [self.numbers.setdefault((adapter, name, i), len(self.numbers)) for i in range(count)]
@@ -156,4 +167,7 @@ class _Tokens:
         while len(tokens) < length:
             self.private -= 1
             tokens.append(self.private)
+        for offset, size, name in images:
+            for i in range(offset, min(offset + size, length)):
+                tokens[i] = self.numbers.setdefault((tokens[i], f"image {name}", i), len(self.numbers))
         return tuple(tokens)
