@@ -219,10 +219,10 @@ def never_runs(case: Case, prompt: int, output: int) -> bool:
     return prompt > case.policy.longest_prompt(case.limits) or not can_ever_run(prompt, output, case.limits)
 
 
-def by_core(case: Case, jumps: bool = True) -> Record:
-    """The case on the compiled core, which makes equal steps at once where it ``jumps``."""
+def demand_of(case: Case) -> Demand:
+    """The requests of a case, for the compiled core."""
     rows = [(int(p), int(o)) for p, o in zip(case.prompt, case.output, strict=True)]
-    demand = Demand(
+    return Demand(
         arrival=np.array(case.arrival, dtype=np.float64),
         prompt_tokens=np.array(case.prompt),
         output_tokens=np.array([generated(p, o, case.limits) for p, o in rows]),
@@ -234,8 +234,16 @@ def by_core(case: Case, jumps: bool = True) -> Record:
         max_tokens=np.minimum(case.max_tokens, case.limits.max_model_len - case.prompt),
         priority=case.priority,
     )
-    fleet = Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
-    return run(fleet, demand, case.router, case.uniforms, jumps)
+
+
+def fleet_of(case: Case) -> Fleet:
+    """The replicas of a case, for the compiled core."""
+    return Fleet((case.limits,), (case.policy,), (case.times,), (case.replicas,), (case.lanes,), (case.lockstep,))
+
+
+def by_core(case: Case, jumps: bool = True) -> Record:
+    """The case on the compiled core, which makes equal steps at once where it ``jumps``."""
+    return run(fleet_of(case), demand_of(case), case.router, case.uniforms, jumps)
 
 
 def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:

@@ -175,23 +175,26 @@ def by_lane(rows: Any) -> Any:
 
 
 def merged(rows: Any) -> list[list[Any]]:
-    """The log lane by lane, with equal decode steps that follow each other in one row, as if no jump had been cut."""
-    names = rows.dtype.names
+    """The log lane by lane, with equal steps that follow each other in one row, as if no jump had been cut."""
+    table = [dict(zip(rows.dtype.names, row, strict=True)) for row in by_lane(rows).tolist()]
     found: list[dict[str, Any]] = []
-    for row in by_lane(rows).tolist():
-        one = dict(zip(names, row, strict=True))
-        last = found[-1] if found else None
-        alike = ("replica", "lane", "decodes", "chunk_tokens", "discarded")
-        decodes = one["decodes"] > 0 and one["chunk_tokens"] == one["discarded"] == 0
-        if last and decodes and last["steps"] > 0 < one["steps"] and all(last[name] == one[name] for name in alike):
-            follows = last["kv_tokens"] + last["steps"] * one["decodes"] == one["kv_tokens"]
+    for k, one in enumerate(table):
+        single = k + 1 == len(table) or table[k + 1]["steps"] > 0
+        if found and single and goes_on(found[-1], one):
+            found[-1]["steps"] += one["steps"]
         else:
-            follows = False
-        if last and follows:
-            last["steps"] += one["steps"]
-            continue
-        found.append(one)
+            found.append(one)
     return [list(one.values()) for one in found]
+
+
+def goes_on(last: dict[str, Any], one: dict[str, Any]) -> bool:
+    """Whether a row has more of the equal steps of another one."""
+    alike = ("replica", "lane", "decodes", "chunk_tokens", "discarded")
+    if min(last["steps"], one["steps"]) == 0 or one["discarded"] or any(last[name] != one[name] for name in alike):
+        return False
+    kv_tokens = last["kv_tokens"] + last["steps"] * one["decodes"]
+    context = last["chunk_context"] + last["steps"] * one["chunk_tokens"]
+    return bool(one["kv_tokens"] == kv_tokens and one["chunk_context"] == context)
 
 
 def equal_rows(a: Any, b: Any) -> bool:

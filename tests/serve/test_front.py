@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.endpoint import app, ask, client, deployment, live
+from windtunnel.version import __version__
 
 CHAT = {"messages": [{"role": "user", "content": "Say something"}], "max_tokens": 5}
 
@@ -112,6 +113,17 @@ def test_answers_of_a_mean_length_unless_eos_is_ignored() -> None:
         ("/v1/completions", {"prompt": "a", "n": 1000}, 400, "n"),
         ("/v1/completions", {"prompt": "a", "best_of": 3}, 400, "best_of"),
         ("/v1/completions", [1], 400, "object"),
+        ("/v1/completions", {"prompt": "a", "temperature": -5}, 400, "temperature"),
+        ("/v1/completions", {"prompt": "a", "temperature": "hot"}, 400, "temperature"),
+        ("/v1/completions", {"prompt": "a", "top_p": 0}, 400, "top_p"),
+        ("/v1/completions", {"prompt": "a", "top_k": -2}, 400, "top_k"),
+        ("/v1/completions", {"prompt": "a", "presence_penalty": 99}, 400, "presence_penalty"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": [1]}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "min_tokens": 9, "max_tokens": 3}, 400, "min_tokens"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b"] * 5}, 400, "stop"),
+        ("/v1/completions", {"prompt": "a", "stop": ["b", ""]}, 400, "stop"),
+        ("/v1/completions", {"prompt": ["a"] * 2000, "n": 3}, 400, "at most 4096"),
+        ("/v1/completions", {"prompt": "a", "guided_json": {"type": "object"}}, 400, "guided_json"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"messages": ["hi"]}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "content"),
@@ -126,15 +138,44 @@ def test_what_is_wrong_is_named(path: str, body: Any, status: int, word: str) ->
     assert word in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'"text"', b"[" * 100_000, b'{"prompt": "\\ud800"}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b"\xff\xfe", b'"text"', b"[" * 100_000, b'{"prompt": "\\ud800"}', b'{"model": "\\uD800"}'),
+        *(b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "a", "user": "\\udfff"}', '{"prompt": "a"}'.encode("utf-16")),
+    ],
+)
 def test_a_body_that_is_no_request(content: bytes) -> None:
     async def sent() -> httpx.Response:
         async with client(app()) as found:
             return await found.post("/v1/completions", content=content)
 
     answer = asyncio.run(sent())
-    assert answer.status_code in (200, 400)
-    assert answer.status_code == 200 or answer.json()["error"]["message"]
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_a_whole_surrogate_pair_is_text() -> None:
+    async def sent() -> httpx.Response:
+        async with client(app()) as found:
+            return await found.post("/v1/completions", content=b'{"prompt": "\\ud83d\\ude00", "max_tokens": 1}')
+
+    assert asyncio.run(sent()).status_code == 200
+
+
+def test_a_search_for_stops_lets_others_have_their_turns() -> None:
+    body = {"prompt": "a", "stop": ["zq"], "max_tokens": 30_000, "n": 8}
+
+    async def longest_wait() -> float:
+        async with client(app()) as found:
+            asked = asyncio.create_task(found.post("/v1/completions", json=body))
+            turns = 0
+            while not asked.done():
+                await asyncio.sleep(0)
+                turns += 1
+            assert asked.result().status_code == 200
+            return turns
+
+    assert asyncio.run(longest_wait()) > 8 * 30_000 // 64 // 16
 
 
 def test_keys() -> None:
@@ -199,18 +240,53 @@ def test_the_better_priority_is_first() -> None:
 
 
 def test_what_stands_beside() -> None:
-    models, health, version, tokens, document = ask(
+    models, health, version, tokens, load, info, text, document = ask(
         app(),
         ("GET", "/v1/models", None),
         ("GET", "/health", None),
         ("GET", "/version", None),
         ("POST", "/tokenize", {"prompt": "12345678"}),
+        ("GET", "/load", None),
+        ("GET", "/server_info", None),
+        ("POST", "/detokenize", {"tokens": [1]}),
         ("GET", "/openapi.json", None),
     )
     assert [card["id"] for card in models.json()["data"]] == ["small"]
-    assert health.status_code == 200 and "vllm" in version.json()["engine"]
+    assert health.status_code == 200
+    assert version.json() == {"version": deployment().pools[0].engine.preset[5:], "windtunnel": __version__}
+    assert load.json() == {"server_load": 0}
+    assert int(info.json()["vllm_config"]["cache_config"][0]["num_gpu_blocks"]) > 1000
+    assert text.status_code == 400 and "--tokenizer" in text.json()["error"]["message"]
     assert tokens.json()["count"] == 2
     assert "/v1/chat/completions" in document.json()["paths"]
+
+
+DEFAULT_METRICS = (
+    *("num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "engine_sleep_state"),
+    *("kv_cache_usage_perc", "prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries"),
+    *("external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits", "num_preemptions", "prompt_tokens"),
+    *("prompt_tokens_by_source", "prompt_tokens_cached", "prompt_tokens_cached_by_source", "generation_tokens"),
+    *("request_success", "admission_rejections", "request_prompt_tokens", "request_generation_tokens"),
+    *("iteration_tokens_total", "request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens"),
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds"),
+    *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds"),
+    *("request_prefill_time_seconds", "request_decode_time_seconds", "request_num_preemptions"),
+    *("request_prefill_kv_computed_tokens", "cache_config_info"),
+)
+"""What vLLM 0.33 exports without further options (vllm/v1/metrics/loggers.py)."""
+
+
+def test_every_metric_of_vllm_is_there() -> None:
+    *_, scraped = ask(app(), ("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2}), ("GET", "/metrics", None))
+    names = {family.name for family in text_string_to_metric_families(scraped.text)}
+    assert {f"vllm:{name}" for name in DEFAULT_METRICS} <= names
+    web = {"http_requests", "http_request_size_bytes", "http_response_size_bytes", "http_request_duration_seconds"}
+    assert web | {"http_request_duration_highr_seconds", "process_cpu_seconds", "python_info"} <= names
+
+
+def test_pages_of_every_site_may_ask() -> None:
+    (answer,) = ask(app(), ("OPTIONS", "/v1/chat/completions", None))
+    assert answer.status_code == 200 and answer.headers["access-control-allow-headers"] == "*"
 
 
 def test_metrics_are_of_the_answers() -> None:
@@ -226,6 +302,9 @@ def test_metrics_are_of_the_answers() -> None:
     assert found["vllm:prompt_tokens_total"] == 750 and found["vllm:generation_tokens_total"] == 30
     assert found["vllm:prefix_cache_queries_total"] == 750 and found["vllm:prefix_cache_hits_total"] == 480
     assert found["vllm:request_success_total"] == 3
+    assert found["vllm:prompt_tokens_cached_total"] == 480
+    assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 270
+    assert found["vllm:iteration_tokens_total_sum"] == 750 + 30 and found["http_requests_total"] == 3
     assert found["vllm:inter_token_latency_seconds_bucket"] == 27
     assert found["vllm:time_to_first_token_seconds_count"] == 3
     whole = found["vllm:request_queue_time_seconds_sum"] + found["vllm:request_inference_time_seconds_sum"]

@@ -11,10 +11,10 @@ import pytest
 from serve.endpoint import app, ask, on_a_socket, real_time
 from serve.test_connection import all_of, ready, said
 from serve.test_sockets import connected
-from windtunnel.serve.answers import Text, Wording, text_of
 from windtunnel.serve.connection import Gate
+from windtunnel.serve.openai.answers import Text, Wording, text_of
+from windtunnel.serve.openai.requests import Asked, read_chat, read_completion
 from windtunnel.serve.outbox import AHEAD, Outbox
-from windtunnel.serve.requests import Asked, read_chat, read_completion
 from windtunnel.serve.tokens import SeededWords, chat_text
 
 COMPLETION: Any = {"prompt": "a", "max_tokens": 1000, "stream": True}
@@ -23,7 +23,7 @@ ALL = {"completion": read_completion(COMPLETION), "chat": read_chat(CHAT, chat_t
 
 
 def text(asked: Asked) -> Text:
-    return text_of(SeededWords(1, b"a"), 1000, 1000, asked)
+    return asyncio.run(text_of(lambda: SeededWords(1, b"a"), 1000, 1000, asked, None))
 
 
 def chunk(data: bytes) -> bytes:
@@ -105,7 +105,7 @@ def test_what_does_not_fit_stays_in_python() -> None:
     asked = ALL["completion"]
     outbox, wording, _ = begun(asked, 0, model="m" * 600)
     assert outbox.send_added() == []  # it was not taken
-    echoed = text_of(["a"] * 1000, 1000, 1000, asked)
+    echoed = asyncio.run(text_of(lambda: ["a"] * 1000, 1000, 1000, asked, None))
     assert not outbox.add(3, 0, Wording(asked, "cmpl-1", "m", 1), echoed)
     outbox.lines.tokens[3] = 1 + AHEAD + 1
     assert not outbox.add(3, 0, wording, text(asked))

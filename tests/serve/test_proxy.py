@@ -1,5 +1,6 @@
 """A proxy before a server: clients see no difference, and the run that it writes is that of the server."""
 
+import asyncio
 import itertools
 import json
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from serve.endpoint import app, live, on_a_socket, real_time
 from windtunnel.errors import InputError
+from windtunnel.serve.events import Splitter
 from windtunnel.serve.proxy import Proxy, RunFolder, address, proxying
 from windtunnel.serve.tokens import BytesRule
 from windtunnel.validation.measured_run import read_measured_run
@@ -48,7 +50,7 @@ def test_a_run_as_the_server_records_it(tmp_path: Path) -> None:
     assert measured.workload.output_tokens.tolist() == [5, 6, 7, 8, 9, 10]
     assert measured.workload.prompt_tokens.tolist() == load.prompt_tokens[:6].tolist()
     assert measured.requests is not None
-    assert (measured.requests.e2el > measured.requests.ttft).all() and (np.diff(measured.requests.arrival) > 0).all()
+    assert (measured.requests.e2el >= measured.requests.ttft).all() and (np.diff(measured.requests.arrival) > 0).all()
     assert alike(measured.workload) == alike(load.take(np.arange(6)))
     assert json.loads((folder / "run.json").read_text())["left_out"] == 1
     assert "alike" not in "".join(path.read_text() for path in folder.iterdir())
@@ -110,3 +112,84 @@ def test_what_cannot_be_a_proxy(tmp_path: Path) -> None:
     (tmp_path / "b" / "requests.jsonl").write_text("")
     with pytest.raises(InputError, match="already"):
         RunFolder(tmp_path / "b", HEAD)
+
+
+async def upstream(scope: Any, receive: Any, send: Any) -> None:
+    """A server of another make: reasoning before text, the line ends and part sizes that its path names."""
+    if scope["type"] == "lifespan":
+        while (await receive())["type"] != "lifespan.shutdown":
+            await send({"type": "lifespan.startup.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    body = b""
+    while (message := await receive())["type"] == "http.request":
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    seen.append((scope["raw_path"], scope["query_string"], dict(scope["headers"]), len(body)))
+    cookies = [(b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"server", b"other")]
+    await send({"type": "http.response.start", "status": 200, "headers": cookies})
+    if scope["path"].startswith("/v1/chat"):
+        end, size = json.loads(body)["messages"][0]["content"].split("|")
+        data = stream_of(end)
+        for first in range(0, len(data), int(size)):
+            await send({"type": "http.response.body", "body": data[first : first + int(size)], "more_body": True})
+            await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": b""})
+
+
+seen: list[Any] = []
+
+
+def stream_of(end: str) -> bytes:
+    deltas: list[Any] = [{"role": "assistant", "content": ""}]
+    deltas += [{"reasoning_content": " hm"}] * 3 + [{"reasoning": " so"}] * 2 + [{"content": " yes"}] * 2
+    events: list[Any] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    events.append({"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 7}})
+    lines = [f"data: {json.dumps(event)}{end}{end}" for event in events]
+    return "".join([*lines, f"data: [DONE]{end}{end}"]).encode()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"], ids=repr)
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_reasoning_counts_and_bytes_are_passed_on_as_they_are(end: str, size: int, tmp_path: Path) -> None:
+    content = f"{end}|{size}"
+    body: Any = {"messages": [{"role": "user", "content": content}], "max_tokens": 9, "stream": True}
+    usage = {"stream_options": {"include_usage": True}}
+    with (
+        on_a_socket(upstream) as url,
+        on_a_socket(before(url, tmp_path / "run")) as passed,
+        httpx.Client(timeout=30) as client,
+    ):
+        path = f"{passed}/v1/chat/completions"
+        plain, asked = (client.post(path, json=one).content for one in (body, body | usage))
+        rows = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
+        clock = json.loads((tmp_path / "run" / "run.json").read_text())["clock"]
+    whole = stream_of(end)
+    assert asked == whole
+    assert plain == b"".join(part for part in splitted(whole) if b"usage" not in part)
+    assert [(row["output_tokens"], len(row["itl_s"])) for row in rows] == [(7, 6)] * 2
+    assert clock == "client: windtunnel proxy"  # while the proxy still runs
+
+
+def splitted(data: bytes) -> list[bytes]:
+    return Splitter().events(data)
+
+
+def test_paths_headers_and_large_bodies_are_passed_on_as_they_are(tmp_path: Path) -> None:
+    seen.clear()
+    with (
+        on_a_socket(upstream) as url,
+        on_a_socket(before(url, tmp_path / "run")) as passed,
+        httpx.Client(timeout=30) as client,
+    ):
+        answer = client.get(f"{passed}/a%2Fb?c=%2F", headers={"x-own": "1"})
+        client.post(f"{passed}/v1/files", content=b"x" * 1_000_000)
+        client.post(f"{passed}/v1/completions", content=b'{"prompt": "' + b"x" * (17 << 20) + b'", "stream": true}')
+        time.sleep(0.8)
+        left_out = json.loads((tmp_path / "run" / "run.json").read_text())["left_out"]
+    assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
+    (path, query, headers, _), (_, _, sized, size), (*_, large) = seen
+    assert (path, query) == (b"/a%2Fb", b"c=%2F") and headers[b"x-own"] == b"1" and b"content-length" not in headers
+    assert size == 1_000_000 and sized[b"content-length"] == b"1000000" and large > 17 << 20
+    assert left_out == 1  # on disk while the proxy runs

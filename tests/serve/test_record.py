@@ -94,6 +94,8 @@ def test_a_client_that_leaves_is_recorded_with_what_was_computed(tmp_path: Path)
             gauges = (await found.get("/metrics")).text
             assert 'vllm:num_requests_running{engine="0",model_name="small"} 0.0' in gauges
             assert 'finished_reason="abort",model_name="small"} 2.0' in gauges
+            await asyncio.sleep(1.0)
+            assert len(path.read_text().splitlines()) == 3  # on disk while the server runs
 
     asyncio.run(leave())
     load = load_trace(path)

@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 import weakref
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -13,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from serve.endpoint import app, live, on_a_socket, real_time
+from windtunnel.serve import connection
 from windtunnel.serve.connection import Connection
 
 LONG = {"prompt": "a", "max_tokens": 30_000, "stream": True}
@@ -126,3 +128,34 @@ def test_what_is_no_request_is_the_clients_fault(data: bytes) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 4")
         client.close()
         assert metric(url, "num_requests_running") == 0.0
+
+
+@pytest.mark.parametrize("data", [b"x: " + b"a" * (80 << 10), b"x: y\r\n" * 20_000], ids=["one", "many"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_headers_that_are_too_large_are_turned_away(data: bytes, whole: bool) -> None:
+    with on_a_socket(app(clock=real_time())) as url:
+        line = connected(url, b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        with suppress(OSError):
+            line.sendall(data + (b"\r\n\r\n" if whole else b""))
+        assert answered(line).startswith(b"HTTP/1.1 431 ")
+        assert urlopen(f"{url}/health").status == 200
+
+
+def test_headers_that_do_not_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.3)
+    with on_a_socket(app(clock=real_time())) as url:
+        silent, slow = connected(url, b""), connected(url, b"GET /health HTTP/1.1\r\nHost: ")
+        served = connected(url, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answered(silent) == b""
+        assert answered(slow).startswith(b"HTTP/1.1 408 ")
+        with served:
+            assert served.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def answered(line: socket.socket) -> bytes:
+    """All that a connection sends until the server closes it."""
+    found = b""
+    with line, suppress(ConnectionResetError):
+        while part := line.recv(1 << 16):
+            found += part
+    return found

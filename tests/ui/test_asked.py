@@ -10,7 +10,7 @@ from ui.words import SMALL, ask
 from windtunnel.errors import InputError
 from windtunnel.scenario import Scenario, vary, words_of
 from windtunnel.scenario.scenario import places
-from windtunnel.ui.asked import read_words, refuse_code, scenario_of, words_given
+from windtunnel.ui.asked import read_words, refuse_code, refuse_devices, refuse_files, scenario_of, words_given
 
 REFUSED = {
     "unknown word": ({"modle": "x"}, "did you mean 'model'"),
@@ -25,8 +25,12 @@ REFUSED = {
     "too many in a pool": ({"mixed": ["replicas=4000", "replicas=4000"]}, "at most 4,096"),
     "code": ({"scheduler": "./mine.py:Mine"}, "runs no code"),
     "code in a pool": ({"mixed": ["scheduler=./mine.py:Mine"]}, "runs no code"),
-    "a file that is not there": ({"calibration": "nothing.json"}, "nothing.json"),
-    "a device": ({"random_input_len": None, "random_output_len": None, "trace": "/dev/zero"}, "neither a file"),
+    "a file that is not there": ({"calibration": "nothing.json"}, "only where the command line names them"),
+    "a file that is there": ({"devices_file": "/etc/passwd"}, "only where the command line names them"),
+    "a trace that is there": ({"trace": "/etc/passwd"}, "unknown trace '/etc/passwd'"),
+    "a profile": ({"perf": "profile:/etc"}, "windtunnel ui --perf FILE"),
+    "a folder": ({"model": "/etc"}, "windtunnel ui FOLDER"),
+    "a file in a pool": ({"mixed": ["devices_file=/etc/passwd"]}, "only where the command line names them"),
     "no name of a file": ({"model": "a" * 5000}, "aaa"),
     "no name at all": ({"model": "a\0b"}, ""),
     "no finite rate": ({"request_rate": "nan"}, "nan"),
@@ -80,6 +84,20 @@ def test_code_of_the_command_line_may_run() -> None:
     refuse_code(words, words)
     with pytest.raises(InputError, match="runs no code"):
         refuse_code({"scheduler": "./other.py:Mine"}, words)
+
+
+def test_files_of_the_command_line_and_of_its_studies_may_be_read() -> None:
+    words = {"trace": "own.jsonl", "mixed": ["replicas=2 calibration=a.json"]}
+    refuse_files(words, {"trace": "own.jsonl"}, {("calibration", "a.json")})
+    with pytest.raises(InputError, match=r"calibration='a.json'"):
+        refuse_files(words, {"trace": "own.jsonl"})
+    with pytest.raises(InputError, match="unknown trace"):
+        refuse_files(words, {}, {("calibration", "a.json")})
+
+
+def test_a_device_of_the_command_line_is_no_file() -> None:
+    with pytest.raises(InputError, match="neither a file"):
+        refuse_devices({"trace": "/dev/zero"})
 
 
 def test_a_scenario_comes_back_from_its_words() -> None:

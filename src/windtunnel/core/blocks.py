@@ -86,6 +86,28 @@ def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
     return Cache(attributes(holdings), attributes(items), np.full(sum(sizes), NONE, dtype=np.int32), tables, ids)
 
 
+def clear(cache: Cache, lane: NDArray[Any], version: int) -> None:
+    """Nothing is cached: the fields of a lane are again as ``prefix_cache`` has set them, and its blocks are all free.
+    ``version``: before; what was searched for then counts no longer."""
+    first, count = int(lane["front"][0]), int(lane["queued"][0])
+    items: Any = cache.items[first : first + count + 1]
+    items[:] = np.zeros(1, dtype=items.dtype)
+    items["next"] = np.arange(first + 1, first + count + 2)
+    items["key"][0], items["count"][0], items["next"][0], items["previous"][0] = NO_KEY, count, NONE, NONE
+    items["next"][count] = NONE
+    slots, size = int(lane["slots"][0]), int(lane["mask"][0]) + 1
+    cache.slots[slots : slots + size] = NONE
+    lane["version"] = version + 1
+
+
+def forget_requests(cache: Cache, requests: NDArray[np.int64]) -> None:
+    """Requests have nothing in the cache, and have not searched for anything."""
+    holdings: Any = cache.holdings
+    holdings["version"][requests] = -1
+    for name in ("kept", "found", "idle"):
+        holdings[name][requests] = 0
+
+
 def tables_and_contents(
     demand: Any, block_size: int, rows: NDArray[Any]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -7,14 +7,17 @@ import numpy as np
 from windtunnel.core.compiled import part
 from windtunnel.core.records import (
     ADMITTED,
+    AGAIN,
     CAME,
     GATE_HEAD,
     GATE_TAIL,
+    GONE,
     IN_FLIGHT,
     NONE,
     REFUSED,
     RELEASES,
     ROUTED_AHEAD,
+    SENT,
     Array,
     State,
 )
@@ -64,7 +67,8 @@ def next_client(state: State, course: Array, arrivals: Array) -> tuple[float, in
     time, r = np.inf, NONE
     if course[CAME] < len(arrivals):
         r = arrivals[course[CAME]]
-        time = state.requests[r].arrival
+        request = state.requests[r]
+        time = state.clocks[SENT] if request.state in (AGAIN, GONE) else request.arrival
     if state.counters[RELEASES] > 0:
         released = state.releases[0]
         if released.time < time or (released.time == time and released.request < r):
@@ -85,9 +89,9 @@ def take_client(state: State, course: Array, r: int) -> None:
 def may_come(state: State, r: int, limit: int) -> bool:
     """Whether a client's request goes to a lane now; ``limit``: requests in flight at most, 0 for any number."""
     was: Any = state.requests[r].state
-    if was == REFUSED:
+    if was in (REFUSED, GONE):
         return False
-    return bool(limit == 0 or was in (ADMITTED, ROUTED_AHEAD) or state.counters[IN_FLIGHT] < limit)
+    return bool(limit == 0 or was in (ADMITTED, ROUTED_AHEAD, AGAIN) or state.counters[IN_FLIGHT] < limit)
 
 
 @part

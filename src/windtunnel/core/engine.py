@@ -136,7 +136,12 @@ class Record:
 
 
 def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> Record:
-    """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once."""
+    """Simulate; ``uniforms`` [n] are the random router's numbers, ``jumps`` makes equal steps at once.
+
+    Raises InputError for what other modules simulate: ``core.fleet`` replicas that come and go, ``core.apart`` prefill
+    and decode pools.
+    """
+    _require_plain(fleet)
     state = new_state(fleet, demand, uniforms, router)
     state.counters[JUMPS] = jumps
     order, course = turns_of(state, (router,), demand.closed or sends_kv(fleet, demand))
@@ -148,6 +153,19 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
     return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"])
+
+
+def _require_plain(fleet: Fleet) -> None:
+    """Raise InputError for a fleet that is more than replicas which are always there."""
+    asked = {
+        "failures": bool(fleet.failures),
+        "autoscaling": any(fleet.scaling),
+        "KV stores": any(fleet.tiers),
+        "prefill and decode pools": bool({"prefill", "decode"} & set(fleet.roles)),
+    }
+    for name, wanted in asked.items():
+        if wanted:
+            raise InputError(f"{name}: not simulated by core.engine.run, which has no such rule: use simulate()")
 
 
 def turns_of(state: State, routers: tuple[int, ...], closed: bool, told: bool | None = None) -> tuple[Order, Integers]:
@@ -214,6 +232,7 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
         stages,
     )
     return State(
+        there=np.arange(len(replicas) - 1, dtype=np.int64),
         routing=routing_arrays(fleet, demand, router),
         own=arrays(fleet, demand, pools, lanes, requests),
         pools=attributes(pools),

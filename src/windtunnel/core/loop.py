@@ -21,13 +21,16 @@ from windtunnel.core.compiled import entry, part
 from windtunnel.core.dispatch import enqueue, jump, room, step, update_bound
 from windtunnel.core.log import log_has_room
 from windtunnel.core.records import (
+    AGAIN,
     ALL,
     ASKED,
     ASKS,
+    AT_DOOR,
     CHOSEN,
     CLOSED,
     CURSOR,
     DECODE,
+    GONE,
     HALTS,
     HANDED,
     IDLE,
@@ -51,8 +54,8 @@ from windtunnel.core.routing import bring, note_departures
 REACHED, FULL, STOPPED, ASK = range(4)
 """Why the loop returns: nothing is left to do; the log needs room; ``until`` has come, and the groups that were asked
 for have decided up to it; a scheduler in Python has to decide, and the call that follows goes on with its step."""
-REJECTED = -2
-"""In place of a chosen lane."""
+REJECTED, CLOSED_DOOR = -2, -3
+"""In place of a chosen lane: the router rejects the request; no replica takes any."""
 LARGEST = np.finfo(np.float64).max
 
 
@@ -183,6 +186,8 @@ def chosen(side: State, router: int, r: int, time: float) -> int:
     if side.counters[CHOSEN] == NONE:
         if side.requests[r].state == ROUTED_AHEAD:
             side.counters[CHOSEN], side.clocks[HANDED] = side.requests[r].lane, time
+        elif len(side.there) == 0:
+            side.counters[CHOSEN] = CLOSED_DOOR
         else:
             lane = choose(side, router, r, time)
             side.counters[CHOSEN] = REJECTED if lane == NONE else lane
@@ -209,6 +214,8 @@ def start_alone(state: State, order: Order, course: Array, r: int, time: float) 
         state.counters[CHOSEN] = NONE
         complete(state, r, time)
         request.state = REFUSED
+    elif i == CLOSED_DOOR:
+        state.counters[CHOSEN], request.state = NONE, AT_DOOR
     elif state.clocks[HANDED] > time:
         state.counters[CHOSEN] = NONE
         request.lane, request.state = i, ROUTED_AHEAD
@@ -247,7 +254,8 @@ def next_event(state: State, course: Array, arrivals: Array, hand: Any, until: f
     if until < time:
         time, kind = until, STOP
     if course[LOOKED] and not course[TOLD]:
-        tick = ticks_until(time) * PUBLISH_INTERVAL if time < np.inf else -1.0
+        latest = np.nextafter(time, 0.0) if kind == STOP else time
+        tick = ticks_until(latest) * PUBLISH_INTERVAL if time < np.inf else -1.0
         if tick > state.clocks[LOOKED_AT]:
             return tick, LOOK, NONE
     return time, kind, r
@@ -318,8 +326,10 @@ def happen(
     if kind == CLIENT:
         take_client(state, course, r)
         request = state.requests[r]
-        if request.state == ROUTED_AHEAD:
+        if request.state in (ROUTED_AHEAD, AGAIN):
             start(state, order, course, hand, second, r, time)
+        elif request.state == GONE:
+            complete(state, r, time)
         elif request.state == REFUSED:
             request.arrival = time
             complete(state, r, time)
@@ -334,15 +344,16 @@ def happen(
 
 
 @part
-def turn(state: State, order: Order, course: Array, time: float) -> tuple[int, float]:
-    """Where something flows back: (the group that goes on before the event, NONE if none has to, until when)."""
+def turn(state: State, order: Order, course: Array, time: float, last_look: float) -> tuple[int, float]:
+    """Where something flows back: (the group that goes on before the event, NONE if none has to, until when). The
+    balancer looks up to ``last_look``."""
     g = order.winners[1]
     group, idle = state.groups[g], state.groups[g].bound == np.inf
     look = np.inf
     if course[LOOKED]:
         if idle and time == np.inf:
             return NONE, time
-        look = poll(state, time if idle else min(group.now, time))
+        look = poll(state, min(time if idle else min(group.now, time), last_look))
     if group.untold and group.now <= time:
         return g, time
     if idle or group.now >= time or (group.bound > time and not order.in_step[0]):
@@ -389,6 +400,7 @@ def loop(
     state.clocks[HALTS] = until
     told = course[TOLD] == 1
     bounds = told or (course[SEES] == 1 and course[ALL] == 0)
+    last_look = np.nextafter(until, 0.0)
     time, kind, r, stale = np.inf, NOTHING, NONE, True
     while True:
         if stale:
@@ -396,7 +408,7 @@ def loop(
         stale = True
         g, end_of_turn = NONE, time
         if told:
-            g, end_of_turn = turn(state, order, course, time)
+            g, end_of_turn = turn(state, order, course, time, last_look)
             if g != NONE and state.groups[g].untold:
                 tell(state, order, hand, g)
                 continue

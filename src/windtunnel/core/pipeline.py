@@ -137,6 +137,14 @@ def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
     )
 
 
+def clear_pipe(pipe: Pipe, lane: NDArray[Any], stages: int) -> None:
+    """Nothing is in flight in the pipeline of a lane."""
+    slot, flight, line = (int(lane[name][0]) for name in ("first_slot", "first_flight", "first_line"))
+    pipe.slots[slot : slot + stages] = np.zeros(1, dtype=pipe.slots.dtype)
+    pipe.ends[flight : flight + int(lane["depth"][0])] = 0.0
+    pipe.lines[line : line + stages**2] = np.zeros(1, dtype=pipe.lines.dtype)
+
+
 # Turns.
 
 

@@ -47,7 +47,7 @@ def iteration_times(
     start, duration = np.empty(total), np.empty(total)
     piped = any(isinstance(table, StageTimes) for table in times)
     busy = np.empty(total) if piped else duration
-    _fill(columns, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy))
+    _fill(columns, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, np.empty(0)))
     discarded = columns[10]
     if discarded.any():
         decodes -= discarded.astype(np.int32)[row]
@@ -60,8 +60,19 @@ def durations(
     """Of ``iteration_times`` the durations alone."""
     nothing, filled = np.empty(0), np.empty(int(columns[3].sum()))
     unwanted = np.empty(0, dtype=np.int32)
-    _fill(columns, times, pool_of_replica, lockstep_lanes, (unwanted, unwanted, nothing, filled, nothing))
+    _fill(columns, times, pool_of_replica, lockstep_lanes, (unwanted, unwanted, nothing, filled, nothing, nothing))
     return filled
+
+
+def step_ends(
+    columns: tuple[Any, ...], times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers
+) -> tuple[NDArray[np.int32], Floats, Floats]:
+    """(Row, start, end) of every single step."""
+    total = int(columns[3].sum())
+    row, decodes = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
+    start, duration, busy, end = (np.empty(total) for _ in range(4))
+    _fill(columns, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, end))
+    return row, start, end
 
 
 def _fill(
@@ -71,7 +82,7 @@ def _fill(
     lockstep_lanes: Integers,
     out: tuple[NDArray[Any], ...],
 ) -> None:
-    """Write row, decodes, start, duration and busy of each step into the arrays that have room for them."""
+    """Write row, decodes, start, duration, busy and end of each step into the arrays that have room for them."""
     replica, lane, start, steps, decodes, kv_tokens, chunk_tokens, chunk_context, _, _, _, transfer = columns
     integer_columns = np.stack([replica, lane, steps, decodes, kv_tokens, chunk_tokens, chunk_context], dtype=np.int64)
     stages, floats, integers = flatten(tuple(stage for table in times for stage in _stages(table)))
@@ -164,6 +175,12 @@ def read_batch(columns: Array, row: int, lane: Any, seats: Array, j: int) -> int
     return after
 
 
+@part
+def sent_tokens(lane: Any) -> int:
+    """Tokens that a stage sends to the next one."""
+    return lane.step_decodes + lane.chunk_tokens
+
+
 @entry
 def rebuild(
     pools: Array,
@@ -182,12 +199,10 @@ def rebuild(
     out_start: Array,
     out_duration: Array,
     out_busy: Array,
+    out_end: Array,
 ) -> None:
-    """Fill the five outputs, step by step and lane by lane; those of length 0 are not wanted.
-
-    ``pools`` are those of all stages. ``clocks`` [2, n], zeros: when each stage of a rank is free, and when each slot's
-    latest step has ended. ``lanes`` and ``seats`` hold the batches of one step.
-    """
+    """Fill the six outputs, step by step and lane by lane; those of length 0 are not wanted. ``clocks`` [2, n], zeros:
+    when each stage of a rank is free, and when each slot's latest step has ended."""
     row, at = 0, 0
     while row < columns.shape[1]:
         stages, first_stage, first_send, sends_of_stage, first_clock, ranks = layout[columns[REPLICA, row]]
@@ -211,8 +226,7 @@ def rebuild(
                     clocks[0, base + s] = end
                     busy += seconds
                     if s < stages - 1:
-                        tokens = lanes[0].step_decodes + lanes[0].chunk_tokens
-                        arrival = end + sends[first_send + s * sends_of_stage + tokens]
+                        arrival = end + sends[first_send + s * sends_of_stage + sent_tokens(lanes[0])]
                 clocks[1, slot] = end
                 lane = head
                 for _ in range(ranks):
@@ -221,6 +235,8 @@ def rebuild(
                         out_row[at], out_decodes[at] = lane, columns[DECODES, lane]
                         out_start[at] = begin
                         out_busy[at] = busy / stages if stages > 1 else end - begin
+                    if len(out_end) > 0:
+                        out_end[at] = end
                     at += 1
                     lane = after_batch(columns, lane)
                 head = last

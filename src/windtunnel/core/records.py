@@ -26,10 +26,11 @@ Request = Any
 NONE = -1
 """The index of no request."""
 
-QUEUED, PREFILLING, GONE, REFUSED, ADMITTED, IGNORED, SWAPPED, ROUTED_AHEAD = range(8)
+QUEUED, PREFILLING, GONE, REFUSED, ADMITTED, IGNORED, SWAPPED, ROUTED_AHEAD, AGAIN, AT_DOOR = range(10)
 """States of a request. GONE: it has ended; REFUSED: when it arrived; ADMITTED: may be sent in a closed loop; IGNORED:
 refused by the scheduler later; SWAPPED: its blocks are on the host;
-ROUTED_AHEAD: its replica is chosen, and waits for KV from another one. What a running request does, its seat says."""
+ROUTED_AHEAD: its replica is chosen, and waits for KV from another one; AGAIN: it is sent to another replica than
+before; AT_DOOR: it waits until there is one. What a running request does, its seat says."""
 
 Fields = list[tuple[str, type[np.generic]]]
 
@@ -96,6 +97,7 @@ LANE: Fields = [
         "released",  # requests that left exactly at the group's now
         "released_ghosts",  # the ghosts among them
         "left",  # the first of them, linked by next
+        "free_before",  # blocks that were free before they left, or the step was decided after which they did
         "rank",  # index of the lane in its replica
         "group",
         "seen_waiting",  # what vLLM's data-parallel balancer last saw
@@ -175,9 +177,10 @@ whether anything follows when a request leaves a lane; whether routers look at h
 everything; whether vLLM's balancer is asked; the next group to look at; the groups that have to decide up to the
 loop's ``until`` are those from ASKED to before LAST."""
 
-LOOKED_AT, HANDED, HALTS, NUM_CLOCKS = range(4)
+LOOKED_AT, HANDED, HALTS, SENT, NUM_CLOCKS = range(5)
 """Entries of ``State.clocks``: the last look of vLLM's balancer; when the request being delivered is handed to its
-lane; where equal steps end in any case, because something outside the loop happens then."""
+lane; where equal steps end in any case, because something outside the loop happens then; when requests are sent again,
+which did not arrive then."""
 
 MIXED, PREFILL, DECODE = range(3)
 """Roles of a pool."""
@@ -232,6 +235,8 @@ class State(NamedTuple):
     """Heap of future arrivals of the closed loop, as (time, request)."""
     gate: Array
     """[n] queue of requests that wait for a place in flight: the next of each."""
+    there: Array
+    """The replicas that take requests, in order."""
     routing: Any
     """core.routing.Routing, or None where the router keeps nothing."""
     own: Any

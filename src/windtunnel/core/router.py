@@ -79,10 +79,10 @@ def outstanding(groups: Array, lanes: Array, replicas: Array, j: int, time: floa
 
 
 @part
-def least_outstanding(groups: Array, lanes: Array, replicas: Array, time: float) -> int:
-    """The replica with the fewest requests queued and running; the first of equals."""
+def least_outstanding(groups: Array, lanes: Array, replicas: Array, there: Array, time: float) -> int:
+    """Of the replicas ``there`` the one with the fewest requests queued and running; the first of equals."""
     best, fewest = 0, 1 << 60
-    for j in range(len(replicas) - 1):
+    for j in there:
         found = outstanding(groups, lanes, replicas, j, time)
         if found < fewest:
             best, fewest = j, found
@@ -95,12 +95,14 @@ def fewer_of_two(state: State, uniform: float, time: float) -> int:
 
     The power of two choices (Mitzenmacher, IEEE TPDS 12 (10), 2001).
     """
-    count = len(state.replicas) - 1
+    there = state.there
+    count = len(there)
     if count == 1:
-        return 0
+        return there[0]
     pair = int(uniform * (count * (count - 1)))
     a, b = pair // (count - 1), pair % (count - 1)
     b += b >= a
+    a, b = there[a], there[b]
     groups, lanes, replicas = state.groups, state.lanes, state.replicas
     fewer = outstanding(groups, lanes, replicas, b, time) < outstanding(groups, lanes, replicas, a, time)
     return b if fewer else a
@@ -110,7 +112,7 @@ def fewer_of_two(state: State, uniform: float, time: float) -> int:
 def lowest_route_score(state: State, r: int, time: float) -> int:
     """The replica that the user's function gives the lowest score; the first of equals."""
     best, lowest = 0, np.inf
-    for j in range(len(state.replicas) - 1):
+    for j in state.there:
         waiting = outstanding(state.groups, state.lanes, state.replicas, j, time)
         score = call_route_score(state.counters[ROUTE_HOOK], j, waiting, int(state.requests[r].prompt), time)
         if score < lowest:
@@ -119,10 +121,10 @@ def lowest_route_score(state: State, r: int, time: float) -> int:
 
 
 @part
-def lowest_score(lanes: Array, replicas: Array) -> int:
+def lowest_score(lanes: Array, replicas: Array, there: Array) -> int:
     """The replica with the lowest 4 · waiting + running as last seen; the first of equals."""
     best, lowest = 0, 1 << 60
-    for j in range(len(replicas) - 1):
+    for j in there:
         score = 0
         for i in range(replicas[j], replicas[j + 1]):
             score += 4 * lanes[i].seen_waiting + lanes[i].seen_running
@@ -143,14 +145,20 @@ def choose_lane(lanes: Array, first: int, last: int) -> int:
 
 
 @part
+def drawn(state: State, k: int) -> float:
+    """The number in [0, 1) of the k-th choice; from the first again for requests that are sent again."""
+    return state.uniforms[k % len(state.uniforms)]
+
+
+@part
 def known_choice(state: State, known: Any, router: int, r: int, time: float, k: int) -> tuple[int, float]:
     """(The replica by what the router knows, NONE if it rejects the request; when it is handed to that)."""
     if known is None:
         return 0, time
     if router == routing.SESSION_AFFINITY:
-        fewest = least_outstanding(state.groups, state.lanes, state.replicas, time)
-        return by_session(known, fewest, r), time
-    return by_formula(state, known, outstanding, r, time, state.uniforms[k])
+        fewest = least_outstanding(state.groups, state.lanes, state.replicas, state.there, time)
+        return by_session(known, state.there, fewest, r), time
+    return by_formula(state, known, outstanding, r, time, drawn(state, k))
 
 
 @part
@@ -160,21 +168,21 @@ def choose(state: State, router: int, r: int, time: float) -> int:
     state.clocks[HANDED] = time
     if len(lanes) == 1 and router != routing.SCORED:
         return 0
-    count = len(replicas) - 1
+    count = len(state.there)
     k = state.counters[ROUTED]
     state.counters[ROUTED] += 1
     if router == routing.ROUND_ROBIN:
-        replica = k % count
+        replica = state.there[k % count]
     elif router == routing.RANDOM:
-        replica = int(state.uniforms[k] * count)
+        replica = state.there[int(drawn(state, k) * count)]
     elif router == routing.LEAST_OUTSTANDING:
-        replica = least_outstanding(state.groups, lanes, replicas, time)
+        replica = least_outstanding(state.groups, lanes, replicas, state.there, time)
     elif router == routing.ROUTE_SCORE:
         replica = lowest_route_score(state, r, time)
     elif router == routing.VLLM_DP:
-        replica = lowest_score(lanes, replicas)
+        replica = lowest_score(lanes, replicas, state.there)
     elif router == routing.POWER_OF_TWO:
-        replica = fewer_of_two(state, state.uniforms[k], time)
+        replica = fewer_of_two(state, drawn(state, k), time)
     else:
         replica, state.clocks[HANDED] = known_choice(state, state.routing, router, r, time, k)
         if replica == NONE:

@@ -56,7 +56,7 @@ class Routing(NamedTuple):
     weights: Array
     temperature: float
     seen: Array
-    """The view: see ``policy.routing``."""
+    """The view: see ``policy.routing``; a row for each replica that takes requests."""
     costs: Array
     replicas: Array
     requests: Array
@@ -179,6 +179,28 @@ def prefill_fit(times: Any, limits: Any) -> tuple[float, float, float]:
     return float(fit[0]), float(fit[1]), float(fit[2])
 
 
+# Replicas that come and go, in plain Python.
+
+
+def sees_there(known: Routing | None, there: NDArray[np.int64], fleet: Any) -> None:
+    """Other replicas take requests from now on."""
+    if known is not None:
+        known.seen[: len(there)] = fixed_columns(fleet)[there]
+
+
+def forget_replica(known: Routing | None, blank: NDArray[Any] | None, j: int) -> None:
+    """A replica has nothing of what was sent there: it has failed, or stopped. ``blank``: ``lanes`` before a run."""
+    if known is None:
+        return
+    row: Any = known.replicas[j : j + 1]
+    row["active"] = row["prefill"] = 0
+    row["busy_until"], row["head"], row["tail"] = 0.0, NONE, NONE
+    if known.cache is not None and blank is not None:
+        version = known.lanes["version"][j]
+        known.lanes[j] = blank[j]
+        blocks.clear(known.cache, known.lanes[j : j + 1], int(version))
+
+
 # The index.
 
 
@@ -296,9 +318,10 @@ def look(state: State, known: Routing, outstanding: Any, r: int, time: float) ->
     for g in range(len(state.groups)):
         if state.groups[g].now <= time:
             note_departures(state, known, g)
-    for j in range(len(known.replicas)):
+    for k in range(len(state.there)):
+        j = state.there[k]
         note_first_tokens(state, known, j, time)
-        row, replica = known.seen[j], known.replicas[j]
+        row, replica = known.seen[k], known.replicas[j]
         row[routing.OUTSTANDING] = outstanding(state.groups, state.lanes, state.replicas, j, time)
         row[routing.WAITING] = waiting_requests(state, j, time)
         row[routing.PREFILL], row[routing.ACTIVE] = replica.prefill, replica.active
@@ -320,11 +343,11 @@ for _formula in (*routing.FORMULAS, routing.pick, routing.chance_of, routing.fet
 
 
 @part
-def lowest_of_user(known: Routing, prompt: int, time: float) -> int:
-    """The replica that the user's function gives the lowest score; the first of equals."""
+def lowest_of_user(known: Routing, there: Array, prompt: int, time: float) -> int:
+    """The row of the replica that the user's function gives the lowest score; the first of equals."""
     best, lowest = 0, np.inf
-    for j in range(len(known.replicas)):
-        row = known.seen[j]
+    for k in range(len(there)):
+        row, j = known.seen[k], there[k]
         score = call_route_view(
             known.settings[HOOK],
             j,
@@ -337,22 +360,23 @@ def lowest_of_user(known: Routing, prompt: int, time: float) -> int:
             int(row[routing.CACHED]),
         )
         if score < lowest:
-            best, lowest = j, score
+            best, lowest = k, score
     return best
 
 
 @part
 def lowest_cost(state: State, known: Routing, r: int, time: float, uniform: float) -> int:
-    """The replica that the formula chooses from the view."""
-    prompt, costs, kind = int(state.requests[r].prompt), known.costs, known.settings[KIND]
+    """The row of the replica that the formula chooses from the view."""
+    prompt, kind, count = int(state.requests[r].prompt), known.settings[KIND], len(state.there)
+    seen, costs = known.seen[:count], known.costs[:count]
     if kind == routing.PREFIX_AWARE:
-        routing.prefix_aware_costs(known.seen, prompt, known.weights, costs)
+        routing.prefix_aware_costs(seen, prompt, known.weights, costs)
     elif kind == routing.DYNAMO_KV:
-        routing.dynamo_kv_costs(known.seen, prompt, known.weights, costs)
+        routing.dynamo_kv_costs(seen, prompt, known.weights, costs)
     elif kind == routing.CONDUCTOR:
-        routing.conductor_costs(known.seen, prompt, known.weights, costs)
+        routing.conductor_costs(seen, prompt, known.weights, costs)
     else:
-        return lowest_of_user(known, prompt, time)
+        return lowest_of_user(known, state.there, prompt, time)
     return routing.pick(costs, uniform, known.temperature)
 
 
@@ -404,24 +428,36 @@ def by_formula(
 ) -> tuple[int, float]:
     """(The replica for request ``r``, NONE if it is rejected; when it may be handed to that)."""
     look(state, known, outstanding, r, time)
-    j, ready = lowest_cost(state, known, r, time, uniform), time
+    k, ready = lowest_cost(state, known, r, time, uniform), time
+    j = state.there[k]
     if known.settings[KIND] == routing.CONDUCTOR:
         accepted, ready = promise(state, known, r, j, time)
         if not accepted:
             return NONE, time
-    cached = max(int(known.seen[j, routing.CACHED]), known.requests[r].brought)
+    cached = max(int(known.seen[k, routing.CACHED]), known.requests[r].brought)
     note_request(state, known, r, j, min(cached, state.requests[r].prompt))
     remember_prompt(known, known.cache, state, r, j)
     return j, ready
 
 
 @part
-def by_session(known: Routing, fewest: int, r: int) -> int:
-    """The replica of the session's request before this one; ``fewest`` for its first."""
+def is_there(there: Array, replica: int) -> bool:
+    """Whether a replica takes requests."""
+    found = False
+    for j in there:
+        found |= j == replica
+    return found
+
+
+@part
+def by_session(known: Routing, there: Array, fewest: int, r: int) -> int:
+    """The replica of the session's request before this one; ``fewest`` for its first, or where that is not there."""
     before = known.requests[r].before
     while before != NONE and known.requests[before].replica == NONE:
         before = known.requests[before].before
     replica = fewest if before == NONE else known.requests[before].replica
+    if not is_there(there, replica):
+        replica = fewest
     known.requests[r].replica = replica
     return replica
 

@@ -27,7 +27,8 @@ def begin_boundary(group: Group, lanes: Array) -> None:
     """No request has left at this time yet."""
     group.released = 0
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
-        lanes[i].released, lanes[i].released_ghosts, lanes[i].left = 0, 0, NONE
+        lane = lanes[i]
+        lane.released, lane.released_ghosts, lane.left, lane.free_before = 0, 0, NONE, lane.free
 
 
 @part

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from windtunnel.serve.answers import Text, usage_of
 from windtunnel.serve.engine import Stream
+from windtunnel.serve.openai.answers import Text, usage_of
 
 NAMES = {part: f"x-windtunnel-{part}-seconds".encode() for part in ("arrival", "queue", "prefill", "decode")}
 

@@ -12,10 +12,18 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from windtunnel.serve.requests import RefusedError
+from windtunnel.serve.openai.requests import RefusedError
 
 EXTENSION = "windtunnel.connection"
 """Of ASGI's scope: the connection of a request, where the server is ours."""
+
+
+MOST_HEADER_BYTES = 64 << 10
+"""Of a request's line and headers together, as Python's other servers have it (h11's default)."""
+HEADER_SECONDS = 30.0
+"""In which a request's headers must have come, from the connection on or from their first byte."""
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large"
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout"
 
 
 class Turn:
@@ -95,25 +103,61 @@ class Connection(HttpToolsProtocol):
         self.lost = False
         self.on_lost: Callable[[], None] | None = None
         self.file = -1
+        self._header_bytes = 0
+        """Bytes that have come of headers that are not whole."""
+        self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """A client has come."""
         super().connection_made(transport)
         self.file = transport.get_extra_info("socket").fileno()
+        self._await_headers()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
         self.came = self._turn.began()
+        self._header_bytes += len(data)
         super().data_received(data)
+        if self._patience is not None and self._header_bytes > MOST_HEADER_BYTES:
+            self._turn_away(TOO_LARGE)
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
         self.scope["extensions"] = {EXTENSION: self}
+        if self._patience is None:
+            self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        """The headers are whole."""
+        self._stop_waiting()
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > MOST_HEADER_BYTES:
+            self._turn_away(TOO_LARGE)
+        else:
+            super().on_headers_complete()
+
+    def _await_headers(self) -> None:
+        self._header_bytes = 0
+        self._patience = self.loop.call_later(HEADER_SECONDS, self._turn_away, TOO_SLOW)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _turn_away(self, line: bytes) -> None:
+        """Answer headers that are too large or too slow, and close the connection."""
+        self._stop_waiting()
+        if not self.transport.is_closing():
+            if self._header_bytes:
+                self.transport.write(line + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""
         super().connection_lost(exc)
+        self._stop_waiting()
         self.lost = True
         if self.on_lost is not None:
             self.on_lost()
@@ -156,6 +200,7 @@ class Caller:
         self.came = came(scope)
         self._listener: asyncio.Task[None] | None = None
         self.gone = False
+        self.status, self.asked_bytes, self.answered_bytes = 0, 0, 0
 
     @property
     def host(self) -> str:
@@ -188,6 +233,7 @@ class Caller:
                 raise RefusedError(f"the body has more than {most} bytes", 413, "RequestTooLarge")
             parts.append(part)
             more = message.get("more_body", False)
+        self.asked_bytes = size
         return b"".join(parts)
 
     def watch(self, told: Callable[[], None]) -> None:
@@ -218,6 +264,7 @@ class Caller:
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Send the head of an answer."""
+        self.status, self.answered_bytes = status, int(dict(headers).get(b"content-length", b"0"))
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def go_on(self, data: bytes, more: bool = True) -> None:
@@ -239,6 +286,7 @@ class Caller:
         """Write the head of an answer whose ``framing`` these headers tell, and the first part of its body, on the
         short way; uvicorn's part in it is told what has been done."""
         assert self._line is not None
+        self.status = 200
         cycle = self._cycle
         cycle.waiting_for_100_continue, cycle.response_started, cycle.chunked_encoding = False, True, True
         if not cycle.keep_alive:

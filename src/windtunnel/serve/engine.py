@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from windtunnel.serve.clock import Clock
 from windtunnel.serve.connection import Gate
+from windtunnel.serve.openai.requests import RefusedError
 from windtunnel.serve.outbox import Integers, Outbox
-from windtunnel.serve.requests import RefusedError
 from windtunnel.simulate.live import Arrival, LiveDeployment
 
 Observer = Callable[["Stream"], None]
@@ -71,6 +71,8 @@ class Engine:
         """Called with every request that has ended."""
         self.gaps: list[Callable[[Gaps], None]] = []
         """Called with the gaps between tokens that have just been handed out."""
+        self.steps: list[Callable[[NDArray[np.float64]], None]] = []
+        """Called with each replica's tokens of a step: those that it gave, and the prompts whose first one it gave."""
         self.late: list[Callable[[float, int], None]] = []
         """Called with the simulated seconds by which tokens were handed out late, and how many they were."""
         self.gate = Gate()
@@ -80,6 +82,7 @@ class Engine:
         self._streams: dict[int, Stream] = {}
         self._last, self._replica = np.zeros(1024), np.zeros(1024, dtype=np.int64)
         """When the request in each slot got its latest token, and which replica computes them."""
+        self._prompt = np.zeros(1024, dtype=np.int64)
         self._due: list[tuple[float, int, tuple[Integers, Integers, Integers]]] = []
         """Steps by time: slots, the tokens that they will have, and whether they then leave."""
         self._count = 0
@@ -117,7 +120,8 @@ class Engine:
         if slot >= len(self._last):
             room = len(self.outbox.lines.tokens)
             self._last, self._replica = np.resize(self._last, room), np.resize(self._replica, room)
-        self._replica[slot] = replica
+            self._prompt = np.resize(self._prompt, room)
+        self._replica[slot], self._prompt[slot] = replica, arrival.prompt_tokens
         self.in_flight += 1
         self._wake.set()
         return stream
@@ -182,6 +186,7 @@ class Engine:
         gaps, steps, left = Gaps(), list[tuple[float, Integers]](), list[int]()
         while self._due and self._due[0][0] <= now:
             time, _, (slots, tokens, gone) = heapq.heappop(self._due)
+            self._count_step(slots, tokens)
             leave = np.flatnonzero(gone)
             if len(leave):
                 stay = gone == 0
@@ -201,6 +206,13 @@ class Engine:
         if gaps:
             for count in self.gaps:
                 count(gaps)
+
+    def _count_step(self, slots: Integers, tokens: Integers) -> None:
+        had = self.outbox.lines.tokens[slots]
+        new = np.maximum(tokens - had, 0) + np.where((had == 0) & (tokens > 0), self._prompt[slots], 0)
+        counted = np.bincount(self._replica[slots], weights=new).astype(np.float64)
+        for observe in self.steps:
+            observe(counted)
 
     def _take(self, time: float, slots: Integers, tokens: Integers, gaps: Gaps) -> list[Integers]:
         """Count what requests got at a time: the slots of those that got their first ones, and of the others."""

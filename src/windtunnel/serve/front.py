@@ -1,10 +1,12 @@
 """The server's routes: OpenAI's completions and chat completions, and what vLLM has in addition."""
 
+import asyncio
 import hmac
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,16 +17,34 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from windtunnel.serve.answers import Text, Wording, text_of
 from windtunnel.serve.choices import Choice
 from windtunnel.serve.connection import Caller
 from windtunnel.serve.engine import Engine
 from windtunnel.serve.log import Log
 from windtunnel.serve.meters import Meters
-from windtunnel.serve.openapi import document
-from windtunnel.serve.requests import Asked, RefusedError, check_model, read_chat, read_completion, read_object
+from windtunnel.serve.openai.answers import Text, Wording, text_of
+from windtunnel.serve.openai.openapi import document
+from windtunnel.serve.openai.requests import (
+    Asked,
+    RefusedError,
+    check_model,
+    is_token,
+    read_chat,
+    read_completion,
+    read_object,
+)
+from windtunnel.serve.openai.sampling import check_sampling
+from windtunnel.serve.openai.shapes import Shape, shape_of
 from windtunnel.serve.streaming import EventStream, WholeAnswer
-from windtunnel.serve.tokens import BytesRule, SeededWords, Tokenizer, block_names, chat_text, echoed_words
+from windtunnel.serve.tokens import (
+    BytesRule,
+    FileTokenizer,
+    SeededWords,
+    Tokenizer,
+    block_names,
+    chat_text,
+    echoed_words,
+)
 from windtunnel.simulate.live import Arrival
 from windtunnel.version import __version__
 
@@ -63,6 +83,8 @@ class Front:
         self._secret = manners.seed.to_bytes(16, signed=True)
         self._numbers = itertools.count()
         self._began = int(time.time())
+        self.open = 0
+        """Requests for answers that are being read or answered."""
 
     # Answers.
 
@@ -79,19 +101,31 @@ class Front:
         await self.engine.gate.passed()
         body = read_object(text)
         check_model(body, self.manners.model)
+        check_sampling(body)
         asked = read(body)
+        shape = shape_of(body) if asked.chat else None
         name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{next(self._numbers):08x}"
-        wording = Wording(asked, name, self.manners.model, int(time.time()))
+        wording = Wording(asked, name, self.manners.model, int(time.time()), shape.tool if shape else None)
         answer = (EventStream if asked.stream else WholeAnswer)(self.engine, wording, caller)
-        choices = self._submit(self._arrivals(asked), answer.tell, caller.came, asked.stream)
+        self._check_room(asked)
+        arrivals = await self._arrivals(asked, shape)
+        choices = self._submit(arrivals, answer.tell, caller.came, asked.stream)
         try:
             await answer.send(choices)
         finally:
             self.log.answer(name, caller, [choice.stream for choice in choices])
 
-    def _arrivals(self, asked: Asked) -> Arrivals:
+    def _check_room(self, asked: Asked) -> None:
+        """Raise RefusedError for what has more choices than can ever be in flight."""
+        wanted, most = len(asked.prompts) * asked.n, self.manners.max_in_flight
+        if wanted > most:
+            raise RefusedError(f"{wanted} answers in one request: must be at most {most}")
+
+    async def _arrivals(self, asked: Asked, shape: Shape | None) -> Arrivals:
         found: Arrivals = []
         for number, prompt in enumerate(asked.prompts):
+            if number:
+                await asyncio.sleep(0)  # others have their turns
             tokens = self.manners.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             count = max(len(tokens), 1)
             limit = self._limit(count, asked)
@@ -100,7 +134,8 @@ class Front:
             said = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
             for k in range(asked.n):
                 drawn = self._drawn(said, asked.seed, k, limit)
-                text = text_of(self._words(said, asked.seed, k), drawn, limit, asked)
+                words = partial(self._words, said, asked.seed, k)
+                text = await text_of(words, drawn, limit, asked, shape)
                 found.append((Arrival(count, text.output_tokens, limit, asked.priority, names), text, number))
         return found
 
@@ -164,6 +199,18 @@ class Front:
         answer = JSONResponse({"count": len(tokens), "max_model_len": longest, "tokens": tokens})
         await answer(caller.scope, caller.receive, caller.send)
 
+    async def detokenize(self, caller: Caller) -> None:
+        """/detokenize. Raises RefusedError where the tokenizer only counts."""
+        body = read_object(await self._body(caller))
+        check_model(body, self.manners.model)
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list) or not all(map(is_token, tokens)):
+            raise RefusedError("tokens: must be a list of tokens")
+        if not isinstance(self.manners.tokenizer, FileTokenizer):
+            raise RefusedError("/detokenize: needs a tokenizer: start the server with --tokenizer FILE")
+        answer = JSONResponse({"prompt": self.manners.tokenizer.decode(tokens)})
+        await answer(caller.scope, caller.receive, caller.send)
+
     async def refuse(self, request: Request) -> Response:
         """What vLLM has and a simulated model has not."""
         raise RefusedError(f"{request.url.path}: not simulated: only completions and chat completions are")
@@ -173,8 +220,19 @@ class Front:
         return Response(status_code=503 if self.engine.failure else 200)
 
     async def version(self, _: Request) -> Response:
-        """/version."""
-        return JSONResponse({"version": __version__, "engine": self.engine.deployment.engine_version})
+        """/version: of the engine that is simulated, and of windtunnel."""
+        return JSONResponse(
+            {"version": self.engine.deployment.engine_version.partition("-")[2], "windtunnel": __version__}
+        )
+
+    async def load(self, _: Request) -> Response:
+        """/load."""
+        return JSONResponse({"server_load": self.open})
+
+    async def server_info(self, _: Request) -> Response:
+        """/server_info."""
+        caches = self.engine.deployment.cache_config()
+        return JSONResponse({"vllm_config": {"model": self.manners.model, "cache_config": caches}, "vllm_env": {}})
 
     async def metrics(self, _: Request) -> Response:
         """/metrics."""
@@ -222,20 +280,33 @@ def unauthorized() -> Response:
 class Posted:
     """A path whose requests have bodies, as an ASGI application."""
 
-    def __init__(self, answer: Callable[[Caller], Awaitable[None]], keys: Keys) -> None:
-        self._answer, self._keys = answer, keys
+    def __init__(self, answer: Callable[[Caller], Awaitable[None]], keys: Keys, front: Front) -> None:
+        self._answer, self._keys, self._front = answer, keys, front
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one."""
+        caller, began, status = Caller(scope, receive, send), time.monotonic(), 0
+        self._front.open += 1
         try:
             if self._keys.fit(scope):
-                await self._answer(Caller(scope, receive, send))
+                await self._answer(caller)
             else:
+                status = 401
                 await unauthorized()(scope, receive, send)
         except RefusedError as refused:
+            status = refused.status
             await error(refused)(scope, receive, send)
         except ClientDisconnect:
-            pass
+            status = 499
+        finally:
+            self._front.open -= 1
+            seconds = time.monotonic() - began
+            path, sizes = scope["path"], (caller.asked_bytes, caller.answered_bytes)
+            self._front.meters.web(path, status or caller.status or 499, seconds, *sizes)
+
+
+PREFLIGHT = {"access-control-allow-methods": "*", "access-control-allow-headers": "*", "access-control-max-age": "600"}
+"""What browsers ask before a page of another site may call: vLLM lets every one."""
 
 
 class Application(Starlette):
@@ -248,6 +319,9 @@ class Application(Starlette):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI wants it."""
+        if scope.get("method") == "OPTIONS":
+            await Response(headers=PREFLIGHT)(scope, receive, send)
+            return
         answer = self._answers.get(scope["path"]) if scope.get("method") == "POST" else None
         await (super().__call__ if answer is None else answer)(scope, receive, send)
 
@@ -267,17 +341,19 @@ def application(front: Front, lifespan: Any = None) -> Starlette:
 
     keys = Keys(front.manners.api_keys)
     answers = {
-        "/v1/completions": Posted(front.completions, keys),
-        "/v1/chat/completions": Posted(front.chat, keys),
-        "/tokenize": Posted(front.tokenize, Keys(())),
+        "/v1/completions": Posted(front.completions, keys, front),
+        "/v1/chat/completions": Posted(front.chat, keys, front),
+        "/tokenize": Posted(front.tokenize, Keys(()), front),
+        "/detokenize": Posted(front.detokenize, Keys(()), front),
     }
     routes = [
         Route("/v1/models", keys.guarded(front.models)),
         *(Route(path, keys.guarded(front.refuse), methods=["POST"]) for path in ("/v1/embeddings", "/v1/responses")),
-        Route("/detokenize", front.refuse, methods=["POST"]),
         Route("/health", front.health),
         Route("/ping", front.health),
+        Route("/load", front.load),
         Route("/version", front.version),
+        Route("/server_info", front.server_info),
         Route("/metrics", front.metrics),
         Route("/openapi.json", front.openapi),
     ]

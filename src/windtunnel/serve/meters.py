@@ -2,20 +2,29 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from windtunnel.report.prometheus import FIRST_TOKEN, PER_TOKEN, REQUEST, one_two_five
 from windtunnel.serve.engine import Engine, Gaps, Stream
+from windtunnel.serve.web_metrics import Web
 
 LABELS = ("model_name", "engine")
 LATENESS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Edges of the buckets of how late tokens are handed out, seconds."""
+ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Edges of the buckets of a step's tokens, as vLLM has them."""
+SMALL = (0, 1, 2, 5, 10, 20)
+"""Edges of the buckets of how many answers a request asks for, and of its preemptions."""
+ALWAYS_ZERO = ("external_prefix_cache_queries", "external_prefix_cache_hits", "mm_cache_queries", "mm_cache_hits")
+"""Counters of what is not simulated live: no KV connector, no images."""
+TIERS = ("device", "host", "disk", "p2p", "external_unspecified")
+ADMISSION = ("max_num_queued_reqs", "max_num_queued_tokens")
 MOST_UNCOUNTED = 256
 """Requests that have ended, and steps, that are kept until they are counted together."""
 
@@ -67,6 +76,10 @@ class Meters:
                 ("request_generation_tokens", "Generation tokens of a request.", lengths),
                 ("request_max_num_generation_tokens", "Most generation tokens of a request's answers.", lengths),
                 ("request_params_max_tokens", "Limit that a request declares.", lengths),
+                ("request_params_n", "Answers that a request asks for.", SMALL),
+                ("request_num_preemptions", "Times that a request was preempted.", SMALL),
+                ("request_prefill_kv_computed_tokens", "Prompt tokens that were computed, not cached.", lengths),
+                ("iteration_tokens_total", "Tokens of an engine step.", ITERATION),
             )
         }
         self._counters: dict[str, Counter[int]] = {
@@ -77,6 +90,7 @@ class Meters:
                 "prefix_cache_queries",
                 "prefix_cache_hits",
                 "num_preemptions",
+                "prompt_tokens_cached",
             )
         }
         self._uncounted: list[Stream] = []
@@ -88,7 +102,11 @@ class Meters:
         self._registry = CollectorRegistry()
         self._registry.register(self)
         engine.observers.append(self.ended)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+        self._web = Web(self._registry)
         engine.gaps.append(self.tokens)
+        engine.steps.append(self._count_step)
         engine.late.append(self._late.observe_alike)
 
     def tokens(self, found: Gaps) -> None:
@@ -96,6 +114,15 @@ class Meters:
         self._gaps += found
         if len(self._gaps) >= MOST_UNCOUNTED:
             self._count_gaps()
+
+    def _count_step(self, tokens: NDArray[np.float64]) -> None:
+        counted = self._histograms["iteration_tokens_total"][1]
+        for engine in np.flatnonzero(tokens).tolist():
+            counted.observe(engine, tokens[engine : engine + 1])
+
+    def web(self, path: str, status: int, seconds: float, asked: int, answered: int) -> None:
+        """A request to a path was answered."""
+        self._web.answered(path, status, seconds, asked, answered)
 
     def _count_gaps(self) -> None:
         if not self._gaps:
@@ -127,6 +154,7 @@ class Meters:
         arrived, scheduled, first, last, prompt, tokens, most, cached, preemptions = rows.T
         self._counters["generation_tokens"][engine] += len(streams)  # their first ones, which end no gap
         self._counters["prompt_tokens"][engine] += int(prompt.sum())
+        self._counters["prompt_tokens_cached"][engine] += int(cached.sum())
         self._counters["num_preemptions"][engine] += int(preemptions.sum())
         if self._engine.deployment.hash_block_size:
             self._counters["prefix_cache_queries"][engine] += int(prompt.sum())
@@ -144,6 +172,9 @@ class Meters:
             "request_max_num_generation_tokens": tokens,
             "request_params_max_tokens": most,
             "request_time_per_output_token_seconds": (last - first)[several] / (tokens[several] - 1),
+            "request_params_n": np.ones(len(streams)),
+            "request_num_preemptions": preemptions,
+            "request_prefill_kv_computed_tokens": prompt - cached,
         }.items():
             self._histograms[name][1].observe(engine, values)
 
@@ -166,6 +197,7 @@ class Meters:
             for engine in range(len(load)):
                 counter.add_metric(self._labels(engine), counts[engine])
             yield counter
+        yield from self._by_label(load)
         ended = CounterMetricFamily(
             "vllm:request_success", "Successfully processed requests.", labels=(*LABELS, "finished_reason")
         )
@@ -185,6 +217,51 @@ class Meters:
         family = HistogramMetricFamily("windtunnel:token_lateness_seconds", text)
         family.add_metric([], self._late.buckets(0), float(self._late.sums[0]))
         yield family
+
+    def _by_label(self, load: Sequence[tuple[int, int, float]]) -> Iterator[Metric]:
+        """What vLLM exports besides: the same counts by reason or source, and what is always so here."""
+        cached, computed = self._counters["prompt_tokens_cached"], self._counters["prompt_tokens"]
+        engines = range(len(load))
+        waiting = {"capacity": [row[1] for row in load], "deferred": [0 for _ in load]}
+        yield self._labelled(GaugeMetricFamily, "num_requests_waiting_by_reason", "reason", waiting)
+        states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+        asleep = {name: [value for _ in load] for name, value in states.items()}
+        yield self._labelled(GaugeMetricFamily, "engine_sleep_state", "sleep_state", asleep)
+        sources = {
+            "local_compute": [computed[engine] - cached[engine] for engine in engines],
+            "local_cache_hit": [cached[engine] for engine in engines],
+            "external_kv_transfer": [0 for _ in engines],
+        }
+        yield self._labelled(CounterMetricFamily, "prompt_tokens_by_source", "source", sources)
+        tiers = {tier: [cached[engine] if tier == "device" else 0 for engine in engines] for tier in TIERS}
+        yield self._labelled(CounterMetricFamily, "prompt_tokens_cached_by_source", "source", tiers)
+        for name in ALWAYS_ZERO:
+            zero = CounterMetricFamily(f"vllm:{name}", f"Number of {name.replace('_', ' ')}.", labels=LABELS)
+            for engine in engines:
+                zero.add_metric(self._labels(engine), 0)
+            yield zero
+        rejected = CounterMetricFamily(
+            "vllm:admission_rejections", "Number of admission rejections.", labels=("model_name", "reason")
+        )
+        for reason in ADMISSION:
+            rejected.add_metric([self._model, reason], 0)
+        yield rejected
+        known = self._engine.deployment.cache_config()
+        names = ["engine", *known[0]]
+        cache = GaugeMetricFamily("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=names)
+        for engine, facts in enumerate(known):
+            cache.add_metric([str(engine), *facts.values()], 1)
+        yield cache
+
+    def _labelled(
+        self, family: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, label: str,
+        values: Mapping[str, Sequence[float]],
+    ) -> Metric:  # fmt: skip
+        found = family(f"vllm:{name}", f"Number of {name.replace('_', ' ')}.", labels=(*LABELS, label))
+        for value, counts in values.items():
+            for engine, count in enumerate(counts):
+                found.add_metric([*self._labels(engine), value], count)
+        return found
 
     def _labels(self, engine: int) -> list[str]:
         return [self._model, str(engine)]

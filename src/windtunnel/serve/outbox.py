@@ -12,7 +12,7 @@ from numba import config, types
 from numpy.typing import NDArray
 
 from windtunnel.core.compiled import Settled, entry, part
-from windtunnel.serve.answers import Text, Wording
+from windtunnel.serve.openai.answers import Text, Wording
 from windtunnel.serve.tokens import BY_NUMBER
 
 Integers = NDArray[np.int64]

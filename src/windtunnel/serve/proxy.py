@@ -4,6 +4,7 @@ What it writes is a measured run, as ``windtunnel validate`` and ``calibrate`` r
 of their tokens, which the server tells, and a name for each block of text, made with a secret that is thrown away.
 """
 
+import asyncio
 import json
 import re
 import secrets
@@ -20,23 +21,31 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Scope
 
 from windtunnel.errors import InputError
 from windtunnel.files import write_whole
 from windtunnel.serve.connection import came
-from windtunnel.serve.requests import Asked, RefusedError, read_chat, read_completion, read_object
+from windtunnel.serve.events import Splitter, data_of, says_something
+from windtunnel.serve.openai.requests import Asked, RefusedError, read_chat, read_completion, read_object
 from windtunnel.serve.tokens import Tokenizer, block_names, chat_text
 
 ANSWERS = ("/v1/completions", "/v1/chat/completions")
 OF_THE_CONNECTION = frozenset(
     (
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade", "host"),
-        *("transfer-encoding", "content-length", "accept-encoding"),
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"upgrade"),
+        *(b"host", b"transfer-encoding"),
     )
 )
 """Headers that are of one connection, and not passed on."""
 CLIENT, ENGINE = "client: windtunnel proxy", "engine"
 """Whose clock the latencies have: a real server's path to the client counts; a simulated one's are the engine's."""
+LARGEST_MEASURED = 16 << 20
+"""Bytes of a request that is read to be measured. A larger one is passed on in pieces, and left out."""
+BODY_SECONDS = 30.0
+"""In which the next piece of a request must come."""
+ON_DISK_SECONDS = 0.5
+"""After which what has been counted stands in run.json."""
 
 
 @dataclass
@@ -83,16 +92,19 @@ class RunFolder:
         self._path, self._head = folder, dict(head)
         self.start: float | None = None
         self.recorded, self.left_out = 0, 0
+        self._clock = CLIENT
+        self._written: tuple[str, int] | None = None
         if (folder / "requests.jsonl").exists():
             raise InputError(f"output {str(folder)!r}: holds a run already: choose another folder")
-        self._write_head(ENGINE)
+        self.write_head()
         self._file = (folder / "requests.jsonl").open("w", encoding="utf-8")
 
-    def _write_head(self, clock: str) -> None:
-        self._clock = clock
-        document = self._head | {"clock": clock}
-        if self.left_out:
-            document["left_out"] = self.left_out
+    def write_head(self) -> None:
+        """Write run.json, if what it says has changed: a proxy may be killed at any time."""
+        if self._written == (self._clock, self.left_out):
+            return
+        self._written = self._clock, self.left_out
+        document = self._head | {"clock": self._clock} | ({"left_out": self.left_out} if self.left_out else {})
         write_whole(self._path / "run.json", [json.dumps(document, indent=1) + "\n"])
 
     def add(self, measured: Measured, clock: str) -> None:
@@ -102,15 +114,17 @@ class RunFolder:
         if row is None:
             self.left_out += 1
             return
+        if not self.recorded and clock != self._clock:
+            self._clock = clock
+            self.write_head()
         self.recorded += 1
-        self._clock = clock
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         """Write how the run ended."""
         self._file.close()
-        self._write_head(self._clock)
+        self.write_head()
 
 
 def address(url: str) -> str:
@@ -129,55 +143,88 @@ class Proxy:
         self._secret = secrets.token_bytes(16)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=10.0), limits=limits)
+        for name in ("accept", "accept-encoding", "user-agent"):
+            del self._client.headers[name]
 
     async def close(self) -> None:
         """The end."""
         await self._client.aclose()
         self._folder.close()
 
+    async def keep_on_disk(self) -> None:
+        """Write what has been counted, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(ON_DISK_SECONDS)
+            self._folder.write_head()
+
     async def passed_on(self, request: Request) -> Response:
         """Any request. One whose streamed answer can be measured is."""
+        measured, asked = None, None
+        pieces = _pieces(request)
         try:
-            body = await request.body()
+            if request.method == "POST" and request.url.path in ANSWERS:
+                body = await _read_up_to(pieces, LARGEST_MEASURED)
+                arrived = came(request.scope) or time.monotonic()
+                asked = None if len(body) > LARGEST_MEASURED else self._read(request.url.path, body)
+                measured = self._begin(arrived, asked)
+                content: bytes | AsyncIterator[bytes] = body if asked else _after(body, pieces)
+                if measured is not None:
+                    content = _with_usage(body)
+            else:
+                content = pieces
+            return await self._answer(self._request(request, content, measured), measured, asked)
         except ClientDisconnect:
             return Response(status_code=400)
-        arrived = came(request.scope) or time.monotonic()
-        asked = self._read(request.url.path, body) if request.method == "POST" else None
-        measured = None
-        if asked is not None:
-            if self._folder.start is None:
-                self._folder.start = arrived
-            if asked.stream and asked.n == len(asked.prompts) == 1:
-                measured = Measured(arrived, self._names(asked))
-                body = _with_usage(body)
-            else:
-                self._folder.left_out += 1
-        headers = [(k, v) for k, v in request.headers.items() if k not in OF_THE_CONNECTION]
-        url = f"{self._url}{request.url.path}" + (f"?{request.url.query}" if request.url.query else "")
-        sent = self._client.build_request(
+        except TimeoutError:
+            return JSONResponse({"error": {"message": "the body did not come in time"}}, 408)
+
+    def _begin(self, arrived: float, asked: Asked | None) -> Measured | None:
+        if asked is None:
+            return None
+        if self._folder.start is None:
+            self._folder.start = arrived
+        if asked.stream and asked.n == len(asked.prompts) == 1:
+            return Measured(arrived, self._names(asked))
+        return None
+
+    def _request(self, request: Request, content: Any, measured: Measured | None) -> httpx.Request:
+        """What is sent to the server: the client's path and headers, byte by byte."""
+        stops = OF_THE_CONNECTION | ({b"accept-encoding", b"content-length"} if measured is not None else set())
+        headers = [(name, value) for name, value in request.headers.raw if name.lower() not in stops]
+        if measured is not None:
+            headers.append((b"accept-encoding", b"identity"))
+        elif not isinstance(content, bytes) and not _has_body(request):
+            content = b""
+        extensions = {} if measured is None else {"trace": measured.trace}
+        return self._client.build_request(
             request.method,
-            url,
-            headers=[*headers, ("accept-encoding", "identity")],
-            content=body,
-            extensions={} if measured is None else {"trace": measured.trace},
+            _target(self._url, request.scope),
+            headers=headers,
+            content=content or None,
+            extensions=extensions,
         )
+
+    async def _answer(self, sent: httpx.Request, measured: Measured | None, asked: Asked | None) -> Response:
         try:
             answer = await self._client.send(sent, stream=True)
         except httpx.HTTPError as error:
-            return JSONResponse({"error": {"message": f"{self._url}: {error or type(error).__name__}"}}, 502)
-        kept = {k: v for k, v in answer.headers.items() if k not in OF_THE_CONNECTION}
-        if measured is None or asked is None or answer.status_code != 200:
             if measured is not None:
                 self._folder.left_out += 1
-            return StreamingResponse(_whole(answer), answer.status_code, kept)
-        return StreamingResponse(self._measured(answer, measured, asked.include_usage), 200, kept)
+            return JSONResponse({"error": {"message": f"{self._url}: {error or type(error).__name__}"}}, 502)
+        parts = _whole(answer)
+        stops = OF_THE_CONNECTION
+        if measured is not None and asked is not None and answer.status_code == 200:
+            parts, stops = self._measured(answer, measured, asked.include_usage), stops | {b"content-length"}
+        elif measured is not None or (answer.status_code == 200 and sent.url.path.endswith(ANSWERS)):
+            self._folder.left_out += 1
+        found = StreamingResponse(parts, answer.status_code)
+        found.raw_headers = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in stops]
+        return found
 
     def _read(self, path: str, body: bytes) -> Asked | None:
-        """What an answer's request asks for; None for any other, and for one that the server will refuse."""
-        if path not in ANSWERS:
-            return None
+        """What an answer's request asks for; None where it cannot be measured."""
         try:
-            document = read_object(body) | {"logprobs": None, "top_logprobs": None}
+            document = read_object(body)
             return read_completion(document) if path == ANSWERS[0] else read_chat(document, chat_text)
         except RefusedError:
             return None
@@ -191,15 +238,17 @@ class Proxy:
 
     async def _measured(self, answer: httpx.Response, measured: Measured, wants_usage: bool) -> AsyncIterator[bytes]:
         """Pass events on as they come, and note when; what the client does not read to its end is left out."""
-        rest, ended = b"", False
+        splitter, ended = Splitter(), False
         try:
             async for part in answer.aiter_raw():
                 now = time.monotonic()
-                *events, rest = (rest + part).split(b"\n\n")
-                passed = [event for event in events if self._note(event, measured, now) or wants_usage]
-                if passed:
-                    yield b"".join(event + b"\n\n" for event in passed)
-            if rest:
+                events = splitter.events(part)
+                kept = [event for event in events if self._note(event, measured, now) or wants_usage]
+                if wants_usage:
+                    yield part
+                elif kept:
+                    yield b"".join(kept)
+            if not wants_usage and (rest := splitter.rest()):
                 yield rest
             ended = True
         finally:
@@ -212,20 +261,60 @@ class Proxy:
 
     def _note(self, event: bytes, measured: Measured, now: float) -> bool:
         """Note what an event tells; False for one that only counts tokens, which not every client has asked for."""
-        if b'"usage":' in event and b'"usage":null' not in event and b'"usage": null' not in event:
-            with suppress(ValueError):
-                document = json.loads(event.removeprefix(b"data:"))
-                measured.usage = document.get("usage") or measured.usage
-                if not document.get("choices"):
-                    return False
-        spaced = event.replace(b'": ', b'":')
-        if b'"content":""' not in spaced and (b'"content":"' in spaced or b'"text":"' in spaced):
+        document = data_of(event)
+        if document is None:
+            return True
+        if document.get("usage"):
+            measured.usage = document["usage"]
+            if not document.get("choices"):
+                return False
+        if says_something(document):
             measured.events.append(now)
         return True
 
 
+def _target(url: str, scope: Scope) -> httpx.URL:
+    """The server's address with the path and query that the client wrote, as they are."""
+    base, query = httpx.URL(url), scope["query_string"]
+    path = base.raw_path.rstrip(b"/") + scope["raw_path"]
+    return base.copy_with(raw_path=path + (b"?" + query if query else b""))
+
+
+def _has_body(request: Request) -> bool:
+    return "content-length" in request.headers or "transfer-encoding" in request.headers
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """The body of a request as it comes. Raises TimeoutError where nothing comes, ClientDisconnect for who leaves."""
+    stream = aiter(request.stream())
+    while True:
+        async with asyncio.timeout(BODY_SECONDS):
+            piece = await anext(stream, None)
+        if piece is None:
+            return
+        if piece:
+            yield piece
+
+
+async def _read_up_to(pieces: AsyncIterator[bytes], most: int) -> bytes:
+    """The whole of a body, or a beginning of more than ``most`` bytes."""
+    found, size = [], 0
+    async for piece in pieces:
+        found.append(piece)
+        size += len(piece)
+        if size > most:
+            break
+    return b"".join(found)
+
+
+async def _after(begun: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield begun
+    async for piece in pieces:
+        yield piece
+
+
 def _with_usage(body: bytes) -> bytes:
-    """The body of a streamed request, that asks for the count of tokens too."""
+    """The body of a streamed request, that also asks for the count of tokens."""
     document = json.loads(body)
     options = document.get("stream_options") or {}
     return json.dumps(document | {"stream_options": options | {"include_usage": True}}).encode()
@@ -245,7 +334,11 @@ def proxying(proxy: Proxy) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        writing = asyncio.create_task(proxy.keep_on_disk())
         yield
+        writing.cancel()
+        with suppress(asyncio.CancelledError):
+            await writing
         await proxy.close()
 
     methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]

@@ -1,5 +1,6 @@
 """The load that a server has served, as a workload that ``windtunnel run --trace`` replays."""
 
+import asyncio
 import heapq
 import json
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any
 from windtunnel.errors import InputError
 from windtunnel.serve.engine import Engine, Stream
 
-SEVERAL = 64
-"""Requests that end before the oldest one under way is looked for again."""
+ON_DISK_SECONDS = 0.5
+"""After which what has ended, and came before all that is under way, stands in the file."""
 
 
 class Recorder:
@@ -23,7 +24,6 @@ class Recorder:
         """Raises InputError if the file cannot be written."""
         self._engine, self._size = engine, engine.deployment.hash_block_size
         self._waiting: list[tuple[float, dict[str, Any]]] = []
-        self._enough = SEVERAL
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
@@ -46,9 +46,13 @@ class Recorder:
             if self._size:
                 row["hash_ids"] = list(asked.hash_ids)
             heapq.heappush(self._waiting, (stream.arrived, row))
-        if len(self._waiting) >= self._enough:
+
+    async def keep_on_disk(self) -> None:
+        """Write what may be written, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(ON_DISK_SECONDS)
             self._write(self._engine.oldest)
-            self._enough = len(self._waiting) + SEVERAL
+            self._file.flush()
 
     def _write(self, until: float) -> None:
         while self._waiting and self._waiting[0][0] < until:

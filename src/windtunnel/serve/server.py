@@ -4,7 +4,7 @@ import asyncio
 import gc
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -40,24 +40,32 @@ def serving(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        task = asyncio.create_task(engine.run())
+        tasks = [asyncio.create_task(engine.run())]
+        if recorder:
+            tasks.append(asyncio.create_task(recorder.keep_on_disk()))
         yield
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         if recorder:
             recorder.close()
 
     return application(Front(engine, manners, meters, log), lifespan)
 
 
-def listen(app: Any, place: socket.socket, line: str) -> None:
-    """Serve until told to stop; then let the answers under way end. ``line``: on standard output, once it serves."""
+ANY_SITE = ("access-control-allow-origin", "*")
+"""Pages of every site may read the answers, as vLLM's server lets them by default."""
+
+
+def listen(app: Any, place: socket.socket, line: str, headers: Sequence[tuple[str, str]] = ()) -> None:
+    """Serve until told to stop; then let the answers under way end. ``line``: on standard output, once it serves.
+    ``headers``: of every answer."""
     gc.collect()
     gc.freeze()  # what is there stays: else each full collection walks through the compiler's and the tables' objects
     gc.set_threshold(*RARELY)
     with suppress(KeyboardInterrupt):  # the way to stop a server
-        Announced(config(app), line).run(sockets=[place])
+        Announced(config(app, headers), line).run(sockets=[place])
 
 
 class Announced(uvicorn.Server):
@@ -74,7 +82,7 @@ class Announced(uvicorn.Server):
         sys.stdout.flush()
 
 
-def config(app: Any) -> uvicorn.Config:
+def config(app: Any, headers: Sequence[tuple[str, str]] = ()) -> uvicorn.Config:
     """How the application is served."""
     return uvicorn.Config(
         app,
@@ -83,7 +91,7 @@ def config(app: Any) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        headers=[("server", "windtunnel")],
+        headers=[("server", "windtunnel"), *headers],
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from json import JSONEncoder
 from typing import Any
 
-from windtunnel.serve.answers import DONE, Wording, usage_of
 from windtunnel.serve.choices import Choice, latency_headers, usage
 from windtunnel.serve.connection import Caller, at_once
 from windtunnel.serve.engine import Engine
-from windtunnel.serve.requests import RefusedError
+from windtunnel.serve.openai.answers import DONE, Wording, usage_of
+from windtunnel.serve.openai.requests import RefusedError
 
 DOCUMENTS = JSONEncoder(separators=(",", ":"))
 

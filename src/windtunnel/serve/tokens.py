@@ -76,6 +76,10 @@ class FileTokenizer:
         found: Sequence[int] = self._reader.encode(text, add_special_tokens=False).ids
         return found
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        return str(self._reader.decode(list(tokens), skip_special_tokens=False))
+
 
 def block_names(tokens: Sequence[int], block_size: int, secret: bytes) -> tuple[int, ...]:
     """A name for each full block: equal for equal text up to its end, and of no use without the secret."""

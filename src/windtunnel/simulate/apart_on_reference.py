@@ -45,6 +45,8 @@ TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefi
 def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Handover) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
     names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
+    names |= {"autoscaling"} if any(fleet.scaling) else set()
+    names |= {"faults"} if fleet.failures else set()
     if any(router.number in (routing.SCORED, routing.SESSION_AFFINITY) for router in routers):
         names.add("routers that remember")
     if routers[1].number == routing.ROUTE_SCORE and routers[1] is not routers[0]:

@@ -80,6 +80,21 @@ class LiveDeployment:
             found.append((int(lanes["outstanding"].sum()) - waiting, waiting, used))
         return found
 
+    def cache_config(self) -> list[dict[str, str]]:
+        """Of each replica, what its server would say of its KV cache."""
+        found = []
+        for pool, limits, policy in zip(self.deployment.pools, self.fleet.limits, self.fleet.policies, strict=True):
+            engine = pool.engine
+            facts = {
+                "block_size": str(limits.block_size),
+                "num_gpu_blocks": str(limits.num_blocks),
+                "gpu_memory_utilization": str(engine.gpu_memory_utilization),
+                "enable_prefix_caching": str(bool(policy.prefix_caching)),
+                "cache_dtype": str(engine.kv_cache_dtype),
+            }
+            found += [facts] * pool.replicas
+        return found
+
     def replica_of(self, slot: int) -> int:
         """The replica that a request was sent to."""
         state = self.engine.state

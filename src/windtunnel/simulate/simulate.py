@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.core.apart import handover
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
+from windtunnel.core.fleet.service import run as run_service
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
@@ -160,7 +161,8 @@ def _record(
         return handed, said + about_waits(crossing.rules, handed)
     if beyond:
         return run_policies(fleet, demand, numbers[0], uniforms[0]), said
-    return run_core(fleet, demand, numbers[0], uniforms[0]), said
+    run = run_service if any(fleet.scaling) or fleet.failures else run_core
+    return run(fleet, demand, numbers[0], uniforms[0]), said
 
 
 def router_stream(seed: int) -> np.random.Generator:

@@ -2,12 +2,12 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from windtunnel.deployment import Deployment
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, unknown
 from windtunnel.scenario import Scenario, vary, words_of
 
 Words = Mapping[str, Any]
@@ -29,13 +29,19 @@ LARGEST = {
 }
 
 
-def scenario_of(words: Words, trusted: Words | None = None) -> Scenario:
-    """The scenario of these words. ``trusted``: words of the command line, whose files of Python may be run.
+def scenario_of(words: Words, trusted: Words | None = None, stored: Collection[tuple[str, str]] = ()) -> Scenario:
+    """The scenario of these words.
+
+    Args:
+        words: what the page sends.
+        trusted: words of the command line, whose files may be read and whose files of Python may be run.
+        stored: names and values of file words in the studies that the command line named.
 
     Raises InputError, in one line, for what ``windtunnel run`` would refuse, for what is too large for a page, and for
-    code that the command line did not name.
+    files that the command line did not name.
     """
     refuse_code(words, trusted or {})
+    refuse_files(words, trusted or {}, stored)
     refuse_devices(words)
     try:
         scenario = vary(Scenario(), words)
@@ -64,6 +70,36 @@ def refuse_code(words: Words, trusted: Words) -> None:
                 refuse_code(text, trusted)
             elif ".py" in str(text) and trusted.get(name) != value:
                 raise InputError(f"{name}={text}: a page runs no code: start it with windtunnel ui --scheduler FILE")
+
+
+def refuse_files(words: Words, trusted: Words, stored: Collection[tuple[str, str]] = ()) -> None:
+    """Raise InputError for a file that the command line did not name: who opens the page must not learn of any other,
+    not even whether it exists."""
+    from windtunnel.model import model_names
+    from windtunnel.workload.builtin import builtin_names
+
+    names: dict[str, Callable[[], Sequence[str]]] = {"model": model_names, "trace": builtin_names}
+    for name, value in file_words(words):
+        known = names[name]() if name in names else ()
+        named = name == "perf" and not value.startswith("profile:")
+        if named or value in known or str(trusted.get(name)) == value or (name, value) in stored:
+            continue
+        flag = f"windtunnel ui --{name.replace('_', '-')} FILE" if name != "model" else "windtunnel ui FOLDER"
+        close = f"{unknown(name, value, known)}; files" if known else f"{name}={value[:80]!r}: files"
+        raise InputError(f"{close} are read only where the command line names them: {flag}")
+
+
+def file_words(words: Any) -> Iterator[tuple[str, str]]:
+    """Every word that may name a file, with its value: those of pools, written ``word=value``, among them."""
+    for name, value in words.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, Mapping):
+                yield from file_words(one)
+            elif name in FILES and one is not None:
+                yield name, str(one)
+            else:
+                pairs = (part.partition("=") for part in str(one).split())
+                yield from ((key, text) for key, _, text in pairs if key in FILES and text)
 
 
 def refuse_devices(words: Words) -> None:

@@ -60,6 +60,8 @@ class Bench:
 
     def __init__(self, trusted: Words) -> None:
         self.trusted = dict(trusted)
+        self.stored = set[tuple[str, str]]()
+        """File words of the studies that were opened, which the command line named."""
         self._flights: Latest[Flight] = Latest(KEPT_RUNS)
         self._deployments: Latest[Deployment] = Latest(KEPT_LOADS)
         self._loads: Latest[Workload] = Latest(KEPT_LOADS)
@@ -100,7 +102,7 @@ class Bench:
 
     def scenario(self, words: Words) -> Scenario:
         """The scenario of these words. Raises InputError as ``scenario_of``, and for a deployment that cannot run."""
-        found = scenario_of(words, self.trusted)
+        found = scenario_of(words, self.trusted, self.stored)
         check_size(self._deployment(found))
         return found
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ from starlette.routing import Route
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json
 from windtunnel.scenario.sweep import sweep
-from windtunnel.ui.asked import Words, read_words
+from windtunnel.ui.asked import Words, file_words, read_words
 from windtunnel.ui.bench import Bench
 from windtunnel.ui.choices import choices
 from windtunnel.ui.closeup import closeup
@@ -71,8 +72,8 @@ class Room:
 
     def check(self, request: Request) -> None:
         """Refuse what another site's page sends, or one that calls this machine by its own name."""
-        named = urlsplit(f"//{request.headers.get('host', '')}").hostname
-        if "*" not in self.hosts and named not in self.hosts:
+        named = _host_of(request.headers.get("host", ""))
+        if named not in self.hosts and not _is_address(named):
             raise RefusedError(403, f"host {named!r}: this page answers to {', '.join(self.hosts)}")
         origin = request.headers.get("origin")
         if origin and urlsplit(origin).netloc != request.headers.get("host"):
@@ -161,7 +162,10 @@ class Room:
     async def study(self, request: Request) -> Response:
         """The points of a stored study."""
         name = request.query_params.get("name", "")
-        return JSONResponse(await self.run(points, self.studies, name))
+        found = await self.run(points, self.studies, name)
+        for point in found.get("points", ()):
+            self.bench.stored |= set(file_words(point.get("words") or {}))
+        return JSONResponse(found)
 
     async def file(self, request: Request) -> Response:
         """The page, its scripts and its style."""
@@ -170,6 +174,22 @@ class Room:
         if path.parent != FOLDER or path.suffix not in TYPES or not path.is_file():
             raise RefusedError(404, f"{request.url.path}: there is no such page")
         return Response(path.read_bytes(), media_type=TYPES[path.suffix])
+
+
+def _host_of(header: str) -> str:
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(host: str) -> bool:
+    """Whether a host is an IP address: no other site's name can stand for one."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _seconds(document: Mapping[str, Any], name: str) -> float | None:
@@ -189,7 +209,7 @@ def application(
     Args:
         start: words that the page begins with; files of Python among them may be run.
         studies: files and folders with stored studies.
-        hosts: names, in addition to this machine's own, by which the page is called; ``*``: any.
+        hosts: names by which the page is called, besides ``localhost`` and addresses.
         foresight: what prepares tables.
     """
     room = Room(start, studies, hosts, foresight)

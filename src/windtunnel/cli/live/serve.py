@@ -118,7 +118,7 @@ def serve(
     if record:
         require_writable("record", record)
     clock, manners = _clock(speed, virtual_time), behaviour.manners(server.model, counting)
-    from windtunnel.serve.server import listen, log_to, serving
+    from windtunnel.serve.server import ANY_SITE, listen, log_to, serving
     from windtunnel.simulate.live import live
 
     scenario = Scenario(server, replicas=replicas, router=router, calibration=calibration)
@@ -128,7 +128,8 @@ def serve(
             deployment = live(scenario.deployment(), behaviour.seed, perf=server.perf, overheads=overheads)
             deployment.warm_up()
         app = serving(deployment, clock, manners, log_to(log), record)
-        listen(app, socket, f"{manners.model} on http://{place.host}:{socket.getsockname()[1]}")
+        line = f"{manners.model} on http://{place.host}:{socket.getsockname()[1]}"
+        listen(app, socket, line, (ANY_SITE,))
 
 
 def _clock(speed: float, virtual_time: bool) -> "Clock":

@@ -1,6 +1,7 @@
 """ui: the page that simulates while its sliders are dragged."""
 
 from pathlib import Path
+from socket import getfqdn, gethostname
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -47,7 +48,7 @@ def ui(
     with place.bind() as socket:
         with progress("reading batch times, and compiling the scheduler once on this machine"):
             Bench(start).warm_up(start)
-        hosts = ("*",) if place.host in ("0.0.0.0", "::") else (place.host,)
+        hosts = (place.host, gethostname().lower(), getfqdn().lower())
         app = application(start, studies, hosts, Foresight())
         socket.listen()  # who opens the address at once has to wait, but is not refused
         address = f"http://{place.host}:{socket.getsockname()[1]}/"

@@ -241,7 +241,12 @@ def _sides(state: State, fleet: Fleet, uniforms: Floats) -> list[dict[str, Any]]
     parts = state.replicas[: between + 1], state.replicas[between:]
     counters = state.counters, state.counters.copy()
     return [
-        {"replicas": part, "uniforms": np.ascontiguousarray(numbers), "counters": own}
+        {
+            "replicas": part,
+            "there": np.arange(len(part) - 1, dtype=np.int64),
+            "uniforms": np.ascontiguousarray(numbers),
+            "counters": own,
+        }
         for part, numbers, own in zip(parts, uniforms, counters, strict=True)
     ]
 

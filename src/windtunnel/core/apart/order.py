@@ -69,6 +69,19 @@ def place(groups: Array, order: Order, g: int) -> None:
         bounds[k] = min(bounds[2 * k], bounds[2 * k + 1])
 
 
+def reorder(groups: Any, order: Order) -> None:
+    """Several groups have changed, outside compiled code."""
+    comes_first = getattr(precedes, "py_func", precedes)  # a compiled part has nothing that Python could call
+    winners, bounds, in_step = order.winners, order.bounds, bool(order.in_step[0])
+    size = len(winners) >> 1
+    bounds[size : size + len(groups)] = groups["bound"]
+    seen = groups.view(np.recarray)
+    for k in range(size - 1, 0, -1):
+        left, right = int(winners[2 * k]), int(winners[2 * k + 1])
+        winners[k] = left if comes_first(seen, left, right, in_step) else right
+        bounds[k] = min(bounds[2 * k], bounds[2 * k + 1])
+
+
 @part
 def others(order: Order, g: int) -> float:
     """The earliest bound of all groups but ``g``."""

@@ -39,8 +39,9 @@ from windtunnel.core.schedulers.sglang_admission import (
 )
 from windtunnel.core.schedulers.sglang_apart import count_new, join, let_go, may_stage, occupied, resume, stage
 from windtunnel.core.schedulers.sglang_radix import LEFT, TREE_OF_LANE, evict, radix_tree, with_more_nodes
+from windtunnel.core.schedulers.sglang_radix import clear as clear_tree
 from windtunnel.core.schedulers.sglang_retraction import NO_SPACE_FOR_ONE, retract
-from windtunnel.core.schedulers.sglang_turns import TURNS_OF_LANE, MicroBatches, decay, micro_batches, rest
+from windtunnel.core.schedulers.sglang_turns import TURNS_OF_LANE, MicroBatches, clear_turns, decay, micro_batches, rest
 from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
 from windtunnel.core.step import begin_boundary, depart, emit_first, nothing
 from windtunnel.errors import InputError
@@ -158,6 +159,16 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         fault=np.zeros(3, dtype=np.int64),
         turns=turns,
     )
+
+
+def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
+    """Lane ``i``, whose fields are again as before the run, has computed nothing."""
+    own, lane = state.own, state.lanes[i : i + 1]
+    if own.tree is not None:
+        clear_tree(own.tree, int(lane["root"][0]))
+    if own.turns is not None:
+        stages = int(state.pools["stages"][state.groups["pool"][lane["group"][0]]])
+        clear_turns(state, own.turns, lane, i, stages)
 
 
 def with_more_room(own: Own) -> Own:

@@ -104,6 +104,34 @@ def with_more_nodes(tree: Tree) -> Tree:
     return tree._replace(nodes=attributes(nodes))
 
 
+def clear(tree: Tree, root: int) -> None:
+    """Free all nodes of a lane's tree but its root."""
+    nodes: Any = tree.nodes
+    slots = np.flatnonzero(tree.slots != NONE)
+    chained, heads = [np.stack([slots, tree.slots[slots]])], tree.slots[slots]
+    while len(heads):
+        following = nodes["next"][heads]
+        slots, heads = slots[following != NONE], following[following != NONE]
+        chained.append(np.stack([slots, heads]))
+    slot, entered = np.concatenate(chained, axis=1)
+    top = entered.copy()
+    while ((parents := nodes["parent"][top]) != NONE).any():
+        top = np.where(parents != NONE, parents, top)
+    mine = top == root
+    for at in np.unique(slot[mine]).tolist():
+        kept = entered[(slot == at) & ~mine].tolist()
+        chain = [*kept, NONE]
+        tree.slots[at] = chain[0]
+        nodes["next"][kept] = chain[1:]
+    freed = entered[mine]
+    if len(freed):
+        nodes["next"][freed] = np.append(freed[1:], tree.room[FREE])
+        tree.room[FREE] = freed[0]
+        tree.room[LEFT] += len(freed)
+    nodes[root] = np.zeros((), dtype=nodes.dtype)
+    nodes["parent"][root] = NONE
+
+
 # Tokens, and the index of children.
 
 

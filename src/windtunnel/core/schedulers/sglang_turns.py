@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import part
 from windtunnel.core.jump import FOREVER
-from windtunnel.core.pipeline import Pipe, equal_rounds, pass_stages, phases_of
+from windtunnel.core.pipeline import Pipe, clear_pipe, equal_rounds, pass_stages, phases_of
 from windtunnel.core.records import (
     IDLE,
     NONE,
@@ -30,7 +30,7 @@ from windtunnel.core.records import (
     records,
 )
 from windtunnel.core.schedulers.sglang_radix import evict
-from windtunnel.core.seats import NEVER
+from windtunnel.core.seats import EMPTY, ENDS, NEVER, SOONEST
 from windtunnel.core.step import begin_boundary, count_released
 
 TURNS_OF_LANE: Fields = [
@@ -60,6 +60,19 @@ def micro_batches(pipe: Pipe, lanes: NDArray[Any]) -> MicroBatches:
     batches["next_end"], batches["part_way"] = NEVER, NONE
     lanes["part_way"] = NONE
     return MicroBatches(pipe, attributes(batches))
+
+
+def clear_turns(state: State, turns: MicroBatches, lane: NDArray[Any], i: int, stages: int) -> None:
+    """No micro-batch of lane ``i`` has anything."""
+    first = int(lane["first_slot"][0])
+    batches: Any = turns.batches[first : first + stages]
+    batches[:] = np.zeros(1, dtype=batches.dtype)
+    batches["next_end"], batches["part_way"] = NEVER, NONE
+    clear_pipe(turns.pipe, lane, stages)
+    behind = len(state.lanes) + first - i
+    tables = state.seats[behind : behind + stages - 1]
+    tables[:] = 0
+    tables[:, ENDS], tables[:, SOONEST] = EMPTY, NEVER
 
 
 @part

@@ -15,7 +15,7 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.hooks import HOOKS, address, call_token_budget
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall
-from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, context_of, equal_rounds, pipes
+from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, clear_pipe, context_of, equal_rounds, pipes
 from windtunnel.core.queues import HOST_OF_LANE
 from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers.unified_seats import (
@@ -162,6 +162,14 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         ends=np.zeros((len(lanes), pools["max_num_seqs"].max() if looks_ahead else 0), dtype=np.int64),
         pipe=pipes(fleet, lanes) if piped else None,
     )
+
+
+def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
+    """Lane ``i``, whose fields are again as before the run, has computed nothing."""
+    state.own.ends[i] = 0
+    if state.own.pipe is not None:
+        lane: Any = state.lanes[i : i + 1]
+        clear_pipe(state.own.pipe, lane, int(state.pools["stages"][state.groups["pool"][lane["group"][0]]]))
 
 
 def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:

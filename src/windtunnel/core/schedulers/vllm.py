@@ -13,11 +13,21 @@ from numpy.typing import NDArray
 
 from windtunnel.core import pipeline
 from windtunnel.core import step as steps
-from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, give_back, offer, prefix_cache
+from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, forget_requests, give_back, offer, prefix_cache
+from windtunnel.core.blocks import clear as clear_cache
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall, write_step
-from windtunnel.core.pipeline import PIPE_OF_LANE, count_turn, equal_rounds, is_in_flight, num_stages, pipes, turn_of
+from windtunnel.core.pipeline import (
+    PIPE_OF_LANE,
+    clear_pipe,
+    count_turn,
+    equal_rounds,
+    is_in_flight,
+    num_stages,
+    pipes,
+    turn_of,
+)
 from windtunnel.core.records import IDLE, NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers import vllm_passes as passes
 from windtunnel.core.seats import (
@@ -143,6 +153,21 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         adapters = np.zeros(int(pools["max_num_seqs"].max()) + 1, dtype=np.int64)
         requests["adapter"] = 0 if demand.adapter is None else demand.adapter
     return Own(cache, pipe, adapters)
+
+
+def clear(state: State, i: int, before: NDArray[Any]) -> None:
+    """Lane ``i``, whose fields are again as before the run, has computed nothing; ``before``: what they were."""
+    lane: Any = state.lanes[i : i + 1]
+    if state.own.cache is not None:
+        clear_cache(state.own.cache, lane, int(before["version"][0]))
+    if state.own.pipe is not None:
+        clear_pipe(state.own.pipe, lane, int(state.pools["stages"][state.groups["pool"][lane["group"][0]]]))
+
+
+def forget(state: State, requests: NDArray[np.int64]) -> None:
+    """Requests have nothing in the cache."""
+    if state.own.cache is not None:
+        forget_requests(state.own.cache, requests)
 
 
 @part

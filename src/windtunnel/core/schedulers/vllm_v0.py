@@ -36,6 +36,7 @@ from windtunnel.core.records import (
 )
 from windtunnel.core.schedulers import vllm_v0_passes as passes
 from windtunnel.core.schedulers.vllm_v0_blocks import DEVICE, HELD_BY_REQUEST, UNKNOWN, free, prefix_cache, wanted
+from windtunnel.core.schedulers.vllm_v0_blocks import clear as clear_cache
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -150,6 +151,12 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     if fleet.policies[0].prefix_caching:
         cache = prefix_cache(counts, min(limits.block_size for limits in fleet.limits), demand, requests)
     return Own(attributes(records(1, FAILURE)), cache)
+
+
+def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
+    """Lane ``i``, whose fields are again as before the run, has computed nothing."""
+    if state.own.cache is not None:
+        clear_cache(state.own.cache, i, (int(state.lanes["free"][i]), int(state.lanes["cpu_free"][i])))
 
 
 def check(state: State, names: Sequence[str] | None = None) -> None:

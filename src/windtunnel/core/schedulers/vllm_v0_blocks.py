@@ -101,6 +101,21 @@ def prefix_cache(counts: list[int], block_size: int, demand: Any, requests: NDAr
     return Cache(attributes(shelves), attributes(blocks), slots, stacks, tables, ids)
 
 
+def clear(cache: Cache, i: int, counts: tuple[int, int]) -> None:
+    """Nothing is kept in the blocks of lane ``i``, of which there are so many on the device and on the host."""
+    for k, count in zip((2 * i, 2 * i + 1), counts, strict=True):
+        shelf: Any = cache.shelves[k : k + 1]
+        first, slots, size = int(shelf["first"][0]), int(shelf["slots"][0]), int(shelf["mask"][0]) + 1
+        shelf[:] = np.zeros(1, dtype=shelf.dtype)
+        shelf["first"], shelf["plain"], shelf["front"], shelf["back"] = first, count, NONE, NONE
+        shelf["slots"], shelf["mask"] = slots, size - 1
+        blocks: Any = cache.blocks[first : first + count]
+        blocks[:] = np.zeros(1, dtype=blocks.dtype)
+        blocks["key"] = NO_KEY
+        cache.stacks[first : first + count] = np.arange(first, first + count)[::-1]
+        cache.slots[slots : slots + size] = NONE
+
+
 # Evictable blocks, sorted by the evictor's order. A block given back was used later than most: it is near its place.
 
 

@@ -34,10 +34,19 @@ class Asked:
     seed: int | None
 
 
+MOST_STOPS = 4
+"""As OpenAI's API has it."""
+
+
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body. Raises RefusedError for anything else."""
+    """The JSON object of a body. Raises RefusedError for anything else, and for text that is no Unicode."""
     try:
-        found = json.loads(body)
+        text = body.decode()
+        found = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise RefusedError("the body has half of a surrogate pair: it must be Unicode") from error
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):
@@ -53,16 +62,12 @@ def check_model(body: Mapping[str, Any], served: str) -> None:
 
 
 def read_completion(body: Mapping[str, Any]) -> Asked:
-    """The body of /v1/completions. Raises RefusedError, naming what is wrong or not simulated."""
-    _refuse(body, ("logprobs", "echo", "suffix", "prompt_logprobs", "prompt_embeds"))
-    if (best_of := _integer(body, "best_of", None, 1)) not in (None, body.get("n") or 1):
-        raise RefusedError(f"best_of={best_of}: not simulated; use n")
+    """The body of /v1/completions. Raises RefusedError, naming what is wrong."""
     return _asked(body, False, _prompts(body.get("prompt")), _integer(body, "max_tokens", 16, 1))
 
 
 def read_chat(body: Mapping[str, Any], joined: Any) -> Asked:
     """The body of /v1/chat/completions; ``joined`` makes a prompt of (role, text) pairs."""
-    _refuse(body, ("logprobs", "top_logprobs", "prompt_logprobs"))
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RefusedError("messages: must be a list with at least one message")
@@ -81,7 +86,8 @@ def _message(message: Any) -> tuple[str, str]:
         content = "".join(str(part) for part in parts)
     if content is not None and not isinstance(content, str):
         raise RefusedError("content: must be text, or a list of parts")
-    return message["role"], content or ""
+    calls = message.get("tool_calls")
+    return message["role"], (content or "") + (json.dumps(calls) if calls else "")
 
 
 def _asked(body: Mapping[str, Any], chat: bool, prompts: tuple[Any, ...], max_tokens: int | None) -> Asked:
@@ -91,6 +97,9 @@ def _asked(body: Mapping[str, Any], chat: bool, prompts: tuple[Any, ...], max_to
     stream = _flag(body, "stream")
     if options and not stream:
         raise RefusedError("stream_options: only with stream")
+    least = _integer(body, "min_tokens", 0, 0) or 0
+    if max_tokens is not None and least > max_tokens:
+        raise RefusedError(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {least}.")
     return Asked(
         chat=chat,
         prompts=prompts,
@@ -102,7 +111,7 @@ def _asked(body: Mapping[str, Any], chat: bool, prompts: tuple[Any, ...], max_to
         stop=_stop(body.get("stop")),
         include_stop=_flag(body, "include_stop_str_in_output"),
         ignore_eos=_flag(body, "ignore_eos"),
-        min_tokens=_integer(body, "min_tokens", 0, 0) or 0,
+        min_tokens=least,
         priority=_integer(body, "priority", 0, -(2**31), 2**31 - 1) or 0,
         seed=_integer(body, "seed", None, -(2**63), 2**63 - 1),
     )
@@ -112,23 +121,18 @@ def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(prompt, str):
         return (prompt,)
     if isinstance(prompt, list) and prompt:
-        if all(map(_is_token, prompt)):
+        if all(map(is_token, prompt)):
             return (tuple(prompt),)
         if all(isinstance(one, str) for one in prompt):
             return tuple(prompt)
-        if all(isinstance(one, list) and one and all(map(_is_token, one)) for one in prompt):
+        if all(isinstance(one, list) and one and all(map(is_token, one)) for one in prompt):
             return tuple(tuple(one) for one in prompt)
     raise RefusedError("prompt: must be text, a list of tokens, or a list of these")
 
 
-def _is_token(value: Any) -> bool:
+def is_token(value: Any) -> bool:
+    """Whether a value of a body can be the number of a token."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
-def _refuse(body: Mapping[str, Any], names: tuple[str, ...]) -> None:
-    for name in names:
-        if body.get(name) not in (None, False, 0, ""):
-            raise RefusedError(f"{name}: not simulated: leave it out")
 
 
 def _integer(body: Mapping[str, Any], name: str, default: int | None, least: int, most: int = 2**31 - 1) -> int | None:
@@ -151,4 +155,8 @@ def _stop(value: Any) -> tuple[str, ...]:
     found = [value] if isinstance(value, str) else value if value is not None else []
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise RefusedError("stop: must be text, or a list of texts")
-    return tuple(one for one in found if one)
+    if "" in found:
+        raise RefusedError("stop cannot contain an empty string.")
+    if len(found) > MOST_STOPS:
+        raise RefusedError(f"stop: {len(found)} texts: must be at most {MOST_STOPS}")
+    return tuple(found)

@@ -1,13 +1,15 @@
 """Answers in OpenAI's words: the text of a request's tokens, whole or as server-sent events."""
 
+import asyncio
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from windtunnel.serve.requests import Asked
+from windtunnel.serve.openai.requests import Asked
+from windtunnel.serve.openai.shapes import Shape
 from windtunnel.serve.tokens import SeededWords
 
 DONE = b"data: [DONE]\n\n"
@@ -45,25 +47,62 @@ class Text:
         return "".join(parts)
 
 
-def text_of(words: Iterable[str], drawn: int, limit: int, asked: Asked) -> Text:
-    """An answer of at most ``limit`` tokens that would end by itself after ``drawn``, or at a stop."""
-    pieces = iter(words)
+SLICE = 64
+"""Words that are searched at once for a stop."""
+PAUSE = 16
+"""Slices after which the others have their turn."""
+
+
+async def text_of(
+    words: Callable[[], Iterable[str]], drawn: int, limit: int, asked: Asked, shape: Shape | None
+) -> Text:
+    """An answer of at most ``limit`` tokens that would end by itself after ``drawn``, or at a stop.
+
+    A search for stops lets other tasks have their turns.
+    """
     natural = limit if asked.ignore_eos else min(max(drawn, asked.min_tokens, 1), limit)
     reason = "stop" if natural < limit else "length"
-    if not asked.stop:
-        return Text(pieces, natural, reason, drawn=words if isinstance(words, SeededWords) else None)
-    kept: list[str] = []
-    said = ""
-    for piece in (next(pieces) for _ in range(natural)):
-        kept.append(piece)
-        said += piece
-        found = [
-            (at, one) for one in asked.stop if (at := said.find(one, max(len(said) - len(piece) - len(one), 0))) >= 0
-        ]
-        if found and len(kept) > asked.min_tokens:
-            at, stop = min(found)
-            return _cut(kept, at + len(stop) if asked.include_stop else at)
-    return Text(iter(kept), natural, reason)
+    if shape is not None and shape.tool is not None and reason == "stop":
+        reason = "tool_calls"
+
+    def pieces() -> Iterator[str]:
+        return iter(words()) if shape is None else shape.around(iter(words()), natural)
+
+    if asked.stop and (kept := await _until_a_stop(pieces(), natural, asked)):
+        said = "".join(kept)
+        at, stop = _first_stop(said, len(said) - len(kept[-1]), asked.stop)
+        return _cut(kept, at + len(stop) if asked.include_stop else at)
+    found = words()
+    if shape is None and isinstance(found, SeededWords):
+        return Text(pieces(), natural, reason, drawn=found)
+    return Text(pieces(), natural, reason)
+
+
+async def _until_a_stop(pieces: Iterator[str], natural: int, asked: Asked) -> list[str]:
+    """The tokens up to the one in which a stop ends; none without a stop."""
+    kept, said, slices = list[str](), "", 0
+    while len(kept) < natural:
+        slices += 1
+        if slices % PAUSE == 0:
+            await asyncio.sleep(0)
+        part = list(islice(pieces, min(SLICE, natural - len(kept))))
+        before, said = len(said), said + "".join(part)
+        if len(kept) + len(part) <= asked.min_tokens or _first_stop(said, before, asked.stop)[0] < 0:
+            kept += part
+            continue
+        for piece in part:
+            kept.append(piece)
+            before += len(piece)
+            ends = said[:before]
+            if len(kept) > asked.min_tokens and _first_stop(ends, before - len(piece), asked.stop)[0] >= 0:
+                return kept
+    return []
+
+
+def _first_stop(said: str, before: int, stops: Sequence[str]) -> tuple[int, str]:
+    """Where the first stop begins that ends after ``before``; -1 if there is none."""
+    found = [(at, one) for one in stops if (at := said.find(one, max(before - len(one) + 1, 0))) >= 0]
+    return min(found) if found else (-1, "")
 
 
 def _cut(pieces: list[str], end: int) -> Text:
@@ -79,29 +118,42 @@ def _cut(pieces: list[str], end: int) -> Text:
 class Wording:
     """The objects of one answer: its name, kind and model are the same in all of them."""
 
-    def __init__(self, asked: Asked, name: str, model: str, created: int) -> None:
-        self.asked = asked
+    def __init__(self, asked: Asked, name: str, model: str, created: int, tool: str | None = None) -> None:
+        self.asked, self._tool, self._call = asked, tool, f"call_{name}"
         kind = "chat.completion" if asked.chat else "text_completion"
         self._head = {"id": name, "object": kind, "created": created, "model": model}
         chunk = "chat.completion.chunk" if asked.chat else "text_completion"
         self._chunk = {"id": name, "object": chunk, "created": created, "model": model}
         self._before = f'data: {json.dumps(self._chunk)[:-1]},"choices":[{{"index":'
         self._open, self._shut = (',"delta":{"content":', "}") if asked.chat else (',"text":', "")
+        if tool is not None:
+            self._open = ',"delta":{"tool_calls":[{"index":0,"function":{"arguments":'
+            self._shut = "}}]}"
         self._goes_on = self._shut + GOES_ON
 
     def whole(self, said: Sequence[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
         """The answer in one piece, from (text, finish reason) of each choice."""
         choices: list[dict[str, Any]] = []
         for index, (text, reason) in enumerate(said):
-            body: dict[str, Any] = (
-                {"message": {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}
-            )
+            body: dict[str, Any] = {"message": self._message(index, text)} if self.asked.chat else {"text": text}
             choices.append({"index": index, **body, "logprobs": None, "finish_reason": reason, "stop_reason": None})
         return {**self._head, "choices": choices, "usage": usage}
 
+    def _message(self, index: int, text: str) -> dict[str, Any]:
+        if self._tool is None:
+            return {"role": "assistant", "content": text}
+        return {"role": "assistant", "content": None, "tool_calls": [self._tool_call(index, text)]}
+
+    def _tool_call(self, index: int, arguments: str) -> dict[str, Any]:
+        function = {"name": self._tool, "arguments": arguments}
+        return {"id": f"{self._call}-{index}", "type": "function", "function": function}
+
     def first(self, index: int) -> bytes:
         """The event that begins a choice of a chat."""
-        return f'{self._before}{index},"delta":{{"role":"assistant","content":""}}{GOES_ON}'.encode()
+        delta: dict[str, Any] = {"role": "assistant", "content": ""}
+        if self._tool is not None:
+            delta = {"role": "assistant", "content": None, "tool_calls": [{"index": 0, **self._tool_call(index, "")}]}
+        return f'{self._before}{index},"delta":{json.dumps(delta, separators=(",", ":"))}{GOES_ON}'.encode()
 
     def piece(self, index: int, text: str, reason: str | None, usage: dict[str, Any] | None) -> bytes:
         """The event of some tokens."""

@@ -1,0 +1,1 @@
+"""What each feature costs with each engine."""

@@ -1,0 +1,102 @@
+"""What an autoscaler sees of the replicas of its pool, read from the records."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from windtunnel.core.engine import Fleet, Floats, Integers
+from windtunnel.core.fleet.roster import STARTING, UP, Crew
+from windtunnel.core.records import QUEUED, ROWS, State
+from windtunnel.core.seats import EMPTY, ENDS, WHO
+from windtunnel.policy.scaling import Look
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A replica at a time that the loop has just reached."""
+
+    ranks: int
+    waiting: tuple[int, ...]
+    """Prompt tokens of each request that waits for memory, or to be computed."""
+    used_blocks: int
+    """Blocks that requests hold."""
+    num_blocks: int
+    """Of each rank."""
+    block_size: int
+    max_model_len: int
+
+    @classmethod
+    def of(cls, state: State, fleet: Fleet, pool: int, lanes: Integers, time: float, first: int) -> "Measured":
+        """Of a replica; requests before ``first`` have ended."""
+        limits = fleet.limits[pool]
+        rows: Any = state.requests[first:]
+        mine = np.isin(rows["lane"], lanes) & (rows["state"] == QUEUED)
+        waiting = first + np.flatnonzero(mine)
+        seats = state.seats[lanes]
+        seated = seats[:, WHO][seats[:, ENDS] < EMPTY]
+        part_way = seats[:, WHO][seats[:, ENDS] == EMPTY + 1]
+        waiting = waiting[~np.isin(waiting, np.concatenate([seated, part_way]))]
+        used = sum(used_blocks(state, pool, int(i), time, limits.num_blocks) for i in lanes)
+        prompts = tuple(state.requests["prompt"][waiting].tolist())
+        return cls(len(lanes), prompts, used, limits.num_blocks, limits.block_size, limits.max_model_len)
+
+    @property
+    def load(self) -> tuple[float, float]:
+        """(Prompt tokens that wait for a rank, by max_model_len; the share of its blocks that requests hold or wait
+        for.)"""
+        blocks = sum(-(-tokens // self.block_size) for tokens in self.waiting) + self.used_blocks
+        return sum(self.waiting) / (self.max_model_len * self.ranks), blocks / (self.num_blocks * self.ranks)
+
+
+def used_blocks(state: State, pool: int, i: int, time: float, num_blocks: int) -> int:
+    """Blocks that the requests of a lane hold at ``time``, when its latest decision has been made."""
+    lane, group = state.lanes[i], state.groups[state.lanes["group"][i]]
+    total = int(state.pools["num_blocks"][pool])
+    free = int(lane["free"])
+    if group["now"] > time and lane["released"] > 0:  # they leave when that step ends, or the one before it
+        lands = bool(state.pools["async_scheduling"][pool]) and group["end"] <= group["now"]
+        if not lands and not _piped(state, pool):
+            return _logged(state, int(group["replica"]), int(lane["rank"]), total - free)
+        free = int(lane["free_before"])
+    return round((total - free) * num_blocks / total)
+
+
+def _piped(state: State, pool: int) -> bool:
+    """Whether steps of a pool pass through several stages."""
+    names = state.pools.dtype.names or ()
+    return "stages" in names and int(state.pools["stages"][pool]) > 1
+
+
+def _logged(state: State, replica: int, rank: int, otherwise: int) -> int:
+    """Blocks that were held after the latest decision of a lane of one stage, which scheduled something."""
+    rows: Any = state.rows
+    for k in range(int(state.counters[ROWS]) - 1, -1, -1):
+        if rows["replica"][k] == replica and rows["lane"][k] == rank:
+            return int(rows["used_blocks"][k])
+    return otherwise
+
+
+def look(each: Crew, measured: Sequence[Measured], at_door: int, came: Floats, time: float) -> Look:
+    """What the autoscaler of a pool sees; ``came``: when requests come, in order."""
+    assert each.scaling is not None
+    up = [one for one, life in zip(measured, each.lives, strict=True) if life.state == UP]
+    waiting = sum(sum(one.waiting) for one in measured) + at_door
+    used, ranks = sum(one.used_blocks for one in up), sum(one.ranks for one in up)
+    then, interval = time + each.scaling.startup, each.scaling.interval
+    return Look(
+        replicas=sum(life.state in (STARTING, UP) for life in each.lives),
+        queued=waiting / (max(len(up), 1) * each.limits.max_model_len),
+        kv=used / (each.limits.num_blocks * ranks) if ranks else 0.0,
+        arrived=rate_between(came, time - interval, time),
+        before=each.rate_before,
+        coming=rate_between(came, then, then + interval),
+        role=each.role,
+        loads=tuple(one.load for one in up),
+    )
+
+
+def rate_between(came: Floats, start: float, end: float) -> float:
+    """Requests/s."""
+    return float(np.searchsorted(came, end) - np.searchsorted(came, start)) / (end - start)

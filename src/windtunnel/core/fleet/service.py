@@ -1,0 +1,367 @@
+"""Runs of mixed pools whose replicas start, drain, fail and come back.
+
+The loop runs up to the next time at which one of them does, or at which an autoscaler looks; what happens then is plain
+Python on the records. At equal times a replica is back before another one fails, and autoscalers look last; all that
+the loop does at that time comes before.
+"""
+
+from heapq import heapify, heappop, heappush
+from math import inf, isfinite
+from typing import Any
+
+import numpy as np
+
+from windtunnel.core.apart.order import reorder
+from windtunnel.core.dispatch import check
+from windtunnel.core.engine import Demand, Fleet, Floats, Integers, Record, arrivals_of, new_state, turns_of, with_room
+from windtunnel.core.fleet.remains import Blank, Received, drop_stalls, present, received
+from windtunnel.core.fleet.roster import DOWN, DRAINING, OFF, STARTING, UP, Crew, Life, Roster
+from windtunnel.core.fleet.scaling import Measured, look, rate_between
+from windtunnel.core.fleet.tail import Tail, cut, tail_of
+from windtunnel.core.hooks import raise_failures
+from windtunnel.core.loop import FULL, loop
+from windtunnel.core.records import (
+    AGAIN,
+    AT_DOOR,
+    CAME,
+    GONE,
+    JUMPS,
+    NONE,
+    QUEUED,
+    REFUSED,
+    RELEASES,
+    ROWS,
+    SENT,
+    STALLS,
+)
+from windtunnel.core.routing import forget_replica, sees_there, sends_kv
+from windtunnel.errors import InputError
+from windtunnel.policy.routing import Conductor
+from windtunnel.policy.scaling import Failure
+
+READY, FAIL, TICK = range(3)
+"""Kinds of events, in the order in which they happen at equal times."""
+
+
+def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> Record:
+    """Simulate; arguments as for ``core.engine.run``.
+
+    Raises InputError for a router that promises what replicas that come and go cannot keep.
+    """
+    return Service(fleet, demand, router, uniforms, jumps).run()
+
+
+class Service:
+    """A fleet, its requests, and which of its replicas are there."""
+
+    def __init__(self, fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> None:
+        if isinstance(fleet.routing, Conductor):
+            raise InputError(
+                "conductor: what it promises for replicas that start, stop or fail is not simulated; use prefix_aware "
+                "or another router"
+            )
+        self.fleet, self.demand, self.router = fleet, demand, router
+        self.state = new_state(fleet, demand, uniforms, router)
+        self.state.counters[JUMPS] = jumps
+        self.closed = demand.closed or sends_kv(fleet, demand)
+        self.order, self.course = turns_of(self.state, (router,), self.closed)
+        self.arrivals = arrivals_of(demand)
+        self.blank = Blank(self.state, fleet)
+        count = len(fleet.replicas)
+        self.roster = Roster(
+            fleet.roles or ("mixed",) * count, fleet.replicas, fleet.limits, fleet.scaling or (None,) * count
+        )
+        self.pool_of = np.repeat(np.arange(count), fleet.replicas)
+        self.since = [0] * len(self.pool_of)
+        """The first row of the log that can be of each replica as it is now."""
+        self.place: dict[int, tuple[float, int, int]] = {}
+        """When a request was last sent again, and as which one then."""
+        self.sends = 0
+        self.retried: dict[int, int] = {}
+        """How often the replica of a request has failed."""
+        self.lost: list[int] = []
+        self.low = 0
+        """Requests before this one have ended."""
+        self.came = np.sort(demand.arrival[np.isfinite(demand.arrival)])
+        self.events: list[tuple[float, int, int]] = [
+            (failure.time, FAIL, k) for k, failure in enumerate(fleet.failures)
+        ]
+        self.events += [(each.scaling.interval, TICK, k) for k, each in enumerate(self.roster.crews) if each.scaling]
+        heapify(self.events)
+        self._open()
+
+    # The run.
+
+    def run(self) -> Record:
+        """Simulate to the end."""
+        while self.events and self._some_left(self.roster.now):
+            time = self.events[0][0]
+            self._go(np.nextafter(time, inf))
+            self._end_drains(time)
+            if not self._some_left(time):
+                break
+            _, kind, who = heappop(self.events)
+            self.roster.now = time
+            if kind == TICK:
+                self._tick(who, time)
+            elif kind == FAIL:
+                self._fail(self.fleet.failures[who], time)
+            else:
+                self._ready(self.roster.life_of(who), time)
+        self._go(inf)
+        self._end_drains(inf)
+        return self._record()
+
+    def _go(self, until: float, arrivals: Integers | None = None) -> None:
+        """Let the loop make everything before ``until``; ``arrivals``: in place of clients, requests that are sent
+        again."""
+        course = self.course
+        if arrivals is not None:
+            course = self.course.copy()
+            course[CAME] = 0
+        arrivals = self.arrivals if arrivals is None else arrivals
+        limit, routers = self.demand.max_concurrency, (self.router, self.router)
+        while loop(self.state, self.order, course, arrivals, None, None, routers, limit, until, None) == FULL:
+            self.state = with_room(self.state)
+
+    def _some_left(self, time: float) -> bool:
+        """Whether any request has not ended by then."""
+        if self.course[CAME] < len(self.arrivals):
+            return True
+        self._forget_ended(time)
+        return self.low < len(self.state.requests)
+
+    def _forget_ended(self, time: float) -> None:
+        rows: Any = self.state.requests[self.low :]
+        ended = np.isin(rows["state"], (GONE, REFUSED)) & ~(rows["finish"] > time)
+        self.low += int(np.argmin(ended)) if not ended.all() else len(ended)
+
+    # Who is there.
+
+    def _open(self) -> None:
+        there = np.array(self.roster.takes("mixed"), dtype=np.int64)
+        self.state = self.state._replace(there=there)
+        sees_there(self.state.routing, there, self.fleet)
+
+    def _lanes(self, j: int) -> Integers:
+        return np.arange(self.state.replicas[j], self.state.replicas[j + 1])
+
+    def _groups(self, j: int) -> Integers:
+        return np.flatnonzero(self.state.groups["replica"] == j)
+
+    def _count(self, j: int, time: float) -> int:
+        """Requests of a replica at a time that the loop has just reached."""
+        lanes, groups = self.state.lanes[self._lanes(j)], self.state.groups
+        unseen = np.where(groups["now"][lanes["group"]] > time, lanes["released"], 0)
+        return int((lanes["outstanding"] + unseen).sum())
+
+    def _end_drains(self, time: float) -> None:
+        """Replicas that drain and have nothing any more have stopped when their last request left."""
+        draining = [life for life in self.roster.lives if life.state == DRAINING]
+        ended = [(self._left_at(life.number), life) for life in draining if self._count(life.number, time) == 0]
+        for at, life in sorted(ended, key=lambda one: (one[0], one[1].number)):
+            self.roster.becomes(life, OFF, at)
+
+    def _left_at(self, j: int) -> float:
+        rows: Any = self.state.requests
+        mine = np.isin(rows["lane"], self._lanes(j)) & (rows["state"] == GONE)
+        return float(np.nanmax(rows["finish"][mine]))
+
+    def _ready(self, life: Life, time: float) -> None:
+        if life.state not in (STARTING, DOWN) or life.ready != time:
+            return
+        self.roster.becomes(life, UP, time)
+        self._open()
+        self._let_in(time)
+
+    def _let_in(self, time: float) -> None:
+        states: Any = self.state.requests["state"]
+        waiting = np.flatnonzero(states == AT_DOOR).tolist()
+        self._send(sorted(waiting, key=self._order_of), AGAIN, time)
+
+    def _order_of(self, r: int) -> tuple[float, int, int]:
+        """Requests in the order in which they came to where they are."""
+        return self.place.get(r, (float(self.state.requests["arrival"][r]), 0, r))
+
+    def _send(self, requests: list[int], as_state: int, time: float) -> None:
+        """Requests come to lanes again (AGAIN), or their clients learn that they have ended (GONE)."""
+        if not requests:
+            return
+        self.sends += 1
+        for k, r in enumerate(requests):
+            self.place[r] = time, self.sends, k
+        states: Any = self.state.requests["state"]
+        states[requests] = as_state
+        self.state.clocks[SENT] = time
+        self._go(np.nextafter(time, inf), np.array(requests, dtype=np.int64))
+
+    # Faults.
+
+    def _fail(self, failure: Failure, time: float) -> None:
+        life, j = self.roster.life_of(failure.replica), failure.replica
+        if not life.may_fail:
+            return
+        victims = self._clear(j, time)
+        if self.roster.fail(life, failure.down, time):
+            heappush(self.events, (life.ready, READY, j))
+        self._open()
+        states: Any = self.state.requests["state"]
+        if self.fleet.on_failure == "lost":
+            self.lost += victims
+            self._send(victims, GONE, time)
+            return
+        for r in victims:
+            self.retried[r] = self.retried.get(r, 0) + 1
+        if len(self.state.there):
+            self._send(victims, AGAIN, time)
+            return
+        self.sends += 1
+        for k, r in enumerate(victims):
+            self.place[r], states[r] = (time, self.sends, k), AT_DOOR
+
+    def _clear(self, j: int, time: float) -> list[int]:
+        """A replica that has computed nothing takes the place of one that is no more: the requests that it had, in the
+        order in which they came."""
+        state, lanes, pool = self.state, self._lanes(j), int(self.pool_of[j])
+        policy = self.fleet.policies[pool]
+        stages = policy.pipeline_parallel_size
+        self._forget_ended(time)
+        victims = sorted(present(state, lanes, time, self.low, len(state.requests)), key=self._order_of)
+        tail = tail_of(state, self.fleet, j, self.since[j], stages)
+        had = self._received(victims, tail, pool, time) if self.fleet.on_failure == "migrate" else {}
+        self.last_lost = max(self.last_lost, self._first_end(tail, stages, time))
+        cut(state, tail, time)
+        for i in lanes:
+            self.blank.clear_lane(state, int(i))
+        for g in self._groups(j):
+            self.blank.clear_group(state, int(g), time)
+        reorder(state.groups, self.order)
+        self.since[j] = int(state.counters[ROWS])
+        self._begin_again(np.array(victims, dtype=np.int64), pool, had, time)
+        drop_stalls(state, victims, -inf if self.fleet.on_failure == "retry" else time)
+        forget_replica(state.routing, self.blank.index, j)
+        return victims
+
+    last_lost = 0.0
+    """When the last of the steps that were lost would have ended."""
+
+    def _first_end(self, tail: Tail, stages: int, time: float) -> float:
+        """The latest of the first ends after ``time`` of each rank."""
+        ends = [tail.end[(tail.lane // stages == rank) & (tail.end > time)] for rank in np.unique(tail.lane // stages)]
+        return max((float(each.min()) for each in ends if len(each)), default=0.0)
+
+    def _received(self, victims: list[int], tail: Tail, pool: int, time: float) -> dict[int, Received]:
+        """What the clients of these requests have."""
+        policy, rows = self.fleet.policies[pool], self.state.requests
+        stages, ranks = policy.pipeline_parallel_size, self.state.lanes["rank"][rows["lane"][victims]].tolist()
+        of_rank = {rank: tail.of_rank(rank, stages) for rank in set(ranks)}
+        lands = policy.counts_tokens_late
+        return {
+            r: received(self.state, r, of_rank[rank], stages, lands, time)
+            for r, rank in zip(victims, ranks, strict=True)
+        }
+
+    def _begin_again(self, victims: Integers, pool: int, had: dict[int, Received], time: float) -> None:
+        """What becomes of the requests of a failed replica."""
+        rows: Any = self.state.requests
+        first, lane = rows["first_token"][victims], rows["lane"][victims]
+        self.blank.begin_again(self.state, victims, pool)
+        if self.fleet.on_failure == "lost":
+            rows["lane"][victims], rows["first_token"][victims] = lane, np.where(first <= time, first, np.nan)
+            return
+        for r, before in zip(victims.tolist(), first.tolist(), strict=True):
+            if r in had and had[r].tokens:
+                rows["generated"][r], rows["first_token"][r], rows["last_token"][r] = had[r].tokens, before, had[r].last
+                rows["preemptions"][r] += 1
+
+    # Scaling.
+
+    def _tick(self, which: int, time: float) -> None:
+        each = self.roster.crews[which]
+        assert each.scaling is not None
+        measured = [self._measured(life, time) for life in each.lives]
+        arrived = rate_between(self.came, time - each.scaling.interval, time)
+        seen = look(each, measured, self._tokens_at_door(), self.came, time)
+        each.rate_before = arrived
+        wanted = each.scaling.wanted(seen)
+        for _ in range(wanted - seen.replicas):
+            self._start(each, time)
+        for _ in range(seen.replicas - wanted):
+            self._drain(each, time)
+        if self._goes_on():
+            heappush(self.events, (time + each.scaling.interval, TICK, which))
+
+    def _goes_on(self) -> bool:
+        """Whether anything but ticks will happen."""
+        busy = bool(np.isfinite(self.state.groups["bound"]).any()) or bool(
+            (self.state.groups["end"] > self.roster.now).any()
+        )
+        coming = self.course[CAME] < len(self.arrivals) or self.state.counters[RELEASES] > 0
+        return bool(busy or coming or any(kind != TICK for _, kind, _ in self.events))
+
+    def _measured(self, life: Life, time: float) -> Measured:
+        """What a replica's autoscaler sees of it."""
+        pool = int(self.pool_of[life.number])
+        return Measured.of(self.state, self.fleet, pool, self._lanes(life.number), time, self.low)
+
+    def _tokens_at_door(self) -> int:
+        rows: Any = self.state.requests
+        return int(rows["prompt"][rows["state"] == AT_DOOR].sum())
+
+    def _start(self, each: Crew, time: float) -> None:
+        """Start a replica: one that drains goes on at once, since it is up."""
+        assert each.scaling is not None
+        for life in each.lives:
+            if life.state == DRAINING:
+                self.roster.becomes(life, UP, time)
+                self._open()
+                self._let_in(time)
+                return
+        for life in each.lives:
+            if life.state == OFF:
+                if life.spent[UP]:
+                    self._clear(life.number, time)
+                self.roster.becomes(life, STARTING, time)
+                life.ready = time + each.scaling.startup
+                each.starts += 1
+                heappush(self.events, (life.ready, READY, life.number))
+                return
+
+    def _drain(self, each: Crew, time: float) -> None:
+        """Stop a replica: the latest that starts, or the one that is up with the fewest requests."""
+        starting = [life for life in each.lives if life.state == STARTING]
+        if starting:
+            self.roster.becomes(max(starting, key=lambda life: life.since), OFF, time)
+            return
+        counts = {life.number: self._count(life.number, time) for life in each.lives if life.state == UP}
+        life = self.roster.life_of(min(counts, key=lambda j: counts[j]))
+        self.roster.becomes(life, DRAINING if counts[life.number] else OFF, time)
+        self._open()
+
+    # The end.
+
+    def _record(self) -> Record:
+        state = self.state
+        raise_failures((*self.fleet.policies, self.fleet, self.fleet.routing))
+        check(state)
+        self.roster.now = max(self.roster.now, self._last_event())
+        states: Any = state.requests["state"]
+        states[self.lost] = QUEUED
+        rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
+        lost = set(self.lost)
+        retries = sum(count for r, count in self.retried.items() if r not in lost)
+        return Record(
+            state.requests,
+            rows[rows["replica"] != NONE],
+            stalls[stalls["request"] != NONE],
+            state.groups["replica"][state.lanes["group"]],
+            state.lanes["rank"],
+            lives=self.roster.account(retries, sorted(lost)),
+        )
+
+    def _last_event(self) -> float:
+        """When the last step has ended, or the last request came."""
+        groups, arrived = self.state.groups, self.state.requests["arrival"]
+        times = [self.last_lost, float(groups["now"].max()), float(groups["end"].max())]
+        times += [float(np.max(arrived[np.isfinite(arrived)], initial=0.0))]
+        return max(time for time in times if isfinite(time))
