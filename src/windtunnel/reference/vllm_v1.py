@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Iterable
 
 from windtunnel.policy import Limits, VllmV1
+from windtunnel.reference.additions.encoder import Encoder, EncoderLimits
+from windtunnel.reference.additions.speculation import Speculation
 from windtunnel.reference.batch import Batch
 from windtunnel.reference.blocks import Block, Blocks, CachedBlocks, CountedBlocks
-from windtunnel.reference.encoder import Encoder, EncoderLimits
 from windtunnel.reference.request import Request
-from windtunnel.reference.speculation import Speculation
 from windtunnel.reference.staging import has_room
 
 WITHOUT, TEXT_ALONE = Speculation(), EncoderLimits()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.vllm_v1 import VERSIONS as RULES
-from windtunnel.reference.encoder import EncoderLimits
+from windtunnel.reference.additions.encoder import EncoderLimits
+from windtunnel.reference.additions.speculation import Speculation, proposes_none
 from windtunnel.reference.request import Image, Request
-from windtunnel.reference.speculation import Speculation, proposes_none
 from windtunnel.reference.vllm_v1 import Scheduler
 from windtunnel.replay.loop import Decision, Loop, Part, Record, Step, interval_words, linear, seconds_of
 from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, Recording, coefficients, known

@@ -18,6 +18,7 @@ from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall
 from windtunnel.core.queues import pop_first, put_last
 from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, Request, State
+from windtunnel.core.schedulers.trtllm_apart import join, let_go, may_stage, occupied, stage
 from windtunnel.core.schedulers.trtllm_batch import balance, take_part, wait_for_more
 from windtunnel.core.schedulers.trtllm_capacity import (
     MAX_UTILIZATION,
@@ -29,7 +30,6 @@ from windtunnel.core.schedulers.trtllm_capacity import (
     fit_to_the_end,
     known,
     pause,
-    to_the_end,
 )
 from windtunnel.core.seats import (
     EMPTY,
@@ -52,6 +52,8 @@ from windtunnel.core.seats import (
 from windtunnel.core.step import depart, emit_first, launch_counted, nothing
 from windtunnel.errors import InputError
 from windtunnel.policy.trtllm import Capacity
+
+__all__ = ["join", "let_go", "may_stage", "occupied", "stage"]
 
 SETTINGS = ("chunked_prefill", "async_scheduling", "timeout_iters")
 """Fields of Trtllm that a pool has, too."""
@@ -549,60 +551,3 @@ def update_bound(state: State, pool: Pool, group: Group) -> None:
             group.bound = min(group.bound, group.now + float(lane.next_end - lane.clock - 1) * shortest)
         elif group.end > group.now:
             group.bound = min(group.bound, group.end)
-
-
-# Requests that come from other lanes, or go to them.
-
-
-@part
-def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Take back the blocks of a request that has left."""
-    request = state.requests[r]
-    computed = min(request.context, request.prompt + request.output - 1)
-    give_back(pool, lane, state.own.cache, r, request.context, computed, False)
-
-
-@part
-def occupied(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
-    """Requests that have a seat."""
-    return int(state.lanes[i].active)
-
-
-@part
-def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
-    """Whether a request from elsewhere gets memory in lane ``i``: when nothing waits that was here before, and its
-    blocks to its declared end are free beside those of all others, and ``reserved`` tokens for each."""
-    lane = state.lanes[i]
-    if lane.waiting > 0:
-        return False
-    free = lane.free - blocks_of(pool, reserved) * (lane.running + lane.staged + 1)
-    if pool.capacity == MAX_UTILIZATION:
-        return blocks_of(pool, known(state.requests[r])) <= free
-    for seat in range(lane.top):
-        if state.seats[i, ENDS, seat] < EMPTY:
-            request = state.requests[state.seats[i, WHO, seat]]
-            context = context_of(lane, request, state.seats[i, ENDS, seat])
-            free -= to_the_end(pool, request) - blocks_of(pool, context)
-    return to_the_end(pool, state.requests[r]) <= free
-
-
-@part
-def stage(state: State, pool: Pool, i: int, r: int) -> None:
-    """Give a request memory for what comes with it."""
-    state.lanes[i].free -= blocks_of(pool, state.requests[r].prompt + state.requests[r].generated - 1)
-
-
-@part
-def join(state: State, pool: Pool, i: int, r: int) -> None:
-    """Let a request, whose KV is in the lane's memory, decode from the next step on."""
-    lane, seats, request = state.lanes[i], state.seats[i], state.requests[r]
-    context = request.prompt + request.generated - 1
-    seat = sit(lane, seats, r)
-    lane.active += 1
-    request.started = request.returned = 1
-    lane.returned += 1
-    ends = lane.clock + request.output - request.generated
-    ends_at(lane, seats, seat, ends)
-    count(pool, lane, seats, context, 1)
-    skip_decodes(lane, seats)
-    offer(pool, lane, state.own.cache, r, context)
