@@ -47,7 +47,8 @@ class Trtllm(Settings):
     enable_block_reuse: bool = False
     """Prompts that share a beginning share its full blocks."""
     enable_prefix_aware_scheduling: bool = True
-    """With reuse, a prompt whose next block another one computes just now is passed over until it is there."""
+    """With reuse, a prompt whose next block another one computes just now is passed over until it is there, and what is
+    found counts neither as memory nor as tokens; otherwise, and with STATIC_BATCH, that is not known in time."""
     enable_balance: bool = False
     """Ranks with attention data parallelism admit prompts together (attention_dp_config)."""
     timeout_iters: int = 50

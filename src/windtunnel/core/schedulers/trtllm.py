@@ -61,7 +61,7 @@ SETTINGS = ("chunked_prefill", "async_scheduling", "timeout_iters")
 POOL_FIELDS: Fields = [
     *((name, np.int64) for name in ("chunked_prefill", "timeout_iters")),
     *((name, np.int64) for name in ("capacity", "equal_progress", "chunk_unit")),
-    ("skips", np.int64),  # a prompt whose next block another one computes
+    ("skips", np.int64),  # what can be reused is known before a prompt is scheduled; see ``better_skipped``
     ("overruns", np.int64),  # every request is scheduled once too often
     *((name, np.int64) for name in ("batch_waits", "batch_wait_iters")),
     ("batch_wait_tokens", np.float64),
@@ -115,7 +115,8 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["capacity"] = get_args(Capacity).index(policy.capacity_scheduler_policy)
         pool["equal_progress"] = policy.chunking_policy == "EQUAL_PROGRESS"
         pool["chunk_unit"] = policy.chunk_unit_size or limits.block_size
-        pool["skips"] = policy.enable_prefix_aware_scheduling
+        static = policy.capacity_scheduler_policy == "STATIC_BATCH"
+        pool["skips"] = policy.enable_prefix_aware_scheduling and not static
         pool["overruns"] = policy.overlap_end == "extra"
         pool["batch_waits"] = policy.batch_wait_timeout_iters > 0 or policy.batch_wait_max_tokens_ratio > 0
         pool["batch_wait_iters"] = policy.batch_wait_timeout_iters

@@ -52,7 +52,7 @@ def next_block(pool: Pool, lane: Lane, request: Request, ends: int) -> int:
 @part
 def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, r: int) -> int:
     """Blocks that a prompt which has not begun finds and that others hold, so that they cost no memory."""
-    if cache is None or request.started:
+    if cache is None or request.started or not pool.skips:
         return 0
     found, idle = find(pool, lane, request, cache, r)
     return found - idle
@@ -61,7 +61,7 @@ def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, r: int) -> int
 @part
 def reusable(pool: Pool, request: Request, cache: Any, r: int) -> int:
     """Tokens that the latest search of a prompt has found, if it has not begun."""
-    if cache is None or request.started:
+    if cache is None or request.started or not pool.skips:
         return 0
     return cache.holdings[r].found * pool.block_size
 
@@ -137,7 +137,7 @@ def fit_to_the_end(pool: Pool, lane: Lane, requests: Array, seats: Array, cache:
             continue
         r = seats[WHO, i]
         request = requests[r]
-        if pool.capacity == NO_EVICT and better_skipped(pool, lane, request, cache, coming, r):
+        if better_skipped(pool, lane, request, cache, coming, r):
             continue
         wanted = to_the_end(pool, request) - held(pool, lane, request, NEVER)
         wanted -= look_up(pool, lane, request, cache, r)
