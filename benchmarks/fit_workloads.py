@@ -1,7 +1,7 @@
 """Fit the built-in workloads to the public traces: ``python -m benchmarks.fit_workloads ../shared/traces [--write]``.
 
 Prints each fit next to its original as Markdown. ``--write`` first stores the fitted numbers in
-src/windtunnel/data/workloads.toml, and afterwards the tables in docs/workloads.md between the markers.
+src/windtunnel/data/workloads.toml, and afterwards the tables in docs/appendix/fits.md between the markers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from windtunnel.workload.traces import load_trace
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src" / "windtunnel" / "data" / "workloads.toml"
-DOCS = ROOT / "docs" / "workloads.md"
+DOCS = ROOT / "docs" / "appendix" / "fits.md"
 BEGIN, END = "<!-- fits: made by python -m benchmarks.fit_workloads --write -->", "<!-- end of fits -->"
 
 PROMPT_LEVELS: tuple[float, ...] = (

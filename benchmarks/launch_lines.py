@@ -72,7 +72,7 @@ def _problem(reading: Reading, name: str | None) -> str:
     found = ""
     for each in [name] if name else DEVICES:
         try:
-            Pool(load_model(reading.model), device(each), Engine(**reading.settings))
+            Pool(load_model(reading.model, reading.overrides), device(each), Engine(**reading.settings))
         except InputError as error:
             found = str(error)
         else:

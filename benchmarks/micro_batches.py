@@ -1,6 +1,6 @@
 """What two micro-batches are worth: steps of DeepSeek-V3 with and without, next to what others measured.
 
-``python -m benchmarks.micro_batches`` writes the tables of docs/batch-times.md; it needs the kernel database.
+``python -m benchmarks.micro_batches`` prints the tables that docs/batch-times.md sums up; needs the kernel database.
 """
 
 from collections.abc import Iterator

@@ -119,3 +119,32 @@ def test_tables_are_data_frames_where_pandas_is(run: wt.Run, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(wt.InputError, match="pandas is not installed"):
         run.requests.to_pandas()
+
+
+def test_names_do_where_a_name_will_do() -> None:
+    named = wt.Deployment(wt.Pool("Qwen/Qwen3-8B", "h100"))  # type: ignore[arg-type]
+    assert named.pools == (wt.Pool(wt.load_model("Qwen/Qwen3-8B"), wt.device("h100")),)
+    with pytest.raises(wt.InputError, match="unknown device 'h1000'"):
+        wt.Pool("Qwen/Qwen3-8B", "h1000")  # type: ignore[arg-type]
+
+
+def test_a_grid_is_a_row_for_each_combination() -> None:
+    found = wt.grid(
+        "Qwen/Qwen3-0.6B",
+        max_num_seqs=[4, 8],
+        request_rate=[2, 20],
+        random_input_len=50,
+        num_prompts=20,
+        perf="roofline",
+    )
+    assert found.num_rows == 4
+    rows = found.to_pylist()
+    assert [(row["max_num_seqs"], row["request_rate"]) for row in rows] == [(4, 2), (4, 20), (8, 2), (8, 20)]
+    assert all(row["requests.finished"] == 20 and row["ttft.p99"] > 0 for row in rows)
+    with pytest.raises(wt.InputError, match="no axis"):
+        wt.grid("Qwen/Qwen3-0.6B", num_prompts=20)
+
+
+def test_limits_may_be_a_mapping() -> None:
+    run = wt.simulate("Qwen/Qwen3-0.6B", random_input_len=50, num_prompts=5, perf="roofline")
+    assert wt.summary(run, {"ttft": 1.0}).attainment == wt.summary(run, wt.SLO(ttft=1.0)).attainment

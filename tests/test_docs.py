@@ -5,6 +5,7 @@
 
 import ast
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -19,13 +20,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import windtunnel
 from windtunnel.cli import DONE, app, main
 from windtunnel.perf.database import find_systems
 
 ROOT = Path(__file__).parents[1]
+GENERATED = ("cli.md", "api.md", "estimators.md", "infermax.md", "experiments", "appendix")
+"""Pages and folders of docs/ that commands write."""
+WORDS = 25_000
+"""Most words of the other pages."""
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-REFERENCE = ROOT / "docs" / "cli.md"
-BLOCK = re.compile(r"^```(console|python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+REFERENCE, API = ROOT / "docs" / "cli.md", ROOT / "docs" / "api.md"
+MISSED = 1
+BLOCK = re.compile(r"^```(console|shell|python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(#[^)]*)?\)")
 WIDTH = "110"
 
@@ -55,6 +62,12 @@ def output(words: list[str]) -> str:
     return "".join(line.rstrip() + "\n" for line in printed.getvalue().splitlines())
 
 
+def quietly(words: list[str]) -> int:
+    """The exit code of a command whose output no page shows."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return main(words)
+
+
 def rendered(page: Path) -> str:
     """The page with every example run, and the outputs as they are now."""
     names: dict[str, object] = {}
@@ -70,6 +83,9 @@ def rendered(page: Path) -> str:
                 Path(first.removeprefix("# ")).write_text(rest, encoding="utf-8")
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(text, str(page), "exec"), names)
+        elif kind == "shell" and "$ windtunnel " in text:
+            codes = {command: quietly(shlex.split(command)[1:]) for command in commands(text)}
+            assert all(code in (DONE, MISSED) for code in codes.values()), codes
         elif "$ windtunnel " in text:
             text = "".join(f"$ {command}\n" + output(shlex.split(command)[1:]) for command in commands(text))
         return f"```{kind}\n{text}```"
@@ -97,6 +113,30 @@ def reference() -> str:
             "",
         ]
     return "\n".join(lines)
+
+
+def api() -> str:
+    """The page of the Python interface: every public name with its signature and docstring."""
+    lines = [
+        "# Python",
+        "",
+        "Written by `python -m tests.test_docs` from the docstrings of `windtunnel`: `import windtunnel as wt`.",
+        "",
+    ]
+    for word in sorted(windtunnel.__all__):
+        thing = getattr(windtunnel, word)
+        if not callable(thing) or (isinstance(thing, type) and issubclass(thing, Exception)):
+            continue
+        text = (inspect.getdoc(thing) or "").replace("``", "`")
+        lines += [f"## {word}", "", "```text", f"wt.{word}{signature(thing)}", "```", "", text, ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def signature(thing: Any) -> str:
+    """Its arguments, a line each where they are many."""
+    found = [str(one).replace("windtunnel.", "") for one in inspect.signature(thing).parameters.values()]
+    found = [re.sub(r"<class '([^']*)'>", r"\1", one.replace("<factory>", "…")) for one in found]
+    return f"({', '.join(found)})" if sum(map(len, found)) < 90 else "(\n    " + ",\n    ".join(found) + "\n)"
 
 
 def help_text(words: list[str]) -> str:
@@ -132,12 +172,22 @@ def test_the_reference_is_the_help() -> None:
         assert REFERENCE.read_text(encoding="utf-8") == reference(), "python -m tests.test_docs writes it again"
 
 
+def test_the_python_page_is_what_the_docstrings_say() -> None:
+    assert API.read_text(encoding="utf-8") == api(), "python -m tests.test_docs writes it again"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = [match[1] for match in LINK.finditer(page.read_text(encoding="utf-8"))]
     assert [
         target for target in targets if not target.startswith("https://") and not (page.parent / target).exists()
     ] == []
+
+
+def test_the_documentation_is_short() -> None:
+    written = [page for page in PAGES[3:] if page.relative_to(ROOT / "docs").parts[0] not in GENERATED]
+    counts = {name(page): len(page.read_text(encoding="utf-8").split()) for page in written}
+    assert sum(counts.values()) <= WORDS, counts
 
 
 def test_every_page_can_be_reached() -> None:
@@ -152,6 +202,7 @@ def test_every_page_can_be_reached() -> None:
 if __name__ == "__main__":
     with workplace():
         REFERENCE.write_text(reference(), encoding="utf-8")
+        API.write_text(api(), encoding="utf-8")
     for changed in [Path(word).resolve() for word in sys.argv[1:]] or PAGES:
         changed.write_text(rendered(changed), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Pages of tables: ``python -m benchmarks.accuracy.page docs/accuracy.md`` writes a page's tables again.
+"""Pages of tables: ``python -m benchmarks.accuracy.page docs/appendix/accuracy.md`` writes a page's tables again.
 
 A table stands between two comments: ``<!-- windtunnel validate … -->`` or ``<!-- python -m benchmarks.accuracy.… -->``,
 the command that prints it, and ``<!-- end -->``. The text outside stays as it is.

@@ -223,7 +223,7 @@ def report(points: Sequence[Measured]) -> str:
         steps, first = (np.mean([getattr(one, name) for one in good or members]) for name in OFF)
         bad = sorted({group.models[0] for name, group in table.items() if group.known_bad and name[:GROUP] == key})
         outside = "" if 0.8 <= steps <= 0.97 and 0.8 <= first <= 0.97 else "not held to 80-97 %"
-        notes = [*([f"known bad: {', '.join(bad)}"] if bad else []), *([outside] if outside and good else [])]
+        notes = [*([f"systematically off: {', '.join(bad)}"] if bad else []), *([outside] if outside and good else [])]
         width = np.median([one.width for one in members])
         lines.append(
             f"| {' | '.join(key)} | {len(members) // DIVISIONS} | {steps:.0%} | {first:.0%} | {width:.2f} "

@@ -142,7 +142,7 @@ def terms_are_linear() -> Finding:
     )
     return Finding(
         "holds" if r2 > 0.99 and min(lone.values()) > 0.99 else "holds in part",
-        f"Qwen3-8B on an H100: R² {r2:.4f} over 400 batches, error {np.abs(error).mean():.1%} in the mean and "
+        f"Qwen3-8B on an H100: R² {r2:.4f} over 400 batches, error {np.abs(error).mean():.1%} on average and "
         f"{np.abs(error).max():.0%} at most; one term alone: "
         + ", ".join(f"{name} R² {value:.4f}" for name, value in lone.items())
         + f"; {1e3 * fitted[0]:.2f} ms + {1e6 * fitted[1]:.2f} µs a token + {1e9 * fitted[2]:.2f} ns a KV token "

@@ -26,7 +26,7 @@ SCHEDULERS = {
 SIGMA = {"equal": 0.0, "narrow": 0.5, "chat": 1.0, "wide": 1.5}
 """Spread of the outputs: standard deviation of their logarithm."""
 SIZES = (128, 32)
-"""Tokens of the prompts and, in the mean, of the outputs."""
+"""Tokens of the prompts and, on average, of the outputs."""
 
 
 def outputs(mean: int, sigma: float) -> Lengths:

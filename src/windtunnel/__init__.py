@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from windtunnel.reference.custom import Decision
     from windtunnel.scenario import Load, Scenario, Server, load_scenario
     from windtunnel.scenario.compare import compare
+    from windtunnel.scenario.grid import grid
     from windtunnel.scenario.simulate import simulate
     from windtunnel.scenario.sweep import sweep
     from windtunnel.simulate.run import Run
@@ -49,6 +50,7 @@ _MODULES = {
     "reference.custom": ("Decision",),
     "scenario": ("Load", "Scenario", "Server", "load_scenario"),
     "scenario.compare": ("compare",),
+    "scenario.grid": ("grid",),
     "scenario.simulate": ("simulate",),
     "scenario.sweep": ("sweep",),
     "simulate.run": ("Run",),
@@ -87,6 +89,7 @@ __all__ = [
     "comparison_json",
     "device",
     "generate",
+    "grid",
     "load_devices",
     "load_model",
     "load_scenario",

@@ -32,7 +32,7 @@ def complaint(capture: Capture, *words: str) -> str:
 
 def test_a_schedule_with_its_proof(capsys: Capture) -> None:
     pytest.importorskip("ortools")
-    found = document(capsys, "optimum", "--model", MODEL, *LOAD, *ENGINE, *COST)
+    found = document(capsys, "optimum", MODEL, *LOAD, *ENGINE, *COST)
     assert found["proof"] == "optimal"
     assert found["objective"] == "makespan"
     assert found["bound"] == pytest.approx(found["value"])
@@ -44,7 +44,7 @@ def test_a_file_and_objectives_in_order(capsys: Capture, tmp_path: Path) -> None
     rows = [{"arrival": 0.0, "prompt_tokens": n, "output_tokens": 4} for n in (6, 9, 12)]
     trace = tmp_path / "load.jsonl"
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    words = ("optimum", str(trace), "--model", MODEL, *ENGINE, *COST, "--seconds", "20")
+    words = ("optimum", MODEL, "--trace", str(trace), *ENGINE, *COST, "--seconds", "20")
     found = document(capsys, *words, "--objective", "makespan,mean-ttft", "--export", str(tmp_path / "plan.json"))
     (first,) = found["before"]
     assert first["objective"] == "makespan"
@@ -124,11 +124,11 @@ def test_gaps(capsys: Capture) -> None:
     ],
 )
 def test_wrong_words(capsys: Capture, words: tuple[str, ...], says: str) -> None:
-    assert says in complaint(capsys, "optimum", "--model", MODEL, *LOAD, *words)
+    assert says in complaint(capsys, "optimum", MODEL, *LOAD, *words)
 
 
 def test_a_request_that_never_fits(capsys: Capture, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"arrival": 0, "prompt_tokens": 30, "output_tokens": 3}\n', encoding="utf-8")
     engine = ("--num-gpu-blocks-override", "33", "--block-size", "1", "--max-model-len", "30")
-    assert "request 0" in complaint(capsys, "optimum", str(trace), "--model", MODEL, *engine)
+    assert "request 0" in complaint(capsys, "optimum", MODEL, "--trace", str(trace), *engine)

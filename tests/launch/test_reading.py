@@ -94,6 +94,7 @@ def test_trtllm() -> None:
         "kv_cache_dtype": "fp8",
         "async_scheduling": False,
         "cudagraph_capture_sizes": (1, 2, 4),
+        "stream_interval": 1,
         "scheduler": "trtllm-guaranteed-no-evict:balance_timeout=60",
     }
     assert reading.not_simulated == ()

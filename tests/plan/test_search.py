@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -135,6 +136,7 @@ class Liked:
     trials: int = 3
     reused: int = 2
     seconds: float = 0.5
+    undecided: int = 0
 
 
 @pytest.mark.parametrize(("open_axes", "sizes"), [({"max_num_seqs"}, (16, 32, 64, 128)), (set(), (16, 32))])
@@ -375,3 +377,28 @@ def test_claims_are_renewed_every_five_seconds(monkeypatch: pytest.MonkeyPatch) 
     for clock[0] in (104.9, 105.1, 109.0, 110.2):
         found._show()
     assert renewed == [105.1, 110.2]
+
+
+def test_a_search_that_is_stopped_says_what_it_left() -> None:
+    """Whenever it is stopped: what was decided stands, and no candidate that is left promises more than is said."""
+    looks: list[int] = []
+
+    def after(most: float) -> Callable[[], bool]:
+        looks.clear()
+
+        def stop() -> bool:
+            looks.append(1)
+            return len(looks) > most
+
+        return stop
+
+    whole = find(OBJECTIVES["cost"], stop=after(math.inf))
+    total = len(looks)
+    assert whole.undecided == 0 and whole.could_be is None and whole.best is not None
+    for most in (0, total // 2, total - 3):
+        found = find(OBJECTIVES["cost"], stop=after(most))
+        assert found.undecided == len(ENUMERATION.candidates) - len(found.entries)
+        if len(found.contenders) == len(ENUMERATION.candidates) and found.undecided:
+            own = found.best.promise if found.best else -math.inf
+            assert found.could_be is not None and max(found.could_be, own) >= whole.best.promise
+    assert find(OBJECTIVES["cost"], stop=after(0)).undecided == len(ENUMERATION.candidates)

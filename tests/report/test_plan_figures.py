@@ -34,8 +34,8 @@ def test_the_front_leaves_out_what_is_unknown() -> None:
 def test_axes_and_settings_are_named_in_short() -> None:
     assert short("tensor_parallel_size") == "TP"
     assert short("decode tensor_parallel_size") == "decode TP"
-    assert short("kv_cache_dtype") == "kv cache dtype"
-    assert short("decode kv_cache_dtype") == "decode kv cache dtype"
+    assert short("kv_cache_dtype") == "KV"
+    assert short("decode kv_cache_dtype") == "decode KV"
     assert label(answer(), 1) == "h100, TP 2", "what all have in common is not said"
 
 

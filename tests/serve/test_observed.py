@@ -50,8 +50,8 @@ def test_a_plan_that_no_longer_holds(tmp_path: Path, capsys: pytest.CaptureFixtu
         save(load, tmp_path / "load.jsonl")
         assert main(["watch", str(tmp_path / "load.jsonl"), *flags, *goals, "--window", "1000"]) == code
         said = capsys.readouterr().out
-        assert ("the plan holds" in said) == (code == 0)
-        assert ("drift: rate" in said and "replicas would keep the goals" in said) == (code == 1)
+        assert ("PLAN HOLDS" in said) == (code == 0)
+        assert ("drift: rate" in said and "replicas would meet the goals" in said) == (code == 1)
 
 
 @pytest.mark.parametrize(

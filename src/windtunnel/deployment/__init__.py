@@ -7,7 +7,7 @@ from windtunnel.deployment.links import LINKS, Link, find_link
 from windtunnel.deployment.pools import Deployment, Pool, network, require_pool, stage_pools, warnings
 from windtunnel.deployment.presets import PRESETS, EnginePreset, preset
 from windtunnel.deployment.resolve import capture_sizes, effective_model, resolve_engine
-from windtunnel.deployment.slo import SLO, PercentileLimit, parse_goodput, parse_slo
+from windtunnel.deployment.slo import SLO, PercentileLimit, limits_of, parse_goodput, parse_slo
 from windtunnel.deployment.store import Store
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "engine_scheduler",
     "find_handover",
     "find_link",
+    "limits_of",
     "network",
     "parse_goodput",
     "parse_slo",

@@ -8,6 +8,8 @@ from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError, unknown
 
 ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
+STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+DECODES_ALONE = "FULL_DECODE_ONLY"
 POLICIES = ("fcfs", "priority")
 GATHERED = "allgather_reducescatter"
 """Every rank sees the tokens of all, and the sums of its experts are scattered."""
@@ -105,6 +107,20 @@ class Engine:
     acceptance_length: float | None = None
     """Mean tokens per step with speculation, including the verified token. Progress is exact
     in expectation; its variance is not simulated."""
+    cudagraph_mode: str | None = None
+    """``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches with prompts, too;
+    None: as the engine does."""
+    mamba_ssm_cache_dtype: str = "auto"
+    """Of the states of recurrent layers: ``auto`` (as the checkpoint says), ``float32``, ``bfloat16``, ``float16``."""
+    low_precision_combine: bool = False
+    """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
+    ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""
+    scheduler_recv_interval: int = 1
+    """Steps of decodes from one look at new requests to the next (SGLang's flag of that name)."""
+    stream_interval: int = 1
+    """Tokens of a streamed event, after the first token."""
+    api_server_count: int = 1
+    """Processes that take requests in and make tokens of texts, beside the engine's; the client's clock sees them."""
     kernel_version: str | None = None
     """Version of the engine in the kernel database whose timings are wanted; None: the nearest to the preset's."""
 
@@ -114,6 +130,14 @@ class Engine:
             object.__setattr__(self, "quantization", None)
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
             self._require_integer(name, 1)
+        for name in ("scheduler_recv_interval", "stream_interval", "api_server_count"):
+            self._require_integer(name, 1)
+        for name, value, known in (
+            ("cudagraph_mode", self.cudagraph_mode, (None, DECODES_ALONE)),
+            ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
+        ):
+            if value not in known:
+                raise unknown(name, str(value), [each for each in known if each])
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
             self._require_integer(name, 1, optional=True)
         self._check_sizes()

@@ -13,8 +13,8 @@ from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import effective_model, resolve_engine
 from windtunnel.deployment.store import Store
 from windtunnel.errors import InputError, unknown
-from windtunnel.hardware import Device
-from windtunnel.model import Model
+from windtunnel.hardware import Device, device
+from windtunnel.model import Model, load_model
 from windtunnel.model.spec import stages
 from windtunnel.policy.scaling import Autoscale, Failure, Faults
 
@@ -26,7 +26,10 @@ MOST_REPLICAS = 4096
 
 @dataclass(frozen=True)
 class Pool:
-    """Equal replicas of one engine. The engine is resolved, and the model takes the engine's dtype and quantisation."""
+    """Equal replicas of one engine. The engine is resolved, and the model takes the engine's dtype and quantisation.
+
+    Model and device may be given by their names: ``Pool("Qwen/Qwen3-8B", "h100")``.
+    """
 
     model: Model
     device: Device
@@ -44,6 +47,9 @@ class Pool:
             raise InputError(f"replicas={self.replicas}: must be ≤ {MOST_REPLICAS:,}, the most that are simulated")
         if self.role not in ROLES:
             raise unknown("role", self.role, ROLES)
+        for name, known in (("model", load_model), ("device", device)):
+            given: Any = getattr(self, name)
+            object.__setattr__(self, name, known(given) if isinstance(given, str) else given)
         object.__setattr__(self, "engine", resolve_engine(self.engine, self.model, self.device))
         object.__setattr__(self, "model", effective_model(self.model, self.device, self.engine))
 
@@ -146,7 +152,7 @@ class Deployment:
     """When replicas fail."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pools", tuple(self.pools))
+        object.__setattr__(self, "pools", (self.pools,) if isinstance(self.pools, Pool) else tuple(self.pools))
         if not self.pools:
             raise InputError("pools=(): a deployment needs at least one pool")
         roles = sorted({pool.role for pool in self.pools})

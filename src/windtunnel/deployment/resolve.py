@@ -17,6 +17,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
 from windtunnel.model import MLP, Model, MoE, Quantization
 from windtunnel.model.layers import Layer
+from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import VOCAB_PADDING, layers_of_stages
 
 OF_PRESET = ("gpu_memory_utilization", "async_scheduling", "enable_prefix_caching", "scheduler_reserve_full_isl")
@@ -98,6 +99,8 @@ def effective_model(model: Model, device: Device, engine: Engine) -> Model:
     """
     if engine.dtype != "auto":
         model = model.with_dtype(ENGINE_DTYPES[engine.dtype])
+    if engine.mamba_ssm_cache_dtype != "auto":
+        model = model.with_state_bytes(DTYPE_BYTES[engine.mamba_ssm_cache_dtype])
     stored, asked = model.quantization, engine.quantization
     if asked and stored and not {each.method for each in stored.formats} <= SAME_METHOD.get(asked, {asked}):
         raise InputError(

@@ -1,7 +1,7 @@
 """Service-level objectives: limits that every request should meet, and limits on percentiles over all requests."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import NamedTuple
@@ -70,6 +70,14 @@ class SLO:
     def __bool__(self) -> bool:
         """Whether there is any limit."""
         return bool(self.limits or self.percentiles)
+
+
+def limits_of(limits: Mapping[str, float]) -> SLO:
+    """``{"ttft": 0.3, "tpot": 0.05}``, seconds, as an SLO. Raises InputError for another name."""
+    for name in limits:
+        if name not in GOODPUT_METRICS:
+            raise unknown("goodput metric", name, GOODPUT_METRICS)
+    return SLO(limits.get("ttft"), limits.get("tpot"), limits.get("e2el"))
 
 
 def parse_goodput(texts: Iterable[str]) -> SLO:

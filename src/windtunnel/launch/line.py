@@ -142,6 +142,8 @@ def _is_flag(word: str) -> bool:
 def parse_value(text: str) -> Any:
     """A word as JSON or YAML has it, where it is a number, a truth, a list or a mapping; else the word."""
     plain = text.strip()
+    if plain[:1] == "{" and '\\"' in plain:
+        plain = plain.replace("\\n", " ").replace('\\"', '"')
     if plain[:1] in "[{" and plain[:2] != "{{":
         for read in (json.loads, parse_yaml):
             try:

@@ -9,6 +9,7 @@ from windtunnel.errors import InputError
 from windtunnel.launch import sglang, trtllm, vllm
 from windtunnel.launch.asked import Asked, Settings
 from windtunnel.launch.line import Line
+from windtunnel.launch.overrides import read_overrides
 from windtunnel.launch.table import UNKNOWN, Meaning, environment, table
 from windtunnel.model import Model, load_model
 
@@ -51,6 +52,8 @@ class Reading:
     stores: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What stands beside the flags, in windtunnel's words."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Other values for keys of the model's config.json."""
 
     def words(self) -> dict[str, Any]:
         """For JSON."""
@@ -65,7 +68,8 @@ class Reading:
 
 def read_line(line: Line) -> Reading:
     """What a line says. Raises InputError for a value that is none, or that the line leaves open."""
-    asked = Asked(line, _known(line.model))
+    overrides = read_overrides(line)
+    asked = Asked(line, _known(line.model, overrides))
     found = RULES[line.engine](asked)
     words = [(state, word) for state, word in _words(asked)]
     settings = {"preset": PRESETS[line.engine], **found.given()}
@@ -83,12 +87,13 @@ def read_line(line: Line) -> Reading:
         handover=found.handover,
         stores=tuple(found.stores),
         facts=line.facts,
+        overrides=overrides,
     )
 
 
-def _known(name: str) -> Model | None:
+def _known(name: str, overrides: Mapping[str, Any]) -> Model | None:
     try:
-        return load_model(name) if name else None
+        return load_model(name, overrides) if name else None
     except InputError:
         return None
 

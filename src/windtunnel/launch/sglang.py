@@ -52,6 +52,10 @@ def settings(asked: Asked) -> Settings:
         "async_scheduling": False if asked.truth("disable-overlap-schedule") else None,
         "enforce_eager": True if asked.truth("disable-cuda-graph") else None,
         "disable_custom_all_reduce": True if asked.truth("disable-custom-all-reduce") else None,
+        "stream_interval": asked.integer("stream-interval"),
+        "scheduler_recv_interval": asked.integer("scheduler-recv-interval"),
+        "api_server_count": asked.integer("tokenizer-worker-num"),
+        "mamba_ssm_cache_dtype": asked.text("mamba-ssm-dtype") or None,
     }
     found = Settings(engine, replicas=1 if dense else apart)
     _chunk(asked, engine, together)
@@ -60,6 +64,7 @@ def settings(asked: Asked) -> Settings:
         engine["num_gpu_blocks_override"] = max(2, total // (engine["block_size"] or 1))
     if not engine["enforce_eager"]:
         engine["cudagraph_capture_sizes"] = _captured(asked)
+    _states(asked, engine, together)
     _drafts(asked, engine)
     _scheduler(asked, engine)
     _hand_over(asked, found)
@@ -128,6 +133,29 @@ def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> Non
 
 
 A2A = {"megamoe": "exchange and experts are one kernel: gathering the tokens of all ranks stands for it"}
+
+
+def _states(asked: Asked, engine: dict[str, Any], ranks: int) -> None:
+    """Room for states of recurrent layers, one for each request that runs, and when they are kept for prefixes."""
+    places = asked.integer("max-mamba-cache-size")
+    keeps = engine["enable_prefix_caching"] is not False
+    if asked.model is not None and not asked.model.state_bytes():
+        for flag in ("mamba-ssm-dtype", "max-mamba-cache-size", *STATES):
+            asked.unused[flag] = "the model keeps no states"
+        engine["mamba_ssm_cache_dtype"] = None
+    elif places and not keeps:
+        engine["max_num_seqs"] = min(engine["max_num_seqs"] or places, max(1, places // ranks))
+    elif places:
+        asked.refused["max-mamba-cache-size"] = "places for states, of which kept prefixes take some"
+    strategy = asked.text("mamba-radix-cache-strategy")
+    for flag in STATES:
+        if not keeps or strategy in ("", "auto", "no_buffer"):
+            asked.unused.setdefault(flag, "no states are kept beside those of running requests")
+        elif flag in asked.line.flags:
+            asked.refused[flag] = "when states are kept, from which a prefix can be taken up"
+
+
+STATES = ("mamba-radix-cache-strategy", "mamba-track-interval")
 
 
 def _captured(asked: Asked) -> tuple[int, ...] | None:

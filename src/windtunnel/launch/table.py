@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,8 @@ class Table:
     defaults: Mapping[str, tuple[Any, ...]]
     lacking: Mapping[str, Meaning]
     """Pattern → what it would change."""
+    read: Mapping[str, str] = field(default_factory=dict)
+    """Pattern → the settings that such flags are read for."""
 
     def name(self, spelled: str) -> str:
         """The flag that is meant by a word of the command line, as argparse takes it: other spellings, ``no-`` in
@@ -57,6 +59,8 @@ class Table:
         return self.name(rest) if flag != rest and not self._stands(flag) and self._stands(self.name(rest)) else None
 
     def _stands(self, flag: str) -> bool:
+        if any(fnmatchcase(flag, pattern) for pattern in self.read):
+            return True
         named = flag in self.used or flag in self.ignored or flag in self.lacking or flag in self.defaults
         return named or any(fnmatchcase(flag, pattern) for pattern in (*self.ignored, *self.lacking))
 
@@ -66,6 +70,9 @@ class Table:
             return Meaning("ignored", "what the engine does anyway")
         if flag in self.used:
             return Meaning("used", self.used[flag])
+        for pattern, fields in self.read.items():
+            if fnmatchcase(flag, pattern):
+                return Meaning("used", fields)
         for pattern, why in self.ignored.items():
             if fnmatchcase(flag, pattern):
                 return Meaning("ignored", why)
@@ -99,6 +106,7 @@ def table(engine: str) -> Table:
         ignored={flag: why for why, flags in found["ignored"].items() for flag in flags},
         defaults={flag: tuple(values) for flag, values in found.get("defaults", {}).items()},
         lacking=_lacking(found["not_simulated"], "flags"),
+        read=found.get("read", {}),
     )
 
 

@@ -5,6 +5,7 @@ Sources: tensorrt_llm/commands/serve.py and llmapi/llm_args.py of 1.x.
 
 from typing import Any
 
+from windtunnel.deployment.engine import ONE_SIDED
 from windtunnel.launch.asked import Asked, Settings
 from windtunnel.launch.vllm import acceptance, kv_dtype
 
@@ -47,6 +48,10 @@ def settings(asked: Asked) -> Settings:
             "how sums over GPUs are made: the fastest kernel that is known stands for it"
         )
         asked.kernels.add("allreduce-strategy")
+    engine["stream_interval"] = asked.integer("stream-interval")
+    servers = [asked.integer(flag) for flag in ("num-serve-frontends", "num-postprocess-workers")]
+    engine["api_server_count"] = max((each for each in servers if each), default=None)
+    _combine(asked, engine)
     found = Settings(engine)
     _graphs(asked, engine)
     _role(asked, found)
@@ -57,6 +62,23 @@ def settings(asked: Asked) -> Settings:
     if tokens and seqs and tokens < seqs:
         engine["max_num_batched_tokens"] = seqs
     return found
+
+
+def _combine(asked: Asked, engine: dict[str, Any]) -> None:
+    """Outputs of experts in few bits: kernels that write into the memory of other GPUs take them back."""
+    flag = "moe-config.use-low-precision-moe-combine"
+    if not asked.truth(flag):
+        return
+    stored = asked.model.weight_dtype("experts") if asked.model and asked.model.has_moe else "nvfp4"
+    if not (engine["data_parallel_size"] and engine["enable_expert_parallel"]):
+        asked.unused[flag] = "no ranks exchange tokens"
+    elif stored not in IN_FEW_BITS:
+        asked.unused[flag] = f"the experts are in {stored}"
+    else:
+        engine["all2all_backend"], engine["low_precision_combine"] = ONE_SIDED, True
+
+
+IN_FEW_BITS = ("fp8", "fp8_block", "nvfp4")
 
 
 def _graphs(asked: Asked, engine: dict[str, Any]) -> None:

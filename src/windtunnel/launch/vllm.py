@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from windtunnel.deployment import Engine
-from windtunnel.deployment.engine import ENGINE_DTYPES, EXCHANGES, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_SIDED
+from windtunnel.deployment.engine import (
+    DECODES_ALONE,
+    ENGINE_DTYPES,
+    EXCHANGES,
+    GATHERED,
+    HIGH_THROUGHPUT,
+    LOW_LATENCY,
+    ONE_SIDED,
+)
 from windtunnel.deployment.resolve import SAME_METHOD
 from windtunnel.launch.asked import Asked, Settings, environment_value
 from windtunnel.launch.drafts import usual_acceptance
@@ -44,6 +52,7 @@ def settings(asked: Asked) -> Settings:
         engine["dtype"] = None
     if asked.given("enforce-eager") is False:
         engine["enforce_eager"] = None
+    engine["api_server_count"] = max(1, engine["api_server_count"] or 1) if engine["api_server_count"] else None
     _exchange(asked, engine)
     _graphs(asked, engine)
     _cache_bytes(asked, engine)
@@ -141,16 +150,18 @@ def _graphs(asked: Asked, engine: dict[str, Any]) -> None:
     level = str(asked.get("compilation-config.mode"))
     if mode == "NONE" or sizes == () or largest == 0 or str(asked.get("optimization-level")) == "0":
         engine["enforce_eager"] = True
+    elif mode == DECODES_ALONE:
+        engine["cudagraph_mode"] = mode
     elif mode not in ("", "FULL_AND_PIECEWISE"):
         asked.refused["compilation-config.cudagraph-mode"] = GRAPHS.get(mode, "which steps run from graphs")
     if level not in ("None", "3", "VLLM_COMPILE"):
         asked.refused["compilation-config.mode"] = "what is compiled: kernels that are not fused take longer"
+        asked.kernels.add("compilation-config.mode")
     engine["cudagraph_capture_sizes"] = sizes if sizes and not engine["enforce_eager"] else None
 
 
 GRAPHS = {
     "PIECEWISE": "attention runs outside of graphs: more work of the host in every step",
-    "FULL_DECODE_ONLY": "steps with prompts run without graphs: more work of the host for short ones",
     "FULL": "steps with prompts run from whole graphs",
 }
 """Kinds of graphs → what they would change."""

@@ -5,7 +5,9 @@ between the ends of two such steps next to each other: mostly the later one's du
 alone between them. Its first decode follows the end of the request's prefill instead.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +102,8 @@ def _gaps(steps: Steps) -> tuple[Floats, Counts, DecodeSteps, Integers]:
 def token_gaps(steps: Steps, window: Window) -> Distribution:
     """Inter-token latencies of all requests pooled, those of stalls included; in a trimmed window those that end
     inside."""
+    if (interval := streamed(steps.run.manifest)) > 1:
+        return Distribution(_event_gaps(steps, window, interval))
     stalls = steps.run.stalls
     waited = stalls.resumed_token - stalls.last_token
     if not window.trimmed:
@@ -107,6 +111,25 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
     gaps, counts, ends = pooled_gaps(steps)
     inside = window.holds(ends)
     return Distribution.pooled(gaps[inside], counts[inside], waited[window.holds(stalls.resumed_token)])
+
+
+def streamed(manifest: Mapping[str, Any]) -> int:
+    """Tokens of an event that the client gets, of the servers that decode."""
+    pools = manifest.get("deployment", {}).get("pools", ())
+    intervals = [pool.get("engine", {}).get("stream_interval", 1) for pool in pools if pool.get("role") != "prefill"]
+    return int(max(intervals, default=1))
+
+
+def _event_gaps(steps: Steps, window: Window, interval: int) -> Floats:
+    """Seconds between the events of each request: the first has its first token, others ``interval`` and the
+    last what is left (``RequestState.make_request_output`` in vllm/v1/engine/output_processor.py)."""
+    found = []
+    for gaps, first in zip(token_gaps_by_request(steps), steps.run.requests.first_token, strict=True):
+        ends = np.arange(interval, len(gaps) + interval, interval).clip(max=len(gaps))
+        at = np.cumsum(gaps)[ends - 1] if len(gaps) else gaps
+        between = np.diff(at, prepend=0.0)
+        found.append(between[window.holds(first + at)] if window.trimmed else between)
+    return np.concatenate([np.zeros(0), *found])
 
 
 def lanes_at(steps: Steps, who: Integers, time: Floats) -> Integers:

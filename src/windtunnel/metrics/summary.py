@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.deployment import SLO
+from windtunnel.deployment import SLO, limits_of
 from windtunnel.metrics.distribution import Distribution
 from windtunnel.metrics.gaps import token_gaps
 from windtunnel.metrics.handed import first_token_parts, moved_bytes
@@ -108,12 +108,20 @@ class Summary:
         return float(f"{self.usage.cost_usd * 3600 / self.window.seconds:.12g}") if self.window.seconds > 0 else NAN
 
 
-def summary(run: Run, slo: SLO | None = None, *, exclude_warmup: bool = False, steps: Steps | None = None) -> Summary:
+def summary(
+    run: Run,
+    slo: SLO | Mapping[str, float] | None = None,
+    *,
+    exclude_warmup: bool = False,
+    steps: Steps | None = None,
+) -> Summary:
     """Summarise a run.
 
-    ``slo`` gives the limits for goodput, attainment and verdicts. ``exclude_warmup`` leaves warm-up and drain out, see
+    ``slo`` gives the limits for goodput, attainment and verdicts, in seconds: an ``SLO``, or ``{"ttft": 0.3, "tpot":
+    0.05}``. ``exclude_warmup`` leaves warm-up and drain out, see
     ``measured_window``. ``steps`` is the unrolled log, if the caller has it already.
     """
+    slo = limits_of(slo) if isinstance(slo, Mapping) else slo
     steps = steps or unroll(run)
     window = measured_window(run.requests, steps.end, exclude_warmup)
     requests, metrics = run.requests, request_metrics(run.requests)

@@ -24,8 +24,9 @@ Entry = Mapping[str, Any] | Path
 """A config as read from models.toml, or the file that holds it."""
 
 
-def load_model(name_or_path: str) -> Model:
-    """The model with this name (``Qwen/Qwen3-32B``, ``qwen3-32b``), or of this config.json or folder.
+def load_model(name_or_path: str, overrides: Mapping[str, Any] | None = None) -> Model:
+    """The model with this name (``Qwen/Qwen3-32B``, ``qwen3-32b``), or of this config.json or folder. ``overrides``:
+    other values for keys of its config.json, as engines take them (vLLM's ``--hf-overrides``).
 
     Raises InputError for an unknown name (with the nearest), an unreadable file, a missing key, or layers that are not
     simulated.
@@ -34,7 +35,7 @@ def load_model(name_or_path: str) -> Model:
     inside = path / "config.json"
     if inside.is_file() or path.suffix == ".json" or path.is_file():
         file = inside if path.is_dir() else path
-        return _read_file(file, file.resolve().parent.name)
+        return _read_file(file, file.resolve().parent.name, overrides)
     entries = _entries()
     name = _index().get(name_or_path.lower())
     if name is None and path.is_dir():
@@ -42,19 +43,19 @@ def load_model(name_or_path: str) -> Model:
     if name is None:
         name = _index().get(name_or_path.rstrip("/").rsplit("/", 1)[-1].lower())
     if name is None:
-        return _read_relative(name_or_path, entries)
+        return _read_relative(name_or_path, entries, overrides)
     entry = entries[name]
     if isinstance(entry, Path):
-        return _read_file(entry, name)
-    return read_config(name, _inherited(entry, entries), entry.get("hf_quant_config"))
+        return _read_file(entry, name, overrides)
+    return read_config(name, _with(_inherited(entry, entries), overrides), entry.get("hf_quant_config"))
 
 
-def _read_relative(wanted: str, entries: Mapping[str, Entry]) -> Model:
+def _read_relative(wanted: str, entries: Mapping[str, Entry], overrides: Mapping[str, Any] | None) -> Model:
     """Another version, or another format, of a model in the catalogue. Raises InputError where there is none."""
     found = find_relative(wanted, entries)
     if found is None:
         raise InputError(f"{unknown('model', wanted, entries)}{where_to_get(wanted)}")
-    model = load_model(found.name)
+    model = load_model(found.name, overrides)
     if found.quantization is not None:
         entry = entries[found.name]
         config = dict(_read_json(entry) if isinstance(entry, Path) else _inherited(entry, entries))
@@ -64,7 +65,7 @@ def _read_relative(wanted: str, entries: Mapping[str, Entry]) -> Model:
         if found.quantization:
             ignored = ["lm_head", *(["*self_attn*"] if model.has_mla else [])]
             config["quantization_config"] = {**found.quantization, "ignore": ignored}
-        model = read_config(found.name, config)
+        model = read_config(found.name, _with(config, overrides))
     return replace(model, name=wanted.rstrip("/"), notes=(*model.notes, found.note))
 
 
@@ -81,8 +82,22 @@ def _is_simulated(name: str) -> bool:
     return True
 
 
-def _read_file(path: Path, name: str) -> Model:
-    config = _read_json(path)
+def _with(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """A config with other values, those of its text part where that is what holds the key."""
+    found = dict(config)
+    for key, value in (overrides or {}).items():
+        inner = found.get("text_config")
+        if key != "text_config" and isinstance(inner, dict) and key not in found:
+            found["text_config"] = {**inner, key: value}
+        elif isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
+            found[key] = {**found[key], **value}
+        else:
+            found[key] = value
+    return found
+
+
+def _read_file(path: Path, name: str, overrides: Mapping[str, Any] | None = None) -> Model:
+    config = _with(_read_json(path), overrides)
     beside = path.with_name(
         path.name.replace(SUFFIX, QUANT_SUFFIX) if path.name.endswith(SUFFIX) else "hf_quant_config.json"
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from windtunnel.errors import InputError, require_not_negative, require_positive, unknown
 from windtunnel.model.layers import MLA, MLP, Attention, Layer, MoE
@@ -141,6 +142,19 @@ class Model:
     def with_dtype(self, dtype: str) -> "Model":
         """This model computed in another 16- or 32-bit dtype."""
         return replace(self, dtype=dtype)
+
+    def with_state_bytes(self, size: int) -> "Model":
+        """The same model whose recurrent layers keep numbers of so many bytes in their states."""
+        layers = []
+        for count, layer in self.layers:
+            mixer = layer.attention
+            if mixer is not None and hasattr(mixer, "state_bytes_per_element"):
+                changed: Any = {"state_bytes_per_element": size}
+                recurrent: Any = mixer
+                layers.append((count, replace(layer, attention=replace(recurrent, **changed))))
+            else:
+                layers.append((count, layer))
+        return replace(self, layers=tuple(layers))
 
     def with_quantization(self, quantization: Quantization | None) -> "Model":
         """This model with other stored weights."""

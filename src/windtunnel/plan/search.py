@@ -14,7 +14,7 @@ the first in the order of the space.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -70,6 +70,11 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+Stop = Callable[[], bool]
+
+
+class _Stopped(Exception):  # noqa: N818 - not an error: the search ends with what it knows
+    """The search is to end now."""
 
 
 def search(
@@ -82,6 +87,7 @@ def search(
     team: Team | None = None,
     watch: Watch | None = None,
     others: Sequence[Question] = (),
+    stop: Stop | None = None,
 ) -> SearchResult:
     """The best ``top`` candidates; with ``top`` = their number, the highest step of every one.
 
@@ -95,16 +101,18 @@ def search(
         watch: called from time to time with the progress.
         others: questions that are asked later with this store: where batches take as long, their bounds are found at
             the same time, while the tables of a candidate are loaded.
+        stop: asked from time to time; once it is true the search ends with what it knows, ``undecided`` > 0.
 
     Raises:
         InputError: the store cannot be used, or the load cannot be scaled.
         WorkerLost: workers die again and again.
     """
     began = time.perf_counter()
-    hunt = _Hunt(enumeration, question, objective, top, store or Store(), team or in_turn(), watch)
+    hunt = _Hunt(enumeration, question, objective, top, store or Store(), team or in_turn(), watch, stop)
     try:
-        hunt.find_bounds([other for other in others if other.shares_times(question) and other is not question])
-        hunt.eliminate()
+        with suppress(_Stopped):
+            hunt.find_bounds([other for other in others if other.shares_times(question) and other is not question])
+            hunt.eliminate()
     finally:
         hunt.workers.stop()
         hunt.store.release_all()
@@ -118,6 +126,8 @@ def search(
         trials=hunt.progress.trials,
         reused=hunt.progress.reused,
         seconds=time.perf_counter() - began,
+        undecided=len(enumeration.candidates) - len(hunt.entries),
+        could_be=hunt.best_undecided(),
     )
 
 
@@ -132,12 +142,13 @@ def search_widening(
     watch: Watch | None = None,
     others: Sequence[Question] = (),
     during: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    stop: Stop | None = None,
 ) -> SearchResult:
     """``search`` of a space; while its best stands at the end of an open axis, of a larger one as well.
 
     Args:
         space: what is searched first.
-        question, objective, store, team, watch, others: see ``search``.
+        question, objective, store, team, watch, others, stop: see ``search``.
         top: how many of the best to find exactly; None: all.
         during: is told what takes its time, and entered meanwhile.
 
@@ -154,12 +165,15 @@ def search_widening(
             reasons = "; ".join(f"{count} × {reason}" for reason, count in enumeration.pruned.most_common(3))
             raise InputError(f"none of {space.size} configurations can run: {reasons}")
         most = len(enumeration.candidates) if top is None else top
-        answer = search(enumeration, question, objective, top=most, store=store, team=team, watch=watch, others=others)
+        answer = search(
+            enumeration, question, objective, top=most, store=store, team=team, watch=watch, others=others, stop=stop
+        )
         if before is not None:  # what this search has made itself is not what was made before it
             trials, seconds = before.trials + answer.trials, before.seconds + answer.seconds
             answer = replace(answer, trials=trials, reused=before.reused, seconds=seconds)
         before, best = answer, answer.best
-        larger = space.beyond(answer.contenders[best.index].candidate.settings) if best else None
+        done = best is None or answer.undecided
+        larger = None if done or best is None else space.beyond(answer.contenders[best.index].candidate.settings)
         if larger is None:
             return answer
         space = larger
@@ -177,7 +191,9 @@ class _Hunt:
         store: Store,
         team: Team,
         watch: Watch | None,
+        stop: Stop | None = None,
     ) -> None:
+        self.stop = stop
         self.candidates, self.question, self.objective = enumeration.candidates, question, objective
         self.top, self.store, self.watch = max(top, 1), store, watch
         self.workers: Workers[AnyJob, AnyReport] = Workers(team, work)
@@ -322,7 +338,18 @@ class _Hunt:
         wanted = round(self.chunk_seconds / self.pace) if self.pace > 0 else 1
         return max(1, min(wanted, left // (2 * self.workers.team.workers), 64))
 
+    def best_undecided(self) -> float | None:
+        """The best promise of the candidates whose bound is known, and that are not decided; None without any."""
+        promises = []
+        for index, contender in self.contenders.items():
+            steps = self.objective.climb(contender.candidate, contender.bound, self.question)
+            if index not in self.entries and steps is not None:
+                promises.append(steps.promise(steps.high))
+        return max(promises, default=None)
+
     def _show(self) -> None:
+        if self.stop is not None and self.stop():
+            raise _Stopped
         if time.monotonic() - self.renewed > RENEWAL:
             self.store.renew()
             self.renewed = time.monotonic()

@@ -33,6 +33,10 @@ class SearchResult:
     reused: int
     """Simulations found in the store."""
     seconds: float
+    undecided: int = 0
+    """Candidates that a search did not come to before it was stopped."""
+    could_be: float | None = None
+    """The best score that one of them could have; None where nothing is known about them."""
     by_headroom: bool = False
     """Whether of equal scores the one comes first that uses its tightest limit least; else the first of the space."""
 
@@ -78,6 +82,7 @@ class SearchResult:
                 "trials": self.trials,
                 "reused": self.reused,
                 "seconds": self.seconds,
+                "undecided": self.undecided,
                 "ranking": [self._row(entry) for entry in self.ranking],
             }
         )

@@ -41,7 +41,7 @@ class Trtllm(Settings):
     """With overlap, a request whose next token is its last by declared length waits for it without being scheduled
     (newer executors); or every one is scheduled once too often (extra)."""
     batch_wait_timeout_iters: int = 0
-    """Prompts wait beside generations until so many steps have passed, or there are tokens enough."""
+    """Prompts wait while requests generate, until so many steps have passed, or there are tokens enough."""
     batch_wait_max_tokens_ratio: float = 0.0
     """Share of max_num_tokens that is enough; both 0: no such rule."""
     enable_block_reuse: bool = False

@@ -426,7 +426,7 @@ requests, each running to its declared end, fits memory; in need the newest is p
 
 TRTLLM_MAX_UTILIZATION = Policy(allocation="prompt", places_per_step=True)
 """TensorRT-LLM, MAX_UTILIZATION (capacityScheduler.cpp, microBatchScheduler.cpp): every request runs whose next step
-fits; the last started one is paused when it does not. Contexts beside all generations, the blocks of a whole prompt
+fits; the last started one is paused when it does not. Contexts next to all generations, the blocks of a whole prompt
 with its first chunk."""
 
 TRTLLM_GUARANTEED_NO_EVICT = Policy(

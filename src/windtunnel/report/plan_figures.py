@@ -21,6 +21,8 @@ SHORT = {
     "enable_expert_parallel": "EP",
     "max_num_seqs": "seqs",
     "max_num_batched_tokens": "tokens",
+    "quantization": "weights",
+    "kv_cache_dtype": "KV",
 }
 """Axes by their short names."""
 

@@ -33,6 +33,9 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "enable_expert_parallel": (False,),
     "enable_prefix_caching": (True,),
     "disable_custom_all_reduce": (False,),
+    "mamba_ssm_cache_dtype": ("auto",),
+    "stream_interval": (1,),
+    "api_server_count": (1,),
     **{name: (default,) for name, default in SCHEDULER_VALUES.items()},
 }
 """Values that are vLLM's own defaults on every device and need no flag."""
@@ -40,6 +43,13 @@ DEEPEP_MODES = {backend: mode for mode, backend in MODES.items()}
 """Backends of the exchange, as SGLang's ``--deepep-mode`` calls them."""
 SGLANG_DISPATCHED, SGLANG_MOST_DISPATCHED = 128, 1024
 """Tokens of a rank that low-latency kernels of SGLang take by default, and at most."""
+OF_FRONT = {
+    "stream_interval": 1,
+    "scheduler_recv_interval": 1,
+    "api_server_count": 1,
+    "mamba_ssm_cache_dtype": "auto",
+}
+"""Settings of SGLang with a value, and what needs no flag."""
 FP8 = {ours: theirs for theirs, ours in SHORT.items()}
 """vLLM's short name of a cache's type, as SGLang calls it."""
 OPTIONS_FILES = {"mixed": "trtllm.yaml", "prefill": "context.yaml", "decode": "generation.yaml"}
@@ -103,8 +113,9 @@ def _vllm(model: str, pool: Mapping[str, Any], chosen: EnginePreset) -> str:
         words += ["--speculative-config", shlex.quote(settings)]
     if engine.get("enforce_eager"):
         words.append("--enforce-eager")
-    if sizes := other_capture_sizes(pool):
-        words += ["--compilation-config", shlex.quote(json.dumps({"cudagraph_capture_sizes": sizes}))]
+    graphs = {"cudagraph_capture_sizes": other_capture_sizes(pool), "cudagraph_mode": engine.get("cudagraph_mode")}
+    if said := {name: value for name, value in graphs.items() if value}:
+        words += ["--compilation-config", shlex.quote(json.dumps(said))]
     return " ".join(words)
 
 
@@ -135,6 +146,7 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "kv_cache_dtype": None if cache in ("auto", engine.get("dtype")) else FP8.get(cache, cache),
         "quantization": engine.get("quantization"),
         "num_speculative_tokens": _chain(engine.get("num_speculative_tokens")),
+        **{name: engine.get(name) for name, usual in OF_FRONT.items() if engine.get(name) not in (None, usual)},
     }
     values = {flag: value for field, found in settings.items() for flag, value in _flags("sglang", field, found)}
     values |= {**transfer, **{flag: rules.get(name) for flag, (name, usual) in SCHEDULER.items() if usual is not False}}
@@ -238,6 +250,7 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
         yield f"cuda_graph_config:\n  batch_sizes: {json.dumps(list(sizes))}"
     if engine.get("disable_custom_all_reduce"):
         yield "allreduce_strategy: NCCL"
+    yield from _front_options(engine)
     if rules == MOST:
         yield "scheduler_config:\n  capacity_scheduler_policy: MAX_UTILIZATION"
     if steps := getattr(named, "balance_timeout", 0):
@@ -245,6 +258,16 @@ def _options(engine: Mapping[str, Any], ranks: int, role: str, sizes: Sequence[i
         yield f"attention_dp_config:\n  enable_balance: true\n  timeout_iters: {max(1, steps)}"
     if drafts := engine.get("num_speculative_tokens"):
         yield f"speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: {drafts}"
+
+
+def _front_options(engine: Mapping[str, Any]) -> Iterable[str]:
+    """Lines of YAML for what is around the engine, and for what experts return."""
+    if (interval := engine.get("stream_interval") or 1) > 1:
+        yield f"stream_interval: {interval}"
+    if (servers := engine.get("api_server_count") or 1) > 1:
+        yield f"num_postprocess_workers: {servers}"
+    if engine.get("low_precision_combine"):
+        yield "moe_config:\n  use_low_precision_moe_combine: true"
 
 
 def _command(words: list[str], values: Mapping[str, Any], switches: Mapping[str, bool]) -> str:

@@ -1,5 +1,6 @@
 """Pasted: launch lines of real servers as words of a scenario: one server, equal ones, unlike ones, or both sides."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,6 +84,8 @@ def read_pasted(texts: Sequence[str], model: str | None = None) -> Pasted:
     if not names[0] or is_placeholder(names[0]):
         raise InputError("from: the line names no model: add --model NAME, or a config.json or its folder")
     readings, shared = _alone(readings), {"model": names[0]}
+    if overrides := readings[0].overrides:
+        shared["hf_overrides"] = json.dumps(overrides)
     if len(readings) == 1:
         return Pasted(tuple(readings), shared | _single(readings[0]))
     return Pasted(tuple(readings), shared | _several(readings))

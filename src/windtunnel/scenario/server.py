@@ -2,12 +2,14 @@
 
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
 from windtunnel.deployment import Engine, Pool
 from windtunnel.deployment.engine_scheduler import require_one_size
+from windtunnel.errors import InputError
+from windtunnel.files import parse_json
 from windtunnel.hardware import Device, device
 from windtunnel.model import load_model
 from windtunnel.perf import require_source
@@ -25,6 +27,8 @@ class Server:
     model: str = "Qwen/Qwen3-32B"
     """A name of ``windtunnel list models``, or a config.json or its folder. Without one: Qwen3-32B on two GPUs."""
     _: KW_ONLY
+    hf_overrides: str | None = None
+    """Other values for keys of the model's config.json, as JSON: '{"max_position_embeddings": 131072}'."""
     device: str = "h100"
     """The GPU, a name of ``windtunnel list devices``."""
     devices_file: Path | None = None
@@ -38,6 +42,14 @@ class Server:
     def __post_init__(self) -> None:
         """Refuse a source of kernel times that there is not."""
         require_source(self.perf)
+        self.overrides()
+
+    def overrides(self) -> dict[str, Any]:
+        """Other values for keys of the model's config. Raises InputError for what is no JSON object."""
+        found = parse_json(self.hf_overrides) if self.hf_overrides else {}
+        if not isinstance(found, dict):
+            raise InputError(f"hf_overrides={self.hf_overrides}: must be a JSON object")
+        return found
 
     def gpu(self) -> Device:
         """The device. Raises InputError for an unknown name, or a file that cannot be read."""
@@ -46,4 +58,4 @@ class Server:
     def pool(self, replicas: int = 1) -> Pool:
         """So many of these replicas, every default of the engine filled in. Raises InputError for what cannot run."""
         require_one_size(self.engine)
-        return Pool(load_model(self.model), self.gpu(), self.engine, replicas)
+        return Pool(load_model(self.model, self.overrides()), self.gpu(), self.engine, replicas)

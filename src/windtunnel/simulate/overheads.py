@@ -134,23 +134,28 @@ class ClientPath:
         in_flight = min(workload.max_concurrency, len(workload))
         return self.first_token + self.per_sequence * in_flight + delays
 
-    def delays(self, workload: Workload) -> Floats:
+    def streaming(self, interval: int) -> "ClientPath":
+        """The path of events of so many tokens: both event loops turn to as many fewer of them."""
+        return replace(self, per_sequence=self.per_sequence / interval)
+
+    def delays(self, workload: Workload, servers: int = 1) -> Floats:
         """[n] seconds between the sending of each request and its arrival at the engine.
 
-        Tokenising is a queue with one server for requests whose times of sending are known: those of an open loop, and
-        the first ``max_concurrency`` of a closed one. Others come one by one and do not wait.
+        Tokenising is a queue with so many servers, taken for one that is as many times as fast, for requests whose
+        times of sending are known: those of an open loop, and the first ``max_concurrency`` of a closed one. Others
+        come one by one and do not wait.
         """
         alone = self.request + self.request_per_token * workload.prompt_tokens
         known = np.flatnonzero(~np.isnan(workload.arrival))
         if workload.max_concurrency:
             known = known[: workload.max_concurrency]
-        work = self.request_per_token * workload.prompt_tokens[known]
+        work = self.request_per_token * workload.prompt_tokens[known] / servers
         begun = np.cumsum(work) - work
         # done of the queue: the largest of (came − work before it) so far, plus all work up to here
         came = workload.arrival[known] + self.request
         done = np.maximum.accumulate(came - begun) + begun + work
         delays: Floats = alone.astype(np.float64)
-        delays[known] = done - workload.arrival[known]
+        delays[known] = np.maximum(done - workload.arrival[known], alone[known])
         return delays
 
 

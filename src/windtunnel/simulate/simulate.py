@@ -35,6 +35,7 @@ from windtunnel.simulate.apart import (
     routers_of,
 )
 from windtunnel.simulate.apart_on_reference import beyond_the_tandem, run_apart
+from windtunnel.simulate.looks import seen_late
 from windtunnel.simulate.notes import about_load, about_the_unfinished
 from windtunnel.simulate.on_reference import beyond_the_core, require_known, run_policies
 from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads, at_client, at_engine
@@ -92,15 +93,15 @@ def simulate(
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
     fleet = replace(fleet_of(deployment, times, budgets, named, router), **_elastic(deployment, seed))
-    client = overheads.client
-    demand, cut, delays = _asked(workload, fleet, client, deployment.handover.reserved_decode_tokens)
+    client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
+    demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += [*about_load(demand, cut, fleet), *_state_notes(deployment, budgets, demand)]
     if demand.hash_ids is None:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.apart else None
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
-    requests = _requests(workload, record, fleet)
+    requests = seen_late(_requests(workload, record, fleet), deployment)
     notes += [*said, *about_the_unfinished(requests, fleet)]
     if client:
         requests = at_client(requests, workload, delays, client)
@@ -259,12 +260,13 @@ def limits(pool: Pool, budget: KVBudget, settings: Settings) -> Limits:
 
 
 def _asked(
-    workload: Workload, fleet: Fleet, client: ClientPath | None, reserved: int
+    workload: Workload, fleet: Fleet, client: ClientPath | None, deployment: Deployment
 ) -> tuple[Demand, int, NDArray[np.float64]]:
     """(The requests as the engine sees them, how many are cut at max_model_len, what their client's path takes)."""
+    reserved = deployment.handover.reserved_decode_tokens
     if not client:
         return *_demand(workload, fleet, reserved), np.zeros(0)
-    delays = client.delays(workload)
+    delays = client.delays(workload, deployment.pools[0].engine.api_server_count)
     demand, cut = _demand(at_engine(workload, delays, client), fleet, reserved)
     if workload.max_concurrency:
         demand = replace(demand, turnaround=client.turnaround(workload, delays))

@@ -74,15 +74,12 @@ def _look(target: str, scenario: Scenario, planned: "Workload", window: float, a
         changed = [asdict(change) for change in changes]
         show_json({"schema_version": 1, "seen": asdict(now), "drift": changed, "broken": broken, "replicas": enough})
     else:
-        lines = [f"{now.requests} requests in {now.seconds:.4g} s", *(f"drift: {change}" for change in changes)]
-        lines += ["" if changes else "no drift", *(f"broken: {reason}" for reason in broken)]
-        if broken:
-            lines.append(
-                f"{enough} replicas would keep the goals" if enough else "no number of replicas keeps the goals"
-            )
-        else:
-            lines.append("the plan holds")
-        sys.stdout.write("\n".join(line for line in lines if line) + "\n")
+        seen = f"{now.requests:,} requests in {now.seconds:.4g} s"
+        more = f"{enough} replicas would meet the goals" if enough else "no number of replicas meets the goals"
+        lines = [f"✗ PLAN BROKEN  {more} ({seen})" if broken else f"✓ PLAN HOLDS  {seen}"]
+        lines += [f"broken: {reason}" for reason in broken]
+        lines += [f"drift: {change}" for change in changes] or ["no drift"]
+        sys.stdout.write("\n".join(lines) + "\n")
     return BROKEN if broken else HOLDS
 
 

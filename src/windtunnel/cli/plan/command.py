@@ -55,6 +55,9 @@ class Wanted:
     the first one costs."""
     seeds: int = 3
     """Random draws of the load: a target rate must be carried in each, and the capacity is given across them."""
+    time_limit: float | None = None
+    """Stop the search after this many seconds, with the best so far and how much better it could be; SIGTERM does
+    the same."""
     confidence: float = 0.9
     """Share of real servers on which the answer must hold, 0.05 to 0.95; 0.5: even odds."""
 
@@ -63,6 +66,8 @@ class Wanted:
         if self.top < 1:
             raise InputError(f"top={self.top}: must be ≥ 1")
         require_seeds(self.seeds)
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise InputError(f"time_limit={self.time_limit:g}: must be seconds > 0")
         if self.target_request_rate is not None and self.objective in ("qps-per-dollar", "qps-per-gpu", "energy"):
             raise InputError(f"target_request_rate={self.target_request_rate:g}: is for the objectives cost and gpus")
 
@@ -239,7 +244,7 @@ def found(
 
     Raises InputError if no configuration can run.
     """
-    from windtunnel.cli.plan.show import watching
+    from windtunnel.cli.plan.show import until, watching
     from windtunnel.plan.advice import advise
     from windtunnel.plan.answer.recommendation import riskier
     from windtunnel.plan.answer.ties import settle
@@ -255,11 +260,11 @@ def found(
     name = (kept.study or f"{Path(space.model).name} {objective.name} {question.digest[:8]}") + kind
     with store:
         store.begin(name, question.digest, objective.name, {"space": space.spec(), "question": question.spec()})
-        with watching(name) as watch:
+        with watching(name) as watch, until(wanted.time_limit) as stop:
             team = cluster.team()
             answer = search_widening(
                 space, question, objective, top=None if wanted.exhaustive else wanted.top, store=store, team=team,
-                watch=watch, others=[other for other, _ in cases.values()], during=progress,
+                watch=watch, others=[other for other, _ in cases.values()], during=progress, stop=stop,
             )  # fmt: skip
         with progress("comparing deployments of equal cost"):
             answer = settle(answer, store)

@@ -1,7 +1,10 @@
 """What plan says while it searches and when it is done."""
 
 import math
+import signal
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +17,19 @@ from rich.text import Text
 
 from windtunnel.cli.terminal import facts_grid, number, remarks, show, table, wrapped
 from windtunnel.plan.advice import Advice, describe, percent
-from windtunnel.plan.answer.recommendation import Riskier, device_name, goal, on_servers, riskier_sentence, sentence
+from windtunnel.plan.answer.recommendation import (
+    Riskier,
+    device_name,
+    goal,
+    on_servers,
+    riskier_sentence,
+    sentence,
+    unfinished,
+)
 from windtunnel.plan.apart.together import Verdict
 from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import TIGHTEST
-from windtunnel.plan.search import Progress, Watch
+from windtunnel.plan.search import Progress, Stop, Watch
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said
 from windtunnel.plan.what_if import WhatIf
@@ -37,18 +48,50 @@ WORDS = {
 }
 COLUMNS = ("replicas", "GPUs", "$/h", "requests/s")
 """Of every ranking; an objective with one of these units needs no column."""
+EVERY = 15.0
+"""Seconds between two lines of progress."""
 REASONS = 6
 """Reasons that are listed."""
 
 
 @contextmanager
 def watching(name: str) -> Iterator[Watch | None]:
-    """A live view of the search on standard error, where that is a terminal."""
+    """A live view of the search on standard error; where that is no terminal, a line from time to time."""
     if not sys.stderr.isatty():
-        yield None
+        yield _lines(name)
         return
     with Live(console=Console(stderr=True), refresh_per_second=8, transient=True) as live:
         yield lambda progress: live.update(view(name, progress))
+
+
+def _lines(name: str) -> Watch:
+    """Prints a line of progress every ``EVERY`` seconds."""
+    said = time.monotonic()
+
+    def watch(progress: Progress) -> None:
+        nonlocal said
+        if time.monotonic() - said >= EVERY:
+            said = time.monotonic()
+            decided = sum(progress.by_status.values())
+            best = f", best so far {number(abs(progress.best.promise))}" if progress.best else ""
+            counted = f"{decided:,} of {progress.candidates:,} candidates decided, {progress.bounds:,} bounds"
+            sys.stderr.write(f"windtunnel: {name}: {counted}, {progress.trials:,} simulations{best}\n")
+
+    return watch
+
+
+@contextmanager
+def until(seconds: float | None) -> Iterator[Stop]:
+    """Whether a search is to stop: after this many seconds, or once SIGTERM has come."""
+    ends = math.inf if seconds is None else time.monotonic() + seconds
+    signals: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    usual = signal.signal(signal.SIGTERM, lambda found, _: signals.append(found)) if main else None
+    try:
+        yield lambda: bool(signals) or time.monotonic() > ends
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, usual)
 
 
 def view(name: str, progress: Progress) -> Group:
@@ -75,13 +118,14 @@ def show_plan(
     verbose: bool = False,
 ) -> None:
     """What to buy in a sentence, how sure that is, the ranking and the command; with ``verbose`` all that is known."""
+    left = [wrapped(text) for text in (unfinished(answer),) if text]
     if advice is None:
-        show(*_nothing(answer), *([_counts(answer)] if verbose else []))
+        show(*_nothing(answer), *left, *([_counts(answer)] if verbose else []))
         return
     parts: list[Table | str] = [wrapped(sentence(answer, advice.entry))]
     cheaper = riskier_sentence(risky, answer.question.confidence)
     parts += [wrapped(cheaper)] if cheaper else []
-    parts += ["", _facts(answer, advice), _ranking(answer)]
+    parts += [*left, "", _facts(answer, advice), _ranking(answer)]
     if verdict is not None:
         parts.append(facts_grid(verdict.facts))
     if verbose:
@@ -140,7 +184,7 @@ def _ranking(answer: SearchResult) -> "Table":
             )
         )
     columns = [*COLUMNS[:3], *([] if target else COLUMNS[3:]), *([] if told else [answer.objective.unit])]
-    heads = [short(column) for column in ("rank", *axes, *columns, *(["tightest limit used"] if target else []))]
+    heads = [short(column) for column in ("rank", *axes, *columns, *(["limit used"] if target else []))]
     return table(heads, rows, left=1 + len(axes))
 
 

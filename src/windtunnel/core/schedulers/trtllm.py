@@ -56,7 +56,7 @@ from windtunnel.policy.trtllm import Capacity
 __all__ = ["join", "let_go", "may_stage", "occupied", "stage"]
 
 SETTINGS = ("chunked_prefill", "async_scheduling", "timeout_iters")
-"""Fields of Trtllm that a pool has, too."""
+"""Fields of Trtllm that a pool also has."""
 
 POOL_FIELDS: Fields = [
     *((name, np.int64) for name in ("chunked_prefill", "timeout_iters")),

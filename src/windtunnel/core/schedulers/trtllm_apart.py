@@ -24,7 +24,7 @@ def occupied(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in e
 @part
 def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
     """Whether a request from elsewhere gets memory in lane ``i``: when nothing waits that was here before, and its
-    blocks to its declared end are free beside those of all others, and ``reserved`` tokens for each."""
+    blocks to its declared end are free next to those of all others, and ``reserved`` tokens for each."""
     lane = state.lanes[i]
     if lane.waiting > 0:
         return False

@@ -121,7 +121,7 @@ def better_skipped(pool: Pool, lane: Lane, request: Request, cache: Any, coming:
 
 @compiled
 def fit_to_the_end(pool: Pool, lane: Lane, requests: Array, seats: Array, cache: Any, coming: Array) -> None:
-    """Generations fit; then prompts in order, up to the first whose blocks to its end are not free beside theirs."""
+    """Generations fit; then prompts in order, up to the first whose blocks to its end are not free next to theirs."""
     free, generating = lane.free, 0
     for i in range(lane.top):
         seats[NOW, i] = OUT

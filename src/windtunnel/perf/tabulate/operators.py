@@ -238,7 +238,11 @@ def there_and_back(pool: Pool, moe: MoE, experts: Experts) -> tuple[tuple[Operat
         sent = "fp8" if experts.dtype in IN_8_BITS and not experts.weight_only else "bfloat16"
         if mode == "one_sided" and experts.dtype == "nvfp4":
             sent = experts.dtype
-        dispatch, combine = Exchange("dispatch", mode, *sizes, dtype=sent), Exchange("combine", mode, *sizes)
+        back = sent if engine.low_precision_combine else "bfloat16"
+        dispatch, combine = (
+            Exchange("dispatch", mode, *sizes, dtype=sent),
+            Exchange("combine", mode, *sizes, dtype=back),
+        )
         return (_each("expert_dispatch", "tokens", dispatch),), (_each("expert_combine", "tokens", combine),)
     gather, scatter = (Collective(op, engine.data_parallel_size, width) for op in ("all_gather", "reduce_scatter"))
     choices = Collective("all_gather", engine.data_parallel_size, 4 * moe.top_k)  # 32-bit weights and indices

@@ -76,7 +76,7 @@ def axes(pool: Pool, corrections: Corrections = ALL) -> Axes:
     return Axes(
         padded=padded,
         graph_tokens=largest,
-        mixed_graph_tokens=largest if preset(engine.preset).graphs_prefill else 0,
+        mixed_graph_tokens=largest if preset(engine.preset).graphs_prefill and not engine.cudagraph_mode else 0,
         one_call=corrections.mixed_attention and flash_attention_2(pool.engine.backend, pool.device),
         max_num_seqs=min(engine.resolved("max_num_seqs"), engine.resolved("max_num_batched_tokens")),
         context_knots=octave_knots(engine.resolved("max_model_len"), CONTEXT_STEP),

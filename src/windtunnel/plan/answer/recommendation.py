@@ -36,7 +36,8 @@ def riskier(answer: SearchResult, store: Store, team: Team) -> Riskier | None:
     """The cheapest deployment at even odds, where the answer is surer than that and costs more; else None."""
     best, question = answer.best, answer.question
     by_rate = isinstance(answer.objective, LeastForRate)
-    if best is None or not by_rate or question.confidence is None or question.confidence <= HALF:
+    sure = question.confidence is not None and question.confidence > HALF
+    if best is None or not by_rate or not sure or answer.undecided:
         return None
     candidates = tuple(promising(answer, LAYOUTS))
     enumeration = Enumeration(candidates, answer.enumeration.pruned.copy())
@@ -125,6 +126,17 @@ def riskier_sentence(found: Riskier | None, confidence: float | None) -> str | N
     safe = f"{sure} need {found.safe.gpus} GPUs, {price(found.safe)}" if found.safe else f"{sure} need far more"
     cheaper = f"{hardware(found.deployment, weights=True)}, {price(found.deployment)}"
     return f"Cheaper but risky: {cheaper}: meets it {on_servers(HALF)}; {safe}."
+
+
+def unfinished(answer: SearchResult) -> str | None:
+    """What a search that was stopped has not decided, and how much better the answer could be; None of a whole one."""
+    if not answer.undecided:
+        return None
+    text = f"Stopped after {answer.seconds:.0f} s with {answer.undecided:,} candidates left"
+    if answer.could_be is None:
+        return f"{text}."
+    best = f"{answer.objective.value(answer.could_be):.3g} {answer.objective.unit}"
+    return f"{text}: none of those whose bound is known can be better than {best}."
 
 
 def goal(question: Question) -> str:

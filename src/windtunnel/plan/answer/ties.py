@@ -43,8 +43,9 @@ def _neighbours(answer: SearchResult, best: Entry) -> list[Contender]:
     return [
         one
         for index, one in answer.contenders.items()
-        if answer.entries[index].status in ("bounded", "beaten")
-        and answer.entries[index].promise >= best.promise
+        if (entry := answer.entries.get(index)) is not None
+        and entry.status in ("bounded", "beaten")
+        and entry.promise >= best.promise
         and _differences(own, one.candidate.settings) == 1
     ]
 

@@ -1,1 +1,1 @@
-"""What few of vLLM's servers turn on, beside its scheduler: drafts, and inputs that an encoder reads."""
+"""What few of vLLM's servers turn on: drafts, and inputs that an encoder reads."""

@@ -72,7 +72,7 @@ class Encoder:
         return True
 
     def _has_room(self, image: Image, embeddings: int) -> bool:
-        """Whether an input can be computed beside so many embeddings; drops others where that helps."""
+        """Whether an input can be computed with so many embeddings; drops others where that helps."""
         needed = image.embeddings + embeddings
         if image.embeddings > self.budget or (needed > self.free and needed > self.freeable):
             return False

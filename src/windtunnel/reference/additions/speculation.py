@@ -42,7 +42,7 @@ class Speculation:
 
     @property
     def draft_slots(self) -> int:
-        """Places of the budget beside a request's tokens."""
+        """Places of the budget next to a request's tokens."""
         return DRAFT_SLOTS[self.method] if self.num_speculative_tokens else 0
 
     @property

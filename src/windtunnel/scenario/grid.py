@@ -1,0 +1,58 @@
+"""grid(model, **words) → a table: every combination of some words of a run, simulated once, for notebooks."""
+
+from collections.abc import Mapping
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from windtunnel.errors import InputError
+from windtunnel.metrics import summary, summary_json
+from windtunnel.scenario.scenario import Scenario, vary
+from windtunnel.scenario.simulate import simulate
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def grid(model: str, **words: Any) -> "pa.Table":
+    """Simulate every combination of the words that have a list, and return a row for each.
+
+    >>> found = grid("Qwen/Qwen3-8B", tensor_parallel_size=[1, 2], request_rate=[4, 8], num_prompts=200)
+    >>> found.num_rows
+    4
+
+    Args:
+        model: its name, or a config.json.
+        words: words of ``windtunnel run`` with underscores for dashes; a list or range is an axis, anything else
+            holds for all.
+
+    Returns:
+        Columns for the axes, then every number of ``run --json`` by its dotted name (``ttft.p99``), in seconds;
+        ``.to_pandas()`` makes a DataFrame of it.
+
+    Raises:
+        InputError: no axis, an unknown word, or a combination that cannot run.
+    """
+    import pyarrow as pa
+
+    axes = {name: list(value) for name, value in words.items() if isinstance(value, list | tuple | range)}
+    if not axes:
+        raise InputError("grid: no axis: give a list for at least one word, e.g. tensor_parallel_size=[1, 2]")
+    fixed = {name: value for name, value in words.items() if name not in axes}
+    rows = []
+    for values in product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        scenario = vary(Scenario(), {"model": model, **fixed, **chosen})
+        document = summary_json(summary(simulate(scenario), scenario.goals.limits()))
+        rows.append(chosen | _numbers(document))
+    return pa.Table.from_pylist(rows)
+
+
+def _numbers(document: Mapping[str, Any], before: str = "") -> dict[str, float | None]:
+    """Every number of a document, by its dotted name."""
+    found: dict[str, float | None] = {}
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            found |= _numbers(value, f"{before}{name}.")
+        elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            found[f"{before}{name}"] = value
+    return found

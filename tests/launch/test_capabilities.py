@@ -1,0 +1,104 @@
+"""What flags of public lines change here: each by its sign, and by its size where that is known.
+
+Sources: what the engines say of the flags (server_args.py of SGLang, arg_utils.py and output_processor.py of vLLM,
+llm_args.py of TensorRT-LLM).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from windtunnel.deployment import Deployment, Engine, Pool
+from windtunnel.deployment.memory import kv_blocks
+from windtunnel.errors import InputError
+from windtunnel.hardware import device
+from windtunnel.metrics import summary
+from windtunnel.model import load_model
+from windtunnel.perf.tabulate.operators import operators
+from windtunnel.perf.tabulate.tables import axes
+from windtunnel.simulate.overheads import CLIENTS, Overheads
+from windtunnel.simulate.simulate import batch_times, simulate
+from windtunnel.workload import Workload
+
+
+def pool(model: str, gpu: str = "h100", **engine: Any) -> Pool:
+    return Pool(load_model(model), device(gpu), Engine(**{"max_model_len": 8192, **engine}))
+
+
+def loop(requests: int, clients: int) -> Workload:
+    return Workload.from_columns(prompt_tokens=[512] * requests, output_tokens=41, max_concurrency=clients)
+
+
+def test_states_in_16_bits_take_half_the_memory_and_twice_as_many_requests_run() -> None:
+    half, whole = (
+        pool("Qwen/Qwen3-Next-80B-A3B-Instruct", "b200", preset="sglang-0.5", mamba_ssm_cache_dtype=dtype)
+        for dtype in ("bfloat16", "float32")
+    )
+    assert half.model.state_bytes() / whole.model.state_bytes() == pytest.approx(0.5, abs=0.02)
+    assert kv_blocks(half).max_num_seqs == pytest.approx(2 * kv_blocks(whole).max_num_seqs, rel=0.02)
+    auto = pool("Qwen/Qwen3-Next-80B-A3B-Instruct", "b200", preset="sglang-0.5")
+    assert auto.model.state_bytes() == whole.model.state_bytes()
+
+
+def test_graphs_of_decodes_alone_leave_prompts_outside() -> None:
+    alone, both = (pool("Qwen/Qwen3-8B", cudagraph_mode=mode) for mode in ("FULL_DECODE_ONLY", None))
+    assert (axes(alone).mixed_graph_tokens, axes(both).mixed_graph_tokens) == (0, axes(both).graph_tokens)
+    assert axes(alone).graph_tokens == axes(both).graph_tokens > 0
+
+
+def test_outputs_in_4_bits_are_less_than_a_third_of_the_traffic() -> None:
+    engine: dict[str, Any] = {
+        "preset": "trtllm-1.1",
+        "data_parallel_size": 8,
+        "enable_expert_parallel": True,
+        "all2all_backend": "flashinfer_nvlink_one_sided",
+    }
+
+    def back(**more: Any) -> float:
+        found = operators(pool("nvidia/DeepSeek-R1-NVFP4", "gb200", **engine, **more))
+        (combine,) = [operator.kernel for operator in found if operator.name == "expert_combine"]
+        return float(combine.row_bytes)  # type: ignore[attr-defined]
+
+    assert back(low_precision_combine=True) / back() == pytest.approx((0.5 + 1 / 16) / 2)
+
+
+def test_events_of_several_tokens_are_as_many_gaps_in_one() -> None:
+    """41 tokens: the first alone, then 4 events of 10."""
+    requests = loop(8, 1)
+    every, tenth = (Deployment((pool("Qwen/Qwen3-8B", stream_interval=interval),)) for interval in (1, 10))
+    tables = batch_times(every, "modelled")
+    one, ten = (summary(simulate(each, requests, tables=tables)) for each in (every, tenth))
+    assert ten.latencies["itl"].count * 10 == one.latencies["itl"].count
+    assert ten.latencies["itl"].mean == pytest.approx(10 * one.latencies["itl"].mean)
+    for name in ("ttft", "tpot", "e2el"):
+        assert ten.latencies[name].mean == one.latencies[name].mean
+
+
+def test_a_client_that_gets_fewer_events_waits_less() -> None:
+    requests, client = loop(64, 16), Overheads(client=CLIENTS["inferencex"])
+    every, tenth = (Deployment((pool("Qwen/Qwen3-8B", stream_interval=interval),)) for interval in (1, 10))
+    tables = batch_times(every, "modelled")
+    one, ten = (simulate(each, requests, tables=tables, overheads=client).requests for each in (every, tenth))
+    assert np.nanmean(ten.first_token - ten.arrival) < np.nanmean(one.first_token - one.arrival)
+
+
+def test_several_front_ends_shorten_the_queue_before_the_engine_and_nothing_else() -> None:
+    path = CLIENTS["inferencex"]
+    burst = Workload.from_columns(arrival=[0.0] * 10, prompt_tokens=[100_000] * 10, output_tokens=2)
+    one, four = path.delays(burst), path.delays(burst, 4)
+    assert one[0] == four[0]
+    assert four[-1] < one[-1]
+    assert one[-1] - path.request == pytest.approx(10 * 0.5)
+    spread = replace(burst, arrival=np.arange(10.0) * 100)
+    assert path.delays(spread, 4).tolist() == pytest.approx(path.delays(spread).tolist())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("stream_interval", 0), ("api_server_count", 0), ("scheduler_recv_interval", 0), ("cudagraph_mode", "ALL")],
+)
+def test_values_that_are_none(setting: str, value: Any) -> None:
+    with pytest.raises(InputError, match=setting):
+        Engine(**{setting: value})
