@@ -24,14 +24,12 @@ from windtunnel.deployment import Deployment, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.policy import Limits, Own, Policy, Settings, Sglang, VllmV0, VllmV1
+from windtunnel.policy import Decision, Limits, Policy, RequestView, Settings, Sglang, UserScheduler, VllmV0, VllmV1
 from windtunnel.policy.unified import POLICIES
-from windtunnel.reference.custom import Decision
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.vllm_v1 import Scheduler
-from windtunnel.simulate.on_reference import run_policies
 from windtunnel.simulate.simulate import batch_times, simulate
 from windtunnel.workload import Both, Fixed, Poisson, generate
 from windtunnel.workload.traces import load_trace
@@ -213,7 +211,13 @@ class ShortestFirst:
     def __init__(self, hold: bool) -> None:
         self.hold = hold
 
-    def schedule(self, now: float, waiting: Sequence[Request], running: Sequence[Request], limits: Limits) -> Decision:  # noqa: ARG002
+    def schedule(
+        self,
+        now: float,  # noqa: ARG002
+        waiting: Sequence[RequestView],
+        running: Sequence[RequestView],
+        limits: Limits,
+    ) -> Decision:
         """Decode, and admit whole prompts, the shortest first, for which all memory is there."""
         tokens = dict.fromkeys(running, 1)
         free = limits.num_blocks - sum(most_blocks(request, limits) for request in running)
@@ -227,22 +231,22 @@ class ShortestFirst:
         return Decision(tokens, hold=self.hold)
 
 
-def most_blocks(request: Request, limits: Limits) -> int:
+def most_blocks(request: RequestView, limits: Limits) -> int:
     """The memory that a request may ever need."""
     return limits.blocks(request.prompt_tokens + request.max_tokens)
 
 
 def show_own(requests: int, repeats: int) -> None:
-    """Requests per second with a scheduler written in Python, which runs on the reference engine."""
+    """Requests per second with a scheduler written in Python."""
     print(f"\n| {requests:,} requests, a scheduler in Python | {' | '.join(load.name for load in LOADS)} |")
     print(f"|---|{'---:|' * len(LOADS)}")
     for name, hold in (("asked in every step", False), ("`hold=True`", True)):
         cells = []
         for load in LOADS:
             asked, limits = demand(load, requests), Limits(256, 8192, MODEL_LEN, load.blocks, 16)
-            policy = Own(partial(ShortestFirst, hold), VllmV1())
+            policy = UserScheduler(partial(ShortestFirst, hold), VllmV1())
             served = Fleet((limits,), (policy,), (tables(tokens=8192),), (1,), (1,), (False,))
-            own = partial(run_policies, served, asked, 0, np.zeros(requests))
+            own = partial(run, served, asked, 0, np.zeros(requests))
             cells.append(f"{requests / cpu(own, repeats):,.0f}")
         print(f"| {name} | {' | '.join(cells)} |")
 

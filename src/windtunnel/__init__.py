@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     from windtunnel.plan.question import Question
     from windtunnel.plan.search import search
     from windtunnel.plan.space import Constraints, Space, load_space
-    from windtunnel.reference.custom import Decision
+    from windtunnel.policy import Decision
     from windtunnel.scenario import Load, Scenario, Server, load_scenario
     from windtunnel.scenario.compare import compare
     from windtunnel.scenario.grid import grid
     from windtunnel.scenario.simulate import simulate
     from windtunnel.scenario.sweep import sweep
     from windtunnel.simulate.run import Run
+    from windtunnel.simulate.try_out import Ask, printing, step
     from windtunnel.workload import Workload, builtin, builtin_names, generate, load_trace
 
 _MODULES = {
@@ -47,19 +48,21 @@ _MODULES = {
     "plan.question": ("Question",),
     "plan.search": ("search",),
     "plan.space": ("Constraints", "Space", "load_space"),
-    "reference.custom": ("Decision",),
+    "policy": ("Decision",),
     "scenario": ("Load", "Scenario", "Server", "load_scenario"),
     "scenario.compare": ("compare",),
     "scenario.grid": ("grid",),
     "scenario.simulate": ("simulate",),
     "scenario.sweep": ("sweep",),
     "simulate.run": ("Run",),
+    "simulate.try_out": ("Ask", "printing", "step"),
     "workload": ("Workload", "builtin", "builtin_names", "generate", "load_trace"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "SLO",
+    "Ask",
     "Bands",
     "Comparison",
     "Constraints",
@@ -96,9 +99,11 @@ __all__ = [
     "load_space",
     "load_trace",
     "model_names",
+    "printing",
     "search",
     "simulate",
     "spread",
+    "step",
     "summary",
     "summary_json",
     "sweep",

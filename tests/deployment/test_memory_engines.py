@@ -24,6 +24,7 @@ def test_each_engine_shares_memory_in_its_own_way() -> None:
     used = vllm.weight_bytes + vllm.activation_bytes + vllm.reserve_bytes
     assert vllm.available_bytes == int(0.8 * usable) - used
     assert sglang.available_bytes == int(0.8 * usable) - vllm.weight_bytes - vllm.reserve_bytes
+    used = trtllm.weight_bytes + trtllm.activation_bytes + trtllm.reserve_bytes
     assert trtllm.available_bytes == int(0.8 * (usable - used))
     assert trtllm.block_size == 32
 

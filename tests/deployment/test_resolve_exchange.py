@@ -53,7 +53,7 @@ def test_what_is_split(engine: dict[str, Any], least: tuple[float, float]) -> No
         (LOW | {"preset": "vllm-0.10"}, "not simulated for vllm-0.10"),
         (HIGH | {"cudagraph_capture_sizes": (8, 16)}, r"cudagraph_capture_sizes=\[8, 16\]: .* is in no graph"),
         (SHARED | {"enable_dbo": True}, "use all2all_backend='deepep_low_latency' or 'deepep_high_throughput'"),
-        ({"enable_dbo": True}, "only DeepEP's exchange runs beside other kernels"),
+        ({"enable_dbo": True}, "only DeepEP's exchange runs alongside other kernels"),
         ({"enable_dbo": True, "preset": "trtllm-1.0"}, "not simulated for trtllm-1.0; .* leave it out"),
         (LOW | {"dbo_decode_token_threshold": 64}, "=64: nothing is split without enable_dbo; add it"),
         (LOW | {"dbo_prefill_token_threshold": 64}, "dbo_prefill_token_threshold=64"),

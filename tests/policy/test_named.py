@@ -14,10 +14,9 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.plan.space import Space
-from windtunnel.policy import Policy
+from windtunnel.policy import Decision, Policy
 from windtunnel.policy.named import find_scheduler
 from windtunnel.policy.vllm_v1 import VERSIONS
-from windtunnel.reference.custom import Decision
 from windtunnel.scenario import Server
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Both, Gamma, Lognormal, generate

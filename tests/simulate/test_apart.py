@@ -13,7 +13,7 @@ from windtunnel.hardware import device
 from windtunnel.metrics import summary
 from windtunnel.metrics.handed import TTFT_PARTS
 from windtunnel.model import load_model
-from windtunnel.policy import Own, Sglang
+from windtunnel.policy import Sglang, UserScheduler
 from windtunnel.simulate.overheads import INFERENCEX, Overheads
 from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Run
 from windtunnel.simulate.simulate import simulate
@@ -203,7 +203,5 @@ def test_what_stays_refused_names_a_way_out() -> None:
     behind = replace(own, pools=(replace(own.pools[0], stores=stores), own.pools[1]))
     with pytest.raises(InputError, match=r"stores: .*, not with a scheduler of your own in the place of"):
         served(behind, two, scheduler=object)
-    with pytest.raises(
-        InputError, match="a scheduler of your own: simulated by the reference engine, which has no Sglang"
-    ):
-        served(pools("sglang-0.5"), two, policies=[Own(object, Sglang()), Sglang()])
+    with pytest.raises(InputError, match=r"object: has no schedule\(now, waiting, running, limits\)"):
+        served(pools("sglang-0.5"), two, policies=[UserScheduler(object, Sglang()), Sglang()])

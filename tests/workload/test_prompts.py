@@ -45,7 +45,8 @@ def test_prefixes_are_used_equally_and_shared() -> None:
 
 def test_every_turn_repeats_the_conversation() -> None:
     workload = sessions(Poisson(1.0), LENGTHS, 50, turns=Uniform(1, 6), system_tokens=35, think_time=8.0)
-    ids = blocks(workload)
+    assert workload.begins is not None
+    others, tokens = workload.begins
     starts = np.flatnonzero(~np.isnan(workload.arrival))
     assert len(starts) == 50
     for start in starts.tolist():
@@ -55,11 +56,10 @@ def test_every_turn_repeats_the_conversation() -> None:
         while (later := int(workload.follow[row])) >= 0:
             grown = workload.prompt_tokens[later] - workload.prompt_tokens[row]
             assert 26 <= grown <= 115  # the answer of 25 tokens and a new message
-            assert ids[later][: len(ids[row])] == ids[row]
+            assert (others[later], tokens[later]) == (row, workload.prompt_tokens[row] + 25)
             row = later
-    assert {tuple(row[:2]) for row in ids} == {(0, 1)}  # full blocks of the system prompt
-    own = [row[2:] for start in starts.tolist() for row in [ids[start]]]
-    assert len({block for row in own for block in row}) == sum(map(len, own))
+    assert set(zip(others[starts[1:]].tolist(), tokens[starts[1:]].tolist(), strict=True)) == {(0, 35)}
+    assert (others[0], tokens[0]) == (-1, 0)
 
 
 def test_think_times_have_their_mean_and_a_stream_of_their_own() -> None:
@@ -73,7 +73,7 @@ def test_think_times_have_their_mean_and_a_stream_of_their_own() -> None:
 
 def test_single_turn_sessions_without_system_prompt_share_nothing() -> None:
     workload = sessions(AllAtOnce(), Both(Lognormal(100, 1), Fixed(5)), 40, turns=1)
-    assert describe(workload)["shared_blocks"] == 0
+    assert workload.begins is None
     assert (workload.follow == -1).all()
 
 
@@ -89,7 +89,6 @@ def test_single_turn_sessions_without_system_prompt_share_nothing() -> None:
         (lambda: sessions(Poisson(1.0), LENGTHS, 1, think_time=-1.0), "think_time=-1"),
         (lambda: sessions(Poisson(1.0), LENGTHS, 1, think_time=float("nan")), "think_time=nan"),
         (lambda: sessions(Poisson(1.0), LENGTHS, 1, system_tokens=-1), "system_tokens=-1"),
-        (lambda: sessions(Poisson(1.0), LENGTHS, 1, hash_block_size=0), "hash_block_size=0"),
     ],
 )
 def test_impossible_settings_are_refused(make: Any, message: str) -> None:
@@ -98,15 +97,15 @@ def test_impossible_settings_are_refused(make: Any, message: str) -> None:
 
 
 def test_two_sessions_of_two_turns_by_hand() -> None:
-    """Forty tokens of system prompt, messages of 10, answers of 14: prompts of 50 and 74 tokens in blocks of 16, of
-    which the first two are the system prompt's."""
+    """Forty tokens of system prompt, messages of 10, answers of 14: prompts of 50 and 74 tokens."""
     made = sessions(Constant(0.5), Both(Fixed(10), Fixed(14)), 2, turns=2, system_tokens=40, max_concurrency=7)
     assert made.arrival[:2].tolist() == [0.0, 2.0]
     assert np.isnan(made.arrival[2:]).all()
     assert made.prompt_tokens.tolist() == [50, 50, 74, 74]
     assert made.session.tolist() == [0, 1, 0, 1]
-    assert blocks(made) == [[0, 1, 4], [0, 1, 8], [0, 1, 4, 5], [0, 1, 8, 9]]
-    assert (made.hash_block_size, made.max_concurrency, made.name) == (16, 7, "sessions")
+    assert made.begins is not None
+    assert [part.tolist() for part in made.begins] == [[-1, 0, 0, 1], [0, 40, 64, 64]]
+    assert (made.hash_block_size, made.max_concurrency, made.name) == (0, 7, "sessions")
     assert made.think_time[:2].tolist() == [0.0, 0.0]
     assert (made.think_time[2:] > 0).all()
 

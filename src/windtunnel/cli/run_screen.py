@@ -192,6 +192,7 @@ def _facts(
     if result.prefix_cache_hit_rate > 0:
         stores = "".join(f", {number(100 * rate)} % in {name}" for name, rate in result.stores.items())
         facts.append(("prefix cache", f"{value('prefix_cache_hit_rate', 100)} % of prompt tokens found{stores}"))
+        facts += _reuse(result)
     if result.lives:
         facts += _lives(result.lives)
     if result.kv_bytes > 0:
@@ -230,6 +231,17 @@ def _load(around: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     state = {"overloaded": ": overloaded", "overloaded at the upper end": ": overloaded if the server is slow"}
     limit = f"max {number(found['request_rate'])} req/s; {low}-{high} on a real server"
     return [("load", f"{100 * found['share']:.0f} % of capacity ({limit}){state.get(found['overloaded'] or '', '')}")]
+
+
+def _reuse(result: "Summary") -> list[tuple[str, str]]:
+    """What the tokens were that were found, where it is known what prompts share."""
+    found = sum(result.reuse.values())
+    if not found:
+        return []
+    history, answers, others = (share(result.reuse[kind] / found) for kind in ("history", "answers", "others"))
+    computed = (result.prompt_tokens - result.cached_tokens) / max(result.total - result.rejected, 1)
+    kinds = f"{history} the session's earlier prompts, {answers} its answers, {others} other prompts"
+    return [("of these", f"{kinds}; {number(computed)} tokens computed per prompt")]
 
 
 def _costs(result: "Summary", around: Mapping[str, Any] | None) -> list[tuple[str, str]]:

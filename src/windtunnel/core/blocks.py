@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, attributes, records
+from windtunnel.core.texts.owners import Texts, down_to, owner_of, shared_tokens, texts_of, top_of
 
 NO_KEY = -(1 << 62)
 """The key of a run of blocks that no search can find."""
@@ -31,10 +32,10 @@ CACHE_OF_LANE: Fields = [
 ]
 
 HOLDING: Fields = [
-    ("table", np.int64),  # first entry of its blocks that others can find, or that it found
-    ("ids", np.int64),  # first entry of its contents
+    ("table", np.int64),  # first entry of its blocks that others can find, or that it found; NONE: it has no room yet
+    ("room", np.int64),  # entries that it needs, as a power of two; NONE: the table is there for good
     ("version", np.int64),  # of the lane's cache when it was last searched for
-    ("shared", np.int32),  # full blocks at its beginning that another request may have, too
+    ("shared", np.int32),  # full blocks at its beginning, prompt or answer, that another request may have, too
     ("kept", np.int32),  # blocks in its table
     ("found", np.int32),  # by the latest search
     ("idle", np.int32),  # those of them that no request held
@@ -52,6 +53,10 @@ ITEM: Fields = [
 ]
 
 
+ROOMS = 40
+"""More sizes of tables than there are, each twice the one before."""
+
+
 class Cache(NamedTuple):
     """The prefix cache of all lanes; None in its place where prefixes are not cached."""
 
@@ -60,8 +65,9 @@ class Cache(NamedTuple):
     slots: Array
     """Open-addressed index from keys to items, one part for each lane."""
     tables: Array
-    ids: Array
-    """Contents of the prompts, numbered densely."""
+    spare: Array
+    """[ROOMS + 1] the first spare table of each size, which names the next one; the first entry that was never used."""
+    texts: Texts
 
 
 def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
@@ -79,11 +85,13 @@ def prefix_cache(demand: Any, block_size: int, lanes: NDArray[Any]) -> Cache:
         first += count + 1
     holdings = records(len(demand.arrival), HOLDING)
     holdings["version"] = -1
-    tables, ids = tables_and_contents(demand, block_size, holdings)
-    if len(ids):
-        common = _leading(np.bincount(ids)[ids] > 1, demand.hash_ids[0])
-        holdings["shared"] = np.minimum(common * demand.hash_block_size, demand.prompt_tokens) // block_size
-    return Cache(attributes(holdings), attributes(items), np.full(sum(sizes), NONE, dtype=np.int32), tables, ids)
+    holdings["shared"] = shared_tokens(demand) // block_size
+    blocks_each = (demand.prompt_tokens + demand.output_tokens) // block_size + 1
+    holdings["table"], holdings["room"] = NONE, np.ceil(np.log2(np.maximum(blocks_each, 2)))
+    tables = np.empty(int((1 << holdings["room"]).sum()), dtype=np.int32)  # most of which is never touched
+    spare = np.append(np.full(ROOMS, NONE), 0)
+    slots = np.full(sum(sizes), NONE, dtype=np.int32)
+    return Cache(attributes(holdings), attributes(items), slots, tables, spare, texts_of(demand))
 
 
 def clear(cache: Cache, lane: NDArray[Any], version: int) -> None:
@@ -108,26 +116,11 @@ def forget_requests(cache: Cache, requests: NDArray[np.int64]) -> None:
         holdings[name][requests] = 0
 
 
-def tables_and_contents(
-    demand: Any, block_size: int, rows: NDArray[Any]
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """(Room for the blocks of all requests, contents of their prompts, numbered densely); sets in ``rows``, one for
-    each request, where its own begin."""
+def tables_of(demand: Any, block_size: int, rows: NDArray[Any]) -> NDArray[np.int32]:
+    """Room for the blocks of all requests; sets in ``rows``, one for each request, where its own begin."""
     blocks = (demand.prompt_tokens + demand.output_tokens) // block_size + 1
     rows["table"] = np.cumsum(blocks) - blocks
-    ids = np.zeros(0, dtype=np.int64)
-    if demand.hash_ids is not None:
-        offsets, values = demand.hash_ids
-        rows["ids"] = offsets[:-1]
-        ids = np.unique(values, return_inverse=True)[1].astype(np.int64)
-    return np.empty(int(blocks.sum()), dtype=np.int32), ids
-
-
-def _leading(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[n] how many flags of each row are set before the first that is not."""
-    unset = np.append(np.nonzero(~flags)[0], len(flags))
-    first = unset[np.searchsorted(unset, offsets[:-1])]
-    return np.minimum(first, offsets[1:]) - offsets[:-1]
+    return np.empty(int(blocks.sum()), dtype=np.int32)
 
 
 @part
@@ -289,14 +282,23 @@ def settle(items: Array, slots: Array, lane: Lane) -> None:
 
 
 @part
-def key_of(pool: Pool, holding: Any, ids: Array, r: int, block: int) -> int:
-    """Equal keys are equal tokens up to the end of the block; what no other request can have is numbered by its
-    own."""
-    if block >= holding.shared:
-        return -1 - ((int(r) << 24) | block)
+def key_of(pool: Pool, texts: Texts, r: int, block: int) -> int:
+    """Equal keys are equal tokens up to the end of the block."""
+    return own_key(pool, texts, owner_of(texts, r, (block + 1) * pool.block_size - 1), block)
+
+
+@part
+def own_key(pool: Pool, texts: Texts, owner: int, block: int) -> int:
+    """The key of a block, given who wrote its last token first: its name, if it has one, or the owner's number for it.
+
+    It is below 0 for all that are numbered by their owner.
+    """
     last = (block + 1) * pool.block_size - 1
-    place = last // pool.hash_block_size
-    return ids[holding.ids + place] * pool.hash_block_size + last - place * pool.hash_block_size
+    row = texts.rows[owner]
+    if last >= row.named:
+        return -1 - ((int(owner) << 24) | block)
+    place = last // texts.size
+    return texts.names[row.names + place] * texts.size + last - place * texts.size
 
 
 @part
@@ -323,13 +325,51 @@ def find(pool: Pool, lane: Lane, request: Request, cache: Cache, r: int) -> tupl
     return holding.found, holding.idle
 
 
+@part
+def make_room(cache: Cache, holding: Any) -> None:
+    """Give a request a table, if it has none."""
+    if holding.table != NONE:
+        return
+    holding.table = cache.spare[holding.room]
+    if holding.table == NONE:
+        holding.table = cache.spare[ROOMS]
+        cache.spare[ROOMS] += 1 << holding.room
+    else:
+        cache.spare[holding.room] = cache.tables[holding.table]
+
+
+@part
+def leave_room(cache: Cache, holding: Any) -> None:
+    """A request's table is not needed any more."""
+    if holding.table == NONE:
+        return
+    if holding.room == NONE:
+        return
+    cache.tables[holding.table] = cache.spare[holding.room]
+    cache.spare[holding.room] = holding.table
+    holding.table = NONE
+
+
+@part
+def item_behind(items: Array, slots: Array, lane: Lane, key: int, before: int) -> int:
+    """The item of a key, NONE if there is none. ``before``: that of the block before, or NONE: blocks that were given
+    back together stand next to each other in the queue, the last one first."""
+    if before != NONE and items[before].references == 0:
+        guess = items[before].previous
+        if guess != NONE and items[guess].key == key and items[guess].next_same == guess:
+            return guess
+    return slots[lane.slots + slot_of(items, slots, lane, key)]
+
+
 @compiled
 def search(pool: Pool, lane: Lane, cache: Cache, r: int, longest: int) -> None:
     """Look for the first ``longest`` blocks of a request, up to the first that is not cached."""
     holding, items = cache.holdings[r], cache.items
-    found, idle = 0, 0
+    make_room(cache, holding)
+    found, idle, owner, x = 0, 0, top_of(cache.texts, r), NONE
     while found < longest:
-        x = cache.slots[lane.slots + slot_of(items, cache.slots, lane, key_of(pool, holding, cache.ids, r, found))]
+        owner = down_to(cache.texts, r, owner, (found + 1) * pool.block_size - 1)
+        x = item_behind(items, cache.slots, lane, own_key(pool, cache.texts, owner, found), x)
         if x == NONE:
             break
         cache.tables[holding.table + found] = x
@@ -374,10 +414,9 @@ def offer(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int) -> N
 
 
 @part
-def keyed_item(pool: Pool, lane: Lane, cache: Cache, r: int, block: int) -> int:
-    """A new item that others can find, for a full block of a request."""
-    key = key_of(pool, cache.holdings[r], cache.ids, r, block)
-    x = new_item(cache.items, lane, key, 1)
+def keyed_item(pool: Pool, lane: Lane, cache: Cache, owner: int, block: int) -> int:
+    """A new item that others can find, for a full block of the one who wrote its last token first."""
+    x = new_item(cache.items, lane, own_key(pool, cache.texts, owner, block), 1)
     remember(cache.items, cache.slots, lane, x)
     return x
 
@@ -386,9 +425,12 @@ def keyed_item(pool: Pool, lane: Lane, cache: Cache, r: int, block: int) -> int:
 def add_keys(pool: Pool, lane: Lane, cache: Cache, r: int, full: int) -> None:
     """Let the first ``full`` blocks of a request be found."""
     holding = cache.holdings[r]
+    make_room(cache, holding)
     settle(cache.items, cache.slots, lane)
-    for k in range(holding.kept, full):
-        x = keyed_item(pool, lane, cache, r, k)
+    owner = r
+    for k in range(full - 1, holding.kept - 1, -1):
+        owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
+        x = keyed_item(pool, lane, cache, owner, k)
         cache.items[x].references = 1
         cache.tables[holding.table + k] = x
     holding.kept = full
@@ -398,7 +440,8 @@ def add_keys(pool: Pool, lane: Lane, cache: Cache, r: int, full: int) -> None:
 def give_back(pool: Pool, lane: Lane, cache: Cache | None, r: int, tokens: int, offered: int, returns: bool) -> None:
     """Take back all blocks of a request that holds ``tokens``, the last one first.
 
-    The full blocks of the ``offered`` tokens keep their keys; ``returns``: the request will look for its own, too.
+    The full blocks of the ``offered`` tokens can be found by others, those of its answer from now on: nobody can ask
+    for them before its end (the engine names them earlier). ``returns``: the request will look for its own, too.
     """
     if cache is None:
         lane.free += blocks_of(pool, tokens)
@@ -412,11 +455,12 @@ def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, full: int
     holding, items = cache.holdings[r], cache.items
     settle(items, cache.slots, lane)
     push_run(items, lane, count - full, pool.plain_blocks_first != 0)
-    if returns:
-        for k in range(full - 1, holding.kept - 1, -1):
-            push(items, lane, keyed_item(pool, lane, cache, r, k))
-    else:
-        push_run(items, lane, full - holding.kept, False)
+    named = full if returns else max(min(full, holding.shared), holding.kept)
+    push_run(items, lane, full - named, False)
+    owner = r
+    for k in range(named - 1, holding.kept - 1, -1):
+        owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
+        push(items, lane, keyed_item(pool, lane, cache, owner, k))
     if holding.kept > 0:
         for k in range(holding.kept - 1, -1, -1):
             x = cache.tables[holding.table + k]
@@ -425,6 +469,7 @@ def put_back(pool: Pool, lane: Lane, cache: Cache, r: int, count: int, full: int
                 push(items, lane, x)
         holding.kept = 0
         lane.version += 1
+    leave_room(cache, holding)
     lane.free = lane.queued
 
 
@@ -435,6 +480,8 @@ def implant(pool: Pool, lane: Lane, cache: Cache, r: int, first: int, last: int)
     last = min(last, first + lane.free)
     lane.free -= last - first
     settle(cache.items, cache.slots, lane)
+    owner = r
     for k in range(last - 1, first - 1, -1):
-        push(cache.items, lane, keyed_item(pool, lane, cache, r, k))
+        owner = owner_of(cache.texts, owner, (k + 1) * pool.block_size - 1)
+        push(cache.items, lane, keyed_item(pool, lane, cache, owner, k))
     lane.free = lane.queued

@@ -1,8 +1,10 @@
-"""Clients: requests that come at a time of their own, or when another one has left and its place or session is free."""
+"""Clients: requests that come at a time of their own, or when others have left: those that they wait for, or those
+whose place in flight, or whose session's place in play, they take."""
 
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.core.compiled import part
 from windtunnel.core.records import (
@@ -13,14 +15,62 @@ from windtunnel.core.records import (
     GATE_TAIL,
     GONE,
     IN_FLIGHT,
+    IN_PLAY,
+    LANES,
     NONE,
+    QUEUE_HEAD,
+    QUEUE_TAIL,
     REFUSED,
     RELEASES,
     ROUTED_AHEAD,
     SENT,
     Array,
+    Play,
     State,
+    Waits,
 )
+
+
+def waits_of(demand: Any) -> Waits:
+    """Which requests wait for which."""
+    n, (offsets, parents) = len(demand.arrival), demand.waits
+    waiting = np.repeat(np.arange(n), np.diff(offsets))
+    order = np.lexsort((waiting, parents))
+    first = np.searchsorted(parents[order], np.arange(n + 1)).astype(np.int64)
+    return Waits(np.diff(offsets).astype(np.int64), first, waiting[order].astype(np.int64))
+
+
+def play_of(demand: Any) -> Play:
+    """The sessions, none of which has come."""
+    n, none = len(demand.arrival), np.zeros(0, dtype=np.int64)
+    counts = np.array([demand.lanes, 0, NONE, NONE], dtype=np.int64)
+    if not demand.lanes:
+        return Play(none, none, none, none, np.zeros(0), none, none, counts)
+    member = demand.sessions != NONE
+    session = np.full(n, NONE, dtype=np.int64)
+    session[member] = np.unique(demand.sessions[member], return_inverse=True)[1]
+    clocked = np.nonzero(member & (np.diff(demand.waits[0]) == 0))[0]
+    clocked = clocked[np.lexsort((clocked, demand.arrival[clocked], session[clocked]))]
+    leads = np.append(True, session[clocked][1:] != session[clocked][:-1])
+    heads, rest = clocked[leads], clocked[~leads]
+    return Play(
+        session=session,
+        left=np.bincount(session[member]).astype(np.int64),
+        first=np.searchsorted(session[rest], np.arange(len(heads) + 1)).astype(np.int64),
+        rows=rest,
+        delays=demand.arrival[rest] - demand.arrival[heads[session[rest]]],
+        heads=heads,
+        next=np.full(len(heads), NONE, dtype=np.int64),
+        counts=counts,
+    )
+
+
+def first_of_sessions(demand: Any, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of these rows those that come by themselves: with lanes, of each session only its first."""
+    if not demand.lanes:
+        return rows
+    play = play_of(demand)
+    return rows[~np.isin(rows, play.rows)]
 
 
 @part
@@ -89,7 +139,7 @@ def take_client(state: State, course: Array, r: int) -> None:
 def may_come(state: State, r: int, limit: int) -> bool:
     """Whether a client's request goes to a lane now; ``limit``: requests in flight at most, 0 for any number."""
     was: Any = state.requests[r].state
-    if was in (REFUSED, GONE):
+    if was in (REFUSED, GONE) or waits_for_lane(state.play, r):
         return False
     return bool(limit == 0 or was in (ADMITTED, ROUTED_AHEAD, AGAIN) or state.counters[IN_FLIGHT] < limit)
 
@@ -114,11 +164,16 @@ def wants_place(state: State, r: int, limit: int) -> bool:
 
 @part
 def complete(state: State, r: int, time: float) -> None:
-    """A request has ended: its session goes on after the think time, and its place is free for one that arrives a
-    turnaround later."""
-    following = state.follow[r]
-    if following != NONE:
-        add_release(state, time + state.think_time[following], following)
+    """A request has ended: those that waited for it last come after their think times, and its place is free for one
+    that arrives a turnaround later."""
+    waits = state.waits
+    for k in range(waits.first[r], waits.first[r + 1]):
+        following = waits.rows[k]
+        waits.left[following] -= 1
+        if waits.left[following] == 0:
+            add_release(state, time + state.think_time[following], following)
+    if state.play.counts[LANES] > 0:
+        end_in_session(state, state.play, r, time)
     if state.requests[r].state == REFUSED:
         return
     waiting = state.counters[GATE_HEAD]
@@ -128,3 +183,60 @@ def complete(state: State, r: int, time: float) -> None:
     state.counters[GATE_HEAD] = state.gate[waiting]
     state.requests[waiting].state = ADMITTED
     add_release(state, time + state.turnaround[waiting], waiting)
+
+
+# Sessions in play.
+
+
+@part
+def waits_for_lane(play: Play, r: int) -> bool:
+    """Whether a request's session has to wait for its place in play."""
+    if play.counts[LANES] == 0 or play.session[r] == NONE:
+        return False
+    return bool(play.next[play.session[r]] != play.session[r] and play.counts[IN_PLAY] >= play.counts[LANES])
+
+
+@part
+def has_lane(state: State, play: Play, r: int, time: float) -> bool:
+    """Whether a request that comes may go on: its session takes its place in play, or stands in the queue for one."""
+    if play.counts[LANES] == 0 or play.session[r] == NONE:
+        return True
+    s = play.session[r]
+    if play.next[s] == s:
+        return True
+    if play.counts[IN_PLAY] < play.counts[LANES]:
+        play.counts[IN_PLAY] += 1
+        begin_session(state, play, s, time)
+        return True
+    if play.counts[QUEUE_HEAD] == NONE:
+        play.counts[QUEUE_HEAD] = s
+    else:
+        play.next[play.counts[QUEUE_TAIL]] = s
+    play.counts[QUEUE_TAIL] = s
+    return False
+
+
+@part
+def begin_session(state: State, play: Play, s: int, time: float) -> None:
+    """A session has its place; its other requests by the clock come as long after its first as they say."""
+    play.next[s] = s
+    for k in range(play.first[s], play.first[s + 1]):
+        add_release(state, time + play.delays[k], play.rows[k])
+
+
+@part
+def end_in_session(state: State, play: Play, r: int, time: float) -> None:
+    """A request has ended; if it was the last of its session, the next one in the queue takes its place."""
+    s = play.session[r]
+    if s == NONE:
+        return
+    play.left[s] -= 1
+    if play.left[s] > 0:
+        return
+    s = play.counts[QUEUE_HEAD]
+    if s == NONE:
+        play.counts[IN_PLAY] -= 1
+        return
+    play.counts[QUEUE_HEAD] = play.next[s]
+    begin_session(state, play, s, time)
+    add_release(state, time, play.heads[s])

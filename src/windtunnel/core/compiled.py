@@ -9,7 +9,7 @@ With ``NUMBA_DISABLE_JIT=1`` they leave plain Python functions, through which a 
 """
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
@@ -51,30 +51,27 @@ class Unoptimised(JITCodeLibrary):
         return 0
 
 
-def callers_first(libraries: Iterable[Any]) -> list[Any]:
-    """These and all that they call, each behind all its callers.
-
-    What nobody has asked for when it is linked is dropped, and a library may name another one that it does not call.
-    """
-    found: dict[Any, None] = {}
-    ahead = [(library, False) for library in libraries]
-    while ahead:
-        library, done = ahead.pop()
-        if done:
-            found.setdefault(library)
-        elif library not in found:
-            ahead.append((library, True))
-            called = library._linking_libraries if isinstance(library, Unoptimised) else ()
-            ahead += [(one, False) for one in called if one not in found]
-    return [*reversed(found)]
-
-
 class Linked(JITCodeLibrary):
     """The code of an entry."""
 
     def finalize(self) -> None:
-        """Link what is called from here, directly or not, optimise it, and make machine code of it."""
-        self._linking_libraries = callers_first(self._linking_libraries)
+        """Link what is called from here, directly or not, optimise it, and make machine code of it.
+
+        Callers come before what they call: LLVM leaves out what nothing refers to when it is linked.
+        """
+        found: dict[Any, None] = {}
+        ahead = [(self, iter(list(self._linking_libraries)))]
+        while ahead:
+            library, called = ahead[-1]
+            following = next((each for each in called if each not in found), None)
+            if following is not None:
+                inner = following._linking_libraries if isinstance(following, Unoptimised) else ()
+                ahead.append((following, iter(list(inner))))
+                continue
+            found[library] = None
+            ahead.pop()
+        del found[self]
+        self._linking_libraries = list(reversed(found))
         super().finalize()
 
 

@@ -37,6 +37,7 @@ SCHEDULERS = {
     "Policy": "unified",
     "Sglang": "sglang",
     "Trtllm": "trtllm",
+    "UserScheduler": "user",
 }
 """Name of the class of a scheduler's settings in ``policy`` → its module in ``core.schedulers``, imported when it runs.
 Only names stand here, so that an edit of one scheduler leaves what is compiled for the others as it is."""

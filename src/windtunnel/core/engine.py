@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.apart.order import Order, order_of
 from windtunnel.core.batch_time import flatten
+from windtunnel.core.clients import first_of_sessions, play_of, waits_of
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
 from windtunnel.core.loop import FULL, loop
@@ -98,6 +99,7 @@ class Demand:
     follow: Integers
     """Next request of the same session, -1 if none."""
     think_time: Floats
+    """Seconds between the end of the one before, or of all that it waits for, and its release."""
     max_concurrency: int
     """Requests in flight at most; 0: any number."""
     max_tokens: Integers | None = None
@@ -110,6 +112,15 @@ class Demand:
     """Contents of the prompts as (offsets [n + 1], values): equal values are equal blocks of ``hash_block_size``
     tokens with equal blocks before them. What has no value is like nothing else."""
     hash_block_size: int = 0
+    begins: tuple[Integers, Integers] | None = None
+    """With whose text, prompt and answer, each prompt begins, and with how many tokens of it, as a tree
+    (``workload.texts.tree``): -1 and 0 if with no other's. In place of hash_ids."""
+    after: tuple[Integers, Integers] | None = None
+    """Requests whose ends release each, as (offsets [n + 1], rows), in place of ``follow``."""
+    sessions: Integers | None = None
+    """The session of each, -1: none; where ``lanes`` counts them."""
+    lanes: int = 0
+    """Sessions in play at most; 0: any number."""
     turnaround: Floats | None = None
     """Seconds from the end of a request to the arrival of the one that takes its place in flight, by the latter; None:
     at once."""
@@ -117,7 +128,22 @@ class Demand:
     @property
     def closed(self) -> bool:
         """Whether completions release requests."""
-        return self.max_concurrency > 0 or bool((self.follow != NONE).any())
+        return self.max_concurrency > 0 or self.lanes > 0 or len(self.waits[1]) > 0
+
+    @property
+    def waits(self) -> tuple[Integers, Integers]:
+        """Requests whose ends release each, as (offsets [n + 1], rows)."""
+        if self.after is not None:
+            return self.after
+        before = np.full(len(self.follow), NONE, dtype=np.int64)
+        parents = np.flatnonzero(self.follow != NONE)
+        before[self.follow[parents]] = parents
+        return np.append(0, np.cumsum(before != NONE)), before[before != NONE]
+
+    @property
+    def knows_contents(self) -> bool:
+        """Whether anything is known of what prompts share."""
+        return self.hash_ids is not None or self.begins is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,11 +215,10 @@ def _plain(part: Any) -> Callable[..., bool]:
 
 
 def arrivals_of(demand: Demand) -> Integers:
-    """Requests that do not wait for the one before in their session, as they come."""
-    first = np.ones(len(demand.arrival), dtype=bool)
-    first[demand.follow[demand.follow != NONE]] = False
-    order = np.nonzero(first)[0]
-    return order[np.argsort(demand.arrival[order], kind="stable")]
+    """Requests that wait for no other one, as they come; with lanes, of each session only the first."""
+    order = np.nonzero(np.diff(demand.waits[0]) == 0)[0]
+    order = order[np.argsort(demand.arrival[order], kind="stable")]
+    return first_of_sessions(demand, order)
 
 
 def _require_stages(fleet: Fleet) -> None:
@@ -248,7 +273,8 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
         counters=counters,
         clocks=_clocks(),
         uniforms=np.ascontiguousarray(uniforms, dtype=np.float64),
-        follow=np.ascontiguousarray(demand.follow, dtype=np.int64),
+        waits=waits_of(demand),
+        play=play_of(demand),
         think_time=np.ascontiguousarray(demand.think_time, dtype=np.float64),
         turnaround=np.zeros(n) if demand.turnaround is None else np.ascontiguousarray(demand.turnaround),
         releases=attributes(records(n if closed else 0, RELEASE)),

@@ -16,7 +16,7 @@ from windtunnel.core.apart import passage
 from windtunnel.core.apart.link import BEGUN, CLIENT, FRESH, LEAVES_NIC, LOOK, NOTHING, STOP, TRANSFER_END
 from windtunnel.core.apart.order import Order, is_behind, others, place, rouse
 from windtunnel.core.apart.staging import any_stirs
-from windtunnel.core.clients import add_release, complete, may_come, next_client, take_client, wants_place
+from windtunnel.core.clients import add_release, complete, has_lane, may_come, next_client, take_client, wants_place
 from windtunnel.core.compiled import entry, part
 from windtunnel.core.dispatch import enqueue, jump, room, step, update_bound
 from windtunnel.core.log import log_has_room
@@ -326,6 +326,8 @@ def happen(
     if kind == CLIENT:
         take_client(state, course, r)
         request = state.requests[r]
+        if not has_lane(state, state.play, r, time):
+            return
         if request.state in (ROUTED_AHEAD, AGAIN):
             start(state, order, course, hand, second, r, time)
         elif request.state == GONE:

@@ -182,6 +182,9 @@ LOOKED_AT, HANDED, HALTS, SENT, NUM_CLOCKS = range(5)
 lane; where equal steps end in any case, because something outside the loop happens then; when requests are sent again,
 which did not arrive then."""
 
+LANES, IN_PLAY, QUEUE_HEAD, QUEUE_TAIL = range(4)
+"""Entries of ``Play.counts``: sessions in play at most, and now; the two ends of the queue of the others."""
+
 MIXED, PREFILL, DECODE = range(3)
 """Roles of a pool."""
 
@@ -205,6 +208,36 @@ def attributes(array: NDArray[Any]) -> NDArray[Any]:
     return array.view(np.recarray) if config.DISABLE_JIT else array  # type: ignore[attr-defined]
 
 
+class Waits(NamedTuple):
+    """Which requests wait for which."""
+
+    left: Array
+    """[n] requests that each still waits for."""
+    first: Array
+    """[n + 1] where those that wait for each begin in ``rows``."""
+    rows: Array
+
+
+class Play(NamedTuple):
+    """The sessions, of which only some are in play; empty where any number may be."""
+
+    session: Array
+    """[n] of each request; NONE: none."""
+    left: Array
+    """[sessions] requests that have not ended."""
+    first: Array
+    """[sessions + 1] where those of its requests that come by the clock, but for the first, begin in ``rows``."""
+    rows: Array
+    delays: Array
+    """When each of these comes, in seconds after the session's first."""
+    heads: Array
+    """[sessions] the first request."""
+    next: Array
+    """[sessions] the next one in the queue; the session itself: it has its place."""
+    counts: Array
+    """[4] of LANES, IN_PLAY, QUEUE_HEAD and QUEUE_TAIL."""
+
+
 class State(NamedTuple):
     """Everything that a simulation reads and writes, as flat arrays."""
 
@@ -225,8 +258,8 @@ class State(NamedTuple):
     """[NUM_CLOCKS] of LOOKED_AT, HANDED and HALTS."""
     uniforms: Array
     """[n] random numbers of the random router."""
-    follow: Array
-    """[n] the next request of the same session."""
+    waits: Waits
+    play: Play
     think_time: Array
     """[n] seconds between a request and the end of the one before in its session."""
     turnaround: Array

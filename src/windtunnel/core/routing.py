@@ -21,7 +21,7 @@ from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import whole
 from windtunnel.policy import routing
 
-INDEX_POOL: Fields = [(name, np.int64) for name in ("block_size", "hash_block_size", "plain_blocks_first")]
+INDEX_POOL: Fields = [(name, np.int64) for name in ("block_size", "plain_blocks_first")]
 INDEX_LANE: Fields = [("free", np.int64), *blocks.CACHE_OF_LANE]
 REPLICA: Fields = [
     ("busy_until", np.float64),  # when the prompts sent there should be computed
@@ -85,8 +85,9 @@ def routing_arrays(fleet: Any, demand: Any, router: int) -> Routing | None:
     rows, requests = records(count, REPLICA), records(n, REQUEST)
     rows["head"] = rows["tail"] = NONE
     requests["before"] = requests["next"] = requests["replica"] = NONE
-    after = np.nonzero(demand.follow != NONE)[0]
-    requests["before"][demand.follow[after]] = after
+    offsets, parents = demand.waits
+    waiting = np.nonzero(np.diff(offsets) > 0)[0]
+    requests["before"][waiting] = parents[offsets[waiting]]
     pools, lanes, cache = _index(fleet, demand, settings)
     groups = sum(
         r * (1 if together else ranks)
@@ -118,7 +119,7 @@ def sends_kv(fleet: Any, demand: Any) -> bool:
     Raises:
         InputError: KV cannot be sent between the caches of these engines.
     """
-    if fleet.routing is None or not fleet.routing.transfers or demand.hash_ids is None:
+    if fleet.routing is None or not fleet.routing.transfers or not demand.knows_contents:
         return False
     if not all(scheduler_of(policy) == "vllm" and policy.prefix_caching for policy in fleet.policies):
         raise InputError("KV sent to another replica: simulated between prefix caches of vLLM's v1; use threshold=inf")
@@ -128,10 +129,10 @@ def sends_kv(fleet: Any, demand: Any) -> bool:
 def _index(fleet: Any, demand: Any, settings: Any) -> tuple[NDArray[Any], NDArray[Any], Any]:
     """(Its block sizes, a lane for each replica, the cache)."""
     pools, lanes = records(1, INDEX_POOL), records(sum(fleet.replicas), INDEX_LANE)
-    if settings is None or demand.hash_ids is None:
+    if settings is None or not demand.knows_contents:
         return pools, lanes, None
     size = settings.block_size or fleet.limits[0].block_size
-    pools["block_size"], pools["hash_block_size"] = size, demand.hash_block_size
+    pools["block_size"] = size
     lanes["free"] = settings.blocks or np.maximum(_capacity(fleet) // size, 1)
     return pools, lanes, blocks.prefix_cache(demand, size, lanes)
 

@@ -4,19 +4,16 @@
     num_blocks = ⌊available / bytes of one block over all layers⌋
 
 (``gpu_worker.determine_available_memory`` and ``kv_cache_utils`` of vLLM.) The activation peak belongs to a dry run
-with ``max_num_batched_tokens`` tokens and sampling for ``max_num_seqs`` requests. CUDA graphs are captured later and
-take from the memory beyond the limit: so did vLLM up to 0.20, and so does its second model runner, the default by 0.31.
-
-Two constants are fitted to what engines reported. Sampling takes 46 bytes per logit (Llama-3.1-8B on an A100, 0.31.0,
-256 requests by default: 1.44 GiB of activations). A transformer layer holds four hidden states and three intermediate
-ones per token (a 7 B Mistral, H100, 0.10.2, 16,384 tokens: 1.97 GiB). Of seven reported block counts (0.8.5 to 0.31,
-not all with recorded settings) five then agree within 2 % and two within 5-9 %. Where the engine's own count is
-known, ``num_gpu_blocks_override`` takes it.
+with ``max_num_batched_tokens`` tokens and sampling for ``max_num_seqs`` requests; what it takes, and what is reserved,
+is the preset's (``MemoryRules``), fitted to server logs by version. CUDA graphs are captured later and take from the
+memory beyond the limit, but in vLLM 0.22 to 0.30. Where the engine's own count is known, ``num_gpu_blocks_override``
+takes it.
 """
 
 from dataclasses import dataclass, replace
 
 from windtunnel.deployment import Engine, Pool, preset, resolve_engine
+from windtunnel.deployment.presets import MemoryRules
 from windtunnel.deployment.resolve import possible_tensor_parallel_sizes
 from windtunnel.errors import InputError
 from windtunnel.hardware import GIB, Device
@@ -25,13 +22,10 @@ from windtunnel.model.layers import Layer
 from windtunnel.model.quantization import DTYPE_BYTES
 from windtunnel.model.spec import stages
 
-SAMPLING_BYTES_PER_LOGIT = 46
-HIDDEN_STATES = 4
 STREAM_STATES = 2  # states side by side (hyper-connections, alternating updates), before and after a layer
-RESERVE = int(0.26 * GIB)  # beyond PyTorch's allocator on one GPU, as reported for the A100 run above
-COLLECTIVES = int(0.35 * GIB)  # buffers of NCCL and of the custom all-reduce when GPUs work together
 GRAPH_BYTES = GIB // 4096  # per layer and captured size: 0.67 GiB for 32 layers and 67 sizes (H100, 0.10.2)
 GB = 1e9
+HOPPER = 9  # compute capability
 UNBOUNDED = 2**62  # blocks of a stage whose layers cache nothing
 
 
@@ -48,7 +42,7 @@ class KVBudget:
     weight_bytes: int
     activation_bytes: int
     graph_bytes: int
-    """CUDA graphs; outside the limit."""
+    """CUDA graphs; outside the limit, unless the engine estimates them first (``MemoryRules.graphs_inside``)."""
     reserve_bytes: int
     """CUDA context growth and communication buffers."""
     window_bytes: int
@@ -121,11 +115,13 @@ def _drafting(model: Model, engine: Engine) -> Model:
 
 def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
     tp, dp, expert_parallel = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
+    rules = preset(engine.preset).memory
     weights = model.weight_bytes(tp, dp, expert_parallel) + _absorbed_bytes(model, tp)
-    activations = _activation_bytes(model, engine)
-    together = tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)
-    reserve = RESERVE + (COLLECTIVES if together > 1 else 0)
-    available = _available(device, engine, weights, activations, reserve)
+    weights += _padding_bytes(model, device, engine)
+    activations = _activation_bytes(model, engine, rules if device.sm_version else rules.without_cuda)
+    reserve = int(rules.reserve(tp * engine.pipeline_parallel_size * (dp if model.has_moe else 1)) * GIB)
+    graphs = len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES
+    available = _available(device, engine, weights, activations, reserve + (graphs if rules.graphs_inside else 0))
     size = engine.resolved("block_size")
     state = _state_bytes(model, engine)
     running = _requests_with_state(model, engine, max(available, 0))
@@ -136,7 +132,7 @@ def _budget(model: Model, device: Device, engine: Engine) -> KVBudget:
         block_bytes=block_bytes,
         weight_bytes=weights,
         activation_bytes=activations,
-        graph_bytes=len(engine.cudagraph_capture_sizes or ()) * model.num_layers * GRAPH_BYTES,
+        graph_bytes=graphs,
         reserve_bytes=reserve,
         window_bytes=window_bytes,
         state_bytes=running * state,
@@ -192,21 +188,40 @@ def _absorbed_bytes(model: Model, tp: int) -> int:
     )
 
 
-def _activation_bytes(model: Model, engine: Engine) -> int:
+def _padding_bytes(model: Model, device: Device, engine: Engine) -> int:
+    """What vLLM adds to experts in MXFP4: their hidden size becomes a multiple of 256, their intermediate size on each
+    GPU one of 64 on Hopper (Triton's kernels) and of 128 elsewhere (Marlin, FlashInfer)
+    (vllm/model_executor/layers/fused_moe/oracle/mxfp4.py of 0.33)."""
+    stored = model.quantization.of("experts") if model.quantization else None
+    experts = next((layer.mlp for layer in model.layer_counts if isinstance(layer.mlp, MoE)), None)
+    if engine.backend != "vllm" or stored is None or stored.method != "mxfp4" or experts is None:
+        return 0
+    tp, dp, whole = engine.tensor_parallel_size, engine.data_parallel_size, engine.enable_expert_parallel
+    width = experts.intermediate_size / (1 if whole else tp * dp)
+    hidden = experts.latent_size or model.hidden_size
+    step = 64 if device.sm_version // 10 == HOPPER else 128
+    ratio = -(-hidden // 256) * 256 / hidden * (-(-width // step) * step / width)
+    held = model.gpu_parameters(tp, dp, whole)["experts"] * model.bytes_per_weight("experts")
+    return int(held * (ratio - 1.0))
+
+
+def _activation_bytes(model: Model, engine: Engine, rules: MemoryRules) -> int:
     """Peak of the profile run: the widest layer over all tokens, or sampling, whichever is larger."""
     size, tokens = DTYPE_BYTES[model.dtype], engine.resolved("max_num_batched_tokens")
-    widest = max(_layer_elements(model, engine, layer) for layer in model.layer_counts)
-    kept = tokens * (2 * model.hidden_size + model.layer_inputs) * size
-    sampling = kept + SAMPLING_BYTES_PER_LOGIT * engine.resolved("max_num_seqs") * model.vocab_size * model.samples
+    kept = tokens * (rules.sampled_states * model.hidden_size + model.layer_inputs) * size
+    sampling = int(kept + rules.bytes_per_logit * engine.resolved("max_num_seqs") * model.vocab_size * model.samples)
+    if rules.layer_states is None:
+        return sampling
+    widest = max(_layer_elements(model, engine, layer, rules.layer_states) for layer in model.layer_counts)
     return max(int(tokens * (widest + model.layer_inputs) * size), sampling)
 
 
-def _layer_elements(model: Model, engine: Engine, layer: Layer) -> float:
-    """Numbers alive per token of this rank in the wider part of a layer."""
+def _layer_elements(model: Model, engine: Engine, layer: Layer, states: int) -> float:
+    """Numbers alive per token of this rank in the wider part of a layer; ``states``: hidden states among them."""
     size, tp = DTYPE_BYTES[model.dtype], engine.tensor_parallel_size
     mixed = layer.attention.scratch_elements(size, tp) if layer.attention else 0.0
     streams = STREAM_STATES * max(layer.streams, layer.predictions) * model.hidden_size
-    return HIDDEN_STATES * model.hidden_size + streams + max(mixed, _network_elements(model, engine, layer))
+    return states * model.hidden_size + streams + max(mixed, _network_elements(model, engine, layer))
 
 
 def _network_elements(model: Model, engine: Engine, layer: Layer) -> float:

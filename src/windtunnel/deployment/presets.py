@@ -6,6 +6,48 @@ from windtunnel.errors import InputError, unknown
 
 
 @dataclass(frozen=True)
+class MemoryRules:
+    """What an engine's profile run finds beside weights, by version, as server logs print it
+    (``python -m benchmarks.accuracy.kv_memory`` compares)."""
+
+    bytes_per_logit: float
+    """Of sampling for ``max_num_seqs`` requests, at its peak."""
+    sampled_states: int
+    """Hidden states of all tokens that are alive while it samples."""
+    layer_states: int | None
+    """Hidden states alive in a layer; None: the dry run is too short for its layers to count."""
+    reserve_gib: tuple[tuple[int, float], ...]
+    """Outside PyTorch's allocator, by GPUs that work together, GiB; between two of them, that of the smaller."""
+    graphs_inside: bool = False
+    """CUDA graphs are estimated, and taken from the share, before the KV cache is laid out."""
+
+    @property
+    def without_cuda(self) -> "MemoryRules":
+        """The rules on other devices than NVIDIA's, where PyTorch's own sampler stays (35.5 bytes a logit on an MI250
+        with 0.17)."""
+        return replace(self, bytes_per_logit=max(self.bytes_per_logit, TORCH_BYTES_PER_LOGIT))
+
+    def reserve(self, gpus: int) -> float:
+        """GiB outside PyTorch's allocator on each of so many GPUs that work together."""
+        return max(pair for pair in self.reserve_gib if pair[0] <= gpus)[1]
+
+
+TORCH_BYTES_PER_LOGIT = 38.3
+"""Of PyTorch's own top-p and top-k: 38.1 to 38.5 in 13 logs of vLLM 0.6.6 to 0.11.0."""
+MEMORY_V0 = MemoryRules(TORCH_BYTES_PER_LOGIT, 1, 3, ((1, 0.26), (2, 0.28), (4, 0.61)))
+"""vLLM 0.6.4 to 0.7.3: 109.8 kB a token of unchunked prompts is three hidden and three
+intermediate states."""
+MEMORY_TORCH_SAMPLER = MemoryRules(TORCH_BYTES_PER_LOGIT, 1, 3, ((1, 0.1), (2, 0.5), (8, 2.3)))
+"""vLLM 0.8 to 0.16, whose sampler is PyTorch's own; eight GPUs derived from two logs of 0.10.0."""
+MEMORY_FLASHINFER_SAMPLER = MemoryRules(14.5, 1, 3, ((1, 0.1), (2, 0.5), (8, 2.3)))
+"""vLLM 0.17 to 0.21, on CUDA (12 to 18.6 in six logs)."""
+MEMORY_SECOND_RUNNER = MemoryRules(46, 2, 4, ((1, 0.26), (2, 0.61)))
+"""vLLM from 0.31 on: Llama-3.1-8B on an A100, 256 requests, 1.44 GiB of activations. SGLang leaves activations out."""
+MEMORY_TRTLLM = MemoryRules(0, 2, None, ((1, 2.5),))
+"""TensorRT-LLM 1.2 on an H200: 0.14 GiB of PyTorch's and 2.55 GiB of other memory."""
+
+
+@dataclass(frozen=True)
 class EnginePreset:
     """What one version of an engine does by default."""
 
@@ -57,6 +99,8 @@ class EnginePreset:
     """``gpu_memory_utilization`` covers weights, activations and KV cache together (vLLM). SGLang's share
     (``mem_fraction_static``) leaves activations out; TensorRT-LLM's (``free_gpu_memory_fraction``) is of what is left
     next to weights and activations."""
+    memory: MemoryRules = MEMORY_SECOND_RUNNER
+    """What is taken beside weights and KV cache."""
 
     @property
     def backend(self) -> str:
@@ -84,9 +128,17 @@ VLLM_0_32 = EnginePreset(
     lacks=(),
     pipelines=(True, False),
 )
-VLLM_0_16 = EnginePreset("vllm-0.16", True, False, 0.9, pipelines=(False,))
+VLLM_0_16 = EnginePreset("vllm-0.16", True, False, 0.9, pipelines=(False,), memory=MEMORY_TORCH_SAMPLER)
 """Asynchronous scheduling is the default from 0.14 on, as the release notes of 0.14.0 say."""
-VLLM_0_12 = EnginePreset("vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False)
+VLLM_0_12 = EnginePreset(
+    "vllm-0.12", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False, memory=MEMORY_TORCH_SAMPLER
+)
+VLLM_0_20 = EnginePreset("vllm-0.20", True, True, 0.9, pipelines=(False,), memory=MEMORY_FLASHINFER_SAMPLER)
+VLLM_0_26 = replace(
+    VLLM_0_20, name="vllm-0.26", scheduler="vllm-0.20", memory=replace(MEMORY_FLASHINFER_SAMPLER, graphs_inside=True)
+)
+"""vLLM 0.22 to 0.30: the memory of their logs ("without CUDA graph memory profiling"). Their scheduler is taken to be
+that of 0.20; no recording of it is held against these versions."""
 VLLM_0_6 = EnginePreset(
     "vllm-0.6",
     async_scheduling=False,
@@ -101,6 +153,7 @@ VLLM_0_6 = EnginePreset(
     overlaps_prologues=False,
     deepep=False,
     before_v1=True,
+    memory=MEMORY_V0,
 )
 TENSORRT_LLM = EnginePreset(
     "trtllm-1.0",
@@ -115,6 +168,7 @@ TENSORRT_LLM = EnginePreset(
     enable_chunked_prefill=False,
     pipelines=(False,),
     turns_stages_synchronous=True,
+    memory=MEMORY_TRTLLM,
 )
 TENSORRT_LLM_0_11 = replace(
     TENSORRT_LLM,
@@ -130,22 +184,17 @@ PRESETS: dict[str, EnginePreset] = {
     for preset in (
         replace(VLLM_0_32, name="vllm-0.33"),
         VLLM_0_32,
-        EnginePreset("vllm-0.20", True, True, 0.9, pipelines=(False,)),
-        EnginePreset("vllm-0.19", True, True, 0.9, pipelines=(False,), scheduler="vllm-0.20"),
+        VLLM_0_26,
+        VLLM_0_20,
+        replace(VLLM_0_20, name="vllm-0.19", scheduler="vllm-0.20"),
+        replace(VLLM_0_20, name="vllm-0.17", scheduler="vllm-0.20"),
         VLLM_0_16,
         replace(VLLM_0_16, name="vllm-0.15", scheduler="vllm-0.16"),
         replace(VLLM_0_16, name="vllm-0.14", scheduler="vllm-0.16"),
         replace(VLLM_0_12, name="vllm-0.13", scheduler="vllm-0.12"),
         VLLM_0_12,
-        EnginePreset("vllm-0.10", False, False, 0.9, pipelines=(False,), fuses_all_reduce=False, deepep=False),
-        EnginePreset(
-            "vllm-0.8",
-            *(False, False, 0.9),
-            pipelines=(False,),
-            fuses_all_reduce=False,
-            deepep=False,
-            scheduler="vllm-0.10",
-        ),
+        replace(VLLM_0_12, name="vllm-0.10", deepep=False),
+        replace(VLLM_0_12, name="vllm-0.8", deepep=False, scheduler="vllm-0.10"),
         VLLM_0_6,
         EnginePreset(
             "sglang-0.5",

@@ -58,6 +58,13 @@ class Summary:
     preemptions: int
     prefix_cache_hit_rate: float
     """Share of the prompts' tokens that were found in the prefix cache; NaN if no request was admitted."""
+    prompt_tokens: int
+    """Of the requests that were admitted."""
+    cached_tokens: int
+    """Those of them that were found in the prefix cache."""
+    reuse: Mapping[str, int]
+    """Where it is known what prompts share, tokens found in the whole run: ``history`` (earlier prompts of the same
+    session), ``answers`` (what the server answered in it) and ``others`` (prompts of others, as a system prompt)."""
     stores: Mapping[str, float]
     """By name: share of the prompts' tokens of the whole run that came from a store of KV, a part of those found."""
     lives: Mapping[str, Any]
@@ -133,6 +140,7 @@ def summary(
     good = good_requests(metrics, requests.status == FINISHED, slo)
     total, wait = int(arrived.sum()), waits(requests, window.end)[arrived]
     used, shares = usage(steps, window), time_share(steps)
+    admitted = arrived & ~np.isnan(requests.scheduled)
     pools = run.manifest["pools"]
     return Summary(
         window=window,
@@ -149,7 +157,10 @@ def summary(
         verdicts=verdicts(latencies, slo),
         max_wait=float(np.nanmax(wait)) if (~np.isnan(wait)).any() else NAN,
         preemptions=int(requests.preemptions[arrived].sum()),
-        prefix_cache_hit_rate=_hit_rate(requests, arrived & ~np.isnan(requests.scheduled)),
+        prefix_cache_hit_rate=_hit_rate(requests, admitted),
+        prompt_tokens=int(requests.prompt_tokens[admitted].sum()),
+        cached_tokens=int(requests.cached_tokens[admitted].sum()),
+        reuse=dict(run.manifest.get("reuse", {})),
         stores=_store_rates(run),
         lives=_lives(run),
         usage=used,
@@ -227,6 +238,10 @@ def summary_json(result: Summary) -> dict[str, Any]:
             },
             "preemptions": result.preemptions,
             "prefix_cache_hit_rate": result.prefix_cache_hit_rate,
+            "prompt_tokens": result.prompt_tokens,
+            "cached_tokens": result.cached_tokens,
+            "generated_cached_tokens": result.reuse.get("answers", 0),
+            **({"reuse": dict(result.reuse)} if result.reuse else {}),
             **({"stores": dict(result.stores)} if result.stores else {}),
             **({"lives": dict(result.lives)} if result.lives else {}),
             "time_share": {source: result.time_share[source] for source in SOURCES},

@@ -14,10 +14,10 @@ from windtunnel.optimum.objective import Objective
 from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.schedule import Batch, Outcome, Schedule, as_early_as_possible, check
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.policy import Limits, Policy
+from windtunnel.policy import Decision, Limits, Policy, RequestView
 from windtunnel.policy.unified import infermax_grid
 from windtunnel.reference.batch import Batch as Step
-from windtunnel.reference.custom import Custom, Decision
+from windtunnel.reference.custom import Custom
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
@@ -46,7 +46,13 @@ class Planned:
     def __init__(self, schedule: Schedule) -> None:
         self.left = list(reversed(schedule.batches))
 
-    def schedule(self, now: float, waiting: Sequence[Request], running: Sequence[Request], limits: Limits) -> Decision:  # noqa: ARG002
+    def schedule(
+        self,
+        now: float,  # noqa: ARG002
+        waiting: Sequence[RequestView],
+        running: Sequence[RequestView],
+        limits: Limits,  # noqa: ARG002
+    ) -> Decision:
         """The next batch, or nothing before its last request has arrived."""
         here = {request.id: request for request in (*waiting, *running)}
         if not self.left or not self.left[-1].tokens.keys() <= here.keys():

@@ -68,9 +68,9 @@ class Problem:
         Raises:
             InputError: arrivals depend on completions, or prompts share what they have in the cache.
         """
-        if workload.max_concurrency or bool((workload.follow >= 0).any()):
+        if workload.released_by_ends:
             raise InputError("closed loops and sessions have no optimum: their arrivals depend on the schedule")
-        if workload.hash_ids is not None:
+        if workload.texts is not None:
             raise InputError("prompts with shared blocks: no bound yet counts what a prefix cache saves; drop hash_ids")
         output = np.minimum(workload.output_tokens, limits.max_model_len - workload.prompt_tokens)
         if output.min() < 1:

@@ -189,7 +189,7 @@ def _work(pool: Pool, workload: Workload) -> Work:
 
 def shares_blocks(pool: Pool, workload: Workload) -> bool:
     """Whether requests may share cached blocks: then the cache gives no bound, and a prompt only one token."""
-    return pool.engine.enable_prefix_caching is not False and workload.hash_ids is not None
+    return pool.engine.enable_prefix_caching is not False and workload.texts is not None
 
 
 def _cache_tokens(pool: Pool) -> int:
@@ -244,7 +244,7 @@ def _least_stretch(floors: dict[str, Floats], refused: NDArray[np.bool_], questi
     """How far the limits must be stretched for requests that have the engine to themselves."""
     window = trimmed_window(question.workload.arrival)
     measured: slice | NDArray[np.bool_] = slice(None)
-    open_loop = question.workload.max_concurrency == 0 and not (question.workload.follow >= 0).any()
+    open_loop = not question.workload.released_by_ends
     if window is not None and open_loop:
         measured = window.holds(question.workload.arrival)
     elif not open_loop:

@@ -181,7 +181,7 @@ def beginning(workload: Workload, question: Question) -> int | None:
     """How many requests to simulate first; None where that would not pay, and where completions release requests."""
     shares = [question.attainment] * bool(question.slo.limits)
     shares += [limit.percentile / 100 for limit in question.slo.percentiles if limit.metric != "itl"]
-    if not shares or workload.max_concurrency or bool((workload.follow >= 0).any()):
+    if not shares or workload.released_by_ends:
         return None
     measured = ALLOWED * (1 - max(shares))
     count = math.ceil(len(workload) * (WARMUP_SHARE + (1 - WARMUP_SHARE) * measured))

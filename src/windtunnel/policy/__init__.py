@@ -1,7 +1,7 @@
 """Policy: what a scheduler is, as data. ``reference`` runs it object by object, ``core`` runs it compiled."""
 
 from windtunnel.policy.named import PRESETS, scheduler
-from windtunnel.policy.own import Own
+from windtunnel.policy.own import ColumnScheduler, Decision, Own, PythonScheduler, RequestView, UserScheduler
 from windtunnel.policy.settings import Limits, Settings, can_ever_run, generated
 from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.trtllm import Trtllm
@@ -12,12 +12,17 @@ from windtunnel.policy.whole_batches import WholeBatches
 
 __all__ = [
     "PRESETS",
+    "ColumnScheduler",
+    "Decision",
     "Limits",
     "Own",
     "Policy",
+    "PythonScheduler",
+    "RequestView",
     "Settings",
     "Sglang",
     "Trtllm",
+    "UserScheduler",
     "VllmV0",
     "VllmV1",
     "WholeBatches",

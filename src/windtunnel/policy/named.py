@@ -32,8 +32,8 @@ PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang | Trtllm | WholeBatches] = 
 """Every scheduler that has a name; ``vllm`` is the version that runs have by default."""
 
 Scheduler = Settings | Callable[[], Any]
-"""Settings of a scheduler that windtunnel knows, or a function that makes a ``PythonScheduler`` of
-``windtunnel.reference.custom`` for each rank."""
+"""Settings of a scheduler that windtunnel knows, or a function that makes a ``PythonScheduler`` or a
+``ColumnScheduler`` for each rank."""
 
 ENTRY_POINTS = "windtunnel.schedulers"
 """Group of entry points in which a package offers its schedulers."""
@@ -205,7 +205,8 @@ def _guessed(text: str) -> Any:
 
 
 def _made(text: str, found: object, arguments: Mapping[str, Any]) -> Scheduler:
-    if isinstance(found, type) and callable(getattr(found, "schedule", None)):
+    decides = any(callable(getattr(found, name, None)) for name in ("schedule", "schedule_columns"))
+    if isinstance(found, type) and decides:
         return _factory(text, found, arguments)
     if isinstance(found, Settings):
         known = [field.name for field in fields(cast(Any, found))]
@@ -213,10 +214,10 @@ def _made(text: str, found: object, arguments: Mapping[str, Any]) -> Scheduler:
             if name not in known:
                 raise unknown(f"setting of {text.partition(':')[0]}", name, known)
         return cast(Settings, replace(cast(Any, found), **arguments))
-    if not callable(getattr(found, "schedule", None)):
+    if not decides:
         raise InputError(
-            f"scheduler {text!r}: is a {type(found).__name__}: must be a class or object with a method schedule, or "
-            "settings of windtunnel.policy"
+            f"scheduler {text!r}: is a {type(found).__name__}: must be a class or object with a method schedule (or "
+            "schedule_columns), or settings of windtunnel.policy"
         )
     if arguments:
         raise InputError(f"scheduler {text!r}: an object takes no settings: name its class instead")

@@ -2,15 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import filterfalse
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from windtunnel.errors import InputError
-from windtunnel.policy import Limits
+from windtunnel.policy import Decision, Limits, PythonScheduler
 from windtunnel.reference.batch import Batch, Scheduled
 from windtunnel.reference.request import Request
 from windtunnel.reference.staging import has_room
@@ -18,48 +18,6 @@ from windtunnel.reference.steady import Seen, Steady
 
 EVICTIONS = 100
 """Evictions for each request that waits or runs, without a token in between, after which a run cannot end."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One step. A running request that is not named keeps its memory and pauses."""
-
-    tokens: Mapping[Request, int]
-    """Request → tokens to compute: a piece of its prompt, or 1 to decode. Waiting requests are admitted, in this
-    order."""
-    evict: Sequence[Request] = ()
-    """Running requests that lose their memory first; they go back to the front of the queue, the first one foremost,
-    and compute everything again."""
-    hold: bool = False
-    """Those named go on decoding, and you are not asked again until a request arrives or lacks a block for its next
-    token or, while others wait, until one ends. It takes no effect with a piece of a prompt, nor with a whole prompt
-    while others wait. Such steps are made many at once: for rules that look at nothing else that changes meanwhile,
-    as ``now`` does."""
-
-
-class PythonScheduler(Protocol):
-    """What you write. One object for each data-parallel rank of each replica."""
-
-    def schedule(self, now: float, waiting: Sequence[Request], running: Sequence[Request], limits: Limits) -> Decision:
-        """Decide the step that starts at ``now`` (s).
-
-        ``waiting`` is in order of arrival behind those that were evicted, ``running`` in order of admission. A
-        request has ``num_tokens`` known tokens, of which ``num_computed_tokens`` are in the cache, and holds
-        ``num_blocks`` of ``limits.num_blocks``. It is asked again when the step has ended, or when a request arrives
-        at an idle engine. Known are its tokens, and the one that the step in flight samples.
-
-        In a decode pool a request comes with its KV, and is in ``running`` at once: it is to decode.
-        """
-
-
-class Choosy(PythonScheduler, Protocol):
-    """One that has a word in what a decode pool takes; without ``takes`` that is the engine's rule alone."""
-
-    def takes(self, request: Request, running: Sequence[Request], limits: Limits) -> bool:
-        """Whether a request that is computed elsewhere may get memory here, where there is enough for what it brings.
-
-        Those behind it wait for it. ``running`` has those that have memory and wait for their KV, too.
-        """
 
 
 @lru_cache(1024)
@@ -185,7 +143,7 @@ class Custom:
         if limits is None:
             return Batch()
         self.held = False
-        decision = self._decision(now, limits)
+        decision: Any = self._decision(now, limits)
         for request in reversed(decision.evict):
             self._evict(request)
         batch = self._carry_out(decision)
@@ -298,7 +256,7 @@ class Custom:
         if self.evictions > EVICTIONS * (len(self.waiting) + len(self.running)):
             raise self._error(f"{self.evictions} evictions since a request received a token: it goes on for ever")
 
-    def _carry_out(self, decision: Decision) -> Batch:
+    def _carry_out(self, decision: Any) -> Batch:
         """Those that decode again are counted; the others are looked at one by one, and join them with a token."""
         others = self._others(decision.tokens)
         batch = self.steady.batch(self.limits.max_num_batched_tokens)

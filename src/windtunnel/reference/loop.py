@@ -10,6 +10,7 @@ from math import floor, inf
 from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
+from windtunnel.reference.sessions import Sessions
 
 BATCH_END, LEAVES_NIC, TRANSFER_END, HANDED, ARRIVAL, SCHEDULE, ASK_AGAIN, LEASE_ENDS, TIME_OUT, READY, FAIL, TICK = (
     range(12)
@@ -160,7 +161,8 @@ class Stage:
 class Loop:
     """Simulates requests on replicas.
 
-    ``follow`` names the next request of a session, released ``think_time`` of it after the one before has ended; at
+    ``follow`` names the next request of a session, or says who waits for whom: one is released ``think_time`` of it
+    after those that it waits for have ended. At
     most ``max_concurrency`` requests are in flight (0: any number), the others wait at the client, first come first
     served, and take a free place after their ``turnaround`` (without any: at once).
     """
@@ -170,7 +172,7 @@ class Loop:
         replicas: list[Replica],
         router: Router,
         requests: list[Request],
-        follow: dict[int, int] | None = None,
+        follow: dict[int, int] | Sessions | None = None,
         think_time: list[float] | None = None,
         max_concurrency: int = 0,
         turnaround: list[float] | None = None,
@@ -178,7 +180,8 @@ class Loop:
         self.stages = [Stage(replicas, router)]
         self.requests = requests
         self.groups = [group for replica in replicas for group in replica.groups]
-        self.follow, self.think_time = follow or {}, think_time or []
+        self.sessions = follow if isinstance(follow, Sessions) else Sessions.chains(follow or {})
+        self.think_time = think_time or []
         self.turnaround = turnaround or [0.0] * len(requests)
         self.max_concurrency = max_concurrency
         self.in_flight = 0
@@ -193,10 +196,8 @@ class Loop:
         """No balancer looks at anything before."""
         self.ending: set[int] = set()
         """Groups whose oldest step has a BATCH_END event."""
-        follows = set(self.follow.values())
-        for request in requests:
-            if request.id not in follows:
-                heappush(self.events, (request.arrival, ARRIVAL, request.id))
+        for request in self.sessions.by_the_clock(requests):
+            heappush(self.events, (request.arrival, ARRIVAL, request.id))
 
     def run(self) -> None:
         """Process events until none is left."""
@@ -251,6 +252,10 @@ class Loop:
             heappush(self.events, (time, SCHEDULE, group))
 
     def _release(self, request: Request, time: float) -> None:
+        coming = self.sessions.come(request.id, time)
+        if coming is None:
+            return
+        self._expect(coming)
         request.arrival = time
         if request.refused:
             self._continue_session(request, time)
@@ -295,6 +300,8 @@ class Loop:
             self.in_flight -= 1
 
     def _continue_session(self, request: Request, time: float) -> None:
-        following = self.follow.get(request.id)
-        if following is not None:
-            heappush(self.events, (time + self.think_time[following], ARRIVAL, following))
+        self._expect(self.sessions.end(request.id, time, self.think_time))
+
+    def _expect(self, coming: list[tuple[float, int]]) -> None:
+        for time, r in coming:
+            heappush(self.events, (time, ARRIVAL, r))

@@ -24,10 +24,9 @@ def power_of_two(uniforms: list[float]) -> Router:
     return choose
 
 
-def session_affinity(follow: dict[int, int]) -> Router:
+def session_affinity(before: dict[int, int]) -> Router:
     """The replica of the session's request before, if it is there; otherwise the one with the fewest requests, where
     the session stays from then on."""
-    before = {following: request for request, following in follow.items()}
     sent: dict[int, int] = {}
 
     def choose(replicas: list[Replica], there: Sequence[int], _: Balancer, __: int, request: Request) -> int:

@@ -11,6 +11,7 @@ from windtunnel.core.records import NONE
 from windtunnel.core.stepwise.stepper import ONLY, Stepper
 from windtunnel.policy import Limits, Settings
 from windtunnel.replay.recording import RecordedRequest
+from windtunnel.workload.texts import tree
 
 
 class Lane:
@@ -96,6 +97,7 @@ def demand(
 ) -> Demand:
     """The columns of these requests, in this order: arrivals in any unit, tokens really generated and declared."""
     n = len(rows)
+    answers = any(row.answer for row in rows)
     return Demand(
         arrival=np.array(arrival, dtype=np.float64),
         prompt_tokens=np.array([row.prompt_tokens for row in rows], dtype=np.int64),
@@ -108,9 +110,29 @@ def demand(
         max_tokens=np.array(max_tokens, dtype=np.int64),
         priority=np.array([row.priority for row in rows], dtype=np.int64),
         adapter=np.array([row.adapter for row in rows], dtype=np.int64),
-        hash_ids=hash_ids([row.tokens for row in rows], block_size),
+        hash_ids=None if answers else hash_ids([row.tokens for row in rows], block_size),
         hash_block_size=block_size,
+        begins=tree(begins_of(rows)) if answers else None,
     )
+
+
+def begins_of(rows: Sequence[RecordedRequest]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(The row with whose text, prompt and answer, each prompt begins, how many tokens of it): the longest beginning of
+    an earlier one of the file; -1 and 0 if there is none."""
+    others, counts = np.full(len(rows), NONE, dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+    nodes: dict[tuple[int, int], int] = {}
+    writers: list[int] = []
+    for r in sorted(range(len(rows)), key=lambda r: rows[r].rank):
+        node = NONE
+        for place, token in enumerate(rows[r].tokens + rows[r].answer):
+            following = nodes.get((node, token))
+            if following is None:
+                following = nodes[node, token] = len(nodes)
+                writers.append(r)
+            elif place < rows[r].prompt_tokens:
+                others[r], counts[r] = writers[following], place + 1
+            node = following
+    return others, counts
 
 
 def hash_ids(prompts: Sequence[tuple[int, ...]], block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -4,8 +4,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
+from windtunnel.errors import InputError
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording
 
 Time = Any
@@ -90,27 +92,38 @@ class Loop:
         seconds: Callable[[Time], float],
         depth: int = 1,
         tolerance: float = 0,
+        release: Callable[[int, Time], None] | None = None,
     ) -> None:
         """
         Args:
             scheduler: what decides.
             recording: its requests.
-            arrival: when each arrives.
+            arrival: when each arrives that waits for no others.
             duration: of a step that does what was decided.
             words: what is recorded right after a decision.
             seconds: how times are written.
             depth: steps in flight.
             tolerance: by how much an arrival is seen too early.
+            release: tells the scheduler when a request comes that waited for others.
+
+        Raises:
+            InputError: requests wait for others, and there is no ``release``.
         """
-        self.scheduler, self.recording, self.arrival = scheduler, recording, arrival
+        if recording.has_sessions and release is None:
+            raise InputError("after: requests that wait for others are replayed through vLLM's v1 schedulers only")
+        self.scheduler, self.recording, self.arrival, self.release = scheduler, recording, list(arrival), release
         self.duration, self.words, self.seconds = duration, words, seconds
         self.depth, self.tolerance = depth, tolerance
-        self.now = self.last_end = 0 * arrival[0]
-        self.coming = self.number = 0
+        self.waits = {row.rank: set(row.after) for row in recording.requests if row.after}
+        self.coming = [(time, r) for r, time in enumerate(arrival) if r not in self.waits]
+        heapify(self.coming)
+        self.now = self.last_end = 0 * self.coming[0][0]
+        self.number = 0
         self.flying: deque[tuple[Step, Record]] = deque()
         self.arrived: list[int] = []
         self.left = set(range(len(arrival)))
         """Requests that have not ended."""
+        self.delivered: set[int] = set()
         self.first_token: dict[int, Time] = {}
         self.finish: dict[int, Time] = {}
         self.known = [row.prompt_tokens for row in recording.requests]
@@ -129,8 +142,8 @@ class Loop:
                 continue
             if self.flying:
                 yield self._land()
-            elif self.coming < len(self.arrival):  # even if requests wait
-                self.now = max(self.now, self.arrival[self.coming])
+            elif self.coming:  # even if requests wait
+                self.now = max(self.now, self.coming[0][0])
                 looks = 0
             else:
                 self.stuck = looks > 1  # nothing has changed since it was asked before
@@ -138,10 +151,11 @@ class Loop:
 
     def _launch(self) -> bool:
         """Decide a step; whether there is anything in it."""
-        while self.coming < len(self.arrival) and self.arrival[self.coming] <= self.now + self.tolerance:
-            self.scheduler.deliver(self.coming)
-            self.arrived.append(self.coming)
-            self.coming += 1
+        while self.coming and self.coming[0][0] <= self.now + self.tolerance:
+            r = heappop(self.coming)[1]
+            self.scheduler.deliver(r)
+            self.arrived.append(r)
+            self.delivered.add(r)
         decision = self.scheduler.schedule(self.now)
         if decision is None:
             return False
@@ -161,14 +175,26 @@ class Loop:
             self.first_token.setdefault(r, step.end)
             self.known[r] += 1
         self.finish |= dict.fromkeys(finished, step.end)
+        for r in finished:
+            self._go_on(r, step.end)
         ignored = getattr(step.decision, "ignored", [])
         self.left -= {*finished, *ignored}
         self.fruitless = 0 if step.arrived or emitted or ignored else self.fruitless + 1
         return record | {"emitted": self.recording.ids(emitted), "finished": self.recording.ids(finished)}
 
+    def _go_on(self, ended: int, time: Time) -> None:
+        """A request has ended: those come that waited for it last, after their think times."""
+        for r in [r for r, waits in self.waits.items() if ended in waits]:
+            self.waits[r].discard(ended)
+            if not self.waits[r] and self.release is not None:
+                del self.waits[r]
+                self.arrival[r] = time + self.recording.requests[r].think_time
+                self.release(r, self.arrival[r])
+                heappush(self.coming, (self.arrival[r], r))
+
     def _goes_in_circles(self) -> bool:
         """Whether more steps went by in vain than there are tokens to compute: requests preempt each other for ever."""
-        waiting = [r for r in self.left if r < self.coming] if self.fruitless > PATIENCE else []
+        waiting = [r for r in self.left if r in self.delivered] if self.fruitless > PATIENCE else []
         return self.fruitless > PATIENCE + 2 * sum(self.known[r] for r in waiting)
 
     def summary(self, times: Sequence[str], count: str) -> Record:
@@ -182,6 +208,8 @@ class Loop:
         }
 
     def _time(self, name: str, r: int) -> float | None:
+        if name == "arrival":
+            return self.seconds(self.arrival[r])
         time = (self.finish if name == "e2e_t" else self.first_token).get(r)
         return None if time is None else self.seconds(time - self.arrival[r] if name == "ttft" else time)
 

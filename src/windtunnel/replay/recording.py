@@ -9,7 +9,8 @@ from typing import Any
 from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json, read_text
 
-REQUEST_KEYS = ("id", "arrival", "prompt_len", "output_len", "priority", "prefix", "lora", "images")
+NEEDED = ("id", "prompt_len", "output_len")
+REQUEST_KEYS = (*NEEDED, "arrival", "priority", "prefix", "after", "think_time", "begins", "session", "lora", "images")
 ENGINES = ("reference", "core")
 """What a recording can be replayed with."""
 TICKS_PER_SECOND = 10_000_000
@@ -22,12 +23,13 @@ _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One request; ``rank`` is its place in the order of arrival, ties in file order."""
+    """One request; ``rank`` is its place in the order of arrival, ties in file order; of the file where some wait for
+    others."""
 
     id: str
     rank: int
     arrival: int
-    """In ticks of 100 ns."""
+    """In ticks of 100 ns; 0 where it waits for others."""
     prompt_tokens: int
     output_tokens: int
     priority: int
@@ -37,6 +39,12 @@ class RecordedRequest:
     """Number of its LoRA adapter, from 1 on; 0: the base model."""
     images: tuple[tuple[int, int, str], ...] = ()
     """Inputs of an encoder: (place in the prompt, embeddings, name of the contents)."""
+    answer: tuple[int, ...] = field(default=(), repr=False)
+    """Those of its output, where a later prompt may begin with them."""
+    after: tuple[int, ...] = ()
+    """Ranks of the requests that it waits for."""
+    think_time: int = 0
+    """Ticks between the end of the last one of these and its arrival."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,12 @@ class Recording:
     batch_time: dict[str, float]
     """Overrides of the recorder's coefficients, in seconds."""
     requests: tuple[RecordedRequest, ...]
-    """In order of arrival."""
+    """In order of their ranks."""
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether requests wait for others."""
+        return any(row.after for row in self.requests)
 
     def ids(self, numbers: Iterable[int]) -> list[str]:
         """The names of requests, given their ranks."""
@@ -105,12 +118,14 @@ def read_recording(path: Path) -> Recording:
     if not rows:
         raise InputError(f"{str(path)!r}: requests is empty: needs at least one")
     tokens = _Tokens()
-    ordered = sorted(rows, key=lambda row: row["arrival"])
-    adapters: dict[str, int] = {}
-    for row in ordered:
-        if name := row.get("lora"):
-            adapters.setdefault(name, len(adapters) + 1)
-    requests = tuple(_request(row, rank, tokens, adapters) for rank, row in enumerate(ordered))
+    sessions = any("after" in row or "begins" in row for row in rows)
+    ordered = rows if sessions else sorted(rows, key=lambda row: row["arrival"])
+    earlier: dict[str, RecordedRequest] = {}
+    for rank, row in enumerate(ordered):
+        earlier[row["id"]] = _request(row, rank, tokens, earlier, sessions)
+    if len(earlier) < len(rows):
+        raise InputError(f"{str(path)!r}: {len(rows) - len(earlier)} requests have the id of another one")
+    requests = tuple(earlier.values())
     return Recording(dict(document.get("config") or {}), dict(document.get("batch_time") or {}), requests)
 
 
@@ -120,25 +135,36 @@ def _checked(row: Any, number: int, path: Path) -> dict[str, Any]:
     for key in row:
         if key not in REQUEST_KEYS:
             raise unknown("key of a request", key, REQUEST_KEYS)
-    for key in REQUEST_KEYS[:4]:
+    for key in NEEDED if row.get("after") else (*NEEDED, "arrival"):
         if key not in row:
             raise InputError(f"{str(path)!r}: request {number} has no {key!r}")
-    if row["arrival"] < 0 or row["prompt_len"] < 1 or row["output_len"] < 1:
-        raise InputError(f"{str(path)!r}: request {row['id']!r}: arrival must be ≥ 0, prompt_len and output_len ≥ 1")
+    if row.get("arrival", 0) < 0 or row.get("think_time", 0) < 0 or row["prompt_len"] < 1 or row["output_len"] < 1:
+        raise InputError(f"{str(path)!r}: request {row['id']!r}: times must be ≥ 0, prompt_len and output_len ≥ 1")
     return row
 
 
-def _request(row: dict[str, Any], rank: int, tokens: "_Tokens", adapters: dict[str, int]) -> RecordedRequest:
-    adapter = adapters[row["lora"]] if row.get("lora") else 0
+def _request(
+    row: dict[str, Any], rank: int, tokens: "_Tokens", earlier: Mapping[str, RecordedRequest], sessions: bool
+) -> RecordedRequest:
+    """A request; ``sessions``: a later prompt may begin with its answer."""
+    begins, after = row.get("begins") or [], row.get("after") or []
+    for name in (*begins[:1], *after):
+        if name not in earlier:
+            raise InputError(f"request {row['id']!r}: {name!r} is no earlier request of the file")
+    start = (earlier[begins[0]].tokens + earlier[begins[0]].answer)[: begins[1]] if begins else ()
+    adapter = tokens.adapter(row.get("lora"))
     images = tuple((int(offset), int(size), str(name)) for offset, size, name in row.get("images") or ())
     return RecordedRequest(
         id=row["id"],
         rank=rank,
-        arrival=round(row["arrival"] * TICKS_PER_SECOND),
+        arrival=0 if after else round(row["arrival"] * TICKS_PER_SECOND),
         prompt_tokens=row["prompt_len"],
         output_tokens=row["output_len"],
         priority=row.get("priority") or 0,
-        tokens=tokens.prompt(row.get("prefix") or [], row["prompt_len"], adapter, images),
+        tokens=tokens.prompt(start, row.get("prefix") or [], row["prompt_len"], adapter, images),
+        answer=tokens.prompt((), [], row["output_len"], adapter) if sessions else (),
+        after=tuple(earlier[name].rank for name in after),
+        think_time=round(row.get("think_time", 0) * TICKS_PER_SECOND),
         adapter=adapter,
         images=images,
     )
@@ -149,18 +175,24 @@ class _Tokens:
 
     def __init__(self) -> None:
         self.numbers: dict[tuple[int, str, int], int] = {}
+        self.adapters: dict[Any, int] = {}
         self.private = 0
+
+    def adapter(self, name: Any) -> int:
+        """The number of a LoRA adapter; 0 without one."""
+        return self.adapters.setdefault(name, len(self.adapters) + 1) if name else 0
 
     def prompt(
         self,
+        start: tuple[int, ...],
         segments: list[list[Any]],
         length: int,
         adapter: int,
-        images: tuple[tuple[int, int, str], ...],
+        images: tuple[tuple[int, int, str], ...] = (),
     ) -> tuple[int, ...]:
-        """The segments in turn, the first n tokens of the stream of that name each, cut, then private tokens; images
-        stand in the place of theirs."""
-        tokens: list[int] = []
+        """The start and the segments in turn, the first n tokens of the stream of that name each, cut, then private
+        tokens; images stand in the place of theirs."""
+        tokens = list(start)
         for name, count in segments:
             tokens += [self.numbers.setdefault((adapter, name, i), len(self.numbers)) for i in range(count)]
         del tokens[length:]
@@ -168,6 +200,6 @@ class _Tokens:
             self.private -= 1
             tokens.append(self.private)
         for offset, size, name in images:
-            for i in range(offset, min(offset + size, length)):
+            for i in range(max(offset, len(start)), min(offset + size, length)):
                 tokens[i] = self.numbers.setdefault((tokens[i], f"image {name}", i), len(self.numbers))
         return tuple(tokens)

@@ -105,7 +105,7 @@ class Reference:
                 max_tokens=row.output_tokens,
                 priority=row.priority,
                 name=row.id,
-                tokens=row.tokens,
+                tokens=row.tokens + row.answer,
                 adapter=row.adapter,
                 images=tuple(Image(*image) for image in row.images),
             )
@@ -147,6 +147,14 @@ class Reference:
     def preemptions(self) -> list[int]:
         """How often each request was preempted."""
         return [request.preemptions for request in self.requests]
+
+    def release(self, r: int, time: int) -> None:
+        """A request that waited for others will come at that time."""
+        self.requests[r].arrival = time
+
+    def place(self, r: int) -> tuple[float, int]:
+        """A request's place in the order of arrival."""
+        return self.requests[r].arrival, r
 
     def deliver(self, r: int) -> None:
         """A request arrives."""
@@ -215,6 +223,7 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
         scheduler,
         recording,
         arrival=[row.arrival for row in recording.requests],
+        release=scheduler.release,
         duration=partial(_ticks, ticks),
         words=partial(_words, scheduler, recording),
         seconds=seconds_of,
@@ -228,6 +237,7 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
         "usable_blocks": room.num_blocks,
         "scheduler": "AsyncScheduler" if rules.async_scheduling else "Scheduler",
         "arrival_unit": "time",
+        **({"sessions": 1} if recording.has_sessions else {}),
     }
     for record in loop.records():
         more = scheduler.outcome if isinstance(scheduler, Reference) and drafting.num_speculative_tokens else {}
@@ -235,8 +245,9 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
     if loop.stuck:
         yield {"type": "stuck", "steps": loop.number, "t": seconds_of(loop.now)} | _queues(scheduler, recording)
         return
-    of_its_own = () if ADDITIONS & recording.config.keys() else ("ttft",)
-    summary = loop.summary((*of_its_own, "first_token_t", "e2e_t"), "preemptions")
+    shown = ("arrival",) if recording.has_sessions else ()
+    shown += () if ADDITIONS & recording.config.keys() else ("ttft",)
+    summary = loop.summary((*shown, "first_token_t", "e2e_t"), "preemptions")
     if version == "vllm-0.10":  # which does not count them
         summary["requests"] = {name: row | {"preemptions": None} for name, row in summary["requests"].items()}
     yield summary | {"final_free_blocks": scheduler.free_blocks}
@@ -319,7 +330,7 @@ def _words(scheduler: Engine, recording: Recording, step: Step) -> Record:
         "new": recording.ids(r for r in decision.admitted if r not in again),
         "resumed": recording.ids(r for r in decision.admitted if r in again),
         "cached_hit": {name[r]: hit for r, hit in decision.admitted.items() if hit},
-        "preempted": recording.ids(sorted(decision.preempted)),
+        "preempted": recording.ids(sorted(decision.preempted, key=scheduler.place)),
         **_queues(scheduler, recording),
         "free_blocks": scheduler.free_blocks,
         **(

@@ -21,7 +21,7 @@ class Core:
         rows = list(recording.requests)
         self.by_priority = rules.admission_order == "priority"
         if self.by_priority:  # the core takes equals by number, the engine by name
-            rows.sort(key=lambda row: (row.arrival, row.id))
+            rows.sort(key=lambda row: (0 if recording.has_sessions else row.arrival, row.id))
         self.ranks = [row.rank for row in rows]
         self.numbers = {rank: r for r, rank in enumerate(self.ranks)}
         output = [generated(row.prompt_tokens, row.output_tokens, room) for row in rows]
@@ -80,6 +80,14 @@ class Core:
 
     def _ranks(self, numbers: Iterable[int]) -> list[int]:
         return [self.ranks[r] for r in numbers]
+
+    def release(self, r: int, time: int) -> None:
+        """A request that waited for others will come at that time."""
+        self.lane.columns[self.numbers[r]]["arrival"] = time
+
+    def place(self, r: int) -> tuple[float, int]:
+        """A request's place in the order of arrival."""
+        return float(self.lane.columns[self.numbers[r]]["arrival"]), r
 
     def deliver(self, r: int) -> None:
         """A request arrives: it takes its place in the queue."""

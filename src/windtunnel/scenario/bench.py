@@ -105,6 +105,8 @@ def _jobs(matrix: Matrix) -> tuple[dict[tuple[str, ...], list[Job]], dict[tuple[
 
 
 def _jobs_of(scenario: Scenario, matrix: Matrix, loads: dict[tuple[Any, int], Workload]) -> Iterator[Job]:
+    if matrix.endpoint is not None:  # whose answers the client cannot send back as tokens
+        scenario = replace(scenario, load=replace(scenario.load, answers="recorded"))
     deployment = scenario.deployment()
     require_names(deployment)
     for pool in deployment.pools:

@@ -57,7 +57,8 @@ class Load:
     max_concurrency: int | None = None
     """Closed loop: the next request is sent when fewer are in flight."""
     lanes: int | None = None
-    """Sessions in play: the next one starts when fewer than this many have requests to come."""
+    """Sessions in play: the next one starts when fewer have requests to come. Agents' sessions, which all
+    start at once: max_concurrency, unless it is said."""
     num_prompts: int | None = None
     """Number of requests: the first of a trace (default: all), or random ones (default: 1000)."""
     random_input_len: int | None = None
@@ -211,8 +212,11 @@ class Load:
             found = with_recorded_answers(found)
         if self.max_think_time is not None:
             found = with_think_time_at_most(found, self.max_think_time)
-        if self.lanes is not None:
-            found = with_lanes(found, self.lanes)
+        lanes = self.lanes
+        if lanes is None and found.after is not None and not found.duration and self.from_file:
+            lanes = self.max_concurrency
+        if lanes is not None:
+            found = with_lanes(found, lanes)
         if self.request_rate is None:
             return found
         return replace(found, asked_rate=self.request_rate, burstiness=self.burstiness)

@@ -7,8 +7,7 @@ from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.tables import Tabulated
-from windtunnel.policy import Settings
-from windtunnel.reference.custom import PythonScheduler
+from windtunnel.policy import PythonScheduler, Settings
 from windtunnel.scenario.scenario import Scenario, vary
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.simulate.run import Run

@@ -46,14 +46,23 @@ class Prompts:
         self._workload, self._seed = workload, seed
 
     def tokens(self, row: int) -> list[int]:
-        """The prompt of a request: the blocks that it shares, and its own."""
+        """The prompt of a request: what it shares with others, and its own. Answers of others are drawn, too: what the
+        server answers is not known as tokens."""
         load, found = self._workload, list[int]()
         if load.hash_ids is not None:
             offsets, values = load.hash_ids
             for name in values[offsets[row] : offsets[row + 1]].tolist():
                 found += self._drawn(load.hash_block_size, 1, name)
-        count = int(load.prompt_tokens[row])
-        return (found + self._drawn(max(count - len(found), 0), 0, row))[:count]
+        path = [row]
+        while load.begins is not None and load.begins[0][path[-1]] >= 0:
+            path.append(int(load.begins[0][path[-1]]))
+        for this, following in pairwise([*reversed(path), -1]):
+            count = int(load.prompt_tokens[this])
+            found = (found + self._drawn(max(count - len(found), 0), 0, this))[:count]
+            if following >= 0 and load.begins is not None:
+                answer = self._drawn(int(load.output_tokens[this]), 2, this)
+                found = (found + answer)[: int(load.begins[1][following])]
+        return found
 
     def _drawn(self, count: int, kind: int, number: int) -> list[int]:
         rng = np.random.default_rng([self._seed, kind, number & 0xFFFFFFFFFFFFFFFF])
@@ -70,8 +79,16 @@ class Client:
         self.answers: dict[int, Answer] = {}
 
     async def send_all(self) -> None:
-        """Send every request, and wait for every answer."""
+        """Send every request, and wait for every answer. Raises InputError for lanes, which are not kept."""
         load = self._workload
+        if load.lanes:
+            raise InputError(f"lanes={load.lanes}: are not kept when a load is sent: use max_concurrency")
+        offsets, parents = (part.tolist() for part in load.waits)
+        self._left = [last - first for first, last in pairwise(offsets)]
+        self._children: list[list[int]] = [[] for _ in range(len(load))]
+        for row, (first, last) in enumerate(pairwise(offsets)):
+            for parent in parents[first:last]:
+                self._children[parent].append(row)
         room = asyncio.Semaphore(load.max_concurrency or len(load))
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         async with (
@@ -83,20 +100,29 @@ class Client:
                 body = self._body(row)
                 await asyncio.sleep(max(begun + float(load.arrival[row]) - time.monotonic(), 0.0))
                 await room.acquire()
-                all_.create_task(self._session(http, row, body, room))
+                all_.create_task(self._go_on(http, row, body, room, all_))
 
-    async def _session(self, http: httpx.AsyncClient, row: int, body: bytes, room: asyncio.Semaphore) -> None:
-        """A request and, if it is a turn of a session, those that follow it."""
+    async def _go_on(
+        self, http: httpx.AsyncClient, row: int, body: bytes, room: asyncio.Semaphore, all_: asyncio.TaskGroup
+    ) -> None:
+        """A request, and those that it is the last one to be waited for of."""
         try:
             await self._ask(http, row, body)
         finally:
             room.release()
-        following = int(self._workload.follow[row])
-        if following >= 0:
-            body = self._body(following)
-            await asyncio.sleep(float(self._workload.think_time[following]))
-            await room.acquire()
-            await self._session(http, following, body, room)
+        for child in self._children[row]:
+            self._left[child] -= 1
+            if self._left[child] == 0:
+                all_.create_task(self._follow(http, child, room, all_))
+
+    async def _follow(
+        self, http: httpx.AsyncClient, row: int, room: asyncio.Semaphore, all_: asyncio.TaskGroup
+    ) -> None:
+        """A request that waited for others, after its think time."""
+        body = self._body(row)
+        await asyncio.sleep(float(self._workload.think_time[row]))
+        await room.acquire()
+        await self._go_on(http, row, body, room, all_)
 
     def _body(self, row: int) -> bytes:
         output = int(self._workload.output_tokens[row])

@@ -122,7 +122,7 @@ def numbers_of(fleet: Fleet, role: str) -> list[int]:
 def _choices(fleet: Fleet, demand: Demand, routers: tuple[Router, Router], uniforms: Floats) -> tuple[Choice, Choice]:
     """The routers of both sides, each with what it may see of its side."""
     second = replace(fleet, route_score=routers[1].route_score, routing=routers[1].routing)
-    unknown = replace(demand, hash_ids=None)  # no prompt is computed there, and so none is looked for
+    unknown = replace(demand, hash_ids=None, begins=None)  # no prompt is computed there, and so none is looked for
     sides = ((fleet, "prefill", demand), (second, "decode", unknown))
     found = [
         router_of(pools_of(whole, of_role(whole, role)), asked, router.number, numbers.tolist())

@@ -28,13 +28,13 @@ def about_load(demand: Demand, cut: int, fleet: Fleet) -> list[str]:
         found.append(f"{cut} requests end at max_model_len={longest}, before their full output")
     roles = fleet.roles or ("mixed",) * len(fleet.policies)
     blind = [not one.can_cache_prefixes for one, role in zip(fleet.policies, roles, strict=True) if role != "decode"]
-    if demand.hash_ids is not None and any(blind):
+    if demand.knows_contents and any(blind):
         found.append(
             "prompts of this workload share prefixes, but this scheduler is simulated without prefix caching: all are "
             "computed; compare it with --no-enable-prefix-caching"
         )
     caching = [settings for settings in fleet.policies if settings.prefix_caching]
-    if demand.hash_ids is None and caching:
+    if not demand.knows_contents and caching:
         found.append(QUIET[any(not settings.without_known_prefixes().prefix_caching for settings in caching)])
     return found
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from windtunnel.core.hooks import guarded
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
 from windtunnel.core.routing import fixed_columns, sends_kv
+from windtunnel.core.texts.owners import shared_tokens
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, StageTimes
 from windtunnel.policy import Limits, Own, Policy, VllmV1, WholeBatches, routing
@@ -41,6 +42,7 @@ from windtunnel.reference.pipeline import EagerPipeline, NumberedScheduler, Pipe
 from windtunnel.reference.replica import Group, Step, table_time
 from windtunnel.reference.request import Request
 from windtunnel.reference.routing import Scored, power_of_two, session_affinity
+from windtunnel.reference.sessions import Sessions
 from windtunnel.reference.steady import Seen
 from windtunnel.reference.stores import Port, Shelf, Tiered
 
@@ -86,30 +88,65 @@ def requests_of(demand: Demand, policies: Sequence[object] = ()) -> list[Request
     columns = (demand.arrival, demand.prompt_tokens, demand.output_tokens, limits, demand.refused, priority)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     requests: list[Request] = [kind(i, *row) for i, row in enumerate(rows)]
-    if demand.hash_ids is not None:
-        offsets, values = demand.hash_ids
-        places = np.arange(demand.hash_block_size)
-        for request, (first, last) in zip(requests, pairwise(offsets.tolist()), strict=True):
-            contents = (values[first:last, None] * demand.hash_block_size + places).ravel()
-            request.tokens = tuple(contents[: request.prompt_tokens].tolist())
+    for request, tokens in zip(requests, _contents(demand), strict=True):
+        request.tokens = tokens
     return requests
 
 
+def _contents(demand: Demand) -> list[tuple[int, ...]]:
+    """Each prompt, and as much of the answer as others have, where anything is shared: numbers of tokens."""
+    n = len(demand.arrival)
+    if demand.hash_ids is not None:
+        offsets, values = demand.hash_ids
+        places = np.arange(demand.hash_block_size)
+        blocks = [values[first:last, None] * demand.hash_block_size + places for first, last in pairwise(offsets)]
+        return [
+            tuple(block.ravel()[:prompt].tolist())
+            for block, prompt in zip(blocks, demand.prompt_tokens.tolist(), strict=True)
+        ]
+    if demand.begins is None:
+        return [()] * n
+    others, counts = (part.tolist() for part in demand.begins)
+    shared = shared_tokens(demand)
+    lengths = np.where(shared > 0, np.maximum(shared, demand.prompt_tokens), 0).tolist()
+    found: dict[int, tuple[int, ...]] = {}
+    fresh = count()
+    for row in range(n):
+        path = [row]
+        while path[-1] not in found and others[path[-1]] != NONE:
+            path.append(others[path[-1]])
+        for r in reversed(path):
+            if r not in found:
+                start = found[others[r]][: counts[r]] if others[r] != NONE else ()
+                found[r] = start + tuple(islice(fresh, lengths[r] - len(start)))
+    return [found[row] for row in range(n)]
+
+
 def whole_contents(demand: Demand, requests: list[Request]) -> list[tuple[int, ...]]:
-    """What is known of each request's prompt and answer: in a session the next prompt begins with both."""
-    found = []
+    """What is known of each request's prompt and answer: in a session the next prompt begins with both, as far as
+    blocks of the size that is known tell."""
+    found, size = [], max(demand.hash_block_size, 1)
     for request, following in zip(requests, demand.follow.tolist(), strict=True):
         later = requests[following].tokens if following != NONE else ()
-        goes_on = later[: len(request.tokens)] == request.tokens and len(later) >= request.prompt_tokens
+        known = min(len(request.tokens), request.prompt_tokens // size * size)
+        goes_on = later[:known] == request.tokens[:known] and len(later) >= request.prompt_tokens
         found.append(later[: request.prompt_tokens + request.output_tokens] if goes_on else request.tokens)
     return found
 
 
-def clients_of(demand: Demand) -> tuple[dict[int, int], list[float], int, list[float]]:
-    """What the loop wants to know of clients: who follows whom, after how long, how many at once, turnarounds."""
-    follow = {i: int(f) for i, f in enumerate(demand.follow) if f != NONE}
+def clients_of(demand: Demand) -> tuple[Sessions, list[float], int, list[float]]:
+    """What the loop wants to know of clients: who waits for whom, how long, how many at once, turnarounds."""
+    offsets, parents = (part.tolist() for part in demand.waits)
+    after = {r: parents[a:b] for r, (a, b) in enumerate(pairwise(offsets)) if b > a}
+    sessions = [] if demand.sessions is None else demand.sessions.tolist()
     turnaround = [] if demand.turnaround is None else demand.turnaround.tolist()
-    return follow, demand.think_time.tolist(), demand.max_concurrency, turnaround
+    return Sessions(after, sessions, demand.lanes), demand.think_time.tolist(), demand.max_concurrency, turnaround
+
+
+def _before(demand: Demand) -> dict[int, int]:
+    """The first request that each waits for → it, for a router that keeps sessions together."""
+    offsets, parents = (part.tolist() for part in demand.waits)
+    return {r: parents[a] for r, (a, b) in enumerate(pairwise(offsets)) if b > a}
 
 
 def router_of(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Router:
@@ -126,7 +163,7 @@ def router_of(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) 
             )
         sends_kv(fleet, demand)
         size = fleet.limits[0].block_size
-        return Scored(fleet.routing, uniforms, fixed_columns(fleet), size, demand.hash_ids is not None)
+        return Scored(fleet.routing, uniforms, fixed_columns(fleet), size, demand.knows_contents)
     if router == routing.ROUTE_SCORE:
         assert fleet.route_score is not None
         return lowest_route_score(guarded("route_score", fleet.route_score))
@@ -136,7 +173,7 @@ def router_of(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) 
         routing.LEAST_OUTSTANDING: least_outstanding,
         routing.VLLM_DP: vllm_dp,
         routing.POWER_OF_TWO: power_of_two(uniforms),
-        routing.SESSION_AFFINITY: session_affinity(clients_of(demand)[0]),
+        routing.SESSION_AFFINITY: session_affinity(_before(demand)),
     }
     return routers[router]
 

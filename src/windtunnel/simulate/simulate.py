@@ -13,6 +13,7 @@ from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
 from windtunnel.core.fleet.service import run as run_service
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
+from windtunnel.core.texts.kinds import reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
@@ -22,11 +23,9 @@ from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
-from windtunnel.policy import Limits, Own, Settings
+from windtunnel.policy import Limits, PythonScheduler, Settings, UserScheduler
 from windtunnel.policy.named import Router, Scheduler, find_router, find_scheduler
-from windtunnel.policy.own import NAME as OWN
 from windtunnel.policy.tiers import Tier
-from windtunnel.reference.custom import PythonScheduler
 from windtunnel.simulate.apart import (
     Sending,
     about_waits,
@@ -52,6 +51,7 @@ from windtunnel.simulate.run import (
 )
 from windtunnel.version import __version__
 from windtunnel.workload.columns import Workload
+from windtunnel.workload.texts import tree
 
 Integers = NDArray[np.int64]
 
@@ -81,7 +81,7 @@ def simulate(
         tables: the batch-time tables of each pool where they are at hand; ``perf`` and ``cache`` then mean nothing.
         overheads: host work beyond that of the tables, and the client's path, whose clock then counts.
         policies: the scheduler of each pool where it is not the one of its engine.
-        scheduler: makes a scheduler in Python for each rank, instead of all these; it runs on the reference engine.
+        scheduler: makes a scheduler in Python for each rank, instead of all these; see ``policy.PythonScheduler``.
 
     Raises:
         InputError: the model does not fit, or a name is unknown.
@@ -97,11 +97,11 @@ def simulate(
     demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
     notes += [*about_load(demand, cut, fleet), *_state_notes(deployment, budgets, demand)]
-    if demand.hash_ids is None:
+    if not demand.knows_contents:
         fleet = replace(fleet, policies=tuple(policy.without_known_prefixes() for policy in fleet.policies))
     between = between_of(deployment, budgets, demand) if deployment.apart else None
     record, said = _record(fleet, demand, routers_of(deployment), seed, between)
-    requests = seen_late(_requests(workload, record, fleet), deployment)
+    requests, accounts = seen_late(_requests(workload, record, fleet), deployment), _accounts(record, demand)
     notes += [*said, *about_the_unfinished(requests, fleet)]
     if client:
         requests = at_client(requests, workload, delays, client)
@@ -109,7 +109,7 @@ def simulate(
         requests=requests,
         iterations=_iterations(record),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
-        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | _accounts(record),
+        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | accounts,
         times=times,
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),
@@ -126,16 +126,18 @@ def _elastic(deployment: Deployment, seed: int) -> dict[str, Any]:
     return {"scaling": scaling, "failures": tuple(failures), "on_failure": on_failure}
 
 
-def _accounts(record: Record) -> dict[str, Any]:
-    """What stores, and replicas that come and go, did in the whole run; nothing where there are none."""
+def _accounts(record: Record, demand: Demand) -> dict[str, Any]:
+    """What stores, and replicas that come and go, did in the whole run, and what prompts found; nothing where there are
+    none."""
     stores = [use._asdict() for use in record.tiers]
     lives = record.lives._asdict() | {"pools": [one._asdict() for one in record.lives.pools]} if record.lives else None
-    return {name: value for name, value in (("stores", stores), ("lives", lives)) if value}
+    reuse = reuse_by_kind(demand, record.requests["cached_tokens"])
+    return {name: value for name, value in (("stores", stores), ("lives", lives), ("reuse", reuse)) if value}
 
 
 def _state_notes(deployment: Deployment, budgets: list[KVBudget], demand: Demand) -> list[str]:
     rows = zip(deployment.pools, budgets, strict=True)
-    return [note for row in rows for note in state_notes(*row, demand.hash_ids is not None)]
+    return [note for row in rows for note in state_notes(*row, demand.knows_contents)]
 
 
 def _record(
@@ -148,7 +150,7 @@ def _record(
     """What happened, in the core or in the reference engine where it alone has the rules, and what to say of that."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
     beyond = beyond_the_tandem(fleet, routers, between[0].rules) if between else beyond_the_core(fleet)
-    slow = ", ".join(name for name in beyond if name != OWN)  # whoever writes a scheduler knows
+    slow = ", ".join(beyond)
     said = [f"{slow}: simulated by the reference engine, which takes its time"] * bool(slow)
     if beyond:
         require_known(fleet, beyond)
@@ -181,7 +183,7 @@ def _named(pool: Pool) -> Scheduler:
 
 
 def _scheduler_of(pool: Pool, found: Scheduler) -> Settings:
-    settings = Own(found, engine_scheduler(pool.engine)) if callable(found) else found
+    settings = UserScheduler(found, engine_scheduler(pool.engine)) if callable(found) else found
     return settings.with_stages(pool.engine.pipeline_parallel_size)
 
 
@@ -280,8 +282,6 @@ def _demand(workload: Workload, fleet: Fleet, reserved: int) -> tuple[Demand, in
     ``policy.can_ever_run``. A prefill pool gets its prompt and one token; a decode pool keeps ``reserved`` tokens free
     when it takes a prompt, whose length it does not mind.
     """
-    if workload.after is not None or workload.begins is not None or workload.lanes:
-        raise InputError("after, begins and lanes: not simulated yet")
     pools = list(zip(fleet.policies, fleet.limits, fleet.roles, strict=True))
     longest = [settings.longest_request(limit) for settings, limit, role in pools if role != "prefill"]
     room = min(longest) - workload.prompt_tokens
@@ -301,13 +301,16 @@ def _demand(workload: Workload, fleet: Fleet, reserved: int) -> tuple[Demand, in
         output_tokens=np.maximum(output, 0),
         overruns=output < np.minimum(workload.max_tokens, room),
         refused=refused,
-        follow=workload.follow,
+        follow=workload.follow if workload.after is None else np.full(len(workload), NONE),
+        after=workload.after,
+        sessions=workload.session,
+        lanes=workload.lanes,
         think_time=workload.think_time,
         max_concurrency=workload.max_concurrency,
         max_tokens=np.minimum(workload.max_tokens, room),
         priority=workload.priority,
-        hash_ids=workload.hash_ids,
         hash_block_size=workload.hash_block_size,
+        begins=None if workload.texts is None else tree(workload.texts),
     )
     return demand, int(((output < workload.output_tokens) & ~refused).sum())
 

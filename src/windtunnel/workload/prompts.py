@@ -1,7 +1,5 @@
-"""Workloads whose prompts share text: common prefixes, and sessions whose every turn repeats the conversation so far.
-
-Both carry hash ids of the prompts' full blocks: equal ids stand for equal text up to the end of the block.
-"""
+"""Workloads whose prompts share text: common prefixes, and sessions whose every turn repeats the conversation so far,
+answers included."""
 
 from __future__ import annotations
 
@@ -59,7 +57,6 @@ def sessions(
     turns: int | OneLength = 4,
     think_time: float = 10.0,
     system_tokens: int = 0,
-    hash_block_size: int = 16,
     max_concurrency: int = 0,
 ) -> Workload:
     """Conversations: each turn's prompt is the system prompt, all earlier turns and answers, and a new message.
@@ -68,7 +65,6 @@ def sessions(
     think times are exponential with the mean ``think_time`` in s (0: none). All sessions share the system prompt.
     """
     check_count("num_sessions", num_sessions)
-    check_count("hash_block_size", hash_block_size)
     if not (math.isfinite(think_time) and think_time >= 0):
         raise InputError(f"think_time={think_time:g}: must be finite seconds ≥ 0")
     if system_tokens < 0:
@@ -84,15 +80,17 @@ def sessions(
     arrival[first] = arrivals.times(num_sessions, stream(seed, "arrivals"))
     think = stream(seed, "think times").exponential(think_time, len(session))
     think[first] = 0.0
-    shared = system_tokens // hash_block_size
+    rows = np.arange(len(session))
+    others, shared = rows - 1, prompt - message
+    others[first], shared[first] = (0, system_tokens) if system_tokens else (-1, 0)
+    others[0], shared[0] = -1, 0
     return Workload.from_columns(
         arrival=arrival,
         prompt_tokens=prompt,
         output_tokens=output,
         session=session,
         think_time=think,
-        hash_ids=_hashes(prompt // hash_block_size, np.zeros(len(session), np.int64), shared, session),
-        hash_block_size=hash_block_size,
+        begins=(others, shared),
         max_concurrency=max_concurrency,
         name="sessions",
     )

@@ -63,6 +63,7 @@ class Cache:
         )
         lanes = records(1, [("free", np.int64)], TREE_OF_LANE)
         self.prompts = prompts
+        self.number = {token: number for number, token in enumerate(sorted({*chain(*prompts)}))}
         self.tree: Tree = radix.radix_tree(demand, lanes)
         self.lanes = attributes(lanes)
         self.requests = attributes(records(n, [("context", np.int64), ("node", np.int64)]))
@@ -105,7 +106,7 @@ class Cache:
         rows, nodes = self.tree.nodes, self.nodes
         for node in nodes:
             assert rows[node]["length"] > 0
-            assert rows[node]["first"] == self.tokens(node)[0]
+            assert rows[node]["first"] == self.number[self.tokens(node)[0]]
             assert rows[node]["children"] == sum(rows[other]["parent"] == node for other in nodes)
         assert len({(rows[node]["parent"], rows[node]["first"]) for node in nodes}) == len(nodes)
         assert self.evictable == sum(rows[node]["length"] for node in nodes if rows[node]["locks"] == 0)

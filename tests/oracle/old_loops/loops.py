@@ -225,9 +225,11 @@ def next_release(state: State) -> int:
 def complete(state: State, r: int, time: float) -> None:
     """A request of the closed loop has ended: its session goes on after the think time, and its place is free for one
     that arrives a turnaround later."""
-    following = state.follow[r]
-    if following != NONE:
-        add_release(state, time + state.think_time[following], following)
+    waits = state.waits
+    for k in range(waits.first[r], waits.first[r + 1]):
+        waits.left[waits.rows[k]] -= 1
+        if waits.left[waits.rows[k]] == 0:
+            add_release(state, time + state.think_time[waits.rows[k]], waits.rows[k])
     if state.requests[r].state == REFUSED:
         return
     waiting = state.counters[GATE_HEAD]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.apart.link import EVENT, HANDED, NEXT, NIC, NUM_COUNTS, RULES, SHARED, Apart
 from windtunnel.core.apart.staging import MEMORY, SEATS, SEATS_AND_FEW
+from windtunnel.core.clients import play_of, waits_of
 from windtunnel.core.dispatch import check
 from windtunnel.core.engine import (
     Demand,
@@ -165,10 +166,12 @@ def _rows(demand: Demand, rules: Handover) -> Demand:
     again = (rules.first_token == "decode") & ~stays
     one = np.minimum(demand.output_tokens, 1)
     declared = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
-    hash_ids = demand.hash_ids
+    hash_ids, begins = demand.hash_ids, demand.begins
     if hash_ids is not None:
         offsets = hash_ids[0]
         hash_ids = np.concatenate([offsets, np.full(n, offsets[-1])]), hash_ids[1]
+    if begins is not None:  # what a decode lane gets is not looked for there
+        begins = np.append(begins[0], np.full(n, NONE)), np.append(begins[1], np.zeros(n, dtype=np.int64))
     return replace(
         demand,
         arrival=np.concatenate([demand.arrival, np.full(n, np.nan)]),
@@ -177,9 +180,12 @@ def _rows(demand: Demand, rules: Handover) -> Demand:
         max_tokens=np.concatenate([one, declared + again]),
         overruns=np.concatenate([np.zeros(n, dtype=bool), demand.overruns]),
         refused=np.concatenate([demand.refused, np.zeros(n, dtype=bool)]),
-        follow=np.zeros(0, dtype=np.int64),
+        follow=np.full(2 * n, NONE, dtype=np.int64),
+        after=None,
+        lanes=0,
         priority=None if demand.priority is None else np.tile(demand.priority, 2),
         hash_ids=hash_ids,
+        begins=begins,
         max_concurrency=0,
     )
 
@@ -192,7 +198,8 @@ def _begun(state: State, fleet: Fleet, demand: Demand) -> State:
         [role == "decode" for role in fleet.roles], np.multiply(fleet.replicas, fleet.lanes)
     )
     return state._replace(
-        follow=np.ascontiguousarray(demand.follow, dtype=np.int64),
+        waits=waits_of(demand),
+        play=play_of(demand),
         think_time=np.ascontiguousarray(demand.think_time, dtype=np.float64),
         turnaround=np.zeros(n) if demand.turnaround is None else np.ascontiguousarray(demand.turnaround),
         releases=attributes(records(n, RELEASE)),

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Request, attributes, records
+from windtunnel.core.texts.owners import Texts, owner_of, texts_of, token_of
 
-PRIVATE = 1 << 62
-"""Tokens from here on are like no other request's."""
 DEEPEST = 1 << 24
 """More nodes than any path has."""
 TOKENS_OF_NODE = 64
@@ -63,32 +62,21 @@ class Tree(NamedTuple):
     slots: Array
     """The first node in each slot of the index."""
     room: Array
-    hashed: Array
-    """[requests] tokens of each prompt whose content is named."""
-    offsets: Array
-    """[requests + 1] where its names begin in ``ids``."""
-    ids: Array
-    size: int
-    """Tokens that a name stands for."""
+    texts: Texts
 
 
 def radix_tree(demand: Any, lanes: NDArray[Any]) -> Tree:
     """Empty trees for lanes whose ``free`` memory is set."""
-    n, count = len(demand.arrival), len(lanes)
+    count = len(lanes)
     lanes["root"], lanes["oldest"] = np.arange(count), NONE
     nodes = records(2 * count + int(lanes["free"].sum()) // TOKENS_OF_NODE + 64, NODE)
     nodes["next"] = np.arange(1, len(nodes) + 1)
     nodes["parent"][:count] = NONE
-    offsets, ids = demand.hash_ids if demand.hash_ids is not None else (np.zeros(n + 1), np.zeros(1))
-    hashed = np.minimum(np.diff(offsets) * demand.hash_block_size, demand.prompt_tokens)
     return Tree(
         nodes=attributes(nodes),
         slots=np.full(1 << (2 * len(nodes)).bit_length(), NONE, dtype=np.int64),
         room=np.array([count, len(nodes) - count], dtype=np.int64),
-        hashed=np.ascontiguousarray(hashed, dtype=np.int64),
-        offsets=np.ascontiguousarray(offsets, dtype=np.int64),
-        ids=np.ascontiguousarray(ids, dtype=np.int64),
-        size=max(demand.hash_block_size, 1),
+        texts=texts_of(demand),
     )
 
 
@@ -138,20 +126,24 @@ def clear(tree: Tree, root: int) -> None:
 @part
 def token(tree: Tree, r: int, place: int) -> int:
     """A number that is equal for equal tokens after equal beginnings."""
-    if place < tree.hashed[r]:
-        return tree.ids[tree.offsets[r] + place // tree.size] * tree.size + place % tree.size
-    return PRIVATE | (int(r) << 31) | int(place)
+    return token_of(tree.texts, owner_of(tree.texts, r, place), place)
 
 
 @compiled
 def common(tree: Tree, a: int, b: int, start: int, end: int) -> int:
     """How many tokens two requests with equal beginnings share from ``start`` on, at most to ``end``."""
+    rows, names, size = tree.texts.rows, tree.texts.names, tree.texts.size
+    while a != b and end > start and (rows[a].begins > start or rows[b].begins > start):
+        if rows[a].begins >= rows[b].begins:  # shared tokens grow on the way down: b is not above a
+            end, a = min(end, rows[a].begins), rows[a].other
+        else:
+            end, b = min(end, rows[b].begins), rows[b].other
     if a == b:
-        return end - start
-    end = min(end, tree.hashed[a], tree.hashed[b])
+        return max(end - start, 0)
+    end = min(end, rows[a].named, rows[b].named)
     at = start
-    while at < end and tree.ids[tree.offsets[a] + at // tree.size] == tree.ids[tree.offsets[b] + at // tree.size]:
-        at = min((at // tree.size + 1) * tree.size, end)
+    while at < end and names[rows[a].names + at // size] == names[rows[b].names + at // size]:
+        at = min((at // size + 1) * size, end)
     return max(at - start, 0)
 
 

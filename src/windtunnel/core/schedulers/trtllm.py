@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core import step as steps
-from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, find, give_back, offer, prefix_cache, take
+from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, find, forget_requests, give_back, offer, prefix_cache, take
+from windtunnel.core.blocks import clear as clear_cache
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall
@@ -66,7 +67,7 @@ POOL_FIELDS: Fields = [
     *((name, np.int64) for name in ("batch_waits", "batch_wait_iters")),
     ("batch_wait_tokens", np.float64),
     *((name, np.int64) for name in ("balances", "gathering_iters")),
-    *((name, np.int64) for name in ("hash_block_size", "plain_blocks_first")),
+    *((name, np.int64) for name in ("plain_blocks_first",)),
 ]
 
 LANE_FIELDS: Fields = [
@@ -122,7 +123,6 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["batch_wait_iters"] = policy.batch_wait_timeout_iters
         pool["batch_wait_tokens"] = policy.batch_wait_max_tokens_ratio * limits.max_num_batched_tokens
         pool["balances"], pool["gathering_iters"] = policy.enable_balance, policy.batching_wait_iters
-        pool["hash_block_size"] = demand.hash_block_size
     requests["max_tokens"] = demand.output_tokens if demand.max_tokens is None else demand.max_tokens
     width = 2 * int(pools["max_num_seqs"].max()) + 32
     cache = None
@@ -132,6 +132,18 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
             raise InputError(f"block_size={sorted(sizes)}: must be the same in all pools that reuse blocks")
         cache = prefix_cache(demand, fleet.limits[0].block_size, lanes)
     return Own(cache, np.zeros((len(lanes), width), dtype=np.int32), np.zeros(width, dtype=np.int64))
+
+
+def clear(state: State, i: int, before: NDArray[Any]) -> None:
+    """Lane ``i``, whose fields are again as before the run, has computed nothing; ``before``: what they were."""
+    if state.own.cache is not None:
+        clear_cache(state.own.cache, state.lanes[i : i + 1], int(before["version"][0]))
+
+
+def forget(state: State, requests: NDArray[np.int64]) -> None:
+    """Requests have nothing in the cache."""
+    if state.own.cache is not None:
+        forget_requests(state.own.cache, requests)
 
 
 def check(state: State) -> None:

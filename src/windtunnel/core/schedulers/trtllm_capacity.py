@@ -71,7 +71,7 @@ def first_new_block(pool: Pool, lane: Lane, request: Request, cache: Any, r: int
     """(Whether a prompt has a full block that nobody can find yet, the key of the first one)."""
     found, _ = find(pool, lane, request, cache, r)
     for block in range(int(found), int(known(request)) // pool.block_size):
-        key = key_of(pool, cache.holdings[r], cache.ids, r, block)
+        key = key_of(pool, cache.texts, r, block)
         if cache.slots[lane.slots + slot_of(cache.items, cache.slots, lane, key)] == NONE:
             return True, int(key)
     return False, 0

@@ -75,7 +75,6 @@ POOL_FIELDS: Fields = [
         "watermark_blocks",
         "by_priority",
         "evict_worst",
-        "hash_block_size",
         "stages",
     )
 ]
@@ -132,7 +131,6 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["watermark_blocks"] = policy.watermark_blocks(limits)
         pool["by_priority"] = policy.admission_order == "priority"
         pool["evict_worst"] = policy.victim == "lowest_priority"
-        pool["hash_block_size"] = demand.hash_block_size
         pool["stages"] = policy.pipeline_parallel_size
         for name in SETTINGS:
             pool[name] = getattr(policy, name)

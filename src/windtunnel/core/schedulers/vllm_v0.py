@@ -62,7 +62,7 @@ TIMES = ("delay_factor", "swap_latency", "swap_seconds_per_block")
 """Fields of VllmV0 that a pool has, too."""
 
 POOL_FIELDS: Fields = [
-    *((name, np.int64) for name in (*SETTINGS, "watermark_blocks", "hash_block_size")),
+    *((name, np.int64) for name in (*SETTINGS, "watermark_blocks")),
     ("by_priority", np.int64),
     ("prompt_limit", np.int64),  # a prompt, or chunk, with more tokens is ignored
     ("long_threshold", np.int64),  # a prompt with more tokens left is long
@@ -137,7 +137,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
             raise InputError("prefix_caching: must be the same for all pools with vLLM's v0 scheduler")
         for name in (*SETTINGS, *TIMES):
             pool[name] = getattr(policy, name)
-        pool["watermark_blocks"], pool["hash_block_size"] = policy.watermark_blocks(limits), demand.hash_block_size
+        pool["watermark_blocks"] = policy.watermark_blocks(limits)
         pool["by_priority"] = policy.admission_order == "priority" and not policy.chunked_prefill
         pool["prompt_limit"], pool["long_threshold"] = policy.prompt_limit(limits), policy.long_threshold(limits)
         pool["patience"] = patience(limits)

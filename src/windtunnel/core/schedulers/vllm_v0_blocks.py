@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.blocks import NO_KEY, blocks_of, close_gap, key_of, link, slot_of, tables_and_contents, unlink
+from windtunnel.core.blocks import NO_KEY, blocks_of, close_gap, key_of, link, slot_of, tables_of, unlink
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, attributes, records
+from windtunnel.core.texts.owners import Texts, texts_of
 
 DEVICE, HOST = 0, 1
 """The two shelves of a lane."""
@@ -51,9 +52,7 @@ SHELF: Fields = [
 
 HELD_BY_REQUEST: Fields = [
     ("table", np.int64),  # first entry of its blocks
-    ("ids", np.int64),  # first entry of its contents
     ("accessed", np.int64),  # the latest step that it is known to have been in
-    ("shared", np.int32),  # full blocks whose contents are given
     ("hit", np.int32),  # cached tokens found when it was first looked at, or UNKNOWN
 ]
 """What a request remembers of its blocks."""
@@ -71,8 +70,7 @@ class Cache(NamedTuple):
     """Plain blocks of each shelf, the next to be taken last."""
     tables: Array
     """The blocks of each request."""
-    ids: Array
-    """Contents of the prompts, numbered densely."""
+    texts: Texts
 
 
 def prefix_cache(counts: list[int], block_size: int, demand: Any, requests: NDArray[Any]) -> Cache:
@@ -93,12 +91,9 @@ def prefix_cache(counts: list[int], block_size: int, demand: Any, requests: NDAr
     blocks["key"] = NO_KEY
     stacks = np.concatenate([np.arange(s["first"], s["first"] + s["plain"])[::-1] for s in shelves]).astype(np.int32)
     requests["hit"] = UNKNOWN
-    tables, ids = tables_and_contents(demand, block_size, requests)
-    if demand.hash_ids is not None:
-        given = np.minimum(np.diff(demand.hash_ids[0]) * demand.hash_block_size, demand.prompt_tokens)
-        requests["shared"] = given // block_size
+    tables = tables_of(demand, block_size, requests)
     slots = np.full(int(sizes.sum()), NONE, dtype=np.int32)
-    return Cache(attributes(shelves), attributes(blocks), slots, stacks, tables, ids)
+    return Cache(attributes(shelves), attributes(blocks), slots, stacks, tables, texts_of(demand))
 
 
 def clear(cache: Cache, i: int, counts: tuple[int, int]) -> None:
@@ -185,7 +180,7 @@ def put_on(pool: Pool, lane: Lane, cache: Any, request: Request, r: int, side: i
     blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + side]
     full = tokens // pool.block_size
     for j in range(full):
-        key = key_of(pool, request, cache.ids, r, j)
+        key = key_of(pool, cache.texts, r, j)
         x = slots[shelf.slots + slot_of(blocks, slots, shelf, key)]
         if x == NONE:
             x = take(cache, shelf)
@@ -220,7 +215,7 @@ def take_off(pool: Pool, lane: Lane, cache: Any, request: Request, r: int, side:
         if accessed != NOT_ACCESSED:
             blocks[x].last_access = accessed
         if j < tokens // pool.block_size and blocks[x].key == NO_KEY:
-            blocks[x].key, blocks[x].depth = key_of(pool, request, cache.ids, r, j), j + 1
+            blocks[x].key, blocks[x].depth = key_of(pool, cache.texts, r, j), j + 1
             slots[shelf.slots + slot_of(blocks, slots, shelf, blocks[x].key)] = x
         blocks[x].owners -= 1
         if blocks[x].owners > 0:
@@ -259,7 +254,7 @@ def wanted(pool: Pool, cache: Any, request: Request, r: int, side: int) -> int:
         return count + full
     blocks, slots, shelf = cache.blocks, cache.slots, cache.shelves[2 * request.lane + side]
     for j in range(full):
-        x = slots[shelf.slots + slot_of(blocks, slots, shelf, key_of(pool, request, cache.ids, r, j))]
+        x = slots[shelf.slots + slot_of(blocks, slots, shelf, key_of(pool, cache.texts, r, j))]
         count += x == NONE or blocks[x].owners == 0
     return count
 
@@ -306,7 +301,7 @@ def cached_tokens(pool: Pool, lane: Lane, cache: Any, request: Request, r: int) 
         low, high = 0, (request.prompt + request.generated) // pool.block_size
         while low < high:
             middle = (low + high) // 2
-            x = slots[shelf.slots + slot_of(blocks, slots, shelf, key_of(pool, request, cache.ids, r, middle))]
+            x = slots[shelf.slots + slot_of(blocks, slots, shelf, key_of(pool, cache.texts, r, middle))]
             if x != NONE and (blocks[x].owners == 0 or blocks[x].keyed < lane.steps):
                 low = middle + 1
             else:

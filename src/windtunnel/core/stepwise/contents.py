@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.dispatch import several
-from windtunnel.core.records import State
+from windtunnel.core.records import NONE, State
+from windtunnel.core.texts.owners import Texts
 
 
 class Rooms:
@@ -51,20 +52,28 @@ class Contents:
     def _write(self, state: State, own: Any, k: int, r: int, names: tuple[int, ...], first: int, table: int) -> Any:
         """The same room serves all schedulers, each of which has arrays of its own."""
         if getattr(own, "tree", None) is not None:
-            tree = _roomy(own.tree, ids=self._names.end)
-            tree.ids[first : first + len(names)] = names
-            tree.hashed[r], tree.offsets[r] = len(names) * self.size, first
-            return own if tree is own.tree else own._replace(tree=tree)
+            texts = self._named(own.tree.texts, r, names, first)
+            return own if texts is own.tree.texts else own._replace(tree=own.tree._replace(texts=texts))
         if getattr(own, "cache", None) is None:
             return own
-        cache = _roomy(own.cache, ids=self._names.end, tables=self._tables.end)
-        cache.ids[first : first + len(names)] = names
+        cache, texts = _roomy(own.cache, tables=self._tables.end), self._named(own.cache.texts, r, names, first)
+        if texts is not cache.texts:
+            cache = cache._replace(texts=texts)
         rows = cache.holdings if _has_holdings(own) else state.requests
         if _has_holdings(own):
             rows[r] = self._templates[k]
         row = rows[r]
-        row["ids"], row["table"], row["shared"] = first, table, len(names) * self.size // self.block_size
+        row["table"] = table
+        if _has_holdings(own):
+            row["room"] = NONE
+            row["shared"] = len(names) * self.size // self.block_size
         return own if cache is own.cache else own._replace(cache=cache)
+
+    def _named(self, texts: Texts, r: int, names: tuple[int, ...], first: int) -> Texts:
+        texts = _roomy(texts, names=self._names.end)
+        texts.names[first : first + len(names)] = names
+        texts.rows[r]["named"], texts.rows[r]["names"] = len(names) * self.size, first
+        return texts
 
 
 def _has_holdings(own: Any) -> bool:

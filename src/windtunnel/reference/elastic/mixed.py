@@ -8,6 +8,7 @@ from windtunnel.reference.loop import Loop, Replica, Router, Stage
 from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
 from windtunnel.reference.request import Request
+from windtunnel.reference.sessions import Sessions
 
 
 class Elastic(Loop):
@@ -24,7 +25,7 @@ class Elastic(Loop):
         requests: list[Request],
         failures: list[Failure],
         on_failure: str,
-        follow: dict[int, int] | None = None,
+        follow: dict[int, int] | Sessions | None = None,
         think_time: list[float] | None = None,
         max_concurrency: int = 0,
         turnaround: list[float] | None = None,
