@@ -212,13 +212,7 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
     ticks = {name: value * TICKS_PER_SECOND for name, value in times.items()}
     room, rules = limits(config), policy(config, version)
     _check_requests(recording, room)
-    encoder = EncoderLimits(
-        config["encoder_compute_budget"],
-        config["encoder_cache_size"],
-        config["disable_chunked_mm_input"],
-        shift=int(drafting.drops_last_hit),
-    )
-    scheduler = _engine(engine or "reference", recording, room, rules, drafting, encoder)
+    scheduler = _engine(engine or "reference", recording, room, rules, drafting, _encoder(config, drafting))
     loop = Loop(
         scheduler,
         recording,
@@ -245,12 +239,17 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
     if loop.stuck:
         yield {"type": "stuck", "steps": loop.number, "t": seconds_of(loop.now)} | _queues(scheduler, recording)
         return
-    shown = ("arrival",) if recording.has_sessions else ()
+    shown: tuple[str, ...] = ("arrival",) if recording.has_sessions else ()
     shown += () if ADDITIONS & recording.config.keys() else ("ttft",)
     summary = loop.summary((*shown, "first_token_t", "e2e_t"), "preemptions")
     if version == "vllm-0.10":  # which does not count them
         summary["requests"] = {name: row | {"preemptions": None} for name, row in summary["requests"].items()}
     yield summary | {"final_free_blocks": scheduler.free_blocks}
+
+
+def _encoder(config: Mapping[str, Any], drafting: Speculation) -> EncoderLimits:
+    budgets = (config["encoder_compute_budget"], config["encoder_cache_size"])
+    return EncoderLimits(*budgets, config["disable_chunked_mm_input"], shift=int(drafting.drops_last_hit))
 
 
 SPECULATION: Record = {"k": 0, "method": "ngram", "accept": 0.0, "propose": 1.0}

@@ -19,7 +19,6 @@ from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall
 from windtunnel.core.queues import pop_first, put_last
 from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, Request, State
-from windtunnel.core.schedulers.trtllm_apart import join, let_go, may_stage, occupied, stage
 from windtunnel.core.schedulers.trtllm_batch import balance, take_part, wait_for_more
 from windtunnel.core.schedulers.trtllm_capacity import (
     MAX_UTILIZATION,
@@ -29,8 +28,13 @@ from windtunnel.core.schedulers.trtllm_capacity import (
     begin_contributions,
     fit_one_step,
     fit_to_the_end,
+    join,
     known,
+    let_go,
+    may_stage,
+    occupied,
     pause,
+    stage,
 )
 from windtunnel.core.seats import (
     EMPTY,
