@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windtunnel.core.records import NONE
-from windtunnel.core.schedulers.trtllm import check
-from windtunnel.core.schedulers.trtllm_capacity import WAITS
+from windtunnel.core.schedulers.trtllm.capacity import WAITS
+from windtunnel.core.schedulers.trtllm.executor import check
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, NOW, SEQUENCE, TOKENS, WHO
 from windtunnel.core.stepwise.stepper import ONLY, Stepper
 from windtunnel.errors import InputError, unknown

@@ -5,7 +5,7 @@ from typing import Any
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import Array, Group, Lane, Pool, Request
-from windtunnel.core.schedulers.trtllm_capacity import FITS, MAX_UTILIZATION, OUT, known, reusable
+from windtunnel.core.schedulers.trtllm.capacity import FITS, MAX_UTILIZATION, OUT, known, reusable
 from windtunnel.core.seats import ENDS, NEVER, NOW, WHO
 
 

@@ -19,8 +19,8 @@ from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_stall
 from windtunnel.core.queues import pop_first, put_last
 from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, Request, State
-from windtunnel.core.schedulers.trtllm_batch import balance, take_part, wait_for_more
-from windtunnel.core.schedulers.trtllm_capacity import (
+from windtunnel.core.schedulers.trtllm.batch import balance, take_part, wait_for_more
+from windtunnel.core.schedulers.trtllm.capacity import (
     MAX_UTILIZATION,
     OUT,
     PAUSED,
