@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numba
 import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, run
@@ -231,6 +233,38 @@ class ShortestFirst:
         return Decision(tokens, hold=self.hold)
 
 
+@numba.njit
+def shortest_first(now: float, waiting: Any, running: Any, limits: Any) -> bool:  # noqa: ARG001
+    """The same with columns, in machine code."""
+    free, budget, seats = limits.num_blocks, limits.max_num_batched_tokens, limits.max_num_seqs - len(running)
+    for k in range(len(running)):
+        running[k].tokens = 1
+        budget -= 1
+        free -= -(-(running[k].prompt_tokens + running[k].max_tokens) // limits.block_size)
+    for k in np.argsort(waiting.prompt_tokens, kind="mergesort"):
+        free -= -(-(waiting[k].prompt_tokens + waiting[k].max_tokens) // limits.block_size)
+        budget -= waiting[k].prompt_tokens
+        if free < 0 or budget < 0 or seats == 0:
+            break
+        seats -= 1
+        waiting[k].tokens, waiting[k].turn = waiting[k].prompt_tokens, waiting[k].prompt_tokens
+    return True
+
+
+@numba.njit
+def shortest_first_in_every_step(now: float, waiting: Any, running: Any, limits: Any) -> bool:
+    """The same, asked in every step."""
+    shortest_first(now, waiting, running, limits)
+    return False
+
+
+class Columns:
+    """A scheduler in machine code."""
+
+    def __init__(self, hold: bool) -> None:
+        self.schedule_columns = shortest_first if hold else shortest_first_in_every_step
+
+
 def most_blocks(request: RequestView, limits: Limits) -> int:
     """The memory that a request may ever need."""
     return limits.blocks(request.prompt_tokens + request.max_tokens)
@@ -240,11 +274,16 @@ def show_own(requests: int, repeats: int) -> None:
     """Requests per second with a scheduler written in Python."""
     print(f"\n| {requests:,} requests, a scheduler in Python | {' | '.join(load.name for load in LOADS)} |")
     print(f"|---|{'---:|' * len(LOADS)}")
-    for name, hold in (("asked in every step", False), ("`hold=True`", True)):
+    for name, kind, hold in (
+        ("asked in every step", ShortestFirst, False),
+        ("`hold=True`", ShortestFirst, True),
+        ("compiled columns, asked in every step", Columns, False),
+        ("compiled columns, `hold`", Columns, True),
+    ):
         cells = []
         for load in LOADS:
             asked, limits = demand(load, requests), Limits(256, 8192, MODEL_LEN, load.blocks, 16)
-            policy = UserScheduler(partial(ShortestFirst, hold), VllmV1())
+            policy = UserScheduler(partial(kind, hold), VllmV1())
             served = Fleet((limits,), (policy,), (tables(tokens=8192),), (1,), (1,), (False,))
             own = partial(run, served, asked, 0, np.zeros(requests))
             cells.append(f"{requests / cpu(own, repeats):,.0f}")

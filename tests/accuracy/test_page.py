@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.accuracy import chart
 from benchmarks.accuracy.page import execute, main, rendered
 from windtunnel.errors import InputError
 
@@ -39,3 +40,10 @@ def test_pages_run_the_product_and_the_kernel_report(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.strip()
     with pytest.raises(InputError, match="must begin with windtunnel or python -m benchmarks"):
         execute(["ls"])
+
+
+def test_the_chart_is_that_of_the_table() -> None:
+    table = (chart.DOCS / "accuracy.md").read_text(encoding="utf-8")
+    found = chart.medians(table)
+    assert set(found) == set(chart.ROWS) and found["all"] == (7.3, 13.4)
+    assert (chart.DOCS / "accuracy.svg").read_text(encoding="utf-8") == chart.chart(found)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ class All:
 class AllByColumns:
     def schedule_columns(self, now: float, waiting: Any, running: Any, limits: Any) -> bool:  # noqa: ARG002
         for columns in (waiting, running):
-            columns.tokens[:] = columns.num_tokens - columns.num_computed_tokens
+            columns["tokens"] = columns["num_tokens"] - columns["num_computed_tokens"]
         return True
 
 
@@ -77,7 +78,20 @@ def test_what_breaks_a_rule_is_named(waiting: Any, running: Any, message: str) -
         step(All(), waiting=both[0], running=both[1], limits=LIMITS)
 
 
-@pytest.mark.parametrize("kind", [All, AllByColumns])
+@numba.njit
+def everything(now: float, waiting: Any, running: Any, limits: Any) -> bool:  # noqa: ARG001
+    for k in range(len(waiting)):
+        waiting[k].tokens = waiting[k].num_tokens
+    for k in range(len(running)):
+        running[k].tokens = running[k].num_tokens - running[k].num_computed_tokens
+    return True
+
+
+class AllInMachineCode:
+    schedule_columns = staticmethod(everything)
+
+
+@pytest.mark.parametrize("kind", [All, AllByColumns, AllInMachineCode])
 def test_decisions_are_printed(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
     within = {"max_num_batched_tokens": 32, "max_num_seqs": 3, "max_model_len": 64}
     policy = UserScheduler(printing(kind), VllmV1(async_scheduling=False))

@@ -29,7 +29,7 @@ from windtunnel.cli.run import report, run
 from windtunnel.cli.study import compare as compare_studies
 from windtunnel.cli.study import export, list_studies, show
 from windtunnel.cli.sweep import sweep
-from windtunnel.cli.trace import convert, describe
+from windtunnel.cli.trace import convert, describe, import_logs
 from windtunnel.cli.validate import validate
 from windtunnel.errors import InputError, InputWarning
 from windtunnel.scenario.words import long, word
@@ -62,6 +62,7 @@ app.command(explain)
 trace = App(name="trace", help="Look at traces of requests, and convert them.")
 trace.command(describe)
 trace.command(convert)
+trace.command(import_logs, name="import")
 app.command(trace)
 app.command(listing, name="list")
 app.command(report)

@@ -125,3 +125,57 @@ def convert(
         workload = with_lanes(workload, lanes)
     save(workload, target)
     sys.stdout.write(f"{target}: {len(workload):,} requests\n")
+
+
+def import_logs(
+    logs: tuple[Path, ...],
+    /,
+    *,
+    out: Annotated[Path, Parameter(group=OUTPUT)],
+    columns: tuple[str, ...] = (),
+    jitter: float = 0.0,
+    dates: Literal["dmy", "mdy"] | None = None,
+) -> None:
+    """Read your own logs: guess columns and units, leave out what is no request, and write a load.
+
+    Understood are CSV, JSON and JSON lines (.gz, folders) of gateways, OpenAI usage, OpenTelemetry (GenAI, OTLP),
+    LiteLLM, Langfuse, vLLM and SGLang.
+
+    Parameters
+    ----------
+    logs
+        Files, or folders of files.
+    out
+        The file to write: NAME.parquet or NAME.jsonl.
+    columns
+        Where the guess is wrong: arrival=ts,prompt_tokens=in,output_tokens=out; dots for nested keys.
+    jitter
+        Spread requests that share a time over this many seconds.
+    dates
+        How 10/11/2026 is meant: day first (dmy) or month first (mdy).
+    """
+    from windtunnel.cli.terminal import facts_grid, number, show
+    from windtunnel.workload import save
+    from windtunnel.workload.logs import import_logs as read
+
+    if not logs:
+        raise InputError("logs: name at least one file or folder")
+    if out.suffix not in (".jsonl", ".parquet"):
+        raise InputError(f"out {str(out)!r}: must end in .jsonl or .parquet")
+    require_writable("out", out)
+    names = Load(trace=str(logs[0]), columns=columns).names_of_columns()
+    found = read(logs, names, jitter=jitter, dates=dates)
+    save(found.workload, out)
+    load = found.workload
+    left = sum(found.dropped.values())
+    facts = [("columns", ", ".join(f"{ours} = {theirs}" for ours, theirs in found.columns.items()))]
+    facts += [("note", text) for text in found.notes]
+    if left:
+        why = ", ".join(f"{count:,} {reason}" for reason, count in found.dropped.items())
+        facts.append(("left out", f"{left:,} of {found.rows:,} rows: {why}; the first is row {found.first_dropped:,}"))
+    prompts, outputs = (number(float(values.mean())) for values in (load.prompt_tokens, load.output_tokens))
+    facts.append(
+        ("load", f"{number(load.request_rate)} requests/s, {prompts} prompt and {outputs} output tokens on average")
+    )
+    facts.append(("next", f"windtunnel run MODEL --trace {out} --goodput ttft:500 tpot:50"))
+    show(f"{out}: {len(load):,} requests", facts_grid(facts))

@@ -108,7 +108,7 @@ class Engine:
     """Mean tokens per step with speculation, including the verified token. Progress is exact
     in expectation; its variance is not simulated."""
     cudagraph_mode: str | None = None
-    """``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches with prompts, too;
+    """``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches with prompts;
     None: as the engine does."""
     mamba_ssm_cache_dtype: str = "auto"
     """Of the states of recurrent layers: ``auto`` (as the checkpoint says), ``float32``, ``bfloat16``, ``float16``."""
@@ -120,7 +120,7 @@ class Engine:
     stream_interval: int = 1
     """Tokens of a streamed event, after the first token."""
     api_server_count: int = 1
-    """Processes that take requests in and make tokens of texts, beside the engine's; the client's clock sees them."""
+    """Processes that take requests in and tokenise, in addition to the engine's; the client's clock sees them."""
     kernel_version: str | None = None
     """Version of the engine in the kernel database whose timings are wanted; None: the nearest to the preset's."""
 

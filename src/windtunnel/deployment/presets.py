@@ -7,7 +7,7 @@ from windtunnel.errors import InputError, unknown
 
 @dataclass(frozen=True)
 class MemoryRules:
-    """What an engine's profile run finds beside weights, by version, as server logs print it
+    """What an engine's profile run finds besides weights, by version, as server logs print it
     (``python -m benchmarks.accuracy.kv_memory`` compares)."""
 
     bytes_per_logit: float
@@ -28,7 +28,7 @@ class MemoryRules:
         return replace(self, bytes_per_logit=max(self.bytes_per_logit, TORCH_BYTES_PER_LOGIT))
 
     def reserve(self, gpus: int) -> float:
-        """GiB outside PyTorch's allocator on each of so many GPUs that work together."""
+        """GiB outside PyTorch's allocator on each of this many GPUs that work together."""
         return max(pair for pair in self.reserve_gib if pair[0] <= gpus)[1]
 
 
@@ -100,7 +100,7 @@ class EnginePreset:
     (``mem_fraction_static``) leaves activations out; TensorRT-LLM's (``free_gpu_memory_fraction``) is of what is left
     next to weights and activations."""
     memory: MemoryRules = MEMORY_SECOND_RUNNER
-    """What is taken beside weights and KV cache."""
+    """What is taken besides weights and KV cache."""
 
     @property
     def backend(self) -> str:

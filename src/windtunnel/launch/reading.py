@@ -51,7 +51,7 @@ class Reading:
     handover: str | None = None
     stores: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What stands beside the flags, in windtunnel's words."""
+    """What stands next to the flags, in windtunnel's words."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Other values for keys of the model's config.json."""
 

@@ -1,7 +1,7 @@
 """Policy: what a scheduler is, as data. ``reference`` runs it object by object, ``core`` runs it compiled."""
 
 from windtunnel.policy.named import PRESETS, scheduler
-from windtunnel.policy.own import ColumnScheduler, Decision, Own, PythonScheduler, RequestView, UserScheduler
+from windtunnel.policy.own import ColumnScheduler, Decision, PythonScheduler, RequestView, UserScheduler
 from windtunnel.policy.settings import Limits, Settings, can_ever_run, generated
 from windtunnel.policy.sglang import Sglang
 from windtunnel.policy.trtllm import Trtllm
@@ -15,7 +15,6 @@ __all__ = [
     "ColumnScheduler",
     "Decision",
     "Limits",
-    "Own",
     "Policy",
     "PythonScheduler",
     "RequestView",

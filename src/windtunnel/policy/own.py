@@ -159,6 +159,3 @@ class UserScheduler(Settings):
         if stages > 1:
             raise InputError(f"pipeline_parallel_size={stages}: not simulated for {NAME}; use 1")
         return self
-
-
-Own = UserScheduler

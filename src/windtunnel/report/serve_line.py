@@ -177,7 +177,7 @@ def _chain(drafts: int | None) -> tuple[Any, ...] | None:
 
 
 def _sglang_rules(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """What a scheduler of SGLang with settings of its own has beside its defaults; of the engine's own what it has."""
+    """What a scheduler of SGLang with its own settings has besides its defaults; of the engine's own what it has."""
     own = {"chunked_prefill": engine.get("enable_chunked_prefill"), "radix_cache": engine.get("enable_prefix_caching")}
     text = str(engine.get("scheduler") or "")
     if not text.startswith(f"{RULES}:"):

@@ -132,7 +132,7 @@ def _engine_words(reading: Reading) -> dict[str, Any]:
 
 
 def _facts(reading: Reading) -> dict[str, Any]:
-    """What stands beside the flags."""
+    """What stands next to the flags."""
     found: dict[str, Any] = {key.replace("-", "_"): value for key, value in reading.facts.items()}
     if "device" in found:
         found["device"] = _device(str(found["device"]))

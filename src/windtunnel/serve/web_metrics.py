@@ -27,7 +27,7 @@ class Web:
         )
 
     def answered(self, path: str, status: int, seconds: float, asked: int, answered: int) -> None:
-        """A request to a path was answered in so many seconds; the sizes of both bodies."""
+        """A request to a path was answered in this many seconds; the sizes of both bodies."""
         self._requests.labels("POST", f"{status // 100}xx", path).inc()
         self._asked.labels(path).observe(asked)
         self._answered.labels(path).observe(answered)

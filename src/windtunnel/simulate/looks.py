@@ -13,7 +13,7 @@ Which = NDArray[np.bool_]
 
 
 def seen_late(requests: Requests, deployment: Deployment) -> Requests:
-    """Requests that wait for the next look, half an interval of decode steps in the mean, where they come while others
+    """Requests that wait for the next look, half an interval of decode steps on average, where they come while others
     are served; an idle scheduler looks all the time. They take no more time from then on: what they would leave to
     others meanwhile is left out."""
     late = np.zeros(len(requests.id))
@@ -39,7 +39,7 @@ def seen_late(requests: Requests, deployment: Deployment) -> Requests:
 
 
 def _step(requests: Requests, own: Which) -> float:
-    """Seconds of a decode step that yields a token of each request, in the mean over these."""
+    """Seconds of a decode step that yields a token of each request, on average over these."""
     tokens = np.maximum(requests.output_tokens[own] - 1, 0).sum()
     return float((requests.finish[own] - requests.first_token[own]).sum() / tokens) if tokens else 0.0
 

@@ -20,7 +20,7 @@ from windtunnel.core.routing import fixed_columns, sends_kv
 from windtunnel.core.texts.owners import shared_tokens
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, StageTimes
-from windtunnel.policy import Limits, Own, Policy, VllmV1, WholeBatches, routing
+from windtunnel.policy import Limits, Policy, UserScheduler, VllmV1, WholeBatches, routing
 from windtunnel.policy.tiers import TierUse
 from windtunnel.reference import unified, vllm_v1, whole_batches
 from windtunnel.reference.batch import StepScheduler
@@ -53,8 +53,8 @@ COLUMNS = ("start", "replica", "lane", "steps", "decodes", "kv_tokens", "chunk_t
 NO_CHUNKS = ((0, 0),)
 """(Tokens, context) of the chunks in a step without any."""
 
-Known = VllmV1 | Policy | WholeBatches | Own
-KNOWN = VllmV1, Policy, WholeBatches, Own
+Known = VllmV1 | Policy | WholeBatches | UserScheduler
+KNOWN = VllmV1, Policy, WholeBatches, UserScheduler
 """Settings of schedulers that the reference engine has."""
 
 
@@ -82,7 +82,7 @@ def no_collection() -> Iterator[None]:
 def requests_of(demand: Demand, policies: Sequence[object] = ()) -> list[Request]:
     """The requests as the reference engine, with these settings, wants them, with the contents of their prompts where
     these are known."""
-    kind = Seen if any(isinstance(policy, Own) for policy in policies) else Request
+    kind = Seen if any(isinstance(policy, UserScheduler) for policy in policies) else Request
     limits = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
     priority = np.zeros(len(limits), dtype=np.int64) if demand.priority is None else demand.priority
     columns = (demand.arrival, demand.prompt_tokens, demand.output_tokens, limits, demand.refused, priority)
@@ -396,7 +396,7 @@ def _alone(rank: StepScheduler, times: BatchTimes, depth: int) -> Group:
 
 
 def _scheduler(limits: Limits, policy: Known, ports: list[Port]) -> StepScheduler:
-    if isinstance(policy, Own):
+    if isinstance(policy, UserScheduler):
         return Custom(policy.make(), limits)
     if isinstance(policy, WholeBatches):
         return whole_batches.Scheduler(limits, policy)

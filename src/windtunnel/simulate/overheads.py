@@ -135,13 +135,13 @@ class ClientPath:
         return self.first_token + self.per_sequence * in_flight + delays
 
     def streaming(self, interval: int) -> "ClientPath":
-        """The path of events of so many tokens: both event loops turn to as many fewer of them."""
+        """The path of events of this many tokens: both event loops turn to as many fewer of them."""
         return replace(self, per_sequence=self.per_sequence / interval)
 
     def delays(self, workload: Workload, servers: int = 1) -> Floats:
         """[n] seconds between the sending of each request and its arrival at the engine.
 
-        Tokenising is a queue with so many servers, taken for one that is as many times as fast, for requests whose
+        Tokenising is a queue with this many servers, taken for one that is as many times as fast, for requests whose
         times of sending are known: those of an open loop, and the first ``max_concurrency`` of a closed one. Others
         come one by one and do not wait.
         """

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import getattr_static
 from typing import Any
 
 import numpy as np
@@ -135,17 +136,16 @@ def printing(kind: type) -> type:
     """A scheduler's class that prints each of its decisions to the standard error, a line each."""
     methods: dict[str, Any] = {}
     if hasattr(kind, "schedule_columns"):
-        asked = kind.__dict__.get("schedule_columns")
-        columns: Any = getattr(asked, "__func__", asked)
+        alone = isinstance(getattr_static(kind, "schedule_columns"), staticmethod)
+        columns: Any = kind.schedule_columns
 
         def schedule_columns(self: Any, now: float, waiting: Any, running: Any, limits: Any) -> bool:
-            bound = () if isinstance(asked, staticmethod) else (self,)
-            held = getattr(columns, "py_func", columns)(*bound, now, waiting, running, limits)
+            held = columns(*([] if alone else [self]), now, waiting, running, limits)
             named = [one for one in (*running, *waiting) if one["tokens"]]
             tokens = {int(one["id"]): int(one["tokens"]) for one in named}
             evict = [int(one["id"]) for one in running if one["evict"]]
             used = int(running["num_blocks"].sum())
-            _say(kind, now, len(waiting), len(running), used, limits, tokens, evict, held)
+            _say(kind, now, len(waiting), len(running), used, limits["num_blocks"], tokens, evict, held)
             return bool(held)
 
         methods["schedule_columns"] = schedule_columns
@@ -157,7 +157,7 @@ def printing(kind: type) -> type:
                 tokens = {one.id: amount for one, amount in decision.tokens.items()}
                 evict = [one.id for one in decision.evict]
                 used = sum(one.num_blocks for one in running)
-                _say(kind, now, len(waiting), len(running), used, limits, tokens, evict, decision.hold)
+                _say(kind, now, len(waiting), len(running), used, limits.num_blocks, tokens, evict, decision.hold)
             return decision
 
         methods["schedule"] = schedule
@@ -165,10 +165,10 @@ def printing(kind: type) -> type:
     return made  # type: ignore[no-any-return]
 
 
-def _say(kind: type, now: float, waiting: int, running: int, used: int, limits: Any, tokens: dict[int, int],
+def _say(kind: type, now: float, waiting: int, running: int, used: int, blocks: int, tokens: dict[int, int],
          evict: list[int], hold: bool) -> None:  # fmt: skip
     """Print one decision."""
     parts = [f"{one}: {amount}" for one, amount in tokens.items()]
     said = [", ".join(parts) or "nothing", f"evict {', '.join(map(str, evict))}" * bool(evict), "hold" * bool(hold)]
-    seen = f"{waiting} waiting, {running} running, {used:,} of {limits.num_blocks:,} blocks"
+    seen = f"{waiting} waiting, {running} running, {used:,} of {blocks:,} blocks"
     sys.stderr.write(f"{now:.6f} s {kind.__name__}: {seen} → {'; '.join(filter(None, said))}\n")

@@ -199,17 +199,17 @@ class ByColumns(ShortestFirst):
     """The same with NumPy."""
 
     def schedule_columns(self, now: float, waiting: Any, running: Any, limits: Any) -> bool:  # noqa: ARG002
-        most = -(-(waiting.prompt_tokens + waiting.max_tokens) // limits.block_size)
-        free = limits.num_blocks - (-(-(running.prompt_tokens + running.max_tokens) // limits.block_size)).sum()
-        running.tokens[:] = running.num_tokens - running.num_computed_tokens
-        waiting.turn[:] = waiting.prompt_tokens
-        first = np.argsort(waiting.prompt_tokens, kind="stable")
-        fits = np.cumsum(most[first]) <= free
-        budget = limits.max_num_batched_tokens - running.tokens.sum()
-        fits &= np.cumsum(waiting.prompt_tokens[first]) <= budget
-        fits &= np.arange(len(first)) < limits.max_num_seqs - len(running)
+        size = limits["block_size"]
+        most = -(-(waiting["prompt_tokens"] + waiting["max_tokens"]) // size)
+        free = limits["num_blocks"] - (-(-(running["prompt_tokens"] + running["max_tokens"]) // size)).sum()
+        running["tokens"] = running["num_tokens"] - running["num_computed_tokens"]
+        waiting["turn"] = waiting["prompt_tokens"]
+        first = np.argsort(waiting["prompt_tokens"], kind="stable")
+        budget = limits["max_num_batched_tokens"] - running["tokens"].sum()
+        fits = (np.cumsum(most[first]) <= free) & (np.cumsum(waiting["prompt_tokens"][first]) <= budget)
+        fits &= np.arange(len(first)) < limits["max_num_seqs"] - len(running)
         joins = first[np.logical_and.accumulate(fits)]
-        waiting.tokens[joins] = waiting.prompt_tokens[joins]
+        waiting["tokens"][joins] = waiting["prompt_tokens"][joins]
         return self.hold
 
 
@@ -296,7 +296,10 @@ def writing(**columns: Any) -> Callable[[Any, Any], bool]:
         (lambda: Answers(writing(tokens=8)), "max_num_batched_tokens=16: request 2 exceeds it with 8"),
         (lambda: Answers(writing(tokens=1)), "max_num_seqs=4: no place for request 4"),
         (lambda: Answers(lambda _, __: None), "schedule_columns returned None: must be True or False"),
-        (lambda: Answers(lambda w, _: w.colour), "Answers at 0 s: AttributeError: .*colour"),
+        (
+            lambda: Answers(lambda w, _: w["colour"]),
+            r"no field of name colour \(test_user.py, line \d+\)",
+        ),
         (lambda: Answers(writing()), "Answers: 6 requests never finish, the first is 0: it is not scheduled"),
         (lambda: Machine(dividing), r"Machine at 0 s: ZeroDivisionError: .* \(test_user.py, line \d+\)"),
         (lambda: Machine(wordy), "Machine: numba cannot compile schedule_columns"),

@@ -45,7 +45,7 @@ from windtunnel.core.records import (
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.errors import InputError
-from windtunnel.policy import Own, Policy, Sglang, Trtllm, VllmV0, VllmV1, WholeBatches
+from windtunnel.policy import Policy, Sglang, Trtllm, UserScheduler, VllmV0, VllmV1, WholeBatches
 from windtunnel.policy.routing import SCORED, SESSION_AFFINITY
 
 OF_POOLS = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
@@ -127,7 +127,7 @@ def require_handing(fleet: Fleet, rules: Handover) -> None:
     for policy, role in zip(fleet.policies, fleet.roles, strict=True):
         swaps = isinstance(policy, Policy) and policy.preemption == "swap"
         takes = (
-            isinstance(policy, VllmV1 | Policy | Sglang | Trtllm | Own)
+            isinstance(policy, VllmV1 | Policy | Sglang | Trtllm | UserScheduler)
             and policy.pipeline_parallel_size == 1
             and not swaps
         )

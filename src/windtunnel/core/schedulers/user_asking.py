@@ -226,9 +226,10 @@ class Asked:
     def decide_in_columns(self, now: float, waiting: int, running: int) -> int:
         """Ask with columns; whether the decision is to be held."""
         rule = self.rules[self.lane].schedule_columns
-        rule = getattr(rule, "py_func", rule)  # what failed in machine code fails again, and says where
         queue, runs, limits = self.columns
-        answer = self._asked(rule, now, _records(queue[:waiting]), _records(runs[:running]), _records(limits)[0])
+        if hasattr(rule, "py_func"):  # what failed in machine code fails again, and says where
+            rule, queue, runs, limits = rule.py_func, _records(queue), _records(runs), _records(limits)
+        answer = self._asked(rule, now, queue[:waiting], runs[:running], limits[0])
         if not isinstance(answer, bool | np.bool_):
             raise self._error(
                 f"schedule_columns returned {answer!r}: must be True or False, whether to hold the decision"

@@ -1,1 +1,1 @@
-"""TensorRT-LLM's scheduler: who fits memory (``capacity``), who takes part (``batch``), and the loop around both (``executor``)."""
+"""TensorRT-LLM's scheduler: ``executor`` is the loop around who fits memory and who takes part."""

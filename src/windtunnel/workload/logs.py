@@ -1,0 +1,277 @@
+"""Logs of gateways, proxies and tracing tools → a workload: columns and units are guessed, useless rows left out.
+
+Names are those of OpenAI's ``usage``, OpenTelemetry's GenAI conventions (flat, or as OTLP JSON), LiteLLM's spend logs,
+Langfuse's exports, and vLLM's and SGLang's request dumps.
+"""
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from windtunnel.errors import InputError
+from windtunnel.files import parse_json
+from windtunnel.workload.columns import Workload
+from windtunnel.workload.traces import spread
+
+Row = dict[str, Any]
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "arrival": (
+        "arrival", "arrival_time", "received_at", "request_time", "start_time_unix_nano", "start_time", "started_at",
+        "starttime", "timestamp", "ts", "created_at", "created", "datetime", "time", "date",
+    ),
+    "prompt_tokens": (
+        "prompt_tokens", "input_tokens", "num_prompt_tokens", "prompttokens", "inputtokens", "tokens_in", "prompt_len",
+        "input_len", "input_length", "contexttokens", "num_prefill_tokens", "usage_input", "usagedetails_input",
+    ),
+    "output_tokens": (
+        "completion_tokens", "output_tokens", "num_generation_tokens", "completiontokens", "outputtokens", "tokens_out",
+        "generatedtokens", "output_len", "output_length", "num_decode_tokens", "usage_output", "usagedetails_output",
+    ),
+    "max_tokens": ("max_completion_tokens", "max_output_tokens", "max_tokens"),
+}  # fmt: skip
+"""Our column → names it has elsewhere, the most telling first; also as the last part of a nested name."""
+NEEDED = ("arrival", "prompt_tokens", "output_tokens")
+STATUS = ("status_code", "http_status", "response_status", "status")
+UNITS = ((1e17, 1e-9, "ns"), (1e14, 1e-6, "µs"), (1e11, 1e-3, "ms"), (-np.inf, 1.0, "s"))
+"""Times above this are in that unit: factor to seconds, and its name."""
+ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".log")
+ORDERS = {"dmy": "%d/%m/%Y", "mdy": "%m/%d/%Y"}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A log as a workload, and what became of its rows."""
+
+    workload: Workload
+    columns: Mapping[str, str]
+    """Our column → the log's."""
+    rows: int
+    dropped: Mapping[str, int]
+    """Why rows were left out → how many."""
+    first_dropped: int | None
+    """The number of the first row that was left out, from 1."""
+    notes: tuple[str, ...] = field(default=())
+
+
+def import_logs(
+    paths: Sequence[Path], columns: Mapping[str, str] | None = None, *, jitter: float = 0.0, dates: str | None = None
+) -> Imported:
+    """Read log files, or all in folders, as one workload in the order of arrival.
+
+    Args:
+        paths: CSV with any separator, JSON lines, a JSON array or document, OTLP JSON; .gz too.
+        columns: our column → the log's, where the guess is wrong.
+        jitter: seconds over which requests that share a time are spread.
+        dates: ``dmy`` or ``mdy``, where days and months are written as 10/11/2026.
+
+    Raises:
+        InputError: nothing to read, no column for the times or tokens (with those there are), or no usable row.
+    """
+    rows = [_flat(row) for path in _files(paths) for row in _rows(path)]
+    if not rows:
+        raise InputError(f"{', '.join(map(str, paths))}: has no rows")
+    found = _columns(rows, columns or {})
+    kept, dropped, first = _usable(rows, found)
+    if not kept:
+        why = "; ".join(f"{count:,} {reason}" for reason, count in dropped.most_common(3))
+        raise InputError(f"none of {len(rows):,} rows is a request: {why}: name other columns with --columns")
+    times, unit = _seconds([row[found["arrival"]] for row in kept], dates)
+    order = np.argsort(times, kind="stable")
+    arrival, notes = times[order] - times.min(), [f"times in {unit}"]
+    if (np.diff(times) < 0).any():
+        notes.append("rows were not in the order of their times: sorted")
+    if jitter:
+        arrival = spread(arrival, jitter, np.random.default_rng(0))
+    elif len(arrival) > 1 and len(np.unique(arrival)) < len(arrival) and (arrival == np.round(arrival)).all():
+        notes.append("all times are whole seconds, which makes bursts: spread them with --jitter 1")
+    numbers: dict[str, Any] = {
+        name: [int(float(kept[place][found[name]])) for place in order] for name in ("prompt_tokens", "output_tokens")
+    }
+    workload = Workload.from_columns(arrival=arrival.tolist(), name=Path(paths[0]).name.split(".")[0], **numbers)
+    return Imported(workload, found, len(rows), dict(dropped), first, tuple(notes))
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.name.removesuffix(".gz").endswith(ENDINGS))
+            if not inside:
+                raise InputError(f"{str(path)!r}: no file in this folder ends in {', '.join(ENDINGS)} (or .gz)")
+            yield from inside
+        else:
+            yield path
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    """The records of a file, nested as they are."""
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{str(path)!r}: is not UTF-8 text (iconv -f latin1 -t utf-8 converts it)") from error
+    except OSError as error:
+        raise InputError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from error
+    begin = text.lstrip()[:1]
+    if begin not in ("{", "["):
+        yield from _table(path, text)
+        return
+    try:
+        documents = [json.loads(text)]
+    except ValueError:
+        documents = [_line(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    for document in documents:
+        yield from _records(document)
+
+
+def _line(path: Path, number: int, line: str) -> Any:
+    try:
+        return parse_json(line)
+    except InputError as error:
+        raise InputError(f"{str(path)!r}: line {number}: {error}") from error
+
+
+def _records(document: Any) -> Iterator[Row]:
+    """The records in a JSON document: a list, an export's ``data``, the spans of OTLP, or the object itself."""
+    if isinstance(document, list):
+        for one in document:
+            yield from _records(one)
+    elif isinstance(document, dict) and isinstance(document.get("data"), list):
+        yield from _records(document["data"])
+    elif isinstance(document, dict) and "resourceSpans" in document:
+        for resource in document["resourceSpans"]:
+            for scope in resource.get("scopeSpans", ()):
+                yield from scope.get("spans", ())
+    elif isinstance(document, dict):
+        yield document
+
+
+def _table(path: Path, text: str) -> Iterator[Row]:
+    head = text.partition("\n")[0]
+    separator = max(",;\t|", key=head.count)
+    if not head.count(separator):
+        raise InputError(f"{str(path)!r}: its first line is no header of columns and no JSON")
+    for row in csv.DictReader(io.StringIO(text), delimiter=separator):
+        yield {str(key): value for key, value in row.items() if key is not None}
+
+
+def _flat(row: Row, before: str = "") -> Row:
+    """Nested keys joined by dots; OTLP's attributes as keys."""
+    found: Row = {}
+    for key, value in row.items():
+        if key == "attributes" and isinstance(value, list):
+            for one in value:
+                (inner,) = list(one.get("value", {"": None}).values())[:1] or (None,)
+                found[f"{before}{one.get('key')}"] = inner
+        elif isinstance(value, dict):
+            found |= _flat(value, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = value
+    return found
+
+
+def _columns(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
+    keys = list(dict.fromkeys(key for row in rows[:1000] for key in row))
+    found = {}
+    for name in NEEDED:
+        chosen = given.get(name) or _match(keys, NAMES[name])
+        if chosen is None or chosen not in keys:
+            shown = ", ".join(keys[:20])
+            raise InputError(f"which column is {name}? add --columns {name}=NAME; there are {shown}")
+        found[name] = chosen
+    if status := _match(keys, STATUS):
+        found["status"] = status
+    return found
+
+
+def _match(keys: Iterable[str], names: Sequence[str]) -> str | None:
+    """The first key that is one of the names, or whose last part is one; case and separators do not matter."""
+    plain = {key: _plain(key) for key in keys}
+    for name in names:
+        for before in ("", "_"):
+            for key, text in plain.items():
+                spellings = (text, text.replace("_", ""))
+                if name in spellings or (before and any(one.endswith(before + name) for one in spellings)):
+                    return key
+    return None
+
+
+def _plain(key: str) -> str:
+    """``gen_ai_usage_input_tokens`` of ``gen_ai.usage.input_tokens``, ``start_time`` of ``startTime``."""
+    return re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()).strip("_")
+
+
+def _usable(rows: Sequence[Row], found: Mapping[str, str]) -> tuple[list[Row], Counter[str], int | None]:
+    """Rows with a time and tokens both ways, why the others are none, and the first of those."""
+    kept, dropped, first = list[Row](), Counter[str](), None
+    for number, row in enumerate(rows, 1):
+        reason = next(
+            filter(None, (_wrong(row, name, found) for name in ("arrival", "prompt_tokens", "output_tokens"))), ""
+        )
+        if not reason:
+            kept.append(row)
+            continue
+        status = str(row.get(found.get("status", ""), "") or "")
+        dropped[f"{reason} (status {status})" if status not in ("", "200", "OK", "success") else reason] += 1
+        first = first or number
+    return kept, dropped, first
+
+
+def _wrong(row: Row, name: str, found: Mapping[str, str]) -> str:
+    value = row.get(found[name])
+    if value is None or (isinstance(value, str) and value.strip().lower() in ("", "null", "none", "nan", "-")):
+        return f"without {name}"
+    if name == "arrival":
+        return ""
+    try:
+        tokens = float(value)
+    except (TypeError, ValueError):
+        return f"whose {name} is no number"
+    return f"with {tokens:g} {name}" if not tokens >= 1 or tokens != int(tokens) else ""
+
+
+def _seconds(values: Sequence[Any], dates: str | None) -> tuple[np.ndarray, str]:
+    """Seconds of numbers in s, ms, µs or ns, or of times of day; and what they were."""
+    try:
+        numbers = np.array([float(value) for value in values])
+    except (TypeError, ValueError):
+        return np.array([_moment(str(value).strip(), dates) for value in values]), "dates"
+    _, factor, unit = next(one for one in UNITS if float(np.median(numbers)) > one[0])
+    return numbers * factor, unit
+
+
+def _moment(text: str, dates: str | None) -> float:
+    """Seconds since 1970 of an ISO 8601 time, with or without an offset (UTC), or of a web server's."""
+    short = re.sub(r"(\.\d{6})\d+", r"\1", text.replace(" UTC", "Z"))
+    try:
+        found = datetime.fromisoformat(short)
+    except ValueError:
+        found = _written(text, dates)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _written(text: str, dates: str | None) -> datetime:
+    for form in ("%d/%b/%Y:%H:%M:%S %z", "%d/%b/%Y:%H:%M:%S"):
+        try:
+            return datetime.strptime(text.strip("[]"), form)
+        except ValueError:
+            pass
+    if re.match(r"\d{1,2}/\d{1,2}/\d{4}", text):
+        if dates is None:
+            raise InputError(f"time {text!r}: is that day/month or month/day? add --dates dmy or --dates mdy")
+        for clock in ("%H:%M:%S.%f", "%H:%M:%S", "%H:%M"):
+            try:
+                return datetime.strptime(text, f"{ORDERS[dates]} {clock}")
+            except ValueError:
+                pass
+    raise InputError(f"time {text!r}: must be a number or ISO 8601: name another column, --columns arrival=NAME")
