@@ -35,7 +35,6 @@ from windtunnel.core.records import (
     AGAIN,
     ALL,
     ASKED,
-    ASKS,
     AT_DOOR,
     CHOSEN,
     CLOSED,
@@ -62,9 +61,9 @@ from windtunnel.core.records import (
 from windtunnel.core.router import PUBLISH_INTERVAL, choose, poll, poll_balancer, ticks_until
 from windtunnel.core.routing import bring, note_departures, note_there
 
-REACHED, FULL, STOPPED, ASK = range(4)
+REACHED, FULL, STOPPED = range(3)
 """Why the loop returns: nothing is left to do; the log needs room; ``until`` has come, and the groups that were asked
-for have decided up to it; a scheduler in Python has to decide, and the call that follows goes on with its step."""
+for have decided up to it."""
 REJECTED, CLOSED_DOOR = -2, -3
 """In place of a chosen lane: the router rejects the request; no replica takes any."""
 LARGEST = np.finfo(np.float64).max
@@ -132,8 +131,6 @@ def advance(
         if not gives and jump(state, pool, group, until) > 0:
             continue
         done = step_one(state, hand, pool, group, stages)
-        if done == ASKS:
-            return ASK
         if done == IDLE:
             if gives and jump(state, pool, group, until) > 0:  # a batch may wait until it is due
                 continue
@@ -409,7 +406,7 @@ def loop(
 ) -> int:
     """Simulate up to ``until``; see REACHED for what is returned. FULL: call again with more room.
 
-    ``arrivals``: requests that come at a time of their own, in order. ``routers``: of prefill or mixed pools, and of
+    ``arrivals``: requests that come at a given time, in order. ``routers``: of prefill or mixed pools, and of
     decode pools. ``limit``: requests in flight at most, 0 for any number. ``stages``: None where no pool has several.
     """
     begin(state, hand)

@@ -188,9 +188,8 @@ LANES, IN_PLAY, QUEUE_HEAD, QUEUE_TAIL = range(4)
 MIXED, PREFILL, DECODE = range(3)
 """Roles of a pool."""
 
-IDLE, STEPPED, ASKS = range(3)
-"""What a step found: nothing to do until something arrives, or something, or a decision that Python has to make
-first."""
+IDLE, STEPPED = range(2)
+"""What a step found: nothing to do until something arrives, or something."""
 
 
 def records(count: int, *fields: Fields) -> NDArray[Any]:
