@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Pool, Request, attributes, records
-from windtunnel.core.texts.owners import Texts, down_to, owner_of, shared_tokens, texts_of, top_of
+from windtunnel.core.texts.owners import Texts, begins, down_to, owner_of, shared_tokens, texts_of, top_of
 
 NO_KEY = -(1 << 62)
 """The key of a run of blocks that no search can find."""
@@ -114,6 +114,14 @@ def forget_requests(cache: Cache, requests: NDArray[np.int64]) -> None:
     holdings["version"][requests] = -1
     for name in ("kept", "found", "idle"):
         holdings[name][requests] = 0
+
+
+def stand_for(cache: Cache, r: int, row: int, prompt: int) -> None:
+    """What request ``r`` has, whose prompt this is, another row of the requests has from now on."""
+    cache.holdings[row] = cache.holdings[r]
+    begins(cache.texts, r, row, prompt)
+    holdings: Any = cache.holdings
+    holdings["table"][r] = NONE
 
 
 def tables_of(demand: Any, block_size: int, rows: NDArray[Any]) -> NDArray[np.int32]:

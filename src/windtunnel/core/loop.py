@@ -15,6 +15,7 @@ import numpy as np
 from windtunnel.core.apart import passage
 from windtunnel.core.apart.link import (
     BEGUN,
+    BROKEN,
     CLIENT,
     FRESH,
     LEASE_ENDS,
@@ -38,6 +39,7 @@ from windtunnel.core.records import (
     AT_DOOR,
     CHOSEN,
     CLOSED,
+    CLOSED_DOOR,
     CURSOR,
     DECODE,
     GONE,
@@ -50,6 +52,7 @@ from windtunnel.core.records import (
     NONE,
     QUEUED,
     REFUSED,
+    REJECTED,
     ROUTED_AHEAD,
     SEES,
     TOLD,
@@ -61,11 +64,9 @@ from windtunnel.core.records import (
 from windtunnel.core.router import PUBLISH_INTERVAL, choose, poll, poll_balancer, ticks_until
 from windtunnel.core.routing import bring, note_departures, note_there
 
-REACHED, FULL, STOPPED = range(3)
+REACHED, FULL, STOPPED, BROKEN_OFF = range(4)
 """Why the loop returns: nothing is left to do; the log needs room; ``until`` has come, and the groups that were asked
-for have decided up to it."""
-REJECTED, CLOSED_DOOR = -2, -3
-"""In place of a chosen lane: the router rejects the request; no replica takes any."""
+for have decided up to it; transfers have met a link that is down."""
 LARGEST = np.finfo(np.float64).max
 
 
@@ -112,6 +113,14 @@ def some_go_on(hand: Any) -> bool:
     if hand is None:
         return False
     return bool(hand.counts[FRESH] > 0)
+
+
+@part
+def some_broke(hand: Any) -> bool:
+    """Whether transfers have just met a link that is down."""
+    if hand is None:
+        return False
+    return bool(hand.counts[BROKEN] > 0)
 
 
 @part
@@ -313,9 +322,9 @@ def behind(
         there = chosen(second, routers[1], n + r, time)
     elif kind in (TRANSFER_END, LEASE_ENDS, TIME_OUT):
         there = state.requests[n + r].lane
-    if here != NONE and is_behind(state, here, time):
+    if here >= 0 and is_behind(state, here, time):
         return state.lanes[here].group
-    if there != NONE and is_behind(state, there, time):
+    if there >= 0 and is_behind(state, there, time):
         return state.lanes[there].group
     return NONE
 
@@ -416,6 +425,8 @@ def loop(
     last_look = np.nextafter(until, 0.0)
     time, kind, r, stale = np.inf, NOTHING, NONE, True
     while True:
+        if some_broke(hand):
+            return BROKEN_OFF
         if stale:
             time, kind, r = next_event(state, course, arrivals, hand, until)
         stale = True

@@ -25,6 +25,8 @@ Request = Any
 
 NONE = -1
 """The index of no request."""
+REJECTED, CLOSED_DOOR = -2, -3
+"""In place of a chosen lane: the router rejects the request; no replica takes any."""
 
 QUEUED, PREFILLING, GONE, REFUSED, ADMITTED, IGNORED, SWAPPED, ROUTED_AHEAD, AGAIN, AT_DOOR = range(10)
 """States of a request. GONE: it has ended; REFUSED: when it arrived; ADMITTED: may be sent in a closed loop; IGNORED:

@@ -207,6 +207,66 @@ def forget_replica(known: Routing | None, blank: NDArray[Any] | None, j: int) ->
         blocks.clear(known.cache, known.lanes[j : j + 1], int(version))
 
 
+def takes_again(known: Routing | None, state: Any, r: int, time: float) -> None:
+    """A request that had been sent to a replica, which is still there, will be sent anew."""
+    if known is None:
+        return
+    requests: Any = known.requests
+    _tell_departures(known, state, r, time)
+    _stand_in(known, r, int(requests["next"][r]))
+    requests["gone"][r] = 0
+
+
+def stands_for(known: Routing | None, r: int, row: int) -> None:
+    """What was sent as request ``r`` goes on as ``row``, which nobody waits for."""
+    if known is None:
+        return
+    requests: Any = known.requests
+    requests[row] = requests[r]
+    _stand_in(known, r, row)
+
+
+def _tell_departures(known: Routing, state: Any, r: int, time: float) -> None:
+    """See ``note_departures``; of the lane of request ``r``."""
+    lane = int(state.requests["lane"][r])
+    if lane == NONE:
+        return
+    g = int(state.lanes["group"][lane])
+    group = state.groups[g]
+    if group["released"] == 0 or known.told[g] == group["now"] or group["now"] > time:
+        return
+    known.told[g] = group["now"]
+    for i in range(int(group["first_lane"]), int(group["first_lane"] + group["num_lanes"])):
+        one = int(state.lanes["left"][i])
+        for _ in range(int(state.lanes["released"][i])):
+            replica = int(group["replica"]) - int(known.settings[FIRST_REPLICA])
+            known.replicas["active"][replica] -= state.requests["prompt"][one]
+            known.requests["gone"][one] = 1
+            one = int(state.requests["next"][one])
+
+
+def _stand_in(known: Routing, r: int, other: int) -> None:
+    """Put another request, or NONE, in the place of one among those of its replica that have no first token."""
+    requests, replicas = known.requests, known.replicas
+    j = int(requests["replica"][r])
+    if j == NONE:
+        return
+    before, at = NONE, int(replicas["head"][j])
+    while at not in (NONE, r):
+        before, at = at, int(requests["next"][at])
+    if at == NONE:
+        return
+    after = int(requests["next"][r])
+    if other == after:
+        replicas["prefill"][j] -= requests["tokens"][r]
+    if before == NONE:
+        replicas["head"][j] = other
+    else:
+        requests["next"][before] = other
+    if replicas["tail"][j] == r:
+        replicas["tail"][j] = before if other == after else other
+
+
 # The index.
 
 

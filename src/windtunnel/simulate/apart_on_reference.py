@@ -48,13 +48,13 @@ def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Hando
     if any(isinstance(policy, Policy) and policy.queue_look_time for policy in fleet.policies):
         names.add("queue_look_time")
     names |= {"autoscaling"} if any(fleet.scaling) else set()
-    names |= {"faults"} if fleet.failures else set()
+    asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
+    names |= {"faults"} if fleet.failures and asked else set()
     if any(isinstance(router.routing, routing.Conductor) for router in routers):
         names.add("conductor")
     for role, router in zip(SIDES, routers, strict=True):
         if router.number == routing.SCORED and any(fleet.lanes[pool] > 1 for pool in of_role(fleet, role)):
             names.add("a router that knows prefixes, and data-parallel ranks")
-    asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
     if rules.on_expiry == "recompute" or (asked and rules.on_expiry != "wait"):
         names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)

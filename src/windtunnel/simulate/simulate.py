@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from windtunnel.core.apart import handover
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
+from windtunnel.core.fleet.pools import run as run_pools
 from windtunnel.core.fleet.service import run as run_service
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
 from windtunnel.core.texts.kinds import reuse_by_kind
@@ -157,11 +158,12 @@ def _record(
     if between:
         crossing, sending = between
         asked = routers[1].route_score, routers[1].routing
-        handed = (
-            run_apart(fleet, demand, routers, uniforms, crossing, sending)
-            if beyond
-            else handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked)
-        )
+        if beyond:
+            handed = run_apart(fleet, demand, routers, uniforms, crossing, sending)
+        elif fleet.failures:
+            handed = run_pools(fleet, demand, numbers, uniforms, crossing, sending, decode_router=asked)
+        else:
+            handed = handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked)
         return handed, said + about_waits(crossing.rules, handed)
     if beyond:
         return run_policies(fleet, demand, numbers[0], uniforms[0]), said

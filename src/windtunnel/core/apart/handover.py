@@ -25,6 +25,7 @@ from windtunnel.core.apart.link import (
     WAITS,
     Apart,
 )
+from windtunnel.core.apart.order import Order
 from windtunnel.core.apart.staging import MEMORY, SEATS, SEATS_AND_FEW
 from windtunnel.core.clients import play_of, waits_of
 from windtunnel.core.dispatch import check
@@ -93,6 +94,44 @@ class Handed(Record):
     """Requests that ended with an error, because a lease or a timeout ran out."""
 
 
+@dataclass
+class Passing:
+    """A run of both sides between two calls of the loop. Prefill pools come first, then decode pools."""
+
+    fleet: Fleet
+    pools: Integers
+    """The pools' numbers in the fleet that was asked for."""
+    state: State
+    apart: Apart
+    order: Order
+    course: Integers
+    sides: list[dict[str, Any]]
+    """What the routers of either side have of the state."""
+    arrivals: Integers
+    routers: tuple[int, int]
+    limit: int
+    stages: Any
+
+    @property
+    def views(self) -> tuple[State, State]:
+        """The state as either router sees it."""
+        first, second = (self.state._replace(**side) for side in self.sides)
+        return first, second
+
+    def go(self, until: float, arrivals: Integers | None = None, course: Integers | None = None) -> int:
+        """Let the loop make everything before ``until``; what it returns. ``arrivals``, and the course of them: in
+        place of clients."""
+        course = self.course if course is None else course
+        arrivals = self.arrivals if arrivals is None else arrivals
+        while True:
+            first, second = self.views
+            args = (first, self.order, course, arrivals, self.apart, second, self.routers, self.limit, until)
+            why = loop(*args, self.stages)
+            if why != FULL:
+                return int(why)
+            self.state = with_room(self.state)
+
+
 def run(
     fleet: Fleet,
     demand: Demand,
@@ -119,6 +158,30 @@ def run(
     Raises:
         InputError: a scheduler that does not hand over, or takes nothing.
     """
+    passing = prepared(fleet, demand, routers, uniforms, crossing, decode_router)
+    passing.state.counters[JUMPS] = jumps
+    passing.order.in_step[0] |= in_step
+    passing.go(np.inf)
+    raise_failures((*fleet.policies, fleet, fleet.routing, decode_router[1]))
+    check(passing.state)
+    return record_of(passing, demand, crossing)
+
+
+def prepared(
+    fleet: Fleet,
+    demand: Demand,
+    routers: tuple[int, int],
+    uniforms: Floats,
+    crossing: Crossing,
+    decode_router: tuple[Callable[..., float] | None, Routing | None] = (None, None),
+    spare: bool = False,
+    grows: bool = False,
+) -> Passing:
+    """A run before anything has happened; arguments as for ``run``. ``spare``: there are n further rows, for prompts
+    that stay on a prefill replica when their requests go on elsewhere. ``grows``: answers may become part of prompts.
+
+    Raises InputError as ``run`` does.
+    """
     require_handing(fleet, crossing.rules)
     if isinstance(fleet.routing, Conductor) or isinstance(decode_router[1], Conductor):
         raise InputError("conductor: what it promises is not simulated between prefill and decode pools")
@@ -127,12 +190,14 @@ def run(
             raise InputError("router: a function of your own is asked for on a side that has none")
     pools = np.concatenate([of_role(fleet, name) for name in ("prefill", "decode")])
     ordered = pools_of(fleet, pools)
-    columns = _rows(demand, crossing.rules)
-    state = new_state(ordered, columns, uniforms[0])
+    n = len(demand.arrival)
+    columns = _rows(demand, crossing.rules, n if spare else 0)
+    state = new_state(ordered, _with_room_to_grow(columns, demand) if grows else columns, uniforms[0])
+    state.requests["output"][:n] = columns.output_tokens[:n]
     state = _begun(state, ordered, demand)
     apart = _apart(ordered, demand, crossing)
     order, course = turns_of(state, routers, demand.closed, told=True)
-    state.counters[JUMPS], order.in_step[0] = jumps, in_step or course[LOOKED] or course[ALL]
+    order.in_step[0] = course[LOOKED] or course[ALL]
     sides = _sides(
         state,
         (ordered, replace(ordered, route_score=decode_router[0], routing=decode_router[1])),
@@ -141,16 +206,10 @@ def run(
         routers,
         uniforms,
     )
-    arrivals, limit = arrivals_of(demand), demand.max_concurrency
     stages = True if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies) else None
-    while True:
-        first, second = (state._replace(**side) for side in sides)
-        if loop(first, order, course, arrivals, apart, second, routers, limit, np.inf, stages) != FULL:
-            break
-        state = with_room(state)
-    raise_failures((*fleet.policies, fleet, fleet.routing, decode_router[1]))
-    check(state)
-    return _record(fleet, pools, demand, crossing, state, apart)
+    return Passing(
+        ordered, pools, state, apart, order, course, sides, arrivals_of(demand), routers, demand.max_concurrency, stages
+    )
 
 
 def require_handing(fleet: Fleet, rules: Handover) -> None:
@@ -195,8 +254,8 @@ def pools_of(fleet: Fleet, which: Integers) -> Fleet:
     return replace(fleet, **columns)
 
 
-def _rows(demand: Demand, rules: Handover) -> Demand:
-    """The rows of both sides; clients' rules come with ``_begun``."""
+def _rows(demand: Demand, rules: Handover, spare: int) -> Demand:
+    """The rows of both sides, and spare ones; clients' rules come with ``_begun``."""
     n, stays = len(demand.arrival), ~demand.refused & (demand.prompt_tokens <= rules.max_local_prefill_length)
     again = (rules.first_token == "decode") & ~stays
     one = np.minimum(demand.output_tokens, 1)
@@ -204,25 +263,36 @@ def _rows(demand: Demand, rules: Handover) -> Demand:
     hash_ids, begins = demand.hash_ids, demand.begins
     if hash_ids is not None:
         offsets = hash_ids[0]
-        hash_ids = np.concatenate([offsets, np.full(n, offsets[-1])]), hash_ids[1]
+        hash_ids = np.concatenate([offsets, np.full(n + spare, offsets[-1])]), hash_ids[1]
+    more, unknown = np.zeros(spare, dtype=np.int64), np.full(n + spare, NONE)
+    prompt = demand.prompt_tokens
     if begins is not None:  # what a decode lane gets is not looked for there
-        begins = np.append(begins[0], np.full(n, NONE)), np.append(begins[1], np.zeros(n, dtype=np.int64))
+        begins = np.append(begins[0], unknown), np.append(begins[1], np.zeros(n + spare, dtype=np.int64))
     return replace(
         demand,
-        arrival=np.concatenate([demand.arrival, np.full(n, np.nan)]),
-        prompt_tokens=np.concatenate([demand.prompt_tokens, demand.prompt_tokens - again]),
-        output_tokens=np.concatenate([one, demand.output_tokens + again]),
-        max_tokens=np.concatenate([one, declared + again]),
-        overruns=np.concatenate([np.zeros(n, dtype=bool), demand.overruns]),
-        refused=np.concatenate([demand.refused, np.zeros(n, dtype=bool)]),
-        follow=np.full(2 * n, NONE, dtype=np.int64),
+        arrival=np.concatenate([demand.arrival, np.full(n + spare, np.nan)]),
+        prompt_tokens=np.concatenate([prompt, prompt - again, prompt[:spare]]),
+        output_tokens=np.concatenate([one, demand.output_tokens + again, one[:spare]]),
+        max_tokens=np.concatenate([one, declared + again, more]),
+        overruns=np.concatenate([np.zeros(n, dtype=bool), demand.overruns, more != 0]),
+        refused=np.concatenate([demand.refused, np.zeros(n + spare, dtype=bool)]),
+        follow=np.full(2 * n + spare, NONE, dtype=np.int64),
         after=None,
         lanes=0,
-        priority=None if demand.priority is None else np.tile(demand.priority, 2),
+        priority=None if demand.priority is None else np.concatenate([demand.priority, demand.priority, more]),
         hash_ids=hash_ids,
         begins=begins,
         max_concurrency=0,
     )
+
+
+def _with_room_to_grow(columns: Demand, demand: Demand) -> Demand:
+    """The rows, as if prefill lanes generated the answers: so a prompt has room for what it may grow by."""
+    n, output = len(demand.arrival), columns.output_tokens.copy()
+    output[:n] = demand.output_tokens
+    if len(output) > 2 * n:
+        output[2 * n :] = demand.output_tokens
+    return replace(columns, output_tokens=output)
 
 
 def _begun(state: State, fleet: Fleet, demand: Demand) -> State:
@@ -276,6 +346,7 @@ def _apart(fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
         nics=attributes(records(sum(fleet.replicas), NIC)),
         active=np.zeros(n, dtype=np.int64),
         fresh=np.zeros(n, dtype=np.int64),
+        broken=attributes(records(n, EVENT)),
         counts=counts,
     )
 
@@ -296,7 +367,8 @@ def _sides(
     before = pools_of(fleets[0], of_role(fleets[0], "prefill"))
     after = pools_of(fleets[1], of_role(fleets[1], "decode"))
     follow = np.where(demand.follow == NONE, NONE, demand.follow + len(demand.follow))
-    known = replace(columns, follow=np.concatenate([demand.follow, follow]))
+    spare = np.full(len(columns.follow) - 2 * len(follow), NONE)
+    known = replace(columns, follow=np.concatenate([demand.follow, follow, spare]))
     routing = (
         routing_arrays(before, known, routers[0]),
         routing_arrays(after, replace(known, hash_ids=None), routers[1], (groups_in(before), between)),
@@ -314,34 +386,33 @@ def _sides(
     ]
 
 
-def _record(fleet: Fleet, order: Integers, demand: Demand, crossing: Crossing, state: State, apart: Apart) -> Handed:
-    """One record of both sides, with the replicas and lanes of the whole fleet."""
-    n = len(demand.arrival)
-    lanes, replicas = (
-        _numbers(np.multiply(fleet.replicas, fleet.lanes), order),
-        _numbers(np.array(fleet.replicas), order),
-    )
+def record_of(passing: Passing, demand: Demand, crossing: Crossing) -> Handed:
+    """One record of both sides, with the replicas and lanes of the fleet that was asked for."""
+    n, order, state, apart = len(demand.arrival), passing.pools, passing.state, passing.apart
+    lanes = numbers_of(np.multiply(passing.fleet.replicas, passing.fleet.lanes), order)
+    replicas = numbers_of(np.array(passing.fleet.replicas), order)
     table, handed = state.requests[:n], apart.handed
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     if (order != np.arange(len(order))).any():
-        rows["replica"] = replicas[rows["replica"]]
+        rows["replica"] = _numbered(rows["replica"], replicas)
         table["lane"] = _numbered(table["lane"], lanes)
         handed["prefill_lane"] = _numbered(handed["prefill_lane"], lanes)
     replica_of_lane, rank_of_lane = np.zeros((2, len(lanes)), dtype=np.int64)
     replica_of_lane[lanes] = replicas[state.groups["replica"][state.lanes["group"]]]
     rank_of_lane[lanes] = state.lanes["rank"]
-    sent = (handed["transfer_end"] >= 0) & (handed["lost"] == 0)
-    sizes = np.where(sent, crossing.kv_bytes, 0.0) if len(crossing.kv_bytes) else np.zeros(n)
+    sizes = handed["moved"] * crossing.kv_bytes if len(crossing.kv_bytes) else np.zeros(n)
     lost = np.flatnonzero(handed["lost"])
     return Handed(table, rows, stalls, replica_of_lane, rank_of_lane, handovers=handed, kv_bytes=sizes, lost=lost)
 
 
-def _numbers(counts: Integers, order: Integers) -> Integers:
-    """For each of so many things of each pool, in this order of pools, its number in their own order."""
-    first = np.cumsum(counts) - counts
-    return np.concatenate([np.arange(first[pool], first[pool] + counts[pool]) for pool in order])
+def numbers_of(counts: Integers, order: Integers) -> Integers:
+    """For each of the things of pools in this order, so many of each, its number in the pools' own order."""
+    own = np.zeros_like(counts)
+    own[order] = counts
+    first = np.cumsum(own) - own
+    return np.concatenate([np.arange(first[pool], first[pool] + own[pool]) for pool in order])
 
 
 def _numbered(lanes: NDArray[Any], numbers: Integers) -> Integers:
-    """Lanes by their numbers in the whole fleet; NONE, the last entry of these, stays so."""
+    """Lanes or replicas by their numbers in the whole fleet; NONE, the last entry of these, stays so."""
     return np.append(numbers, NONE)[lanes]

@@ -44,8 +44,13 @@ HANDED: Fields = [
         (name, np.float64)
         for name in ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")  # s; NaN: never
     ),
+    ("freed", np.float64),  # when the prefill lane let go of the blocks of its prompt
     *((name, np.int32) for name in ("prefill_lane", "source", "destination")),
+    *((name, np.int32) for name in ("came", "came_there", "sent")),  # places in the order of what happens: it came to
+    # its prefill lane, to its decode lane (or to the door of either side), and its transfer was asked for
+    ("moved", np.int32),  # transfers that came through
     *((name, np.int8) for name in ("goes", "stays", "expired", "lost")),  # expired: its KV is gone; lost: so is it
+    ("stuck", np.int8),  # its transfer waits for a link that is down
 ]
 
 SHARED: Fields = [
@@ -55,11 +60,13 @@ SHARED: Fields = [
 """A transfer while NICs are shared."""
 
 EVENT: Fields = [("time", np.float64), ("kind", np.int64), ("request", np.int64)]
-NIC: Fields = [("free_at", np.float64), ("sharers", np.int64)]
+NIC: Fields = [("free_at", np.float64), ("sharers", np.int64), ("down", np.int64)]
+"""``down``: how many failures keep it from carrying anything."""
 
-BEGUN, EVENTS, FRESH, ACTIVE, NEXT, NUM_COUNTS = range(6)
+BEGUN, EVENTS, FRESH, ACTIVE, NEXT, TURN, DOWN, BROKEN, NUM_COUNTS = range(9)
 """Entries of ``Apart.counts``: whether anything has happened yet, events in the heap, requests that have just been
-given memory, transfers that share NICs, and the next of these to end."""
+given memory, transfers that share NICs, the next of these to end, what has happened so far, how many failures keep the
+whole link from carrying anything, and transfers that have just met a link that is down."""
 
 
 class Apart(NamedTuple):
@@ -81,6 +88,8 @@ class Apart(NamedTuple):
     """[n] requests whose transfers share NICs."""
     fresh: Array
     """[n] requests that have just been given memory."""
+    broken: Array
+    """[n] of EVENT: transfers that have just met a link that is down."""
     counts: Array
 
 
@@ -129,10 +138,28 @@ def pop_event(apart: Apart) -> None:
 
 
 @part
+def next_turn(apart: Apart) -> int:
+    """A number for what happens now: the later, the higher."""
+    apart.counts[TURN] += 1
+    return apart.counts[TURN]
+
+
+@part
+def note_broken(apart: Apart, r: int, time: float) -> None:
+    """The loop stops, so that the transfer of request ``r`` is dealt with."""
+    noted = apart.broken[apart.counts[BROKEN]]
+    noted.time, noted.request = time, r
+    apart.counts[BROKEN] += 1
+
+
+@part
 def start_transfer(apart: Apart, r: int, time: float) -> None:
-    """The KV of request ``r`` may leave from now on."""
+    """The KV of request ``r`` may leave from now on, if the link is there."""
     rules, one = apart.rules[0], apart.handed[r]
-    one.transfer_start = time
+    if apart.counts[DOWN] + apart.nics[one.source].down + apart.nics[one.destination].down > 0:
+        note_broken(apart, r, time)
+        return
+    one.transfer_start, one.sent = time, next_turn(apart)
     if rules.fair and (rules.at_source or rules.at_destination) and apart.work[r] > 0.0:
         apart.shared[r].left, apart.shared[r].sharers = apart.work[r], 0
         apart.active[apart.counts[ACTIVE]] = r
@@ -157,6 +184,13 @@ def start_transfer(apart: Apart, r: int, time: float) -> None:
 def leave_nic(apart: Apart, time: float) -> None:
     """The next of the transfers that share NICs is through them."""
     r = apart.counts[NEXT]
+    drop_transfer(apart, r, time)
+    push_event(apart, time + apart.rules[0].latency, TRANSFER_END, r)
+
+
+@part
+def drop_transfer(apart: Apart, r: int, time: float) -> None:
+    """A transfer no longer shares NICs with others."""
     k = 0
     while apart.active[k] != r:
         k += 1
@@ -164,12 +198,12 @@ def leave_nic(apart: Apart, time: float) -> None:
     for j in range(k, apart.counts[ACTIVE]):
         apart.active[j] = apart.active[j + 1]
     share_anew(apart, r, time, -1)
-    push_event(apart, time + apart.rules[0].latency, TRANSFER_END, r)
 
 
 @part
 def share_anew(apart: Apart, r: int, time: float, change: int) -> None:
-    """A transfer comes (``change`` = 1) or has gone (−1): those at its NICs have other shares from now on."""
+    """A transfer comes (``change`` = 1) or has gone (-1): those at its NICs have other shares from now on. 0: it had
+    left them before."""
     rules, nics, counts = apart.rules[0], apart.nics, apart.counts
     source, destination = apart.handed[r].source, apart.handed[r].destination
     nics[source].sharers += change

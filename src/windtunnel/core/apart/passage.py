@@ -19,6 +19,8 @@ from windtunnel.core.apart.link import (
     TRANSFER_END,
     Apart,
     leave_nic,
+    next_turn,
+    note_broken,
     pop_event,
     push_event,
     start_transfer,
@@ -30,7 +32,22 @@ from windtunnel.core.clients import complete
 from windtunnel.core.compiled import part
 from windtunnel.core.dispatch import conclude, decide, enqueue, let_go, pass_over
 from windtunnel.core.queues import ask, put_ready, withdraw
-from windtunnel.core.records import CHOSEN, DECODE, GONE, NONE, QUEUED, REFUSED, STALLS, Array, Group, Lane, Pool, State
+from windtunnel.core.records import (
+    AT_DOOR,
+    CHOSEN,
+    CLOSED_DOOR,
+    DECODE,
+    GONE,
+    NONE,
+    QUEUED,
+    REFUSED,
+    STALLS,
+    Array,
+    Group,
+    Lane,
+    Pool,
+    State,
+)
 from windtunnel.core.routing import note_end
 
 # A group.
@@ -107,6 +124,7 @@ def begin(state: State, apart: Apart) -> None:
         one.stays = not refused and request.prompt <= rules.local
         one.goes = not refused and not one.stays and row.output > 1
         one.asked = one.admitted = one.transfer_start = one.transfer_end = one.joined = one.prefill_end = np.nan
+        one.freed = np.nan
         one.prefill_lane = one.source = one.destination = NONE
         one.expired = one.lost = 0
         request.holds = one.goes and not rules.at_once
@@ -160,16 +178,21 @@ def end_stalls(state: State, apart: Apart, again: int) -> None:
 @part
 def start(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
     """A client's request arrives: a prefill lane gets it, where a decode lane has to be asked first after that one. A
-    prompt that stays goes to a decode lane only."""
-    one = apart.handed[r]
+    prompt that stays goes to a decode lane only. If the side has no replica, it waits at its door."""
+    one, row = apart.handed[r], len(apart.handed) + r
     if one.stays:
-        row = len(apart.handed) + r
+        if at_door(state, apart, second, row):
+            return
         lane = arrive_at_decode(state, order, course, second, row, time)
+        one.came_there, state.requests[row].arrival = next_turn(apart), state.requests[r].arrival
         enqueue(state, state.pools[state.groups[lane.group].pool], lane, row)
         return
+    if at_door(state, apart, state, r):
+        return
+    one.came = next_turn(apart)
     one.prefill_lane, state.counters[CHOSEN] = state.counters[CHOSEN], NONE
     lane = state.lanes[one.prefill_lane]
-    state.requests[r].lane = one.prefill_lane
+    state.requests[r].lane, state.requests[r].state = one.prefill_lane, QUEUED
     one.source = state.groups[lane.group].replica
     lane.outstanding += 1
     lane.coming += 1
@@ -177,6 +200,20 @@ def start(state: State, order: Order, course: Array, apart: Apart, second: State
         ask_decode(state, order, course, apart, second, r, time)
     else:
         queue_prompt(state, order, course, apart, second, r, time)
+
+
+@part
+def at_door(state: State, apart: Apart, side: State, row: int) -> bool:
+    """Whether row ``row`` of the requests has to wait until a replica of its side is there."""
+    if side.counters[CHOSEN] != CLOSED_DOOR:
+        return False
+    side.counters[CHOSEN], state.requests[row].state = NONE, AT_DOOR
+    n = len(apart.handed)
+    if row < n:
+        apart.handed[row].came = next_turn(apart)
+    else:
+        apart.handed[row - n].came_there = next_turn(apart)
+    return True
 
 
 @part
@@ -205,6 +242,9 @@ def arrive_at_decode(state: State, order: Order, course: Array, second: State, r
 def ask_decode(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
     """A decode lane is asked for memory."""
     row, one = len(apart.handed) + r, apart.handed[r]
+    if at_door(state, apart, second, row):
+        return
+    one.came_there = next_turn(apart)
     lane = arrive_at_decode(state, order, course, second, row, time)
     one.asked, one.destination = time, state.groups[lane.group].replica
     ask(lane, state.requests, row)
@@ -233,6 +273,7 @@ def free_prompt(state: State, order: Order, course: Array, apart: Apart, second:
     if state.requests[r].holds == 0 or np.isnan(apart.handed[r].prefill_end):
         return
     state.requests[r].holds = 0
+    apart.handed[r].freed = time
     source = state.lanes[apart.handed[r].prefill_lane]
     let_go(state, state.pools[state.groups[source.group].pool], source, r)
     source.watches -= 1
@@ -245,6 +286,7 @@ def end_transfer(state: State, order: Order, course: Array, apart: Apart, second
     """The KV of a request is with its decode lane."""
     row = len(apart.handed) + r
     apart.handed[r].transfer_end = time
+    apart.handed[r].moved += 1
     free_prompt(state, order, course, apart, second, r, time)
     lane = state.lanes[state.requests[row].lane]
     put_ready(lane, state.requests, row)
@@ -255,6 +297,9 @@ def end_transfer(state: State, order: Order, course: Array, apart: Apart, second
 def leave(state: State, apart: Apart, r: int, time: float) -> None:
     """A row of the requests has left its lane."""
     n = len(apart.handed)
+    if r >= 2 * n:
+        leave_behind(state, r)
+        return
     if r >= n or not apart.handed[r].goes:
         complete(state, r - n if r >= n else r, time)
         return
@@ -272,6 +317,15 @@ def leave(state: State, apart: Apart, r: int, time: float) -> None:
             push_event(apart, after(time + apart.rules[0].lease), LEASE_ENDS, r)
 
 
+@part
+def leave_behind(state: State, row: int) -> None:
+    """A prompt is computed that nobody waits for, or has been held for its lease."""
+    if state.requests[row].holds:
+        state.requests[row].holds = 0
+        lane = state.lanes[state.requests[row].lane]
+        let_go(state, state.pools[state.groups[lane.group].pool], lane, row)
+
+
 # Waits that end.
 
 
@@ -282,6 +336,8 @@ def end_lease(state: State, order: Order, course: Array, apart: Apart, second: S
     if np.isnan(one.transfer_start) and not one.lost:
         one.expired = 1
         free_prompt(state, order, course, apart, second, r, time)
+        if one.stuck:
+            note_broken(apart, r, time)
 
 
 @part
@@ -304,6 +360,7 @@ def lose(state: State, order: Order, course: Array, apart: Apart, second: State,
     """A request that waits for its KV in no lane any more ends with an error."""
     row = len(apart.handed) + r
     apart.handed[r].lost = 1
+    state.requests[row].finish = time
     lane = state.lanes[state.requests[row].lane]
     lane.outstanding -= 1
     note_end(state, second.routing, row)

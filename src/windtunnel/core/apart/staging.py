@@ -57,6 +57,7 @@ def give_memory(state: State, apart: Apart, pool: Pool, i: int, time: float) -> 
         one.admitted = time
         if rules.at_once and not one.expired:
             one.transfer_start = one.transfer_end = time
+            one.moved += 1
             put_ready(lane, requests, r)
         else:
             apart.fresh[apart.counts[FRESH]] = r - first

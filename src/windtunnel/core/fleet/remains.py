@@ -52,6 +52,18 @@ class Blank:
         group["now"], group["end"], group["bound"] = time, min(time, 0.0), np.inf
         group["released"] = group["untold"] = 0
 
+    def forget(self, state: State, requests: Integers) -> None:
+        """No scheduler has anything of these requests."""
+        for k, module in enumerate(self.modules):
+            if hasattr(module, "forget"):
+                module.forget(state._replace(own=state.own[k]) if several(state.own) else state, requests)
+
+    def comes_again(self, state: State, requests: Integers) -> None:
+        """Requests may be sent anew to replicas that know them."""
+        for k, module in enumerate(self.modules):
+            if hasattr(module, "comes_again"):
+                module.comes_again(state._replace(own=state.own[k]) if several(state.own) else state, requests)
+
     def begin_again(self, state: State, requests: Integers, pool: int) -> None:
         """Requests of a pool have computed nothing; what their clients and the log know of them stays."""
         rows: Any = state.requests

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.core.engine import Fleet, Floats, Integers
 from windtunnel.core.fleet.roster import STARTING, UP, Crew
@@ -34,10 +35,7 @@ class Measured:
         rows: Any = state.requests[first:]
         mine = np.isin(rows["lane"], lanes) & (rows["state"] == QUEUED)
         waiting = first + np.flatnonzero(mine)
-        seats = state.seats[lanes]
-        seated = seats[:, WHO][seats[:, ENDS] < EMPTY]
-        part_way = seats[:, WHO][seats[:, ENDS] == EMPTY + 1]
-        waiting = waiting[~np.isin(waiting, np.concatenate([seated, part_way]))]
+        waiting = waiting[waiting_rows(state, lanes, waiting)]
         used = sum(used_blocks(state, pool, int(i), time, limits.num_blocks) for i in lanes)
         prompts = tuple(state.requests["prompt"][waiting].tolist())
         return cls(len(lanes), prompts, used, limits.num_blocks, limits.block_size, limits.max_model_len)
@@ -48,6 +46,15 @@ class Measured:
         for.)"""
         blocks = sum(-(-tokens // self.block_size) for tokens in self.waiting) + self.used_blocks
         return sum(self.waiting) / (self.max_model_len * self.ranks), blocks / (self.num_blocks * self.ranks)
+
+
+def waiting_rows(state: State, lanes: Integers, rows: Integers) -> NDArray[np.bool_]:
+    """Which of these rows of the requests of some lanes wait: they are queued, and not in part computed."""
+    seats = state.seats[lanes]
+    seated = seats[:, WHO][seats[:, ENDS] < EMPTY]
+    part_way = seats[:, WHO][seats[:, ENDS] == EMPTY + 1]
+    found: NDArray[np.bool_] = ~np.isin(rows, np.concatenate([seated, part_way]))
+    return found & (state.requests["state"][rows] == QUEUED)
 
 
 def used_blocks(state: State, pool: int, i: int, time: float, num_blocks: int) -> int:

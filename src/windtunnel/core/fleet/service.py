@@ -38,7 +38,6 @@ from windtunnel.core.records import (
 from windtunnel.core.routing import forget_replica, sees_there, sends_kv
 from windtunnel.errors import InputError
 from windtunnel.policy.routing import Conductor
-from windtunnel.policy.scaling import Failure
 
 READY, FAIL, TICK = range(3)
 """Kinds of events, in the order in which they happen at equal times."""
@@ -68,11 +67,18 @@ class Service:
         self.order, self.course = turns_of(self.state, (router,), self.closed)
         self.arrivals = arrivals_of(demand)
         self.blank = Blank(self.state, fleet)
+        self._appoint(fleet, demand)
+        self._open()
+
+    def _appoint(self, fleet: Fleet, demand: Demand) -> None:
+        """Who is there, and what is known to happen."""
         count = len(fleet.replicas)
         self.roster = Roster(
             fleet.roles or ("mixed",) * count, fleet.replicas, fleet.limits, fleet.scaling or (None,) * count
         )
         self.pool_of = np.repeat(np.arange(count), fleet.replicas)
+        self.numbers = np.arange(len(self.pool_of))
+        """Of the replicas, in the fleet that was asked for."""
         self.since = [0] * len(self.pool_of)
         """The first row of the log that can be of each replica as it is now."""
         self.place: dict[int, tuple[float, int, int]] = {}
@@ -89,7 +95,6 @@ class Service:
         ]
         self.events += [(each.scaling.interval, TICK, k) for k, each in enumerate(self.roster.crews) if each.scaling]
         heapify(self.events)
-        self._open()
 
     # The run.
 
@@ -103,15 +108,18 @@ class Service:
                 break
             _, kind, who = heappop(self.events)
             self.roster.now = time
-            if kind == TICK:
-                self._tick(who, time)
-            elif kind == FAIL:
-                self._fail(self.fleet.failures[who], time)
-            else:
-                self._ready(self.roster.life_of(who), time)
+            self._happen(kind, who, time)
         self._go(inf)
         self._end_drains(inf)
         return self._record()
+
+    def _happen(self, kind: int, who: int, time: float) -> None:
+        if kind == TICK:
+            self._tick(who, time)
+        elif kind == FAIL:
+            self._fail(who, time)
+        else:
+            self._ready(self.roster.life_of(who), time)
 
     def _go(self, until: float, arrivals: Integers | None = None) -> None:
         """Let the loop make everything before ``until``; ``arrivals``: in place of clients, requests that are sent
@@ -173,9 +181,10 @@ class Service:
             return
         self.roster.becomes(life, UP, time)
         self._open()
-        self._let_in(time)
+        self._let_in(life, time)
 
-    def _let_in(self, time: float) -> None:
+    def _let_in(self, life: Life, time: float) -> None:  # noqa: ARG002 - of what pool it is counts in others
+        """There is a replica again for those that wait for one."""
         states: Any = self.state.requests["state"]
         waiting = np.flatnonzero(states == AT_DOOR).tolist()
         self._send(sorted(waiting, key=self._order_of), AGAIN, time)
@@ -198,7 +207,8 @@ class Service:
 
     # Faults.
 
-    def _fail(self, failure: Failure, time: float) -> None:
+    def _fail(self, which: int, time: float) -> None:
+        failure = self.fleet.failures[which]
         life, j = self.roster.life_of(failure.replica), failure.replica
         if not life.may_fail:
             return
@@ -230,18 +240,24 @@ class Service:
         victims = sorted(present(state, lanes, time, self.low, len(state.requests)), key=self._order_of)
         tail = tail_of(state, self.fleet, j, self.since[j], stages)
         had = self._received(victims, tail, pool, time) if self.fleet.on_failure == "migrate" else {}
+        self._empty(j, tail, time)
+        self._begin_again(np.array(victims, dtype=np.int64), pool, had, time)
+        drop_stalls(state, victims, -inf if self.fleet.on_failure == "retry" else time)
+        forget_replica(state.routing, self.blank.index, j)
+        return victims
+
+    def _empty(self, j: int, tail: Tail, time: float) -> None:
+        """The lanes of a replica have nothing, and its steps in flight never end."""
+        state = self.state
+        stages = self.fleet.policies[int(self.pool_of[j])].pipeline_parallel_size
         self.last_lost = max(self.last_lost, self._first_end(tail, stages, time))
         cut(state, tail, time)
-        for i in lanes:
+        for i in self._lanes(j):
             self.blank.clear_lane(state, int(i))
         for g in self._groups(j):
             self.blank.clear_group(state, int(g), time)
         reorder(state.groups, self.order)
         self.since[j] = int(state.counters[ROWS])
-        self._begin_again(np.array(victims, dtype=np.int64), pool, had, time)
-        drop_stalls(state, victims, -inf if self.fleet.on_failure == "retry" else time)
-        forget_replica(state.routing, self.blank.index, j)
-        return victims
 
     last_lost = 0.0
     """When the last of the steps that were lost would have ended."""
@@ -282,7 +298,7 @@ class Service:
         assert each.scaling is not None
         measured = [self._measured(life, time) for life in each.lives]
         arrived = rate_between(self.came, time - each.scaling.interval, time)
-        seen = look(each, measured, self._tokens_at_door(), self.came, time)
+        seen = look(each, measured, self._tokens_at_door(each), self.came, time)
         each.rate_before = arrived
         wanted = each.scaling.wanted(seen)
         for _ in range(wanted - seen.replicas):
@@ -305,7 +321,7 @@ class Service:
         pool = int(self.pool_of[life.number])
         return Measured.of(self.state, self.fleet, pool, self._lanes(life.number), time, self.low)
 
-    def _tokens_at_door(self) -> int:
+    def _tokens_at_door(self, each: Crew) -> int:  # noqa: ARG002 - there is one door, and others for others
         rows: Any = self.state.requests
         return int(rows["prompt"][rows["state"] == AT_DOOR].sum())
 
@@ -316,7 +332,7 @@ class Service:
             if life.state == DRAINING:
                 self.roster.becomes(life, UP, time)
                 self._open()
-                self._let_in(time)
+                self._let_in(life, time)
                 return
         for life in each.lives:
             if life.state == OFF:
@@ -325,7 +341,7 @@ class Service:
                 self.roster.becomes(life, STARTING, time)
                 life.ready = time + each.scaling.startup
                 each.starts += 1
-                heappush(self.events, (life.ready, READY, life.number))
+                heappush(self.events, (life.ready, READY, int(self.numbers[life.number])))
                 return
 
     def _drain(self, each: Crew, time: float) -> None:

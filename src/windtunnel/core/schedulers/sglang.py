@@ -59,6 +59,7 @@ from windtunnel.core.schedulers.sglang_turns import (
 )
 from windtunnel.core.seats import ENDS, NEVER, PHASES, WHO, end_decodes, ends_at
 from windtunnel.core.step import begin_boundary, depart, emit_first, nothing
+from windtunnel.core.texts.owners import begins
 from windtunnel.errors import InputError
 
 __all__ = [
@@ -134,6 +135,16 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 -
     if own.turns is not None:
         stages = int(state.pools["stages"][state.groups["pool"][lane["group"][0]]])
         clear_turns(state, own.turns, lane, i, stages)
+
+
+def put(state: State, i: int, r: int, row: int) -> None:  # noqa: ARG001 - as in every scheduler
+    """Lane ``i`` has ``row`` of the requests in place of ``r``."""
+    own = state.own
+    own.flying[own.flying == r] = row
+    if own.tree is not None:
+        begins(own.tree.texts, r, row, int(state.requests["prompt"][r]))
+    if own.turns is not None:
+        own.turns.batches["part_way"][own.turns.batches["part_way"] == r] = row
 
 
 def with_more_room(own: Own) -> Own:

@@ -180,6 +180,13 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 -
         clear_pipe(state, state.own.pipe, i)
 
 
+def put(state: State, i: int, r: int, row: int) -> None:
+    """Lane ``i`` has ``row`` of the requests in place of ``r``."""
+    ends: Any = state.own.ends[i]
+    mine = (ends & 0xFFFFFFFF) == r
+    ends[mine & (ends != 0)] += row - r
+
+
 def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:
     """A policy as numbers, by field of the pool; where it is stricter than the limits, its own hold."""
     victim, order = VICTIMS[policy.victim], ORDERS[policy.admission_order]

@@ -1,0 +1,71 @@
+"""Prompts on prefill replicas whose requests go on without them, because the decode replica has failed: a spare row of
+the requests takes the place of each, in all that the replica knows of it."""
+
+from typing import Any
+
+import numpy as np
+
+from windtunnel.core.dispatch import several
+from windtunnel.core.engine import Integers
+from windtunnel.core.fleet.remains import Blank
+from windtunnel.core.records import State
+from windtunnel.core.routing import Routing, stands_for
+from windtunnel.core.seats import WHO
+from windtunnel.errors import InputError
+
+POINTERS = ("head", "tail", "ghost", "left", "swapped_head", "swapped_tail", "chunked", "preempted", "part_way")
+"""Fields of lanes that name a request."""
+
+
+class LeftBehind:
+    """The spare rows, which follow those of both sides."""
+
+    def __init__(self, state: State, n: int, blank: Blank) -> None:
+        self.modules, self.first, self.last = blank.modules, 2 * n, len(state.requests)
+        self.rows: list[int] = []
+        """Of each prompt that was left behind."""
+        self.latest: dict[int, int] = {}
+        """Which of them a row is."""
+
+    def holds(self, state: State, which: int) -> bool:
+        """Whether a prompt is still held, or computed."""
+        row = self.rows[which]
+        return self.latest[row] == which and bool(state.requests["holds"][row])
+
+    def on(self, state: State, lanes: Integers) -> Integers:
+        """The rows of those on some lanes."""
+        rows: Any = state.requests[self.first :]
+        return self.first + np.flatnonzero((rows["holds"] > 0) & np.isin(rows["lane"], lanes))
+
+    def lose(self, state: State, lanes: Integers) -> None:
+        """The replica with these lanes has failed."""
+        state.requests["holds"][self.on(state, lanes)] = 0
+
+    def add(self, state: State, known: Routing | None, r: int) -> int:
+        """Leave the prompt of request ``r`` behind; which one it is. Its own row is free for the next attempt."""
+        free = self.first + np.flatnonzero(state.requests["holds"][self.first :] == 0)
+        if len(free) == 0:
+            raise InputError("handover: more prompts are held for their leases than there are requests: shorten lease")
+        row = int(free[0])
+        self._put(state, r, row)
+        stands_for(known, r, row)
+        state.requests["holds"][r] = 0
+        self.latest[row] = len(self.rows)
+        self.rows.append(row)
+        return len(self.rows) - 1
+
+    def _put(self, state: State, r: int, row: int) -> None:
+        """A row in place of another one."""
+        requests, lanes = state.requests, state.lanes
+        i = int(requests["lane"][r])
+        requests[row] = requests[r]
+        for name in POINTERS:
+            if name in (lanes.dtype.names or ()) and lanes[name][i] == r:
+                lanes[name][i] = row
+        mine = requests["lane"] == i
+        for name in ("next", "previous"):
+            requests[name][mine & (requests[name] == r)] = row
+        state.seats[:, WHO][state.seats[:, WHO] == r] = row
+        for k, module in enumerate(self.modules):
+            if hasattr(module, "put"):
+                module.put(state._replace(own=state.own[k]) if several(state.own) else state, i, r, row)

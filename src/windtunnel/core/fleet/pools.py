@@ -1,0 +1,559 @@
+"""Runs of prefill and decode pools whose replicas start, drain, fail and come back, and whose link fails.
+
+What was on a replica that fails, and KV on its way from or to it, is gone. Then, as ``on_failure`` has it, a request
+ends, begins again, or goes on: what its client has is part of its prompt. If its prompt was computed, and its decode
+replica is there, that one may compute it instead (``on_expiry``). A request that finds no replica of a side waits at
+that side's door.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from heapq import heappush
+from math import inf, isfinite, isnan, nan
+from typing import Any
+
+import numpy as np
+
+from windtunnel.core.apart.handover import Crossing, Handed, numbers_of, of_role, pools_of, prepared, record_of
+from windtunnel.core.apart.link import (
+    ARRIVAL,
+    BROKEN,
+    DOWN,
+    EVENTS,
+    LEASE_ENDS,
+    NEXT,
+    TIME_OUT,
+    TRANSFER_END,
+)
+from windtunnel.core.apart.repair import CUT, FREE, GONE_THERE, LET_GO, LOSE, SEND, UNASK, UNCOME, repair
+from windtunnel.core.dispatch import check
+from windtunnel.core.engine import Demand, Fleet, Floats, Integers
+from windtunnel.core.fleet.attempts import Attempt, attempt_of, tokens_of, whole_record
+from windtunnel.core.fleet.left_behind import LeftBehind
+from windtunnel.core.fleet.remains import Blank, Received, drop_stalls, received
+from windtunnel.core.fleet.roster import Crew, Life
+from windtunnel.core.fleet.scaling import Measured, used_blocks, waiting_rows
+from windtunnel.core.fleet.service import READY, Service
+from windtunnel.core.fleet.tail import tail_of
+from windtunnel.core.fleet.wires import add_event, carries, drop_events, ends_of, plan_anew, under_way
+from windtunnel.core.hooks import raise_failures
+from windtunnel.core.loop import BROKEN_OFF
+from windtunnel.core.records import AGAIN, AT_DOOR, CAME, GONE, IGNORED, JUMPS, NONE, QUEUED, REFUSED, SENT
+from windtunnel.core.routing import forget_replica, sees_there, takes_again
+from windtunnel.policy.routing import Routing
+from windtunnel.policy.scaling import WHOLE_LINK, Failure, Lives
+
+EXPIRED = -1
+"""A kind of event, before all others of ``service``: a prompt that was left behind has been held for its lease."""
+SIDES = ("prefill", "decode")
+ENDED = (GONE, REFUSED, IGNORED)
+
+Sending = Callable[[Integers], tuple[Floats, Floats]]
+"""From the tokens of prompts: bytes of each, and seconds of work for the link."""
+
+
+def run(
+    fleet: Fleet,
+    demand: Demand,
+    routers: tuple[int, int],
+    uniforms: Floats,
+    crossing: Crossing,
+    sending: Sending | None = None,
+    jumps: bool = True,
+    decode_router: tuple[Callable[..., float] | None, Routing | None] = (None, None),
+) -> Handed:
+    """Simulate; arguments as for ``core.apart.handover.run``. ``sending``: the bytes, and the link's work, of prompts
+    that grow, because their requests go on elsewhere; None: those of no prompt.
+
+    Raises InputError as that does.
+    """
+    return PoolService(fleet, demand, routers, uniforms, crossing, sending, jumps, decode_router).run()
+
+
+class PoolService(Service):
+    """A fleet of two sides, its requests, and which of its replicas are there."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        demand: Demand,
+        routers: tuple[int, int],
+        uniforms: Floats,
+        crossing: Crossing,
+        sending: Sending | None = None,
+        jumps: bool = True,
+        decode_router: tuple[Callable[..., float] | None, Routing | None] = (None, None),
+    ) -> None:
+        self.demand, self.crossing, self.rules, self.sending = demand, crossing, crossing.rules, sending
+        self.decode_router, self.n = decode_router, len(demand.arrival)
+        grows = fleet.on_failure == "migrate"
+        stays = self.rules.lease < inf or self.rules.gate == "before_prefill"
+        self.passing = prepared(fleet, demand, routers, uniforms, crossing, decode_router, stays, grows)
+        scaling = tuple(fleet.scaling[i] for i in self.passing.pools) if fleet.scaling else ()
+        self.fleet = replace(self.passing.fleet, scaling=scaling)
+        self.apart, self.order = self.passing.apart, self.passing.order
+        self.state, self.course, self.arrivals = self.passing.state, self.passing.course, self.passing.arrivals
+        self.state.counters[JUMPS] = jumps
+        self._go(-1.0)  # each request's two rows are made
+        self.blank, self.unhanded = Blank(self.state, self.fleet), np.array(self.apart.handed)
+        routing: list[Any] = [side["routing"] for side in self.passing.sides]
+        self.indices = [None if one is None else one.lanes.copy() for one in routing]
+        if fleet.failures:
+            self.blank.comes_again(self.state, np.arange(self.n))
+        self._appoint(self.fleet, demand)
+        self.numbers = numbers_of(np.array(self.fleet.replicas), self.passing.pools)
+        self.places = np.argsort(self.numbers)
+        self.side_fleets = [pools_of(self.fleet, of_role(self.fleet, role)) for role in SIDES]
+        self.first = (0, sum(self.side_fleets[0].replicas))
+        self.behind = LeftBehind(self.state, self.n, self.blank)
+        self.kept: dict[int, list[Attempt]] = {}
+        self.stuck: list[int] = []
+        self.resent = 0
+        self.moved = np.zeros(self.n)
+        self.longest = _longest_prompt(fleet)
+        self._open()
+
+    def run(self) -> Handed:
+        """Simulate to the end."""
+        record = super().run()
+        assert isinstance(record, Handed)
+        return record
+
+    # Between two calls of the loop.
+
+    def _go(self, until: float, arrivals: Integers | None = None) -> None:
+        course = None
+        if arrivals is not None:
+            course = self.course.copy()
+            course[CAME] = 0
+        while self.passing.go(until, arrivals, course) == BROKEN_OFF:
+            self.state = self.passing.state
+            self._meet_broken_link()
+        self.state = self.passing.state
+
+    def _do(self, what: int, r: int, time: float) -> None:
+        first, second = self.passing.views
+        repair(first, self.order, self.course, self.apart, second, what, r, time)
+
+    def _happen(self, kind: int, who: int, time: float) -> None:
+        if kind == EXPIRED:
+            if self.behind.holds(self.state, who):
+                self._do(LET_GO, self.behind.rows[who], time)
+        elif kind == READY and who >= len(self.numbers):
+            self._mend(self.fleet.failures[who - len(self.numbers)], time)
+        elif kind == READY:
+            self._ready(self.roster.life_of(int(self.places[who])), time)
+        else:
+            super()._happen(kind, who, time)
+
+    def _forget_ended(self, time: float) -> None:
+        rows: Any = self.state.requests
+        handed: Any = self.apart.handed[self.low :]
+        prompts, rest = rows[self.low : self.n], rows[self.n + self.low : 2 * self.n]
+        last = (handed["goes"] + handed["stays"]) > 0
+        states = np.where(last, rest["state"], prompts["state"])
+        finish = np.where(last, rest["finish"], prompts["finish"])
+        ended = (np.isin(states, ENDED) & ~(finish > time)) | (handed["lost"] > 0)
+        self.low += int(np.argmin(ended)) if not ended.all() else len(ended)
+
+    def _some_left(self, time: float) -> bool:
+        if self.course[CAME] < len(self.arrivals):
+            return True
+        self._forget_ended(time)
+        return self.low < self.n
+
+    # Who is there.
+
+    def _open(self) -> None:
+        for k, role in enumerate(SIDES):
+            side = self.passing.sides[k]
+            side["there"] = np.array(self.roster.takes(role), dtype=np.int64) - self.first[k]
+            sees_there(side["routing"], side["there"], self.side_fleets[k])
+
+    def _side(self, j: int) -> int:
+        return int(j >= self.first[1])
+
+    def _prompts_on(self, lanes: Integers, time: float) -> Integers:
+        """Requests whose prompt is on one of these lanes, in the order in which they came."""
+        handed: Any = self.apart.handed
+        rows: Any = self.state.requests[: self.n]
+        here = np.isin(handed["prefill_lane"], lanes) & (handed["stays"] == 0) & (handed["lost"] == 0)
+        ends = np.isin(rows["state"], ENDED) & ~(rows["finish"] > time)
+        held = rows["holds"] > 0 if self.rules.transfer != "none" else np.isnan(handed["prefill_end"])
+        found = np.flatnonzero(here & np.where(handed["goes"] > 0, held, ~ends))
+        return found[np.argsort(handed["came"][found], kind="stable")]
+
+    def _decodes_on(self, lanes: Integers, time: float) -> Integers:
+        """Requests that a decode replica with these lanes has."""
+        handed: Any = self.apart.handed
+        rows: Any = self.state.requests[self.n : 2 * self.n]
+        here = np.isin(rows["lane"], lanes) & (handed["lost"] == 0) & (rows["state"] != AT_DOOR)
+        found = np.flatnonzero(here & ~(np.isin(rows["state"], ENDED) & ~(rows["finish"] > time)))
+        return found[np.argsort(handed["came_there"][found], kind="stable")]
+
+    def _let_in(self, life: Life, time: float) -> None:
+        handed, states = self.apart.handed, self.state.requests["state"]
+        self.state.clocks[SENT] = time
+        if self._side(life.number) == 0:
+            waiting = np.flatnonzero(states[: self.n] == AT_DOOR)
+            waiting = waiting[np.argsort(handed["came"][waiting])]
+            states[waiting] = AGAIN
+            self._go(time, waiting)
+            return
+        waiting = np.flatnonzero(states[self.n : 2 * self.n] == AT_DOOR)
+        for r in waiting[np.argsort(handed["came_there"][waiting])].tolist():
+            states[self.n + r] = QUEUED
+            if handed["stays"][r]:
+                states[r] = AGAIN
+                self._go(time, np.array([r]))
+            else:
+                add_event(self.apart, time, ARRIVAL, self.n + r)
+                self._go(time, np.zeros(0, dtype=np.int64))
+
+    def _on(self, j: int, time: float) -> Integers:
+        """Rows of the requests that a replica has."""
+        lanes = self._lanes(j)
+        if self._side(j) == 1:
+            return self.n + self._decodes_on(lanes, time)
+        return np.append(self._prompts_on(lanes, time), self.behind.on(self.state, lanes))
+
+    def _count(self, j: int, time: float) -> int:
+        return len(self._on(j, time))
+
+    def _left_at(self, j: int) -> float:
+        lanes, handed = self._lanes(j), self.apart.handed
+        rows: Any = self.state.requests
+        if self._side(j) == 1:
+            mine = np.isin(rows["lane"][self.n : 2 * self.n], lanes)
+            times = [rows["finish"][self.n : 2 * self.n][mine]]
+        else:
+            mine = np.isin(handed["prefill_lane"], lanes) & (handed["stays"] == 0)
+            goes = mine & (handed["goes"] > 0)
+            times = [rows["finish"][: self.n][mine & ~goes], handed["freed"][goes], handed["prefill_end"][goes]]
+        return max(self.roster.life_of(j).since, *(float(np.nanmax(one, initial=-inf)) for one in times))
+
+    def _measured(self, life: Life, time: float) -> Measured:
+        """A prompt that waits for memory on the other side does not wait for its own."""
+        j, limits = life.number, self.fleet.limits[int(self.pool_of[life.number])]
+        lanes, pool, on = self._lanes(j), int(self.pool_of[j]), self._on(j, time)
+        rows, handed = self.state.requests, self.apart.handed
+        waits = waiting_rows(self.state, lanes, on)
+        if self._side(j) == 1:
+            asks = (handed["stays"][on - self.n] == 0) & np.isnan(handed["admitted"][on - self.n])
+            waits = np.where(handed["stays"][on - self.n] > 0, waits, asks)
+        elif self.rules.gate == "before_prefill":
+            gated = on < self.n
+            waits &= ~(gated & (handed["goes"][on % self.n] > 0) & np.isnan(handed["admitted"][on % self.n]))
+        tokens = (rows["prompt"][on] + rows["generated"][on])[waits]
+        used = sum(used_blocks(self.state, pool, int(i), time, limits.num_blocks) for i in lanes)
+        return Measured(
+            len(lanes), tuple(tokens.tolist()), used, limits.num_blocks, limits.block_size, limits.max_model_len
+        )
+
+    def _tokens_at_door(self, each: Crew) -> int:
+        states: Any = self.state.requests["state"]
+        side = SIDES.index(each.role)
+        waits = states[side * self.n : (side + 1) * self.n] == AT_DOOR
+        return int(self.blank.requests["prompt"][: self.n][waits].sum())
+
+    def _goes_on(self) -> bool:
+        return bool(self.apart.counts[EVENTS] > 0 or self.apart.counts[NEXT] != NONE or super()._goes_on())
+
+    # The link.
+
+    def _meet_broken_link(self) -> None:
+        noted = self.apart.broken[: self.apart.counts[BROKEN]]
+        met = list(zip(noted["request"].tolist(), noted["time"].tolist(), strict=True))
+        self.apart.counts[BROKEN] = 0
+        for r, time in met:
+            if r in self.stuck:  # and its lease has run out
+                self._cut([r], time)
+                self._do(GONE_THERE, r, time)
+            else:
+                self._break(r, time)
+
+    def _fail_link(self, failure: Failure, which: int, time: float) -> None:
+        self.roster.note_link(failure.replica, time, failure.down)
+        if failure.down < inf:
+            heappush(self.events, (time + failure.down, READY, len(self.numbers) + which))
+        self._count_down(failure, 1)
+        broken = [r for r in under_way(self.apart).tolist() if not carries(self.apart, ends_of(self.apart, r))]
+        if failure.replica != WHOLE_LINK:
+            place = int(self.places[failure.replica])
+            broken = [r for r in broken if place in ends_of(self.apart, r)]
+        self._cut(broken, time)
+        for r in broken:
+            self._break(r, time)
+
+    def _count_down(self, failure: Failure, change: int) -> None:
+        if failure.replica == WHOLE_LINK:
+            self.apart.counts[DOWN] += change
+        else:
+            self.apart.nics["down"][self.places[failure.replica]] += change
+
+    def _mend(self, failure: Failure, time: float) -> None:
+        self._count_down(failure, -1)
+        for r in list(self.stuck):
+            if carries(self.apart, ends_of(self.apart, r)):
+                self._unstick([r])
+                self._do(SEND, r, time)
+
+    def _cut(self, requests: list[int], time: float) -> None:
+        """The transfers of these requests are no more; those behind them begin sooner."""
+        gone = [r for r in under_way(self.apart).tolist() if r in requests]
+        self._unstick(requests)
+        drop_events(self.apart, gone, (TRANSFER_END,))
+        for r in gone:
+            self._do(CUT, r, time)
+        if gone:
+            plan_anew(self.apart, gone, time)
+
+    def _unstick(self, requests: list[int]) -> None:
+        for r in requests:
+            if r in self.stuck:
+                self.stuck.remove(r)
+                self.apart.handed["stuck"][r] = 0
+
+    def _break(self, r: int, time: float) -> None:
+        """The link between both replicas of a request is down."""
+        if self.rules.on_expiry == "recompute":
+            self._do(FREE, r, time)
+            self._do(GONE_THERE, r, time)
+        elif self.fleet.on_failure == "lost":
+            self._drop_plans(r)
+            self._do(LOSE, r, time)
+            self.lost.append(r)
+        else:
+            self.resent += 1
+            self.apart.handed["transfer_start"][r], self.apart.handed["stuck"][r] = nan, 1
+            self.stuck.append(r)
+
+    # Replicas.
+
+    def _fail(self, which: int, time: float) -> None:
+        failure = self.fleet.failures[which]
+        if failure.part == "link":
+            self._fail_link(failure, which, time)
+            return
+        j = int(self.places[failure.replica])
+        life = self.roster.life_of(j)
+        if not life.may_fail:
+            return
+        victims, had = self._clear_side(j, time)
+        if self.roster.fail(life, failure.down, time):
+            heappush(self.events, (life.ready, READY, failure.replica))
+        self._open()
+        lost = len(self.lost)
+        for r in victims:
+            if self._side(j) == 0:
+                self._fail_prompt(r, time)
+            else:
+                self._cut([r], time)
+                self._leave_behind(r, time)
+                self._go_on(r, had.get(r), time)
+        self._send(self.lost[lost:], GONE, time)
+
+    def _clear(self, j: int, time: float) -> list[int]:
+        return self._clear_side(j, time)[0]
+
+    def _clear_side(self, j: int, time: float) -> tuple[list[int], dict[int, Received]]:
+        """A replica that has computed nothing takes the place of one that is no more: (the requests that it had, in the
+        order in which they came, what their clients have of those that decoded there)."""
+        lanes, side, pool = self._lanes(j), self._side(j), int(self.pool_of[j])
+        stages = self.fleet.policies[pool].pipeline_parallel_size
+        victims = (self._prompts_on if side == 0 else self._decodes_on)(lanes, time).tolist()
+        tail, had = tail_of(self.state, self.fleet, j, self.since[j], stages), {}
+        if side == 1 and self.fleet.on_failure == "migrate":
+            had = self._received_there(victims, tail, pool, time)
+        self._empty(j, tail, time)
+        forget_replica(self.passing.sides[side]["routing"], self.indices[side], j - self.first[side])
+        if side == 0:
+            self.state.requests["holds"][victims] = 0
+            self.behind.lose(self.state, lanes)
+        return victims, had
+
+    def _received_there(self, victims: list[int], tail: Any, pool: int, time: float) -> dict[int, Received]:
+        """What decode replicas have made of these requests."""
+        handed, rows = self.apart.handed, self.state.requests
+        policy, found = self.fleet.policies[pool], {}
+        stages, lands = policy.pipeline_parallel_size, policy.counts_tokens_late
+        for r in victims:
+            row = self.n + r
+            if not handed["stays"][r]:
+                if not handed["joined"][r] <= time:
+                    found[r] = Received(1, float(rows["last_token"][row]))
+                    continue
+                rows["first_token"][row] = handed["prefill_end"][r]
+            rank = int(self.state.lanes["rank"][rows["lane"][row]])
+            one = received(self.state, row, tail.of_rank(rank, stages), stages, lands, time)
+            if one.tokens == 1 and not handed["stays"][r]:  # nothing since it joined
+                one = Received(1, float(rows["last_token"][row]))
+            found[r] = one
+        return found
+
+    def _fail_prompt(self, r: int, time: float) -> None:
+        """The replica that has the prompt of a request is gone."""
+        handed: Any = self.apart.handed
+        self._cut([r], time)
+        if self.rules.on_expiry == "recompute" and not isnan(handed["prefill_end"][r]):
+            if isnan(handed["admitted"][r]):
+                handed["expired"][r] = 1
+            else:
+                self._do(GONE_THERE, r, time)
+            return
+        row = self.n + r
+        if self.state.requests["state"][row] == AT_DOOR:
+            self.state.requests["state"][row] = QUEUED
+        elif not isnan(handed["asked"][r]):
+            self._do(UNASK, r, time)
+        there = Received(1, float(self.state.requests["last_token"][row])) if handed["asked"][r] >= 0 else None
+        self._go_on(r, there, time)
+
+    def _leave_behind(self, r: int, time: float) -> None:
+        """A decode replica has failed: the prefill replica goes on with the prompt, and then holds what it has of it
+        for its lease; without one it lets go at once."""
+        handed: Any = self.apart.handed
+        if not handed["goes"][r] or not self.state.requests["holds"][r]:
+            return
+        if self.rules.gate == "before_prefill" and isnan(handed["admitted"][r]):
+            self._do(UNCOME, r, time)
+            return
+        until = float(handed["prefill_end"][r]) + self.rules.lease
+        if until <= time or until == inf:
+            self._do(FREE, r, time)
+            return
+        which = self.behind.add(self.state, self.passing.sides[0]["routing"], r)
+        if not isnan(until):
+            heappush(self.events, (until, EXPIRED, which))
+
+    def _go_on(self, r: int, there: Received | None, time: float) -> None:
+        """What a request was on has failed; ``there``: what its decode replica has made of it."""
+        self._drop_plans(r)
+        handed, rows = self.apart.handed, self.state.requests
+        if self.fleet.on_failure == "lost":
+            handed["lost"][r] = 1
+            for row in (r, self.n + r):
+                drop_stalls(self.state, [row], time)
+                if rows["first_token"][row] > time:
+                    rows["first_token"][row] = nan
+            self.lost.append(r)
+            return
+        self.retried[r] = self.retried.get(r, 0) + 1
+        had = Received(0, nan)
+        if self.fleet.on_failure == "migrate":
+            had = tokens_of(handed, r, self.rules.first_token, there)
+        if had.tokens and int(self.blank.requests["prompt"][r]) + had.tokens <= self.longest:
+            one = attempt_of(self.state, handed, r, self.rules.first_token, had, time)
+            self.kept.setdefault(r, []).append(one)
+            grown = had.tokens
+        else:
+            grown = -sum(one.tokens for one in self.kept.pop(r, ())) if had.tokens else 0
+        self._begin_anew(r, grown, time)
+
+    def _begin_anew(self, r: int, grown: int, time: float) -> None:
+        """A request is sent again, with so many tokens more in its prompt."""
+        rows, handed, both = self.state.requests, self.apart.handed, np.array([r, self.n + r])
+        self.moved[r] += self._bytes_of(r)
+        for k, row in enumerate(both.tolist()):
+            takes_again(self.passing.sides[k]["routing"], self.state, row, time)
+        if grown:
+            self._grow(r, grown)
+        arrival = float(rows["arrival"][r])
+        rows[both] = self.blank.requests[both]
+        self.blank.forget(self.state, both)
+        drop_stalls(self.state, both.tolist(), -inf)
+        handed[r] = self.unhanded[r]
+        rows["arrival"][r], rows["state"][r] = arrival, AGAIN
+        if grown:
+            self.blank.comes_again(self.state, both[:1])
+        self.state.clocks[SENT] = time
+        self._go(time, np.array([r]))
+
+    def _grow(self, r: int, tokens: int) -> None:
+        """So many tokens that it had to generate are part of its prompt."""
+        blank: Any = self.blank.requests
+        names = [name for name in ("max_tokens", "declared") if name in (blank.dtype.names or ())]
+        row, rules = self.n + r, self.rules
+        blank["prompt"][r] += tokens
+        stays = blank["prompt"][r] <= rules.max_local_prefill_length
+        if rules.first_token == "decode":  # where it comes with its KV, the prompt's last token is computed again
+            tokens += int(stays) - int(self.unhanded["stays"][r])
+        blank["prompt"][row] += tokens
+        for name in ("output", *names):
+            blank[name][row] -= tokens
+        goes = not stays and blank["output"][row] > 1
+        self.unhanded["stays"][r], self.unhanded["goes"][r] = stays, goes
+        blank["holds"][r] = goes and rules.transfer != "none"
+        blank["generated"][row] = 0 if stays else 1
+        blank["context"][row] = 0 if stays else blank["prompt"][row]
+        prompt = np.array([int(blank["prompt"][r])])
+        self.apart.work[r] = self.sending(prompt)[1][0] if self.sending else 0.0
+
+    def _drop_plans(self, r: int) -> None:
+        """What was to happen to a request does not."""
+        drop_events(self.apart, [r, self.n + r], (ARRIVAL, LEASE_ENDS, TIME_OUT))
+
+    # The end.
+
+    def _bytes_of(self, r: int) -> float:
+        """Bytes that were moved for a request's present attempt."""
+        moved = int(self.apart.handed["moved"][r])
+        if not moved or not len(self.crossing.kv_bytes):
+            return 0.0
+        prompt = int(self.blank.requests["prompt"][r])
+        if self.sending is None or prompt == self.demand.prompt_tokens[r]:
+            return moved * float(self.crossing.kv_bytes[r])
+        return moved * float(self.sending(np.array([prompt]))[0][0])
+
+    def _record(self) -> Handed:
+        raise_failures((*self.fleet.policies, self.fleet, self.fleet.routing, self.decode_router[1]))
+        check(self.state)
+        self.roster.now = max(self.roster.now, self._last_event())
+        sizes = self.moved + np.array([self._bytes_of(r) for r in range(self.n)])
+        record = record_of(self.passing, self.demand, self.crossing)
+        table: Any = record.requests
+        table["finish"][record.lost], table["state"][record.lost] = nan, QUEUED
+        stalls = whole_record(record, self.kept, self.demand.output_tokens)
+        lost = set(self.lost)
+        retries = sum(count for r, count in self.retried.items() if r not in lost)
+        lives = self.roster.account(retries, sorted(lost), self.resent)
+        if (self.numbers != np.arange(len(self.numbers))).any():
+            lives = _as_asked(lives, self.numbers, self.passing.pools)
+        rows = record.rows[record.rows["replica"] != NONE]
+        return replace(record, rows=rows, stalls=stalls, kv_bytes=sizes, lives=lives)
+
+    def _last_event(self) -> float:
+        """When the last step has ended, the last request came, or the last wait ran out."""
+        handed: Any = self.apart.handed
+        groups, arrived = self.state.groups, self.state.requests["arrival"][: self.n]
+        times = [self.last_lost, float(groups["now"].max()), float(groups["end"].max())]
+        times += [float(np.max(arrived[np.isfinite(arrived)], initial=0.0))]
+        if self.rules.on_expiry != "wait":
+            goes = handed["goes"] > 0
+            gated = self.rules.gate == "before_prefill"
+            waits = [handed["asked"] + self.rules.timeout] + [handed["prefill_end"] + self.rules.lease] * (not gated)
+            times += [float(np.nanmax(one[goes], initial=0.0)) for one in waits]
+        return max(time for time in times if isfinite(time))
+
+
+def _as_asked(lives: Lives, numbers: Integers, pools: Integers) -> Lives:
+    """With the pools in the order of the fleet that was asked for; ``numbers``: of the replicas there. Links have them
+    already."""
+    places, links = np.argsort(numbers), [one for one in lives.states if one[1] == "link failed"]
+    states = [(int(numbers[one[0]]), *one[1:]) for one in lives.states if one[1] != "link failed"]
+    states = sorted(states, key=lambda one: one[0]) + links
+    return lives._replace(
+        paid_s=[lives.paid_s[j] for j in places],
+        up_s=[lives.up_s[j] for j in places],
+        pools=tuple(lives.pools[i] for i in np.argsort(pools)),
+        states=tuple(sorted(states, key=lambda one: (one[2], one[0]))),
+    )
+
+
+def _longest_prompt(fleet: Fleet) -> int:
+    """Tokens of a prompt that any prefill pool can compute."""
+    return min(
+        min(policy.longest_prompt(limits), policy.longest_request(limits) - 1, limits.num_blocks * limits.block_size)
+        for policy, limits, role in zip(fleet.policies, fleet.limits, fleet.roles, strict=True)
+        if role == "prefill"
+    )
