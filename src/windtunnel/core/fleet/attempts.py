@@ -71,8 +71,11 @@ def stalls_of(state: State, row: int) -> list[tuple[float, float]]:
     return list(zip(mine["last_token"].tolist(), mine["resumed_token"].tolist(), strict=True))
 
 
-def whole_record(record: Handed, kept: dict[int, list[Attempt]], outputs: NDArray[np.int64]) -> NDArray[Any]:
-    """Write into the record of the last attempts what those before had; returns all stalls."""
+def whole_record(
+    record: Handed, kept: dict[int, list[Attempt]], outputs: NDArray[np.int64], lanes: NDArray[np.int64]
+) -> NDArray[Any]:
+    """Write into the record of the last attempts what those before had; returns all stalls. ``lanes``: their numbers in
+    the fleet that was asked for."""
     table: Any = record.requests
     handed: Any = record.handovers
     table["output"] = outputs
@@ -89,5 +92,7 @@ def whole_record(record: Handed, kept: dict[int, list[Attempt]], outputs: NDArra
             table[name][r] = first.seen[name][0]
         table["preemptions"][r] += len(attempts) + sum(one.preemptions for one in attempts)
         handed[r] = first.handed[0]
+        lane = int(first.seen["lane"][0] if first.handed["stays"][0] else first.handed["prefill_lane"][0])
+        handed["prefill_lane"][r] = NONE if lane == NONE else lanes[lane]
     stalls: Any = record.stalls[record.stalls["request"] != NONE]
     return np.concatenate([stalls, np.array(added, dtype=stalls.dtype)]) if added else stalls

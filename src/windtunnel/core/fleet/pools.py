@@ -513,7 +513,8 @@ class PoolService(Service):
         record = record_of(self.passing, self.demand, self.crossing)
         table: Any = record.requests
         table["finish"][record.lost], table["state"][record.lost] = nan, QUEUED
-        stalls = whole_record(record, self.kept, self.demand.output_tokens)
+        lanes = numbers_of(np.multiply(self.fleet.replicas, self.fleet.lanes), self.passing.pools)
+        stalls = whole_record(record, self.kept, self.demand.output_tokens, lanes)
         lost = set(self.lost)
         retries = sum(count for r, count in self.retried.items() if r not in lost)
         lives = self.roster.account(retries, sorted(lost), self.resent)
@@ -523,16 +524,10 @@ class PoolService(Service):
         return replace(record, rows=rows, stalls=stalls, kv_bytes=sizes, lives=lives)
 
     def _last_event(self) -> float:
-        """When the last step has ended, the last request came, or the last wait ran out."""
-        handed: Any = self.apart.handed
+        """When the last step has ended, or the last request came; no wait that runs out afterwards counts."""
         groups, arrived = self.state.groups, self.state.requests["arrival"][: self.n]
         times = [self.last_lost, float(groups["now"].max()), float(groups["end"].max())]
         times += [float(np.max(arrived[np.isfinite(arrived)], initial=0.0))]
-        if self.rules.on_expiry != "wait":
-            goes = handed["goes"] > 0
-            gated = self.rules.gate == "before_prefill"
-            waits = [handed["asked"] + self.rules.timeout] + [handed["prefill_end"] + self.rules.lease] * (not gated)
-            times += [float(np.nanmax(one[goes], initial=0.0)) for one in waits]
         return max(time for time in times if isfinite(time))
 
 

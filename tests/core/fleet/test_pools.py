@@ -1,0 +1,238 @@
+"""Prefill and decode pools whose replicas start, drain and fail, and whose link does: equal to the event loop in plain
+objects, and for engines that that does not have, nothing is lost."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from equality import RELAXED, Impatient, StuckError
+from equality_unified import Impatient as ImpatientUnified
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numba import config
+
+from core.loop_cases import equal_rows, handing_case, merged
+from core.pools_cases import Case, cases, equal_requests, tandem
+from windtunnel.core.apart.handover import Crossing, Handed
+from windtunnel.core.fleet import pools
+from windtunnel.core.records import GONE, REFUSED
+from windtunnel.deployment import Handover
+from windtunnel.policy.named import Router
+from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Forecast, Foresight, Planner, Thresholds
+from windtunnel.reference import unified, vllm_v1
+from windtunnel.simulate.apart_on_reference import run_apart
+
+PLAIN = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
+IN_PLAIN_PYTHON = pytest.mark.skipif(not PLAIN, reason="runs without the compiler, which takes longer than many cases")
+WITH_THE_COMPILER = pytest.mark.skipif(PLAIN, reason="starts this file without the compiler")
+CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
+PARTS = st.sampled_from([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8]) | st.floats(0.0, 1.0, width=16)
+"""Of the time that a case takes."""
+TOLD = ("scheduled", "first_token", "finish", "preemptions", "cached_tokens", "lane", "output")
+PASSED = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end", "goes", "stays",
+          "prefill_lane", "source", "destination")  # fmt: skip
+RULES = (Planner(), Planner("latency"), Thresholds(0.1, 0.01, 0.3, 0.05), Forecast(1.0), Foresight(1.0))
+
+
+@st.composite
+def waits(draw: st.DrawFn, rules: Handover) -> Handover:
+    """The rules with leases and timeouts, which act or not. Nothing is reserved: the decode side has memory for all."""
+    rules = replace(rules, reserved_decode_tokens=0)
+    if draw(st.booleans()):
+        then: Any = "fail" if rules.first_token == "relayed" else draw(st.sampled_from(["fail", "recompute"]))
+        lease, timeout = draw(st.sampled_from([0.125, 1.0, 10.0])), draw(st.sampled_from([0.25, 2.0, inf]))
+        return replace(rules, lease=lease, timeout=timeout, on_expiry=then)
+    return replace(rules, lease=draw(st.sampled_from([1.0, 10.0]))) if draw(st.booleans()) else rules
+
+
+@st.composite
+def failing(draw: st.DrawFn, kind: str, scaled: bool) -> Case:
+    """Failures of either side and of the link, pools in any order, replicas that come and go."""
+    case = draw(cases(kind))
+    rules, fleet = draw(waits(case.crossing.rules)), case.fleet
+    if draw(st.booleans()):
+        names = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
+        fleet = replace(fleet, **{name: getattr(fleet, name)[::-1] for name in names})
+    span = float(np.nanmax(case.demand.arrival)) + draw(st.sampled_from([1.0, 5.0, 20.0]))
+    part = st.sampled_from(["replica"] if rules.transfer == "none" else ["replica", "link"])
+    down = st.sampled_from([0.0, 0.1, 0.5, 3.0]).map(lambda some: some * span)
+    replica = st.integers(WHOLE_LINK, sum(fleet.replicas) - 1)
+    one = st.builds(Failure, PARTS.map(lambda some: some * span), replica, down, part)
+    one = one.filter(lambda failure: failure.part == "link" or failure.replica >= 0)
+    failures = draw(st.lists(one, min_size=0 if scaled else 1, max_size=5))
+    scaling: Any = ()
+    if scaled:
+        interval, startup = st.sampled_from([span / 20, span / 7, 2.5]), st.sampled_from([0.0, 1.0, 0.1 * span])
+        each = [
+            st.none()
+            | st.builds(Autoscale, st.sampled_from(RULES), st.integers(1, most), st.just(most), interval, startup)
+            for most in fleet.replicas
+        ]
+        scaling = tuple(draw(rule) for rule in each)
+        assume(any(scaling))
+    how = draw(st.sampled_from(["retry", "migrate", "lost"]))
+    fleet = replace(fleet, failures=tuple(sorted(failures)), on_failure=how, scaling=scaling)
+    return replace(case, fleet=fleet, crossing=replace(case.crossing, rules=rules))
+
+
+def alike(a: Any, b: Any) -> bool:
+    """NaN equals NaN."""
+    return np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f")
+
+
+def differences(case: Case, a: Handed, b: Handed) -> list[str]:
+    """What is not equal: a is the reference's, b the core's. Memory that is given to a request in a step counts in the
+    core's row of that step, and in the reference's next one."""
+    found = [name for name in TOLD if not alike(a.requests[name], b.requests[name])]
+    found += [name for name in PASSED if not alike(a.handovers[name], b.handovers[name])]
+    found += [name for name in ("kv_bytes", "lost", "rank_of_lane") if not alike(getattr(a, name), getattr(b, name))]
+    if any(((a.requests["state"] == state) != (b.requests["state"] == state)).any() for state in (GONE, REFUSED)):
+        found.append("state")
+    if not equal_rows(*(np.unique(one.stalls) for one in (a, b))):
+        found.append("stalls")
+    roles = np.repeat(case.fleet.roles, case.fleet.replicas)
+    for one in (a, b):
+        one.rows["used_blocks"][roles[one.rows["replica"]] == "decode"] = 0
+    if merged(a.rows) != merged(b.rows):
+        found.append("rows")
+    assert a.lives is not None
+    assert b.lives is not None
+    names = set(a.lives._fields)
+    if a.lives.seconds > b.lives.seconds and case.crossing.rules.lease < inf:
+        # the reference goes on until the last lease or timeout has run out, also of requests that have ended
+        names = {"starts", "failures", "retries", "lost", "link_failures", "resent"}
+    return found + [name for name in names if getattr(a.lives, name) != getattr(b.lives, name)]
+
+
+def check(case: Case) -> None:
+    """Core = reference."""
+    demand, crossing = case.demand, case.crossing
+    each = float(crossing.work[0] / demand.prompt_tokens[0])
+    uniforms = np.random.default_rng(1).random((2, len(demand.arrival)))
+
+    def sending(prompts: Any) -> Any:
+        return prompts * each * 10, prompts * each
+
+    chosen = Router(case.routers[0]), Router(case.routers[1])
+    try:
+        with (
+            patch.object(vllm_v1, "Scheduler", Impatient),
+            patch.object(unified, "Scheduler", ImpatientUnified),
+        ):
+            expected = run_apart(case.fleet, demand, chosen, uniforms, crossing, sending)
+    except StuckError:
+        assume(False)
+    assert not differences(case, expected, pools.run(case.fleet, demand, case.routers, uniforms, crossing, sending))
+
+
+@IN_PLAIN_PYTHON
+@pytest.mark.parametrize("kind", ["cached", "unified", "any"])
+def test_core_and_reference_are_equal(kind: str) -> None:
+    @settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
+    @given(failing(kind, scaled=False))
+    def compare(case: Case) -> None:
+        check(case)
+
+    compare()
+
+
+# Engines that the reference does not have.
+
+
+def failing_case(seed: int, kind: str) -> Any:
+    """Failures of a tandem of servers."""
+    rng, case = np.random.default_rng(seed), handing_case(seed, 40, (kind,))
+    replicas, span = sum(case.fleet.replicas), float(case.demand.arrival.max())
+    assert case.crossing is not None
+    parts = ["replica"] if case.crossing.rules.transfer == "none" else ["replica", "link"]
+    failures = [
+        Failure(
+            float(rng.uniform(0, span)),
+            int(rng.integers(replicas)),
+            float(rng.choice([0.0, 0.3, 1.0, 4.0])),
+            str(rng.choice(parts)),
+        )
+        for _ in range(int(rng.integers(1, 6)))
+    ]
+    how = str(rng.choice(["retry", "migrate", "lost"]))
+    return replace(case, fleet=replace(case.fleet, failures=tuple(sorted(failures)), on_failure=how))
+
+
+def check_nothing_is_lost(seed: int, kind: str) -> None:
+    """Each request ends once and in order, all memory and seats come back, and nothing begins while a replica is
+    down."""
+    case = failing_case(seed, kind)
+    made = pools.PoolService(case.fleet, case.demand, case.routers, case.uniforms, case.crossing)
+    record, lanes = made.run(), made.state.lanes
+    assert record.lives is not None
+    requests, rows, handed = record.requests, record.rows, record.handovers
+    served = requests["state"] == GONE
+    assert (served | np.isin(np.arange(len(requests)), record.lost) | (requests["state"] == REFUSED)).all(), seed
+    assert case.fleet.on_failure == "lost" or not record.lives.lost
+    for before, after in pairwise(("arrival", "scheduled", "first_token", "finish")):
+        assert (requests[before] <= requests[after])[served].all(), (seed, before)
+    for before, after in pairwise(("asked", "admitted", "transfer_start", "transfer_end", "joined")):
+        assert (handed[before] <= handed[after])[served & (handed["joined"] >= 0)].all(), (seed, before)
+    held = np.isin(np.arange(len(lanes)), made.state.requests["lane"][made.behind.first :])
+    assert (held | (lanes["free"] == made.blank.lanes["free"])).all(), seed  # for their leases
+    for name in ("outstanding", "waiting", "running", "coming", "staged"):
+        assert not lanes[name].any(), (seed, name)
+    assert not made.stuck
+    for replica, state, begin, end in record.lives.states:
+        down = (rows["replica"] == replica) & (rows["start"] > begin) & (rows["start"] < end)
+        assert state != "failed" or not down.any(), seed
+
+
+@IN_PLAIN_PYTHON
+@pytest.mark.parametrize("kind", ["sglang", "trtllm-max-utilization", "vllm"])
+def test_nothing_is_lost(kind: str) -> None:
+    for seed in range(CASES):
+        check_nothing_is_lost(seed, kind)
+
+
+def in_plain_python(cases: int) -> None:
+    """The tests above in a process of their own, without the compiler."""
+    some = os.environ | {"NUMBA_DISABLE_JIT": "1", "WINDTUNNEL_EQUALITY_CASES": str(cases)}
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__)
+    done = subprocess.run(command, env=some, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+@WITH_THE_COMPILER
+def test_without_the_compiler() -> None:
+    in_plain_python(4)
+
+
+@WITH_THE_COMPILER
+@pytest.mark.long
+def test_without_the_compiler_at_length() -> None:
+    in_plain_python(500)
+
+
+@WITH_THE_COMPILER
+def test_the_compiler_changes_nothing() -> None:
+    for seed in range(20):
+        check_nothing_is_lost(seed, "vllm")
+
+
+# By hand.
+
+
+def test_a_decode_replica_fails_and_its_client_keeps_its_tokens() -> None:
+    """Prompts take a second, decode steps half of one. At 2.25 two tokens are there; the prompt is computed again with
+    them until 3.25, and handed over to the other replica."""
+    fleet = replace(tandem(1.0, 0.5, seats=4), replicas=(2, 2), failures=(Failure(2.25, 2, inf),))
+    demand, rules = equal_requests(np.zeros(1), output=5), Handover("pull", "decode")
+    for how, times in (("retry", (3.75, 5.75)), ("migrate", (1.5, 4.75))):
+        failed = replace(fleet, on_failure=how)
+        found = pools.run(failed, demand, (2, 2), np.zeros((2, 1)), Crossing(rules=rules))
+        assert (found.requests["first_token"][0], found.requests["finish"][0]) == times
+        assert found.stalls.tolist() == ([(2.0, 3.75, 0)] if how == "migrate" else [])
+        assert found.requests["lane"].tolist() == [3]
