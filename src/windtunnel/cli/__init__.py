@@ -16,6 +16,7 @@ from windtunnel.cli.calibrate import calibrate
 from windtunnel.cli.compare import compare
 from windtunnel.cli.estimate import estimate
 from windtunnel.cli.explain import explain
+from windtunnel.cli.help import ALL, print_short, wants_short
 from windtunnel.cli.listing import listing
 from windtunnel.cli.live.proxy import proxy
 from windtunnel.cli.live.serve import serve
@@ -79,6 +80,7 @@ app.command(serve, group=LIVE)
 app.command(proxy, group=LIVE)
 app.command(watch, group=LIVE)
 app.command(ui, group=LIVE)
+app.register_install_completion_command(group="Commands", help="Complete commands and flags with Tab in your shell.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,6 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("always", InputWarning)
             warnings.showwarning = _warned()
+            if wants_short(words):
+                print_short(app, words[0])
+                return DONE
+            words = ["--help" if text == ALL else text for text in words]
             code = app(words, exit_on_error=False, print_error=False)
         sys.stdout.flush()
         return code or DONE
