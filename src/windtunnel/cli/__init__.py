@@ -81,8 +81,8 @@ COMMANDS: dict[str, dict[str, tuple[str | dict[str, str], str]]] = {
         "list": ("listing:listing", "List the names that flags accept."),
     },
 }
-"""By the groups of the help: each command's module and function, or the functions of its own commands, and the line
-that the help has for it. A module is read when its command is called."""
+"""By the groups of the help: each command's module and function, or the functions of the commands inside it, and the
+line that the help has for it. A module is read when its command is called."""
 
 
 def application(called: Container[str]) -> App:
