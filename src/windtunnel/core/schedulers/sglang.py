@@ -33,18 +33,18 @@ from windtunnel.core.schedulers.sglang_memory import (
     close_up,
     drop_ended,
     due,
+    fill_up,
     give_back,
-    held_by,
     join_prefilled,
     keep,
     leave_out_the_last,
     left_of,
     make_room,
-    paged,
     queue_up,
     retract,
+    take_pages,
 )
-from windtunnel.core.schedulers.sglang_radix import EVICTION, LEFT, evict, radix_tree, with_more_nodes
+from windtunnel.core.schedulers.sglang_radix import EVICTION, LEFT, radix_tree, with_more_nodes
 from windtunnel.core.schedulers.sglang_radix import clear as clear_tree
 from windtunnel.core.schedulers.sglang_turns import (
     LANE_FIELDS,
@@ -512,34 +512,6 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     if pool.page > 1:  # in so many rounds each request begins one page; nothing is evicted before
         rounds = pool.page * ((lane.free - lane.evictable) // (lane.top * pool.page) - 1)
     return min(lane.next_end - lane.clock - 1, rounds) - ahead, 0, not lane.full
-
-
-@part
-def fill_up(tree: Any, pool: Pool, lane: Lane, rounds: int) -> None:
-    """Evict what so many equal rounds have evicted."""
-    if tree is not None and pool.radix_cache:
-        free = lane.free + rounds * lane.top - lane.evictable
-        while rounds > 0:
-            spared = min(rounds, free // lane.top)
-            rounds -= spared
-            free -= spared * lane.top
-            if rounds > 0:
-                free += lane.evictable
-                evict(tree, lane, lane.top - (free - lane.evictable) if pool.newer else lane.top)
-                free -= lane.evictable
-
-
-@part
-def take_pages(state: State, pool: Pool, lane: Lane, row: int, rounds: int) -> None:
-    """Take the pages that so many equal rounds have begun, and not a token for every request of each; their ``row``
-    of the log says what is used after the first of them."""
-    seats, first, all_of_them = state.seats[lane.table], 0, 0
-    for i in range(lane.top):
-        after = held_by(lane, state.requests[seats[WHO, i]], seats[ENDS, i])
-        all_of_them += paged(pool, after) - paged(pool, after - rounds)
-        first += paged(pool, after - rounds + 1) - paged(pool, after - rounds)
-    lane.free += rounds * lane.top - all_of_them
-    state.rows[row].used_blocks = pool.num_blocks - (lane.free + all_of_them - first)
 
 
 @part
