@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from windtunnel.cli import DONE, app, main
+from windtunnel.cli import DONE, application, main
 from windtunnel.cli.help import EXAMPLES, SHORT
 from windtunnel.cli.run import MISSED
 
@@ -25,18 +25,12 @@ def test_the_short_help_has_the_flags_that_people_use(command: str, capsys: pyte
     assert "--block-size" not in short
 
 
-def test_the_help_is_whole_again_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "-h"]) == DONE
-    assert "Options used most" in capsys.readouterr().out
-    app.help_print(["run"])
-    assert "--block-size" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("text", RUN)
 def test_its_examples_run(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(text)[1:]) in (DONE, MISSED)
     assert capsys.readouterr().out
 
 
-def test_the_shell_can_complete() -> None:
-    assert "--tensor-parallel-size" in app.generate_completion(shell="bash")
+def test_the_shell_completes_the_flags_of_every_command() -> None:
+    script = application(["--install-completion"]).generate_completion(shell="bash")
+    assert "--tensor-parallel-size" in script and "--target-request-rate" in script

@@ -56,16 +56,13 @@ def print_short(app: App, command: str) -> None:
 
     entries: dict[str, Any] = {}
 
-    def collect(_: object, __: object, panel: HelpPanel) -> None:
+    def collect(console: Any, options: Any, panel: HelpPanel) -> None:
         for entry in panel.entries:
             for name in (entry.positional_label or "", *entry.positive_names):
                 entries[name.removeprefix("--").lower().replace("_", "-")] = entry
 
     app[command].help_formatter = collect
-    try:
-        app.help_print([command])
-    finally:
-        app[command].help_formatter = None
+    app.help_print([command])
     console = app.console
     panel = HelpPanel(format="parameter", title="Options used most", entries=[entries[name] for name in SHORT[command]])
     DefaultFormatter()(console, console.options, panel)
