@@ -112,9 +112,11 @@ def application(called: Container[str]) -> App:
                 for inner, function in where.items():
                     several.command(_function(f"{name}:{function}"), name=inner)
                 app.command(several)
-    app.register_install_completion_command(
-        name=COMPLETION, group="Commands", help="Complete commands and flags with Tab in your shell."
-    )
+    line = "Complete commands and flags with Tab in your shell."
+    if COMPLETION in called:
+        app.register_install_completion_command(name=COMPLETION, group="Commands", help=line)
+    else:
+        app.command(App(name=COMPLETION, help=line, group="Commands"))
     return app
 
 

@@ -57,6 +57,7 @@ def print_short(app: App, command: str) -> None:
     entries: dict[str, Any] = {}
 
     def collect(console: Any, options: Any, panel: HelpPanel) -> None:
+        del console, options  # printed afterwards, in our order
         for entry in panel.entries:
             for name in (entry.positional_label or "", *entry.positive_names):
                 entries[name.removeprefix("--").lower().replace("_", "-")] = entry
