@@ -5,9 +5,10 @@ import os
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
@@ -19,6 +20,9 @@ NAMED = frozenset(("serve", "proxy"))
 WHOLE = re.compile(r"[+-]?\d+")
 OUTPUT = Group("Output", sort_key=9)
 Json = Annotated[bool, Parameter(name="--json", negative=(), group=OUTPUT)]
+Format = Annotated[Literal["text", "md", "csv"], Parameter(name="--format", group=OUTPUT)]
+FORM: ContextVar[str] = ContextVar("form", default="text")
+"""The form in which tables are printed: for a terminal, as Markdown, or as CSV."""
 Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group=OUTPUT)]
 
 
@@ -45,6 +49,7 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
             if _may_hold(int, argument.hint) and not WHOLE.fullmatch(token.value):
                 raise InputError(f"{token.keyword}={token.value}: must be a whole number")
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
+    FORM.set(given.get("--format", "text"))
     source = given.get("--scenario")
     values = {} if source is None else read_scenario(Path(source))
     values |= _pasted(commands, arguments, given)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, Format, Json, Verbose, progress, show_json
 from windtunnel.cli.pasted import Tried, show_pasted
 from windtunnel.errors import InputError
 from windtunnel.scenario import DEPLOYMENT, GOALS, Goals, Scenario
@@ -50,6 +50,7 @@ def run(
     output: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
     outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
     as_json: Json = False,
+    form: Format = "text",  # noqa: ARG001 - read while parsing
     verbose: Verbose = False,
 ) -> int:
     """Simulate a deployment under a load.
@@ -69,6 +70,8 @@ def run(
         Folder for the run: run.json, requests.parquet, iterations.parquet; for windtunnel report and your notebook.
     as_json
         Print the results as one JSON document instead of the table.
+    form
+        Text for a terminal, Markdown for a pull request (md), or the tables as CSV.
     verbose
         Show all details: more percentiles, steps, energy, what the ranges rest on, what perfect kernels would give.
     """
@@ -189,6 +192,7 @@ def report(
     exclude_warmup: Annotated[bool, Parameter(negative=(), group=GOALS)] = False,
     outputs: Annotated[Outputs, Parameter(name="*", group=OUTPUT)] = Outputs(),  # noqa: B008 - frozen
     as_json: Json = False,
+    form: Format = "text",  # noqa: ARG001 - read while parsing
     verbose: Verbose = False,
 ) -> int:
     """Show a run again, or write it in another form.
@@ -201,6 +205,8 @@ def report(
         Measure from a tenth of the arrivals' time to the last arrival.
     as_json
         Print the results as one JSON document instead of the table.
+    form
+        Text for a terminal, Markdown for a pull request (md), or the tables as CSV.
     verbose
         Show all details: more percentiles, steps, energy, what the ranges rest on, what perfect kernels would give.
     """
