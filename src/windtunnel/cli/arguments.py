@@ -13,7 +13,6 @@ from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
 
 from windtunnel.errors import InputError
-from windtunnel.scenario import main_job_unless_model, read_scenario
 
 NAMED = frozenset(("serve", "proxy"))
 """Commands whose model must be named: no job of ours stands in for it."""
@@ -37,6 +36,8 @@ PASTING = Pasting()
 
 def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Before values are converted: refuse fractions of whole numbers, and fill in what the scenario file says."""
+    from windtunnel.scenario import main_job_unless_model, read_scenario
+
     for argument in arguments:
         for token in argument.tokens:
             if token.implicit_value == () and not token.value:

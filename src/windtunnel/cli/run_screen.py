@@ -7,8 +7,7 @@ from math import isfinite, isinf, nan
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.cli.terminal import facts_grid, number, remarks, share, show, table, wrapped
-from windtunnel.plan.answer.recommendation import goal_words
-from windtunnel.plan.question import ATTAINMENT
+from windtunnel.deployment.slo import ATTAINMENT, goal_words
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from windtunnel.deployment import SLO
+from windtunnel.deployment.slo import ATTAINMENT
 from windtunnel.deployment.title import title
 from windtunnel.metrics import LATENCIES, PERCENTILES, Steps, Summary
-from windtunnel.plan.question import ATTAINMENT
 from windtunnel.report.figures import BINS, figures
 from windtunnel.report.page import (
     card,

@@ -299,7 +299,8 @@ def found(
 
 def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration: Path | None) -> "Question":
     """What every candidate is asked."""
-    from windtunnel.plan.question import ATTAINMENT, Question
+    from windtunnel.deployment.slo import ATTAINMENT
+    from windtunnel.plan.question import Question
     from windtunnel.simulate.overheads import overheads_of
 
     return Question(
