@@ -211,15 +211,17 @@ def _finish(
 ) -> int:
     """Show what was found, and write the files that were asked for."""
     from windtunnel.cli.plan.show import show_plan
-    from windtunnel.cli.terminal import show
+    from windtunnel.cli.terminal import show, table, wrapped
 
     answer, advice, what_ifs, surveyed, risky = chosen
     if as_json:
         show_json(document(answer, advice, what_ifs, verdict, risky) | ({"line": line.spec()} if line else {}))
     else:
-        show_plan(answer, advice, what_ifs, verdict, risky, verbose)
         if line is not None:
-            show(line.sentence)
+            show(wrapped(line.sentence))
+            if line.changes:
+                show(table(("change", "your line", "better"), line.changes, left=3))
+        show_plan(answer, advice, what_ifs, verdict, risky, verbose)
     kept.write(answer, advice, surveyed, what_ifs, verdict, risky)
     return DONE if answer.best else MISSED
 
