@@ -5,7 +5,6 @@ import os
 import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
 
+from windtunnel.cli.tables import FORM
 from windtunnel.errors import InputError
 
 NAMED = frozenset(("serve", "proxy"))
@@ -21,8 +21,6 @@ WHOLE = re.compile(r"[+-]?\d+")
 OUTPUT = Group("Output", sort_key=9)
 Json = Annotated[bool, Parameter(name="--json", negative=(), group=OUTPUT)]
 Format = Annotated[Literal["text", "md", "csv"], Parameter(name="--format", group=OUTPUT)]
-FORM: ContextVar[str] = ContextVar("form", default="text")
-"""The form in which tables are printed: for a terminal, as Markdown, or as CSV."""
 Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group=OUTPUT)]
 
 

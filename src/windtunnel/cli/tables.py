@@ -4,15 +4,23 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
+FORM: ContextVar[str] = ContextVar("form", default="text")
+"""The form in which tables are printed: text for a terminal, md for Markdown, csv."""
 GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
-def markdown(parts: Sequence[Table | Text | str]) -> str:
+def markdown(parts: "Sequence[Table | Text | str]") -> str:
     """Tables as Markdown tables, names with what there is to say as a list, remarks as quotes."""
+    from rich.table import Table
+    from rich.text import Text
+
     blocks: list[str] = []
     for part in parts:
         if isinstance(part, Table):
@@ -23,8 +31,10 @@ def markdown(parts: Sequence[Table | Text | str]) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def comma_separated(parts: Sequence[Table | Text | str]) -> str:
+def comma_separated(parts: "Sequence[Table | Text | str]") -> str:
     """The tables as CSV, a blank line between two; pairs of names and texts are rows of two cells."""
+    from rich.table import Table
+
     texts = []
     for part in parts:
         if isinstance(part, Table):
@@ -37,14 +47,14 @@ def comma_separated(parts: Sequence[Table | Text | str]) -> str:
     return "\n".join(texts)
 
 
-def _rows(whole: Table) -> Iterator[list[str]]:
+def _rows(whole: "Table") -> Iterator[list[str]]:
     """The cells of each row, in one line each."""
     columns = [["; ".join(str(cell).split("\n")) for cell in column.cells] for column in whole.columns]
     for row in zip(*columns, strict=True):
         yield list(row)
 
 
-def _table(whole: Table) -> Iterator[str]:
+def _table(whole: "Table") -> Iterator[str]:
     if whole.title:
         yield from (f"**{whole.title}**", "")
     yield f"| {' | '.join(_escaped(str(column.header)) for column in whole.columns)} |"
@@ -53,7 +63,7 @@ def _table(whole: Table) -> Iterator[str]:
         yield f"| {' | '.join(_escaped(cell) for cell in row)} |"
 
 
-def _facts(grid: Table) -> Iterator[str]:
+def _facts(grid: "Table") -> Iterator[str]:
     for name, text in _rows(grid):
         yield f"- **{name.strip()}**: {' '.join(text.split())}"
 

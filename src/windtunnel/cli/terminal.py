@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from windtunnel.cli.arguments import FORM
+from windtunnel.cli.tables import FORM, comma_separated, markdown
 
 if TYPE_CHECKING:
     from windtunnel.deployment import Pool
@@ -85,8 +85,6 @@ def show(*parts: Table | Text | str) -> None:
     as it needs to be. Text has no blanks at the ends of lines.
     """
     if FORM.get() != "text":
-        from windtunnel.cli.tables import comma_separated, markdown
-
         sys.stdout.write((markdown if FORM.get() == "md" else comma_separated)(parts))
         return
     console = Console(highlight=False, markup=False)
