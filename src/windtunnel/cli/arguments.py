@@ -20,8 +20,15 @@ NAMED = frozenset(("serve", "proxy"))
 WHOLE = re.compile(r"[+-]?\d+")
 OUTPUT = Group("Output", sort_key=9)
 Json = Annotated[bool, Parameter(name="--json", negative=(), group=OUTPUT)]
-Format = Annotated[Literal["text", "md", "csv"], Parameter(name="--format", group=OUTPUT)]
 Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group=OUTPUT)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """How results are printed."""
+
+    format: Literal["text", "md", "csv"] = "text"
+    """Text for a terminal, Markdown for a pull request (md), or the tables as CSV."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +40,8 @@ class Pasting:
     "prefill: …" and "decode: …" in front name sides. Other flags win over it."""
 
 
-PASTING = Pasting()
+PASTING, SCREEN = Pasting(), Screen()
+Printed = Annotated[Screen, Parameter(name="*", group=OUTPUT)]
 
 
 def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

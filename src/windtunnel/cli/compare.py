@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from windtunnel.cli.arguments import OUTPUT, PASTING, Format, Json, Pasting, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import DEPLOYMENT, GOALS, Scenario, parse_words, read_words, vary
@@ -61,7 +61,7 @@ def compare(
     details: Annotated[Details, Parameter(name="*", group=OUTPUT)] = Details(),
     report: Annotated[Path | None, Parameter(alias="--html", group=OUTPUT)] = None,
     as_json: Json = False,
-    form: Format = "text",  # noqa: ARG001 - read while parsing
+    screen: Printed = SCREEN,  # noqa: ARG001 - read while parsing
     verbose: Verbose = False,
 ) -> int:
     """Compare schedulers or settings under the same requests.
@@ -87,8 +87,6 @@ def compare(
         HTML page with tables, paired differences and time lines side by side, in one file that needs no network.
     as_json
         Print every number of every run, and the intervals, as one JSON document instead of the tables.
-    form
-        Text for a terminal, Markdown for a pull request (md), or the tables as CSV.
     verbose
         Show every measure of each variant, and its range on real servers.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Format, Json, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, SCREEN, Json, Printed, progress, show_json
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import DEPLOYMENT, WORKLOAD, Scenario
 
@@ -28,7 +28,7 @@ def sweep(
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
     report: Annotated[Path | None, Parameter(alias="--html", group=OUTPUT)] = None,
     as_json: Json = False,
-    form: Format = "text",  # noqa: ARG001 - read while parsing
+    screen: Printed = SCREEN,  # noqa: ARG001 - read while parsing
 ) -> int:
     """Simulate a deployment at several request rates, and find the knee.
 
@@ -46,8 +46,6 @@ def sweep(
         HTML page with latencies and throughput against the rate, in one file that needs no network.
     as_json
         Print one JSON document instead of the table.
-    form
-        Text for a terminal, Markdown for a pull request (md), or the tables as CSV.
     """
     from windtunnel.metrics.comparison import knee, knee_ends
     from windtunnel.scenario.sweep import sweep as simulate_all

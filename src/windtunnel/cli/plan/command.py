@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, PASTING, Format, Json, Pasting, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
 from windtunnel.cli.plan.apart import POOLS, Apart
 from windtunnel.cli.plan.flags import CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Cluster
 from windtunnel.cli.plan.line import Judged, judged, space_of_line
@@ -155,7 +155,7 @@ def plan(
     cluster: Annotated[Cluster, Parameter(name="*", group=CLUSTER)] = Cluster(),  # noqa: B008 - frozen
     kept: Annotated[Kept, Parameter(name="*", group=OUTPUT)] = Kept(),
     as_json: Json = False,
-    form: Format = "text",  # noqa: ARG001 - read while parsing
+    screen: Printed = SCREEN,  # noqa: ARG001 - read while parsing
     verbose: Verbose = False,
 ) -> int:
     """Find the cheapest deployment that keeps the limits, and say why.
@@ -179,8 +179,6 @@ def plan(
         File of windtunnel calibrate: host and client overheads of your deployment.
     as_json
         Print one JSON document instead of the tables.
-    form
-        Text for a terminal, Markdown for a pull request (md), or the tables as CSV.
     verbose
         Say more: how many servers need how many replicas, what was searched and ruled out, what limits the winner.
     """
