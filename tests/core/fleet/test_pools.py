@@ -52,11 +52,19 @@ def waits(draw: st.DrawFn, rules: Handover) -> Handover:
     return replace(rules, lease=draw(st.sampled_from([1.0, 10.0]))) if draw(st.booleans()) else rules
 
 
+def in_order(policy: Any) -> Any:
+    """First come first served."""
+    keys: Any = {"admission_order": "fcfs", "victim": "newest"}
+    return replace(policy, **keys, **({"admission_key": None} if hasattr(policy, "admission_key") else {}))
+
+
 @st.composite
 def failing(draw: st.DrawFn, kind: str, scaled: bool) -> Case:
     """Failures of either side and of the link, pools in any order, replicas that come and go."""
     case = draw(cases(kind))
     rules, fleet = draw(waits(case.crossing.rules)), case.fleet
+    if rules.gate == "before_prefill":  # a prompt that is left behind has another number, which breaks ties of a key
+        fleet = replace(fleet, policies=tuple(map(in_order, fleet.policies)))
     if draw(st.booleans()):
         names = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
         fleet = replace(fleet, **{name: getattr(fleet, name)[::-1] for name in names})
