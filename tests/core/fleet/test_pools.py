@@ -96,8 +96,8 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def differences(case: Case, a: Handed, b: Handed) -> list[str]:
-    """What is not equal: a is the reference's, b the core's. Memory that is given to a request in a step counts in the
-    core's row of that step, and in the reference's next one."""
+    """What is not equal: a is the reference's, b the core's. What a decode replica gives memory or takes into its queue
+    while it decides a step counts in the core's row of that step, and in the reference's next one."""
     found = [name for name in TOLD if not alike(a.requests[name], b.requests[name])]
     found += [name for name in PASSED if not alike(a.handovers[name], b.handovers[name])]
     found += [name for name in ("kv_bytes", "lost", "rank_of_lane") if not alike(getattr(a, name), getattr(b, name))]
@@ -107,7 +107,8 @@ def differences(case: Case, a: Handed, b: Handed) -> list[str]:
         found.append("stalls")
     roles = np.repeat(case.fleet.roles, case.fleet.replicas)
     for one in (a, b):
-        one.rows["used_blocks"][roles[one.rows["replica"]] == "decode"] = 0
+        for name in ("used_blocks", "waiting"):
+            one.rows[name][roles[one.rows["replica"]] == "decode"] = 0
     if merged(a.rows) != merged(b.rows):
         found.append("rows")
     assert a.lives is not None

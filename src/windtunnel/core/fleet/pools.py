@@ -380,7 +380,7 @@ class PoolService(Service):
         for r in victims:
             row = self.n + r
             if not handed["stays"][r]:
-                if not handed["joined"][r] <= time:
+                if not (handed["joined"][r] <= time or rows["preemptions"][row] > 0):
                     found[r] = Received(1, float(rows["last_token"][row]))
                     continue
                 rows["first_token"][row] = handed["prefill_end"][r]
