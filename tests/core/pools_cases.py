@@ -15,7 +15,7 @@ from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.records import GONE
 from windtunnel.deployment import HANDOVERS, Handover, Link
 from windtunnel.perf.batch_times import linear
-from windtunnel.policy import Limits, Policy, Settings, VllmV1, can_ever_run
+from windtunnel.policy import Limits, Settings, VllmV1, can_ever_run
 from windtunnel.reference import handover as reference
 from windtunnel.reference.loop import Replica, least_outstanding, round_robin, vllm_dp
 from windtunnel.reference.replica import Group, table_time
@@ -93,10 +93,6 @@ def cases(draw: st.DrawFn, kind: str = "any") -> Case:
     """
     kinds: dict[str, Any] = {"vllm": vllm_cases(), "unified": unified_cases(), "cached": vllm_cases()}
     both = [draw(kinds[draw(st.sampled_from(["vllm", "unified"])) if kind == "any" else kind]) for _ in ROLES]
-    both = [  # the core's pools do not wait until a queue is gone through: those run on the reference engine
-        replace(one, policy=replace(one.policy, queue_look_time=0.0)) if isinstance(one.policy, Policy) else one
-        for one in both
-    ]
     if kind == "cached":
         size = both[0].limits.block_size
         both = [replace(one, policy=replace(one.policy, prefix_caching=True)) for one in both]

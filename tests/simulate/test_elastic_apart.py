@@ -53,6 +53,14 @@ def test_every_request_ends_and_parts_add_up(then: str, handover: str) -> None:
     assert (requests.finish[ended] >= requests.first_token[ended]).all()
 
 
+@pytest.mark.parametrize("engine", ["sglang-0.5", "trtllm-1.0"])
+def test_every_engine_has_failures(engine: str) -> None:
+    found = run(FAULTS, then="migrate", engine=engine)
+    assert found.manifest["lives"]["retries"] > 0
+    assert (found.requests.status == FINISHED).all()
+    assert not any("reference engine" in note for note in found.manifest["warnings"])
+
+
 def test_a_client_whose_request_goes_on_has_all_its_gaps() -> None:
     """Together they last from the first token to the last, whatever failed between."""
     found = run(FAULTS[:2], then="migrate")
@@ -116,7 +124,6 @@ def test_failures_stand_on_the_page_and_in_the_trace() -> None:
             {"router": "conductor", "decode_router": "random", "fail": "pool=decode at=5"},
             "conductor: what it promises for replicas that start, stop or fail is not simulated",
         ),
-        ({"engine": "sglang-0.5", "fail": "pool=decode at=5"}, "faults: simulated by the reference engine"),
     ],
 )
 def test_what_cannot_come_and_go_is_refused(words: dict[str, Any], error: str) -> None:

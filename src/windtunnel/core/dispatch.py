@@ -189,6 +189,12 @@ def pass_over(state: State, pool: Pool, group: Group, preempted: bool) -> int:
     return done
 
 
+def transfer(state: State, pool: Pool, i: int, start: float) -> float:
+    """Seconds that the step of lane ``i``, which begins at ``start``, takes longer than its batch."""
+    scheduler, state = seen_by(state, pool)
+    return float(scheduler.transfer(state, pool, i, start)) if hasattr(scheduler, "transfer") else 0.0
+
+
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     """Make equal steps while the group's ``now`` < ``until`` (which counts only if an arrival could join them).
 
@@ -266,6 +272,12 @@ def never_staged(state: State, pool: Pool, lane: Lane, r: int) -> None:
 
 
 @part
+def no_transfer(state: State, pool: Pool, i: int, start: float) -> float:  # noqa: ARG001 - as in every scheduler
+    """In a scheduler whose steps take as long as their batches."""
+    return 0.0
+
+
+@part
 def always_room(state: State, pool: Pool, group: Group) -> bool:  # noqa: ARG001 - as in every scheduler
     """In a scheduler whose arrays never grow."""
     return True
@@ -327,5 +339,6 @@ for _function in (
 ):
     _compile(_function)
 _compile(room, always_room)
+_compile(transfer, no_transfer)
 _compile(unstage, never_staged)
 _compile(seated, up_to_the_newest)

@@ -318,7 +318,7 @@ def behind(
     r, here, comes, asks = passage.concerned(hand, kind, r)
     if comes:
         here = chosen(state, routers[0], r, time)
-    if asks:
+    if asks and here != CLOSED_DOOR:
         there = chosen(second, routers[1], n + r, time)
     elif kind in (TRANSFER_END, LEASE_ENDS, TIME_OUT):
         there = state.requests[n + r].lane

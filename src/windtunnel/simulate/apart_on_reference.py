@@ -15,7 +15,7 @@ from windtunnel.core.engine import Demand, Fleet, Floats
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import NONE, STALL, records
 from windtunnel.deployment.handover import Handover
-from windtunnel.policy import Policy, UserScheduler, routing
+from windtunnel.policy import UserScheduler, routing
 from windtunnel.policy.named import Router
 from windtunnel.reference import handover as reference
 from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness
@@ -45,17 +45,15 @@ TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefi
 def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Handover) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
     names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
-    if any(isinstance(policy, Policy) and policy.queue_look_time for policy in fleet.policies):
-        names.add("queue_look_time")
-    names |= {"autoscaling"} if any(fleet.scaling) else set()
     asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
+    names |= {"autoscaling"} if any(fleet.scaling) and asked else set()
     names |= {"faults"} if fleet.failures and asked else set()
     if any(isinstance(router.routing, routing.Conductor) for router in routers):
         names.add("conductor")
     for role, router in zip(SIDES, routers, strict=True):
         if router.number == routing.SCORED and any(fleet.lanes[pool] > 1 for pool in of_role(fleet, role)):
             names.add("a router that knows prefixes, and data-parallel ranks")
-    if rules.on_expiry == "recompute" or (asked and rules.on_expiry != "wait"):
+    if asked and rules.on_expiry != "wait":
         names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)
 

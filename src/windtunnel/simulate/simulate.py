@@ -160,7 +160,7 @@ def _record(
         asked = routers[1].route_score, routers[1].routing
         if beyond:
             handed = run_apart(fleet, demand, routers, uniforms, crossing, sending)
-        elif fleet.failures:
+        elif any(fleet.scaling) or fleet.failures:
             handed = run_pools(fleet, demand, numbers, uniforms, crossing, sending, decode_router=asked)
         else:
             handed = handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked)

@@ -142,10 +142,10 @@ def check(case: Case) -> None:
 
 
 @IN_PLAIN_PYTHON
-@pytest.mark.parametrize("kind", ["cached", "unified", "any"])
-def test_core_and_reference_are_equal(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "scaled"), [("cached", False), ("any", False), ("unified", True), ("vllm", True)])
+def test_core_and_reference_are_equal(kind: str, scaled: bool) -> None:
     @settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
-    @given(failing(kind, scaled=False))
+    @given(failing(kind, scaled))
     def compare(case: Case) -> None:
         check(case)
 

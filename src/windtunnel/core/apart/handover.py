@@ -215,8 +215,6 @@ def prepared(
 def require_handing(fleet: Fleet, rules: Handover) -> None:
     """Raise InputError for a scheduler that does not hand over, or takes nothing."""
     for policy, role in zip(fleet.policies, fleet.roles, strict=True):
-        if isinstance(policy, Policy) and policy.queue_look_time:
-            raise InputError(f"queue_look_time={policy.queue_look_time}: not in pools that hand over: leave it out")
         swaps = isinstance(policy, Policy) and policy.preemption == "swap"
         takes = (
             isinstance(policy, VllmV1 | Policy | Sglang | Trtllm | UserScheduler)

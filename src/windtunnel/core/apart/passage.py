@@ -30,7 +30,7 @@ from windtunnel.core.apart.staging import any_stirs, give_memory, give_seats
 from windtunnel.core.batch_time import group_time
 from windtunnel.core.clients import complete
 from windtunnel.core.compiled import part
-from windtunnel.core.dispatch import conclude, decide, enqueue, let_go, pass_over
+from windtunnel.core.dispatch import conclude, decide, enqueue, let_go, pass_over, transfer
 from windtunnel.core.queues import ask, put_ready, withdraw
 from windtunnel.core.records import (
     AT_DOOR,
@@ -66,7 +66,10 @@ def step_and_stage(state: State, apart: Apart, pool: Pool, group: Group) -> int:
         for i in range(first, last):
             give_memory(state, apart, pool, i, time)
     if scheduled:
-        done = conclude(state, pool, group, max(group.now, group.end) + group_time(state, pool, group))
+        begins, waits = max(group.now, group.end), 0.0
+        for i in range(first, last):
+            waits = max(waits, transfer(state, pool, i, begins))
+        done = conclude(state, pool, group, begins + (group_time(state, pool, group) + waits))
     else:
         done = pass_over(state, pool, group, preempted)
     for i in range(first, last):
