@@ -53,9 +53,12 @@ COMMANDS: dict[str, dict[str, tuple[str | dict[str, str], str]]] = {
             "calibrate:calibrate",
             "Find the host and client overheads of a deployment from measured runs of it.",
         ),
-        "profile": ("profile:profile", "Measure the operators of a model's shards on this machine, with torch."),
+        "profile": (
+            "operators.profile:profile",
+            "Measure the operators of a model's shards on this machine, with torch.",
+        ),
         "estimate": (
-            "estimate:estimate",
+            "operators.estimate:estimate",
             "Train an estimator for every operator of a profile, and show the errors on points that it has not seen.",
         ),
     },

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, PASTING, Json, Pasting, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
 from windtunnel.cli.plan.apart import POOLS, Apart
 from windtunnel.cli.plan.flags import CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Cluster
 from windtunnel.cli.plan.line import Judged, judged, space_of_line
@@ -155,6 +155,7 @@ def plan(
     cluster: Annotated[Cluster, Parameter(name="*", group=CLUSTER)] = Cluster(),  # noqa: B008 - frozen
     kept: Annotated[Kept, Parameter(name="*", group=OUTPUT)] = Kept(),
     as_json: Json = False,
+    screen: Printed = SCREEN,  # noqa: ARG001 - read while parsing
     verbose: Verbose = False,
 ) -> int:
     """Find the cheapest deployment that keeps the limits, and say why.
