@@ -90,7 +90,7 @@ def step_ends_of_rows(
     """The ends of all steps, of pools without pipelines."""
     rows = rows_of(log)
     together = round(float((rows["steps"] / lockstep_lanes[rows["replica"]]).sum()))
-    found = StepEnds(np.empty(len(rows), dtype=np.int32), np.empty(together))
+    found = StepEnds(np.zeros(len(rows), dtype=np.int32), np.empty(together))
     _walk(rows, (times,), pool_of_replica, lockstep_lanes, found)
     return found
 
@@ -190,6 +190,15 @@ def _layout(
 
 
 @part
+def first_step(rows: Array) -> int:
+    """The first row of a step: before it a lane may have held blocks."""
+    row = 0
+    while row < len(rows) and rows[row].steps == 0:
+        row += 1
+    return row
+
+
+@part
 def after_batch(rows: Array, row: int) -> int:
     """The first row after ``row`` and the further chunks of its step."""
     row += 1
@@ -264,7 +273,7 @@ def rebuild(
 ) -> None:
     """Fill the six outputs, step by step and lane by lane; those of length 0 are not wanted. ``clocks`` [2, n], zeros:
     when each stage of a rank is free, and when each slot's latest step has ended."""
-    row, at = 0, 0
+    row, at = first_step(rows), 0
     while row < len(rows):
         stages, first_stage, first_send, sends_of_stage, first_clock, ranks = layout[rows[row].replica]
         base = first_clock + rows[row].lane // stages * stages
@@ -320,7 +329,7 @@ def walk(
     """Add up in ``totals`` what the steps of all lanes take under each set of ``pools``, in a row; and under
     the first one, if they have room, fill in when the steps of each group end and which of them is a row's first.
     ``layout`` [replicas, 2]: its pool, and lanes that step together."""
-    row, at = 0, 0
+    row, at = first_step(rows), 0
     sets, wanted = len(totals), len(out_end) > 0
     count = len(pools) // sets
     while row < len(rows):

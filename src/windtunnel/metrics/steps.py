@@ -166,7 +166,7 @@ class Steps:
     @cached_property
     def head_of_row(self) -> Integers:
         """[rows] position in ``heads`` of the step to which each row belongs."""
-        return np.cumsum(self.run.iterations.steps > 0) - 1
+        return np.maximum(np.cumsum(self.run.iterations.steps > 0) - 1, 0)
 
     @cached_property
     def chunks(self) -> Integers:
@@ -245,6 +245,18 @@ def in_flight(steps: Steps, blocks: Floats) -> InFlight:
     held = np.cumsum(signs * np.tile(blocks, 2)[order])
     some = np.flatnonzero((flying[:-1] > 0.5) & (ranks[:-1] == ranks[1:]))
     return InFlight(ranks[some] // 2**20, times[some], times[some + 1], held[some] / flying[some])
+
+
+def held_between(steps: Steps, capacity: Floats) -> InFlight:
+    """The spans in which ranks were idle and held blocks: for others to fetch, or to come. ``capacity``: blocks of a
+    rank of each replica. Of pipelines nothing is known."""
+    log = steps.run.iterations
+    some = np.flatnonzero((log.steps == 0) & (log.transfer > 0)) if not steps.run.piped else np.zeros(0, dtype=np.int64)
+    replica, begin = log.replica[some], log.start[some].astype(np.float64)
+    last = float(steps.ends.max(initial=0.0)) if len(some) else 0.0
+    starts = np.append(log.start[steps.heads], last)  # a rank steps again where the next row of a step begins
+    end = np.maximum(starts[np.searchsorted(steps.heads, some)], begin + log.transfer[some])
+    return InFlight(replica, begin, end, capacity[replica] * log.transfer[some] / (end - begin))
 
 
 def work(steps: Steps, footprint: Footprint) -> tuple[Floats, Floats]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.handed import parts_in_order
-from windtunnel.metrics.steps import Steps, in_flight, sums, work
+from windtunnel.metrics.steps import Steps, held_between, in_flight, sums, work
 from windtunnel.metrics.window import Window
 from windtunnel.perf.batch_times import BatchTimes, whole
 from windtunnel.perf.kernel_errors import HOST, family_errors
@@ -214,7 +214,9 @@ def _replica_usage(
     mfu, mbu = _efficiency(totals, prints, pool, lanes * length)
     busy = np.minimum(totals["computing"] / lanes, window.seconds)
     iterations, under_way = totals["iterations"], totals["under_way"]
-    blocks = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool] * lanes
+    capacity = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool]
+    blocks, held = capacity * lanes, held_between(steps, capacity)
+    used = totals["used"] + sums(held.replica, held.blocks * held.inside(window), len(pool))
     requests, served = run.requests, run.requests.replica >= 0
     preemptions = sums(requests.replica[served], requests.preemptions[served], len(replicas))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -230,7 +232,7 @@ def _replica_usage(
             decode_tokens=totals["decode"],
             running=totals["in_steps"] / length,
             waiting=np.maximum(_present(steps, window) - totals["in_steps"], 0.0) / length,
-            kv=totals["used"] / (blocks * length),
+            kv=used / (blocks * length),
             kv_peak=totals["peak"] * lanes / blocks,
             preemptions=preemptions.astype(np.int64),
             bubbles=np.where(piped & (under_way > 0), 1.0 - totals["computing"] / under_way, 0.0),

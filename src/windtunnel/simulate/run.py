@@ -83,7 +83,8 @@ class Iterations(_Table):
     together, and grows by ``decodes`` a step. ``chunk_tokens`` > 0 is a prefill chunk at ``chunk_context``, which
     grows by ``chunk_tokens`` a step. Further chunks of the same step follow as rows with ``steps`` = 0. Lanes in
     lockstep write one row each for every step, idle ones too. ``used_blocks`` and ``waiting`` hold after the first
-    step was scheduled.
+    step was scheduled. What an idle lane holds for others is a row with ``steps`` = 0, too, from ``start`` to the
+    start of the next step in the table: no tokens, and in ``transfer`` seconds times the share of its blocks.
     """
 
     replica: Integers
