@@ -166,7 +166,8 @@ class Steps:
     @cached_property
     def head_of_row(self) -> Integers:
         """[rows] position in ``heads`` of the step to which each row belongs."""
-        return np.maximum(np.cumsum(self.run.iterations.steps > 0) - 1, 0)
+        found: Integers = np.maximum(np.cumsum(self.run.iterations.steps > 0) - 1, 0)
+        return found
 
     @cached_property
     def chunks(self) -> Integers:
