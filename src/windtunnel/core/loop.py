@@ -96,8 +96,8 @@ def bound_group(state: State, hand: Any, pool: Pool, group: Group) -> None:
     update_bound(state, pool, group)
     if hand is not None:
         passage.bound_decodes(state, pool, group)
-    if group.bound == np.inf:
-        begin_hold(pool, group, state.lanes)
+        if group.bound == np.inf:
+            begin_hold(pool, group, state.lanes)
 
 
 @part
@@ -137,7 +137,8 @@ def advance(
             if gives and jump(state, pool, group, until) > 0:  # a batch may wait until it is due
                 continue
             group.bound = np.inf
-            begin_hold(pool, group, state.lanes)
+            if hand is not None:
+                begin_hold(pool, group, state.lanes)
             return REACHED
         if some_go_on(hand) or (group.released > 0 and is_told(hand, course, pool)):
             break

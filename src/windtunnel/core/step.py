@@ -8,7 +8,7 @@ from typing import Any
 
 from windtunnel.core.batch_time import group_time
 from windtunnel.core.compiled import part
-from windtunnel.core.log import end_holds, write_stall, write_step
+from windtunnel.core.log import write_stall, write_step
 from windtunnel.core.records import GONE, IDLE, NONE, STEPPED, Array, Group, Lane, Pool, State
 
 
@@ -92,7 +92,6 @@ def conclude(state: State, pool: Pool, group: Group, end: float, launch: Any, fi
     """
     start = max(group.now, group.end)
     arrives = pool.async_scheduling and group.end > group.now
-    end_holds(state, pool, group, start)
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         launch(state, pool, i, start)
         if arrives:

@@ -29,7 +29,7 @@ from windtunnel.core.batch_time import group_time
 from windtunnel.core.clients import complete
 from windtunnel.core.compiled import part
 from windtunnel.core.dispatch import conclude, decide, enqueue, let_go, pass_over
-from windtunnel.core.log import hold_until, write_hold
+from windtunnel.core.log import end_holds, hold_until, write_hold
 from windtunnel.core.queues import ask, put_ready, withdraw
 from windtunnel.core.records import (
     CHOSEN,
@@ -64,7 +64,9 @@ def step_and_stage(state: State, apart: Apart, pool: Pool, group: Group) -> int:
         for i in range(first, last):
             give_memory(state, apart, pool, i, time)
     if scheduled:
-        done = conclude(state, pool, group, max(group.now, group.end) + group_time(state, pool, group))
+        start = max(group.now, group.end)
+        end_holds(state, pool, group, start)
+        done = conclude(state, pool, group, start + group_time(state, pool, group))
     else:
         done = pass_over(state, pool, group, preempted)
     for i in range(first, last):
