@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 import pytest
 from cyclopts import App
@@ -141,9 +141,19 @@ def api() -> str:
 
 def signature(thing: Any) -> str:
     """Its arguments, a line each where they are many."""
-    found = [str(one).replace("windtunnel.", "") for one in inspect.signature(thing).parameters.values()]
+    parameters = inspect.signature(thing).parameters.values()
+    bare = [
+        one.replace(annotation=getattr(one.annotation, "__origin__", one.annotation)) if _is_annotated(one) else one
+        for one in parameters
+    ]
+    found = [str(one).replace("windtunnel.", "") for one in bare]
     found = [re.sub(r"<class '([^']*)'>", r"\1", one.replace("<factory>", "…")) for one in found]
     return f"({', '.join(found)})" if sum(map(len, found)) < 90 else "(\n    " + ",\n    ".join(found) + "\n)"
+
+
+def _is_annotated(parameter: inspect.Parameter) -> bool:
+    """Whether its type carries remarks for the command line, which nobody reads here."""
+    return get_origin(parameter.annotation) is Annotated
 
 
 def help_text(words: list[str], app: App = APP) -> str:

@@ -9,7 +9,7 @@ import pytest
 HEAVY = ("aiconfigurator_core", "numba", "pandas", "plotly", "pyarrow", "pydantic", "scipy", "sklearn")
 MODULES = 330
 """Most modules, those of Python included, that the help of the commands may load."""
-OURS = {"cli", "cli.arguments", "errors", "files", "scenario", "scenario.words", "version"}
+OURS = {"cli", "cli.arguments", "cli.help", "cli.tables", "errors", "files", "scenario", "scenario.words", "version"}
 """What it loads of this package."""
 NOT_FOR_A_RUN = ("pandas", "plotly", "pyarrow", "sklearn", "multiprocessing", "sqlite3", "windtunnel.plan")
 """What no simulation needs, of a load that is made up; a trace may be in a table."""

@@ -13,6 +13,7 @@ from typing import cast
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from windtunnel.cli.arguments import complete
+from windtunnel.cli.help import ALL, print_short, wants_short
 from windtunnel.errors import InputError, InputWarning
 from windtunnel.scenario.words import long, word
 from windtunnel.version import __version__
@@ -52,9 +53,12 @@ COMMANDS: dict[str, dict[str, tuple[str | dict[str, str], str]]] = {
             "calibrate:calibrate",
             "Find the host and client overheads of a deployment from measured runs of it.",
         ),
-        "profile": ("profile:profile", "Measure the operators of a model's shards on this machine, with torch."),
+        "profile": (
+            "operators.profile:profile",
+            "Measure the operators of a model's shards on this machine, with torch.",
+        ),
         "estimate": (
-            "estimate:estimate",
+            "operators.estimate:estimate",
             "Train an estimator for every operator of a profile, and show the errors on points that it has not seen.",
         ),
     },
@@ -84,6 +88,8 @@ COMMANDS: dict[str, dict[str, tuple[str | dict[str, str], str]]] = {
 """By the groups of the help: each command's module and function, or the functions of the commands inside it, and the
 line that the help has for it. A module is read when its command is called."""
 
+COMPLETION = "--install-completion"
+
 
 def application(called: Container[str]) -> App:
     """The commands. Only the modules of those that are ``called`` are read; of the others the help has its line."""
@@ -100,7 +106,7 @@ def application(called: Container[str]) -> App:
     for place, (title, commands) in enumerate(COMMANDS.items()):
         group = Group(title, sort_key=place)
         for name, (where, line) in commands.items():
-            if name not in called:
+            if name not in called and COMPLETION not in called:
                 app.command(App(name=name, help=line, group=group))
             elif isinstance(where, str):
                 app.command(_function(where), name=name, group=group, help_format="markdown")
@@ -109,6 +115,11 @@ def application(called: Container[str]) -> App:
                 for inner, function in where.items():
                     several.command(_function(f"{name}:{function}"), name=inner)
                 app.command(several)
+    line = "Complete commands and flags with Tab in your shell."
+    if COMPLETION in called:
+        app.register_install_completion_command(name=COMPLETION, group="Commands", help=line)
+    else:
+        app.command(App(name=COMPLETION, help=line, group="Commands"))
     return app
 
 
@@ -125,7 +136,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("always", InputWarning)
             warnings.showwarning = _warned()
-            code = application(words)(words, exit_on_error=False, print_error=False)
+            app = application(words)
+            if wants_short(words):
+                print_short(app, words[0])
+                return DONE
+            words = ["--help" if text == ALL else text for text in words]
+            code = app(words, exit_on_error=False, print_error=False)
         sys.stdout.flush()
         return code or DONE
     except (KeyboardInterrupt, SystemExit, InputError, CycloptsError, OSError) as error:

@@ -7,11 +7,12 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
 
+from windtunnel.cli.tables import FORM
 from windtunnel.errors import InputError
 
 NAMED = frozenset(("serve", "proxy"))
@@ -23,6 +24,14 @@ Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group
 
 
 @dataclass(frozen=True, kw_only=True)
+class Screen:
+    """How results are printed."""
+
+    format: Literal["text", "md", "csv"] = "text"
+    """Text for a terminal, Markdown for a pull request (md), or the tables as CSV."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pasting:
     """Launch lines of real servers."""
 
@@ -31,7 +40,8 @@ class Pasting:
     "prefill: …" and "decode: …" in front name sides. Other flags win over it."""
 
 
-PASTING = Pasting()
+PASTING, SCREEN = Pasting(), Screen()
+Printed = Annotated[Screen, Parameter(name="*", group=OUTPUT)]
 
 
 def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -45,6 +55,7 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
             if _may_hold(int, argument.hint) and not WHOLE.fullmatch(token.value):
                 raise InputError(f"{token.keyword}={token.value}: must be a whole number")
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
+    FORM.set(given.get("--format", "text"))
     source = given.get("--scenario")
     values = {} if source is None else read_scenario(Path(source))
     values |= _pasted(commands, arguments, given)

@@ -7,6 +7,7 @@ from typing import Any
 
 from windtunnel.deployment import Deployment
 from windtunnel.deployment.slo import goal_words
+from windtunnel.deployment.title import device_name
 from windtunnel.plan.elimination import Contender, Entry, Job, eliminate
 from windtunnel.plan.objective import LeastForRate, RatePerDollar
 from windtunnel.plan.question import Question
@@ -79,11 +80,6 @@ def hardware(deployment: Deployment, weights: bool = False) -> str:
         dtype = f", {pool.engine.quantization} weights" if weights and pool.engine.quantization else ""
         parts.append(f"{pool.gpus} × {device_name(pool.device.name)} ({role}{some}{dtype})")
     return " and ".join(parts)
-
-
-def device_name(name: str) -> str:
-    """A device as people write it: ``H100 SXM``."""
-    return name.replace("_", " ").upper()
 
 
 def _layout(engine: Mapping[str, Any]) -> str:
