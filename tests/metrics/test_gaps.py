@@ -89,8 +89,8 @@ def piped() -> Steps:
     run = handmade.run(requests, handmade.iterations(*rows), manifest=manifest)
     starts = np.array([row["start"] for row in rows])
     seconds = np.array([0.2] * 5 + [0.1] * 2)
-    steps, rows = Steps(run), np.arange(7, dtype=np.int32)
-    vars(steps)["every"] = IterationTimes(rows, starts, seconds, run.iterations.decodes.astype(np.int32), seconds)
+    steps, at = Steps(run), np.arange(7, dtype=np.int32)
+    vars(steps)["every"] = IterationTimes(at, starts, seconds, run.iterations.decodes.astype(np.int32), seconds)
     return steps
 
 
