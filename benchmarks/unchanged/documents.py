@@ -1,9 +1,8 @@
 """The documents of twenty unlike runs, to be compared before and after a change that must not move any figure.
 
-``python -m benchmarks.unchanged.documents write before.json`` on one commit, ``… write after.json`` on another, then ``… compare
-before.json after.json``: figures that differ by more than 1e-9 of themselves are printed. Where the rules of a
-scheduler changed nothing but how figures are computed, they must not. ``NUMBA_DISABLE_JIT=1`` is quicker here than
-compiling ten schedulers.
+``python -m benchmarks.unchanged.documents write before.json`` on one commit, ``… write after.json`` on another, then
+``… compare before.json after.json``: figures that differ by more than 1e-9 of themselves are printed.
+``NUMBA_DISABLE_JIT=1`` is quicker here than compiling ten schedulers.
 """
 
 import contextlib
