@@ -70,7 +70,7 @@ def _devices() -> list[Row]:
 
 
 def _prices() -> list[Row]:
-    from windtunnel.prices import TERMS, all_prices
+    from windtunnel.deployment.prices import TERMS, all_prices
 
     rows: dict[tuple[str, str], Row] = {}
     for price in all_prices():

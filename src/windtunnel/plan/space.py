@@ -13,12 +13,12 @@ from typing import Any, get_type_hints
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.deployment.engine_scheduler import require_one_size
 from windtunnel.deployment.memory import kv_blocks
+from windtunnel.deployment.prices import priced, prices_of
 from windtunnel.errors import InputError, UnknownName, unknown
 from windtunnel.files import read_yaml, typed
 from windtunnel.hardware import device
 from windtunnel.model import Model, load_model
 from windtunnel.policy.named import find_router, find_scheduler
-from windtunnel.prices import priced, prices_of
 
 WORDS = {"preset": "engine"}
 """Fields of Engine whose word is another than their name, as in scenario files."""

@@ -8,12 +8,12 @@ from cyclopts import Group, Parameter
 
 from windtunnel.deployment import Engine, Pool
 from windtunnel.deployment.engine_scheduler import require_one_size
+from windtunnel.deployment.prices import priced, prices_of
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json
 from windtunnel.hardware import Device, device
 from windtunnel.model import load_model
 from windtunnel.perf import require_source
-from windtunnel.prices import priced, prices_of
 
 MAIN_JOB = {"model": "Qwen/Qwen3-32B", "tensor_parallel_size": 2}
 """What is simulated when no model is named."""

@@ -94,9 +94,9 @@ def space_of_line(
 
     Raises InputError for lines of one side, and for what cannot run.
     """
+    from windtunnel.deployment.prices import priced
     from windtunnel.model import load_model
     from windtunnel.plan.space import AXES, typed_values
-    from windtunnel.prices import priced
     from windtunnel.scenario.pasted import DEVICE, read_pasted, scenario_of
 
     pasted = read_pasted(lines, model)

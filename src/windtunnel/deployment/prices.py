@@ -12,7 +12,7 @@ from pathlib import Path
 from windtunnel.errors import InputError, unknown
 from windtunnel.hardware import Device
 
-TABLES = Path(__file__).parent / "data" / "prices.toml"
+TABLES = Path(__file__).parents[1] / "data" / "prices.toml"
 TERMS: Mapping[str, str] = {"on_demand": "on demand", "reserved": "reserved", "spot": "spot"}
 """Ways to pay, and how they are said."""
 
