@@ -16,11 +16,10 @@ from replay.replay_engines import OWN_RECORDINGS, RECORDINGS, V1_VERSIONS
 from windtunnel.core.engine import turns_of, with_room
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import ROWS
-from windtunnel.core.stepwise import stepper
-from windtunnel.core.stepwise.stepper import ONLY, Stepper
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.replay import sglang, vllm_v0, vllm_v1
+from windtunnel.replay import sglang, stepper, vllm_v0, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
+from windtunnel.replay.stepper import ONLY, Stepper
 from windtunnel.replay.vllm_v1_core import Core
 
 PATHS = sorted([*OWN_RECORDINGS.glob("*/*.in.json"), *RECORDINGS.glob("*/*.in.json")])
