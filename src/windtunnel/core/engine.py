@@ -106,6 +106,8 @@ class Demand:
     """What each declares, cut at max_model_len; None: what it generates."""
     priority: Integers | None = None
     """Lower is better; None: all alike."""
+    adapter: Integers | None = None
+    """Number of each one's LoRA adapter, from 1 on; 0, and None: the base model."""
     hash_ids: tuple[Integers, Integers] | None = None
     """Contents of the prompts as (offsets [n + 1], values): equal values are equal blocks of ``hash_block_size``
     tokens with equal blocks before them. What has no value is like nothing else."""

@@ -244,7 +244,7 @@ class _Tokens:
         discarded, paused = 0, []
         before, end = self.previous[slot], step.end
         decodes = step.batch.decodes
-        for request, _, _, _, emits in decodes:
+        for request, _, _, _, emits, _ in decodes:
             last = self.last.get(request)
             if last is None or not emits or request.finish < end:
                 discarded += 1
