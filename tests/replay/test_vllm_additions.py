@@ -13,12 +13,11 @@ from replay.test_core_runs import tables
 from windtunnel.core.engine import turns_of, with_room
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import JUMPS, ROWS
-from windtunnel.core.stepwise import stepper
-from windtunnel.core.stepwise.stepper import ONLY
 from windtunnel.errors import InputError
 from windtunnel.policy import VllmV1
-from windtunnel.replay import vllm_v1
+from windtunnel.replay import stepper, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
+from windtunnel.replay.stepper import ONLY
 from windtunnel.replay.vllm_v1 import replay
 from windtunnel.replay.vllm_v1_core import Core
 

@@ -128,7 +128,8 @@ def live(
         raise InputError("store: not served live; leave it out")
     if deployment.apart:
         raise InputError("prefill and decode pools: not served live; use mixed pools")
-    if any(isinstance(scaling.rule, Foresight) for scaling in deployment.scaling):
+    scalings = [deployment.autoscaler(pool) for pool in deployment.pools]
+    if any(scaling and isinstance(scaling.rule, Foresight) for scaling in scalings):
         raise InputError("autoscale: policy=foresight knows what is to come, and a server does not: use planner")
     tables = batch_times(deployment, perf) if tables is None else tables
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
