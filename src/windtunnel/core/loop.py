@@ -31,7 +31,7 @@ from windtunnel.core.clients import add_release, complete, has_lane, may_come, n
 from windtunnel.core.compiled import entry, part
 from windtunnel.core.dispatch import enqueue, jump, room, step, update_bound
 from windtunnel.core.live.tokens import has_room, note_step
-from windtunnel.core.log import log_has_room
+from windtunnel.core.log import begin_hold, log_has_room
 from windtunnel.core.records import (
     AGAIN,
     ALL,
@@ -98,6 +98,8 @@ def bound_group(state: State, hand: Any, pool: Pool, group: Group) -> None:
     update_bound(state, pool, group)
     if hand is not None:
         passage.bound_decodes(state, pool, group)
+        if group.bound == np.inf:
+            begin_hold(pool, group, state.lanes)
 
 
 @part
@@ -139,6 +141,8 @@ def advance(
             if gives and jump(state, pool, group, until) > 0:  # a batch may wait until it is due
                 continue
             group.bound = np.inf
+            if hand is not None:
+                begin_hold(pool, group, state.lanes)
             return REACHED
         if some_go_on(hand) or (group.released > 0 and is_told(hand, course, pool)):
             break

@@ -1,7 +1,7 @@
 """simulate(deployment, workload, seed) → Run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 from zlib import crc32
 
@@ -107,7 +107,7 @@ def simulate(
         requests = at_client(requests, workload, delays, client)
     return Run(
         requests=requests,
-        iterations=_iterations(record),
+        iterations=Iterations.of(record.rows),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
         manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | accounts,
         times=times,
@@ -347,12 +347,6 @@ def _status(record: Record) -> Integers:
     if isinstance(record, handover.Handed):
         status[record.lost] = ABORTED
     return status
-
-
-def _iterations(record: Record) -> Iterations:
-    columns: dict[str, Any] = {field.name: record.rows[field.name] for field in fields(Iterations)}
-    wide = {"f": np.float64, "i": np.int64}
-    return Iterations(**{name: column.astype(wide[column.dtype.kind]) for name, column in columns.items()})
 
 
 def _manifest(
