@@ -75,7 +75,7 @@ def test_whole_runs_take_the_recorded_times(path: Path, monkeypatch: pytest.Monk
     rows = core.state.requests
     order = np.argsort(rows["arrival"], kind="stable")
     turns, course = turns_of(core.state, (ONLY,), False)
-    while loop(core.state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None) == FULL:
+    while loop(core.state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None, None) == FULL:
         core.state = with_room(core.state)
     taken = core.state.rows["steps"][: core.state.counters[ROWS]]
     assert taken.sum() == sum(bool(step["scheduled"]) for step in steps)

@@ -38,7 +38,7 @@ def whole_run(recording: Recording, jumps: bool) -> Any:
     state = Scheduler(recording).stepper.state
     state.counters[JUMPS] = jumps
     order, (turns, course) = np.argsort(state.requests["arrival"], kind="stable"), turns_of(state, (ONLY,), False)
-    while loop(state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None) == FULL:
+    while loop(state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None, None) == FULL:
         state = with_room(state)
     return state
 

@@ -64,7 +64,7 @@ def test_whole_runs_take_the_recorded_times(path: Path, jumps: bool, monkeypatch
     state = Core(read_recording(path), vllm_v1.limits(config), vllm_v1.policy(config, "vllm-0.33")).stepper.state
     state.counters[JUMPS] = jumps
     order, (turns, course) = np.argsort(state.requests["arrival"], kind="stable"), turns_of(state, (ONLY,), False)
-    while loop(state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None) == FULL:
+    while loop(state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None, None) == FULL:
         state = with_room(state)
     assert state.rows["steps"][: state.counters[ROWS]].sum() == sum(bool(step["scheduled"]) for step in steps)
     for number, (name, one) in zip(order, summary["requests"].items(), strict=True):
