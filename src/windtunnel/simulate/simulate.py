@@ -92,7 +92,7 @@ def simulate(
         tables = batch_times(deployment, perf, cache, corrections)
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
-    fleet = replace(fleet_of(deployment, times, budgets, named, router), **_elastic(deployment, seed))
+    fleet = replace(fleet_of(deployment, times, budgets, named, router), **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
@@ -118,7 +118,7 @@ def simulate(
     )
 
 
-def _elastic(deployment: Deployment, seed: int) -> dict[str, Any]:
+def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
     """What a fleet says of replicas that start, stop or fail."""
     failures = sorted(failure for fault in deployment.faults for failure in deployment.failures(fault, seed))
     on_failure = deployment.faults[0].on_failure if deployment.faults else "retry"
