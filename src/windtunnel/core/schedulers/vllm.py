@@ -23,7 +23,9 @@ from windtunnel.core.pipeline import (
     clear_pipe,
     count_turn,
     equal_rounds,
+    given_tokens,
     is_in_flight,
+    latest_end,
     num_stages,
     pipes,
     turn_of,
@@ -46,6 +48,8 @@ from windtunnel.core.seats import (
 )
 from windtunnel.core.step import depart, emit_first, nothing
 from windtunnel.errors import InputError
+
+__all__ = ["given_tokens", "latest_end"]
 
 SETTINGS = (
     "chunked_prefill",
