@@ -47,6 +47,7 @@ OWN: dict[str, dict[str, Any]] = {
         "watermark": st.sampled_from([0.01, 0.05]),
         "scheduling_policy": st.just("priority"),
         "long_prefill_token_threshold": st.just(1024),
+        "prefill_schedule_interval": st.sampled_from([1, 4]),
         "scheduler_reserve_full_isl": st.booleans(),
         "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput"]),
         "enable_dbo": st.booleans(),
@@ -65,7 +66,12 @@ OWN: dict[str, dict[str, Any]] = {
         "enable_dbo": st.booleans(),
         "quantization": st.just("fp8"),
         "scheduler": st.sampled_from(
-            ["sglang-0.4.6:max_prefill_tokens=8192", "sglang-0.4.6:schedule_policy=lpm,radix_cache=false"]
+            [
+                "sglang-0.4.6:max_prefill_tokens=8192",
+                "sglang-0.4.6:radix_cache=false",
+                "sglang-0.5.23:schedule_policy=lpm,prefill_max_requests=4",
+                "sglang-0.5.23:enable_priority_scheduling=true,radix_eviction_policy=lfu",
+            ]
         ),
     },
     "trtllm": {

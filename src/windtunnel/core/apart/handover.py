@@ -126,7 +126,7 @@ class Passing:
         while True:
             first, second = self.views
             args = (first, self.order, course, arrivals, self.apart, second, self.routers, self.limit, until)
-            why = loop(*args, self.stages)
+            why = loop(*args, self.stages, None)
             if why != FULL:
                 return int(why)
             self.state = with_room(self.state)

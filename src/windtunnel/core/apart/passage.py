@@ -31,6 +31,7 @@ from windtunnel.core.batch_time import group_time
 from windtunnel.core.clients import complete
 from windtunnel.core.compiled import part
 from windtunnel.core.dispatch import conclude, decide, enqueue, let_go, pass_over, transfer
+from windtunnel.core.log import end_holds, hold_until, write_hold
 from windtunnel.core.queues import ask, put_ready, withdraw
 from windtunnel.core.records import (
     AT_DOOR,
@@ -41,6 +42,7 @@ from windtunnel.core.records import (
     NONE,
     QUEUED,
     REFUSED,
+    ROWS,
     STALLS,
     Array,
     Group,
@@ -67,6 +69,7 @@ def step_and_stage(state: State, apart: Apart, pool: Pool, group: Group) -> int:
             give_memory(state, apart, pool, i, time)
     if scheduled:
         begins, waits = max(group.now, group.end), 0.0
+        end_holds(state, pool, group, begins)
         for i in range(first, last):
             waits = max(waits, transfer(state, pool, i, begins))
         done = conclude(state, pool, group, begins + (group_time(state, pool, group) + waits))
@@ -153,6 +156,10 @@ def end(state: State, apart: Apart) -> None:
         if one.goes and (relayed or again):
             request.first_token = one.joined if relayed else np.nan
     end_stalls(state, apart, again)
+    for i in range(len(state.lanes)):
+        lane, group = state.lanes[i], state.groups[state.lanes[i].group]
+        if lane.idle_holds and lane.idle_held > 0.0 and state.counters[ROWS] < len(state.rows):
+            write_hold(state, state.pools[group.pool], group, lane)
 
 
 @part
@@ -278,7 +285,9 @@ def free_prompt(state: State, order: Order, course: Array, apart: Apart, second:
     state.requests[r].holds = 0
     apart.handed[r].freed = time
     source = state.lanes[apart.handed[r].prefill_lane]
-    let_go(state, state.pools[state.groups[source.group].pool], source, r)
+    pool = state.pools[state.groups[source.group].pool]
+    hold_until(pool, source, time, source.free)
+    let_go(state, pool, source, r)
     source.watches -= 1
     if source.outstanding > 0:
         wake(state, second, order, course, source.group, time)

@@ -7,6 +7,7 @@ from windtunnel.core.apart.passage import find_gone, free_prompt, leave_behind, 
 from windtunnel.core.apart.staging import give_up
 from windtunnel.core.compiled import entry, part
 from windtunnel.core.dispatch import unstage
+from windtunnel.core.log import hold_until
 from windtunnel.core.queues import withdraw
 from windtunnel.core.records import Array, State
 from windtunnel.core.routing import note_end
@@ -18,9 +19,10 @@ lane finds that its KV is gone; it ends with the link; a row that was left behin
 
 
 @part
-def take_back(state: State, apart: Apart, row: int) -> None:
+def take_back(state: State, apart: Apart, row: int, time: float) -> None:
     """A decode lane takes a request out of those that ask, or takes back its memory."""
     lane = state.lanes[state.requests[row].lane]
+    hold_until(state.pools[state.groups[lane.group].pool], lane, time, lane.free)
     if apart.handed[row - len(apart.handed)].admitted >= 0.0:
         unstage(state, state.pools[state.groups[lane.group].pool], lane, row)
         lane.staged -= 1
@@ -34,7 +36,7 @@ def take_back(state: State, apart: Apart, row: int) -> None:
 def unask(state: State, order: Order, course: Array, apart: Apart, second: State, r: int, time: float) -> None:
     """A decode lane has nothing more to do with a request."""
     row = len(apart.handed) + r
-    take_back(state, apart, row)
+    take_back(state, apart, row, time)
     lane = state.lanes[state.requests[row].lane]
     lane.outstanding -= 1
     note_end(state, second.routing, row)
@@ -75,14 +77,16 @@ def repair(
         note_end(state, state.routing, r)
     elif what == GONE_THERE:
         lane = state.lanes[state.requests[n + r].lane]
+        hold_until(state.pools[state.groups[lane.group].pool], lane, time, lane.free)
         give_up(state, apart, state.pools[state.groups[lane.group].pool], lane, r, time)
         lane.refused = 0
         find_gone(state, order, course, apart, second, r, time)
     elif what == LOSE:
-        take_back(state, apart, n + r)
+        take_back(state, apart, n + r, time)
         lose(state, order, course, apart, second, r, time)
     else:
         lane = state.lanes[state.requests[r].lane]
+        hold_until(state.pools[state.groups[lane.group].pool], lane, time, lane.free)
         leave_behind(state, r)
         lane.watches -= 1
         if lane.outstanding > 0:

@@ -350,7 +350,7 @@ class PoolService(Service):
             else:
                 self._cut([r], time)
                 self._leave_behind(r, time)
-                self._go_on(r, had.get(r), time)
+                self._carry_on(r, had.get(r), time)
         self._send(self.lost[lost:], GONE, time)
 
     def _clear(self, j: int, time: float) -> list[int]:
@@ -407,7 +407,7 @@ class PoolService(Service):
         elif not isnan(handed["asked"][r]):
             self._do(UNASK, r, time)
         there = Received(1, float(self.state.requests["last_token"][row])) if handed["asked"][r] >= 0 else None
-        self._go_on(r, there, time)
+        self._carry_on(r, there, time)
 
     def _leave_behind(self, r: int, time: float) -> None:
         """A decode replica has failed: the prefill replica goes on with the prompt, and then holds what it has of it
@@ -426,7 +426,7 @@ class PoolService(Service):
         if not isnan(until):
             heappush(self.events, (until, EXPIRED, which))
 
-    def _go_on(self, r: int, there: Received | None, time: float) -> None:
+    def _carry_on(self, r: int, there: Received | None, time: float) -> None:
         """What a request was on has failed; ``there``: what its decode replica has made of it."""
         self._drop_plans(r)
         handed, rows = self.apart.handed, self.state.requests
