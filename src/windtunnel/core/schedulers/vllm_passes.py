@@ -1,7 +1,7 @@
 """The passes of vLLM's v1 scheduler over the running and the waiting requests; see ``vllm``.
 
-Where prefixes are not cached ``own.cache`` is None, without a pipeline ``own.pipe``; what asks for them then vanishes
-when it is compiled.
+Where prefixes are not cached ``own.cache`` is None, without a pipeline ``own.pipe``, without KV stores ``own.stores``;
+what asks for them then vanishes when it is compiled.
 """
 
 from typing import Any
@@ -27,6 +27,7 @@ from windtunnel.core.seats import (
     sit,
     stand_up,
 )
+from windtunnel.core.stores.waits import forget_computed, load_heads, take_held
 
 UNLIMITED = 1 << 40
 NO_ROOM = -1
@@ -82,7 +83,7 @@ def decodes(pool: Pool, lane: Lane, request: Request, ends: int) -> bool:
 @part
 def most_tokens(pool: Pool, lane: Lane) -> int:
     """Tokens that one request may compute in this step."""
-    eligible = lane.running + lane.waiting + lane.ghosts
+    eligible = lane.running + lane.waiting - lane.loads + lane.ghosts
     most = pool.long_prefill_token_threshold
     if most == 0 or (eligible <= 1 and not pool.threshold_when_alone):
         return UNLIMITED
@@ -132,7 +133,7 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
         served = min(decodes_need, lane.free)
         lane.free -= served
         given += served
-        evict(pool, lane, requests, seats, own, lane.top - 1, 0)
+        evict(pool, lane, requests, seats, own, own.stores, lane.top - 1, 0)
         preempted = True
     lane.free -= need
     for i in range(lane.first, lane.top):
@@ -160,7 +161,7 @@ def victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
 
 
 @compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: int, now: int) -> int:
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, stores: Any, i: int, now: int) -> int:
     """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
     budget."""
     r = seats[WHO, i]
@@ -185,6 +186,8 @@ def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: in
         offered = max(offered - 1, request.certain)
     give_back(pool, lane, own.cache, r, context + now, offered, not leaves)
     request.context, request.held_clock, request.certain = 0, 0, 0
+    if stores is not None:
+        forget_computed(stores, lane, r)
     if now > 0:
         withdraw(pool, lane, seats, request, now, prefills)
     stand_up(lane, seats, i)
@@ -248,7 +251,7 @@ def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own:
         while missing > lane.free and not gone:
             preempted = True
             found = victim(pool, lane, requests, seats)
-            returned = evict(pool, lane, requests, seats, own, found, seats[NOW, found])
+            returned = evict(pool, lane, requests, seats, own, own.stores, found, seats[NOW, found])
             gone = found == i
             if not gone:
                 budget += returned
@@ -338,7 +341,7 @@ def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, room: 
 
 
 @part
-def head_tokens(pool: Pool, lane: Lane, requests: Array, own: Any, budget: int, most: int) -> int:
+def head_tokens(pool: Pool, lane: Lane, requests: Array, own: Any, stores: Any, budget: int, most: int) -> int:
     """Tokens that the head of the queue would compute: 0 if it cannot be admitted, PASSED_OVER if the next may be."""
     r = lane.head
     if r == NONE or budget <= 0 or lane.running >= pool.max_num_seqs:
@@ -354,6 +357,8 @@ def head_tokens(pool: Pool, lane: Lane, requests: Array, own: Any, budget: int, 
         return PASSED_OVER if pool.skip_unfit_prompts else 0
     tokens = min(tokens, budget)
     wanted = known if pool.reserve_full_prompt else request.context + found * pool.block_size + tokens
+    if stores is not None:
+        room += stores.rows[r].kept
     return tokens if blocks_of(pool, wanted) - found + idle <= room else 0
 
 
@@ -383,12 +388,14 @@ def sit_last(lane: Lane, seats: Array, r: int) -> int:
 
 @part
 def admit_head(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, r: int, tokens: int, start: float
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, stores: Any, r: int, tokens: int, start: float
 ) -> None:
     """Give a request, just popped, a seat and its blocks, and its first ``tokens`` a place in the step."""
     request = requests[r]
-    found = take_found(pool, lane, request, own.cache, r)
-    lane.free -= blocks_of(pool, request.context + tokens) - found
+    has = take_found(pool, lane, request, own.cache, r)
+    if stores is not None:
+        has += take_held(pool, lane, request, stores, r)
+    lane.free -= blocks_of(pool, request.context + tokens) - has
     if np.isnan(request.scheduled):
         request.scheduled = start
     request.sequence = lane.sequence
@@ -416,7 +423,7 @@ def set_aside(pool: Pool, lane: Lane, requests: Array, pipe: Any, budget: int, a
 
 @part
 def admit(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, budget: int, most: int, start: float
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, stores: Any, budget: int, most: int, start: float
 ) -> None:
     """Admit from the head of the queue while it fits.
 
@@ -426,7 +433,9 @@ def admit(
     first, last, aside = NONE, NONE, NONE
     while True:
         aside = set_aside(pool, lane, requests, own.pipe, budget, aside)
-        tokens = head_tokens(pool, lane, requests, own, budget, most)
+        if stores is not None and not load_heads(pool, lane, requests, stores, budget):
+            break
+        tokens = head_tokens(pool, lane, requests, own, stores, budget, most)
         if tokens == 0:
             break
         r = pop(pool, lane, requests)
@@ -438,7 +447,7 @@ def admit(
                 requests[last].next = r
             last = r
             continue
-        admit_head(pool, lane, requests, seats, own, r, tokens, start)
+        admit_head(pool, lane, requests, seats, own, stores, r, tokens, start)
         budget -= tokens
     while first != NONE:
         following = requests[first].next
