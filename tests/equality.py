@@ -105,6 +105,7 @@ def policies(draw: st.DrawFn, chunked: bool) -> VllmV1:
         return_victim_tokens=draw(st.booleans()),
         track_place=draw(st.booleans()),
         go_on_after_own_preemption=draw(st.booleans()),
+        prefill_schedule_interval=draw(st.sampled_from([1, 1, 1, 2, 5])),
         async_scheduling=draw(st.booleans()),
         stop_at_last_token=draw(st.booleans()),
     )
@@ -291,7 +292,7 @@ def pipeline_cases(draw: st.DrawFn) -> Case:
     """Two to four stages."""
     case = draw(cases().filter(lambda case: not case.lockstep))
     times = draw(stages_of(case.limits))
-    policy = replace(case.policy, pipeline_parallel_size=len(times.stages))
+    policy = replace(case.policy, prefill_schedule_interval=1, pipeline_parallel_size=len(times.stages))
     return replace(case, policy=policy, times=times)
 
 

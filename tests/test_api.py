@@ -95,7 +95,7 @@ def unclosed(text: str) -> list[str]:
 
 
 def test_what_is_printed_in_a_notebook_is_short(run: wt.Run) -> None:
-    assert repr(run) == "Run(Qwen/Qwen3-8B on 1 × h100_sxm, vllm-0.32; random: 40 requests, 40 finished)"
+    assert repr(run) == "Run(Qwen/Qwen3-8B on 1 × H100 SXM, vllm-0.32; random: 40 requests, 40 finished)"
     assert repr(run.requests).startswith("Requests(40 rows: id, arrival, prompt_tokens,")
     result = wt.summary(run, wt.SLO(ttft=9.0))
     assert "40 of 40 finished" in repr(result)

@@ -15,13 +15,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 import pytest
+from cyclopts import App
 from rich.console import Console
 
 import windtunnel
-from windtunnel.cli import DONE, app, main
+from windtunnel.cli import COMMANDS, DONE, application, main
 from windtunnel.perf.database import find_systems
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +31,7 @@ GENERATED = ("cli.md", "api.md", "estimators.md", "infermax.md", "experiments", 
 WORDS = 25_800
 """Most words of the other pages."""
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+APP = application([name for commands in COMMANDS.values() for name in commands])
 REFERENCE, API = ROOT / "docs" / "cli.md", ROOT / "docs" / "api.md"
 MISSED = 1
 BLOCK = re.compile(r"^```(console|shell|python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -108,7 +110,7 @@ def commands(text: str) -> list[str]:
 def reference() -> str:
     """The page of the command line: every command's help."""
     lines = ["# Command line", "", "Written by `python -m tests.test_docs` from `windtunnel --help`.", ""]
-    for words in ([], *help_of(app)):
+    for words in ([], *help_of(APP)):
         lines += [
             f"## {' '.join(['windtunnel', *words])}",
             "",
@@ -139,12 +141,22 @@ def api() -> str:
 
 def signature(thing: Any) -> str:
     """Its arguments, a line each where they are many."""
-    found = [str(one).replace("windtunnel.", "") for one in inspect.signature(thing).parameters.values()]
+    parameters = inspect.signature(thing).parameters.values()
+    bare = [
+        one.replace(annotation=getattr(one.annotation, "__origin__", one.annotation)) if _is_annotated(one) else one
+        for one in parameters
+    ]
+    found = [str(one).replace("windtunnel.", "") for one in bare]
     found = [re.sub(r"<class '([^']*)'>", r"\1", one.replace("<factory>", "…")) for one in found]
     return f"({', '.join(found)})" if sum(map(len, found)) < 90 else "(\n    " + ",\n    ".join(found) + "\n)"
 
 
-def help_text(words: list[str]) -> str:
+def _is_annotated(parameter: inspect.Parameter) -> bool:
+    """Whether its type carries remarks for the command line, which nobody reads here."""
+    return get_origin(parameter.annotation) is Annotated
+
+
+def help_text(words: list[str], app: App = APP) -> str:
     """The help of a command, at the documentation's width."""
     page = io.StringIO()
     app.help_print(words, console=Console(file=page, width=int(WIDTH)))
@@ -158,9 +170,13 @@ def help_of(parent: object, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
 
 
 def test_there_are_commands_to_document() -> None:
-    assert ["run"] in list(help_of(app))
-    assert ["trace", "convert"] in list(help_of(app))
+    assert ["run"] in list(help_of(APP))
+    assert ["trace", "convert"] in list(help_of(APP))
     assert main(["--version"]) == DONE
+
+
+def test_the_help_says_of_commands_what_they_say_themselves() -> None:
+    assert help_text([], application(())) == help_text([])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

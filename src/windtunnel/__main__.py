@@ -1,5 +1,6 @@
 """The command ``windtunnel``, and ``python -m windtunnel``, also where the installed command is not on the path."""
 
+import logging
 import sys
 
 INTERRUPTED = 130
@@ -8,12 +9,25 @@ INTERRUPTED = 130
 def main() -> int:
     """Run the command line; Ctrl-C ends it in one line also while its modules are read."""
     try:
+        say_what_is_compiled()
         from windtunnel.cli import main as run
 
         return run()
     except KeyboardInterrupt:
         sys.stderr.write("windtunnel: interrupted\n")
         return INTERRUPTED
+
+
+def say_what_is_compiled() -> None:
+    """Say on standard error what a first run compiles, for half a minute; on a terminal the line of progress does."""
+    if sys.stderr.isatty():
+        return
+    said = logging.Handler()
+    said.addFilter(lambda record: bool(record.getMessage()))
+    said.emit = lambda record: sys.stderr.write(f"windtunnel: {record.getMessage()}\n")  # type: ignore[method-assign,assignment]
+    log = logging.getLogger("windtunnel.core.kernels")
+    log.setLevel(logging.INFO)
+    log.addHandler(said)
 
 
 if __name__ == "__main__":

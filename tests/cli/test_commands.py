@@ -51,7 +51,7 @@ def test_the_table(capsys: Capture) -> None:
     assert main([*QUICK, "--goodput", "ttft:5000"]) == DONE
     out = capsys.readouterr().out
     for words in (
-        "Qwen/Qwen3-8B on 1 × h100_sxm",
+        "Qwen/Qwen3-8B on 1 × H100 SXM",
         "TTFT",
         "p99",
         "✓ GOAL MET  100 % of requests meet ttft ≤ 5000 ms (goal 90 %)",
@@ -125,9 +125,9 @@ def test_a_scenario_file_and_flags_over_it(capsys: Capture, tmp_path: Path) -> N
 def test_a_model_named_beside_a_file_is_not_the_main_job(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "load.yaml").write_text("random_input_len: 9\nnum_prompts: 3\n")
     assert main(["run", "Qwen/Qwen3-8B", "--scenario", str(tmp_path / "load.yaml")]) == DONE
-    assert "Qwen3-8B on 1 × h100_sxm" in capsys.readouterr().out
+    assert "Qwen3-8B on 1 × H100 SXM" in capsys.readouterr().out
     assert main(["run", "--scenario", str(tmp_path / "load.yaml")]) == DONE
-    assert "Qwen3-32B on 2 × h100_sxm, TP 2" in capsys.readouterr().out
+    assert "Qwen3-32B on 2 × H100 SXM, TP 2" in capsys.readouterr().out
 
 
 def test_a_run_can_be_kept_and_shown_again(capsys: Capture, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_the_table(capsys: Capture) -> None:
     assert main([*QUICK, "--seeds", "2", "--goodput", "ttft:500", *words]) == DONE
     out = capsys.readouterr().out
     for text in (
-        "Qwen/Qwen3-8B on 1 × h100_sxm, vllm-0.32; random: 40 requests; 2 random draws",
+        "Qwen/Qwen3-8B on 1 × H100 SXM, vllm-0.32; random: 40 requests; 2 random draws",
         "max_num_seqs=4: worse: ", "on a real server", "async_scheduling=false", "replicas=2", "TTFT, mean", "goodput",
     ):  # fmt: skip
         assert text in out

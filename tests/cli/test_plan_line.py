@@ -5,7 +5,7 @@ import json
 import pytest
 
 from windtunnel.cli import main
-from windtunnel.cli.plan.line import Judged
+from windtunnel.cli.plan.line import Change, Judged
 
 LINE = "vllm serve Qwen/Qwen3-8B --max-num-seqs 8 --max-model-len 4096 --port 1"
 FLAGS = [
@@ -51,11 +51,19 @@ def test_both_sides_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_what_is_said_of_a_line() -> None:
-    better = Judged(10.0, 2.0, 1, 20.0, 2.0, 1, ("a 1 → 2",))
+    better = Judged(10.0, 2.0, 1, 20.0, 2.0, 1, (Change("a", "1", "2"),))
     assert better.saves == pytest.approx(0.5)
-    assert better.sentence.endswith("on 1 GPU. Change a 1 → 2: 50 % less for each request.")
+    assert better.sentence == (
+        "Your line serves 10 requests/s within the limits on 1 GPU. With the changes below it serves 20 on 1 GPU: "
+        "a request costs 50 % less."
+    )
+    assert better.spec()["changes"] == ["a 1 → 2"]
     unpriced = better._replace(price_per_hour=0.0, best_gpus=2)
     assert unpriced.saves == pytest.approx(0.0)
-    assert "at no rate" in better._replace(rate=0.0).sentence
-    assert better._replace(changes=()).sentence.endswith("nothing that was searched is better.")
+    assert unpriced.sentence.endswith("it serves 20 on 2 GPUs: a request takes as much GPU time.")
+    assert better._replace(best_rate=8.0).sentence.endswith("a request costs 25 % more.")
+    assert better._replace(rate=0.0).sentence == (
+        "Your line keeps the limits at no rate. With the changes below it serves 20 on 1 GPU."
+    )
+    assert better._replace(changes=()).sentence.endswith("Nothing that was searched is better.")
     assert better._replace(rate=float("inf")).spec()["rate"] is None

@@ -17,8 +17,8 @@ def test_a_run_says_what_each_pool_did(capsys: Capture, tmp_path: Path) -> None:
     words = ("run", "Qwen/Qwen3-8B", *LOAD, *APART, "--no-bands", "--output", str(tmp_path / "run"))
     assert main(words) == DONE
     out = capsys.readouterr().out
-    title = "Qwen/Qwen3-8B: prefill on 2 replicas of 1 × h100_sxm; decode on 1 × a100_sxm; vllm-0.32"
-    for text in (title, "2 × 1 × h100_sxm", "1 × 1 × a100_sxm", "KV peak", "KV transfer"):
+    title = "Qwen/Qwen3-8B: prefill on 2 replicas of 1 × H100 SXM; decode on 1 × A100 SXM; vllm-0.32"
+    for text in (title, "2 × 1 × H100 SXM", "1 × 1 × A100 SXM", "KV peak", "KV transfer"):
         assert text in out
     assert main(["report", str(tmp_path / "run"), "--json"]) == DONE
     found = json.loads(capsys.readouterr().out)

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from test_docs import PAGES, help_of
-
-from windtunnel.cli import app
+from test_docs import APP, PAGES, help_of
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("cli", "scenario", "metrics", "plan", "report", "simulate", "deployment", "ui", "serve", "validation")
@@ -53,9 +51,9 @@ def test_messages_and_docstrings_are_plain(room: str) -> None:
 
 def test_help_is_plain() -> None:
     wrong = []
-    for words in help_of(app):
+    for words in help_of(APP):
         page = io.StringIO()
-        app.help_print(words, console=Console(file=page, width=400))
+        APP.help_print(words, console=Console(file=page, width=400))
         wrong += [f"{' '.join(words)}: {phrase}" for phrase in found(" ".join(page.getvalue().split()))]
     assert wrong == []
 

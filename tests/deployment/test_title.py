@@ -24,18 +24,18 @@ def pool(gpu: str = "h100", replicas: int = 1, role: str = "mixed", **engine: An
 @pytest.mark.parametrize(
     ("pools", "text"),
     [
-        ((pool(),), "Qwen/Qwen3-8B on 1 × h100_sxm, vllm-0.32"),
+        ((pool(),), "Qwen/Qwen3-8B on 1 × H100 SXM, vllm-0.32"),
         (
             (pool(replicas=3, tensor_parallel_size=2, pipeline_parallel_size=2),),
-            "Qwen/Qwen3-8B on 3 replicas of 4 × h100_sxm, TP 2, PP 2, vllm-0.32",
+            "Qwen/Qwen3-8B on 3 replicas of 4 × H100 SXM, TP 2, PP 2, vllm-0.32",
         ),
         (
             (pool("a100", role="prefill"), pool(replicas=2, role="decode", tensor_parallel_size=2)),
-            "Qwen/Qwen3-8B: prefill on 1 × a100_sxm; decode on 2 replicas of 2 × h100_sxm, TP 2; vllm-0.32",
+            "Qwen/Qwen3-8B: prefill on 1 × A100 SXM; decode on 2 replicas of 2 × H100 SXM, TP 2; vllm-0.32",
         ),
         (
             (pool(role="prefill", scheduler="orca"), pool(role="decode")),
-            "Qwen/Qwen3-8B: prefill on 1 × h100_sxm, vllm-0.32, orca; decode on 1 × h100_sxm, vllm-0.32",
+            "Qwen/Qwen3-8B: prefill on 1 × H100 SXM, vllm-0.32, orca; decode on 1 × H100 SXM, vllm-0.32",
         ),
     ],
 )
@@ -44,4 +44,4 @@ def test_titles(pools: tuple[Pool, ...], text: str) -> None:
 
 
 def test_without_rules() -> None:
-    assert title(Deployment((pool(),)).spec()["pools"], with_rules=False) == "Qwen/Qwen3-8B on 1 × h100_sxm"
+    assert title(Deployment((pool(),)).spec()["pools"], with_rules=False) == "Qwen/Qwen3-8B on 1 × H100 SXM"

@@ -125,6 +125,13 @@ def test_a_deployment_comes_back(backend: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("backend", ["sglang", "trtllm"])
+def test_experts_of_stages_of_one_gpu_stay_whole(backend: str) -> None:
+    engine = Engine(preset=PRESETS[backend], pipeline_parallel_size=2, enable_expert_parallel=True)
+    deployment = Deployment((Pool(load_model("Qwen/Qwen3-30B-A3B"), device("b200"), engine),))
+    assert back(deployment).pools[0].engine.enable_expert_parallel
+
+
 def plain(deployment: Deployment) -> dict[str, Any]:
     """Its specification, without None for a rule that is spelled out."""
     return deployment.spec()

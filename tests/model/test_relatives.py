@@ -51,7 +51,18 @@ def test_local_folders_by_their_last_part() -> None:
 def test_a_name_of_the_hub_that_is_not_known_says_where_its_config_is() -> None:
     with pytest.raises(InputError, match=r"save https://huggingface.co/nobody/Nothing-1B/resolve/main/config.json as"):
         load_model("nobody/Nothing-1B")
-    assert where_to_get("nothing") == where_to_get("/a/b/c") == ""
+    assert where_to_get("nothing") == ""
+    with pytest.raises(InputError) as raised:
+        load_model("/checkpoints/nothing-of-ours")
+    assert str(raised.value) == (
+        "unknown model '/checkpoints/nothing-of-ours'; no folder /checkpoints/nothing-of-ours is on this machine: "
+        "copy its config.json to a folder here and give --model FOLDER"
+    )
+
+
+def test_a_model_with_an_encoder_says_that_its_text_part_stands_for_it() -> None:
+    assert any("only the text part" in note for note in load_model("Qwen/Qwen2.5-VL-7B-Instruct").notes)
+    assert load_model("Qwen/Qwen2.5-VL-7B-Instruct").num_parameters == load_model("Qwen/Qwen2.5-7B").num_parameters
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from windtunnel.replay.recording import Recording, read_recording
 RECORDINGS = Path(__file__).parents[3] / "shared" / "vllm_schedules"
 OWN_RECORDINGS = Path(__file__).with_name("recordings")
 """Made by record_vllm_v1.py."""
-V1_PATHS = sorted([*OWN_RECORDINGS.glob("v1*/*.in.json"), *RECORDINGS.glob("v1*/*.in.json")])
+V1_PATHS = sorted([*OWN_RECORDINGS.glob("v1-0.33/*.in.json"), *RECORDINGS.glob("v1*/*.in.json")])
 V1_VERSIONS = {"v1-0.33": "vllm-0.33", "v1": "vllm-0.32", "v1-0.20.2": "vllm-0.20", "v1-0.10.2": "vllm-0.10"}
 """Scheduler of the recordings in a folder of this name."""
 Replay = Callable[[Recording, str, str], Iterator[dict[str, Any]]]

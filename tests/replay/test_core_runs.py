@@ -23,7 +23,7 @@ from windtunnel.replay import sglang, vllm_v0, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
 from windtunnel.replay.vllm_v1_core import Core
 
-PATHS = sorted([*OWN_RECORDINGS.glob("*/*.in.json"), *RECORDINGS.glob("*/*.in.json")])
+PATHS = sorted([*OWN_RECORDINGS.glob("v1-0.33/*.in.json"), *RECORDINGS.glob("*/*.in.json")])
 BASE, TOKEN, CACHED_TOKEN = 100_000, 1_000, 1
 """Ticks: 10 ms, 100 µs a token, 100 ns a cached token."""
 MOST_TOKENS, MOST_REQUESTS, LONGEST = 24_576, 256, 49_152

@@ -57,14 +57,14 @@ def test_the_browser_draws_the_parts_of_the_time_to_first_token(tmp_path: Path) 
 
 def test_a_page_of_pools() -> None:
     text = page(handmade.apart())
-    assert "Qwen/Qwen3-32B: prefill on 2 × h100_sxm, TP 2; decode on 2 × h100_sxm, TP 2</h1>" in text
+    assert "Qwen/Qwen3-32B: prefill on 2 × H100 SXM, TP 2; decode on 2 × H100 SXM, TP 2</h1>" in text
     assert "<td>ttft: transfer</td><td>312 ms</td>" in text
     plots = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
     bars = {bar["name"]: bar["x"] for bar in plots["first-token"]["data"]}
     assert bars["queue"] == [250, 500], "the slowest tenth is request 1"
     assert sum(values[0] for values in bars.values()) == 800
     for name in ("prefill", "decode"):
-        assert f"<td>{name}</td><td>1 × 2 × h100_sxm</td>" in text
+        assert f"<td>{name}</td><td>1 × 2 × H100 SXM</td>" in text
     assert "first-token" not in page(handmade.two_requests())
 
 

@@ -130,11 +130,11 @@ def test_refused_and_aborted_requests_are_said() -> None:
 
 def test_the_first_lines() -> None:
     text = page(told(handmade.two_requests(), seed=7, workload={"name": "a & b"}))
-    assert "<h1>Qwen/Qwen3-32B on 2 × h100_sxm</h1>" in text
+    assert "<h1>Qwen/Qwen3-32B on 2 × H100 SXM</h1>" in text
     assert '<p class="sub">a &amp; b · 2 requests · 400 ms, the whole run</p>' in text
     assert "<footer>windtunnel 0.1.0 · seed 7 · simulated" in text
     two = handmade.run(handmade.requests(arrival=[0.0]), handmade.iterations(), replicas=2)
-    assert "<h1>Qwen/Qwen3-32B on 2 replicas of 2 × h100_sxm</h1>" in page(told(two, workload={}))
+    assert "<h1>Qwen/Qwen3-32B on 2 replicas of 2 × H100 SXM</h1>" in page(told(two, workload={}))
     assert '<p class="sub">workload · 1 requests' in page(told(two, workload={}))
     steps = unroll(handmade.two_requests())
     trimmed = html_report(steps, summary(steps.run, steps=steps, exclude_warmup=True))
@@ -159,9 +159,9 @@ def test_replicas_have_a_row_each_up_to_sixty_four() -> None:
 def test_pools_have_a_row_each_and_name_their_replicas() -> None:
     text = page(handmade.apart())
     pools = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", text)]
-    named = {cells[0]: cells for cells in pools if cells and "× h100_sxm" in " ".join(cells)}
+    named = {cells[0]: cells for cells in pools if cells and "× H100 SXM" in " ".join(cells)}
     assert set(named) == {"prefill", "decode"}
-    assert named["decode"][1] == "1 × 2 × h100_sxm"
+    assert named["decode"][1] == "1 × 2 × H100 SXM"
     assert rows(text)["0"][0] == "prefill" and rows(text)["1"][0] == "decode"
     assert cards(text)["KV cache in use"][1].startswith("of all pools; ")
     assert "0.00000614 GB of KV went over the link" in text

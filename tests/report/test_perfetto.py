@@ -75,7 +75,7 @@ def test_phases_and_steps_by_hand() -> None:
     cache = [e["args"]["percent"] for e in events if e.get("name") == "KV cache used"]
     assert max(cache) == pytest.approx(5.0, abs=0.1)
     titles = [(e["args"]["name"], e["pid"], e.get("tid")) for e in events if e["ph"] == "M"]
-    assert titles == [("deployment", 0, None), ("replica 0 · 2 × h100_sxm", 1, None), ("steps", 1, 0)]
+    assert titles == [("deployment", 0, None), ("replica 0 · 2 × H100 SXM", 1, None), ("steps", 1, 0)]
 
 
 def test_tracks_name_ranks_and_lanes() -> None:

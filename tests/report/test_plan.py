@@ -89,8 +89,8 @@ def test_under_the_limits_asked_for_the_page_says_what_the_search_says(page: str
     found = re.search(r'id="plan-data">(.*?)</script>', page, re.DOTALL)
     assert found
     best = json.loads(found[1])["found"][0]
-    verdict = re.search(r'class="verdict good">(.*?): ', page)
-    assert verdict and verdict[1] == best["name"]
+    verdict = re.search(r'class="verdict good">Best value: (\d+) × (.*?) \(', page)
+    assert verdict and (int(verdict[1]), verdict[2]) == (best["gpus"], "H100 SXM")
     dom, _ = visit(page.replace("</body>", FIRST + "</body>"), tmp_path)
     shown = re.search(r'data-first="([^"]*)"', dom)
     assert shown

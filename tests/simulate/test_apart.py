@@ -82,6 +82,20 @@ def test_bytes_are_those_of_whole_blocks() -> None:
     assert (run.handovers.kv_bytes == blocks * 16 * 32 * 8 * 128 * 2 * 2).all()  # type: ignore[union-attr]
 
 
+def test_tensorrt_llms_scheduler_takes_what_others_have_computed() -> None:
+    """With little memory requests wait, whatever the capacity scheduler's policy; all end."""
+    workload = generate(Gamma(30.0, 0.5), LENGTHS, 60, seed=1)
+    waited = []
+    for policy in ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION"):
+        text = f"trtllm-1.0:capacity_scheduler_policy={policy}"
+        for more in ({}, {"num_gpu_blocks_override": 150}):
+            run = served(pools("trtllm-1.0", prefill={"scheduler": text}, scheduler=text, **more), workload)
+            assert (run.requests.status == FINISHED).all()
+            waited.append(float(np.nanmean(run.handovers.ttft_admission)))  # type: ignore[union-attr]
+    assert waited[1] > waited[0]
+    assert waited[3] > waited[2]
+
+
 def test_the_columns_survive_on_disk(tmp_path: Any) -> None:
     run = served(pools("trtllm-1.0"), generate(Gamma(30.0, 0.5), LENGTHS, 20, seed=4))
     run.save(tmp_path / "run")

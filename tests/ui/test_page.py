@@ -55,7 +55,7 @@ def test_figures_are_drawn_and_nothing_comes_from_elsewhere(page: Page, address:
     page.loaded.clear()
     page.problems.clear()
     opened(page, address)
-    assert "Qwen/Qwen3-0.6B on 1 × h100_sxm" in text(page, "h1")
+    assert "Qwen/Qwen3-0.6B on 1 × H100 SXM" in text(page, "h1")
     assert page.run("document.querySelectorAll('.vital').length") == 6
     assert page.run("document.querySelectorAll('#curve polyline').length") == 1
     assert "60 requests of random" in text(page, "#status")

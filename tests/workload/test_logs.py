@@ -122,7 +122,7 @@ def test_a_gateways_table_with_rows_that_are_no_requests(
     path.write_text("\n".join(separator.join(row) for row in rows))
     holds(path)
     assert main(["trace", "import", str(path), "--out", str(out)]) == DONE
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     for text in (
         "3 requests",
         "arrival = ts",

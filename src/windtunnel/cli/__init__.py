@@ -6,79 +6,127 @@ Exit codes: 0 done; 1 a goal is missed (attainment, slo); 2 wrong input, one lin
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from importlib import import_module
+from typing import cast
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from windtunnel.cli.arguments import complete
-from windtunnel.cli.bench import bench
-from windtunnel.cli.calibrate import calibrate
-from windtunnel.cli.compare import compare
-from windtunnel.cli.estimate import estimate
-from windtunnel.cli.explain import explain
-from windtunnel.cli.listing import listing
-from windtunnel.cli.live.proxy import proxy
-from windtunnel.cli.live.serve import serve
-from windtunnel.cli.live.ui import ui
-from windtunnel.cli.live.watch import watch
-from windtunnel.cli.optimum import optimum
-from windtunnel.cli.plan.command import plan
-from windtunnel.cli.profile import profile
-from windtunnel.cli.replay import replay
-from windtunnel.cli.run import report, run
-from windtunnel.cli.study import compare as compare_studies
-from windtunnel.cli.study import export, list_studies, show
-from windtunnel.cli.sweep import sweep
-from windtunnel.cli.trace import convert, describe, import_logs
-from windtunnel.cli.validate import validate
+from windtunnel.cli.help import ALL, print_short, wants_short
 from windtunnel.errors import InputError, InputWarning
 from windtunnel.scenario.words import long, word
 from windtunnel.version import __version__
 
 DONE, WRONG, INTERRUPTED = 0, 2, 130
 
-app = App(
-    name="windtunnel",
-    help="Simulate LLM inference serving request by request, and test a deployment before you pay for the GPUs.",
-    version=__version__,
-    config=(complete,),
-    default_parameter=Parameter(name_transform=word, consume_multiple=True, negative_iterable=(), negative_none=()),
-    result_action="return_value",
-    suppress_keyboard_interrupt=False,
-)
-SIMULATE, DECIDE, TRUST, LIVE, DATA = (
-    Group(name, sort_key=place) for place, name in enumerate(("Simulate", "Decide", "Trust", "Live", "Data"))
-)
-"""How the help arranges the commands."""
-app.command(run, group=SIMULATE)
-app.command(compare, group=SIMULATE)
-app.command(sweep, group=SIMULATE)
-app.command(bench, group=SIMULATE)
-app.command(plan, group=DECIDE)
-app.command(optimum, group=DECIDE)
-study = App(name="study", group=DECIDE, help="Look at the studies of a store of windtunnel plan.")
-study.command(list_studies, name="list")
-study.command(show)
-study.command(compare_studies, name="compare")
-study.command(export)
-app.command(study)
-app.command(explain, group=SIMULATE)
-trace = App(name="trace", group=DATA, help="Look at traces of requests, and convert them.")
-trace.command(describe)
-trace.command(convert)
-trace.command(import_logs, name="import")
-app.command(trace)
-app.command(listing, name="list", group=DATA)
-app.command(report, group=SIMULATE)
-app.command(replay, group=TRUST)
-app.command(validate, group=TRUST)
-app.command(calibrate, group=TRUST)
-app.command(profile, group=TRUST)
-app.command(estimate, group=TRUST)
-app.command(serve, group=LIVE)
-app.command(proxy, group=LIVE)
-app.command(watch, group=LIVE)
-app.command(ui, group=LIVE)
+COMMANDS: dict[str, dict[str, tuple[str | dict[str, str], str]]] = {
+    "Simulate": {
+        "run": ("run:run", "Simulate a deployment under a load."),
+        "compare": ("compare:compare", "Compare schedulers or settings under the same requests."),
+        "sweep": ("sweep:sweep", "Simulate a deployment at several request rates, and find the knee."),
+        "bench": (
+            "bench:bench",
+            "Simulate every combination of workloads, schedulers, engines, devices and settings that a file crosses.",
+        ),
+        "explain": ("explain:explain", "Show what one step of one rank costs, operator by operator."),
+        "report": ("run:report", "Show a run again, or write it in another form."),
+    },
+    "Decide": {
+        "plan": ("plan.command:plan", "Find the cheapest deployment that keeps the limits, and say why."),
+        "optimum": (
+            "optimum:optimum",
+            "Find the best schedule of a load on one engine, with a bound on how good any schedule can be.",
+        ),
+        "study": (
+            {"list": "list_studies", "show": "show", "compare": "compare", "export": "export"},
+            "Look at the studies of a store of windtunnel plan.",
+        ),
+    },
+    "Trust": {
+        "replay": (
+            "replay:replay",
+            "Replay a recorded workload through a scheduler, and print what it decides in each step.",
+        ),
+        "validate": ("validate:validate", "Compare simulations with measurements."),
+        "calibrate": (
+            "calibrate:calibrate",
+            "Find the host and client overheads of a deployment from measured runs of it.",
+        ),
+        "profile": (
+            "operators.profile:profile",
+            "Measure the operators of a model's shards on this machine, with torch.",
+        ),
+        "estimate": (
+            "operators.estimate:estimate",
+            "Train an estimator for every operator of a profile, and show the errors on points that it has not seen.",
+        ),
+    },
+    "Live": {
+        "serve": (
+            "live.serve:serve",
+            "Answer OpenAI clients as the deployment would: same schedulers, same batch times, made-up text.",
+        ),
+        "proxy": (
+            "live.proxy:proxy",
+            "Proxy a server, pass everything on, and record its streamed answers as a measured run.",
+        ),
+        "watch": (
+            "live.watch:watch",
+            "Compare the load of the last window with the planned one, and simulate whether the plan still holds.",
+        ),
+        "ui": ("live.ui:ui", "Serve a page on this machine that simulates while you drag its sliders."),
+    },
+    "Data": {
+        "trace": (
+            {"describe": "describe", "convert": "convert", "import": "import_logs"},
+            "Look at traces of requests, and convert them.",
+        ),
+        "list": ("listing:listing", "List the names that flags accept."),
+    },
+}
+"""By the groups of the help: each command's module and function, or the functions of the commands inside it, and the
+line that the help has for it. A module is read when its command is called."""
+
+COMPLETION = "--install-completion"
+
+
+def application(called: Container[str]) -> App:
+    """The commands. Only the modules of those that are ``called`` are read; of the others the help has its line."""
+    app = App(
+        name="windtunnel",
+        help="Simulate LLM inference serving request by request, and test a deployment before you pay for the GPUs.",
+        help_format="plaintext",
+        version=__version__,
+        config=(complete,),
+        default_parameter=Parameter(name_transform=word, consume_multiple=True, negative_iterable=(), negative_none=()),
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for place, (title, commands) in enumerate(COMMANDS.items()):
+        group = Group(title, sort_key=place)
+        for name, (where, line) in commands.items():
+            if name not in called and COMPLETION not in called:
+                app.command(App(name=name, help=line, group=group))
+            elif isinstance(where, str):
+                app.command(_function(where), name=name, group=group, help_format="markdown")
+            else:
+                several = App(name=name, help=line, group=group, help_format="markdown")
+                for inner, function in where.items():
+                    several.command(_function(f"{name}:{function}"), name=inner)
+                app.command(several)
+    line = "Complete commands and flags with Tab in your shell."
+    if COMPLETION in called:
+        app.register_install_completion_command(name=COMPLETION, group="Commands", help=line)
+    else:
+        app.command(App(name=COMPLETION, help=line, group="Commands"))
+    return app
+
+
+def _function(where: str) -> Callable[..., int | None]:
+    """A function of a command's module."""
+    module, name = where.split(":")
+    return cast(Callable[..., int | None], getattr(import_module(f"windtunnel.cli.{module}"), name))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,6 +136,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("always", InputWarning)
             warnings.showwarning = _warned()
+            app = application(words)
+            if wants_short(words):
+                print_short(app, words[0])
+                return DONE
+            words = ["--help" if text == ALL else text for text in words]
             code = app(words, exit_on_error=False, print_error=False)
         sys.stdout.flush()
         return code or DONE

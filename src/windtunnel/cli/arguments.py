@@ -7,13 +7,13 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from cyclopts import App, Group, Parameter, config
 from cyclopts.argument import ArgumentCollection
 
+from windtunnel.cli.tables import FORM
 from windtunnel.errors import InputError
-from windtunnel.scenario import main_job_unless_model, read_scenario
 
 NAMED = frozenset(("serve", "proxy"))
 """Commands whose model must be named: no job of ours stands in for it."""
@@ -21,6 +21,14 @@ WHOLE = re.compile(r"[+-]?\d+")
 OUTPUT = Group("Output", sort_key=9)
 Json = Annotated[bool, Parameter(name="--json", negative=(), group=OUTPUT)]
 Verbose = Annotated[bool, Parameter(name=["--verbose", "-v"], negative=(), group=OUTPUT)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """How results are printed."""
+
+    format: Literal["text", "md", "csv"] = "text"
+    """Text for a terminal, Markdown for a pull request (md), or the tables as CSV."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +40,14 @@ class Pasting:
     "prefill: …" and "decode: …" in front name sides. Other flags win over it."""
 
 
-PASTING = Pasting()
+PASTING, SCREEN = Pasting(), Screen()
+Printed = Annotated[Screen, Parameter(name="*", group=OUTPUT)]
 
 
 def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Before values are converted: refuse fractions of whole numbers, and fill in what the scenario file says."""
+    from windtunnel.scenario import main_job_unless_model, read_scenario
+
     for argument in arguments:
         for token in argument.tokens:
             if token.implicit_value == () and not token.value:
@@ -44,6 +55,7 @@ def complete(app: App, commands: tuple[str, ...], arguments: ArgumentCollection)
             if _may_hold(int, argument.hint) and not WHOLE.fullmatch(token.value):
                 raise InputError(f"{token.keyword}={token.value}: must be a whole number")
     given = {argument.name: argument.tokens[0].value for argument in arguments if argument.tokens}
+    FORM.set(given.get("--format", "text"))
     source = given.get("--scenario")
     values = {} if source is None else read_scenario(Path(source))
     values |= _pasted(commands, arguments, given)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from windtunnel.cli.arguments import OUTPUT, PASTING, Json, Pasting, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import DEPLOYMENT, GOALS, Scenario, parse_words, read_words, vary
@@ -61,6 +61,7 @@ def compare(
     details: Annotated[Details, Parameter(name="*", group=OUTPUT)] = Details(),
     report: Annotated[Path | None, Parameter(alias="--html", group=OUTPUT)] = None,
     as_json: Json = False,
+    screen: Printed = SCREEN,  # noqa: ARG001 - read while parsing
     verbose: Verbose = False,
 ) -> int:
     """Compare schedulers or settings under the same requests.

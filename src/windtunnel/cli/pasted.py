@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import Pasting, show_json
 from windtunnel.errors import InputError
 from windtunnel.scenario import Scenario
+
+if TYPE_CHECKING:
+    from windtunnel.deployment import Pool
 
 TITLES = {"used": "used", "ignored": "without effect on time or memory", "not_simulated": "not simulated"}
 
@@ -37,16 +40,27 @@ def show_pasted(texts: Sequence[str], scenario: Scenario, as_json: bool) -> int:
     if as_json:
         show_json({"schema_version": 1, **pasted.spec(), "remarks": pasted.remarks(), "deployment": deployment.spec()})
         return 0
-    from windtunnel.cli.terminal import show, table
+    from windtunnel.cli.terminal import show, table, wrapped
 
     for name, words in pasted.spec().items():
         if words:
             rows = [(word["flag"], "" if word["value"] is None else str(word["value"]), word["note"]) for word in words]
             show(table((TITLES[name], "value", NOTES[name]), rows, left=3))
-    for pool in deployment.pools:
-        gpus = f"{pool.replicas} × {pool.engine.world_size} {pool.device.name}"
-        show(f"{pool.model.name} on {gpus}, {pool.engine.preset}" + ("" if pool.role == "mixed" else f", {pool.role}"))
+    show(wrapped(_deployed(deployment.pools)))
     for remark in pasted.remarks():
         if not remark.startswith("not simulated") and (scenario.server.device == DEVICE or "device:" not in remark):
-            show(remark)
+            show(wrapped(remark))
     return 0
+
+
+def _deployed(pools: "Sequence[Pool]") -> str:
+    """``Qwen/Qwen3-8B on one server of 2 h100_sxm GPUs is simulated, by the rules of vllm-0.32.``"""
+    servers = " and ".join(_servers(pool) for pool in pools)
+    rules = " and ".join(dict.fromkeys(pool.engine.preset for pool in pools))
+    return f"{pools[0].model.name} on {servers} is simulated, by the rules of {rules}."
+
+
+def _servers(pool: "Pool") -> str:
+    role, gpus = "" if pool.role == "mixed" else f"{pool.role} ", pool.engine.world_size
+    each = f"{gpus} {pool.device.name} GPU{'s' * (gpus > 1)}"
+    return f"one {role}server of {each}" if pool.replicas == 1 else f"{pool.replicas} {role}servers of {each} each"

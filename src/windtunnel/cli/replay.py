@@ -26,6 +26,7 @@ SCHEDULERS = {
     "sglang-0.5.23": "windtunnel.replay.sglang",
     "sglang-0.5": "windtunnel.replay.sglang",
     "sglang-0.4.6": "windtunnel.replay.sglang",
+    "trtllm-1.0": "windtunnel.replay.trtllm",
 }
 """Name of a scheduler → the module whose ``replay`` runs it."""
 
@@ -48,7 +49,7 @@ def replay(
         NAME.in.json with config, requests and, if its defaults do not hold, batch_time.
     scheduler
         vllm-0.33, vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0, sglang-0.5.23 (also
-        as sglang-0.5) or sglang-0.4.6.
+        as sglang-0.5), sglang-0.4.6 or trtllm-1.0.
     engine
         Of vLLM's v1 schedulers: the readable engine, which is the default, or the compiled core step by step. They
         write the same. All others run in the core only.

@@ -7,8 +7,8 @@ from math import isfinite, isinf, nan
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.cli.terminal import facts_grid, number, remarks, share, show, table, wrapped
-from windtunnel.plan.answer.recommendation import goal_words
-from windtunnel.plan.question import ATTAINMENT
+from windtunnel.deployment.slo import ATTAINMENT, goal_words
+from windtunnel.deployment.title import device_name, title
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,8 +65,6 @@ def _known_bad(around: Mapping[str, Any] | None) -> list[str]:
 
 
 def _title(manifest: Mapping[str, Any]) -> str:
-    from windtunnel.deployment.title import title
-
     load = manifest["workload"]
     rate = f" at {number(load['request_rate'])}/s" if load["request_rate"] else ""
     text = f"{title(manifest['deployment']['pools'])} · {load['name']}, {load['requests']:,} requests{rate}"
@@ -285,7 +283,7 @@ def _pools_table(pools: Sequence["PoolUsage"]) -> "Table":
     rows = [
         (
             pool.name,
-            f"{pool.replicas} × {pool.gpus // pool.replicas} × {pool.device}",
+            f"{pool.replicas} × {pool.gpus // pool.replicas} × {device_name(pool.device)}",
             *(f"{100 * value:.0f} %" if isfinite(value) else "–" for value in (pool.busy, pool.kv, pool.kv_peak)),
             number(pool.batch_size),
             *(f"{100 * value:.0f} %" if isfinite(value) else "–" for value in (pool.mfu, pool.mbu)),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, Json, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, SCREEN, Json, Printed, progress, show_json
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import DEPLOYMENT, WORKLOAD, Scenario
 
@@ -28,6 +28,7 @@ def sweep(
     scenario_file: Annotated[Path | None, Parameter(name="--scenario", group=DEPLOYMENT)] = None,  # noqa: ARG001 - read while parsing
     report: Annotated[Path | None, Parameter(alias="--html", group=OUTPUT)] = None,
     as_json: Json = False,
+    screen: Printed = SCREEN,  # noqa: ARG001 - read while parsing
 ) -> int:
     """Simulate a deployment at several request rates, and find the knee.
 

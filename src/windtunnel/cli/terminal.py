@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from windtunnel.cli.tables import FORM, comma_separated, markdown
+
 if TYPE_CHECKING:
     from windtunnel.deployment import Pool
     from windtunnel.perf.explain import Explanation
@@ -77,11 +79,14 @@ def wrapped(text: str) -> str:
 
 
 def show(*parts: Table | Text | str) -> None:
-    """Print tables and lines on standard output, without blanks at the ends of lines.
+    """Print tables and lines on standard output, in the form that ``FORM`` holds.
 
     A table wider than the terminal is printed in pieces, one below the other; where there is no terminal it is as wide
-    as it needs to be.
+    as it needs to be. Text has no blanks at the ends of lines.
     """
+    if FORM.get() != "text":
+        sys.stdout.write((markdown if FORM.get() == "md" else comma_separated)(parts))
+        return
     console = Console(highlight=False, markup=False)
     wide = not console.is_terminal and "COLUMNS" not in os.environ
     console.width = max(console.width, *(_width(part) for part in parts)) if wide else console.width

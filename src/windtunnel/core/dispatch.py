@@ -36,6 +36,7 @@ SCHEDULERS = {
     "VllmV0": "vllm_v0",
     "Policy": "unified",
     "Sglang": "sglang",
+    "Trtllm": "trtllm.executor",
     "UserScheduler": "user",
 }
 """Name of the class of a scheduler's settings in ``policy`` → its module in ``core.schedulers``, imported when it runs.

@@ -109,6 +109,8 @@ class Demand:
     """What each declares, cut at max_model_len; None: what it generates."""
     priority: Integers | None = None
     """Lower is better; None: all alike."""
+    adapter: Integers | None = None
+    """Number of each one's LoRA adapter, from 1 on; 0, and None: the base model."""
     hash_ids: tuple[Integers, Integers] | None = None
     """Contents of the prompts as (offsets [n + 1], values): equal values are equal blocks of ``hash_block_size``
     tokens with equal blocks before them. What has no value is like nothing else."""
@@ -237,7 +239,7 @@ def _require_stages(fleet: Fleet) -> None:
 def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUND_ROBIN) -> State:
     """Everything that a simulation reads and writes, before anything has happened."""
     _require_stages(fleet)
-    require_taking(fleet)
+    require_taking(fleet.tiers, fleet.policies)
     tables_of_pools = tuple(whole(table) for table in fleet.times)
     pools, floats, integers = flatten(tables_of_pools, fields_of(fleet.policies, "POOL_FIELDS"))
     for pool, limits in zip(pools, fleet.limits, strict=True):

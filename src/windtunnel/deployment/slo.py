@@ -10,6 +10,8 @@ from windtunnel.errors import InputError, unknown, warn
 
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 PERCENTILE_METRICS = ("ttft", "tpot", "itl", "e2el", "queue")
+ATTAINMENT = 0.9
+"""Share of requests that must keep the limits of a request by default (DistServe's choice)."""
 UNITS = {"ms": 1e-3, "s": 1.0}
 DOUBTFUL = (1e-3, 100.0)
 """Seconds between which a limit without a unit is taken without a warning."""
@@ -143,3 +145,11 @@ def _time(seconds: float) -> str:
 def _require_seconds(name: str, value: float) -> None:
     if not (isfinite(value) and value > 0):
         raise InputError(f"{name}={value}: a limit must be a positive number of seconds")
+
+
+def goal_words(slo: SLO, attainment: float) -> str:
+    """The limits in words; nothing without any."""
+    limits = " and ".join(f"{name} ≤ {1e3 * value:g} ms" for name, value in slo.limits.items())
+    found = [f"{100 * attainment:g} % of requests with {limits}"] if limits else []
+    found += [f"{one.metric} p{one.percentile:g} ≤ {1e3 * one.seconds:g} ms" for one in slo.percentiles]
+    return "; ".join(found)

@@ -7,7 +7,7 @@ SIZES = (("tensor", "TP"), ("pipeline", "PP"), ("data", "DP"))
 
 
 def title(pools: list[Mapping[str, Any]], with_rules: bool = True) -> str:
-    """``Qwen/Qwen3-8B on 2 replicas of 4 × h100_sxm, TP 4, vllm-0.32``, from the specifications of the pools; of
+    """``Qwen/Qwen3-8B on 2 replicas of 4 × H100 SXM, TP 4, vllm-0.32``, from the specifications of the pools; of
     several pools what each stands on. ``with_rules``: with the engine and, where it is another one, its scheduler."""
     rules = list(dict.fromkeys(_rules(pool) for pool in pools)) if with_rules else []
     shared, own = f", {rules[0]}" if len(rules) == 1 else "", len(rules) > 1
@@ -17,12 +17,17 @@ def title(pools: list[Mapping[str, Any]], with_rules: bool = True) -> str:
     return f"{pools[0]['model']}: {'; '.join(texts)}{shared.replace(', ', '; ', 1)}"
 
 
+def device_name(name: str) -> str:
+    """A device as people write it: ``H100 SXM``."""
+    return name.replace("_", " ").upper()
+
+
 def _servers(pool: Mapping[str, Any]) -> str:
     engine, replicas = pool["engine"], pool["replicas"]
     sizes = [(engine[f"{name}_parallel_size"], short) for name, short in SIZES]
     split = "".join(f", {short} {size}" for size, short in sizes if size > 1)
     several = f"{replicas} replicas of " if replicas > 1 else ""
-    return f"{several}{pool['gpus'] // replicas} × {pool['device']}{split}"
+    return f"{several}{pool['gpus'] // replicas} × {device_name(pool['device'])}{split}"
 
 
 def _rules(pool: Mapping[str, Any]) -> str:

@@ -54,7 +54,8 @@ def _read_relative(wanted: str, entries: Mapping[str, Entry], overrides: Mapping
     """Another version, or another format, of a model in the catalogue. Raises InputError where there is none."""
     found = find_relative(wanted, entries)
     if found is None:
-        raise InputError(f"{unknown('model', wanted, entries)}{where_to_get(wanted)}")
+        said, where = str(unknown("model", wanted, entries)), where_to_get(wanted)
+        raise InputError(f"{said.partition(': known: ')[0] if where else said}{where}")
     model = load_model(found.name, overrides)
     if found.quantization is not None:
         entry = entries[found.name]
@@ -136,6 +137,7 @@ def _own_entries() -> dict[str, Entry]:
     """The models of models.toml with the keys that their config.json has."""
     architectures = tomllib.loads(OWN.read_text(encoding="utf-8"))
     found: dict[str, Entry] = {name: {"like": other} for name, other in architectures.pop("like").items()}
+    found |= {name: {"like": it, "vision_config": {"of": name}} for name, it in architectures.pop("text_of").items()}
     for architecture, models in architectures.items():
         found |= {name: {"architectures": [architecture], **_spelled_out(keys)} for name, keys in models.items()}
     return found

@@ -106,9 +106,11 @@ def _apart(name: str) -> _Parts:
 
 
 def where_to_get(name: str) -> str:
-    """What a user can do about a name of the hub that is not known; empty for a name that is none of it."""
+    """What a user can do about a name of the hub, or a folder of another machine; empty for a name that is neither."""
+    if name.startswith(("/", "~", ".")) or name.count("/") > 1:
+        return f"; no folder {name} is on this machine: copy its config.json to a folder here and give --model FOLDER"
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         return ""
     folder = name.rpartition("/")[2]
     page = f"https://huggingface.co/{name}/resolve/main/config.json"
-    return f"; or save {page} as {folder}/config.json and give --model {folder}"
+    return f"; save {page} as {folder}/config.json and give --model {folder}"

@@ -9,13 +9,11 @@ from hashlib import sha256
 from typing import Any
 
 from windtunnel.deployment import SLO
+from windtunnel.deployment.slo import ATTAINMENT
 from windtunnel.errors import InputError
 from windtunnel.perf import require_source
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
 from windtunnel.workload import Workload, at_rate
-
-ATTAINMENT = 0.9
-"""Share of requests that must keep the limits of a request by default (DistServe's choice)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from windtunnel.policy.named import PRESETS, scheduler
 from windtunnel.policy.own import ColumnScheduler, Decision, PythonScheduler, RequestView, UserScheduler
 from windtunnel.policy.settings import Limits, Settings, can_ever_run, generated
 from windtunnel.policy.sglang import Sglang
+from windtunnel.policy.trtllm import Trtllm
 from windtunnel.policy.unified import Policy
 from windtunnel.policy.vllm_v0 import VllmV0
 from windtunnel.policy.vllm_v1 import VllmV1
@@ -19,6 +20,7 @@ __all__ = [
     "RequestView",
     "Settings",
     "Sglang",
+    "Trtllm",
     "UserScheduler",
     "VllmV0",
     "VllmV1",

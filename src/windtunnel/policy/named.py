@@ -14,12 +14,13 @@ from windtunnel.policy import routing, vllm_v0, vllm_v1
 from windtunnel.policy.routing import Conductor, DynamoKv, PrefixAware, RouteView, Routing
 from windtunnel.policy.settings import Settings
 from windtunnel.policy.sglang import Sglang
+from windtunnel.policy.trtllm import Trtllm
 from windtunnel.policy.unified import POLICIES, Policy
 from windtunnel.policy.vllm_v0 import VllmV0
 from windtunnel.policy.vllm_v1 import VllmV1
 from windtunnel.policy.whole_batches import WholeBatches
 
-PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang | WholeBatches] = {
+PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang | Trtllm | WholeBatches] = {
     **vllm_v1.VERSIONS,
     "vllm": vllm_v1.VERSIONS["vllm-0.32"],
     **vllm_v0.VERSIONS,
@@ -27,6 +28,7 @@ PRESETS: dict[str, VllmV1 | VllmV0 | Policy | Sglang | WholeBatches] = {
     "sglang-0.5": Sglang(),
     "sglang-0.4.6": Sglang(version="0.4.6"),
     **POLICIES,
+    "trtllm-1.0": Trtllm(),
     "static": WholeBatches(),
 }
 """Every scheduler that has a name; ``vllm`` is the version that runs have by default."""

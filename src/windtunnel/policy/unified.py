@@ -418,9 +418,10 @@ LIGHTLLM = Policy(group_order="prefill_first", mixed=False, allocation="look_ahe
 """LightLLM (router/req_queue/continues_batch/impl.py): a new prompt is prefilled alone and at once if the peak of all
 requests, each running to its declared end, fits memory; in need the newest is paused."""
 
-TRTLLM_MAX_UTILIZATION = Policy(places_per_step=True)
+TRTLLM_MAX_UTILIZATION = Policy(allocation="prompt", places_per_step=True)
 """TensorRT-LLM, MAX_UTILIZATION (capacityScheduler.cpp, microBatchScheduler.cpp): every request runs whose next step
-fits; the last started one is paused when it does not. Whole contexts next to all generations."""
+fits; the last started one is paused when it does not. Contexts next to all generations, the blocks of a whole prompt
+with its first chunk."""
 
 TRTLLM_GUARANTEED_NO_EVICT = Policy(
     allocation="prompt_and_output", preemption="none", refuse_long_prompts=True, places_per_step=True

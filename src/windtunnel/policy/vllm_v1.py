@@ -71,6 +71,11 @@ class VllmV1(Settings):
     go_on_after_own_preemption: bool = True
     """After a request that had to preempt itself, because it was the worst, go on with the running requests behind it;
     otherwise they get nothing in that step (vLLM ≤ 0.32). Where the newest goes, there are none behind it."""
+    prefill_schedule_interval: int = 1
+    """Steps from one with prompts to the next, while other requests decode and the queue is not held up by seats or
+    memory; 1: no such rule (vLLM 0.33; until 0.32 in engines of data-parallel ranks only)."""
+    max_loras: int = 0
+    """Adapters that running requests may have among them; who brings another one is passed over. 0: any number."""
     async_scheduling: bool = True
     """Decide step k + 1 before the output of step k is known (AsyncScheduler with two steps in flight)."""
     stop_at_last_token: bool = True
@@ -90,11 +95,19 @@ class VllmV1(Settings):
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:
             raise InputError(f"watermark={self.watermark}: must be in [0, 1)")
-        for name in ("max_num_active_seqs", "long_prefill_token_threshold"):
+        for name in ("max_num_active_seqs", "long_prefill_token_threshold", "max_loras"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}={getattr(self, name)}: must be ≥ 0; 0 means no such limit")
+        if self.prefill_schedule_interval < 1:
+            raise InputError(
+                f"prefill_schedule_interval={self.prefill_schedule_interval}: must be ≥ 1; 1: no such rule"
+            )
         if self.pipeline_parallel_size < 1:
             raise InputError(f"pipeline_parallel_size={self.pipeline_parallel_size}: must be ≥ 1")
+        if self.pipeline_parallel_size > 1 and (self.prefill_schedule_interval > 1 or self.max_loras):
+            raise InputError(
+                "prefill_schedule_interval, max_loras: not simulated in a pipeline; leave them out, or use one stage"
+            )
         require_words(self)
 
     @property

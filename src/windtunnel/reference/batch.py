@@ -18,6 +18,8 @@ class Scheduled(NamedTuple):
     """It had caught up before and emits a token in every step; otherwise this is a prefill chunk."""
     emits: bool
     """This step computes its last known token, so that the next one is sampled."""
+    drafts: int = 0
+    """Those of ``tokens`` that nobody knows to be right."""
 
 
 @dataclass(slots=True)
@@ -28,7 +30,15 @@ class Batch:
     """Tokens that can still be added."""
     threshold: int = 0
     """Most tokens of one request; 0: any number."""
+    draft_slots: int = 0
+    """Tokens that each request takes from the budget besides its own."""
+    holds_prompts: bool = False
+    """Prompts get nothing in this step."""
+    prefills: bool = False
+    """Prompts get something."""
     scheduled: list[Scheduled] = field(default_factory=list)
+    sampled: dict[Request, int] = field(default_factory=dict)
+    """Tokens that requests have got from it, once it has run."""
     preempted: list[Request] = field(default_factory=list)
     """In the order in which they had to go."""
     admitted: dict[Request, int] = field(default_factory=dict)
@@ -73,11 +83,13 @@ class Batch:
         """Compute ``tokens`` of a request; it counts them as computed at once, so that the next step can go on."""
         start = request.num_computed_tokens
         request.num_computed_tokens += tokens
-        emits = request.num_computed_tokens == request.num_tokens + request.num_output_placeholders
+        drafts = request.num_computed_tokens - request.num_tokens - request.num_output_placeholders
+        emits = drafts >= 0
         if emits:
-            request.num_output_placeholders += 1
-        self.budget -= tokens
-        self.scheduled.append(Scheduled(request, tokens, start, start >= request.prefill_tokens, emits))
+            request.num_output_placeholders += 1 + drafts
+        self.budget -= tokens + self.draft_slots
+        decodes = start >= request.prefill_tokens
+        self.scheduled.append(Scheduled(request, tokens, start, decodes, emits, max(drafts, 0)))
 
     def place(self, request: Request) -> int | None:
         """Where the request stands in the batch, if it does."""

@@ -266,7 +266,7 @@ class Custom:
         if batch.works:
             self.mixed += bool(batch.scheduled)
             self._decide(1)
-            for request, _, _, _, emits in batch.scheduled:
+            for request, _, _, _, emits, _ in batch.scheduled:
                 if emits and request in self.running:
                     self.steady.join(cast(Seen, request))
         return batch
@@ -381,7 +381,7 @@ class Custom:
         """Those that are not counted get their tokens, if they are to have one."""
         emitted, paused = [], []
         parts = [*batch.scheduled, *[Scheduled(request, 1, 0, True, True) for request in late]]
-        for request, tokens, _, decodes, emits in parts:
+        for request, tokens, _, decodes, emits, _ in parts:
             request.num_in_flight_tokens -= tokens
             if request.num_stale_tokens:
                 request.num_stale_tokens = max(request.num_stale_tokens - tokens, 0)

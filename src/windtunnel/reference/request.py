@@ -2,6 +2,21 @@
 
 from dataclasses import dataclass, field
 from math import nan
+from typing import NamedTuple
+
+
+class Image(NamedTuple):
+    """An input of an encoder in a prompt: its embeddings stand in the place of as many tokens."""
+
+    offset: int
+    embeddings: int
+    name: str
+    """Equal names are equal inputs."""
+
+    @property
+    def end(self) -> int:
+        """The token after it."""
+        return self.offset + self.embeddings
 
 
 @dataclass(eq=False, slots=True)
@@ -21,6 +36,10 @@ class Request:
     """Lower is better."""
     name: str = ""
     """Decides between equal priorities and arrivals, compared as text."""
+    adapter: int = 0
+    """Number of its LoRA adapter; 0: the base model."""
+    images: tuple[Image, ...] = ()
+    """In order of their places."""
     tokens: tuple[int, ...] = ()
     """Contents from the first token of the prompt on: equal numbers are equal tokens. What is not given here, such as
     generated tokens, is like no other request's."""
@@ -34,6 +53,8 @@ class Request:
     num_computed_tokens: int = 0
     num_output_placeholders: int = 0
     """Tokens being sampled, whose value is not known yet (asynchronous scheduling)."""
+    num_drafts: int = 0
+    """Tokens that are proposed to follow the known ones, to be verified in the next step."""
     num_in_flight_tokens: int = 0
     """Tokens of steps in flight."""
     num_stale_tokens: int = 0
@@ -73,6 +94,11 @@ class Request:
         """Known tokens: prompt and generated."""
         known = self.prompt_tokens + self.generated
         return known + self.num_output_placeholders if self.ahead else known
+
+    @property
+    def is_part_way(self) -> bool:
+        """It catches up with what is known of it."""
+        return self.num_computed_tokens < self.prefill_tokens
 
     @property
     def order(self) -> tuple[int, float, str, int]:

@@ -5,10 +5,15 @@ from collections import deque
 from collections.abc import Iterable
 
 from windtunnel.policy import Limits, VllmV1
+from windtunnel.reference.additions.encoder import Encoder, EncoderLimits
+from windtunnel.reference.additions.speculation import Speculation
 from windtunnel.reference.batch import Batch
 from windtunnel.reference.blocks import Block, Blocks, CachedBlocks, CountedBlocks
 from windtunnel.reference.request import Request
 from windtunnel.reference.staging import has_room
+
+WITHOUT, TEXT_ALONE = Speculation(), EncoderLimits()
+LONG_AGO = -(1 << 60)
 
 
 class PriorityQueue(deque[Request]):
@@ -31,8 +36,16 @@ class PriorityQueue(deque[Request]):
 class Scheduler:
     """A queue, a running list in order of admission, and blocks."""
 
-    def __init__(self, limits: Limits, policy: VllmV1) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        policy: VllmV1,
+        speculation: Speculation = WITHOUT,
+        encoder: EncoderLimits = TEXT_ALONE,
+    ) -> None:
         policy.check(limits)
+        self.speculation = speculation
+        self.encoder = Encoder(encoder)
         self.limits = limits
         self.policy = policy
         self.waiting: deque[Request] = PriorityQueue() if policy.admission_order == "priority" else deque()
@@ -40,6 +53,12 @@ class Scheduler:
         self.most_running = policy.max_num_active_seqs or limits.max_num_seqs
         self.coming = 0
         self.step = 0
+        self.executed = 0
+        """Steps so far that computed anything."""
+        self.last_prefill_step = LONG_AGO
+        """The latest of them with prompts."""
+        self.capacity_bound = False
+        """Requests wait for seats or memory."""
         self.blocks: Blocks = CountedBlocks(limits.num_blocks)
         if policy.prefix_caching:
             self.blocks = CachedBlocks(limits.num_blocks, limits.block_size, policy.plain_blocks_first)
@@ -71,15 +90,30 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> Batch:  # noqa: ARG002 - these rules do not look at the time
         """Decide the next step: running requests first, then the queue unless any was preempted."""
         self.step += 1
-        batch = Batch(self.limits.max_num_batched_tokens, self._threshold())
+        self.encoder.begin_step()
+        slots = self.speculation.draft_slots
+        most = self.limits.max_num_batched_tokens
+        batch = Batch(most, self._threshold(), slots, holds_prompts=self._holds_prompts())
         self._schedule_running(batch)
         if not batch.preempted:
             self._schedule_waiting(batch)
+        self.executed += bool(batch.scheduled)
+        if batch.prefills:
+            self.last_prefill_step = self.executed
         for part in batch.scheduled:
             part.request.num_in_flight_tokens += part.tokens
+            sampled = part.request.num_output_placeholders if self.policy.async_scheduling else 0
+            self.encoder.release(part.request, part.request.num_computed_tokens - sampled)
             if part.emits and self.policy.async_scheduling:
                 part.request.next_decode_step = self.step + self.policy.pipeline_parallel_size
         return batch
+
+    def _holds_prompts(self) -> bool:
+        """Whether prompts wait until enough steps have passed, or nobody else runs (prefill_schedule_interval)."""
+        interval = self.policy.prefill_schedule_interval
+        if interval == 1 or self.capacity_bound or self.executed + 1 - self.last_prefill_step >= interval:
+            return False
+        return any(not request.is_part_way for request in self.running)
 
     def _threshold(self) -> int:
         """Most tokens of one request in this step; 0: any number."""
@@ -92,15 +126,22 @@ class Scheduler:
 
     def _schedule_running(self, batch: Batch) -> None:
         place = 0
-        while place < len(self.running) and batch.budget > 0:
+        while place < len(self.running) and batch.budget > batch.draft_slots:
             request = self.running[place]
-            tokens = min(self._tokens_to_catch_up(request, batch), batch.budget)
+            if batch.holds_prompts and request.is_part_way:
+                place += 1
+                continue
+            tokens = min(self._tokens_to_catch_up(request, batch), batch.budget - batch.draft_slots)
+            if tokens > 0 and request.images:
+                tokens = self.encoder.tokens_with_inputs(request, request.num_computed_tokens, tokens)
             if tokens > 0:
                 place -= self._make_room(request, tokens, place, batch)
                 if request in batch.preempted:
+                    self.encoder.leave_out(request)
                     if self.policy.go_on_after_own_preemption:
                         continue
                     break
+                batch.prefills |= request.is_part_way
                 self._compute(request, tokens, [], batch)
             place += 1
 
@@ -112,7 +153,7 @@ class Scheduler:
         last_token = min(request.prompt_tokens + request.max_tokens, self.limits.max_model_len)
         if self.policy.stop_at_last_token and placeholders > 0 and computed + 2 - placeholders >= last_token:
             return 0
-        tokens = request.num_tokens + placeholders - computed
+        tokens = request.num_tokens + request.num_drafts + placeholders - computed
         tokens = min(tokens, batch.threshold or tokens)
         return min(tokens, self.limits.max_model_len - computed - 1)
 
@@ -132,7 +173,8 @@ class Scheduler:
         return moved
 
     def _missing_blocks(self, request: Request, tokens: int) -> int:
-        return max(self._blocks(request.num_computed_tokens + tokens) - request.num_blocks, 0)
+        wanted = request.num_computed_tokens + tokens + self.speculation.lookahead
+        return max(self._blocks(wanted) - request.num_blocks, 0)
 
     def _victim(self) -> int:
         """Which request is preempted: its place in the running list."""
@@ -147,7 +189,8 @@ class Scheduler:
         Where they do not return they count as computed, although the blocks they were meant for are gone.
         """
         self._free(victim)
-        victim.num_computed_tokens = 0
+        self.encoder.withdraw(victim)
+        victim.num_computed_tokens = victim.num_drafts = 0
         victim.num_stale_tokens = victim.num_in_flight_tokens
         victim.preemptions += 1
         self.waiting.appendleft(victim)
@@ -157,7 +200,7 @@ class Scheduler:
         part = batch.scheduled[place]
         if self.policy.return_victim_tokens:
             del batch.scheduled[place]
-            batch.budget += part.tokens
+            batch.budget += part.tokens + batch.draft_slots
             return True
         victim.num_computed_tokens = part.tokens
         batch.scheduled[place] = part._replace(start=0, decodes=False, emits=False)
@@ -165,31 +208,71 @@ class Scheduler:
 
     def _schedule_waiting(self, batch: Batch) -> None:
         skipped: list[Request] = []
-        stale: list[Request] = []
-        while self.waiting and batch.budget > 0 and len(self.running) < self.most_running:
+        aside: list[Request] = []
+        adapters = {request.adapter for request in self.running} - {0}
+        pads = not batch.prefills
+        while self.waiting and batch.budget > batch.draft_slots and len(self.running) < self.most_running:
             request = self.waiting[0]
-            if request.num_stale_tokens and self.policy.wait_for_output:
-                stale.append(self.waiting.popleft())
+            if self._waits(request, adapters):
+                aside.append(self.waiting.popleft())
                 continue
-            hits = [] if request.num_computed_tokens else self.blocks.find(request)
+            hits = [] if request.num_computed_tokens else self._hits(request)
             elsewhere = self._begins_elsewhere(request, hits)
             if elsewhere:
                 continue
             if elsewhere is None:
                 break
-            tokens = request.num_tokens - request.num_computed_tokens - len(hits) * self.limits.block_size
-            tokens = min(tokens, batch.threshold or tokens)
-            if tokens > batch.budget and not self.policy.chunked_prefill:
+            begun = request.num_computed_tokens + len(hits) * self.limits.block_size
+            tokens = self._tokens_of_head(request, begun, pads, batch)
+            if tokens is None:
+                break
+            if tokens > batch.budget - batch.draft_slots and not self.policy.chunked_prefill:
                 if not self.policy.skip_unfit_prompts:
                     break
                 skipped.append(self.waiting.popleft())
                 continue
-            tokens = min(tokens, batch.budget)
+            tokens = min(tokens, batch.budget - batch.draft_slots)
+            if request.images:
+                tokens = self.encoder.tokens_with_inputs(request, begun, tokens)
+            if tokens == 0:
+                aside.append(self.waiting.popleft())
+                continue
             if not self._fits(request, hits, tokens):
+                self.encoder.leave_out(request)
+                self.encoder.release(request)
                 break
+            batch.prefills |= request.num_tokens - begun > 1
             self._admit(self.waiting.popleft(), hits, tokens, batch)
+            adapters |= {request.adapter} - {0}
+        if not batch.holds_prompts:
+            self.capacity_bound = bool(self.waiting)
         self.waiting.extendleft(skipped)  # the last one first, as the engine does
-        self.waiting.extendleft(reversed(stale))
+        self.waiting.extendleft(reversed(aside))
+
+    def _waits(self, request: Request, adapters: set[int]) -> bool:
+        """Whether the head of the queue lets others pass: its latest token is not known, or its adapter is one too
+        many."""
+        new = request.adapter not in {*adapters, 0}
+        too_many = new and 0 < self.policy.max_loras <= len(adapters)
+        return too_many or bool(request.num_stale_tokens and self.policy.wait_for_output)
+
+    def _tokens_of_head(self, request: Request, begun: int, pads: bool, batch: Batch) -> int | None:
+        """Tokens that the head of the queue would compute, beyond the budget where it has more; None: it and all behind
+        it wait. In a step without prompts that are part-way, one that only decodes has drafts like all others."""
+        tokens = request.num_tokens - begun
+        if tokens > 1 and batch.holds_prompts:
+            return None
+        tokens = min(tokens, batch.threshold or tokens)
+        more = self.speculation.num_speculative_tokens
+        if more and pads and tokens == 1 and begun + 1 + more <= self.limits.max_model_len:
+            tokens += more if batch.scheduled or begun else 0
+            return None if tokens > batch.budget - batch.draft_slots else tokens
+        return tokens
+
+    def _hits(self, request: Request) -> list[Block]:
+        """Cached blocks of a waiting request's beginning."""
+        hits = self.blocks.find(request)
+        return hits[:-1] if self.speculation.drops_last_hit else hits
 
     def _begins_elsewhere(self, request: Request, hits: list[Block]) -> bool | None:  # noqa: ARG002 - for stores
         """Whether the head of the queue left it to wait for KV beyond these blocks; None: there is no memory for it."""
@@ -201,9 +284,9 @@ class Scheduler:
         Cached blocks need no new ones, but those that no request holds will no longer be free.
         """
         margin = self.policy.watermark_blocks(self.limits) if self.running else 0
-        wanted = request.num_computed_tokens + len(hits) * self.limits.block_size + tokens
+        wanted = request.num_computed_tokens + len(hits) * self.limits.block_size + tokens + self.speculation.lookahead
         if self.policy.reserve_full_prompt:
-            wanted = request.num_tokens
+            wanted = max(wanted, request.num_tokens)
         needed = self._blocks(wanted) - len(hits) + self.blocks.idle(hits)
         return needed - request.num_blocks + margin <= self.blocks.free
 
@@ -222,6 +305,9 @@ class Scheduler:
         """Give a request its blocks and put it into the batch; full blocks can be shared from now on."""
         self.blocks.take(request, hits, self._missing_blocks(request, tokens) - len(hits))
         batch.add(request, tokens)
+        self.encoder.compute(request)
+        emits = batch.scheduled[-1].emits and self.policy.async_scheduling
+        request.num_drafts = self.speculation.num_speculative_tokens if emits else 0
         self.blocks.offer(request, min(request.num_computed_tokens, request.num_tokens))
 
     def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
@@ -231,21 +317,32 @@ class Scheduler:
         """
         emitted: list[Request] = []
         finished: list[Request] = []
-        for request, tokens, _, _, emits in batch.scheduled:
+        batch.sampled.clear()
+        for request, tokens, _, _, emits, drafts in batch.scheduled:
             request.num_in_flight_tokens -= tokens
             request.num_stale_tokens = max(request.num_stale_tokens - tokens, 0)
             if request.finished or not emits:
                 continue
-            request.receive_token(time)
+            right = self.speculation.accepted(request, drafts) if drafts else 0
+            if request.num_computed_tokens:
+                request.num_computed_tokens -= drafts - right
+            request.num_output_placeholders = max(request.num_output_placeholders - (drafts - right), 0)
+            known = request.generated
+            while request.generated <= known + right and not request.finished:
+                request.receive_token(time)
+            batch.sampled[request] = request.generated - known
             if request.num_blocks:
                 self.blocks.offer(request, request.num_computed_tokens - request.num_output_placeholders)
             emitted.append(request)
             if request.finished:
                 finished.append(request)
                 self._remove(request)
+            elif request.num_blocks and not self.policy.async_scheduling:
+                request.num_drafts = self.speculation.proposed(request)
         return emitted, finished
 
     def _remove(self, request: Request) -> None:
+        self.encoder.release(request)
         if request in self.waiting:
             self.waiting.remove(request)
             return

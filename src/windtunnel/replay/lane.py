@@ -109,6 +109,7 @@ def demand(
         max_concurrency=0,
         max_tokens=np.array(max_tokens, dtype=np.int64),
         priority=np.array([row.priority for row in rows], dtype=np.int64),
+        adapter=np.array([row.adapter for row in rows], dtype=np.int64),
         hash_ids=None if answers else hash_ids([row.tokens for row in rows], block_size),
         hash_block_size=block_size,
         begins=tree(begins_of(rows)) if answers else None,

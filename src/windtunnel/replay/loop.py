@@ -28,6 +28,8 @@ class Part(NamedTuple):
     """It had caught up before, and computes its latest token."""
     emits: bool = False
     """This computes its last known token, so that the next one is sampled."""
+    drafts: int = 0
+    """Those of ``tokens`` that nobody knows to be right."""
     hit: int = 0
     """Those of ``tokens`` that are in a cache and not computed again."""
 
@@ -218,6 +220,11 @@ class Loop:
             return self.seconds(self.arrival[r])
         time = (self.finish if name == "e2e_t" else self.first_token).get(r)
         return None if time is None else self.seconds(time - self.arrival[r] if name == "ttft" else time)
+
+
+def interval_words(last_prefill_step: int, executed: int, capacity_bound: bool) -> Record:
+    """What vLLM's recorder writes of prefill_schedule_interval."""
+    return {"last_prefill_step": last_prefill_step, "executed": executed, "capacity_bound": capacity_bound}
 
 
 def linear(each: dict[str, Any], prefill_tokens: int, decodes: int, context: int, copied_blocks: int = 0) -> Time:

@@ -10,7 +10,7 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.files import parse_json, read_text
 
 NEEDED = ("id", "prompt_len", "output_len")
-REQUEST_KEYS = (*NEEDED, "arrival", "priority", "prefix", "after", "think_time", "begins", "session")
+REQUEST_KEYS = (*NEEDED, "arrival", "priority", "prefix", "after", "think_time", "begins", "session", "lora", "images")
 ENGINES = ("reference", "core")
 """What a recording can be replayed with."""
 TICKS_PER_SECOND = 10_000_000
@@ -34,7 +34,11 @@ class RecordedRequest:
     output_tokens: int
     priority: int
     tokens: tuple[int, ...] = field(repr=False)
-    """The prompt's tokens: equal numbers are equal tokens, within one recording."""
+    """The prompt's tokens: equal numbers are equal tokens of the same adapter, within one recording."""
+    adapter: int = 0
+    """Number of its LoRA adapter, from 1 on; 0: the base model."""
+    images: tuple[tuple[int, int, str], ...] = ()
+    """Inputs of an encoder: (place in the prompt, embeddings, name of the contents)."""
     answer: tuple[int, ...] = field(default=(), repr=False)
     """Those of its output, where a later prompt may begin with them."""
     after: tuple[int, ...] = ()
@@ -148,6 +152,8 @@ def _request(
         if name not in earlier:
             raise InputError(f"request {row['id']!r}: {name!r} is no earlier request of the file")
     start = (earlier[begins[0]].tokens + earlier[begins[0]].answer)[: begins[1]] if begins else ()
+    adapter = tokens.adapter(row.get("lora"))
+    images = tuple((int(offset), int(size), str(name)) for offset, size, name in row.get("images") or ())
     return RecordedRequest(
         id=row["id"],
         rank=rank,
@@ -155,10 +161,12 @@ def _request(
         prompt_tokens=row["prompt_len"],
         output_tokens=row["output_len"],
         priority=row.get("priority") or 0,
-        tokens=tokens.prompt(start, row.get("prefix") or [], row["prompt_len"]),
-        answer=tokens.prompt((), [], row["output_len"]) if sessions else (),
+        tokens=tokens.prompt(start, row.get("prefix") or [], row["prompt_len"], adapter, images),
+        answer=tokens.prompt((), [], row["output_len"], adapter) if sessions else (),
         after=tuple(earlier[name].rank for name in after),
         think_time=round(row.get("think_time", 0) * TICKS_PER_SECOND),
+        adapter=adapter,
+        images=images,
     )
 
 
@@ -166,17 +174,32 @@ class _Tokens:
     """Numbers for tokens: streams by name, shared where names agree, and private ones that occur once."""
 
     def __init__(self) -> None:
-        self.numbers: dict[tuple[str, int], int] = {}
+        self.numbers: dict[tuple[int, str, int], int] = {}
+        self.adapters: dict[Any, int] = {}
         self.private = 0
 
-    def prompt(self, start: tuple[int, ...], segments: list[list[Any]], length: int) -> tuple[int, ...]:
+    def adapter(self, name: Any) -> int:
+        """The number of a LoRA adapter; 0 without one."""
+        return self.adapters.setdefault(name, len(self.adapters) + 1) if name else 0
+
+    def prompt(
+        self,
+        start: tuple[int, ...],
+        segments: list[list[Any]],
+        length: int,
+        adapter: int,
+        images: tuple[tuple[int, int, str], ...] = (),
+    ) -> tuple[int, ...]:
         """The start and the segments in turn, the first n tokens of the stream of that name each, cut, then private
-        tokens."""
+        tokens; images stand in the place of theirs."""
         tokens = list(start)
         for name, count in segments:
-            tokens += [self.numbers.setdefault((name, i), len(self.numbers)) for i in range(count)]
+            tokens += [self.numbers.setdefault((adapter, name, i), len(self.numbers)) for i in range(count)]
         del tokens[length:]
         while len(tokens) < length:
             self.private -= 1
             tokens.append(self.private)
+        for offset, size, name in images:
+            for i in range(max(offset, len(start)), min(offset + size, length)):
+                tokens[i] = self.numbers.setdefault((tokens[i], f"image {name}", i), len(self.numbers))
         return tuple(tokens)

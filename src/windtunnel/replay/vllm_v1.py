@@ -3,14 +3,17 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.vllm_v1 import VERSIONS as RULES
-from windtunnel.reference.request import Request
+from windtunnel.reference.additions.encoder import EncoderLimits
+from windtunnel.reference.additions.speculation import Speculation, proposes_none
+from windtunnel.reference.request import Image, Request
 from windtunnel.reference.vllm_v1 import Scheduler
-from windtunnel.replay.loop import Decision, Loop, Part, Record, Step, linear, seconds_of
+from windtunnel.replay.loop import Decision, Loop, Part, Record, Step, interval_words, linear, seconds_of
 from windtunnel.replay.recording import ENGINES, TICKS_PER_SECOND, Recording, coefficients, known
 
 if TYPE_CHECKING:
@@ -46,8 +49,17 @@ CONFIG: Record = {
     "watermark": 0.0,
     "max_num_active_seqs": None,
     "async_scheduling": False,
+    "prefill_schedule_interval": 1,
+    "max_loras": 0,
+    "encoder_compute_budget": 0,
+    "encoder_cache_size": 0,
+    "disable_chunked_mm_input": False,
 }
 """The recorder's settings and what holds when a recording does not give them."""
+
+
+ADDITIONS = {"spec", "prefill_schedule_interval", "max_loras", "encoder_cache_size"}
+"""Settings that a later recorder knows, whose summary has no ``ttft``."""
 
 
 def limits(config: Mapping[str, Any]) -> Limits:
@@ -70,14 +82,20 @@ def policy(config: Mapping[str, Any], version: str) -> VllmV1:
         watermark=config["watermark"] if new else 0.0,
         max_num_active_seqs=(config["max_num_active_seqs"] or 0) if new else 0,
         adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
+        max_loras=config["max_loras"],
+        prefill_schedule_interval=config["prefill_schedule_interval"] if version == "vllm-0.33" else 1,
     )
 
 
 class Reference:
     """The reference's scheduler, by numbers of requests."""
 
-    def __init__(self, recording: Recording, room: Limits, rules: VllmV1) -> None:
-        self.scheduler = Scheduler(room, rules)
+    def __init__(
+        self, recording: Recording, room: Limits, rules: VllmV1, drafting: Speculation, encoder: EncoderLimits
+    ) -> None:
+        self.scheduler = Scheduler(room, rules, drafting, encoder)
+        self.outcome: Record = {}
+        """What became of the drafts of the step that ended last."""
         self.requests = [
             Request(
                 id=row.rank,
@@ -88,6 +106,8 @@ class Reference:
                 priority=row.priority,
                 name=row.id,
                 tokens=row.tokens + row.answer,
+                adapter=row.adapter,
+                images=tuple(Image(*image) for image in row.images),
             )
             for row in recording.requests
         ]
@@ -106,6 +126,22 @@ class Reference:
     def free_blocks(self) -> int:
         """Blocks that can be handed out."""
         return self.scheduler.free_blocks
+
+    @property
+    def encoded(self) -> Record:
+        """What the encoder computes in the step that was decided, and what its cache holds."""
+        encoder = self.scheduler.encoder
+        return {
+            "encoder": {request.name: inputs for request, inputs in encoder.scheduled.items()},
+            "encoder_free": encoder.free,
+            "encoder_freed": encoder.dropped,
+        }
+
+    @property
+    def interval(self) -> Record:
+        """What prefill_schedule_interval looks at."""
+        one = self.scheduler
+        return interval_words(one.last_prefill_step, one.executed, one.capacity_bound)
 
     @property
     def preemptions(self) -> list[int]:
@@ -129,7 +165,7 @@ class Reference:
         batch = self.scheduler.schedule(now)
         if not batch.scheduled and not batch.preempted:
             return None
-        parts = [Part(part.request.id, *part[1:]) for part in batch.scheduled]
+        parts = [Part(part.request.id, *part[1:]) for part in batch.scheduled]  # their fields have one order
         admitted = {request.id: hit for request, hit in batch.admitted.items()}
         return Decision(parts, _numbers(batch.preempted), admitted, batch)
 
@@ -139,6 +175,14 @@ class Reference:
     def update(self, decision: Decision, end: float) -> tuple[list[int], list[int]]:
         """The output of the oldest step in flight arrives: (emitted, finished)."""
         emitted, finished = self.scheduler.update(decision.engines, end)
+        self.outcome = {
+            "accepted": {one.name: count for one, count in decision.engines.sampled.items()},
+            "computed": {
+                part.request.name: part.request.num_computed_tokens
+                for part in decision.engines.scheduled
+                if not part.request.finished
+            },
+        }
         return _numbers(emitted), _numbers(finished)
 
 
@@ -162,11 +206,13 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
-    config, times = known(recording.config, CONFIG), coefficients(recording)
+    asked = {name: value for name, value in recording.config.items() if name != "spec"}
+    config, times = known(asked, CONFIG), coefficients(recording)
+    drafting = speculation(recording.config.get("spec"), recording)
     ticks = {name: value * TICKS_PER_SECOND for name, value in times.items()}
     room, rules = limits(config), policy(config, version)
     _check_requests(recording, room)
-    scheduler = _engine(engine or "reference", recording, room, rules)
+    scheduler = _engine(engine or "reference", recording, room, rules, drafting, _encoder(config, drafting))
     loop = Loop(
         scheduler,
         recording,
@@ -187,15 +233,48 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
         "arrival_unit": "time",
         **({"sessions": 1} if recording.has_sessions else {}),
     }
-    yield from (record | {"free_after_update": scheduler.free_blocks} for record in loop.records())
+    for record in loop.records():
+        more = scheduler.outcome if isinstance(scheduler, Reference) and drafting.num_speculative_tokens else {}
+        yield record | {"free_after_update": scheduler.free_blocks} | more
     if loop.stuck:
         yield {"type": "stuck", "steps": loop.number, "t": seconds_of(loop.now)} | _queues(scheduler, recording)
         return
-    released = ("arrival",) if recording.has_sessions else ()
-    summary = loop.summary((*released, "ttft", "first_token_t", "e2e_t"), "preemptions")
+    shown: tuple[str, ...] = ("arrival",) if recording.has_sessions else ()
+    shown += () if ADDITIONS & recording.config.keys() else ("ttft",)
+    summary = loop.summary((*shown, "first_token_t", "e2e_t"), "preemptions")
     if version == "vllm-0.10":  # which does not count them
         summary["requests"] = {name: row | {"preemptions": None} for name, row in summary["requests"].items()}
     yield summary | {"final_free_blocks": scheduler.free_blocks}
+
+
+def _encoder(config: Mapping[str, Any], drafting: Speculation) -> EncoderLimits:
+    budgets = (config["encoder_compute_budget"], config["encoder_cache_size"])
+    return EncoderLimits(*budgets, config["disable_chunked_mm_input"], shift=int(drafting.drops_last_hit))
+
+
+SPECULATION: Record = {"k": 0, "method": "ngram", "accept": 0.0, "propose": 1.0}
+"""Drafts of a step, who makes them, how likely each is right, and how likely n-grams propose any."""
+
+
+def speculation(asked: Mapping[str, Any] | None, recording: Recording) -> Speculation:
+    """The drafts of a recording: which are right is drawn for each request and token, as the recorder does."""
+    given = known(asked or {}, SPECULATION, "setting of spec")
+    most, accept = given["k"], given["accept"]
+    names = [row.id for row in recording.requests]
+
+    def accepted(request: Request, drafts: int) -> int:
+        stream, right = Random(f"{names[request.id]}:{request.generated}"), 0
+        while right < drafts and stream.random() < accept:
+            right += 1
+        return right
+
+    def proposed(request: Request) -> int:
+        if given["method"] != "ngram":
+            return int(most)
+        stream = Random(f"p:{names[request.id]}:{request.generated}")
+        return stream.randint(1, most) if stream.random() < given["propose"] else 0
+
+    return Speculation(most, given["method"], accepted, proposed if most else proposes_none)
 
 
 def _check_requests(recording: Recording, room: Limits) -> None:
@@ -207,9 +286,15 @@ def _check_requests(recording: Recording, room: Limits) -> None:
             )
 
 
-def _engine(engine: str, recording: Recording, room: Limits, rules: VllmV1) -> Engine:
+def _engine(
+    engine: str, recording: Recording, room: Limits, rules: VllmV1, drafting: Speculation, encoder: EncoderLimits
+) -> Engine:
     if engine == "reference":
-        return Reference(recording, room, rules)
+        return Reference(recording, room, rules, drafting, encoder)
+    if engine == "core" and drafting.num_speculative_tokens:
+        raise InputError("engine 'core': has no drafts that steps verify (spec): leave it out, or leave --with out")
+    if engine == "core" and any(row.images for row in recording.requests):
+        raise InputError("engine 'core': has no encoder inputs (images): leave them out, or leave --with out")
     if engine != "core":
         raise unknown("engine", engine, ENGINES)
     from windtunnel.replay.vllm_v1_core import Core
@@ -218,18 +303,20 @@ def _engine(engine: str, recording: Recording, room: Limits, rules: VllmV1) -> E
 
 
 def _ticks(times: Record, decision: Decision) -> int:
-    """The recorder's formula; a last chunk of one token counts like a decode."""
+    """The recorder's formula; drafts, and a last chunk of one token, count like decodes."""
     if not decision.parts:
         return 0
-    prefill = [part.tokens for part in decision.parts if part.tokens > 1 or not part.emits]
+    prefill = sum(part.tokens for part in decision.parts if part.tokens > 1 + part.drafts or not part.emits)
     context = sum(part.start for part in decision.parts)
-    rounded: int = round(linear(times, sum(prefill), len(decision.parts) - len(prefill), context))
+    decodes = sum(part.tokens for part in decision.parts) - prefill
+    rounded: int = round(linear(times, prefill, decodes, context))
     return rounded
 
 
 def _words(scheduler: Engine, recording: Recording, step: Step) -> Record:
     """What a step's record says right after the decision."""
     decision: Decision = step.decision
+    asked = recording.config
     name = {part.r: recording.requests[part.r].id for part in decision.parts}
     again = {r for r in decision.admitted if scheduler.preemptions[r]}
     return {
@@ -245,6 +332,11 @@ def _words(scheduler: Engine, recording: Recording, step: Step) -> Record:
         "preempted": recording.ids(sorted(decision.preempted, key=scheduler.place)),
         **_queues(scheduler, recording),
         "free_blocks": scheduler.free_blocks,
+        **(
+            {"drafts": {name[part.r]: part.drafts for part in decision.parts if part.drafts}} if "spec" in asked else {}
+        ),
+        **(scheduler.encoded if isinstance(scheduler, Reference) and "encoder_cache_size" in asked else {}),
+        **(scheduler.interval if asked.get("prefill_schedule_interval") else {}),
     }
 
 

@@ -10,7 +10,7 @@ from windtunnel.core.records import NONE
 from windtunnel.core.seats import NEVER
 from windtunnel.policy import Limits, VllmV1, generated
 from windtunnel.replay.lane import Lane
-from windtunnel.replay.loop import Decision, Part
+from windtunnel.replay.loop import Decision, Part, Record, interval_words
 from windtunnel.replay.recording import Recording
 
 
@@ -41,6 +41,12 @@ class Core:
     def free_blocks(self) -> int:
         """Blocks that can be handed out."""
         return self.lane.free_blocks
+
+    @property
+    def interval(self) -> Record:
+        """What prefill_schedule_interval looks at."""
+        lane = self.lane.lane
+        return interval_words(int(lane["last_prefill_step"]), int(lane["executed"]), bool(lane["capacity_bound"]))
 
     @property
     def preemptions(self) -> list[int]:

@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from windtunnel.deployment import SLO
-from windtunnel.deployment.title import title
+from windtunnel.deployment.slo import ATTAINMENT
+from windtunnel.deployment.title import device_name, title
 from windtunnel.metrics import LATENCIES, PERCENTILES, Steps, Summary
-from windtunnel.plan.question import ATTAINMENT
 from windtunnel.report.figures import BINS, figures
 from windtunnel.report.page import (
     card,
@@ -77,7 +77,7 @@ def _title(manifest: Mapping[str, Any]) -> str:
     if len(manifest["pools"]) > 1:
         return title(manifest["pools"], with_rules=False)
     replicas, pool = len(manifest["replicas"]), manifest["pools"][0]
-    each = f"{pool.get('gpus_per_replica', 1)} × {pool.get('device', 'GPU')}"
+    each = f"{pool.get('gpus_per_replica', 1)} × {device_name(pool.get('device', 'GPU'))}"
     return f"{pool.get('model', 'model')} on {f'{replicas} replicas of ' if replicas > 1 else ''}{each}"
 
 
@@ -195,7 +195,7 @@ def _pools(summary: Summary) -> str:
     rows = [
         [
             pool.name,
-            f"{pool.replicas} × {pool.gpus // pool.replicas} × {pool.device}",
+            f"{pool.replicas} × {pool.gpus // pool.replicas} × {device_name(pool.device)}",
             percent(pool.busy),
             number(pool.batch_size),
             *(percent(value) for value in (pool.kv, pool.kv_peak, pool.mfu, pool.mbu)),

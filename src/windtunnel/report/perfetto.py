@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.deployment.title import device_name
 from windtunnel.errors import InputError
 from windtunnel.metrics import Steps, timeline
 from windtunnel.metrics.handed import parts_in_order
@@ -67,7 +68,7 @@ def _names(steps: Steps) -> Iterator[Event]:
     for index, replica in enumerate(steps.run.manifest["replicas"]):
         pool = steps.run.manifest["pools"][replica["pool"]]
         role = "" if pool.get("role", "mixed") == "mixed" else f"{pool['name']} · "
-        title = f"replica {index} · {role}{pool.get('gpus_per_replica', 1)} × {pool.get('device', 'GPU')}"
+        title = f"replica {index} · {role}{pool.get('gpus_per_replica', 1)} × {device_name(pool.get('device', 'GPU'))}"
         yield {"ph": "M", "name": "process_name", "pid": index + 1, "args": {"name": title}}
         stages = replica.get("stages", 1)
         for lane in range(replica["lanes"] * stages):

@@ -42,7 +42,7 @@ def simulate(
 
     >>> run = simulate("Qwen/Qwen3-8B", device="h100", trace="azure-conv", num_prompts=500, request_rate=8)
     >>> run
-    Run(Qwen/Qwen3-8B on 1 × h100_sxm, vllm-0.32; azure-conv: 500 requests, 500 finished)
+    Run(Qwen/Qwen3-8B on 1 × H100 SXM, vllm-0.32; azure-conv: 500 requests, 500 finished)
 
     Args:
         what: a model's name, a scenario, or a deployment.

@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from windtunnel.deployment.slo import ATTAINMENT
 from windtunnel.errors import InputError
 from windtunnel.metrics import Summary, bands, overloaded, queue_growth, summary, unroll
 from windtunnel.metrics.bands import LEVEL
 from windtunnel.metrics.comparison import Point
 from windtunnel.metrics.overload import steady_rate, too_short
 from windtunnel.perf.tabulate.tables import Tabulated
-from windtunnel.plan.question import ATTAINMENT
 from windtunnel.scenario.scenario import Scenario
 from windtunnel.simulate.simulate import batch_times, simulate
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from windtunnel.cli.arguments import OUTPUT, PASTING, Json, Pasting, Verbose, progress, show_json
+from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
 from windtunnel.cli.plan.apart import POOLS, Apart
 from windtunnel.cli.plan.flags import CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Cluster
 from windtunnel.cli.plan.line import Judged, judged, space_of_line
@@ -155,6 +155,7 @@ def plan(
     cluster: Annotated[Cluster, Parameter(name="*", group=CLUSTER)] = Cluster(),  # noqa: B008 - frozen
     kept: Annotated[Kept, Parameter(name="*", group=OUTPUT)] = Kept(),
     as_json: Json = False,
+    screen: Printed = SCREEN,  # noqa: ARG001 - read while parsing
     verbose: Verbose = False,
 ) -> int:
     """Find the cheapest deployment that keeps the limits, and say why.
@@ -208,15 +209,17 @@ def _finish(
 ) -> int:
     """Show what was found, and write the files that were asked for."""
     from windtunnel.cli.plan.show import show_plan
-    from windtunnel.cli.terminal import show
+    from windtunnel.cli.terminal import show, table, wrapped
 
     answer, advice, what_ifs, surveyed, risky = chosen
     if as_json:
         show_json(document(answer, advice, what_ifs, verdict, risky) | ({"line": line.spec()} if line else {}))
     else:
-        show_plan(answer, advice, what_ifs, verdict, risky, verbose)
         if line is not None:
-            show(line.sentence)
+            show(wrapped(line.sentence))
+            if line.changes:
+                show(table(("change", "your line", "better"), line.changes, left=3))
+        show_plan(answer, advice, what_ifs, verdict, risky, verbose)
     kept.write(answer, advice, surveyed, what_ifs, verdict, risky)
     return DONE if answer.best else MISSED
 
@@ -297,7 +300,8 @@ def found(
 
 def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration: Path | None) -> "Question":
     """What every candidate is asked."""
-    from windtunnel.plan.question import ATTAINMENT, Question
+    from windtunnel.deployment.slo import ATTAINMENT
+    from windtunnel.plan.question import Question
     from windtunnel.simulate.overheads import overheads_of
 
     return Question(

@@ -26,6 +26,14 @@ AS_IT_IS = {
 FROM_SPACE = ("router", "replicas", "device")
 
 
+class Change(NamedTuple):
+    """A setting that the best has otherwise."""
+
+    name: str
+    line: str
+    best: str
+
+
 class Judged(NamedTuple):
     """A line against the best that was found."""
 
@@ -36,8 +44,7 @@ class Judged(NamedTuple):
     best_rate: float
     best_price_per_hour: float
     best_gpus: int
-    changes: tuple[str, ...]
-    """``setting line's → best's``."""
+    changes: tuple[Change, ...]
 
     @property
     def saves(self) -> float:
@@ -52,19 +59,32 @@ class Judged(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """For people."""
-        served = {0.0: "keeps the limits at no rate", math.inf: "is not filled by this load"}.get(
-            self.rate, f"serves {self.rate:.3g} requests/s within the limits on {self.gpus} GPU{'s' * (self.gpus > 1)}"
+        """For people: what the line serves, and what its changes save."""
+        served = {0.0: "Your line keeps the limits at no rate", math.inf: "This load does not fill your line"}.get(
+            self.rate, f"Your line serves {self.rate:.3g} requests/s within the limits on {_gpus(self.gpus)}"
         )
         if not self.changes:
-            return f"Your line {served}: nothing that was searched is better."
-        saved = "" if self.rate == 0 else f": {100 * self.saves:.0f} % less for each request"
-        return f"Your line {served}. Change {', '.join(self.changes)}{saved}."
+            return f"{served}. Nothing that was searched is better."
+        found = "it is not filled" if math.isinf(self.best_rate) else f"it serves {self.best_rate:.3g}"
+        saved = "" if self.rate == 0 else f": {self._saved}"
+        return f"{served}. With the changes below {found} on {_gpus(self.best_gpus)}{saved}."
+
+    @property
+    def _saved(self) -> str:
+        share = round(100 * self.saves)
+        what = "a request costs" if self.price_per_hour > 0 and self.best_price_per_hour > 0 else "a request takes"
+        time = "" if what.endswith("costs") else " GPU time"
+        return f"{what} {abs(share)} % {'less' if share > 0 else 'more'}{time}" if share else f"{what} as much{time}"
 
     def spec(self) -> dict[str, Any]:
         """For JSON."""
-        found = self._asdict() | {"changes": list(self.changes), "saves": self.saves}
+        changes = [f"{change.name} {change.line} → {change.best}" for change in self.changes]
+        found = self._asdict() | {"changes": changes, "saves": self.saves}
         return {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in found.items()}
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count > 1)}"
 
 
 def space_of_line(
@@ -129,12 +149,16 @@ def judged(line: "Deployment | None", answer: "SearchResult") -> Judged | None:
     found = capacity(line, answer.question)
     engine, other = line.pools[0].engine.spec(), best.pools[0].engine.spec()
     changes = [
-        f"{name} {engine[name]} → {other[name]}" for name in answered(answer) if engine.get(name) != other.get(name)
+        Change(name, str(engine[name]), str(other[name]))
+        for name in answered(answer)
+        if engine.get(name) != other.get(name)
     ]
     if line.pools[0].device != best.pools[0].device:
-        changes.insert(0, f"device {line.pools[0].device.name} → {best.pools[0].device.name}")
+        changes.insert(0, Change("device", line.pools[0].device.name, best.pools[0].device.name))
+    if line.replicas != best.replicas:
+        changes.append(Change("replicas", str(line.replicas), str(best.replicas)))
     if line.router != best.router and best.replicas > 1:
-        changes.append(f"router {line.router} → {best.router}")
+        changes.append(Change("router", line.router, best.router))
     return Judged(found.rate, line.price_per_hour, line.gpus, rate, best.price_per_hour, best.gpus, tuple(changes))
 
 

@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from windtunnel.cli.terminal import facts_grid, number, remarks, show, table, wrapped
+from windtunnel.deployment.title import device_name
 from windtunnel.plan.advice import Advice, describe, percent
 from windtunnel.plan.answer.recommendation import (
     Riskier,
-    device_name,
     goal,
     on_servers,
     riskier_sentence,

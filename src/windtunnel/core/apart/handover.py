@@ -61,7 +61,7 @@ from windtunnel.core.routing import groups_in, routing_arrays
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.errors import InputError
-from windtunnel.policy import Policy, Sglang, UserScheduler, VllmV0, VllmV1, WholeBatches
+from windtunnel.policy import Policy, Sglang, Trtllm, UserScheduler, VllmV0, VllmV1, WholeBatches
 from windtunnel.policy.routing import ROUTE_SCORE, Conductor, Routing
 
 OF_POOLS = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
@@ -120,6 +120,8 @@ def run(
         InputError: a scheduler that does not hand over, or takes nothing.
     """
     require_handing(fleet, crossing.rules)
+    if any(fleet.tiers):
+        raise InputError("KV stores: not simulated by core.apart between prefill and decode pools: use simulate()")
     if isinstance(fleet.routing, Conductor) or isinstance(decode_router[1], Conductor):
         raise InputError("conductor: what it promises is not simulated between prefill and decode pools")
     for number, score in zip(routers, (fleet.route_score, decode_router[0]), strict=True):
@@ -160,7 +162,7 @@ def require_handing(fleet: Fleet, rules: Handover) -> None:
             raise InputError(f"queue_look_time={policy.queue_look_time}: not in pools that hand over: leave it out")
         swaps = isinstance(policy, Policy) and policy.preemption == "swap"
         takes = (
-            isinstance(policy, VllmV1 | Policy | Sglang | UserScheduler)
+            isinstance(policy, VllmV1 | Policy | Sglang | Trtllm | UserScheduler)
             and policy.pipeline_parallel_size == 1
             and not swaps
         )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core import step as steps
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.jump import equal_steps
+from windtunnel.core.jump import FOREVER, equal_steps
 from windtunnel.core.log import write_step
 from windtunnel.core.pipeline import pipes
 from windtunnel.core.records import IDLE, IGNORED, NONE, PREFILL, QUEUED, ROWS, Array, Group, Lane, Pool, State
@@ -33,18 +33,18 @@ from windtunnel.core.schedulers.sglang_memory import (
     close_up,
     drop_ended,
     due,
+    fill_up,
     give_back,
-    held_by,
     join_prefilled,
     keep,
     leave_out_the_last,
     left_of,
     make_room,
-    paged,
     queue_up,
     retract,
+    take_pages,
 )
-from windtunnel.core.schedulers.sglang_radix import EVICTION, LEFT, evict, radix_tree, with_more_nodes
+from windtunnel.core.schedulers.sglang_radix import EVICTION, LEFT, radix_tree, with_more_nodes
 from windtunnel.core.schedulers.sglang_radix import clear as clear_tree
 from windtunnel.core.schedulers.sglang_turns import (
     LANE_FIELDS,
@@ -491,13 +491,21 @@ def step_through(state: State, pool: Pool, group: Group, turns: Any) -> int:
 
 @part
 def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
-    """Decode rounds in which no request ends, is retracted or can be admitted; see ``core.jump``."""
+    """Decode rounds in which no request ends, is retracted or can be admitted; see ``core.jump``. An idle rank that
+    runs along with others stays so."""
     lane, ahead = state.lanes[i], 1 if pool.async_scheduling else 0
-    busy = lane.batch > 0 or lane.chunked != NONE or lane.ended > 0 or lane.top == 0
-    busy |= state.groups[lane.group].num_lanes > 1 or lane.joined > 0 or lane.asking_head != NONE
+    busy = lane.batch > 0 or lane.chunked != NONE or lane.ended > 0 or lane.interval_left > 0
+    busy |= lane.joined > 0 or lane.asking_head != NONE
+    if lane.top == 0:
+        in_flight = lane.flying_prompts + lane.flying_decodes + lane.flying_ends + lane.late
+        alone = state.groups[lane.group].num_lanes == 1
+        if busy or alone or not lane.idle or lane.head != NONE or in_flight > 0:
+            return 0, 0, False
+        lane.decodes = state.seats[i, PHASES, 0] = 0
+        return FOREVER, 0, True
     if ahead:
         busy |= lane.flying_prompts > 0 or lane.flying_decodes == 0 or lane.late > 0 or lane.flying_ends > 0
-    if busy or lane.interval_left > 0 or (lane.head != NONE and (not lane.full or pool.preempts)):
+    if busy or (lane.head != NONE and (not lane.full or pool.preempts)):
         return 0, 0, False
     lane.decodes = state.seats[i, PHASES, 0] = lane.top
     rounds = lane.free // lane.top
@@ -507,45 +515,21 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
 
 
 @part
-def fill_up(tree: Any, pool: Pool, lane: Lane, rounds: int) -> None:
-    """Evict what so many equal rounds have evicted."""
-    if tree is not None and pool.radix_cache:
-        free = lane.free + rounds * lane.top - lane.evictable
-        while rounds > 0:
-            spared = min(rounds, free // lane.top)
-            rounds -= spared
-            free -= spared * lane.top
-            if rounds > 0:
-                free += lane.evictable
-                evict(tree, lane, lane.top - (free - lane.evictable) if pool.newer else lane.top)
-                free -= lane.evictable
-
-
-@part
-def take_pages(state: State, pool: Pool, lane: Lane, rounds: int) -> None:
-    """Take the pages that so many equal rounds have begun, and not a token for every request of each; the row says what
-    is used after the first of them."""
-    seats, first, all_of_them = state.seats[lane.table], 0, 0
-    for i in range(lane.top):
-        after = held_by(lane, state.requests[seats[WHO, i]], seats[ENDS, i])
-        all_of_them += paged(pool, after) - paged(pool, after - rounds)
-        first += paged(pool, after - rounds + 1) - paged(pool, after - rounds)
-    lane.free += rounds * lane.top - all_of_them
-    state.rows[state.counters[ROWS] - 1].used_blocks = pool.num_blocks - (lane.free + all_of_them - first)
-
-
-@part
 def jumped(state: State, pool: Pool, i: int, rounds: int) -> None:
     """What so many equal rounds leave behind."""
-    lane = state.lanes[i]
-    if pool.page > 1:
-        take_pages(state, pool, lane, rounds)
+    lane, group = state.lanes[i], state.groups[state.lanes[i].group]
+    row = state.counters[ROWS] - group.num_lanes + i - group.first_lane
+    if lane.top == 0:
+        lane.clock -= rounds
     else:
-        fill_up(state.own.tree, pool, lane, rounds)
-    decay(pool, lane, rounds)
-    lane.last_decode = state.groups[lane.group].now
-    lane.flying_row = state.counters[ROWS] - 1
-    report_blocks(state, pool, lane.flying_row, lane.flying_row + 1)
+        if pool.page > 1:
+            take_pages(state, pool, lane, row, rounds)
+        else:
+            fill_up(state.own.tree, pool, lane, rounds)
+        decay(pool, lane, rounds)
+        lane.last_decode = group.now
+        lane.flying_row = row
+    report_blocks(state, pool, row, row + 1)
 
 
 @part

@@ -10,7 +10,7 @@ from typing import Any
 
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import ask_again, put_last
-from windtunnel.core.records import DECODE, IGNORED, NONE, QUEUED, Array, Lane, Pool, Request
+from windtunnel.core.records import DECODE, IGNORED, NONE, QUEUED, Array, Lane, Pool, Request, State
 from windtunnel.core.schedulers.sglang_radix import (
     LRU,
     Tree,
@@ -472,3 +472,34 @@ def requeue(lane: Lane, requests: Array) -> None:
         r = first
         first = requests[r].next
         queue_up(lane, requests, r)
+
+
+# Many rounds at once.
+
+
+@part
+def fill_up(tree: Any, pool: Pool, lane: Lane, rounds: int) -> None:
+    """Evict what so many equal rounds have evicted."""
+    if tree is not None and pool.radix_cache:
+        free = lane.free + rounds * lane.top - lane.evictable
+        while rounds > 0:
+            spared = min(rounds, free // lane.top)
+            rounds -= spared
+            free -= spared * lane.top
+            if rounds > 0:
+                free += lane.evictable
+                evict(tree, lane, lane.top - (free - lane.evictable) if pool.newer else lane.top)
+                free -= lane.evictable
+
+
+@part
+def take_pages(state: State, pool: Pool, lane: Lane, row: int, rounds: int) -> None:
+    """Take the pages that so many equal rounds have begun, and not a token for every request of each; their ``row``
+    of the log says what is used after the first of them."""
+    seats, first, all_of_them = state.seats[lane.table], 0, 0
+    for i in range(lane.top):
+        after = held_by(lane, state.requests[seats[WHO, i]], seats[ENDS, i])
+        all_of_them += paged(pool, after) - paged(pool, after - rounds)
+        first += paged(pool, after - rounds + 1) - paged(pool, after - rounds)
+    lane.free += rounds * lane.top - all_of_them
+    state.rows[row].used_blocks = pool.num_blocks - (lane.free + all_of_them - first)

@@ -45,7 +45,7 @@ from windtunnel.core.seats import (
     start_leaving,
 )
 from windtunnel.core.step import depart, emit_first, nothing
-from windtunnel.core.stores.chunks import STORES_OF_LANE, stores_of
+from windtunnel.core.stores import chunks
 from windtunnel.core.stores.waits import note_computed
 from windtunnel.errors import InputError
 
@@ -62,8 +62,12 @@ SETTINGS = (
     "return_victim_tokens",
     "track_place",
     "go_on_after_own_preemption",
+    "prefill_schedule_interval",
+    "max_loras",
 )
 """Fields of VllmV1 that a pool has, too."""
+
+LONG_AGO = -(1 << 60)
 
 POOL_FIELDS: Fields = [
     (name, np.int64)
@@ -84,9 +88,18 @@ LANE_FIELDS: Fields = [
     ("resumed", np.int64),  # decodes of this step that were held back alone: their gap is a stall
     ("spared", np.int64),  # leaving requests whose discarded token this step does not compute, held back as they are
     ("silent", np.int64),  # decisions since the last token
+    # prefill_schedule_interval
+    ("executed", np.int64),  # steps so far that computed anything
+    ("last_prefill_step", np.int64),  # the latest of them with prompts
+    ("capacity_bound", np.int64),  # requests wait for seats or memory
+    ("holds_prompts", np.int64),  # prompts get nothing in this step
+    ("prefills", np.int64),  # they get something
+    # max_loras
+    ("adapters", np.int64),  # of the running requests
+    ("deferred", np.int64),  # requests that were passed over in this step
     *CACHE_OF_LANE,
     *PIPE_OF_LANE,
-    *STORES_OF_LANE,
+    *chunks.STORES_OF_LANE,
 ]
 
 REQUEST_FIELDS: Fields = [
@@ -94,6 +107,7 @@ REQUEST_FIELDS: Fields = [
     ("held_clock", np.int32),  # its turn after a step that held it back
     ("certain", np.int32),  # tokens that could be offered when it was last looked at
     ("last_step", np.int32),  # the latest one that computed anything of it, while it waits or is held
+    ("adapter", np.int32),  # 0: the base model
 ]
 
 
@@ -104,6 +118,8 @@ class Own(NamedTuple):
     """core.blocks.Cache, or None where no pool caches prefixes."""
     pipe: Any
     """core.pipeline.Pipe, or None where a step has a single stage."""
+    adapters: Any
+    """Those of the running requests, in any order; None where no pool limits them."""
     stores: Any
     """core.stores.chunks.Stores, or None where there are no KV stores."""
 
@@ -123,6 +139,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         pool["stages"] = policy.pipeline_parallel_size
         for name in SETTINGS:
             pool[name] = getattr(policy, name)
+    lanes["last_prefill_step"] = LONG_AGO
     lanes["clock"] = 1  # so that no request was held back before it came
     if demand.priority is not None:
         requests["key"] = demand.priority
@@ -134,7 +151,11 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         cache = prefix_cache(demand, fleet.limits[0].block_size, lanes)
     if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
         pipe = pipes(fleet, lanes)
-    return Own(cache, pipe, stores_of(fleet, demand, lanes, cache))
+    adapters = None
+    if any(policy.max_loras > 0 for policy in fleet.policies):
+        adapters = np.zeros(int(pools["max_num_seqs"].max()) + 1, dtype=np.int64)
+        requests["adapter"] = 0 if demand.adapter is None else demand.adapter
+    return Own(cache, pipe, adapters, chunks.stores_of(fleet, demand, lanes, cache))
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
@@ -143,12 +164,16 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:
         clear_cache(state.own.cache, state.lanes[i : i + 1], int(before["version"][0]))
     if state.own.pipe is not None:
         clear_pipe(state, state.own.pipe, i)
+    if state.own.stores is not None:
+        chunks.clear(state.own.stores, state.lanes[i])
 
 
 def forget(state: State, requests: NDArray[np.int64]) -> None:
     """Requests have nothing in the cache."""
     if state.own.cache is not None:
         forget_requests(state.own.cache, requests)
+    if state.own.stores is not None:
+        chunks.forget(state.own.stores, requests)
 
 
 @part
@@ -226,6 +251,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next step of lane ``i``, which starts at ``start``; returns whether any request was preempted."""
     lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
     lane.chunks, lane.chunk_tokens, lane.spared, lane.resumed = 0, 0, 0, 0
+    passes.begin_interval(pool, lane, seats)
     most = passes.most_tokens(pool, lane)
     budget, preempted = passes.schedule_together(pool, lane, requests, seats, own, most)
     if budget == passes.NO_ROOM:
@@ -236,6 +262,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
         passes.admit(pool, lane, requests, seats, own, own.stores, budget, most, start)
+    passes.end_interval(pool, lane, preempted)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
     return preempted
 
@@ -457,7 +484,12 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     possible = lane.next_end - lane.clock - 1 if lane.decodes > 0 else FOREVER
     budget = pool.max_num_batched_tokens - lane.decodes
     tokens = 0
-    if lane.first < lane.top:
+    passes.begin_interval(pool, lane, seats)
+    if lane.holds_prompts:
+        possible = min(possible, lane.last_prefill_step + pool.prefill_schedule_interval - 1 - lane.executed)
+    elif pool.prefill_schedule_interval > 1 and lane.first < lane.top and lane.head == NONE:
+        possible = 0  # the next step of this prompt may have to wait
+    if lane.first < lane.top and not lane.holds_prompts:
         request = requests[seats[WHO, lane.first]]
         left = request.prompt + request.generated - request.context
         if lane.first != lane.top - 1 or pool.long_prefill_token_threshold > 0 or left <= budget or budget <= 0:
@@ -465,7 +497,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
         tokens = budget
         possible = min(possible, (left - 1) // tokens - 1)
     elif possible > 0 and lane.head != NONE:
-        if pool.skip_unfit_prompts and not pool.chunked_prefill:
+        if passes.may_be_overtaken(pool, lane, requests, seats, state.own.adapters):
             return 0, 0, False
         if passes.head_tokens(pool, lane, requests, own, own.stores, budget, passes.most_tokens(pool, lane)) > 0:
             return 0, 0, False
@@ -475,9 +507,12 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
 
 
 @part
-def jumped(state: State, pool: Pool, i: int, steps: int) -> None:  # noqa: ARG001 - as in every scheduler
+def jumped(state: State, pool: Pool, i: int, steps: int) -> None:
     """Others can find what the part-way prompt has computed."""
     lane = state.lanes[i]
+    lane.executed += steps if lane.step_decodes + lane.chunks > 0 else 0
+    lane.prefills = lane.chunks
+    passes.note_interval(pool, lane, False)
     if lane.chunks > 0:
         r = state.seats[i, WHO, lane.first]
         offer(pool, lane, state.own.cache, r, state.requests[r].context)

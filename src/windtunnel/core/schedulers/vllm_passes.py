@@ -27,7 +27,7 @@ from windtunnel.core.seats import (
     sit,
     stand_up,
 )
-from windtunnel.core.stores.waits import forget_computed, load_heads, take_held
+from windtunnel.core.stores.waits import LACKS, LOADS, begin_elsewhere, forget_computed, holders_first, take_held
 
 UNLIMITED = 1 << 40
 NO_ROOM = -1
@@ -54,6 +54,38 @@ def put(pool: Pool, lane: Lane, requests: Array, r: int, front: bool) -> None:
 def pop(pool: Pool, lane: Lane, requests: Array) -> int:
     """Take the head out of the queue."""
     return pop_by_key(lane, requests) if pool.by_priority else pop_first(lane, requests)
+
+
+# Prompts that wait for others (prefill_schedule_interval).
+
+
+@part
+def begin_interval(pool: Pool, lane: Lane, seats: Array) -> None:
+    """Prompts get nothing before enough steps have passed, while somebody decodes and the queue is not held up."""
+    lane.prefills = lane.holds_prompts = lane.deferred = 0
+    due = lane.executed + 1 - lane.last_prefill_step >= pool.prefill_schedule_interval
+    if pool.prefill_schedule_interval > 1 and not lane.capacity_bound and not due:
+        part_ways = 0
+        for i in range(lane.first, lane.top):
+            part_ways += 1 if seats[ENDS, i] == NEVER else 0
+        lane.holds_prompts = 1 if lane.running > part_ways else 0
+
+
+@part
+def note_interval(pool: Pool, lane: Lane, preempted: bool) -> None:
+    """What a step means for the next one's prompts."""
+    if pool.prefill_schedule_interval > 1:
+        if lane.prefills:
+            lane.last_prefill_step = lane.executed
+        if not lane.holds_prompts and not preempted:
+            lane.capacity_bound = 1 if lane.waiting - lane.loads > lane.deferred else 0
+
+
+@part
+def end_interval(pool: Pool, lane: Lane, preempted: bool) -> None:
+    """A step is decided."""
+    lane.executed += 1 if lane.step_decodes + lane.chunks > 0 else 0
+    note_interval(pool, lane, preempted)
 
 
 # Seats.
@@ -119,6 +151,7 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
                 continue
             request = requests[seats[WHO, i]]
             tokens = min(request.prompt + request.generated - request.context, most)
+            tokens = 0 if lane.holds_prompts else tokens
             if tokens > budget:
                 if i != lane.top - 1:
                     return NO_ROOM, False
@@ -138,6 +171,7 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
     lane.free -= need
     for i in range(lane.first, lane.top):
         if seats[ENDS, i] == NEVER and seats[NOW, i] > 0:
+            lane.prefills = 1
             compute_chunk(pool, lane, requests, seats, own, i)
     lane.step_decodes, lane.step_kv = lane.decodes, lane.kv_tokens
     return budget, preempted
@@ -227,7 +261,7 @@ def withdraw(pool: Pool, lane: Lane, seats: Array, request: Request, now: int, p
 def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int) -> int:
     """Tokens that a running request has to compute."""
     if ends == NEVER:
-        return request.prompt + request.generated - request.context
+        return 0 if lane.holds_prompts else request.prompt + request.generated - request.context
     return 1 if decodes(pool, lane, request, ends) and pipeline.turn_of(pool, lane, pipe, ends) == lane.clock else 0
 
 
@@ -264,6 +298,7 @@ def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own:
             seats[NOW, i] = tokens
             budget -= tokens
             if ends == NEVER:
+                lane.prefills = 1
                 compute_chunk(pool, lane, requests, seats, own, i)
         i += 1
     hold_back(pool, lane, requests, seats, own.pipe)
@@ -352,7 +387,10 @@ def head_tokens(pool: Pool, lane: Lane, requests: Array, own: Any, stores: Any, 
     found, idle = look_up(pool, lane, request, own.cache, r, room)
     if found == NO_ROOM:
         return 0
-    tokens = min(known - request.context - found * pool.block_size, most)
+    tokens = known - request.context - found * pool.block_size
+    if tokens > 1 and lane.holds_prompts:
+        return 0
+    tokens = min(tokens, most)
     if tokens > budget and not pool.chunked_prefill:
         return PASSED_OVER if pool.skip_unfit_prompts else 0
     tokens = min(tokens, budget)
@@ -401,23 +439,75 @@ def admit_head(
     request.sequence = lane.sequence
     lane.sequence += 1
     i = sit_last(lane, seats, r)
+    lane.prefills |= 1 if request.prompt + request.generated - request.context > 1 else 0
     seats[NOW, i] = tokens
     compute_chunk(pool, lane, requests, seats, own, i)
 
 
 @part
-def set_aside(pool: Pool, lane: Lane, requests: Array, pipe: Any, budget: int, aside: int) -> int:
-    """Take those from the head of the queue whose latest token is not known yet, so that they have to wait for it.
+def add_adapter(lane: Lane, adapters: Any, adapter: int) -> None:
+    """A running request has this adapter."""
+    if adapters is not None:
+        for k in range(lane.adapters):
+            if adapters[k] == adapter:
+                return
+        if adapter > 0:
+            adapters[lane.adapters] = adapter
+            lane.adapters += 1
+
+
+@part
+def count_adapters(lane: Lane, requests: Array, seats: Array, adapters: Any) -> None:
+    """Which adapters the running requests have."""
+    if adapters is not None:
+        lane.adapters = 0
+        for i in range(lane.top):
+            if seats[ENDS, i] != EMPTY:
+                add_adapter(lane, adapters, requests[seats[WHO, i]].adapter)
+
+
+@part
+def lacks_adapter(pool: Pool, lane: Lane, adapters: Any, request: Request) -> bool:
+    """Whether a waiting request brings an adapter that would be one too many."""
+    if adapters is None:
+        return False
+    new = request.adapter > 0
+    for k in range(lane.adapters):
+        new &= adapters[k] != request.adapter
+    return new and 0 < pool.max_loras <= lane.adapters
+
+
+@part
+def may_be_overtaken(pool: Pool, lane: Lane, requests: Array, seats: Array, adapters: Any) -> bool:
+    """Whether others may be admitted before the head of the queue, because of its length or adapter."""
+    if pool.skip_unfit_prompts and not pool.chunked_prefill:
+        return True
+    count_adapters(lane, requests, seats, adapters)
+    return lane.running < pool.max_num_seqs and lacks_adapter(pool, lane, adapters, requests[lane.head])
+
+
+@part
+def output_is_missing(lane: Lane, pipe: Any, request: Request) -> bool:
+    """Whether the latest token of a waiting request is not known yet."""
+    if pipe is None:
+        return False
+    return pipeline.is_in_flight(lane, request.last_step)
+
+
+@part
+def set_aside(pool: Pool, lane: Lane, requests: Array, own: Any, budget: int, aside: int) -> int:
+    """Take those from the head of the queue who have to wait for their latest token, or for an adapter to go.
 
     Returns them, linked by ``previous`` to the earlier ones (``aside``).
     """
-    if pipe is not None:
-        while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
-            if not pipeline.is_in_flight(lane, requests[lane.head].last_step):
-                break
-            r = pop(pool, lane, requests)
-            requests[r].previous = aside
-            aside = r
+    while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs:
+        request = requests[lane.head]
+        if not output_is_missing(lane, own.pipe, request) and not lacks_adapter(pool, lane, own.adapters, request):
+            break
+        r = pop(pool, lane, requests)
+        requests[r].previous = aside
+        lane.deferred += 1
+        aside = r
     return aside
 
 
@@ -427,14 +517,20 @@ def admit(
 ) -> None:
     """Admit from the head of the queue while it fits.
 
-    Those passed over go back to the front, the last one first, and before them those whose latest token is not known
-    yet, in their order.
+    Those passed over go back to the front, the last one first, and before them those set aside, in their order.
     """
     first, last, aside = NONE, NONE, NONE
+    count_adapters(lane, requests, seats, own.adapters)
+    if stores is not None and lane.holders > 0:
+        holders_first(stores, lane, requests)
     while True:
-        aside = set_aside(pool, lane, requests, own.pipe, budget, aside)
-        if stores is not None and not load_heads(pool, lane, requests, stores, budget):
-            break
+        aside = set_aside(pool, lane, requests, own, budget, aside)
+        if stores is not None:
+            begun = begin_elsewhere(pool, lane, requests, stores, budget)
+            if begun == LOADS:
+                continue
+            if begun == LACKS:
+                break
         tokens = head_tokens(pool, lane, requests, own, stores, budget, most)
         if tokens == 0:
             break
@@ -446,7 +542,9 @@ def admit(
             else:
                 requests[last].next = r
             last = r
+            lane.deferred += 1
             continue
+        add_adapter(lane, own.adapters, requests[r].adapter)
         admit_head(pool, lane, requests, seats, own, stores, r, tokens, start)
         budget -= tokens
     while first != NONE:

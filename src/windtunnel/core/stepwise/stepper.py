@@ -19,9 +19,9 @@ ONLY = 0
 
 
 @entry
-def deliver_to_only(state: State, r: int, time: float) -> None:
+def deliver_to(state: State, r: int, time: float, lane: int) -> None:
     """Request ``r`` arrives."""
-    state.counters[CHOSEN] = ONLY
+    state.counters[CHOSEN] = lane
     deliver(state, r, time)
 
 
@@ -53,12 +53,12 @@ def pass_over_only(state: State, preempted: bool) -> None:
 
 
 class Stepper:
-    """A lane with its requests; times are in any unit."""
+    """A lane with its requests, or ranks in lockstep; times are in any unit."""
 
-    def __init__(self, limits: Limits, policy: Settings, demand: Demand) -> None:
+    def __init__(self, limits: Limits, policy: Settings, demand: Demand, lanes: int = 1) -> None:
         """Raises InputError where the core does not know the settings."""
         times = linear(0.0, 0.0, 0.0, 0.0, max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)
-        fleet = Fleet((limits,), (policy,), (times,), (1,), (1,), (False,))
+        fleet = Fleet((limits,), (policy,), (times,), (1,), (lanes,), (lanes > 1,))
         self.state = new_state(fleet, demand, demand.arrival)
 
     @property
@@ -86,9 +86,9 @@ class Stepper:
         """When the next step is decided."""
         return float(self.state.groups[ONLY]["now"])
 
-    def deliver(self, r: int, time: float) -> None:
+    def deliver(self, r: int, time: float, lane: int = ONLY) -> None:
         """Request ``r`` joins the queue; a clock that is behind ``time`` goes on to it."""
-        deliver_to_only(self.state, r, float(time))
+        deliver_to(self.state, r, float(time), lane)
 
     def decide(self, time: float) -> tuple[bool, bool]:
         """Decide the next step at ``time``: whether anything is scheduled, and whether any request was preempted.

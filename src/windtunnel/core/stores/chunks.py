@@ -5,6 +5,7 @@ store behind it, which reads one thing after the other, and writes likewise. Key
 with the store's own size.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Request, attributes, records
 from windtunnel.core.texts.owners import down_to, owner_of, shared_tokens, top_of
 from windtunnel.errors import InputError
+from windtunnel.policy.settings import Settings
 from windtunnel.policy.tiers import TierUse
 
 STORE: Fields = [
@@ -28,10 +30,13 @@ STORE: Fields = [
         "front",  # of the queue
         "back",
         "unused",  # the first item that is not used
+        "first",  # of its items
+        "items",  # that it has room for
         "slots",  # first entry of its index
         "mask",  # its size − 1
         "counts",  # first entry of how often each chunk has been looked for
         "counts_mask",
+        "of_replica",  # it is gone with its replica
     )
 ]
 
@@ -118,13 +123,13 @@ class Stores(NamedTuple):
     """Of the lanes' own blocks."""
 
 
-def require_taking(fleet: Any) -> None:
-    """Raise InputError for a scheduler that has no stores behind it."""
-    for tiers, policy in zip(fleet.tiers, fleet.policies, strict=bool(fleet.tiers)):
-        if tiers and not policy.takes_stores:
+def require_taking(stores: Sequence[Any], policies: Sequence[Settings]) -> None:
+    """Raise InputError for a pool with stores whose scheduler has none; ``stores``: of each pool, () of all: none."""
+    for some, policy in zip(stores, policies, strict=len(stores) > 0):
+        if some and not policy.takes_stores:
             raise InputError(
                 "stores: simulated with vLLM's v1 scheduler in one stage, first come first served, and its prefix "
-                f"cache, not with {policy}"
+                f"cache, not with {policy}: SGLang's HiCache and TensorRT-LLM's host memory go by other rules"
             )
 
 
@@ -143,28 +148,59 @@ def stores_of(fleet: Any, demand: Any, lanes: NDArray[Any], cache: Any) -> Store
         possible = int((tokens // tier.chunk_tokens).sum())
         held = min(tier.chunks, possible) + 1
         store["block_size"], store["chunks"], store["lru"] = tier.chunk_tokens, tier.chunks, tier.eviction == "lru"
-        store["write_after"], store["front"], store["back"] = tier.write_after, NONE, NONE
-        store["unused"], store["slots"], store["mask"] = items, slots, (1 << int(2 * held).bit_length()) - 1
+        store["write_after"] = tier.write_after
+        store["first"], store["items"], store["of_replica"] = items, held, tier.shared_by == "replica"
+        store["slots"], store["mask"] = slots, (1 << int(2 * held).bit_length()) - 1
         store["counts"] = counts
         store["counts_mask"] = (1 << int(2 * possible).bit_length()) - 1 if tier.write_after else 0
         items, slots, counts = items + held, slots + store["mask"] + 1, counts + store["counts_mask"] + 1
     rows = records(len(tokens), OF_REQUEST)
     rows["looked"], rows["shared"] = NONE, shared_tokens(demand)
-    chunks = records(items, CHUNK)
-    chunks["next"] = np.arange(1, items + 1)
     smallest = min(tier.chunk_tokens for tier in tiers)
     most = max(policy.most_running(limits) for policy, limits in zip(fleet.policies, fleet.limits, strict=True))
-    return Stores(
+    found = Stores(
         stores=attributes(stores),
         ports=attributes(ports),
-        items=attributes(chunks),
-        slots=np.full(slots, NONE, dtype=np.int32),
+        items=attributes(records(items, CHUNK)),
+        slots=np.zeros(slots, dtype=np.int32),
         counts=attributes(records(counts, COUNT)),
         rows=attributes(rows),
         saves=attributes(np.zeros((len(lanes), 4 * most + 4), dtype=records(0, SAVE).dtype)),
         keys=np.zeros(int(tokens.max(initial=0)) // smallest + 1, dtype=np.int64),
         cache=cache,
     )
+    for number in range(len(tiers)):
+        empty(found, number)
+    return found
+
+
+def empty(stores: Stores, number: int) -> None:
+    """A store has nothing, and nothing has been looked for there."""
+    store: Any = stores.stores[number : number + 1]
+    first, count, slots, counts = (int(store[name][0]) for name in ("first", "items", "slots", "counts"))
+    store["held"], store["unused"] = 0, first
+    store["front"] = store["back"] = NONE
+    stores.items["next"][first : first + count] = np.arange(first + 1, first + count + 1)
+    stores.slots[slots : slots + int(store["mask"][0]) + 1] = NONE
+    stores.counts["count"][counts : counts + int(store["counts_mask"][0]) + 1] = 0
+
+
+def clear(stores: Stores, lane: Any) -> None:
+    """A lane, whose fields are again as before the run, has computed nothing; what its replica had for itself is
+    lost."""
+    for p in range(int(lane["first_port"]), int(lane["first_port"] + lane["ports"])):
+        port: Any = stores.ports[p : p + 1]
+        port["reads_until"] = port["writes_until"] = 0.0
+        number = int(port["store"][0])
+        if stores.stores["of_replica"][number]:
+            empty(stores, number)
+
+
+def forget(stores: Stores, requests: NDArray[np.int64]) -> None:
+    """Requests have computed nothing, and have not looked for anything."""
+    rows: Any = stores.rows
+    rows["looked"][requests] = NONE
+    rows["saved"][requests] = rows["kept"][requests] = 0
 
 
 def _layout(fleet: Any, lanes: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:

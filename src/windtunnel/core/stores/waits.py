@@ -10,11 +10,14 @@ import numpy as np
 from windtunnel.core.blocks import blocks_of, offer, take
 from windtunnel.core.blocks import find as find_blocks
 from windtunnel.core.compiled import compiled, part
-from windtunnel.core.queues import pop_first, with_last
 from windtunnel.core.jump import FOREVER
+from windtunnel.core.queues import pop_first, with_last
 from windtunnel.core.records import AT_ONCE, NONE, Array, Group, Lane, Pool, Request, State
 from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO, context_of
 from windtunnel.core.stores.chunks import Stores, find, load, look, save
+
+COMPUTES, LOADS, LACKS = range(3)
+"""What the head of the queue does; see ``begin_elsewhere``."""
 
 # A group.
 
@@ -89,12 +92,11 @@ def bound_stores(state: State, stores: Stores, pool: Pool, group: Group) -> None
         lane = state.lanes[i]
         if lane.loads > 0 or (lane.open and lane.generated and lane.decodes > 0):
             group.bound = group.now
-        elif lane.open:
-            if lane.saves > 0:
-                group.bound = min(group.bound, stores.saves[i, 0].time)
-            if lane.running > 0:  # before blocks can lack, so that one is evicted
-                steps = float(pool.block_size * max(lane.free // lane.running - 1, 0))
-                group.bound = min(group.bound, group.now + steps * state.floats[pool.shortest_step + lane.decodes])
+        elif lane.open and lane.running > 0:  # before blocks can lack, so that one is evicted
+            steps = float(pool.block_size * max(lane.free // lane.running - 1, 0))
+            group.bound = min(group.bound, group.now + steps * state.floats[pool.shortest_step + lane.decodes])
+        if lane.saves > 0:
+            group.bound = min(group.bound, stores.saves[i, 0].time)
 
 
 # A decision.
@@ -145,35 +147,31 @@ def holders_first(stores: Stores, lane: Lane, requests: Array) -> None:
 
 
 @compiled
-def load_heads(pool: Pool, lane: Lane, requests: Array, stores: Stores, budget: int) -> bool:
-    """Let requests leave the head of the queue that begin in a store; whether the next one may be computed: False if
-    there is no memory for its KV."""
-    if lane.holders > 0:
-        holders_first(stores, lane, requests)
-    while lane.head != NONE and budget > 0 and lane.running < pool.max_num_seqs and lane.ports > 0:
-        r = lane.head
-        request = requests[r]
-        if request.context != 0:
-            return True
-        known = request.prompt + request.generated
-        found, idle = find_blocks(pool, lane, request, stores.cache, r)
-        look(stores, lane, request, r)
-        local, last = found * pool.block_size, (known - 1) // pool.block_size * pool.block_size
-        tokens = find(stores, lane, r, local, last, lane.decided)
-        if tokens == 0:
-            return True
-        margin = pool.watermark_blocks if lane.running > 0 else 0
-        if blocks_of(pool, known) - found + idle + lane.reserved + margin > lane.free:
-            return False
-        pop_first(lane, requests)
-        lane.waiting += 1
-        take(lane, stores.cache, r)
-        lane.free -= tokens // pool.block_size
-        request.context = local + tokens
-        stores.rows[r].kept = request.context // pool.block_size
-        lane.reserved += blocks_of(pool, known) - stores.rows[r].kept
-        start_loads(stores, lane, requests, r)
-    return True
+def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, stores: Stores, budget: int) -> int:
+    """Whether the head of the queue leaves it to wait for KV from a store: it LOADS, LACKS memory, or COMPUTES."""
+    r, closed = lane.head, budget <= 0 or lane.running >= pool.max_num_seqs
+    if r == NONE or closed or lane.ports == 0 or requests[r].context != 0:
+        return COMPUTES
+    request = requests[r]
+    known = request.prompt + request.generated
+    found, idle = find_blocks(pool, lane, request, stores.cache, r)
+    look(stores, lane, request, r)
+    local, last = found * pool.block_size, (known - 1) // pool.block_size * pool.block_size
+    tokens = find(stores, lane, r, local, last, lane.decided)
+    if tokens == 0:
+        return COMPUTES
+    margin = pool.watermark_blocks if lane.running > 0 else 0
+    if blocks_of(pool, known) - found + idle + lane.reserved + margin > lane.free:
+        return LACKS
+    pop_first(lane, requests)
+    lane.waiting += 1
+    take(lane, stores.cache, r)
+    lane.free -= tokens // pool.block_size
+    request.context = local + tokens
+    stores.rows[r].kept = request.context // pool.block_size
+    lane.reserved += blocks_of(pool, known) - stores.rows[r].kept
+    start_loads(stores, lane, requests, r)
+    return LOADS
 
 
 @part
@@ -285,7 +283,7 @@ def is_settled(state: State, stores: Stores, pool: Pool, lane: Lane) -> bool:
     if lane.running >= pool.max_num_seqs:
         return True
     row = stores.rows[lane.head]
-    if not pool.chunked_prefill or (row.kept == 0 and lane.holders > 0):
+    if not pool.chunked_prefill or pool.prefill_schedule_interval > 1 or (row.kept == 0 and lane.holders > 0):
         return False
     request = state.requests[lane.head]
     return bool(request.context != 0 or row.looked == request.preemptions)

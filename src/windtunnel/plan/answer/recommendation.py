@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from windtunnel.deployment import SLO, Deployment
+from windtunnel.deployment import Deployment
+from windtunnel.deployment.slo import goal_words
+from windtunnel.deployment.title import device_name
 from windtunnel.plan.elimination import Contender, Entry, Job, eliminate
 from windtunnel.plan.objective import LeastForRate, RatePerDollar
 from windtunnel.plan.question import Question
@@ -80,11 +82,6 @@ def hardware(deployment: Deployment, weights: bool = False) -> str:
     return " and ".join(parts)
 
 
-def device_name(name: str) -> str:
-    """A device as people write it: ``H100 SXM``."""
-    return name.replace("_", " ").upper()
-
-
 def _layout(engine: Mapping[str, Any]) -> str:
     sizes = (("tensor", "TP"), ("pipeline", "PP"), ("data", "DP"))
     found = [
@@ -142,11 +139,3 @@ def unfinished(answer: SearchResult) -> str | None:
 def goal(question: Question) -> str:
     """``90 % of requests with ttft ≤ 500 ms and tpot ≤ 50 ms``."""
     return goal_words(question.slo, question.attainment) or "the queue does not grow"
-
-
-def goal_words(slo: SLO, attainment: float) -> str:
-    """The limits in words; nothing without any."""
-    limits = " and ".join(f"{name} ≤ {1e3 * value:g} ms" for name, value in slo.limits.items())
-    found = [f"{100 * attainment:g} % of requests with {limits}"] if limits else []
-    found += [f"{one.metric} p{one.percentile:g} ≤ {1e3 * one.seconds:g} ms" for one in slo.percentiles]
-    return "; ".join(found)

@@ -1,0 +1,1 @@
+"""operators: commands that measure them, and that learn their times."""

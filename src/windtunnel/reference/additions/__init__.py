@@ -1,0 +1,1 @@
+"""What few of vLLM's servers turn on: drafts, and inputs that an encoder reads."""

@@ -1,0 +1,91 @@
+"""vLLM 0.33 with what few servers turn on: each step is the recorded one, in both texts, and in whole runs."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay.replay_engines import OWN_RECORDINGS, RECORDINGS
+from replay.test_core_runs import tables
+from windtunnel.core.engine import turns_of, with_room
+from windtunnel.core.loop import FULL, loop
+from windtunnel.core.records import JUMPS, ROWS
+from windtunnel.core.stepwise import stepper
+from windtunnel.core.stepwise.stepper import ONLY
+from windtunnel.errors import InputError
+from windtunnel.policy import VllmV1
+from windtunnel.replay import vllm_v1
+from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
+from windtunnel.replay.vllm_v1 import replay
+from windtunnel.replay.vllm_v1_core import Core
+
+SHARED = RECORDINGS.with_name("recordings")
+IN_THE_CORE, IN_THE_REFERENCE = ("interval", "lora"), ("spec", "encoder")
+
+
+def paths(*names: str) -> list[Path]:
+    folders = [folder / f"v1-0.33-{name}" for name in names for folder in (OWN_RECORDINGS, SHARED)]
+    return sorted(path for folder in folders for path in folder.glob("*.in.json"))
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parent.name.removeprefix('v1-0.33-')}/{path.name[:2]}"
+
+
+PATHS = paths(*IN_THE_CORE)
+BOTH = [(path, engine) for path in PATHS for engine in ("reference", "core")]
+
+
+def recorded(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path.with_name(path.name.replace(".in.json", ".trace.jsonl.gz")), "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("path", "engine"),
+    [*BOTH, *((path, "reference") for path in paths(*IN_THE_REFERENCE))],
+    ids=lambda one: one if isinstance(one, str) else name_of(one),
+)
+def test_each_step_is_the_recorded_one(path: Path, engine: str) -> None:
+    expected, found = recorded(path), list(replay(read_recording(path), "vllm-0.33", engine))
+    for one, other in zip(found, expected, strict=False):
+        assert one == other
+    assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize("jumps", [True, False])
+@pytest.mark.parametrize("path", PATHS, ids=name_of)
+def test_whole_runs_take_the_recorded_times(path: Path, jumps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepper, "linear", tables)
+    header, *steps, summary = recorded(path)
+    config = known(header["config"], vllm_v1.CONFIG)
+    state = Core(read_recording(path), vllm_v1.limits(config), vllm_v1.policy(config, "vllm-0.33")).stepper.state
+    state.counters[JUMPS] = jumps
+    order, (turns, course) = np.argsort(state.requests["arrival"], kind="stable"), turns_of(state, (ONLY,), False)
+    while loop(state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None) == FULL:
+        state = with_room(state)
+    assert state.rows["steps"][: state.counters[ROWS]].sum() == sum(bool(step["scheduled"]) for step in steps)
+    for number, (name, one) in zip(order, summary["requests"].items(), strict=True):
+        for column, key in (("first_token", "first_token_t"), ("finish", "e2e_t")):
+            found = float(state.requests[column][number]) / TICKS_PER_SECOND
+            assert np.isclose(found, one[key], rtol=0, atol=1e-8), f"{name} {column}"
+
+
+@pytest.mark.parametrize(("name", "words"), [("spec", "has no drafts that"), ("encoder", "has no encoder inputs")])
+def test_what_the_core_does_not_have_is_said(name: str, words: str) -> None:
+    with pytest.raises(InputError, match=f"engine 'core': {words}"):
+        next(replay(read_recording(paths(name)[0]), "vllm-0.33", "core"))
+
+
+def test_an_interval_is_positive() -> None:
+    with pytest.raises(InputError, match="prefill_schedule_interval=0: must be ≥ 1"):
+        VllmV1(prefill_schedule_interval=0)
+
+
+@pytest.mark.parametrize("setting", [{"prefill_schedule_interval": 2}, {"max_loras": 1}])
+def test_pipelines_know_neither(setting: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="not simulated in a pipeline"):
+        VllmV1(pipeline_parallel_size=2, **setting)
