@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from windtunnel.plan.search import search
     from windtunnel.plan.space import Constraints, Space, load_space
     from windtunnel.policy import Decision
+    from windtunnel.report import plots, report
     from windtunnel.scenario import Load, Scenario, Server, load_scenario
     from windtunnel.scenario.compare import compare
     from windtunnel.scenario.grid import grid
@@ -49,6 +50,7 @@ _MODULES = {
     "plan.search": ("search",),
     "plan.space": ("Constraints", "Space", "load_space"),
     "policy": ("Decision",),
+    "report": ("plots", "report"),
     "scenario": ("Load", "Scenario", "Server", "load_scenario"),
     "scenario.compare": ("compare",),
     "scenario.grid": ("grid",),
@@ -99,7 +101,9 @@ __all__ = [
     "load_space",
     "load_trace",
     "model_names",
+    "plots",
     "printing",
+    "report",
     "search",
     "simulate",
     "spread",

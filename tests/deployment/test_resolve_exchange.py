@@ -42,6 +42,24 @@ def test_what_is_split(engine: dict[str, Any], least: tuple[float, float]) -> No
 
 
 @pytest.mark.parametrize(
+    ("name", "gpu", "preset", "backend"),
+    [
+        ("nvidia/DeepSeek-R1-NVFP4", "gb200", "trtllm-1.1", "flashinfer_nvlink_one_sided"),
+        ("openai/gpt-oss-120b", "gb200", "trtllm-1.1", "flashinfer_nvlink_one_sided"),
+        ("nvidia/DeepSeek-R1-NVFP4", "b200", "trtllm-1.1", "allgather_reducescatter"),
+        ("deepseek-ai/DeepSeek-R1", "gb200", "trtllm-1.1", "allgather_reducescatter"),
+        ("nvidia/DeepSeek-R1-NVFP4", "gb200", "vllm-0.32", "allgather_reducescatter"),
+    ],
+)
+def test_ranks_of_tensorrt_llm_in_racks_write_into_each_others_memory(
+    name: str, gpu: str, preset: str, backend: str
+) -> None:
+    resolved = resolve_engine(Engine(preset=preset, **SHARED), load_model(name), device(gpu))
+    assert resolved.all2all_backend == backend
+    assert resolve_engine(resolved, load_model(name), device(gpu)) == resolved
+
+
+@pytest.mark.parametrize(
     ("engine", "words"),
     [
         (SHARED | {"all2all_backend": "deepep_low_latancy"}, "did you mean 'deepep_low_latency'"),

@@ -86,6 +86,15 @@ def test_outputs_in_4_bits_are_less_than_a_third_of_the_traffic() -> None:
     assert back(low_precision_combine=True) / back() == pytest.approx((0.5 + 1 / 16) / 2)
 
 
+def test_another_rope_reaches_further_and_costs_no_memory_a_token() -> None:
+    """YaRN's factor is that of the positions (transformers, ``modeling_rope_utils.py``)."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    plain = load_model("Qwen/Qwen3-8B", {"max_position_embeddings": 32768})
+    longer = load_model("Qwen/Qwen3-8B", {"max_position_embeddings": 32768, "rope_scaling": rope})
+    assert longer.max_position_embeddings == 4 * plain.max_position_embeddings
+    assert longer.kv_bytes_per_token("auto", 1) == plain.kv_bytes_per_token("auto", 1)
+
+
 def test_events_of_several_tokens_are_as_many_gaps_in_one() -> None:
     """41 tokens: the first alone, then 4 events of 10."""
     requests = loop(8, 1)

@@ -56,9 +56,25 @@ def test_sglang_counts_all_ranks_together() -> None:
         "max_num_batched_tokens": 8192,
         "block_size": 64,
         "num_gpu_blocks_override": 1000,
-        "scheduler": "sglang-0.4.6:max_prefill_tokens=8192,radix_cache=false",
+        "scheduler": "sglang-0.5.23:max_prefill_tokens=8192,radix_cache=false",
     }
     assert reading.not_simulated == ()
+
+
+def test_rules_of_sglang_are_those_of_the_version_that_a_comment_names() -> None:
+    flags = "--model-path Qwen/Qwen3-8B --max-prefill-tokens 8192 --prefill-max-requests 4 --radix-eviction-policy lfu"
+    newest = read(f"python -m sglang.launch_server {flags}")
+    assert newest.settings["scheduler"] == (
+        "sglang-0.5.23:max_prefill_tokens=8192,prefill_max_requests=4,radix_eviction_policy=lfu"
+    )
+    old = read("# windtunnel: engine=sglang-0.4.6\nsglang serve --model-path Qwen/Qwen3-8B --max-prefill-tokens 8192")
+    assert old.settings["scheduler"] == "sglang-0.4.6:max_prefill_tokens=8192"
+
+
+def test_prompts_of_sglang_that_are_not_cut_share_a_step_up_to_its_limit() -> None:
+    line = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --chunked-prefill-size -1 --context-length {}"
+    assert read(line.format(4096)).settings["max_num_batched_tokens"] == 16384
+    assert read(line.format(32768)).settings["max_num_batched_tokens"] == 32768
 
 
 def test_ranks_of_sglang_without_attention_parallelism_are_replicas() -> None:
@@ -74,6 +90,36 @@ def test_a_layout_that_is_another_one_here_is_said() -> None:
         "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8 --dp 8 --enable-dp-attention"
     )
     assert flags(reading, "not_simulated") == {"--enable-dp-lm-head (left out)", "--moe-dense-tp-size (left out)"}
+
+
+def test_a_length_that_is_left_open_is_the_models() -> None:
+    reading = read("vllm serve Qwen/Qwen3-8B --max-model-len <tokens> --max-num-seqs '${SEATS:-32}'")
+    assert "max_model_len" not in reading.settings
+    assert "leaves it open" in reading.notes["max_model_len"]
+    assert reading.settings["max_num_seqs"] == 32
+    with pytest.raises(InputError, match="does not say what this stands for"):
+        read("vllm serve Qwen/Qwen3-8B --tensor-parallel-size <gpus>")
+
+
+def test_what_is_kept_nowhere_has_no_effect() -> None:
+    line = "sglang serve --model-path Qwen/Qwen3-8B --enable-hierarchical-cache --hicache-ratio 2"
+    assert flags(read(line), "not_simulated") == {"--enable-hierarchical-cache", "--hicache-ratio"}
+    assert flags(read(f"{line} --disable-radix-cache"), "not_simulated") == set()
+
+
+@pytest.mark.parametrize(("method", "simulated"), [("total_requests", True), ("total_tokens", False)])
+def test_which_rank_of_sglang_gets_a_request(method: str, simulated: bool) -> None:
+    line = (
+        "sglang serve --model-path deepseek-ai/DeepSeek-R1 --tp 8 --dp 8 --enable-dp-attention --enable-dp-lm-head "
+        f"--moe-dense-tp-size 1 --load-balance-method {method}"
+    )
+    assert (flags(read(line), "not_simulated") == set()) is simulated
+
+
+def test_experts_in_groups_of_slices_are_a_choice_of_kernels() -> None:
+    (word,) = read("sglang serve --model-path Qwen/Qwen3-30B-A3B --tp 8 --ep 2").not_simulated
+    assert word.kernel
+    assert "2 groups of slices" in word.note
 
 
 def test_trtllm() -> None:

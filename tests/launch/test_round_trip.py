@@ -65,7 +65,12 @@ OWN: dict[str, dict[str, Any]] = {
         "enable_dbo": st.booleans(),
         "quantization": st.just("fp8"),
         "scheduler": st.sampled_from(
-            ["sglang-0.4.6:max_prefill_tokens=8192", "sglang-0.4.6:schedule_policy=lpm,radix_cache=false"]
+            [
+                "sglang-0.4.6:max_prefill_tokens=8192",
+                "sglang-0.4.6:radix_cache=false",
+                "sglang-0.5.23:schedule_policy=lpm,prefill_max_requests=4",
+                "sglang-0.5.23:enable_priority_scheduling=true,radix_eviction_policy=lfu",
+            ]
         ),
     },
     "trtllm": {

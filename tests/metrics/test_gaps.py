@@ -4,6 +4,7 @@ import handmade
 import numpy as np
 import pytest
 
+from windtunnel.core.rebuild import IterationTimes
 from windtunnel.metrics import summary, token_gaps_by_request, unroll
 from windtunnel.metrics.gaps import decode_steps, lanes_at, token_gaps
 from windtunnel.metrics.steps import Steps
@@ -88,7 +89,9 @@ def piped() -> Steps:
     run = handmade.run(requests, handmade.iterations(*rows), manifest=manifest)
     starts = np.array([row["start"] for row in rows])
     seconds = np.array([0.2] * 5 + [0.1] * 2)
-    return Steps(run, np.arange(7), starts, seconds, run.iterations.decodes.copy(), seconds)
+    steps, at = Steps(run), np.arange(7, dtype=np.int32)
+    vars(steps)["every"] = IterationTimes(at, starts, seconds, run.iterations.decodes.astype(np.int32), seconds)
+    return steps
 
 
 def test_requests_of_a_pipeline_decode_in_the_lane_of_their_prompt() -> None:

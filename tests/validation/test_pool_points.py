@@ -69,7 +69,8 @@ def test_a_line_becomes_two_pools(tmp_path: Path) -> None:
 
 def test_its_clients(tmp_path: Path) -> None:
     found = point(tmp_path)
-    assert (len(workload(found)), workload(found).max_concurrency, found.stream_interval) == (320, 64, 100)
+    assert (len(workload(found)), workload(found).max_concurrency) == (320, 64)
+    assert found.deployment().pools[-1].engine.stream_interval == 100
     assert lengths(found) == ((0.8 * found.isl, found.isl), (0.8 * found.osl, found.osl))
 
 
@@ -85,13 +86,16 @@ def test_sglang_divides_its_limits_over_the_ranks() -> None:
     assert (found.max_num_seqs, found.max_num_batched_tokens) == (128, 8192)
     assert found.all2all_backend == "deepep_high_throughput"
     decode = engine(Side("decode", 1, 8, flags=flags), "sglang-0.5", 4096)
-    assert (decode.max_num_seqs, decode.max_num_batched_tokens) == (1024, 1024)
+    assert (decode.max_num_seqs, decode.max_num_batched_tokens) == (1024, 65536)
+    assert engine(Side("decode", 1, 8), "sglang-0.5", 4096).max_num_batched_tokens == 512
     assert decode.all2all_backend == "allgather_reducescatter"
 
 
 def test_prompts_that_are_not_cut_need_a_batch_that_holds_them() -> None:
     found = engine(Side("prefill", 1, 4, flags={"chunked_prefill_size": -1}), "sglang-0.5", 9416)
-    assert found.max_num_batched_tokens == 9416
+    assert found.max_num_batched_tokens == 16384
+    longer = engine(Side("prefill", 1, 4, flags={"chunked_prefill_size": -1}), "sglang-0.5", 33_000)
+    assert longer.max_num_batched_tokens == 33_000
 
 
 def test_captured_graphs() -> None:

@@ -99,9 +99,9 @@ def test_a_row_is_seen_by_the_client_that_measured_it() -> None:
     asked: list[str] = []
 
     class Asked(Options):
-        def run(self, deployment: Deployment, workload: Workload, client: str, stream_interval: int = 1) -> Run:
+        def run(self, deployment: Deployment, workload: Workload, client: str) -> Run:
             asked.append(client)
-            return super().run(deployment, workload, client, stream_interval)
+            return super().run(deployment, workload, client)
 
     for one in (scripts, others):
         served_replay.replay(one, Asked())

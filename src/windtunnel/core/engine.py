@@ -176,7 +176,7 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     closed = demand.closed or sends_kv(fleet, demand)
     order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
-    while loop(state, order, course, arrivals, None, None, (router, router), limit, np.inf, None) == FULL:
+    while loop(state, order, course, arrivals, None, None, (router, router), limit, np.inf, None, None) == FULL:
         state = with_room(state)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)

@@ -81,6 +81,7 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
         enable_chunked_prefill=chunked,
         block_size=engine.block_size or _block_size(model, device, engine.backend),
         dtype=effective_model(model, device, engine).dtype,
+        all2all_backend=_exchange(engine, model, device),
         **{name: getattr(chosen, name) for name in OF_PRESET if getattr(engine, name) is None},
     )
     if engine.async_scheduling is None and engine.pipeline_parallel_size > 1 and chosen.turns_stages_synchronous:
@@ -333,6 +334,21 @@ LEAST_SPLIT = 2
 """Tokens that make two micro-batches."""
 VLLM_THRESHOLDS = (32, 512)
 """``dbo_decode_token_threshold`` and ``dbo_prefill_token_threshold`` (vllm/config/parallel.py)."""
+
+
+ONE_NODE = 8
+"""GPUs of an NVLink domain up to which TensorRT-LLM gathers the tokens of all ranks."""
+IN_4_BITS = ("nvfp4", "mxfp4")
+
+
+def _exchange(engine: Engine, model: Model, device: Device) -> str:
+    """How ranks exchange tokens: as is said, or as TensorRT-LLM chooses: in racks its ranks write into each other's
+    memory if experts have 4-bit weights (``AlltoallMethodType`` of its fused experts; measured rows agree)."""
+    shares = model.has_moe and engine.enable_expert_parallel and engine.data_parallel_size > 1
+    if engine.backend != "trtllm" or engine.all2all_backend != GATHERED or not shares:
+        return engine.all2all_backend
+    writes = device.gpus_per_domain > ONE_NODE and model.weight_dtype("experts") in IN_4_BITS
+    return ONE_SIDED if writes else GATHERED
 
 
 def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None:

@@ -9,6 +9,8 @@ from windtunnel.errors import InputError
 from windtunnel.launch.line import Line, is_placeholder
 from windtunnel.model import Model
 
+LENGTHS = ("max-model-len", "context-length", "max-seq-len")
+"""Flags of the longest request, which a line may leave open: then it is the model's."""
 SIZES = {"k": 1000, "K": 1024, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
 """Endings of whole numbers, as vLLM's ``human_readable_int`` has them."""
 
@@ -30,10 +32,15 @@ class Asked:
     """What the line does not say and had to be taken from elsewhere → what was taken."""
     absent: dict[str, str] = field(default_factory=dict)
     """Flags that are not there, whose absence is not simulated → what it would change."""
+    preset: str = ""
+    """The version that is simulated, by the name of its preset."""
 
     def get(self, flag: str) -> Any:
         """The value; None where the flag is not there. Raises InputError for a gap that nobody has filled in."""
         value = self.line.flags.get(flag)
+        if is_placeholder(value) and flag in LENGTHS:
+            self.notes["max_model_len"] = f"{self.spelled(flag)}={value} leaves it open: the model's length is taken"
+            return None
         if is_placeholder(value):
             raise InputError(
                 f"{self.spelled(flag)}={value}: the line does not say what this stands for: put it in, or write "

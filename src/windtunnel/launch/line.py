@@ -31,6 +31,8 @@ MODEL_FLAGS = ("model", "model-path", "model-tag")
 OPTIONS = "extra-llm-api-options"
 """TensorRT-LLM's file of settings, by its canonical name."""
 SHORT = re.compile(r"-[a-zA-Z]")
+WITH_DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
+"""A variable that manifests and scripts give a value for where it is not set."""
 PLACEHOLDER = re.compile(r"[$<{]|^\.\.\.$|^X$")
 """What a template leaves for others to fill in."""
 
@@ -141,6 +143,7 @@ def _is_flag(word: str) -> bool:
 
 def parse_value(text: str) -> Any:
     """A word as JSON or YAML has it, where it is a number, a truth, a list or a mapping; else the word."""
+    text = WITH_DEFAULT.sub(r"\1", text)
     plain = text.strip()
     if plain.startswith("{\\n"):  # as a file of JSON holds it
         plain = plain.replace("\\n", " ").replace('\\"', '"')

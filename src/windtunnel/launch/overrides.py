@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from windtunnel.launch.asked import LENGTHS
 from windtunnel.launch.line import Line, is_placeholder
 
 CONFIG = ("hf-overrides.", "json-model-override-args.")
 ROPE = "rope-scaling."
 LONGER = ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "TLLM_ALLOW_LONG_MAX_MODEL_LEN")
-LENGTHS = ("max-model-len", "context-length", "max-seq-len")
 
 
 def read_overrides(line: Line) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Reading:
 def read_line(line: Line) -> Reading:
     """What a line says. Raises InputError for a value that is none, or that the line leaves open."""
     overrides = read_overrides(line)
-    asked = Asked(line, _known(line.model, overrides))
+    asked = Asked(line, _known(line.model, overrides), preset=_version(line))
     found = RULES[line.engine](asked)
     words = [(state, word) for state, word in _words(asked)]
     settings = {"preset": PRESETS[line.engine], **found.given()}
@@ -91,6 +91,17 @@ def read_line(line: Line) -> Reading:
     )
 
 
+def read_flags(engine: str, flags: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of ``deployment.Engine`` that flags by the names of the engine's table come to, whatever the model.
+    ``facts``: as of a line. Raises InputError for a value that is none."""
+    line = Line(engine, "", flags, facts=facts)
+    return RULES[engine](Asked(line, None, preset=_version(line))).given()
+
+
+def _version(line: Line) -> str:
+    return str(line.facts.get("engine", PRESETS[line.engine]))
+
+
 def _known(name: str, overrides: Mapping[str, Any]) -> Model | None:
     try:
         return load_model(name, overrides) if name else None
@@ -104,7 +115,7 @@ def _words(asked: Asked) -> Iterator[tuple[str, Word]]:
         meaning = known.meaning(flag, value)
         if flag in asked.refused:
             meaning = Meaning("not_simulated", asked.refused[flag], flag in asked.kernels)
-        elif flag in asked.unused and meaning.state == "used":
+        elif flag in asked.unused and meaning.state != "ignored":
             meaning = Meaning("ignored", asked.unused[flag])
         note = meaning.note + _nearest(flag, known.known()) if meaning.note == UNKNOWN else meaning.note
         yield meaning.state, Word(asked.spelled(flag), value, note, meaning.kernel)
@@ -127,4 +138,4 @@ def _nearest(flag: str, names: list[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-__all__ = ["Reading", "Settings", "Word", "read_line"]
+__all__ = ["Reading", "Settings", "Word", "read_flags", "read_line"]

@@ -6,24 +6,35 @@ Sources: sglang/srt/server_args.py of 0.5; sglang/srt/managers/schedule_policy.p
 from typing import Any
 
 from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.deployment.presets import preset
 from windtunnel.errors import InputError
 from windtunnel.launch.asked import Asked, Settings
-from windtunnel.launch.vllm import acceptance, kv_dtype, quantization
+from windtunnel.launch.vllm import acceptance, in_groups, kv_dtype, quantization
 
 MODES = {"low_latency": LOW_LATENCY, "normal": HIGH_THROUGHPUT, "auto": AUTO}
 """``--deepep-mode`` → how tokens are exchanged."""
 SHORT = {"fp8_e4m3": "fp8"}
 """SGLang's name of a cache's type → vLLM's short one."""
-RULES = "sglang-0.4.6"
+RULES = ("sglang-0.5.23", "sglang-0.5", "sglang-0.4.6")
+"""Names of its scheduler."""
 MOST_SEQS = 65_536
-SCHEDULER = {
-    "max-prefill-tokens": ("max_prefill_tokens", 16384),
+PREFILL_TOKENS = 16384
+SCHEDULER: dict[str, tuple[str, Any]] = {
+    "max-prefill-tokens": ("max_prefill_tokens", PREFILL_TOKENS),
     "schedule-policy": ("schedule_policy", "fcfs"),
     "schedule-conservativeness": ("schedule_conservativeness", 1.0),
     "enable-mixed-chunk": ("enable_mixed_chunk", False),
+    "prefill-max-requests": ("prefill_max_requests", 0),
+    "prefill-decode-interval": ("prefill_decode_interval", 0),
+    "prefill-decode-interval-min-bs": ("prefill_decode_interval_min_bs", 0),
+    "min-free-slots-delay": ("min_free_slots_delay", 0),
+    "radix-eviction-policy": ("radix_eviction_policy", "lru"),
+    "enable-priority-scheduling": ("enable_priority_scheduling", False),
+    "schedule-low-priority-values-first": ("schedule_low_priority_values_first", False),
+    "priority-scheduling-preemption-threshold": ("priority_scheduling_preemption_threshold", 10),
 }
-"""Flags → settings of its scheduler, and their defaults (server_args.py of 0.4.6)."""
-POLICIES = ("fcfs", "lpm", "dfs-weight", "lof")
+"""Flags → settings of its scheduler, and their defaults (server_args.py of 0.4.6 and 0.5.23)."""
+POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first")
 DRAFTS = 3
 """Steps of a draft where the line names an algorithm alone (auto_choose_speculative_params for DeepSeek and Llama)."""
 SMALL, LARGEST = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16)), 512
@@ -69,7 +80,9 @@ def settings(asked: Asked) -> Settings:
     _drafts(asked, engine)
     _scheduler(asked, engine)
     _hand_over(asked, found)
+    _balance(asked, together)
     _layout(asked, together)
+    _host_memory(asked)
     return found
 
 
@@ -92,6 +105,7 @@ def _misses(asked: Asked) -> bool:
 
 
 def _chunk(asked: Asked, engine: dict[str, Any], ranks: int) -> None:
+    """Tokens of a step: a rank's chunk, or where prompts are not cut what a batch of them, or the longest, has."""
     chunk = asked.integer("chunked-prefill-size")
     if chunk is None:
         return
@@ -99,6 +113,8 @@ def _chunk(asked: Asked, engine: dict[str, Any], ranks: int) -> None:
         engine["max_num_batched_tokens"] = max(1, chunk // ranks, engine["max_num_seqs"] or 1)
         return
     engine["enable_chunked_prefill"] = False
+    if longest := engine["max_model_len"]:
+        engine["max_num_batched_tokens"] = max(asked.integer("max-prefill-tokens") or PREFILL_TOKENS, longest)
 
 
 def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> None:
@@ -112,9 +128,7 @@ def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> Non
             asked.unused[flag] = "the model has no experts"
         return
     if parts not in (1, gpus):
-        asked.refused["ep-size"] = (
-            f"experts in {parts} groups of slices: whole ones on each of {gpus} GPUs stand for it"
-        )
+        in_groups(asked, parts, gpus)
     engine["enable_expert_parallel"] = True if parts > 1 else None
     engine["num_redundant_experts"] = asked.integer("ep-num-redundant-experts")
     if backend == "deepep" and ranks > 1:
@@ -193,7 +207,11 @@ def _drafts(asked: Asked, engine: dict[str, Any]) -> None:
 
 
 def _scheduler(asked: Asked, engine: dict[str, Any]) -> None:
-    """Its scheduler with other settings than it has by default."""
+    """Its scheduler with other settings than it has by default; another release's where a comment names that."""
+    own: dict[str, Any] = {"enable_prefix_caching": None, "async_scheduling": None, "enable_chunked_prefill": None}
+    if str(asked.line.facts.get("scheduler")).partition(":")[0] in RULES:
+        engine.update(own)
+        return
     words = []
     for flag, (name, usual) in SCHEDULER.items():
         value = asked.truth(flag) if usual is False else asked.get(flag)
@@ -211,12 +229,7 @@ def _scheduler(asked: Asked, engine: dict[str, Any]) -> None:
         words.append("disable_overlap_schedule=true")
     if engine.get("enable_chunked_prefill") is False:
         words.append("chunked_prefill=false")
-    engine.update(
-        scheduler=f"{RULES}:{','.join(words)}",
-        enable_prefix_caching=None,
-        async_scheduling=None,
-        enable_chunked_prefill=None,
-    )
+    engine.update(own, scheduler=f"{preset(asked.preset).rules}:{','.join(words)}")
 
 
 def _hand_over(asked: Asked, found: Settings) -> None:
@@ -227,6 +240,23 @@ def _hand_over(asked: Asked, found: Settings) -> None:
     reserved = asked.integer("num-reserved-decode-tokens")
     found.handover = "sglang-0.5-bootstrap" + (f" reserved_decode_tokens={reserved}" if reserved is not None else "")
     asked.unused["disaggregation-transfer-backend"] = "all of them send chunk by chunk: the link says how fast"
+
+
+def _host_memory(asked: Asked) -> None:
+    """HiCache, which keeps nothing where no prefixes are kept."""
+    if asked.truth("disable-radix-cache") or _misses(asked) or not asked.truth("enable-hierarchical-cache"):
+        flags = (flag for flag in asked.line.flags if flag.startswith(("hicache-", "enable-hierarchical")))
+        asked.unused |= dict.fromkeys(flags, "no prefixes are kept in host memory")
+
+
+def _balance(asked: Asked, ranks: int) -> None:
+    """Which rank gets a request: here the one with the fewest, the waiting ones counted four times."""
+    flag = "load-balance-method"
+    method = asked.text(flag)
+    if ranks == 1 or method in ("", "auto", "round_robin", "total_requests", "shortest_queue"):
+        asked.unused[flag] = "ranks get requests by how many they have"
+    else:
+        asked.refused[flag] = "which rank gets a request: the one with the fewest stands for it"
 
 
 def _layout(asked: Asked, ranks: int) -> None:

@@ -5,9 +5,8 @@ Sources: tensorrt_llm/commands/serve.py and llmapi/llm_args.py of 1.x.
 
 from typing import Any
 
-from windtunnel.deployment.engine import ONE_SIDED
 from windtunnel.launch.asked import Asked, Settings
-from windtunnel.launch.vllm import acceptance, kv_dtype
+from windtunnel.launch.vllm import acceptance, in_groups, kv_dtype
 
 NO_EVICT, MOST = "trtllm-guaranteed-no-evict", "trtllm-max-utilization"
 SMALL = (1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048)
@@ -38,9 +37,7 @@ def settings(asked: Asked) -> Settings:
     if parts > 1 and not asked.experts:
         asked.unused["ep-size"] = "the model has no experts"
     elif parts not in (1, gpus):
-        asked.refused["ep-size"] = (
-            f"experts in {parts} groups of slices: whole ones on each of {gpus} GPUs stand for it"
-        )
+        in_groups(asked, parts, gpus)
     if total := asked.integer("kv-cache-config.max-tokens"):
         engine["num_gpu_blocks_override"] = max(2, total // (block or 32))
     if asked.text("allreduce-strategy") not in ("", "AUTO", "NCCL"):
@@ -65,7 +62,7 @@ def settings(asked: Asked) -> Settings:
 
 
 def _combine(asked: Asked, engine: dict[str, Any]) -> None:
-    """Outputs of experts in few bits: kernels that write into the memory of other GPUs take them back."""
+    """Outputs of experts in few bits, where kernels that write into the memory of other GPUs take them back."""
     flag = "moe-config.use-low-precision-moe-combine"
     if not asked.truth(flag):
         return
@@ -75,7 +72,7 @@ def _combine(asked: Asked, engine: dict[str, Any]) -> None:
     elif stored not in IN_FEW_BITS:
         asked.unused[flag] = f"the experts are in {stored}"
     else:
-        engine["all2all_backend"], engine["low_precision_combine"] = ONE_SIDED, True
+        engine["low_precision_combine"] = True
 
 
 IN_FEW_BITS = ("fp8", "fp8_block", "nvfp4")
@@ -107,6 +104,8 @@ def _prefixes(asked: Asked) -> None:
         asked.absent[flag] = changes
     elif asked.truth(flag):
         asked.refused[flag] = changes
+    else:
+        asked.unused["kv-cache-config.host-cache-size"] = "no prefixes are kept"
 
 
 def _drafts(asked: Asked, engine: dict[str, Any]) -> None:

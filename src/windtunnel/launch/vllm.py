@@ -104,6 +104,14 @@ def quantization(asked: Asked, flag: str) -> str | None:
     return asks
 
 
+def in_groups(asked: Asked, parts: int, gpus: int) -> None:
+    """Experts in groups of GPUs, in slices within each: as much memory, work and traffic of a GPU as whole ones."""
+    asked.refused["ep-size"] = (
+        f"shapes of kernels: experts in {parts} groups of slices; whole ones on each of {gpus} GPUs stand for it"
+    )
+    asked.kernels.add("ep-size")
+
+
 def kv_dtype(asked: Asked, flag: str) -> str | None:
     """A type of the KV cache that windtunnel knows."""
     value = asked.get(flag)
@@ -249,7 +257,9 @@ def _connector(asked: Asked, config: Mapping[str, Any], found: Settings) -> None
     elif store := _store(asked, name, extra, found.engine):
         found.stores.append(store)
     else:
-        asked.refused[f"{TRANSFER}kv-connector"] = f"where KV goes: {name} is no connector that is simulated"
+        known = name.startswith(("Offloading", "SimpleCPUOffload", "LMCache", "MooncakeStore"))
+        lacks = "the line does not say how much it holds: add --store" if known else "is no connector that is simulated"
+        asked.refused[f"{TRANSFER}kv-connector"] = f"where KV goes: {name}: {lacks}"
 
 
 def _handover(usual: str, config: Mapping[str, Any], extra: Mapping[str, Any]) -> str:

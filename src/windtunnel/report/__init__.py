@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterable
+from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windtunnel.deployment import SLO
+from windtunnel.files import require_writable, write_whole
 from windtunnel.metrics import summary, unroll
 from windtunnel.report.html import html_report
 from windtunnel.report.launch_files import write_launch_files
@@ -14,7 +17,40 @@ from windtunnel.report.prometheus import prometheus
 from windtunnel.report.vllm_bench import vllm_bench
 from windtunnel.simulate.run import Run
 
-__all__ = ["FOLDERS", "TEXTS", "html_report", "perfetto", "prometheus", "vllm_bench"]
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+__all__ = ["FOLDERS", "TEXTS", "html_report", "perfetto", "plots", "prometheus", "report", "vllm_bench"]
+
+
+def plots(run: Run, slo: SLO | None = None) -> "dict[str, Figure]":
+    """The plots of a run's page as plotly figures, for notebooks: ``plots(run)["timeline"]``.
+
+    Distributions of latencies with the limits of ``slo`` (requests-cdf, tokens-cdf), queues and throughput over time
+    (timeline), where the time goes (breakdown), prompts, outputs and arrivals; first-token where prefill and decode are
+    disaggregated.
+    """
+    from plotly.graph_objects import Figure
+
+    from windtunnel.report.figures import figures
+
+    steps = unroll(run)
+    found = figures(steps, summary(run, slo, steps=steps), slo)
+    for layout in (each["layout"] for each in found.values()):
+        for marks in ("shapes", "annotations"):  # whose places among the page's colours plotly does not know
+            layout[marks] = [{key: mark[key] for key in mark if key != "meta"} for mark in layout.get(marks, ())]
+    return {name: Figure(each) for name, each in found.items()}
+
+
+def report(run: Run, path: str | PathLike[str], slo: SLO | None = None) -> Path:
+    """Write a run's page, one HTML file with tables and plots that needs no network; its path.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    require_writable("report", Path(path))
+    write_whole(Path(path), _report(run, slo))
+    return Path(path)
 
 
 def _report(run: Run, slo: SLO | None) -> Iterable[str]:

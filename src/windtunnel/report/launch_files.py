@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.deployment import HANDOVERS
-from windtunnel.deployment.presets import preset
+from windtunnel.deployment.presets import EnginePreset, preset
 from windtunnel.errors import InputError
 from windtunnel.files import write_whole
 from windtunnel.launch.facts import written
@@ -82,7 +82,7 @@ def _facts(pool: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str, 
     if chosen.name != PRESETS[chosen.backend]:
         found["engine"] = chosen.name
     found |= {name: engine[name] for name in ("acceptance_length", "kernel_version") if engine.get(name) is not None}
-    if engine.get("scheduler") in (chosen.name, chosen.rules):
+    if _named(engine.get("scheduler"), chosen):
         found["scheduler"] = engine["scheduler"]
     if deployment["router"] == "vllm_dp" and engine.get("data_parallel_size", 1) == 1:
         found["data_parallel_size"] = 1
@@ -100,6 +100,14 @@ def _facts(pool: Mapping[str, Any], deployment: Mapping[str, Any]) -> dict[str, 
     if stores := pool.get("stores"):
         found["store"] = [written({key: value for key, value in store.items() if value}) for store in stores]
     return found
+
+
+def _named(scheduler: str | None, chosen: EnginePreset) -> bool:
+    """Whether a scheduler has to be named: plainly that of the engine, or of another release of SGLang."""
+    name, settings, _ = str(scheduler or "").partition(":")
+    if chosen.backend == "sglang" and name not in ("", chosen.rules):
+        return True
+    return name in (chosen.name, chosen.rules) and not settings
 
 
 def _unsaid(engine: Mapping[str, Any], backend: str, pool: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _starts(chosen: EnginePreset, scheduler: str | None) -> bool:
     if scheduler in (None, chosen.name, chosen.rules):
         return True
     name = str(scheduler).partition(":")[0]
-    if chosen.backend == "vllm" or name not in ((RULES,) if chosen.backend == "sglang" else (NO_EVICT, MOST)):
+    if chosen.backend == "vllm" or name not in (RULES if chosen.backend == "sglang" else (NO_EVICT, MOST)):
         return False
     plain, own = settings_of(name), settings_of(str(scheduler))
     followed = {"radix_cache", "disable_overlap_schedule", "chunked_prefill", *SIZES, "balance_timeout"}
@@ -161,7 +161,7 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "disable-overlap-schedule": engine.get("async_scheduling") is False and stages == 1,
         "disable-cuda-graph": bool(engine.get("enforce_eager")),
         "disable-custom-all-reduce": bool(engine.get("disable_custom_all_reduce")),
-        "enable-mixed-chunk": bool(rules.get("enable_mixed_chunk")),
+        **{flag: bool(rules.get(name)) for flag, (name, usual) in SCHEDULER.items() if usual is False},
     }
     start = ["python", "-m", "sglang.launch_server", "--model-path", model]
     sizes = " ".join(map(str, other_capture_sizes(pool)))
@@ -184,9 +184,10 @@ def _sglang_rules(engine: Mapping[str, Any]) -> dict[str, Any]:
     """What a scheduler of SGLang with its own settings has besides its defaults; of the engine's own what it has."""
     own = {"chunked_prefill": engine.get("enable_chunked_prefill"), "radix_cache": engine.get("enable_prefix_caching")}
     text = str(engine.get("scheduler") or "")
-    if not text.startswith(f"{RULES}:"):
+    name, colon, _ = text.partition(":")
+    if not colon or name not in RULES:
         return own
-    plain, named = settings_of(RULES), settings_of(text)
+    plain, named = settings_of(name), settings_of(text)
     own = {"chunked_prefill": None, "radix_cache": None}
     names = (*own, *(name for name, _ in SCHEDULER.values()))
     return own | {name: getattr(named, name) for name in names if getattr(named, name) != getattr(plain, name)}

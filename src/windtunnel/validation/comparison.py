@@ -35,17 +35,14 @@ class Options:
     client_path: bool = True
     """A client's clock includes its path; off in an ablation."""
 
-    def run(self, deployment: Deployment, workload: Workload, client: str, stream_interval: int = 1) -> Run:
+    def run(self, deployment: Deployment, workload: Workload, client: str) -> Run:
         """Simulate on the clock of the engine, or of a ``client`` of CLIENTS, with its path where none was calibrated.
 
-        ``stream_interval``: tokens of a streamed event; server and client handle that many times fewer events.
         Raises InputError for what cannot be simulated, or is beyond the data.
         """
         seen = None
         if client and self.client_path:
-            usual = CLIENTS[client]
-            usual = replace(usual, per_sequence=usual.per_sequence / stream_interval)
-            seen = self.overheads.client or usual
+            seen = self.overheads.client or CLIENTS[client]
         overheads = replace(self.overheads, client=seen)
         run = simulate(deployment, workload, perf=self.perf, overheads=overheads, corrections=self.corrections)
         if self.strict:

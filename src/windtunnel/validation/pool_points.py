@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.deployment import Deployment, Engine, Handover, Link, Pool, find_handover, usual_handover
-from windtunnel.deployment.engine import GATHERED, ONE_SIDED
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.metrics.evidence import ServerKey, server_key
@@ -19,10 +18,6 @@ from windtunnel.model import Model
 from windtunnel.validation.measured_run import json_lines, nearest_preset
 from windtunnel.validation.recipes import SPARE_TOKENS, Side, engine
 from windtunnel.validation.served_checkpoints import quantized_on_load, served_model
-
-ONE_NODE = 8
-"""GPUs of an NVLink domain up to which TensorRT-LLM gathers the tokens of all ranks; in racks they write into each
-other's memory, if experts have 4-bit weights (its choice of an all-to-all method)."""
 
 SIDES = ("prefill", "decode")
 
@@ -92,11 +87,6 @@ class PoolsPoint:
         """The decode workers share whole experts."""
         return self.decode.ep > 1
 
-    @property
-    def stream_interval(self) -> int:
-        """Tokens of a streamed event, after the first."""
-        return int(self.decode.flags.get("stream_interval") or 1)
-
     def deployment(self) -> Deployment:
         """What is simulated. Raises InputError for what cannot be."""
         if not self.decode.workers:
@@ -116,11 +106,7 @@ class PoolsPoint:
         version = TENSORRT_LLM if self.backend == "trtllm" else self.version
         quantization = quantized_on_load(model, self.precision)
         longest = min(self.isl + self.osl + SPARE_TOKENS, model.max_position_embeddings)
-        more: dict[str, Any] = {"quantization": quantization}
-        if self.backend == "trtllm" and self.precision == "fp4" and side.ranks > 1 and side.ep > 1:
-            domain = device(self.system).gpus_per_domain
-            more["all2all_backend"] = ONE_SIDED if domain > ONE_NODE else GATHERED
-        return engine(side, nearest_preset(self.backend, version), longest, **more)
+        return engine(side, nearest_preset(self.backend, version), longest, quantization=quantization)
 
     def _handover(self) -> Handover:
         rules = find_handover(usual_handover(self.backend))

@@ -1,8 +1,8 @@
 """Recipes of deployments with separate prefill and decode workers, read as settings of their engines.
 
-The flags are those of srt-slurm's recipes, by the names of ``../shared/truth/disagg/README.md``. TensorRT-LLM states
-its limits for each rank of attention data parallelism, SGLang for all of a worker together. Where a recipe is not
-known, USUAL stands for it: what most recipes of the engine say.
+The flags are those of srt-slurm's recipes, by the names of ``../shared/truth/disagg/README.md``. WORDS has the engine's
+own flag for each, which ``launch`` reads as it reads launch lines. Where a recipe is not known, USUAL stands for it:
+what most recipes of the engine say.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.deployment import Engine
-from windtunnel.deployment.engine import GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
 from windtunnel.errors import InputError
+from windtunnel.launch import read_flags
 
 Flags = Mapping[str, Any]
 
@@ -28,16 +28,55 @@ USUAL: dict[tuple[str, str], Flags] = {
 }
 """(engine, side) → flags of a recipe that is not known."""
 
-MOST_SEQS = 8192
-"""Requests of one rank beyond which more seats change nothing; recipes ask for up to 67,584 of a worker."""
 DECODE_TOKENS = 512
 """Tokens of a step that a decode worker of SGLang may compute, at least: it never computes prompts."""
 SPARE_TOKENS = 200
 """``max_model_len`` beyond prompt and output, as recipes and InferenceX's scripts have it."""
-SGLANG = "sglang-0.4.6"
-"""Its scheduler, by the release whose rules are simulated."""
-NEVER = -1
-"""SGLang's ``chunked_prefill_size`` for prompts that are not cut."""
+
+WORDS: dict[str, dict[str, str]] = {
+    "trtllm": {
+        "max_batch_size": "max-batch-size",
+        "max_num_tokens": "max-num-tokens",
+        "free_gpu_memory_fraction": "kv-cache-config.free-gpu-memory-fraction",
+        "kv_dtype": "kv-cache-config.dtype",
+        "kv_block_reuse": "kv-cache-config.enable-block-reuse",
+        "chunked_prefill": "enable-chunked-prefill",
+        "cuda_graph_batch_sizes": "cuda-graph-config.batch-sizes",
+        "cuda_graph_max_batch_size": "cuda-graph-config.max-batch-size",
+        "low_precision_moe_combine": "moe-config.use-low-precision-moe-combine",
+        "stream_interval": "stream-interval",
+        "postprocess_workers": "num-postprocess-workers",
+    },
+    "sglang": {
+        "max_running_requests": "max-running-requests",
+        "chunked_prefill_size": "chunked-prefill-size",
+        "max_prefill_tokens": "max-prefill-tokens",
+        "max_total_tokens": "max-total-tokens",
+        "mem_fraction_static": "mem-fraction-static",
+        "kv_dtype": "kv-cache-dtype",
+        "all_to_all": "moe-a2a-backend",
+        "deepep_mode": "deepep-mode",
+        "eplb_redundant_experts": "ep-num-redundant-experts",
+        "stream_interval": "stream-interval",
+        "scheduler_recv_interval": "scheduler-recv-interval",
+        "cuda_graph_batch_sizes": "cuda-graph-bs",
+        "cuda_graph_max_batch_size": "cuda-graph-max-bs",
+    },
+    "vllm": {
+        "max_num_seqs": "max-num-seqs",
+        "max_num_batched_tokens": "max-num-batched-tokens",
+        "gpu_memory_utilization": "gpu-memory-utilization",
+        "kv_dtype": "kv-cache-dtype",
+        "radix_cache": "enable-prefix-caching",
+    },
+}
+"""Engine → what a recipe's fact is called there; the others choose kernels, or change no time and memory."""
+OFF: dict[str, dict[str, tuple[str, Any]]] = {
+    "trtllm": {"overlap_scheduler": ("disable-overlap-scheduler", True), "cuda_graphs": ("cuda-graph-config", None)},
+    "sglang": {"radix_cache": ("disable-radix-cache", True), "cuda_graphs": ("disable-cuda-graph", True)},
+    "vllm": {"cuda_graphs": ("enforce-eager", True)},
+}
+"""Engine → the flag, and its value, that turns off what a recipe says is off."""
 
 
 @dataclass(frozen=True)
@@ -70,90 +109,36 @@ def engine(side: Side, preset: str, max_model_len: int, **more: Any) -> Engine:
             "equal ranks, and share the experts whole or not at all"
         )
     name = preset.partition("-")[0]
-    flags = side.flags or USUAL.get((name, side.role), {})
-    settings = {"trtllm": _trtllm, "sglang": _sglang}.get(name, _vllm)(side, flags, max_model_len)
-    return Engine(
-        preset=preset,
-        tensor_parallel_size=side.tp // side.ranks,
-        data_parallel_size=side.ranks,
-        pipeline_parallel_size=side.pp,
-        enable_expert_parallel=side.ep > 1,
-        max_model_len=max_model_len,
-        **(_given(settings) | more),
-    )
+    facts = side.flags or USUAL.get((name, side.role), {})
+    settings = read_flags(name, _layout(name, side, max_model_len) | _flags(name, facts), {"engine": preset})
+    tokens, seqs = settings.get("max_num_batched_tokens"), settings.get("max_num_seqs")
+    if name == "trtllm" and side.role == "prefill" and tokens and not seqs:
+        settings["max_num_seqs"] = max(1, tokens // max_model_len)
+    if name == "trtllm" and side.role == "decode" and seqs and not tokens:
+        settings["max_num_batched_tokens"] = seqs
+    if name == "sglang" and side.role == "decode" and not tokens:
+        settings["max_num_batched_tokens"] = max(seqs or DECODE_TOKENS, DECODE_TOKENS)
+    return Engine(**{"preset": preset, **settings, **more})
 
 
-def _trtllm(side: Side, flags: Flags, longest: int) -> dict[str, Any]:
-    tokens, seqs = flags.get("max_num_tokens"), flags.get("max_batch_size")
-    if side.role == "decode":
-        tokens = max(tokens or 0, seqs or 0) or None
-    elif tokens:
-        seqs = seqs or max(1, tokens // longest)
-    return {
-        "max_num_seqs": seqs,
-        "max_num_batched_tokens": tokens,
-        "gpu_memory_utilization": flags.get("free_gpu_memory_fraction"),
-        "async_scheduling": False if flags.get("overlap_scheduler") is False else None,
-        **_both(flags),
-    }
+def _layout(name: str, side: Side, longest: int) -> dict[str, Any]:
+    """The flags that say how a worker's GPUs share the work, and how long a request may be."""
+    if name == "vllm":
+        return {
+            "tensor-parallel-size": side.tp // side.ranks,
+            "data-parallel-size": side.ranks,
+            "pipeline-parallel-size": side.pp,
+            "enable-expert-parallel": side.ep > 1,
+            "max-model-len": longest,
+        }
+    sizes = {"tp-size": side.tp, "pp-size": side.pp, "ep-size": side.ep}
+    if name == "trtllm":
+        return {**sizes, "enable-attention-dp": side.ranks > 1, "max-seq-len": longest}
+    sizes["context-length"] = longest
+    return {**sizes, "dp-size": side.ranks, "enable-dp-attention": side.ranks > 1, "disaggregation-mode": side.role}
 
 
-def _sglang(side: Side, flags: Flags, longest: int) -> dict[str, Any]:
-    seqs, chunk = flags.get("max_running_requests"), flags.get("chunked_prefill_size")
-    seqs = min(max(1, seqs // side.ranks), MOST_SEQS) if seqs else None
-    if side.role == "decode":
-        chunk = max(seqs or DECODE_TOKENS, DECODE_TOKENS)
-    elif chunk:
-        chunk = flags.get("max_prefill_tokens") or longest if chunk == NEVER else max(1, chunk // side.ranks)
-    deepep = {"low_latency": LOW_LATENCY, "normal": HIGH_THROUGHPUT}
-    exchanges = flags.get("all_to_all") == "deepep" and side.ranks > 1
-    return {
-        "max_num_seqs": seqs,
-        "max_num_batched_tokens": chunk,
-        "gpu_memory_utilization": flags.get("mem_fraction_static"),
-        "all2all_backend": deepep.get(flags.get("deepep_mode") or "", GATHERED) if exchanges else None,
-        **_both(flags),
-        **_batching(side, flags),
-    }
-
-
-def _batching(side: Side, flags: Flags) -> dict[str, Any]:
-    """SGLang's scheduler, which lets prompts into a step up to its own number of tokens."""
-    tokens = flags.get("max_prefill_tokens")
-    if side.role != "prefill" or tokens is None:
-        return {}
-    radix = "false" if flags.get("radix_cache") is False else "true"
-    return {"scheduler": f"{SGLANG}:max_prefill_tokens={tokens},radix_cache={radix}", "enable_prefix_caching": None}
-
-
-def _vllm(side: Side, flags: Flags, longest: int) -> dict[str, Any]:  # noqa: ARG001 - as of the other engines
-    names = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
-    return {name: flags.get(name) for name in names} | _both(flags)
-
-
-def _both(flags: Flags) -> dict[str, Any]:
-    """What all engines call alike."""
-    return {
-        "kv_cache_dtype": "fp8" if str(flags.get("kv_dtype") or "").startswith("fp8") else None,
-        "enable_prefix_caching": False if False in (flags.get("radix_cache"), flags.get("kv_block_reuse")) else None,
-        "enforce_eager": True if flags.get("cuda_graphs") is False else None,
-        "cudagraph_capture_sizes": _captured(flags),
-    }
-
-
-def _captured(flags: Flags) -> tuple[int, ...] | None:
-    """The sizes of captured graphs: those that are named, or with the largest one all powers of two and multiples of
-    8 up to it."""
-    if flags.get("cuda_graphs") is False:
-        return None
-    if sizes := flags.get("cuda_graph_batch_sizes"):
-        return tuple(sizes)
-    largest = flags.get("cuda_graph_max_batch_size")
-    if not largest:
-        return None
-    small = (size for size in (1, 2, 4) if size <= largest)
-    return tuple(sorted({*small, *range(8, largest + 1, 8), largest}))
-
-
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value is not None}
+def _flags(name: str, facts: Flags) -> dict[str, Any]:
+    """Facts of a recipe as flags of its engine."""
+    found = {WORDS[name][fact]: value for fact, value in facts.items() if fact in WORDS[name]}
+    return found | dict(flag for fact, flag in OFF[name].items() if facts.get(fact) is False)

@@ -27,13 +27,22 @@ from typing import Any
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
+from windtunnel.launch import read_flags
 from windtunnel.metrics.evidence import ServerKey, server_key
 from windtunnel.perf.database import find_systems
 from windtunnel.validation.measured_run import nearest_preset
 from windtunnel.validation.pool_points import PoolsPoint, of_columns, with_likely_seats
 from windtunnel.validation.recipes import SPARE_TOKENS
 from windtunnel.validation.served_checkpoints import quantized_on_load, served_model
-from windtunnel.validation.served_scripts import NO_SCRIPT, PREDICTING_FLAGS, RECORDED, Script, early_layout, script
+from windtunnel.validation.served_scripts import (
+    NO_SCRIPT,
+    PREDICTING_FLAGS,
+    RECORDED,
+    TRT_FP8_KV,
+    Script,
+    early_layout,
+    script,
+)
 
 PREDICTING, PREDICTING_SINCE = ("1.2.0rc6.post3", "1.1.0rc2.post2"), "2026-01"
 """Images of TensorRT-LLM with which the scripts served DeepSeek-R1 with multi-token prediction, and from which month;
@@ -52,22 +61,22 @@ MARLIN = {("openai/gpt-oss-120b", "h100_sxm"), ("openai/gpt-oss-120b", "h200_sxm
 kernel database has them for integers, which take as many bytes: those times stand for them."""
 
 FLAGS: dict[str, dict[str, Any]] = {
-    "meta-llama/Llama-3.1-70B": {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192, "async_scheduling": True},
-    "openai/gpt-oss-120b": {"max_num_batched_tokens": 8192, "async_scheduling": True},
-    "moonshotai/Kimi-K2.5": {"max_num_seqs": "clients"},
+    "meta-llama/Llama-3.1-70B": {"kv-cache-dtype": "fp8", "max-num-batched-tokens": 8192, "async-scheduling": True},
+    "openai/gpt-oss-120b": {"max-num-batched-tokens": 8192, "async-scheduling": True},
+    "moonshotai/Kimi-K2.5": {"max-num-seqs": "clients"},
 }
 """What InferenceX's scripts pass to ``vllm serve``, by model; ``clients`` stands for the row's concurrency."""
 
 FLAGS_BY_SYSTEM: dict[tuple[str, str], dict[str, Any]] = {
-    ("meta-llama/Llama-3.1-70B", "h100_sxm"): {"max_num_seqs": "clients"},
-    ("meta-llama/Llama-3.1-70B", "h200_sxm"): {"max_num_seqs": "clients"},
-    ("meta-llama/Llama-3.1-70B", "b200_sxm"): {"max_num_seqs": 512},
-    ("openai/gpt-oss-120b", "h100_sxm"): {"max_num_seqs": "clients"},
-    ("openai/gpt-oss-120b", "h200_sxm"): {"max_num_seqs": "clients"},
-    ("openai/gpt-oss-120b", "b200_sxm"): {"max_num_seqs": 512, "kv_cache_dtype": "fp8"},
-    ("MiniMaxAI/MiniMax-M2.5", "h100_sxm"): {"max_num_seqs": 256},
-    ("MiniMaxAI/MiniMax-M2.5", "b200_sxm"): {"gpu_memory_utilization": 0.95, "block_size": 32},
-    ("MiniMaxAI/MiniMax-M2.5", "b300_sxm"): {"kv_cache_dtype": "fp8", "block_size": 32},
+    ("meta-llama/Llama-3.1-70B", "h100_sxm"): {"max-num-seqs": "clients"},
+    ("meta-llama/Llama-3.1-70B", "h200_sxm"): {"max-num-seqs": "clients"},
+    ("meta-llama/Llama-3.1-70B", "b200_sxm"): {"max-num-seqs": 512},
+    ("openai/gpt-oss-120b", "h100_sxm"): {"max-num-seqs": "clients"},
+    ("openai/gpt-oss-120b", "h200_sxm"): {"max-num-seqs": "clients"},
+    ("openai/gpt-oss-120b", "b200_sxm"): {"max-num-seqs": 512, "kv-cache-dtype": "fp8"},
+    ("MiniMaxAI/MiniMax-M2.5", "h100_sxm"): {"max-num-seqs": 256},
+    ("MiniMaxAI/MiniMax-M2.5", "b200_sxm"): {"gpu-memory-utilization": 0.95, "block-size": 32},
+    ("MiniMaxAI/MiniMax-M2.5", "b300_sxm"): {"kv-cache-dtype": "fp8", "block-size": 32},
 }
 COLUMNS = (
     *("id", "silicon_data_source", "backend", "backend_version", "model_path", "system", "precision", "mode", "isl"),
@@ -76,8 +85,8 @@ COLUMNS = (
 """The columns that are read."""
 
 
-GENERATED: dict[str, Any] = {"max_num_batched_tokens": "prompt"}
-GENERATED_BY_PRECISION: dict[str, dict[str, Any]] = {"fp8": {"kv_cache_dtype": "fp8"}}
+GENERATED: dict[str, Any] = {"max-num-tokens": "prompt"}
+GENERATED_BY_PRECISION: dict[str, dict[str, Any]] = {"fp8": TRT_FP8_KV}
 """What aiconfigurator writes, whose deployments of TensorRT-LLM the other sources measured."""
 
 LARGEST_WORKER = 16
@@ -89,6 +98,10 @@ RELEASES = {
     "trtllm": (("2025-07", "1.0.0"), ("2025-10", "1.1.0")),
 }
 """Month of release and version of engines that have a preset."""
+
+
+LAYOUT = ("tensor_parallel_size", "data_parallel_size", "num_speculative_tokens", "acceptance_length")
+"""What the row says itself."""
 
 
 @dataclass(frozen=True)
@@ -160,11 +173,6 @@ class Point:
         """Requests for each client."""
         return self.script.rounds
 
-    @property
-    def stream_interval(self) -> int:
-        """Tokens of a streamed event, after the first."""
-        return self.script.stream_interval
-
     def deployment(self) -> Deployment:
         """What is simulated. Raises InputError for what cannot be."""
         return Deployment((self.pool(),))
@@ -184,14 +192,13 @@ class Point:
         if self._widened and model.quantization is not None:
             model = model.with_quantization(replace(model.quantization, method="int4"))
         engine = Engine(
-            preset=nearest_preset(self.backend, self.version),
             tensor_parallel_size=self.tp,
             data_parallel_size=self.dp,
             enable_expert_parallel=self.expert_parallel,
             max_model_len=min(self.isl + self.osl + SPARE_TOKENS, model.max_position_embeddings),
             quantization=quantized_on_load(model, self.precision),
             **self._speculation(),
-            **self._flags(),
+            **self.settings(),
         )
         return Pool(model, device(self.system), engine, self.replicas)
 
@@ -219,7 +226,8 @@ class Point:
             return {}
         return {"num_speculative_tokens": drafts, "acceptance_length": ACCEPTED[drafts]}
 
-    def _flags(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """Of ``deployment.Engine``: the version, and what its script says."""
         if self.backend == "trtllm" and not self.scripted:
             flags = GENERATED | GENERATED_BY_PRECISION.get(self.precision, {})
         elif self.backend == "vllm":
@@ -234,11 +242,25 @@ class Point:
             "prompt": max(8192, -(-(self.isl + self.concurrency // self.replicas + 64) // 64) * 64),
         }
         chosen = {name: stands_for.get(value, value) for name, value in flags.items()}
-        if self.dp > 1 and self.script.balance:  # steps here yield one token, the engine's the accepted ones
-            steps = round(self.script.balance * self._speculation().get("acceptance_length", 1.0))
-            chosen["scheduler"] = f"trtllm-guaranteed-no-evict:balance_timeout={steps}"
-        seqs = chosen.get("max_num_seqs", 0)
-        return chosen | ({"max_num_seqs": max(1, seqs // self.dp)} if self.backend != "vllm" and seqs else {})
+        if self.backend == "trtllm":
+            chosen |= self._ranks_of_trtllm()
+            if "max-batch-size" in chosen:
+                chosen["max-batch-size"] = max(1, chosen["max-batch-size"] // self.dp)
+        if self.backend == "sglang" and self.dp > 1:
+            chosen |= {"tp-size": self.tp * self.dp, "dp-size": self.dp, "enable-dp-attention": True}
+        preset = nearest_preset(self.backend, self.version)
+        found = read_flags(self.backend, chosen, {"engine": preset, **self._speculation()})
+        return {"preset": preset, **{name: value for name, value in found.items() if name not in LAYOUT}}
+
+    def _ranks_of_trtllm(self) -> dict[str, Any]:
+        """How its ranks of attention wait for each other's prompts."""
+        if self.dp == 1 or not self.script.balance:
+            return {}
+        drafts = self._speculation()
+        more = {"attention-dp-config.enable-balance": True, "attention-dp-config.timeout-iters": self.script.balance}
+        if drafts:
+            more |= {"speculative-config.num-nextn-predict-layers": drafts["num_speculative_tokens"]}
+        return more
 
 
 def find_file() -> Path:

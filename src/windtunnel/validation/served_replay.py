@@ -150,7 +150,7 @@ def replay(point: Served, options: Options = PLAIN) -> Result:
     """
     try:
         deployment = point.deployment()
-        run = options.run(deployment, workload(point), client=point.client, stream_interval=point.stream_interval)
+        run = options.run(deployment, workload(point), client=point.client)
     except InputError as reason:
         return Result(point, reason=str(reason))
     metrics = request_metrics(run.requests)

@@ -1,4 +1,5 @@
-"""What InferenceX's scripts pass to SGLang and TensorRT-LLM (``benchmarks/`` of its repository), under vLLM's names.
+"""What InferenceX's scripts pass to SGLang and TensorRT-LLM (``benchmarks/`` of its repository), by the names that
+``launch`` has for each engine's flags.
 
 Scripts change while rows are measured: where a row's numbers tell which one served it, SCRIPTS has both.
 """
@@ -9,10 +10,9 @@ from typing import Any
 
 Flags = dict[str, Any]
 
-FP8_KV: Flags = {"kv_cache_dtype": "fp8"}
-LONG_PROMPTS = "sglang-0.4.6:max_prefill_tokens=32768,radix_cache=false"
-"""SGLang's scheduler with --max-prefill-tokens 32768 --disable-radix-cache."""
-NO_RADIX = "sglang-0.4.6:radix_cache=false"
+FP8_KV: Flags = {"kv-cache-dtype": "fp8_e4m3"}
+TRT_FP8_KV: Flags = {"kv-cache-config.dtype": "fp8"}
+MEMORY = "kv-cache-config.free-gpu-memory-fraction"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Script:
     """Beginning of the system's name."""
     flags: Flags
     """``clients`` stands for the row's concurrency, ``prompt`` for one prompt and a token for every client, at least
-    8,192, ``length`` for max_model_len."""
+    8,192, ``length`` for the longest request."""
     polls: tuple[int, int] = (1, 1)
     """Decode steps between two looks at new requests, below 16 clients and from 16 on (SGLang's
     ``scheduler_recv_interval``)."""
@@ -47,8 +47,6 @@ class Script:
     batch_wait: int = 0
     """``batch_wait_timeout_iters``: steps that a prompt waits for others to share its step (``_waiting_requests``, same
     file); set for 1,024 tokens in and out on fewer than 8 GPUs."""
-    stream_interval: int = 1
-    """Tokens of a streamed event, after the first."""
     shown: int = 1
     """Tokens that the first event needs (SGLang before it sent the first token at once)."""
 
@@ -56,11 +54,10 @@ class Script:
 def _sglang(
     model: str, precision: str, system: str, memory: float, chunk: int, seqs: object, stream_interval: int, **more: Any
 ) -> Script:
-    scheduler = LONG_PROMPTS if chunk > 16384 else NO_RADIX
     kv = {} if precision == "bf16" or (system.startswith("h200") and "Qwen" not in model) else FP8_KV
-    flags: Flags = {"max_num_seqs": seqs, "max_num_batched_tokens": chunk, "gpu_memory_utilization": memory, **kv}
-    flags["scheduler"] = scheduler
-    return Script("sglang", model, precision, system, flags, stream_interval=stream_interval, **more)
+    flags: Flags = {"max-running-requests": seqs, "chunked-prefill-size": chunk, "mem-fraction-static": memory, **kv}
+    flags |= {"max-prefill-tokens": max(chunk, 16384), "disable-radix-cache": True, "stream-interval": stream_interval}
+    return Script("sglang", model, precision, system, flags, **more)
 
 
 PREDICTING: Flags = {"version": "0.5.9", "gpus": 4, "expert_parallel": False, "drafts": 3}
@@ -80,43 +77,38 @@ SCRIPTS = (
     _sglang("Qwen3.5", "fp8", "b", 0.82, 32768, 128, 30, polls=(10, 30)),
     _sglang("Qwen3.5", "fp8", "h200", 0.8, 16384, 128, 50),
     _sglang("GLM-5", "", "b", 0.85, 32768, "clients", 30),
-    Script("sglang", "GLM-5", "", "h200", {"gpu_memory_utilization": 0.85}, rounds=5),
+    Script("sglang", "GLM-5", "", "h200", {"mem-fraction-static": 0.85}, rounds=5),
     Script(
         *("trtllm", "DeepSeek", "", "h200"),
-        {"max_num_batched_tokens": "prompt", "max_num_seqs": 512, **FP8_KV, "gpu_memory_utilization": 0.75},
+        {"max-num-tokens": "prompt", "max-batch-size": 512, **TRT_FP8_KV, MEMORY: 0.75, "stream-interval": 10},
         balance=60,
-        stream_interval=10,
     ),
     Script(
         *("trtllm", "DeepSeek", "", ""),
-        {"max_num_batched_tokens": "prompt", "max_num_seqs": 512, **FP8_KV, "gpu_memory_utilization": 0.8},
+        {"max-num-tokens": "prompt", "max-batch-size": 512, **TRT_FP8_KV, MEMORY: 0.8, "stream-interval": 10},
         balance=60,
-        stream_interval=10,
     ),
     Script(
         *("trtllm", "Llama-3.1-70B", "", ""),
-        {"max_num_batched_tokens": "length", "max_num_seqs": 1024, **FP8_KV},
+        {"max-num-tokens": "length", "max-batch-size": 1024, **TRT_FP8_KV, "stream-interval": 10},
         batch_wait=20,
-        stream_interval=10,
     ),
     Script(
         *("trtllm", "gpt-oss", "", "b"),
-        {"max_num_batched_tokens": 20000, "max_num_seqs": 512, **FP8_KV, "gpu_memory_utilization": 0.85},
+        {"max-num-tokens": 20000, "max-batch-size": 512, **TRT_FP8_KV, MEMORY: 0.85, "stream-interval": 20},
         balance=50,
-        stream_interval=20,
     ),
     Script(
         *("trtllm", "gpt-oss", "", "h"),
-        {"max_num_batched_tokens": 20000, "max_num_seqs": "clients", "gpu_memory_utilization": 0.85},
+        {"max-num-tokens": 20000, "max-batch-size": "clients", MEMORY: 0.85, "stream-interval": 20},
         balance=50,
-        stream_interval=20,
     ),
 )
 """The first that matches served a row."""
 NO_SCRIPT = Script("", "", "", "", {})
 
 
-PREDICTING_FLAGS: Flags = {"max_num_seqs": "clients", "max_num_batched_tokens": "one prompt"}
+PREDICTING_FLAGS: Flags = {"max-batch-size": "clients", "max-num-tokens": "one prompt"}
 """TensorRT-LLM with multi-token prediction (dsr1_fp8_b200_trt_mtp.sh and its like): a place for each client, and
 (drafts + 1) · places + the prompt's tokens + 64, so that no two prompts share a step. A decode counts drafts + 1
 tokens there and one here: ``one prompt`` stands for places + prompt + 64."""

@@ -23,7 +23,9 @@ from windtunnel.core.pipeline import (
     clear_pipe,
     count_turn,
     equal_rounds,
+    given_tokens,
     is_in_flight,
+    latest_end,
     num_stages,
     pipes,
     turn_of,
@@ -48,6 +50,8 @@ from windtunnel.core.step import depart, emit_first, nothing
 from windtunnel.core.stores import chunks
 from windtunnel.core.stores.waits import note_computed
 from windtunnel.errors import InputError
+
+__all__ = ["given_tokens", "latest_end"]
 
 SETTINGS = (
     "chunked_prefill",
