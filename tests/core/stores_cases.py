@@ -10,7 +10,7 @@ from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run
-from windtunnel.policy.routing import SCORED, Conductor, DynamoKv, PrefixAware
+from windtunnel.policy.routing import SCORED, DynamoKv, PrefixAware
 from windtunnel.policy.tiers import Eviction, Sharing, Tier
 from windtunnel.policy.vllm_v1 import VERSIONS
 
@@ -132,7 +132,7 @@ def stored_case(seed: int, n: int = 24) -> Case:
         tiers[1] = tuple(replace(tier, read_s=2 * tier.read_s) for tier in tiers[0])
     router, settings = int(rng.choice([0, 1, 2, 3, 5, 6, SCORED])), None
     if router == SCORED:
-        settings = [PrefixAware(), DynamoKv(), Conductor()][rng.integers(3)]
+        settings = [PrefixAware(), DynamoKv()][rng.integers(2)]
     fleet = Fleet(
         limits=(limits,) * pools,
         policies=(replace(policy, prefix_caching=True, admission_order="fcfs", victim="newest"),) * pools,

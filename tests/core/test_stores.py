@@ -16,7 +16,6 @@ from windtunnel.core.engine import Fleet, Record, run
 from windtunnel.core.fleet import service
 from windtunnel.errors import InputError
 from windtunnel.policy import VllmV1
-from windtunnel.policy.routing import Conductor
 from windtunnel.policy.scaling import Autoscale, Failure, Planner
 from windtunnel.simulate.on_reference import run_policies
 
@@ -66,9 +65,7 @@ def test_core_and_reference_are_equal() -> None:
 def test_core_and_reference_are_equal_where_replicas_fail() -> None:
     for seed in range(CASES):
         case = stored_case(seed)
-        conducts = isinstance(case.fleet.routing, Conductor)
-        fleet = failing(replace(case.fleet, routing=None) if conducts else case.fleet, seed)
-        drawn = fleet, case.demand, 2 if conducts else case.routers[0], case.uniforms
+        drawn = failing(case.fleet, seed), case.demand, case.routers[0], case.uniforms
         expected, found = run_policies(*drawn), service.run(*drawn, jumps=seed % 3 > 0)
         assert set(differences(expected, found)) <= {"stalls"}, seed
         assert equal_rows(seen_by_clients(expected), seen_by_clients(found)), seed
