@@ -41,6 +41,7 @@ def a_policy(rng: np.random.Generator) -> VllmV1:
     policy = VERSIONS[str(rng.choice(list(VERSIONS)))]
     if rng.random() < 0.5:
         names = ("reserve_full_prompt", "skip_unfit_prompts", "plain_blocks_first", "adaptive_threshold", "track_place")
+        flags: Any = {name: bool(rng.random() < 0.5) for name in names}
         policy = replace(
             policy,
             chunked_prefill=bool(rng.random() < 0.8),
@@ -49,7 +50,7 @@ def a_policy(rng: np.random.Generator) -> VllmV1:
             long_prefill_token_threshold=int(rng.choice([0, 0, 7])),
             prefill_schedule_interval=int(rng.choice([1, 1, 1, 3])),
             return_victim_tokens=True,
-            **{name: bool(rng.random() < 0.5) for name in names},
+            **flags,
         )
     if rng.random() < 0.5:
         policy = replace(policy, async_scheduling=bool(rng.random() < 0.5) and policy.return_victim_tokens)
@@ -87,7 +88,8 @@ def a_demand(rng: np.random.Generator, n: int, limits: Limits) -> Demand:
             others = (prompt + output)[other]
         begins = np.where(other >= 0, np.minimum(prompt, others) * (rng.random(n) < 0.8), 0)
         return replace(demand, begins=tree_of(other, begins.astype(np.int64)))
-    ids, offsets = [], [0]
+    ids: list[int] = []
+    offsets = [0]
     for tokens in prompt.tolist():
         count, kind = tokens // size, int(rng.integers(0, kinds))
         common = min(count, int(rng.integers(0, LONGEST // size)))
@@ -151,7 +153,7 @@ def differences(x: Record, y: Record) -> list[str]:
     """What is not equal; a jump of one may be two of the other."""
     found = [name for name in FIELDS if not np.array_equal(x.requests[name], y.requests[name], equal_nan=True)]
     ends = [np.where(np.isin(one.requests["state"], (GONE, REFUSED)), one.requests["state"], 0) for one in (x, y)]
-    if not np.array_equal(*ends):
+    if not np.array_equal(ends[0], ends[1]):
         found.append("state")
     if merged(x.rows) != merged(y.rows):
         found.append("rows")
