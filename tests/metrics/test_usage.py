@@ -7,6 +7,7 @@ import handmade
 import numpy as np
 import pytest
 
+from windtunnel.core.rebuild import IterationTimes
 from windtunnel.metrics import group_share, summary, time_share, unroll
 from windtunnel.metrics.steps import Steps, in_flight, work
 from windtunnel.metrics.summary import Summary
@@ -158,9 +159,10 @@ def staged(lanes: tuple[int, ...], starts: tuple[float, ...]) -> Steps:
     manifest = {"replicas": [{"pool": 0, "lanes": 1, "stages": 2}]}
     run = handmade.run(requests, handmade.iterations(*rows), manifest=manifest)
     number = len(rows)
-    return Steps(
-        run, np.arange(number), np.array(starts), np.full(number, 0.2), np.ones(number, int), np.full(number, 0.1)
-    )
+    ones, seconds = np.ones(number, dtype=np.int32), np.full(number, 0.1)
+    steps = Steps(run)
+    vars(steps)["every"] = IterationTimes(np.cumsum(ones) - ones, np.array(starts), 2 * seconds, ones, seconds)
+    return steps
 
 
 def test_stages_idle_until_the_pipeline_is_full() -> None:
@@ -173,7 +175,7 @@ def test_stages_idle_until_the_pipeline_is_full() -> None:
     assert used.bubbles == close(1 - 0.2 / 0.3)
     assert used.busy == close(0.2 / 0.3)
     assert used.kv == close((10 + 15 + 20) * 0.1 / (100 * 0.3))
-    assert steps.all_busy.sum() == close(2 * 2 * 0.1)
+    assert steps.busy_seconds == close(2 * 2 * 0.1)
 
 
 def test_ranks_of_a_pipeline_do_not_overlap_each_other() -> None:

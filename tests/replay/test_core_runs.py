@@ -16,11 +16,10 @@ from replay.replay_engines import OWN_RECORDINGS, RECORDINGS, V1_VERSIONS
 from windtunnel.core.engine import turns_of, with_room
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import ROWS
-from windtunnel.core.stepwise import stepper
-from windtunnel.core.stepwise.stepper import ONLY, Stepper
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.replay import sglang, vllm_v0, vllm_v1
+from windtunnel.replay import sglang, stepper, vllm_v0, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
+from windtunnel.replay.stepper import ONLY, Stepper
 from windtunnel.replay.vllm_v1_core import Core
 
 PATHS = sorted([*OWN_RECORDINGS.glob("v1-0.33/*.in.json"), *RECORDINGS.glob("*/*.in.json")])
@@ -76,7 +75,7 @@ def test_whole_runs_take_the_recorded_times(path: Path, monkeypatch: pytest.Monk
     rows = core.state.requests
     order = np.argsort(rows["arrival"], kind="stable")
     turns, course = turns_of(core.state, (ONLY,), False)
-    while loop(core.state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None) == FULL:
+    while loop(core.state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None, None) == FULL:
         core.state = with_room(core.state)
     taken = core.state.rows["steps"][: core.state.counters[ROWS]]
     assert taken.sum() == sum(bool(step["scheduled"]) for step in steps)

@@ -17,10 +17,10 @@ from replay.test_core_runs import tables
 from windtunnel.core.engine import turns_of, with_room
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import JUMPS, ROWS, STALLS
-from windtunnel.core.stepwise import stepper
-from windtunnel.core.stepwise.stepper import ONLY
 from windtunnel.errors import InputError
+from windtunnel.replay import stepper
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, read_recording
+from windtunnel.replay.stepper import ONLY
 from windtunnel.replay.trtllm import Scheduler, replay
 
 SHARED = RECORDINGS.with_name("recordings")
@@ -38,7 +38,7 @@ def whole_run(recording: Recording, jumps: bool) -> Any:
     state = Scheduler(recording).stepper.state
     state.counters[JUMPS] = jumps
     order, (turns, course) = np.argsort(state.requests["arrival"], kind="stable"), turns_of(state, (ONLY,), False)
-    while loop(state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None) == FULL:
+    while loop(state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None, None) == FULL:
         state = with_room(state)
     return state
 

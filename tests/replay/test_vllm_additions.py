@@ -13,12 +13,11 @@ from replay.test_core_runs import tables
 from windtunnel.core.engine import turns_of, with_room
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import JUMPS, ROWS
-from windtunnel.core.stepwise import stepper
-from windtunnel.core.stepwise.stepper import ONLY
 from windtunnel.errors import InputError
 from windtunnel.policy import VllmV1
-from windtunnel.replay import vllm_v1
+from windtunnel.replay import stepper, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
+from windtunnel.replay.stepper import ONLY
 from windtunnel.replay.vllm_v1 import replay
 from windtunnel.replay.vllm_v1_core import Core
 
@@ -65,7 +64,7 @@ def test_whole_runs_take_the_recorded_times(path: Path, jumps: bool, monkeypatch
     state = Core(read_recording(path), vllm_v1.limits(config), vllm_v1.policy(config, "vllm-0.33")).stepper.state
     state.counters[JUMPS] = jumps
     order, (turns, course) = np.argsort(state.requests["arrival"], kind="stable"), turns_of(state, (ONLY,), False)
-    while loop(state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None) == FULL:
+    while loop(state, turns, course, order, None, None, (ONLY, ONLY), 0, np.inf, None, None) == FULL:
         state = with_room(state)
     assert state.rows["steps"][: state.counters[ROWS]].sum() == sum(bool(step["scheduled"]) for step in steps)
     for number, (name, one) in zip(order, summary["requests"].items(), strict=True):

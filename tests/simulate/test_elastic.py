@@ -8,7 +8,6 @@ import pytest
 from windtunnel import Deployment, Engine, Pool, device, load_model, simulate, summary, summary_json
 from windtunnel.errors import InputError
 from windtunnel.policy.scaling import Autoscale, Faults, Foresight
-from windtunnel.simulate.live import live
 from windtunnel.workload import Workload
 
 
@@ -51,9 +50,3 @@ def test_what_cannot_come_and_go_is_refused() -> None:
         run(2, scaling=Autoscale(Foresight(rps=1.0), most=4))
     with pytest.raises(InputError, match="fail: replica=2: there are 2, counted from 0"):
         run(2, faults=(Faults(replica=2, at=5.0),))
-
-
-def test_replicas_that_fail_are_not_served_live() -> None:
-    pool = Pool(load_model("Qwen/Qwen3-8B"), device("l40s"))
-    with pytest.raises(InputError, match="autoscale, fail, store: not served live"):
-        live(Deployment((pool,), faults=(Faults(at=5.0),)))

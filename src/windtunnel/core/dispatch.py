@@ -12,7 +12,8 @@ module of ``core.schedulers`` with
 
 ``SEATS_OF_STAGES`` says that each stage of a pipeline has a table of seats. Where its arrays may have to grow, it has
 ``room(state, pool, group)``, compiled, and ``with_more_room(own)``; where requests sit behind ``lane.top``, ``seated``;
-where the real engine may die, ``check(state)`` raises the error after the run. ``let_go``,
+where the real engine may die, ``check(state)`` raises the error, and ``check_end(state)`` what is wrong after the run.
+``given_tokens`` and ``latest_end`` are for ``core.live``, where not all decodes take part in each step. ``let_go``,
 ``occupied``, ``may_stage``, ``stage`` and ``join`` are for prefill and decode pools alone.
 """
 
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import INNER, part
 from windtunnel.core.records import Fields, Group, Lane, Pool, State, attributes
+from windtunnel.core.seats import EMPTY, ENDS, WHO
 
 SCHEDULERS = {
     "VllmV1": "vllm",
@@ -137,12 +139,20 @@ def with_more_room(own: Any) -> Any:
     return module.with_more_room(own) if hasattr(module, "with_more_room") else own
 
 
-def check(state: State) -> None:
-    """Raise InputError if an engine died on the way."""
+def check(state: State, rules: tuple[str, ...] = ("check", "check_end")) -> None:
+    """Raise InputError if an engine died on the way; ``rules``: of the scheduler, the latter after a run."""
     for k, own in enumerate(state.own if several(state.own) else (state.own,)):
         pools = attributes(state.pools[state.pools["scheduler"] == k]) if several(state.own) else state.pools
-        if hasattr(module_of(own), "check"):
-            module_of(own).check(state._replace(own=own, pools=pools))
+        for rule in rules:
+            if hasattr(module_of(own), rule):
+                getattr(module_of(own), rule)(state._replace(own=own, pools=pools))
+
+
+def renew(state: State, r: int) -> None:
+    """Another request than before stands in row ``r``."""
+    for own in state.own if several(state.own) else (state.own,):
+        if hasattr(module_of(own), "renew"):
+            module_of(own).renew(own, r)
 
 
 def seen_by(state: State, pool: Pool) -> tuple[ModuleType, State]:
@@ -254,6 +264,36 @@ def seated(state: State, pool: Pool, lane: Lane) -> int:
     return int(scheduler.seated(state, pool, lane)) if hasattr(scheduler, "seated") else int(lane.top)
 
 
+def given_tokens(state: State, pool: Pool, i: int, seat: int) -> tuple[int, int]:
+    """(The request in a seat of lane ``i``, the tokens that it has by the end of the step that was decided last).
+
+    0 where it does not decode."""
+    scheduler, state = seen_by(state, pool)
+    rule = getattr(scheduler, "given_tokens", by_the_clock)
+    r, tokens = rule(state, pool, i, seat)
+    return int(r), int(tokens)
+
+
+def latest_end(state: State, pool: Pool, group: Group) -> float:
+    """When the step ends that was decided last."""
+    scheduler, state = seen_by(state, pool)
+    return float(getattr(scheduler, "latest_end", end_of_group)(state, pool, group))
+
+
+@part
+def by_the_clock(state: State, pool: Pool, i: int, seat: int) -> tuple[int, int]:  # noqa: ARG001 - as in every scheduler
+    """In a scheduler whose decodes all get a token when the lane's clock goes on."""
+    lane, seats = state.lanes[i], state.seats[i]
+    r, ends = int(seats[WHO, seat]), seats[ENDS, seat]
+    return r, (0 if ends >= EMPTY else int(state.requests[r].output - max(ends - lane.clock, 0)))
+
+
+@part
+def end_of_group(state: State, pool: Pool, group: Group) -> float:  # noqa: ARG001 - as in every scheduler
+    """In a scheduler that has one step in flight at most."""
+    return group.end
+
+
 @part
 def up_to_the_newest(state: State, pool: Pool, lane: Lane) -> int:  # noqa: ARG001 - as in every scheduler
     """In a scheduler whose seats are all below ``top``."""
@@ -329,3 +369,5 @@ for _function in (
 _compile(room, always_room)
 _compile(unstage, never_staged)
 _compile(seated, up_to_the_newest)
+_compile(given_tokens, by_the_clock)
+_compile(latest_end, end_of_group)

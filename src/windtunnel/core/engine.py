@@ -172,7 +172,7 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     state.counters[JUMPS] = jumps
     order, course = turns_of(state, (router,), demand.closed or sends_kv(fleet, demand))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
-    while loop(state, order, course, arrivals, None, None, (router, router), limit, np.inf, None) == FULL:
+    while loop(state, order, course, arrivals, None, None, (router, router), limit, np.inf, None, None) == FULL:
         state = with_room(state)
     raise_failures((*fleet.policies, fleet, fleet.routing))
     check(state)

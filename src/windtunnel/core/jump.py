@@ -130,6 +130,9 @@ def equal_steps(
         limit = min(limit, until) if joins or lane.watches > 0 else limit
     if steps == FOREVER or group.now >= limit:
         return 0
+    for i in range(first, last):
+        if state.lanes[i].idle_holds:
+            return 0
     row, lane = counters[ROWS], state.lanes[first]
     for i in range(first, last):
         need = blocks_needed(state, pool, i, reserved)

@@ -37,6 +37,46 @@ def write_step(
 
 
 @part
+def begin_hold(pool: Pool, group: Group, lanes: Array) -> None:
+    """A group is idle: blocks that its lanes hold meanwhile, for others to fetch or to come, count as well."""
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = lanes[i]
+        if lane.idle_holds == 0 and lane.free < pool.num_blocks:
+            lane.idle_holds, lane.idle_held, lane.idle_from, lane.idle_until = 1, 0.0, group.now, group.now
+
+
+@part
+def hold_until(pool: Pool, lane: Lane, time: float, free: int) -> None:
+    """``free`` blocks of a lane have been free up to this time; called before that changes outside of its steps."""
+    if lane.idle_holds and time > lane.idle_until:
+        lane.idle_held += float(pool.num_blocks - free) / float(pool.num_blocks) * (time - lane.idle_until)
+        lane.idle_until = time
+
+
+@part
+def end_holds(state: State, pool: Pool, group: Group, start: float) -> None:
+    """The group's lanes step again: what they held while they were idle is a row without a step, a further chunk of no
+    tokens to those who do not look for it. Its ``transfer`` is seconds times the share of the blocks."""
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lane = state.lanes[i]
+        if lane.idle_holds:
+            hold_until(pool, lane, start, lane.free_before)
+            lane.idle_holds = 0
+            if lane.idle_held > 0.0:
+                write_hold(state, pool, group, lane)
+
+
+@part
+def write_hold(state: State, pool: Pool, group: Group, lane: Lane) -> None:
+    """Log that."""
+    row = state.rows[state.counters[ROWS]]
+    state.counters[ROWS] += 1
+    row.start, row.replica, row.lane, row.transfer = lane.idle_from, group.replica, lane.rank, lane.idle_held
+    row.steps, row.decodes, row.kv_tokens, row.discarded, row.waiting = 0, 0, 0, 0, 0
+    row.chunk_tokens, row.chunk_context, row.used_blocks = 0, 0, pool.num_blocks - lane.free
+
+
+@part
 def write_stall(state: State, r: int, last_token: float, resumed_token: float) -> None:
     """A request gets its first token after it was held back."""
     stall = state.stalls[state.counters[STALLS]]

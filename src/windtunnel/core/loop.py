@@ -5,7 +5,7 @@ A group steps while neither an event nor another group can change what it sees. 
 clients or other groups (TOLD is not set), each goes to the next event by itself; otherwise they take turns by
 ``order``. Whatever an event concerns is brought to its time before. ``hand`` is what lies between prefill and decode
 pools, and ``second`` the State as the routers of decode pools see it; without such pools both are None, and what asks
-for them vanishes when the loop is compiled.
+for them vanishes when the loop is compiled. So it is with ``told``, where nobody is told of tokens before the end.
 """
 
 from typing import Any
@@ -30,7 +30,8 @@ from windtunnel.core.apart.staging import any_stirs
 from windtunnel.core.clients import add_release, complete, has_lane, may_come, next_client, take_client, wants_place
 from windtunnel.core.compiled import entry, part
 from windtunnel.core.dispatch import enqueue, jump, room, step, update_bound
-from windtunnel.core.log import log_has_room
+from windtunnel.core.live.tokens import has_room, note_step
+from windtunnel.core.log import begin_hold, log_has_room
 from windtunnel.core.records import (
     AGAIN,
     ALL,
@@ -51,6 +52,7 @@ from windtunnel.core.records import (
     QUEUED,
     REFUSED,
     ROUTED_AHEAD,
+    ROWS,
     SEES,
     TOLD,
     Array,
@@ -96,6 +98,8 @@ def bound_group(state: State, hand: Any, pool: Pool, group: Group) -> None:
     update_bound(state, pool, group)
     if hand is not None:
         passage.bound_decodes(state, pool, group)
+        if group.bound == np.inf:
+            begin_hold(pool, group, state.lanes)
 
 
 @part
@@ -116,7 +120,7 @@ def some_go_on(hand: Any) -> bool:
 
 @part
 def advance(
-    state: State, hand: Any, second: Any, course: Array, g: int, until: float, bounds: bool, stages: Any
+    state: State, hand: Any, second: Any, course: Array, g: int, until: float, bounds: bool, stages: Any, told: Any
 ) -> int:
     """Step group ``g`` while its next decision lies before ``until``, up to a boundary at which a request left whose
     client waits, or to a decision that others see; see REACHED. ``bounds``: others may ask what the group does next."""
@@ -125,16 +129,20 @@ def advance(
     while group.now < until:
         note_departures(state, state.routing, g)
         note_there(state, second, g)
-        if not log_has_room(state, pool, group) or not room(state, pool, group):
+        if not log_has_room(state, pool, group) or not room(state, pool, group) or not has_room(told, pool, group):
             return FULL
         gives = stirs(state, hand, pool, group)
         if not gives and jump(state, pool, group, until) > 0:
             continue
+        row = state.counters[ROWS]
         done = step_one(state, hand, pool, group, stages)
+        note_step(state, told, pool, group, row)
         if done == IDLE:
             if gives and jump(state, pool, group, until) > 0:  # a batch may wait until it is due
                 continue
             group.bound = np.inf
+            if hand is not None:
+                begin_hold(pool, group, state.lanes)
             return REACHED
         if some_go_on(hand) or (group.released > 0 and is_told(hand, course, pool)):
             break
@@ -403,16 +411,18 @@ def loop(
     limit: int,
     until: float,
     stages: Any,
+    told: Any,
 ) -> int:
     """Simulate up to ``until``; see REACHED for what is returned. FULL: call again with more room.
 
     ``arrivals``: requests that come at a given time, in order. ``routers``: of prefill or mixed pools, and of
     decode pools. ``limit``: requests in flight at most, 0 for any number. ``stages``: None where no pool has several.
+    ``told``: live.tokens.Told, or None.
     """
     begin(state, hand)
     state.clocks[HALTS] = until
-    told = course[TOLD] == 1
-    bounds = told or (course[SEES] == 1 and course[ALL] == 0)
+    flows = course[TOLD] == 1
+    bounds = flows or (course[SEES] == 1 and course[ALL] == 0)
     last_look = np.nextafter(until, 0.0)
     time, kind, r, stale = np.inf, NOTHING, NONE, True
     while True:
@@ -420,7 +430,7 @@ def loop(
             time, kind, r = next_event(state, course, arrivals, hand, until)
         stale = True
         g, end_of_turn = NONE, time
-        if told:
+        if flows:
             g, end_of_turn = turn(state, order, course, time, last_look)
             if g != NONE and state.groups[g].untold:
                 tell(state, order, hand, g)
@@ -438,8 +448,8 @@ def loop(
                 return REACHED
             happen(state, order, course, hand, second, limit, time, kind, r)
             continue
-        why = advance(state, hand, second, course, g, end_of_turn, bounds, stages)
+        why = advance(state, hand, second, course, g, end_of_turn, bounds, stages, told)
         if why != REACHED:
             return why
         settle(state, order, hand, second, course, g)
-        stale = told
+        stale = flows

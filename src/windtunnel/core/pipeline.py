@@ -30,7 +30,7 @@ from windtunnel.core.records import (
     attributes,
     records,
 )
-from windtunnel.core.seats import PHASES, ROWS_OF_SEATS, count
+from windtunnel.core.seats import EMPTY, ENDS, PHASES, ROWS_OF_SEATS, WHO, count
 from windtunnel.core.step import begin_boundary, count_released
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import CONTEXT_STEP
@@ -227,6 +227,32 @@ def last_token_of(pool: Pool, lane: Lane, pipe: Pipe | None, ends: int) -> float
     if pipe is None:
         return lane.end
     return pipe.slots[lane.first_slot + turn_of(pool, lane, pipe, ends) % pool.stages].last_end
+
+
+@part
+def given_tokens(state: State, pool: Pool, i: int, seat: int) -> tuple[int, int]:
+    """See ``core.dispatch``: a decode gets one with each of its turns."""
+    lane, seats, pipe = state.lanes[i], state.seats[i], state.own.pipe
+    r, ends, left = int(seats[WHO, seat]), seats[ENDS, seat], 0
+    if ends >= EMPTY:
+        return r, 0
+    if ends > lane.clock:
+        left = (ends - 1 - turn_of(pool, lane, pipe, ends)) // num_stages(pool, pipe) + 1
+    return r, int(state.requests[r].output - left)
+
+
+@part
+def latest_end(state: State, pool: Pool, group: Group) -> float:
+    """See ``core.dispatch``."""
+    return end_of_step(pool, group, state.lanes[group.first_lane], state.own.pipe)
+
+
+@part
+def end_of_step(pool: Pool, group: Group, lane: Lane, pipe: Pipe | None) -> float:
+    """When the step ends that was decided last."""
+    if pipe is None:
+        return group.end
+    return pipe.slots[lane.first_slot + (lane.clock - 1) % pool.stages].last_end
 
 
 @part

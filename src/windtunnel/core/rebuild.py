@@ -1,5 +1,5 @@
 """Every single step of a run, rebuilt from the rows of its log with the engine's own look-ups: bit-equal to what it
-computed."""
+computed. What is asked of all of them is summed while they are walked over, without an entry for each."""
 
 from typing import Any, NamedTuple
 
@@ -8,15 +8,18 @@ from numpy.typing import NDArray
 
 from windtunnel.core.batch_time import flatten, lanes_time
 from windtunnel.core.compiled import entry, part
-from windtunnel.core.records import Array, Fields, attributes, records
+from windtunnel.core.records import ROW, Array, Fields, attributes, records
 from windtunnel.core.seats import SEQUENCE, add_chunk
-from windtunnel.perf.batch_times import StageTimes, Times
+from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-REPLICA, LANE, STEPS, DECODES, KV_TOKENS, CHUNK_TOKENS, CHUNK_CONTEXT = range(7)
-"""Rows of the array of integer columns."""
+COLUMNS = ("replica", "lane", "start", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
+           "waiting", "discarded", "transfer")  # fmt: skip
+"""Of the log, in the order of ``simulate.run.Iterations``."""
+Log = tuple[Any, ...] | NDArray[Any]
+"""Rows of a log: these columns, or the records that the core wrote."""
 
 BATCH: Fields = [(name, np.int64) for name in ("step_decodes", "step_kv", "chunks", "chunk_tokens")]
 """What a lane has scheduled: as in LANE."""
@@ -36,68 +39,128 @@ class IterationTimes(NamedTuple):
 
 
 def iteration_times(
-    columns: tuple[Any, ...], times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers
+    log: Log, times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers
 ) -> IterationTimes:
-    """Expand rows (the columns of Iterations, in order) into steps.
-
-    Of each replica ``lockstep_lanes`` step together.
-    """
-    total = int(columns[3].sum())
+    """Expand the rows of a log into steps. Of each replica ``lockstep_lanes`` step together."""
+    rows = rows_of(log)
+    total = int(rows["steps"].sum())
     row, decodes = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
     start, duration = np.empty(total), np.empty(total)
     piped = any(isinstance(table, StageTimes) for table in times)
     busy = np.empty(total) if piped else duration
-    _fill(columns, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, np.empty(0)))
-    discarded = columns[10]
+    _fill(rows, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, np.empty(0)))
+    discarded = rows["discarded"]
     if discarded.any():
-        decodes -= discarded.astype(np.int32)[row]
+        decodes -= discarded[row]
     return IterationTimes(row, start, duration, decodes, busy)
 
 
-def durations(
-    columns: tuple[Any, ...], times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers
-) -> Floats:
+def durations(log: Log, times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers) -> Floats:
     """Of ``iteration_times`` the durations alone."""
-    nothing, filled = np.empty(0), np.empty(int(columns[3].sum()))
+    rows = rows_of(log)
+    nothing, filled = np.empty(0), np.empty(int(rows["steps"].sum()))
     unwanted = np.empty(0, dtype=np.int32)
-    _fill(columns, times, pool_of_replica, lockstep_lanes, (unwanted, unwanted, nothing, filled, nothing, nothing))
+    _fill(rows, times, pool_of_replica, lockstep_lanes, (unwanted, unwanted, nothing, filled, nothing, nothing))
     return filled
 
 
 def step_ends(
-    columns: tuple[Any, ...], times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers
+    log: Log, times: tuple[Times, ...], pool_of_replica: Integers, lockstep_lanes: Integers
 ) -> tuple[NDArray[np.int32], Floats, Floats]:
     """(Row, start, end) of every single step."""
-    total = int(columns[3].sum())
+    rows = rows_of(log)
+    total = int(rows["steps"].sum())
     row, decodes = np.empty(total, dtype=np.int32), np.empty(total, dtype=np.int32)
     start, duration, busy, end = (np.empty(total) for _ in range(4))
-    _fill(columns, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, end))
+    _fill(rows, times, pool_of_replica, lockstep_lanes, (row, decodes, start, duration, busy, end))
     return row, start, end
 
 
+class StepEnds(NamedTuple):
+    """When the steps of a log end; ranks in lockstep share theirs."""
+
+    first: NDArray[np.int32]
+    """[rows] the first step of each row, as an index of ``end``."""
+    end: Floats
+
+
+def step_ends_of_rows(
+    log: Log, times: tuple[BatchTimes, ...], pool_of_replica: Integers, lockstep_lanes: Integers
+) -> StepEnds:
+    """The ends of all steps, of pools without pipelines."""
+    rows = rows_of(log)
+    together = round(float((rows["steps"] / lockstep_lanes[rows["replica"]]).sum()))
+    found = StepEnds(np.zeros(len(rows), dtype=np.int32), np.empty(together))
+    _walk(rows, (times,), pool_of_replica, lockstep_lanes, found)
+    return found
+
+
+def seconds(
+    log: Log, tables: tuple[tuple[BatchTimes, ...], ...], pool_of_replica: Integers, lockstep_lanes: Integers
+) -> Floats:
+    """What the steps of all lanes take together under each of these tables, of pools without pipelines."""
+    nothing = StepEnds(np.empty(0, dtype=np.int32), np.empty(0))
+    return _walk(rows_of(log), tables, pool_of_replica, lockstep_lanes, nothing)
+
+
+def rows_of(log: Log) -> NDArray[Any]:
+    """The log as records."""
+    if isinstance(log, np.ndarray):
+        return log
+    rows = records(len(log[0]), ROW)
+    for name, column in zip(COLUMNS, log, strict=True):
+        rows[name] = column
+    return rows
+
+
+def _walk(
+    rows: NDArray[Any],
+    tables: tuple[tuple[BatchTimes, ...], ...],
+    pool_of_replica: Integers,
+    lockstep_lanes: Integers,
+    out: StepEnds,
+) -> Floats:
+    pools, floats, integers = flatten(tuple(table for of_pools in tables for table in of_pools))
+    totals = np.zeros(len(tables))
+    ranks, chunks = _largest(rows, lockstep_lanes)
+    walk(
+        attributes(pools),
+        floats,
+        integers,
+        attributes(rows),
+        np.ascontiguousarray(np.stack([pool_of_replica, lockstep_lanes], axis=1)),
+        attributes(records(ranks, BATCH)),
+        np.zeros((ranks, SEQUENCE + 1, chunks), dtype=np.int32),
+        totals,
+        *out,
+    )
+    return totals
+
+
+def _largest(rows: NDArray[Any], lockstep_lanes: Integers) -> tuple[int, int]:
+    """(Most lanes that step together, most chunks of a step)."""
+    heads = np.append(np.flatnonzero(rows["steps"]), len(rows))
+    return int(lockstep_lanes.max(initial=1)), int(np.diff(heads).max(initial=1))
+
+
 def _fill(
-    columns: tuple[Any, ...],
+    rows: NDArray[Any],
     times: tuple[Times, ...],
     pool_of_replica: Integers,
     lockstep_lanes: Integers,
     out: tuple[NDArray[Any], ...],
 ) -> None:
     """Write row, decodes, start, duration, busy and end of each step into the arrays that have room for them."""
-    replica, lane, start, steps, decodes, kv_tokens, chunk_tokens, chunk_context, _, _, _, transfer = columns
-    integer_columns = np.stack([replica, lane, steps, decodes, kv_tokens, chunk_tokens, chunk_context], dtype=np.int64)
     stages, floats, integers = flatten(tuple(stage for table in times for stage in _stages(table)))
     sends = [table.sends.ravel() for table in times if isinstance(table, StageTimes)]
-    layout, clocks = _layout(times, pool_of_replica, lockstep_lanes, replica, lane)
-    heads = np.append(np.flatnonzero(steps), len(steps))
-    ranks, chunks = int(lockstep_lanes.max(initial=1)), int(np.diff(heads).max(initial=1))
+    layout, clocks = _layout(times, pool_of_replica, lockstep_lanes, rows["replica"], rows["lane"])
+    ranks, chunks = _largest(rows, lockstep_lanes)
     rebuild(
         attributes(stages),
         floats,
         integers,
         np.concatenate([*sends, np.zeros(1)]),
-        np.ascontiguousarray(start),
-        np.ascontiguousarray(transfer),
-        integer_columns,
+        attributes(rows),
         layout,
         np.zeros((2, clocks)),
         attributes(records(ranks, BATCH)),
@@ -127,51 +190,60 @@ def _layout(
 
 
 @part
-def after_batch(columns: Array, row: int) -> int:
-    """The first row after ``row`` and the further chunks of its step."""
-    row += 1
-    while row < columns.shape[1] and columns[STEPS, row] == 0:
+def first_step(rows: Array) -> int:
+    """The first row of a step: before it a lane may have held blocks."""
+    row = 0
+    while row < len(rows) and rows[row].steps == 0:
         row += 1
     return row
 
 
 @part
-def after_lanes(columns: Array, row: int, lanes: int) -> int:
-    """The first row after those of all lanes that step together."""
-    for _ in range(lanes):
-        row = after_batch(columns, row)
+def after_batch(rows: Array, row: int) -> int:
+    """The first row after ``row`` and the further chunks of its step."""
+    row += 1
+    while row < len(rows) and rows[row].steps == 0:
+        row += 1
     return row
 
 
 @part
-def after_round(columns: Array, row: int, stages: int, lanes: int) -> int:
+def after_lanes(rows: Array, row: int, lanes: int) -> int:
+    """The first row after those of all lanes that step together."""
+    for _ in range(lanes):
+        row = after_batch(rows, row)
+    return row
+
+
+@part
+def after_round(rows: Array, row: int, stages: int, lanes: int) -> int:
     """The first row after those that step in turn with ``row``: as many steps each, of other slots of a pipeline."""
-    steps, replica, rank = columns[STEPS, row], columns[REPLICA, row], columns[LANE, row] // stages
-    after = after_lanes(columns, row, lanes)
+    steps, replica, rank = rows[row].steps, rows[row].replica, rows[row].lane // stages
+    after = after_lanes(rows, row, lanes)
     if steps == 1 or stages == 1:
         return after
-    while after < columns.shape[1]:
-        same = columns[STEPS, after] == steps and columns[REPLICA, after] == replica
-        if not same or columns[LANE, after] // stages != rank:
+    while after < len(rows):
+        same = rows[after].steps == steps and rows[after].replica == replica
+        if not same or rows[after].lane // stages != rank:
             break
         for other in range(row, after):
-            same &= columns[LANE, after] != columns[LANE, other]
+            same &= rows[after].lane != rows[other].lane
         if not same:
             break
-        after = after_batch(columns, after)
+        after = after_batch(rows, after)
     return after
 
 
 @part
-def read_batch(columns: Array, row: int, lane: Any, seats: Array, j: int) -> int:
+def read_batch(rows: Array, row: int, lane: Any, seats: Array, j: int) -> int:
     """The batch of step ``j`` of the lane whose rows begin at ``row``; returns the first row after them."""
-    after, decodes = after_batch(columns, row), columns[DECODES, row]
-    lane.step_decodes, lane.step_kv = decodes, columns[KV_TOKENS, row] + j * decodes
+    after, decodes = after_batch(rows, row), rows[row].decodes
+    lane.step_decodes, lane.step_kv = decodes, rows[row].kv_tokens + j * decodes
     lane.chunks, lane.chunk_tokens = 0, 0
     for i in range(row, after):
-        tokens = columns[CHUNK_TOKENS, i]
+        tokens = rows[i].chunk_tokens
         if tokens > 0:
-            add_chunk(lane, seats, tokens, columns[CHUNK_CONTEXT, i] + j * tokens, 0)
+            add_chunk(lane, seats, tokens, rows[i].chunk_context + j * tokens, 0)
     return after
 
 
@@ -187,9 +259,7 @@ def rebuild(
     floats: Array,
     integers: Array,
     sends: Array,
-    start: Array,
-    transfer: Array,
-    columns: Array,
+    rows: Array,
     layout: Array,
     clocks: Array,
     lanes: Array,
@@ -203,21 +273,21 @@ def rebuild(
 ) -> None:
     """Fill the six outputs, step by step and lane by lane; those of length 0 are not wanted. ``clocks`` [2, n], zeros:
     when each stage of a rank is free, and when each slot's latest step has ended."""
-    row, at = 0, 0
-    while row < columns.shape[1]:
-        stages, first_stage, first_send, sends_of_stage, first_clock, ranks = layout[columns[REPLICA, row]]
-        base = first_clock + columns[LANE, row] // stages * stages
-        after = after_round(columns, row, stages, ranks)
-        for j in range(columns[STEPS, row]):
+    row, at = first_step(rows), 0
+    while row < len(rows):
+        stages, first_stage, first_send, sends_of_stage, first_clock, ranks = layout[rows[row].replica]
+        base = first_clock + rows[row].lane // stages * stages
+        after = after_round(rows, row, stages, ranks)
+        for j in range(rows[row].steps):
             head = row
             while head < after:
-                slot = first_clock + columns[LANE, head]
+                slot = first_clock + rows[head].lane
                 waits = 0.0
                 last = head
                 for k in range(ranks):
-                    waits = max(waits, transfer[last])
-                    last = read_batch(columns, last, lanes[k], seats[k], j)
-                begin = start[head] if j == 0 else max(clocks[1, slot], clocks[0, base])
+                    waits = max(waits, rows[last].transfer)
+                    last = read_batch(rows, last, lanes[k], seats[k], j)
+                begin = rows[head].start if j == 0 else max(clocks[1, slot], clocks[0, base])
                 arrival, end, busy = begin, begin, 0.0
                 for s in range(stages):
                     seconds = lanes_time(pools[first_stage + s], lanes, seats, floats, integers, 0, ranks)
@@ -232,12 +302,53 @@ def rebuild(
                 for _ in range(ranks):
                     out_duration[at] = end - begin
                     if len(out_row) > 0:
-                        out_row[at], out_decodes[at] = lane, columns[DECODES, lane]
+                        out_row[at], out_decodes[at] = lane, rows[lane].decodes
                         out_start[at] = begin
                         out_busy[at] = busy / stages if stages > 1 else end - begin
                     if len(out_end) > 0:
                         out_end[at] = end
                     at += 1
-                    lane = after_batch(columns, lane)
+                    lane = after_batch(rows, lane)
                 head = last
+        row = after
+
+
+@entry
+def walk(
+    pools: Array,
+    floats: Array,
+    integers: Array,
+    rows: Array,
+    layout: Array,
+    lanes: Array,
+    seats: Array,
+    totals: Array,
+    out_first: Array,
+    out_end: Array,
+) -> None:
+    """Add up in ``totals`` what the steps of all lanes take under each set of ``pools``, in a row; and under
+    the first one, if they have room, fill in when the steps of each group end and which of them is a row's first.
+    ``layout`` [replicas, 2]: its pool, and lanes that step together."""
+    row, at = first_step(rows), 0
+    sets, wanted = len(totals), len(out_end) > 0
+    count = len(pools) // sets
+    while row < len(rows):
+        pool, ranks = layout[rows[row].replica]
+        after = after_lanes(rows, row, ranks)
+        if wanted:
+            for i in range(row, after):
+                out_first[i] = at
+        end = rows[row].start
+        for j in range(rows[row].steps):
+            waits, last = 0.0, row
+            for k in range(ranks):
+                waits = max(waits, rows[last].transfer)
+                last = read_batch(rows, last, lanes[k], seats[k], j)
+            for s in range(sets):
+                took = lanes_time(pools[s * count + pool], lanes, seats, floats, integers, 0, ranks) + waits
+                totals[s] += ranks * took
+                if wanted and s == 0:
+                    end = end + took
+                    out_end[at] = end
+            at += 1
         row = after

@@ -68,7 +68,11 @@ GROUP: Fields = [
 
 LANE: Fields = [
     ("end", np.float64),  # when the latest step that it took part in ends
+    # what it holds while it is idle (core.log)
+    ("idle_held", np.float64),  # seconds times the share of the blocks
+    *(("idle_from", np.float64), ("idle_until", np.float64)),
     *_integers(
+        "idle_holds",  # whether it holds blocks, and is idle
         "clock",  # decisions so far in which decodes could take part
         "decodes",
         "kv_tokens",  # tokens in the cache of all decodes

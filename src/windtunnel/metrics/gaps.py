@@ -7,7 +7,8 @@ alone between them. Its first decode follows the end of the request's prefill in
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import ceil
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,65 +69,137 @@ def decode_steps(steps: Steps) -> DecodeSteps:
 
 def lane_number(replica: Integers, rank: Integers) -> Integers:
     """One number for a replica and a rank of it."""
-    return replica * 2**20 + rank
+    return replica.astype(np.int64) * 2**20 + rank
 
 
 def pooled_gaps(steps: Steps) -> tuple[Floats, Counts, Floats]:
     """All gaps that end with a decode, as (seconds, how many of them, when they end)."""
-    gaps, counts, found, at = _gaps(steps)
-    return gaps, counts, np.concatenate([found.end[found.decodes > 0], found.end[at]])
+    return _gaps_of_stages(steps) if steps.run.piped else _gaps_of_groups(steps)
 
 
-def _gaps(steps: Steps) -> tuple[Floats, Counts, DecodeSteps, Integers]:
-    """(Seconds, how many, the decode steps less what of them is no such gap, the steps of the last gaps); in few
-    arrays, since there are millions of steps."""
+def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Floats]:
+    """Of single steps, where replicas have several stages."""
     found = decode_steps(steps)
     is_paused = found.paused()
     lane, joined = _joins(steps)
     at = _first_after(found, is_paused, lane, joined)
     joined, at = joined[at >= 0], at[at >= 0]
     np.subtract.at(found.decodes, at, 1)
-    gap = np.subtract(found.end, found.start, out=found.start)
+    gap = found.end - found.start
     is_paused[found.first[:-1]] = False
     after = np.flatnonzero(is_paused)
     gap[after] = found.end[after] - found.end[after - 1]
-    some = found.decodes > 0
-    number = np.count_nonzero(some)
-    gaps, counts = np.empty(number + len(at)), np.ones(number + len(at), dtype=np.int32)
-    np.compress(some, gap, out=gaps[:number])
-    np.compress(some, found.decodes, out=counts[:number])
-    np.subtract(found.end[at], joined, out=gaps[number:])
-    return gaps, counts, found, at
+    ends = np.concatenate([found.end, found.end[at]])
+    return np.concatenate([gap, found.end[at] - joined]), np.append(found.decodes, np.ones_like(at)), ends
+
+
+def _gaps_of_groups(steps: Steps) -> tuple[Floats, Counts, Floats]:
+    """Elsewhere: steps of a group have one duration, with which all of its tokens come; but for those of rows that
+    follow a pause of their lane, whose first step ends a longer gap."""
+    log, ends, counts = steps.run.iterations, steps.ends, np.array(steps.emitted)
+    if len(ends) == 0:
+        return np.zeros(0), counts, np.zeros(0)
+    gap = np.diff(ends, prepend=0.0)
+    first = steps.grouped.first
+    heads = steps.heads[np.flatnonzero(np.diff(first[steps.heads], prepend=-1))]
+    gap[first[heads]] = ends[first[heads]] - log.start[heads]
+    rows = _decode_rows(steps)
+    at, joined = _rows_joined(steps, rows)
+    begins = rows.row[rows.paused]
+    left = (log.decodes[begins] - log.discarded[begins]).astype(counts.dtype)
+    np.subtract.at(counts, first[begins], left)
+    number = np.cumsum(rows.paused) - 1
+    np.subtract.at(left, number[at], 1)
+    ended = ends[first[begins]]
+    before = np.append(0.0, rows.end[:-1])[rows.paused]
+    longer = np.where(rows.opens[rows.paused], gap[first[begins]], ended - before)
+    ended_at = ends[first[rows.row[at]]]
+    values = np.concatenate([gap, longer, ended_at - joined])
+    return values, np.concatenate([counts, left, np.ones_like(at)]), np.concatenate([ends, ended, ended_at])
+
+
+class DecodeRows(NamedTuple):
+    """The rows of the log with decodes, lane by lane and in order of time in each."""
+
+    row: Integers
+    lane: Integers
+    start: Floats
+    end: Floats
+    opens: NDArray[np.bool_]
+    """Whether it is the first one of its lane."""
+    paused: NDArray[np.bool_]
+    """Whether it does not begin when the one before it ends, or opens its lane."""
+
+
+def _decode_rows(steps: Steps) -> DecodeRows:
+    log, rows = steps.run.iterations, steps.heads
+    rows = rows[log.decodes[rows] > 0]
+    lane = lane_number(log.replica[rows], log.lane[rows])
+    order = np.argsort(lane, kind="stable")
+    rows, lane = rows[order], lane[order]
+    start, end = log.start[rows], steps.ends_of(rows)
+    opens = np.diff(lane, prepend=-1) != 0
+    paused = opens.copy()
+    paused[1:] |= start[1:] > end[:-1] + TOLERANCE
+    return DecodeRows(rows, lane, start, end, opens, paused)
+
+
+def _rows_joined(steps: Steps, rows: DecodeRows) -> tuple[Integers, Floats]:
+    """(Row after a pause in whose first step a request decodes first, when its prompt was computed): not those that go
+    on without a pause, and not within a row."""
+    log, (lane, time) = steps.run.iterations, _joins(steps)
+    first, counts = steps.grouped.first, log.steps[rows.row]
+    at = np.full(len(lane), -1, dtype=np.int64)
+    order = np.argsort(lane, kind="stable")
+    numbers = np.unique(rows.lane)
+    bounds = [np.searchsorted(rows.lane, numbers, side=side) for side in ("left", "right")]
+    joins = [np.searchsorted(lane[order], numbers, side=side) for side in ("left", "right")]
+    for low, high, begin, until in zip(*bounds, *joins, strict=True):
+        mine = order[begin:until]
+        since = time[mine] - TOLERANCE
+        found = low + np.searchsorted(rows.start[low:high], since)
+        before = np.maximum(found - 1, low)
+        latest = steps.ends[first[rows.row[before]] + np.maximum(counts[before] - 2, 0)]
+        within = (found > low) & (counts[before] > 1) & (latest >= since)
+        at[mine] = np.where(within | (found >= high), -1, found)
+    some = np.append(rows.paused, np.False_)[at]
+    return at[some], time[some]
 
 
 def token_gaps(steps: Steps, window: Window) -> Distribution:
     """Inter-token latencies of all requests pooled, those of stalls included; in a trimmed window those that end
-    inside."""
-    if (interval := streamed(steps.run.manifest)) > 1:
-        return Distribution(_event_gaps(steps, window, interval))
+    inside. Where an event has several tokens, because the server waits for them or because a step that verifies drafts
+    yields them together, there is one for each event, as clients see it."""
+    if (tokens := streamed(steps.run.manifest)) > 1:
+        return Distribution(_event_gaps(steps, window, tokens))
     stalls = steps.run.stalls
     waited = stalls.resumed_token - stalls.last_token
-    if not window.trimmed:
-        return Distribution.pooled(*_gaps(steps)[:2], waited)
     gaps, counts, ends = pooled_gaps(steps)
+    if not window.trimmed:
+        return Distribution.pooled(gaps, counts, waited)
     inside = window.holds(ends)
     return Distribution.pooled(gaps[inside], counts[inside], waited[window.holds(stalls.resumed_token)])
 
 
-def streamed(manifest: Mapping[str, Any]) -> int:
-    """Tokens of an event that the client gets, of the servers that decode."""
+def streamed(manifest: Mapping[str, Any]) -> float:
+    """Tokens of an event that the client gets, of the servers that decode: of a step with drafts the mean."""
     pools = manifest.get("deployment", {}).get("pools", ())
-    intervals = [pool.get("engine", {}).get("stream_interval", 1) for pool in pools if pool.get("role") != "prefill"]
-    return int(max(intervals, default=1))
+    engines = [pool.get("engine", {}) for pool in pools if pool.get("role") != "prefill"]
+    tokens = [max(each.get("stream_interval", 1), each.get("acceptance_length") or 1.0) for each in engines]
+    return float(max(tokens, default=1.0))
 
 
-def _event_gaps(steps: Steps, window: Window, interval: int) -> Floats:
-    """Seconds between the events of each request: the first has its first token, others ``interval`` and the
-    last what is left (``RequestState.make_request_output`` in vllm/v1/engine/output_processor.py)."""
+def _event_gaps(steps: Steps, window: Window, tokens: float) -> Floats:
+    """Seconds between the events of each request: the first has its first token, others ``tokens`` and the last what is
+    left (``RequestState.make_request_output`` in vllm/v1/engine/output_processor.py).
+
+    The run gains a token at a time, each after a step's time over the tokens that it yields, and a step ends between
+    two of them: so the time in between is a line.
+    """
     found = []
     for gaps, first in zip(token_gaps_by_request(steps), steps.run.requests.first_token, strict=True):
-        ends = np.arange(interval, len(gaps) + interval, interval).clip(max=len(gaps))
-        at = np.cumsum(gaps)[ends - 1] if len(gaps) else gaps
+        ends = (tokens * np.arange(1, ceil(len(gaps) / tokens) + 1)).clip(max=len(gaps))
+        at = np.interp(ends, np.arange(len(gaps) + 1), np.concatenate([[0.0], np.cumsum(gaps)]))
         between = np.diff(at, prepend=0.0)
         found.append(between[window.holds(first + at)] if window.trimmed else between)
     return np.concatenate([np.zeros(0), *found])

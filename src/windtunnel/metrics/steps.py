@@ -1,15 +1,19 @@
-"""Steps: the iteration log unrolled once, with what other metrics need of it: sums, times in flight, work done."""
+"""Steps: what metrics need of the log, walked over once: ends, sums, times in flight, work done."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.window import Window
-from windtunnel.simulate.run import Run
+from windtunnel.simulate.run import Iterations, Run
+
+if TYPE_CHECKING:
+    from windtunnel.core.rebuild import IterationTimes, StepEnds
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -17,19 +21,57 @@ Counts = NDArray[np.integer[Any]]
 """Integers of any size: int32 where there is one for each step."""
 
 
+PIECE = 1 << 18
+"""Rows of the log whose sums are formed at once."""
+
+
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """A run with every single step of every lane; build it once and hand it to the metrics that need it."""
+    """What the metrics ask of the steps of a run; build it once and hand it to those that need it.
+
+    Most is one entry for each row of the log, or for each step of a group (ranks in lockstep). ``row``, ``start``,
+    ``duration``, ``decodes``, ``busy`` and ``end`` have one for each step of each lane, which may be hundreds of
+    millions: they are rebuilt when the first of them is asked for.
+    """
 
     run: Run
-    row: Counts
-    """[m] index of the log row of each step."""
-    start: Floats
-    duration: Floats
-    decodes: Counts
-    """[m] requests that emit a token in the step."""
-    busy: Floats
-    """[m] seconds in which a GPU computes it, the mean over the stages of a pipeline; else the duration."""
+    part: "StepEnds | None" = None
+    """The ends of the steps, where they are known already."""
+
+    @cached_property
+    def every(self) -> "IterationTimes":
+        """Every single step of every lane."""
+        from windtunnel.core.rebuild import IterationTimes
+
+        if len(self.run.iterations.steps) == 0:
+            nothing, none = np.zeros(0), np.zeros(0, dtype=np.int32)
+            return IterationTimes(none, nothing, nothing, none, nothing)
+        return self.run.iteration_times()
+
+    @property
+    def row(self) -> Counts:
+        """[m] index of the log row of each step."""
+        return self.every.row
+
+    @property
+    def start(self) -> Floats:
+        """[m] start of each step."""
+        return self.every.start
+
+    @property
+    def duration(self) -> Floats:
+        """[m] seconds of each step."""
+        return self.every.duration
+
+    @property
+    def decodes(self) -> Counts:
+        """[m] requests that emit a token in the step."""
+        return self.every.decodes
+
+    @property
+    def busy(self) -> Floats:
+        """[m] seconds in which a GPU computes it, the mean over the stages of a pipeline; else the duration."""
+        return self.every.busy
 
     @cached_property
     def end(self) -> Floats:
@@ -37,22 +79,84 @@ class Steps:
         return self.start + self.duration
 
     @cached_property
-    def all_busy(self) -> Floats:
-        """[m] ``busy`` seconds of all stages together."""
-        stages = np.array([entry.get("stages", 1) for entry in self.run.manifest["replicas"]], dtype=np.float64)
-        return self.busy * stages[self.run.iterations.replica[self.row]]
+    def grouped(self) -> "StepEnds":
+        """The ends of the steps of each group, where no replica has several stages."""
+        return self.part or self.run.step_ends()
+
+    @cached_property
+    def ends(self) -> Floats:
+        """[g] end of each step, those of ranks in lockstep as one."""
+        if len(self.run.iterations.steps) == 0:
+            return np.zeros(0)
+        return self.end if self.run.piped else self.grouped.end
+
+    @cached_property
+    def emitted(self) -> Counts:
+        """[g] tokens that the decodes of each of them emit."""
+        log = self.run.iterations
+        if self.run.piped or len(log.steps) == 0:
+            return self.decodes
+        tokens = (log.decodes - log.discarded)[self.heads]
+        first, steps = self.grouped.first[self.heads], log.steps[self.heads]
+        new = np.flatnonzero(np.diff(first, prepend=-1))  # the first rank of each group
+        return np.repeat(np.add.reduceat(tokens, new), steps[new])
+
+    @cached_property
+    def busy_seconds(self) -> float:
+        """Seconds in which a stage of a rank computes, all of them together."""
+        if self.run.piped:
+            stages = np.array([entry.get("stages", 1) for entry in self.run.manifest["replicas"]], dtype=np.float64)
+            return float((self.busy * stages[self.run.iterations.replica[self.row]]).sum())
+        return float(self.row_seconds[self.heads].sum())
+
+    @cached_property
+    def row_busy(self) -> Floats:
+        """[rows] ``busy`` seconds of the steps of each row."""
+        if self.run.piped:
+            return sums(self.row, self.busy, len(self.run.iterations.steps))
+        return self.row_seconds
 
     @cached_property
     def row_seconds(self) -> Floats:
-        """[rows] time that the steps of each log row take together."""
-        return sums(self.row, self.duration, len(self.run.iterations.steps))
+        """[rows] time that the steps of each log row take together; 0 for further chunks."""
+        if self.run.piped:
+            return sums(self.row, self.duration, len(self.run.iterations.steps))
+        log = self.run.iterations
+        return np.where(log.steps > 0, self.row_end - log.start, 0.0)
 
     @cached_property
     def row_end(self) -> Floats:
         """[rows] end of the last step of each row."""
-        ends = np.array(self.run.iterations.start)
-        ends[self.row] = self.end
+        log = self.run.iterations
+        ends = np.array(log.start)
+        if self.run.piped:
+            ends[self.row] = self.end
+        elif len(ends):
+            ends[self.heads] = self.ends_of(self.heads)
         return ends
+
+    def ends_of(self, heads: Integers) -> Floats:
+        """When the last step of each of these rows ends."""
+        found: Floats = self.grouped.end[self.grouped.first[heads] + self.run.iterations.steps[heads] - 1]
+        return found
+
+    def pieces(self) -> Iterator["Steps"]:
+        """The same in pieces with neighbouring columns, each of whole steps of groups; pipelines in one."""
+        log, size = self.run.iterations, len(self.run.iterations.steps)
+        if self.run.piped or size <= PIECE:
+            yield self
+            return
+        first, low = self.grouped.first, 0
+        while low < size:
+            high = min(low + PIECE, size)
+            while high < size and first[high] == first[high - 1]:
+                high += 1
+            last = int(first[high]) if high < size else len(self.grouped.end)
+            columns = {one.name: np.ascontiguousarray(getattr(log, one.name)[low:high]) for one in fields(log)}
+            run = replace(self.run, iterations=Iterations(**columns))
+            ends = self.grouped.end[int(first[low]) : last]
+            yield Steps(run, self.grouped._replace(first=first[low:high] - first[low], end=ends))
+            low = high
 
     @cached_property
     def heads(self) -> Integers:
@@ -62,7 +166,8 @@ class Steps:
     @cached_property
     def head_of_row(self) -> Integers:
         """[rows] position in ``heads`` of the step to which each row belongs."""
-        return np.cumsum(self.run.iterations.steps > 0) - 1
+        found: Integers = np.maximum(np.cumsum(self.run.iterations.steps > 0) - 1, 0)
+        return found
 
     @cached_property
     def chunks(self) -> Integers:
@@ -95,12 +200,8 @@ class Steps:
 
 
 def unroll(run: Run) -> Steps:
-    """The steps of a run, rebuilt from its log and tables."""
-    if len(run.iterations.steps) == 0:
-        nothing = np.zeros(0)
-        return Steps(run, nothing.astype(np.int64), nothing, nothing, nothing.astype(np.int64), nothing)
-    steps = run.iteration_times()
-    return Steps(run, steps.row, steps.start, steps.duration, steps.decodes, steps.busy)
+    """The steps of a run."""
+    return Steps(run)
 
 
 def sums(index: Counts, values: NDArray[np.generic], length: int) -> NDArray[np.float64]:
@@ -145,6 +246,18 @@ def in_flight(steps: Steps, blocks: Floats) -> InFlight:
     held = np.cumsum(signs * np.tile(blocks, 2)[order])
     some = np.flatnonzero((flying[:-1] > 0.5) & (ranks[:-1] == ranks[1:]))
     return InFlight(ranks[some] // 2**20, times[some], times[some + 1], held[some] / flying[some])
+
+
+def held_between(steps: Steps, capacity: Floats) -> InFlight:
+    """The spans in which ranks were idle and held blocks: for others to fetch, or to come. ``capacity``: blocks of a
+    rank of each replica. Of pipelines nothing is known."""
+    log = steps.run.iterations
+    some = np.flatnonzero((log.steps == 0) & (log.transfer > 0)) if not steps.run.piped else np.zeros(0, dtype=np.int64)
+    replica, begin = log.replica[some], log.start[some].astype(np.float64)
+    last = float(steps.ends.max(initial=0.0)) if len(some) else 0.0
+    starts = np.append(log.start[steps.heads], last)  # a rank steps again where the next row of a step begins
+    end = np.maximum(starts[np.searchsorted(steps.heads, some)], begin + log.transfer[some])
+    return InFlight(replica, begin, end, capacity[replica] * log.transfer[some] / (end - begin))
 
 
 def work(steps: Steps, footprint: Footprint) -> tuple[Floats, Floats]:

@@ -130,7 +130,7 @@ def summary(
     """
     slo = limits_of(slo) if isinstance(slo, Mapping) else slo
     steps = steps or unroll(run)
-    window = measured_window(run.requests, steps.end, exclude_warmup)
+    window = measured_window(run.requests, steps.ends, exclude_warmup)
     requests, metrics = run.requests, request_metrics(run.requests)
     arrived = window.holds(requests.arrival)
     ended = (requests.status == FINISHED) & window.holds(requests.finish)
@@ -189,7 +189,7 @@ def _latencies(steps: Steps, window: Window, metrics: RequestMetrics, names: Seq
 def client_json(run: Run, *, exclude_warmup: bool = False) -> dict[str, Any]:
     """What of ``summary_json`` a benchmarking client sees: latencies and throughputs, at half the work of all."""
     steps = unroll(run)
-    window = measured_window(run.requests, steps.start + steps.duration, exclude_warmup)
+    window = measured_window(run.requests, steps.ends, exclude_warmup)
     found = _latencies(steps, window, request_metrics(run.requests), LATENCIES)
     ended = (run.requests.status == FINISHED) & window.holds(run.requests.finish)
     document: dict[str, Any] = clean(
@@ -340,7 +340,7 @@ def output_tokens(steps: Steps, window: Window) -> int:
         return int(requests.output_tokens[requests.status == FINISHED].sum())
     resumed = int(window.holds(steps.run.stalls.resumed_token).sum())
     first = int(window.holds(requests.first_token).sum())
-    return int(steps.decodes[window.holds(steps.end)].sum()) + first + resumed
+    return int(steps.emitted[window.holds(steps.ends)].sum()) + first + resumed
 
 
 def _prompt_tokens(steps: Steps, window: Window) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.metrics.steps import Steps, in_flight, sums
+from windtunnel.metrics.steps import Steps, held_between, in_flight, sums
 from windtunnel.metrics.window import span
 from windtunnel.simulate.run import FINISHED, REJECTED
 
@@ -39,15 +39,17 @@ class Timeline:
 def timeline(steps: Steps, bins: int = 500, between: tuple[float, float] | None = None) -> Timeline:
     """The timeline of a run from its first arrival to its last event, or ``between`` two times (s)."""
     run, requests = steps.run, steps.run.requests
-    first, last = between or span(requests, steps.end)
+    first, last = between or span(requests, steps.ends)
     edges = np.linspace(first, last if last > first else first + 1.0, bins + 1)
     served = requests.status != REJECTED
     held = in_flight(steps, run.iterations.used_blocks[steps.heads].astype(np.float64))
     pools, replicas = run.manifest["pools"], run.manifest["replicas"]
+    capacity = np.array([pools[replica["pool"]]["kv_blocks"] for replica in replicas], dtype=np.float64)
+    idle = held_between(steps, capacity)
     blocks = float(sum(pools[replica["pool"]]["kv_blocks"] * replica["lanes"] for replica in replicas))
     last_token = np.where(requests.status == FINISHED, requests.finish, np.nan)
-    emitted = np.concatenate((steps.end, requests.first_token, run.stalls.resumed_token))
-    ones = np.ones(len(emitted) - len(steps.end))
+    emitted = np.concatenate((steps.ends, requests.first_token, run.stalls.resumed_token))
+    ones = np.ones(len(emitted) - len(steps.ends))
     here = mean_level(edges, requests.arrival[served], requests.finish[served])
     running = mean_level(
         edges, run.iterations.start[steps.heads], steps.row_end[steps.heads], steps.batch.astype(np.float64)
@@ -56,8 +58,13 @@ def timeline(steps: Steps, bins: int = 500, between: tuple[float, float] | None 
         edges=edges,
         running=running,
         waiting=np.maximum(here - running, 0.0),
-        kv=mean_level(edges, held.begin, held.end, held.blocks / blocks),
-        output_throughput=_rate(edges, emitted, np.concatenate((steps.decodes, ones))),
+        kv=mean_level(
+            edges,
+            np.append(held.begin, idle.begin),
+            np.append(held.end, idle.end),
+            np.append(held.blocks, idle.blocks) / blocks,
+        ),
+        output_throughput=_rate(edges, emitted, np.concatenate((steps.emitted, ones))),
         request_throughput=_rate(edges, last_token),
         arrivals=_rate(edges, requests.arrival),
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from windtunnel.deployment.footprint import Footprint
 from windtunnel.metrics.handed import parts_in_order
-from windtunnel.metrics.steps import Steps, in_flight, sums, work
+from windtunnel.metrics.steps import Steps, held_between, in_flight, sums, work
 from windtunnel.metrics.window import Window
 from windtunnel.perf.batch_times import BatchTimes, whole
 from windtunnel.perf.kernel_errors import HOST, family_errors
@@ -84,7 +84,8 @@ def usage(steps: Steps, window: Window) -> Usage:
     run = steps.run
     replicas, pools = run.manifest["replicas"], run.manifest["pools"]
     prints = [read_footprint(pool) for pool in pools]
-    table = _replica_usage(steps, window, prints)
+    totals = _totals(steps, window, prints)
+    table = _replica_usage(steps, window, prints, totals)
     gpus = np.array([pools[replica["pool"]].get("gpus_per_replica", 1) for replica in replicas], dtype=np.float64)
     hours = window.seconds / 3600
     there = gpus * share_there(run)
@@ -101,7 +102,7 @@ def usage(steps: Steps, window: Window) -> Usage:
         bubbles=mean(table.bubbles),
         idle_seconds=mean(table.idle_seconds),
         batch_size=_batch_size(table),
-        phases=_phases(steps, window),
+        phases=_phases(totals),
         gpus=int(gpus.sum()),
         gpu_hours=float(there.sum()) * hours,
         energy_wh=float(power(table.pool, busy, prints) @ there) * hours,
@@ -124,14 +125,12 @@ def _batch_size(table: ReplicaUsage) -> float:
     return float(np.nansum(table.batch_size * counts) / counts.sum()) if counts.sum() > 0 else NAN
 
 
-def _phases(steps: Steps, window: Window) -> dict[str, float]:
+def _phases(totals: Mapping[str, Floats]) -> dict[str, float]:
     """Share of the steps' time by what they compute."""
-    decodes = steps.run.iterations.decodes[steps.heads] > 0
-    seconds = steps.row_seconds[steps.heads] * steps.share_inside(window) * (steps.batch > 0)
-    kinds = {"prefill": (steps.chunks > 0) & ~decodes, "decode": (steps.chunks == 0) & decodes}
-    kinds["mixed"] = (steps.chunks > 0) & decodes
-    total = float(seconds.sum())
-    return {name: float(seconds[kind].sum()) / total if total > 0 else NAN for name, kind in kinds.items()}
+    total = float(totals["phases"].sum())
+    return {
+        name: float(part) / total if total > 0 else NAN for name, part in zip(PHASES, totals["phases"], strict=True)
+    }
 
 
 def read_footprint(pool: dict[str, Any]) -> Footprint | None:
@@ -158,51 +157,85 @@ def price(pool: Integers, prints: list[Footprint | None]) -> Floats:
     )[pool]
 
 
-def _replica_usage(steps: Steps, window: Window, prints: list[Footprint | None]) -> ReplicaUsage:
-    run, log = steps.run, steps.run.iterations
+def _totals(steps: Steps, window: Window, prints: list[Footprint | None]) -> dict[str, Floats]:
+    """Sums over the steps of each replica, most of a replica's blocks, and seconds of each phase; piece by piece, since
+    a day has millions of rows."""
+    pool = np.array([replica["pool"] for replica in steps.run.manifest["replicas"]], dtype=np.int64)
+    found: dict[str, Floats] = {}
+    for piece in steps.pieces():
+        sums_of = _sums(piece, window, pool, prints)
+        for name, values in sums_of.items():
+            combine = np.maximum if name == "peak" else np.add
+            found[name] = combine(found[name], values) if name in found else values
+    return found
+
+
+def _sums(steps: Steps, window: Window, pool: Integers, prints: list[Footprint | None]) -> dict[str, Floats]:
+    """Those of one piece of the log."""
+    log, heads, share = steps.run.iterations, steps.heads, steps.share_inside(window)
+    owner, number = log.replica[heads], len(pool)
+    count = log.steps[heads] * share * (steps.batch > 0)
+    seconds = steps.row_seconds[heads] * share
+    worked = seconds * (steps.batch > 0)
+    decodes = log.decodes[heads] > 0
+    kinds = ((steps.chunks > 0) & ~decodes, (steps.chunks == 0) & decodes, (steps.chunks > 0) & decodes)
+    peak = np.zeros(number)
+    np.maximum.at(peak, owner, log.used_blocks[heads].astype(np.float64))
+    used, under_way = _held(steps, pool, window)
+    rows = {
+        "computing": steps.row_busy[heads] * share,
+        "iterations": count,
+        "worked": worked,
+        "batches": count * steps.batch,
+        "in_steps": seconds * steps.batch,
+        "tokens": count * steps.tokens,
+        "prefill": count * steps.chunk_tokens,
+        "decode": count * log.decodes[heads],
+    }
+    return {
+        **{name: sums(owner, values, number) for name, values in rows.items()},
+        **_work_done(steps, prints, pool, share),
+        "peak": peak,
+        "used": used,
+        "under_way": under_way,
+        "phases": np.array([float(worked[kind].sum()) for kind in kinds]),
+    }
+
+
+def _replica_usage(
+    steps: Steps, window: Window, prints: list[Footprint | None], totals: Mapping[str, Floats]
+) -> ReplicaUsage:
+    run = steps.run
     replicas, pools = run.manifest["replicas"], run.manifest["pools"]
-    number = len(replicas)
     pool = np.array([replica["pool"] for replica in replicas], dtype=np.int64)
     lanes = np.array([replica["lanes"] for replica in replicas], dtype=np.float64)
     piped = np.array([replica.get("stages", 1) > 1 for replica in replicas], dtype=np.bool_)
-    heads, share = steps.heads, steps.share_inside(window)
     length = window.seconds if window.seconds > 0 else NAN
-    mfu, mbu = _efficiency(steps, prints, pool, lanes * length, share)
-    used, under_way = _held(steps, pool, window)
-    owner = log.replica[heads]
-    count = log.steps[heads] * share * (steps.batch > 0)
-    seconds = steps.row_seconds[heads] * share
-
-    def total(values: Floats) -> Floats:
-        return sums(owner, values, number)
-
-    computing = sums(steps.row, steps.busy, len(log.steps))[heads] * share
-    busy = np.minimum(total(computing) / lanes, window.seconds)
-    iterations = total(count)
-    worked = total(seconds * (steps.batch > 0))
-    blocks = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool] * lanes
-    peak = np.zeros(number)
-    np.maximum.at(peak, owner, log.used_blocks[heads].astype(np.float64))
-    requests, in_steps = run.requests, total(seconds * steps.batch)
-    served = requests.replica >= 0
-    here = _present(steps, window)
+    mfu, mbu = _efficiency(totals, prints, pool, lanes * length)
+    busy = np.minimum(totals["computing"] / lanes, window.seconds)
+    iterations, under_way = totals["iterations"], totals["under_way"]
+    capacity = np.array([entry["kv_blocks"] for entry in pools], dtype=np.float64)[pool]
+    blocks, held = capacity * lanes, held_between(steps, capacity)
+    used = totals["used"] + sums(held.replica, held.blocks * held.inside(window), len(pool))
+    requests, served = run.requests, run.requests.replica >= 0
+    preemptions = sums(requests.replica[served], requests.preemptions[served], len(replicas))
     with np.errstate(invalid="ignore", divide="ignore"):
         return ReplicaUsage(
             pool=pool,
             busy_seconds=busy,
             idle_seconds=np.maximum(window.seconds - busy, 0.0),
             iterations=iterations,
-            batch_size=total(count * steps.batch) / iterations,
-            batch_size_time=total(seconds * steps.batch) / worked,
-            tokens_per_iteration=total(count * steps.tokens) / iterations,
-            prefill_tokens=total(count * steps.chunk_tokens),
-            decode_tokens=total(count * log.decodes[heads]),
-            running=in_steps / length,
-            waiting=np.maximum(here - in_steps, 0.0) / length,
+            batch_size=totals["batches"] / iterations,
+            batch_size_time=totals["in_steps"] / totals["worked"],
+            tokens_per_iteration=totals["tokens"] / iterations,
+            prefill_tokens=totals["prefill"],
+            decode_tokens=totals["decode"],
+            running=totals["in_steps"] / length,
+            waiting=np.maximum(_present(steps, window) - totals["in_steps"], 0.0) / length,
             kv=used / (blocks * length),
-            kv_peak=peak * lanes / blocks,
-            preemptions=sums(requests.replica[served], requests.preemptions[served], number).astype(np.int64),
-            bubbles=np.where(piped & (under_way > 0), 1.0 - total(computing) / under_way, 0.0),
+            kv_peak=totals["peak"] * lanes / blocks,
+            preemptions=preemptions.astype(np.int64),
+            bubbles=np.where(piped & (under_way > 0), 1.0 - totals["computing"] / under_way, 0.0),
             mfu=mfu,
             mbu=mbu,
         )
@@ -246,24 +279,33 @@ def _stays(steps: Steps, window: Window, replica: Integers, begin: Floats, end: 
     return sums(replica[here], np.maximum(inside, 0.0), len(steps.run.manifest["replicas"]))
 
 
+def _work_done(steps: Steps, prints: list[Footprint | None], pool: Integers, share: Floats) -> dict[str, Floats]:
+    """[replicas] FLOPs, and bytes moved, of the steps; 0 without a footprint."""
+    owner = steps.run.iterations.replica[steps.heads]
+    flops, moved = np.zeros(len(pool)), np.zeros(len(pool))
+    for index, constants in enumerate(prints):
+        if constants is not None:
+            mine = pool == index
+            done, read = work(steps, constants)
+            flops[mine] = sums(owner, done * share, len(pool))[mine]
+            moved[mine] = sums(owner, read * share, len(pool))[mine]
+    return {"flops": flops, "moved": moved}
+
+
 def _efficiency(
-    steps: Steps, prints: list[Footprint | None], pool: Integers, lane_seconds: Floats, share: Floats
+    totals: Mapping[str, Floats], prints: list[Footprint | None], pool: Integers, lane_seconds: Floats
 ) -> tuple[Floats, Floats]:
     """[replicas] MFU and MBU over the given lane-seconds."""
-    owner = steps.run.iterations.replica[steps.heads]
     mfu, mbu = np.full(len(pool), NAN), np.full(len(pool), NAN)
     for index, constants in enumerate(prints):
-        if constants is None:
-            continue
-        flops, moved = work(steps, constants)
-        mine = pool == index
-        done = sums(owner, flops * share, len(pool))[mine]
-        read = sums(owner, moved * share, len(pool))[mine]
-        mfu[mine] = done / (lane_seconds[mine] * constants.peak_flops * constants.gpus_per_rank)
-        mbu[mine] = read / (lane_seconds[mine] * constants.memory_bandwidth)
+        if constants is not None:
+            mine = pool == index
+            mfu[mine] = totals["flops"][mine] / (lane_seconds[mine] * constants.peak_flops * constants.gpus_per_rank)
+            mbu[mine] = totals["moved"][mine] / (lane_seconds[mine] * constants.memory_bandwidth)
     return mfu, mbu
 
 
+PHASES = ("prefill", "decode", "mixed")
 SOURCES = ("measured", "interpolated", "modelled")
 
 
@@ -285,17 +327,18 @@ def _shares(
     Host work that overlaps the GPU is left out of the parts, since it costs nothing while the GPU is slower; where
     it is not, the time that no part explains goes to ``rest``. The stages of a pipeline count one after the other.
     """
-    total = float(steps.all_busy.sum())
+    total = steps.busy_seconds
     if not parts or total <= 0:
         return {}
     found = dict.fromkeys(names, 0.0)
-    for name in dict.fromkeys(name for by_name in parts for name in by_name):
-        times = (whole(table) for table in steps.run.times)
-        tables = tuple(_part(by_name, name, table) for by_name, table in zip(parts, times, strict=True))
-        if not all(table.takes_no_time for table in tables):
-            found[name] = float(steps.run.durations(tables).sum())
-        else:
-            found.setdefault(name, 0.0)
+    whole_tables = [whole(table) for table in steps.run.times]
+    tables = {
+        name: tuple(_part(by_name, name, table) for by_name, table in zip(parts, whole_tables, strict=True))
+        for name in dict.fromkeys(name for by_name in parts for name in by_name)
+    }
+    found |= {name: found.get(name, 0.0) for name in tables}
+    some = [name for name, of_pools in tables.items() if not all(table.takes_no_time for table in of_pools)]
+    found |= dict(zip(some, steps.run.seconds([tables[name] for name in some]), strict=True))
     found[rest] = found.get(rest, 0.0) + max(total - sum(found.values()), 0.0)
     everything = sum(found.values())
     return {name: seconds / everything for name, seconds in found.items()}
@@ -329,19 +372,20 @@ def uncertainty(steps: Steps) -> Uncertainty:
     Kernels of a family err together, since they come from one table, and families are not told apart here: errors add
     up. What cancels out in a measured server is left to the served level (``metrics.evidence``).
     """
-    total = float(steps.all_busy.sum())
+    total = steps.busy_seconds
     if not steps.run.doubts or not all(steps.run.doubts) or total <= 0:
         return Uncertainty(NAN, NAN, NAN)
-    host = family_errors(HOST).modelled * (total - _seconds(steps, tuple(whole(table) for table in steps.run.times)))
-    error, beyond = (_seconds(steps, tuple(part[name] for part in steps.run.doubts)) for name in ("error", "beyond"))
+    doubts = [tuple(part[name] for part in steps.run.doubts) for name in ("error", "beyond")]
+    tables = [tuple(whole(table) for table in steps.run.times), *doubts]
+    kernels, error, beyond = steps.run.seconds([_silent(of_pools) for of_pools in tables])
+    host = family_errors(HOST).modelled * (total - kernels)
     host = max(host, 0.0)
     return Uncertainty((error + host) / total, beyond / total, host / total)
 
 
-def _seconds(steps: Steps, tables: tuple[BatchTimes, ...]) -> float:
-    """Seconds of all steps under these tables, without host work."""
-    silent = tuple(
+def _silent(tables: tuple[BatchTimes, ...]) -> tuple[BatchTimes, ...]:
+    """These tables without host work."""
+    return tuple(
         replace(table, host_overlapped=np.zeros_like(table.host_serial), host_serial=np.zeros_like(table.host_serial))
         for table in tables
     )
-    return float(steps.run.durations(silent).sum())

@@ -49,7 +49,7 @@ class Rows:
     @cached_property
     def used(self) -> Usage:
         """What the GPUs did without warm-up and drain."""
-        return usage(self.steps, measured_window(self.steps.run.requests, self.steps.end, exclude_warmup=True))
+        return usage(self.steps, measured_window(self.steps.run.requests, self.steps.ends, exclude_warmup=True))
 
     @cached_property
     def groups(self) -> dict[str, float]:

@@ -105,7 +105,7 @@ def measure(run: Run, question: Question, rate: float, *, stopped: bool = False)
     """Measure a run at ``rate``, without warm-up and drain: requests that arrive after the first tenth of the arrival
     span."""
     steps = unroll(run)
-    window = measured_window(run.requests, steps.end, exclude_warmup=True)
+    window = measured_window(run.requests, steps.ends, exclude_warmup=True)
     measured = window.holds(run.requests.arrival)
     latencies = _latencies(steps, window, measured)
     good = good_requests(request_metrics(run.requests), run.requests.status == FINISHED, question.slo)

@@ -115,7 +115,6 @@ class UserScheduler(Settings):
 
     can_cache_prefixes: ClassVar[bool] = False
     why_unfinished: ClassVar[str] = "no replica is there for it"
-    why_not_live: ClassVar[str] = f"{NAME}: not served live; use an engine's own scheduler"
 
     make: Callable[[], Any]
     """Makes a ``PythonScheduler`` for each rank."""

@@ -76,8 +76,6 @@ class Settings:
     """It is simulated with prompts that share a beginning."""
     why_unfinished: ClassVar[str] = "requests of equal priority and arrival preempt each other for ever"
     """Why a request may never finish, as in the engine."""
-    why_not_live: ClassVar[str] = ""
-    """Why it takes no requests as they come, and what does; empty if it does."""
     counts_tokens_late: ClassVar[bool] = False
     """A step's tokens count when its successor is decided, not when it is decided itself."""
 

@@ -26,7 +26,6 @@ class VllmV0(Settings):
     follows: ClassVar[frozenset[str]] = frozenset(
         {"enable_chunked_prefill", "enable_prefix_caching", "scheduling_policy", "scheduler_reserve_full_isl"}
     )
-    why_not_live: ClassVar[str] = "vLLM's first scheduler (v0): not served live; use vllm-0.10 or a later one"
 
     chunked_prefill: bool = False
     """Mix decodes with pieces of prompts; otherwise a prompt is computed whole, in a step without decodes."""

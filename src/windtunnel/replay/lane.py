@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from windtunnel.core.engine import Demand
 from windtunnel.core.records import NONE
-from windtunnel.core.stepwise.stepper import ONLY, Stepper
 from windtunnel.policy import Limits, Settings
 from windtunnel.replay.recording import RecordedRequest
+from windtunnel.replay.stepper import ONLY, Stepper
 from windtunnel.workload.texts import tree
 
 

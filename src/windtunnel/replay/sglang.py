@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from windtunnel.core.records import GONE, IGNORED, NONE, QUEUED
 from windtunnel.core.schedulers.sglang import check
 from windtunnel.core.seats import CONTEXT, ENDS, NEVER, TOKENS, WHO
-from windtunnel.core.stepwise.stepper import ONLY
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, Sglang
 from windtunnel.replay.lane import Lane
@@ -22,6 +21,7 @@ from windtunnel.replay.recording import (
     coefficients,
     known,
 )
+from windtunnel.replay.stepper import ONLY
 
 OLDEST = "sglang-0.4.6"
 VERSIONS = {"sglang-0.5.23": "0.5.23", "sglang-0.5": "0.5.23", OLDEST: "0.4.6.post5"}

@@ -11,7 +11,6 @@ from windtunnel.core.records import NONE
 from windtunnel.core.schedulers.trtllm.capacity import WAITS
 from windtunnel.core.schedulers.trtllm.executor import check
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, NOW, SEQUENCE, TOKENS, WHO
-from windtunnel.core.stepwise.stepper import ONLY, Stepper
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, Trtllm
 from windtunnel.replay.lane import demand
@@ -23,6 +22,7 @@ from windtunnel.replay.recording import (
     coefficients,
     known,
 )
+from windtunnel.replay.stepper import ONLY, Stepper
 
 VERSIONS = {"trtllm-1.0": "scheduler.py 002f3cc"}
 """Versions whose schedulers were compared with."""

@@ -98,10 +98,10 @@ def _busiest_second(steps: Steps) -> float:
     """Most tokens in a second, in one-second buckets from the first arrival."""
     run = steps.run
     first = run.requests.first_token[~np.isnan(run.requests.first_token)]
-    times = np.concatenate((steps.end, first, run.stalls.resumed_token))
+    times = np.concatenate((steps.ends, first, run.stalls.resumed_token))
     if len(times) == 0:
         return 0.0
-    counts = np.concatenate((steps.decodes, np.ones(len(times) - len(steps.end))))
+    counts = np.concatenate((steps.emitted, np.ones(len(times) - len(steps.ends))))
     buckets = np.maximum(times - run.requests.arrival.min(), 0.0).astype(np.int64)
     return float(np.bincount(buckets, weights=counts).max())
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.core.live.tokens import FAILED
+from windtunnel.core.records import REFUSED
 from windtunnel.serve.clock import Clock
 from windtunnel.serve.connection import Gate
 from windtunnel.serve.openai.requests import RefusedError
@@ -43,6 +45,8 @@ class Stream:
     ended: bool = False
     """All tokens are there, or the engine has ignored the request."""
     aborted: bool = False
+    failed: str = ""
+    """Why its tokens end before the last one: its replica has failed, or the router rejects it."""
     withdrawn: bool = False
     """Aborted while it waited, so that nothing was computed of its prompt."""
     slot: int = field(default=-1, repr=False)
@@ -155,7 +159,10 @@ class Engine:
                 self._note(self.engine.advance(now))
                 await self._hand_out(now)
                 decided = np.nextafter(self.engine.next_decision() + self.clock.slack, np.inf)
-                await self.clock.wait(float(min(decided, self._next_due())), self._wake)
+                until = (
+                    min(decided, self._next_due()) if self._streams else np.inf
+                )  # what happens to idle replicas waits
+                await self.clock.wait(float(until), self._wake)
         except Exception as failure:
             self.failure = failure
             logging.getLogger(__name__).exception("the simulated engines have ended")
@@ -167,8 +174,19 @@ class Engine:
     def _next_due(self) -> float:
         return self._due[0][0] if self._due else np.inf
 
+    def _withdraw(self) -> None:
+        """What replicas that failed were to give is not to come."""
+        for slot, time in self.engine.withdrawn:
+            for k, (due, number, step) in enumerate(self._due):
+                if due > time and slot in step[0]:
+                    others = step[0] != slot
+                    self._due[k] = due, number, tuple(column[others] for column in step)
+        self.engine.withdrawn.clear()
+
     def _note(self, rows: np.ndarray[Any, Any]) -> None:
         """Keep what is to come, step by step."""
+        if self.engine.withdrawn:
+            self._withdraw()
         if not len(rows):
             return
         times, slots, tokens, gone = (np.ascontiguousarray(rows[name]) for name in ("time", "slot", "tokens", "gone"))
@@ -181,9 +199,10 @@ class Engine:
 
     async def _hand_out(self, now: float) -> None:
         """Give the clients what is due: of several steps, if it is late, all at once, which costs less."""
+        now = min(now, self.engine.certain)
         if self._next_due() > now:
             return
-        gaps, steps, left = Gaps(), list[tuple[float, Integers]](), list[int]()
+        gaps, steps, left = Gaps(), list[tuple[float, Integers]](), list[tuple[int, int]]()
         while self._due and self._due[0][0] <= now:
             time, _, (slots, tokens, gone) = heapq.heappop(self._due)
             self._count_step(slots, tokens)
@@ -192,7 +211,7 @@ class Engine:
                 stay = gone == 0
                 parts = self._take(time, slots[stay], tokens[stay], gaps)
                 parts += self._take(time, slots[leave], tokens[leave], gaps)
-                left += slots[leave].tolist()
+                left += zip(slots[leave].tolist(), gone[leave].tolist(), strict=True)
             else:
                 parts = self._take(time, slots, tokens, gaps)
             steps += [(time, part) for part in parts if len(part)]
@@ -201,8 +220,8 @@ class Engine:
             late = self.clock.now() - time
             for observe in self.late:
                 observe(late, len(slots))
-        for slot in left:
-            self._forget(slot)
+        for slot, why in left:
+            self._forget(slot, why == FAILED)
         if gaps:
             for count in self.gaps:
                 count(gaps)
@@ -254,6 +273,7 @@ class Engine:
 
     def _begin(self, stream: Stream, time: float) -> None:
         row = self.engine.state.requests[stream.slot]
+        stream.replica = self._replica[stream.slot] = self.deployment.replica_of(stream.slot)
         stream.first_token, stream.scheduled = time, float(row["scheduled"])
         stream.cached_tokens = int(row["cached_tokens"])
 
@@ -265,9 +285,13 @@ class Engine:
         for observe in self.observers:
             observe(stream)
 
-    def _forget(self, slot: int) -> None:
+    def _forget(self, slot: int, failed: bool) -> None:
         """The request has left the engine; one that its scheduler ignored has no more tokens than it got."""
         stream = self._streams.pop(slot)
+        if failed and not stream.ended:
+            rejected = self.engine.state.requests["state"][slot] == REFUSED
+            stream.failed = "the router rejects the request" if rejected else "the replica that served it has failed"
+            stream.reason = "abort"
         self.engine.forget(slot)
         if not stream.ended:
             self._end(stream, np.nan)

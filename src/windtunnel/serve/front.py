@@ -136,7 +136,8 @@ class Front:
                 drawn = self._drawn(said, asked.seed, k, limit)
                 words = partial(self._words, said, asked.seed, k)
                 text = await text_of(words, drawn, limit, asked, shape)
-                found.append((Arrival(count, text.output_tokens, limit, asked.priority, names), text, number))
+                lengths = count, text.output_tokens, limit
+                found.append((Arrival(*lengths, asked.priority, names, asked.session), text, number))
         return found
 
     def _limit(self, prompt_tokens: int, asked: Asked) -> int:

@@ -35,7 +35,7 @@ class Recorder:
     def end(self, stream: Stream) -> None:
         """A request has ended; it is written when all that came before it have."""
         asked = stream.arrival
-        if not stream.withdrawn and stream.tokens:
+        if not stream.withdrawn and (stream.tokens or stream.failed):
             row: dict[str, Any] = {
                 "arrival": stream.arrived,
                 "prompt_tokens": asked.prompt_tokens,

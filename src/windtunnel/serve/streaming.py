@@ -16,6 +16,12 @@ DOCUMENTS = JSONEncoder(separators=(",", ":"))
 HEAD = [(b"cache-control", b"no-cache"), (b"content-type", b"text/event-stream; charset=utf-8")]
 
 
+def require_served(choices: Sequence[Choice]) -> None:
+    """Raise RefusedError where nobody computes the rest of an answer."""
+    if failed := next((choice.stream.failed for choice in choices if choice.stream.failed), ""):
+        raise RefusedError(failed, 502, "BadGatewayError")
+
+
 class WholeAnswer:
     """An answer in one piece, when all its tokens are there."""
 
@@ -40,6 +46,7 @@ class WholeAnswer:
             await self._send(choices)
 
     async def _send(self, choices: Sequence[Choice]) -> None:
+        require_served(choices)
         if any(not choice.stream.tokens for choice in choices):
             raise RefusedError("the scheduler ignored the request, as the real one would", 400)
         said = [(choice.text.take(choice.stream.tokens), choice.text.finish_reason) for choice in choices]
@@ -70,7 +77,7 @@ class EventStream:
         if self._over:
             return
         refused, cut = self._come_back() if self._away else (False, 0)
-        if not self._idle or not self._caller.clear:
+        if not self._idle or not self._caller.clear or any(choice.stream.failed for choice in self._choices):
             self._changed.set()
         elif refused or not self._begun or not self._goes_away():
             self._take_the_short_way(cut)
@@ -133,6 +140,7 @@ class EventStream:
     async def _send(self) -> None:
         """Send what has come, when the client has room for it, or wait for more."""
         if not self._begun:
+            require_served(self._choices)
             await self._begin()
         events = self._events()
         if not self._goes_on():
@@ -180,6 +188,9 @@ class EventStream:
         """The last of them, and what closes the answer."""
         self._over = True
         last = DONE
-        if self._wording.asked.include_usage:
+        if failed := next((choice.stream.failed for choice in self._choices if choice.stream.failed), ""):
+            told = {"error": {"message": failed, "type": "BadGatewayError", "param": None, "code": 502}}
+            last = b"data: " + DOCUMENTS.encode(told).encode() + b"\n\n" + DONE
+        elif self._wording.asked.include_usage:
             last = self._wording.usage(usage(self._choices)) + DONE
         await self._caller.go_on(events + last, False)

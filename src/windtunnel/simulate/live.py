@@ -1,24 +1,23 @@
 """A deployment that takes requests as they come: what a server needs that answers while it simulates."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from windtunnel.core.engine import Fleet
-from windtunnel.core.stepwise.live import Arrival, Live
+from windtunnel.core.live.live import Arrival, Live
 from windtunnel.deployment import Deployment
 from windtunnel.deployment.memory import kv_blocks
 from windtunnel.errors import InputError
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy.named import find_router
-from windtunnel.policy.routing import LEAST_OUTSTANDING, RANDOM, ROUND_ROBIN, ROUTE_SCORE, VLLM_DP
+from windtunnel.policy.routing import SCORED
+from windtunnel.policy.scaling import Foresight
 from windtunnel.simulate.overheads import ENGINE_CLOCK, Overheads
-from windtunnel.simulate.simulate import batch_times, fleet_of, router_stream, schedulers_of
+from windtunnel.simulate.simulate import batch_times, comes_and_goes, fleet_of, router_stream, schedulers_of
 
 __all__ = ["Arrival", "LiveDeployment", "live"]
-
-ROUTERS = (ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, VLLM_DP, ROUTE_SCORE)
-"""Those whose choice needs no more than what the engines show."""
 
 
 class LiveDeployment:
@@ -30,7 +29,7 @@ class LiveDeployment:
         Args:
             deployment: what is served.
             fleet: its replicas, with the times of their batches.
-            router: number of the router, one of ROUTERS.
+            router: number of the router.
             seed: of the random router.
             hash_block_size: tokens of a block of a prompt whose contents must be named; 0: none need be.
         """
@@ -49,7 +48,7 @@ class LiveDeployment:
 
     def _idle(self) -> Live:
         """The engines before any request."""
-        return Live(self.fleet, self._router, lambda n: router_stream(self._seed).random(n), self.hash_block_size)
+        return Live(self.fleet, self._router, router_stream(self._seed), self.hash_block_size)
 
     @property
     def engine_version(self) -> str:
@@ -96,9 +95,10 @@ class LiveDeployment:
         return found
 
     def replica_of(self, slot: int) -> int:
-        """The replica that a request was sent to."""
+        """The replica that a request was sent to; the first where none is there for it."""
         state = self.engine.state
-        return int(state.groups["replica"][state.lanes["group"][state.requests["lane"][slot]]])
+        lane = max(int(state.requests["lane"][slot]), 0)
+        return int(state.groups["replica"][state.lanes["group"][lane]])
 
 
 def live(
@@ -119,22 +119,24 @@ def live(
         overheads: of the host.
 
     Raises:
-        InputError: it cannot be served live: replicas that come and go, stores, pipelines, prefill and decode pools,
-            routers that must know more than the engines show, and schedulers in Python.
+        InputError: it cannot be served live: stores, prefill and decode pools, and autoscalers that know what is to
+            come.
     """
     router = find_router(deployment.router)
     policies = schedulers_of(deployment)
-    if deployment.scaling or deployment.faults or any(pool.stores for pool in deployment.pools):
-        raise InputError("autoscale, fail, store: not served live; leave them out")
-    if router.number not in ROUTERS:
-        raise InputError(f"router={deployment.router!r}: not served live; use least_outstanding")
-    if why := next((policy.why_not_live for policy in policies if policy.why_not_live), ""):
-        raise InputError(why)
+    if any(pool.stores for pool in deployment.pools):
+        raise InputError("store: not served live; leave it out")
+    if deployment.apart:
+        raise InputError("prefill and decode pools: not served live; use mixed pools")
+    scalings = [deployment.autoscaler(pool) for pool in deployment.pools]
+    if any(scaling and isinstance(scaling.rule, Foresight) for scaling in scalings):
+        raise InputError("autoscale: policy=foresight knows what is to come, and a server does not: use planner")
     tables = batch_times(deployment, perf) if tables is None else tables
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
-    caching = any(policy.prefix_caching for policy in policies)
+    caching = any(policy.prefix_caching for policy in policies) or router.number == SCORED
     hash_block_size = int(deployment.pools[0].engine.resolved("block_size")) if caching else 0
     if not caching:
         policies = [policy.without_known_prefixes() for policy in policies]
     fleet = fleet_of(deployment, times, [kv_blocks(pool) for pool in deployment.pools], policies, router)
+    fleet = replace(fleet, **comes_and_goes(deployment, seed))
     return LiveDeployment(deployment, fleet, router.number, seed, hash_block_size)

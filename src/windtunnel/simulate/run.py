@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -16,7 +18,7 @@ from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, whole
 
 if TYPE_CHECKING:
-    from windtunnel.core.rebuild import IterationTimes
+    from windtunnel.core.rebuild import IterationTimes, StepEnds
 
 SCHEMA_VERSION = 1
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
@@ -81,7 +83,8 @@ class Iterations(_Table):
     together, and grows by ``decodes`` a step. ``chunk_tokens`` > 0 is a prefill chunk at ``chunk_context``, which
     grows by ``chunk_tokens`` a step. Further chunks of the same step follow as rows with ``steps`` = 0. Lanes in
     lockstep write one row each for every step, idle ones too. ``used_blocks`` and ``waiting`` hold after the first
-    step was scheduled.
+    step was scheduled. What an idle lane holds for others is a row with ``steps`` = 0, too, from ``start`` to the
+    start of the next step in the table: no tokens, and in ``transfer`` seconds times the share of its blocks.
     """
 
     replica: Integers
@@ -99,6 +102,20 @@ class Iterations(_Table):
     its declared limit, which an asynchronous scheduler learns one step late; or it follows a pause, and is a stall."""
     transfer: Floats
     """Seconds that each step takes longer than its batch, because blocks move between device and host."""
+
+    @classmethod
+    def of(cls, rows: NDArray[Any]) -> Self:
+        """Views of the records that the core wrote, of its sizes of integers."""
+        found = cls(**{entry.name: rows[entry.name] for entry in fields(cls)})
+        vars(found)["rows"] = rows
+        return found
+
+    @cached_property
+    def rows(self) -> NDArray[Any]:
+        """The columns as the core's records."""
+        from windtunnel.core.rebuild import rows_of
+
+        return rows_of(tuple(getattr(self, entry.name) for entry in fields(self)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -181,15 +198,36 @@ class Run:
 
         return durations(*self._log(times))
 
-    def _log(self, times: tuple[Times, ...] | None) -> tuple[tuple[Any, ...], tuple[Times, ...], Integers, Integers]:
+    @property
+    def piped(self) -> bool:
+        """Whether any replica has several stages."""
+        return any(replica.get("stages", 1) > 1 for replica in self.manifest["replicas"])
+
+    def step_ends(self) -> "StepEnds":
+        """When every step of each group of lanes ends, where no replica has several stages."""
+        from windtunnel.core.rebuild import step_ends_of_rows
+
+        log, _, *layout = self._log(None)
+        return step_ends_of_rows(log, tuple(whole(table) for table in self.times), *layout)
+
+    def seconds(self, tables: Sequence[tuple[BatchTimes, ...]]) -> list[float]:
+        """What all steps of all lanes take together under each of these tables (one for each pool)."""
+        from windtunnel.core.rebuild import seconds
+
+        if self.piped:
+            return [float(self.durations(of_pools).sum()) for of_pools in tables]
+        log, _, *layout = self._log(None)
+        found: list[float] = seconds(log, tuple(tables), *layout).tolist()
+        return found
+
+    def _log(self, times: tuple[Times, ...] | None) -> tuple[NDArray[Any], tuple[Times, ...], Integers, Integers]:
         """What steps are rebuilt from."""
         pool_of_replica = np.array([replica["pool"] for replica in self.manifest["replicas"]], dtype=np.int64)
         lanes = np.array(
             [replica["lanes"] if replica.get("lockstep") else 1 for replica in self.manifest["replicas"]],
             dtype=np.int64,
         )
-        columns = tuple(getattr(self.iterations, field.name) for field in fields(Iterations))
-        return columns, times or self.times, pool_of_replica, lanes
+        return self.iterations.rows, times or self.times, pool_of_replica, lanes
 
     def save(self, directory: Path) -> None:
         """Write run.json, requests.parquet, iterations.parquet, stalls.parquet and times.npz; all of it or nothing.

@@ -1,7 +1,7 @@
 """simulate(deployment, workload, seed) → Run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 from zlib import crc32
 
@@ -92,7 +92,7 @@ def simulate(
         tables = batch_times(deployment, perf, cache, corrections)
     times = tuple(overheads.applied(table.pipeline or table.times) for table in tables)
     budgets = [kv_blocks(pool) for pool in deployment.pools]
-    fleet = replace(fleet_of(deployment, times, budgets, named, router), **_elastic(deployment, seed))
+    fleet = replace(fleet_of(deployment, times, budgets, named, router), **comes_and_goes(deployment, seed))
     client = overheads.client and overheads.client.streaming(deployment.pools[-1].engine.stream_interval)
     demand, cut, delays = _asked(workload, fleet, client, deployment)
     notes = [*warnings(deployment), *(note for table in tables for note in table.notes), *workload.notes]
@@ -107,7 +107,7 @@ def simulate(
         requests = at_client(requests, workload, delays, client)
     return Run(
         requests=requests,
-        iterations=_iterations(record),
+        iterations=Iterations.of(record.rows),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
         manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | accounts,
         times=times,
@@ -118,7 +118,7 @@ def simulate(
     )
 
 
-def _elastic(deployment: Deployment, seed: int) -> dict[str, Any]:
+def comes_and_goes(deployment: Deployment, seed: int) -> dict[str, Any]:
     """What a fleet says of replicas that start, stop or fail."""
     failures = sorted(failure for fault in deployment.faults for failure in deployment.failures(fault, seed))
     on_failure = deployment.faults[0].on_failure if deployment.faults else "retry"
@@ -347,12 +347,6 @@ def _status(record: Record) -> Integers:
     if isinstance(record, handover.Handed):
         status[record.lost] = ABORTED
     return status
-
-
-def _iterations(record: Record) -> Iterations:
-    columns: dict[str, Any] = {field.name: record.rows[field.name] for field in fields(Iterations)}
-    wide = {"f": np.float64, "i": np.int64}
-    return Iterations(**{name: column.astype(wide[column.dtype.kind]) for name, column in columns.items()})
 
 
 def _manifest(

@@ -67,7 +67,8 @@ def step(
     _place(state, running, waiting, limits, now)
     asked = KEPT[int(state.own.call[0])]
     if not ask_once(state, 0):
-        asked.end(state)
+        asked.require_right()
+        asked.require_none_left(state)
     own = state.own
     named, evicted, hold = (int(own.numbers[k]) for k in (NAMED, EVICTED, HOLD))
     pairs = zip(own.names[:named].tolist(), own.tokens[:named].tolist(), strict=True)

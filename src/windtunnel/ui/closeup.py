@@ -22,7 +22,7 @@ def closeup(steps: Steps, start: float | None, end: float | None) -> dict[str, A
     Raises:
         InputError: times that are none, or in the wrong order.
     """
-    first, last = span(steps.run.requests, steps.end)
+    first, last = span(steps.run.requests, steps.ends)
     begin, until = first if start is None else start, last if end is None else end
     if not (np.isfinite(begin) and np.isfinite(until) and begin < until):
         raise InputError(f"between {begin:g} and {until:g}: must be two times in seconds, the first one earlier")

@@ -10,6 +10,8 @@ from windtunnel.cli.arguments import OUTPUT, PASTING, Pasting, progress
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable
 from windtunnel.scenario import DEPLOYMENT, Scenario, Server
+from windtunnel.scenario.pools import Pools
+from windtunnel.scenario.scenario import POOLS
 from windtunnel.serve.place import Place
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ def serve(
     pasting: Annotated[Pasting, Parameter(name="*", group=DEPLOYMENT)] = PASTING,  # noqa: ARG001 - read while parsing
     replicas: Annotated[int, Parameter(group=DEPLOYMENT)] = 1,
     router: Annotated[str, Parameter(group=DEPLOYMENT)] = "round_robin",
+    pools: Annotated[Pools, Parameter(name="*", group=POOLS)] = Pools(),  # noqa: B008 - frozen
     calibration: Annotated[Path | None, Parameter(group=DEPLOYMENT)] = None,
     place: Annotated[Place, Parameter(name="*")] = Place(),  # noqa: B008 - frozen
     speed: float = 1.0,
@@ -121,7 +124,7 @@ def serve(
     from windtunnel.serve.server import ANY_SITE, listen, log_to, serving
     from windtunnel.simulate.live import live
 
-    scenario = Scenario(server, replicas=replicas, router=router, calibration=calibration)
+    scenario = Scenario(server, replicas=replicas, router=router, pools=pools, calibration=calibration)
     with place.bind() as socket:
         with progress("reading batch times, and compiling the scheduler once on this machine"):
             overheads = scenario.overheads()

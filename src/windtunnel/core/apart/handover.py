@@ -145,7 +145,7 @@ def run(
     stages = True if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies) else None
     while True:
         first, second = (state._replace(**side) for side in sides)
-        if loop(first, order, course, arrivals, apart, second, routers, limit, np.inf, stages) != FULL:
+        if loop(first, order, course, arrivals, apart, second, routers, limit, np.inf, stages, None) != FULL:
             break
         state = with_room(state)
     raise_failures((*fleet.policies, fleet, fleet.routing, decode_router[1]))

@@ -29,8 +29,23 @@ from windtunnel.core.batch_time import group_time
 from windtunnel.core.clients import complete
 from windtunnel.core.compiled import part
 from windtunnel.core.dispatch import conclude, decide, enqueue, let_go, pass_over
+from windtunnel.core.log import end_holds, hold_until, write_hold
 from windtunnel.core.queues import ask, put_ready, withdraw
-from windtunnel.core.records import CHOSEN, DECODE, GONE, NONE, QUEUED, REFUSED, STALLS, Array, Group, Lane, Pool, State
+from windtunnel.core.records import (
+    CHOSEN,
+    DECODE,
+    GONE,
+    NONE,
+    QUEUED,
+    REFUSED,
+    ROWS,
+    STALLS,
+    Array,
+    Group,
+    Lane,
+    Pool,
+    State,
+)
 from windtunnel.core.routing import note_end
 
 # A group.
@@ -49,7 +64,9 @@ def step_and_stage(state: State, apart: Apart, pool: Pool, group: Group) -> int:
         for i in range(first, last):
             give_memory(state, apart, pool, i, time)
     if scheduled:
-        done = conclude(state, pool, group, max(group.now, group.end) + group_time(state, pool, group))
+        start = max(group.now, group.end)
+        end_holds(state, pool, group, start)
+        done = conclude(state, pool, group, start + group_time(state, pool, group))
     else:
         done = pass_over(state, pool, group, preempted)
     for i in range(first, last):
@@ -132,6 +149,10 @@ def end(state: State, apart: Apart) -> None:
         if one.goes and (relayed or again):
             request.first_token = one.joined if relayed else np.nan
     end_stalls(state, apart, again)
+    for i in range(len(state.lanes)):
+        lane, group = state.lanes[i], state.groups[state.lanes[i].group]
+        if lane.idle_holds and lane.idle_held > 0.0 and state.counters[ROWS] < len(state.rows):
+            write_hold(state, state.pools[group.pool], group, lane)
 
 
 @part
@@ -234,7 +255,9 @@ def free_prompt(state: State, order: Order, course: Array, apart: Apart, second:
         return
     state.requests[r].holds = 0
     source = state.lanes[apart.handed[r].prefill_lane]
-    let_go(state, state.pools[state.groups[source.group].pool], source, r)
+    pool = state.pools[state.groups[source.group].pool]
+    hold_until(pool, source, time, source.free)
+    let_go(state, pool, source, r)
     source.watches -= 1
     if source.outstanding > 0:
         wake(state, second, order, course, source.group, time)

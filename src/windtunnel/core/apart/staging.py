@@ -3,6 +3,7 @@
 from windtunnel.core.apart.link import FRESH, RECOMPUTES, Apart
 from windtunnel.core.compiled import part
 from windtunnel.core.dispatch import enqueue, join, may_stage, occupied, stage, unstage
+from windtunnel.core.log import hold_until
 from windtunnel.core.queues import pop_asking, pop_ready, put_ready
 from windtunnel.core.records import NONE, Group, Lane, Pool, State
 
@@ -27,6 +28,7 @@ def has_place(state: State, apart: Apart, pool: Pool, i: int) -> bool:
 def give_up(state: State, apart: Apart, pool: Pool, lane: Lane, r: int, time: float) -> None:
     """The KV for which a request has got memory is no more: the lane takes that back, or computes its prompt."""
     row = len(apart.handed) + r
+    hold_until(pool, lane, time, lane.free)
     unstage(state, pool, lane, row)
     lane.staged -= 1
     lane.coming -= 1
@@ -42,6 +44,7 @@ def give_memory(state: State, apart: Apart, pool: Pool, i: int, time: float) -> 
     """Give memory to those that ask lane ``i`` for it, first come first served."""
     lane, requests, rules = state.lanes[i], state.requests, apart.rules[0]
     first, given = len(apart.handed), apart.counts[FRESH]
+    hold_until(pool, lane, time, lane.free)
     while (
         lane.asking_head != NONE
         and has_place(state, apart, pool, i)

@@ -56,7 +56,7 @@ class Service:
     """A fleet, its requests, and which of its replicas are there."""
 
     def __init__(self, fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> None:
-        if isinstance(fleet.routing, Conductor):
+        if isinstance(fleet.routing, Conductor) and (fleet.failures or any(fleet.scaling)):
             raise InputError(
                 "conductor: what it promises for replicas that start, stop or fail is not simulated; use prefix_aware "
                 "or another router"
@@ -95,7 +95,12 @@ class Service:
 
     def run(self) -> Record:
         """Simulate to the end."""
-        while self.events and self._some_left(self.roster.now):
+        self._go_on(inf)
+        return self._record()
+
+    def _go_on(self, until: float) -> None:
+        """Let everything happen before ``until``, as long as any request is left."""
+        while self.events and self.events[0][0] < until and self._some_left(self.roster.now):
             time = self.events[0][0]
             self._go(np.nextafter(time, inf))
             self._end_drains(time)
@@ -109,9 +114,11 @@ class Service:
                 self._fail(self.fleet.failures[who], time)
             else:
                 self._ready(self.roster.life_of(who), time)
-        self._go(inf)
-        self._end_drains(inf)
-        return self._record()
+        self._go(until)
+        self._end_drains(until)
+
+    told: Any = None
+    """live.tokens.Told, where somebody is told of tokens."""
 
     def _go(self, until: float, arrivals: Integers | None = None) -> None:
         """Let the loop make everything before ``until``; ``arrivals``: in place of clients, requests that are sent
@@ -122,8 +129,14 @@ class Service:
             course[CAME] = 0
         arrivals = self.arrivals if arrivals is None else arrivals
         limit, routers = self.demand.max_concurrency, (self.router, self.router)
-        while loop(self.state, self.order, course, arrivals, None, None, routers, limit, until, None) == FULL:
-            self.state = with_room(self.state)
+        while (
+            loop(self.state, self.order, course, arrivals, None, None, routers, limit, until, None, self.told) == FULL
+        ):
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """The loop lacks room."""
+        self.state = with_room(self.state)
 
     def _some_left(self, time: float) -> bool:
         """Whether any request has not ended by then."""
@@ -228,7 +241,7 @@ class Service:
         stages = policy.pipeline_parallel_size
         self._forget_ended(time)
         victims = sorted(present(state, lanes, time, self.low, len(state.requests)), key=self._order_of)
-        tail = tail_of(state, self.fleet, j, self.since[j], stages)
+        tail = self._tail(j, stages)
         had = self._received(victims, tail, pool, time) if self.fleet.on_failure == "migrate" else {}
         self.last_lost = max(self.last_lost, self._first_end(tail, stages, time))
         cut(state, tail, time)
@@ -242,6 +255,10 @@ class Service:
         drop_stalls(state, victims, -inf if self.fleet.on_failure == "retry" else time)
         forget_replica(state.routing, self.blank.index, j)
         return victims
+
+    def _tail(self, j: int, stages: int) -> Tail:
+        """The latest steps of a replica."""
+        return tail_of(self.state, self.fleet, j, self.since[j], stages)
 
     last_lost = 0.0
     """When the last of the steps that were lost would have ended."""

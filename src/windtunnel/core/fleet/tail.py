@@ -13,10 +13,6 @@ ENOUGH = 512
 """Rows of one stage: more than the prompts that any lane computes between two steps with decodes."""
 AT_ONCE = 4096
 
-COLUMNS = ("replica", "lane", "start", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
-           "waiting", "discarded", "transfer")  # fmt: skip
-"""Of the log, as ``core.rebuild`` wants them."""
-
 
 class Tail(NamedTuple):
     """The latest steps of a replica, one entry for each step and lane."""
@@ -45,10 +41,9 @@ def tail_of(state: State, fleet: Fleet, j: int, since: int, stages: int) -> Tail
         nothing = np.zeros(0, dtype=np.int64)
         return Tail(nothing, nothing, np.zeros(0), np.zeros(0), nothing)
     found, rows = found[first[0] :], rows[first[0] :]
-    columns = tuple(np.ascontiguousarray(rows[name]) for name in COLUMNS)
     pools = np.repeat(np.arange(len(fleet.replicas)), fleet.replicas)
     together = np.where(fleet.lockstep, fleet.lanes, 1)[pools]
-    row, start, end = step_ends(columns, fleet.times, pools, together)
+    row, start, end = step_ends(rows, fleet.times, pools, together)
     steps = rows[row]
     return Tail(found[row], steps["lane"].astype(np.int64), start, end, steps["decodes"].astype(np.int64))
 

@@ -31,7 +31,7 @@ from windtunnel.core.records import (
 )
 from windtunnel.core.schedulers.sglang_admission import ORDERS
 from windtunnel.core.schedulers.sglang_radix import TREE_OF_LANE, evict
-from windtunnel.core.seats import EMPTY, ENDS, NEVER, SOONEST
+from windtunnel.core.seats import EMPTY, ENDS, NEVER, SOONEST, WHO
 from windtunnel.core.step import begin_boundary, count_released
 
 TURNS_OF_LANE: Fields = [
@@ -163,6 +163,31 @@ def rest(pool: Pool, lane: Lane, turns: Any, found: bool) -> None:
         lane.idle = not found and not lane.flying
         if lane.idle:
             lane.ratio = pool.init_ratio
+
+
+# What a client is told.
+
+
+@part
+def given_tokens(state: State, pool: Pool, i: int, seat: int) -> tuple[int, int]:  # noqa: ARG001 - as in every scheduler
+    """The request in a seat, and its tokens: those of rounds that have landed."""
+    lane, seats = state.lanes[i], state.seats[state.lanes[i].table]
+    r, ends = int(seats[WHO, seat]), seats[ENDS, seat]
+    return r, (0 if ends >= EMPTY else int(state.requests[r].output - max(ends - lane.clock, 0)))
+
+
+@part
+def latest_end(state: State, pool: Pool, group: Group) -> float:
+    """When the round ends that was decided last."""
+    return end_of_round(pool, group, state.lanes[group.first_lane], state.own.turns)
+
+
+@part
+def end_of_round(pool: Pool, group: Group, lane: Lane, turns: Any) -> float:
+    """That of one stage, or of the micro-batch whose turn it was before."""
+    if turns is None:
+        return group.end
+    return turns.pipe.slots[lane.first_slot + (lane.turn - 1) % pool.stages].last_end
 
 
 # Many rounds at once.

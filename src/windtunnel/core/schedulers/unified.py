@@ -14,7 +14,7 @@ from windtunnel.core import step as steps
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.hooks import HOOKS, address, call_token_budget
 from windtunnel.core.jump import FOREVER, equal_steps
-from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, clear_pipe, equal_rounds, pipes
+from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, clear_pipe, equal_rounds, given_tokens, latest_end, pipes
 from windtunnel.core.queues import HOST_OF_LANE
 from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers.unified_seats import (
@@ -64,7 +64,7 @@ from windtunnel.core.step import begin_boundary, emit_first, launch_counted, not
 from windtunnel.policy.settings import Limits
 from windtunnel.policy.unified import RESERVING, Allocation, Batching, Policy
 
-__all__ = ["enqueue", "join", "let_go", "may_stage", "occupied", "stage", "unstage"]
+__all__ = ["enqueue", "given_tokens", "join", "latest_end", "let_go", "may_stage", "occupied", "stage", "unstage"]
 
 UNLIMITED = 1 << 60
 

@@ -159,12 +159,18 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
 
 
 def check(state: State) -> None:
-    """Raise what a scheduler raised, or the rule that it broke; or say whom it has left.
+    """Raise what a scheduler raised, or InputError for the rule that it broke."""
+    KEPT[int(state.own.call[0])].require_right()
 
-    Raises:
-        InputError: any of these.
-    """
-    KEPT[int(state.own.call[0])].end(state)
+
+def check_end(state: State) -> None:
+    """Raise InputError for requests that a scheduler has left."""
+    KEPT[int(state.own.call[0])].require_none_left(state)
+
+
+def renew(own: Own, r: int) -> None:
+    """Another request than before stands in row ``r``."""
+    KEPT[int(own.call[0])].renew(r)
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler

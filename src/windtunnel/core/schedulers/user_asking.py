@@ -332,14 +332,25 @@ class Asked:
         self.rules[i] = _made(self.policies[i])
         self.waiting[i], self.running[i], self.beside[i] = {}, {}, {}
 
-    def end(self, state: Any) -> None:
-        """Raise what was raised, the rule that a decision broke, or InputError for requests that were left."""
+    def renew(self, r: int) -> None:
+        """Another request than before stands in a row: it has a view of its own."""
+        number = self.requests["id"][r : r + 1]
+        self.ids[r] = number[0]
+        if self.views:
+            one = views_of(type(self.views[r]), self.requests[r : r + 1], number)[0]
+            self.views[r], one.row = one, r
+
+    def require_right(self) -> None:
+        """Raise what was raised, or InputError for the rule that a decision broke."""
         if self.failure is not None:
             raise self.failure
         numbers = self.numbers
         if numbers[BROKEN]:
             words = {"id": self.ids[numbers[WHICH]], "value": numbers[VALUE], "limit": numbers[LIMIT]}
             raise self._error(WRONG[numbers[BROKEN]].format(**words, num_blocks=self.limits[self.lane].num_blocks))
+
+    def require_none_left(self, state: Any) -> None:
+        """Raise InputError for requests that were left."""
         lanes = state.lanes
         asking = lanes["waiting"] + lanes["running"] + lanes["coming"] > 0
         names = [_name(rule) for rule, some in zip(self.rules, asking, strict=True) if some and rule is not None]

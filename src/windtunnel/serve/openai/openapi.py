@@ -18,6 +18,8 @@ COMMON: dict[str, Any] = {
     "min_tokens": {"type": "integer", "minimum": 0},
     "priority": {"type": "integer"},
     "seed": {"type": "integer"},
+    "user": {"type": "string"},
+    "prompt_cache_key": {"type": "string"},
 }
 PROMPT = {
     "oneOf": [

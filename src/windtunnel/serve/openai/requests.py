@@ -32,6 +32,8 @@ class Asked:
     min_tokens: int
     priority: int
     seed: int | None
+    session: str = ""
+    """Whose request it is: prompt_cache_key, or user."""
 
 
 MOST_STOPS = 4
@@ -114,7 +116,15 @@ def _asked(body: Mapping[str, Any], chat: bool, prompts: tuple[Any, ...], max_to
         min_tokens=least,
         priority=_integer(body, "priority", 0, -(2**31), 2**31 - 1) or 0,
         seed=_integer(body, "seed", None, -(2**63), 2**63 - 1),
+        session=_text(body, "prompt_cache_key") or _text(body, "user"),
     )
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise RefusedError(f"{name}: must be text")
+    return value or ""
 
 
 def _prompts(prompt: Any) -> tuple[str | tuple[int, ...], ...]:

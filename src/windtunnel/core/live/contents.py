@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from windtunnel.core.dispatch import several
+from windtunnel.core.dispatch import kinds_of, several
+from windtunnel.core.engine import Fleet
 from windtunnel.core.records import NONE, State
 from windtunnel.core.texts.owners import Texts
 
@@ -32,22 +33,36 @@ class Contents:
     A slot keeps its room for the requests that follow in it.
     """
 
-    def __init__(self, state: State, block_size: int, hash_block_size: int) -> None:
+    def __init__(self, state: State, fleet: Fleet, hash_block_size: int) -> None:
         """``hash_block_size``: tokens that a name stands for."""
-        self.block_size, self.size = block_size, hash_block_size
+        self.size = hash_block_size
         kept = state.own if several(state.own) else (state.own,)
-        self._templates = [own.cache.holdings[0].item() if _has_holdings(own) else None for own in kept]
-        self._names, self._tables = Rooms(), Rooms()
+        _, kinds = kinds_of(fleet.policies)
+        self._block_sizes = [fleet.limits[int(np.argmax(kinds == k))].block_size for k in range(len(kept))]
+        self._blank = [own.cache.holdings[0].item() if _has_holdings(own) else None for own in kept]
+        self._names, self._tables, self._routed = Rooms(), Rooms(), Rooms()
+        self._smallest = min(limits.block_size for limits in fleet.limits)
+        known = state.routing
+        if known is not None and known.cache is not None:
+            self._blank_routed = known.cache.holdings[0].item()
 
     def write(self, state: State, r: int, prompt: int, output: int, names: tuple[int, ...]) -> State:
         """Slot ``r`` has a prompt whose full blocks have these names; the state, with more room if it was needed."""
         first = self._names.first(r, len(names))
-        table = self._tables.first(r, (prompt + output) // self.block_size + 1)
+        table = self._tables.first(r, (prompt + output) // self._smallest + 1)
+        known = state.routing
+        if known is not None and known.cache is not None:
+            size = int(known.pools["block_size"][0])
+            held = self._routed.first(r, (prompt + output) // size + 1)
+            cache = self._held(known.cache, r, names, first, (held, self._routed.end), self._blank_routed, size)
+            if cache is not known.cache:
+                state = state._replace(routing=known._replace(cache=cache))
         if not several(state.own):
             own = self._write(state, state.own, 0, r, names, first, table)
             return state if own is state.own else state._replace(own=own)
-        parts = (self._write(state, own, k, r, names, first, table) for k, own in enumerate(state.own))
-        return state._replace(own=tuple(parts))
+        owned = [self._write(state, own, k, r, names, first, table) for k, own in enumerate(state.own)]
+        same = all(new is old for new, old in zip(owned, state.own, strict=True))
+        return state if same else state._replace(own=tuple(owned))
 
     def _write(self, state: State, own: Any, k: int, r: int, names: tuple[int, ...], first: int, table: int) -> Any:
         """The same room serves all schedulers, each of which has arrays of its own."""
@@ -56,18 +71,27 @@ class Contents:
             return own if texts is own.tree.texts else own._replace(tree=own.tree._replace(texts=texts))
         if getattr(own, "cache", None) is None:
             return own
-        cache, texts = _roomy(own.cache, tables=self._tables.end), self._named(own.cache.texts, r, names, first)
-        if texts is not cache.texts:
-            cache = cache._replace(texts=texts)
-        rows = cache.holdings if _has_holdings(own) else state.requests
         if _has_holdings(own):
-            rows[r] = self._templates[k]
-        row = rows[r]
-        row["table"] = table
-        if _has_holdings(own):
-            row["room"] = NONE
-            row["shared"] = len(names) * self.size // self.block_size
+            room = table, self._tables.end
+            cache = self._held(own.cache, r, names, first, room, self._blank[k], self._block_sizes[k])
+        else:
+            cache = self._with_names(_roomy(own.cache, tables=self._tables.end), r, names, first)
+            state.requests[r]["table"] = table
         return own if cache is own.cache else own._replace(cache=cache)
+
+    def _held(
+        self, cache: Any, r: int, names: tuple[int, ...], first: int, room: tuple[int, int], blank: Any, size: int
+    ) -> Any:
+        """A cache that has nothing of the request yet; ``room``: (where its table begins, the end of all)."""
+        cache = self._with_names(_roomy(cache, tables=room[1]), r, names, first)
+        cache.holdings[r] = blank
+        row = cache.holdings[r]
+        row["table"], row["room"], row["shared"] = room[0], NONE, len(names) * self.size // size
+        return cache
+
+    def _with_names(self, cache: Any, r: int, names: tuple[int, ...], first: int) -> Any:
+        texts = self._named(cache.texts, r, names, first)
+        return cache if texts is cache.texts else cache._replace(texts=texts)
 
     def _named(self, texts: Texts, r: int, names: tuple[int, ...], first: int) -> Texts:
         texts = _roomy(texts, names=self._names.end)

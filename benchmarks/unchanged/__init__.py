@@ -1,0 +1,1 @@
+"""Whether a change that must not move any figure moves one."""

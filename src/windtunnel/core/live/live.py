@@ -1,0 +1,445 @@
+"""The loop with requests that nothing is known of before they come: for servers that answer while they simulate.
+
+Everything is that of ``fleet.service``, failures and autoscaling included, without jumps over equal steps; a run of the
+same arrivals gives the same times, to the bit. Requests stand in slots that are used again. What is decided before a
+time that ``advance`` was given is final, but for the steps of a replica that fails: see ``withdrawn``.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.compiled import Settled, entry
+from windtunnel.core.dispatch import check, renew
+from windtunnel.core.engine import Demand, Fleet, Integers, new_state, with_room
+from windtunnel.core.fleet.service import Service
+from windtunnel.core.fleet.tail import ENOUGH, Tail
+from windtunnel.core.hooks import raise_failures
+from windtunnel.core.live.contents import Contents
+from windtunnel.core.live.slots import grown, named
+from windtunnel.core.live.tokens import FAILED, STAYS, TOKENS, Told
+from windtunnel.core.loop import FULL, loop
+from windtunnel.core.records import (
+    CAME,
+    GONE,
+    LAST,
+    NONE,
+    REFUSED,
+    ROUTED,
+    ROWS,
+    STALLS,
+    State,
+    attributes,
+)
+from windtunnel.core.seats import EMPTY, ENDS, WHO, ends_at
+from windtunnel.errors import InputError
+from windtunnel.policy import UserScheduler
+
+SLOTS = 1024
+"""Requests that there is room for at first; it doubles when it is full."""
+MOST = 1 << 15
+"""Room for requests where Python looks at their records, which then stay where they are."""
+DRAWN = 1 << 14
+"""Numbers of the random router that are drawn at once."""
+SESSIONS = 4096
+"""Sessions that the router knows; one that was not seen for longest is a new one when it comes again."""
+RECENT = 4096
+"""Arrivals after which those before the latest ticks are forgotten."""
+
+
+class Stream(Protocol):
+    """Where the random router's numbers come from: a generator of NumPy."""
+
+    def random(self, size: int) -> NDArray[np.float64]:
+        """The next numbers."""
+
+
+@entry
+def end_at(state: State, i: int, seat: int, ends: int) -> None:
+    """The decode in a seat of lane ``i`` ends at clock ``ends``, which lies ahead."""
+    ends_at(state.lanes[i], state.seats[i], seat, ends)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that arrives."""
+
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens that it really generates, which schedulers do not know."""
+    max_tokens: int
+    """The limit that it declares."""
+    priority: int = 0
+    hash_ids: tuple[int, ...] = ()
+    """Contents of the prompt's full blocks; equal numbers: equal text up to the end of the block."""
+    session: str = ""
+    """Whose request it is, for a router that keeps sessions together; empty: nobody's."""
+
+
+class Live(Service):
+    """A fleet that takes requests as they come; times never run backwards."""
+
+    def __init__(self, fleet: Fleet, router: int, stream: Stream, hash_block_size: int = 0, slots: int = SLOTS) -> None:
+        """``stream``: of the random router; ``hash_block_size``: tokens of a block of a prompt whose contents are
+        named, 0 without any. An autoscaler that looks ahead sees that nothing comes.
+        """
+        self.size = hash_block_size
+        self._fixed = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
+        slots = MOST if self._fixed else slots
+        super().__init__(fleet, _nobody(slots, self.size), router, stream.random(DRAWN), jumps=False)
+        self.now = 0.0
+        self._stream, self._drawn = stream, DRAWN
+        self.arrivals, self.course[CAME] = np.zeros(1, dtype=np.int64), 1
+        self._loop = Settled(loop)
+        self._template: tuple[Any, ...] = self.state.requests[0].item()
+        known = self.state.requests.dtype.names
+        self._priorities = [name for name in ("key", "priority") if name in known]
+        self._limits = [name for name in ("max_tokens", "declared") if name in known]
+        self._numbers = [name for name in ("id", "name") if name in known]
+        width = max(4096, 8 * self.state.seats.shape[2] * len(self.state.lanes))
+        self.told = Told(
+            rows=attributes(np.zeros(width, dtype=TOKENS)),
+            count=np.zeros(1, dtype=np.int64),
+            given=np.zeros(slots, dtype=np.int64),
+            lands=np.array([policy.counts_tokens_late for policy in fleet.policies], dtype=np.int64),
+            ends=np.zeros(len(self.state.rows)),
+        )
+        self.withdrawn: list[tuple[int, float]] = []
+        """Requests whose tokens after a time do not come, because their replica failed then; whoever was told of them
+        has to be told so, before what ``advance`` returns."""
+        self._changes = bool(fleet.failures) or any(fleet.scaling)
+        self._contents = Contents(self.state, fleet, self.size) if self.size else None
+        self._free, self._left = deque(range(slots)), list[int]()
+        self._gone_at = np.zeros(slots)
+        """When who is in each slot has left, or will."""
+        self._parts: list[NDArray[Any]] = []
+        self._last_arrival, self._number = -inf, 0
+        self._sessions: dict[str, int] = {}
+        """The slot of the latest request of each session, the longest unused first."""
+        self._blank_route = None if self.state.routing is None else self.state.routing.requests[0].item()
+        self._came: list[float] = []
+
+    # Requests come and go.
+
+    def arrive(self, request: Arrival, time: float) -> tuple[int, float, NDArray[Any]]:
+        """A request arrives at ``time``, or as soon after it as may be: (its slot, when it arrived, what ``advance``
+        found until then)."""
+        time = float(max(time, self.now, np.nextafter(self._last_arrival, np.inf)))
+        self._last_arrival = time
+        self._go_on(time)
+        self.now = time
+        r = self._slot()
+        self._write(r, request, time)
+        if self.state.counters[ROUTED] >= self._drawn:
+            self.state.uniforms[:] = self._stream.random(DRAWN)
+            self._drawn += DRAWN
+        if self._changes:
+            self._came.append(time)
+        self.arrivals[0], self.course[CAME] = r, 0
+        self.course[LAST] = 0
+        self._go(np.nextafter(time, inf))
+        self.course[LAST] = len(self.state.groups)
+        if self.state.requests["state"][r] == REFUSED:
+            self._say(time, r, FAILED)
+        return r, time, self._rows()
+
+    def _write(self, r: int, request: Arrival, time: float) -> None:
+        """A slot has a request."""
+        requests = self.state.requests
+        requests[r] = self._template
+        row = requests[r]
+        row["arrival"], row["prompt"], row["output"] = time, request.prompt_tokens, request.output_tokens
+        row["overruns"] = request.output_tokens < request.max_tokens
+        for names, value in (
+            (self._priorities, request.priority),
+            (self._limits, request.max_tokens),
+            (self._numbers, self._number),
+        ):
+            for name in names:
+                row[name] = value
+        self._number += 1
+        self.told.given[r] = 0
+        if self._fixed:
+            renew(self.state, r)
+        if self.state.routing is not None:
+            self._write_for_router(r, request.session)
+        if self._contents:
+            lengths = request.prompt_tokens, request.output_tokens
+            self.state = self._contents.write(self.state, r, *lengths, request.hash_ids)
+        if self._changes:
+            self.blank.requests[r] = requests[r]
+            self.place.pop(r, None)
+            self.retried.pop(r, None)
+
+    def _write_for_router(self, r: int, session: str) -> None:
+        """The router has not seen who is in a slot."""
+        known = self.state.routing.requests
+        known[r] = self._blank_route
+        if session:
+            known["before"][r] = self._sessions.pop(session, NONE)
+            self._sessions[session] = r
+            if len(self._sessions) > SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+
+    def advance(self, until: float) -> NDArray[Any]:
+        """Make all decisions before ``until``: which requests got tokens when, rows of TOKENS in order of time."""
+        self._go_on(until)
+        self.now = max(self.now, until)
+        return self._rows()
+
+    def _rows(self) -> NDArray[Any]:
+        """What was written down."""
+        self._take_rows()
+        parts, self._parts = self._parts, []
+        if not parts:
+            return self.told.rows[:0]
+        raise_failures((*self.fleet.policies, self.fleet, self.fleet.routing))
+        check(self.state, ("check",))
+        rows = np.concatenate(parts)
+        gone = rows["gone"] != STAYS
+        self._gone_at[rows["slot"][gone]] = rows["time"][gone]
+        return rows[np.argsort(rows["time"], kind="stable")]
+
+    def _take_rows(self) -> int:
+        count = int(self.told.count[0])
+        if count:
+            self._parts.append(self.told.rows[:count].copy())
+            self.told.count[0] = 0
+        return count
+
+    def _say(self, time: float, r: int, gone: int) -> None:
+        """Tell of a request outside the loop."""
+        self._take_rows()
+        row = np.array([(time, r, 0, gone)], dtype=TOKENS)
+        self._parts.append(row.view(type(self.told.rows)))
+
+    def next_decision(self) -> float:
+        """When the next step is decided, or the next replica starts or fails; infinite while nothing is to happen."""
+        groups = self.state.groups
+        busy = groups["now"][groups["bound"] < np.inf]
+        return min(float(busy.min()) if len(busy) else inf, self.certain)
+
+    @property
+    def certain(self) -> float:
+        """Until when no replica fails: tokens of later steps may be withdrawn."""
+        return self.events[0][0] if self.events else inf
+
+    # Requests that end early.
+
+    def end_early(self, r: int) -> int:
+        """The client of a request has gone: it ends as soon as it may; returns the tokens that it will have got.
+
+        What waits costs next to nothing more, a prompt that is part-way is completed, and a decode takes part in one
+        more step: it then is a request that asked for so many tokens.
+        """
+        request = self.state.requests[r : r + 1]
+        i = int(request["lane"][0])
+        if request["state"][0] == GONE:
+            return int(request["output"][0])
+        seat = self._decode_of(i, r) if i != NONE else None
+        if seat is not None:
+            self._shorten(request, i, *seat)
+        else:
+            request["output"] = min(int(request["output"][0]), int(request["generated"][0]) + 1)
+            request["overruns"] = True
+            if np.isnan(request["scheduled"][0]) and (i == NONE or not self._lands_in(i)):
+                request["prompt"] = 1
+        if self._changes:
+            for name in ("output", "overruns"):
+                self.blank.requests[name][r] = request[name][0]
+        return int(request["output"][0])
+
+    def _pool_of(self, i: int) -> int:
+        return int(self.state.groups["pool"][self.state.lanes["group"][i]])
+
+    def _lands_in(self, i: int) -> bool:
+        return bool(self.told.lands[self._pool_of(i)])
+
+    def _decode_of(self, i: int, r: int) -> tuple[int, int] | None:
+        """(Table of seats, seat) in which a request of lane ``i`` decodes."""
+        stages = self.fleet.policies[self._pool_of(i)].pipeline_parallel_size
+        tables = [i]
+        if self._lands_in(i) and stages > 1:
+            behind = len(self.state.lanes) + int(self.state.lanes["first_slot"][i]) - i
+            tables += range(behind, behind + stages - 1)
+        for table in tables:
+            seats = self.state.seats[table]
+            mine = np.flatnonzero((seats[WHO] == r) & (seats[ENDS] < EMPTY))
+            if len(mine):
+                return table, int(mine[0])
+        return None
+
+    def _shorten(self, request: NDArray[Any], i: int, table: int, seat: int) -> None:
+        """Let a decode end with the next step that is decided."""
+        lands, lane, seats = self._lands_in(i), self.state.lanes[i], self.state.seats[table]
+        stages = 1 if lands else self.fleet.policies[self._pool_of(i)].pipeline_parallel_size
+        clock, ends = int(lane["clock"]), int(seats[ENDS, seat])
+        soonest = clock + 2 if lands else clock + (ends - 1 - clock) % stages + 1
+        spared = (ends - soonest) // stages
+        if spared <= 0:
+            return
+        request["output"] -= spared
+        request["overruns"] = True
+        if lands:
+            from windtunnel.core.schedulers.sglang_memory import BEYOND
+
+            seats[BEYOND, seat] += spared
+            request["ends"] -= spared
+        end_at(self.state, table, seat, soonest)
+
+    # Slots.
+
+    def forget(self, r: int) -> None:
+        """A request that is gone is needed no longer: its slot is free as soon as nothing names it."""
+        self._left.append(r)
+
+    def _slot(self) -> int:
+        """A slot for a new request."""
+        if not self._free:
+            self._sweep()
+            if 4 * len(self._free) < len(self.told.given):
+                self._grow()
+        return self._free.popleft()
+
+    def _sweep(self) -> None:
+        """Free the slots of those who have left by now and whom nothing names any more."""
+        if not self._left:
+            return
+        left, latest = np.array(self._left), np.array([*self._sessions.values()], dtype=np.int64)
+        names = np.append(named(self.state, self.fleet, self.now), latest)
+        kept = np.isin(left, names) | (self._gone_at[left] > self.now)
+        self._free.extend(left[~kept].tolist())
+        self._left = left[kept].tolist()
+
+    def _grow(self) -> None:
+        """Twice as many slots."""
+        before, numbers = len(self.told.given), self.state.uniforms
+        if self._fixed:
+            raise InputError(f"{before} requests at once: with a scheduler in Python there is room for no more")
+        small, large = (
+            new_state(self.fleet, _nobody(slots, self.size), numbers, self.router) for slots in (1, 2 * before)
+        )
+        self.blank.requests = grown(self.blank.requests, small.requests, large.requests.copy())
+        self.state = grown(self.state, small, large)
+        self.told = self.told._replace(given=np.concatenate([self.told.given, np.zeros(before, dtype=np.int64)]))
+        self._gone_at = np.concatenate([self._gone_at, np.zeros(before)])
+        self._keep_ends()
+        self._free.extend(range(before, 2 * before))
+
+    # Room.
+
+    def _make_room(self) -> None:
+        """Forget what has been told, and the log but for its end; more room only where that is not enough."""
+        if self._take_rows() + self._forget_log() > 0:
+            return
+        self.state = with_room(self.state)
+        self._keep_ends()
+
+    def _keep_ends(self) -> None:
+        """The log has more room."""
+        ends = np.zeros(len(self.state.rows))
+        ends[: len(self.told.ends)] = self.told.ends
+        self.told = self.told._replace(ends=ends)
+
+    def _forget_log(self) -> int:
+        """Drop the rows that no failing replica asks for; how many."""
+        counters, rows = self.state.counters, self.state.rows
+        before = int(counters[ROWS] + counters[STALLS])
+        kept = np.zeros(0, dtype=np.int64)
+        if self._changes:
+            mine = [self.since[j] + np.flatnonzero(rows["replica"][self.since[j] : counters[ROWS]] == j)
+                    for j in range(len(self.since))]  # fmt: skip
+            kept = np.sort(np.concatenate([one[-ENOUGH:] for one in mine]))
+            self.since = [0] * len(self.since)
+        rows[: len(kept)] = rows[kept]
+        self.told.ends[: len(kept)] = self.told.ends[kept]
+        stalls = self.state.stalls
+        late = np.flatnonzero(stalls["resumed_token"][: counters[STALLS]] > self.now) if self._changes else kept[:0]
+        stalls[: len(late)] = stalls[late]
+        counters[ROWS], counters[STALLS] = len(kept), len(late)
+        return before - len(kept) - len(late)
+
+    # Replicas that come and go.
+
+    def _go(self, until: float, arrivals: Integers | None = None) -> None:
+        course = self.course
+        if arrivals is not None:
+            course = course.copy()
+            course[CAME], course[LAST] = 0, len(self.state.groups)
+        arrivals = self.arrivals if arrivals is None else arrivals
+        routers = self.router, self.router
+        while (
+            self._loop(self.state, self.order, course, arrivals, None, None, routers, 0, until, None, self.told) == FULL
+        ):
+            self._make_room()
+
+    def _some_left(self, time: float) -> bool:  # noqa: ARG002 - others may always come
+        return True
+
+    def _goes_on(self) -> bool:
+        return True
+
+    def _forget_ended(self, time: float) -> None:
+        """Slots are used again."""
+
+    def _end_drains(self, time: float) -> None:
+        if self._changes:
+            super()._end_drains(time)
+
+    def _tail(self, j: int, stages: int) -> Tail:  # noqa: ARG002 - all steps are single ones
+        first, last = self.since[j], int(self.state.counters[ROWS])
+        rows: Any = self.state.rows[first:last]
+        mine = np.flatnonzero((rows["replica"] == j) & (rows["steps"] > 0))
+        lane, start, decodes = (rows[name][mine] for name in ("lane", "start", "decodes"))
+        return Tail(first + mine, lane.astype(np.int64), start, self.told.ends[first + mine], decodes.astype(np.int64))
+
+    def _clear(self, j: int, time: float) -> list[int]:
+        victims = super()._clear(j, time)
+        self._take_rows()
+        for rows in self._parts:
+            rows["gone"][np.isin(rows["slot"], victims) & (rows["time"] > time)] = NONE
+        self._parts = [rows[rows["gone"] != NONE] for rows in self._parts]
+        self.withdrawn += [(r, time) for r in victims]
+        generated: Any = self.state.requests["generated"]
+        if self.fleet.on_failure != "lost":
+            self.told.given[victims] = generated[victims]
+        return victims
+
+    def _send(self, requests: list[int], as_state: int, time: float) -> None:
+        super()._send(requests, as_state, time)
+        if as_state == GONE:
+            for r in requests:
+                self._say(time, r, FAILED)
+            self.lost = []
+
+    def _left_at(self, j: int) -> float:
+        return max(super()._left_at(j), 0.0)
+
+    def _tick(self, which: int, time: float) -> None:
+        self.came = np.array(self._came)
+        super()._tick(which, time)
+        if len(self._came) > RECENT:
+            longest = max(each.interval for each in self.fleet.scaling if each)
+            self._came = self.came[np.searchsorted(self.came, time - 2 * longest) :].tolist()
+
+
+def _nobody(slots: int, size: int) -> Demand:
+    """So many slots without requests; ``size``: tokens that a name of their contents stands for, 0 without any."""
+    none, ones = np.zeros(slots), np.ones(slots, dtype=np.int64)
+    return Demand(
+        arrival=np.full(slots, np.nan),
+        prompt_tokens=np.full(slots, max(size, 1)),
+        output_tokens=ones,
+        overruns=none.astype(bool),
+        refused=none.astype(bool),
+        follow=np.full(slots, -1),
+        think_time=none,
+        max_concurrency=0,
+        priority=none.astype(np.int64),
+        hash_ids=(np.arange(slots + 1), np.zeros(slots, dtype=np.int64)) if size else None,
+        hash_block_size=size,
+    )

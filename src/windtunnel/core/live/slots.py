@@ -1,0 +1,86 @@
+"""Which slots may be used again, and more of them."""
+
+from typing import Any
+
+import numpy as np
+
+from windtunnel.core.dispatch import several
+from windtunnel.core.engine import Fleet, Integers
+from windtunnel.core.records import NONE, State
+from windtunnel.core.routing import ACCEPTED, note_departures, note_first_tokens
+from windtunnel.core.seats import WHO
+
+
+def named(state: State, fleet: Fleet, time: float) -> Integers:
+    """Requests, ended or not, that a scheduler or the router still names at a time that the loop has reached."""
+    found = [_of_scheduler(own) for own in (state.own if several(state.own) else (state.own,))]
+    if any(policy.recalls_the_ended for policy in fleet.policies):
+        found.append(state.seats[:, WHO].ravel())
+    if state.routing is not None:
+        found.append(_of_router(state, time))
+    return np.concatenate([np.asarray(one, dtype=np.int64) for one in found])
+
+
+def _of_scheduler(own: Any) -> Any:
+    """Whose text its caches hold, without a name for it."""
+    if getattr(own, "tree", None) is not None:
+        return _owners_in_tree(own.tree)
+    cache = getattr(own, "cache", None)
+    if cache is None:
+        return ()
+    held = cache.items if hasattr(cache, "items") else cache.blocks
+    return owners(held["key"])
+
+
+def owners(keys: Any) -> Any:
+    """See ``blocks.own_key``: keys below 0 are numbered by their owners."""
+    own = keys[(keys < 0) & (keys > -(1 << 61))]
+    return np.unique((-1 - own) >> 24)
+
+
+def _owners_in_tree(tree: Any) -> Any:
+    """Whose tokens the nodes of SGLang's trees hold: all that the index of children leads to."""
+    found, heads = [], tree.slots[tree.slots != NONE]
+    while len(heads):
+        found.append(tree.nodes["request"][heads])
+        heads = tree.nodes["next"][heads]
+        heads = heads[heads != NONE]
+    return np.unique(np.concatenate(found)) if found else ()
+
+
+def _of_router(state: State, time: float) -> Any:
+    """Those that may be decoding at other replicas; all that have left are no longer in its lists."""
+    known = _seen(state.routing)
+    seen = state._replace(**{name: getattr(state, name).view(np.recarray) for name in ("groups", "lanes", "requests")})
+    for g in range(len(state.groups)):
+        if seen.groups[g].now <= time:
+            _plain(note_departures)(seen, known, g)
+    for j in range(len(state.replicas) - 1):
+        _plain(note_first_tokens)(seen, known, j, time)
+    return known.accepted[: known.settings[ACCEPTED]]
+
+
+def _seen(known: Any) -> Any:
+    """With the fields of its records as attributes."""
+    return known._replace(replicas=known.replicas.view(np.recarray), requests=known.requests.view(np.recarray))
+
+
+def _plain(part: Any) -> Any:
+    """What was written: a compiled part has nothing that Python could call."""
+    return getattr(part, "py_func", part)
+
+
+def grown(old: Any, small: Any, large: Any) -> Any:
+    """Arrays that depend on the number of requests, as their sizes in ``small`` and ``large`` show, become as large as
+    in the latter; all others stay as they are."""
+    if isinstance(old, tuple):
+        parts = [grown(*part) for part in zip(old, small, large, strict=True)]
+        return type(old)(*parts) if hasattr(old, "_fields") else tuple(parts)
+    if (
+        not isinstance(old, np.ndarray)
+        or small.shape == large.shape
+        or np.all(np.greater_equal(old.shape, large.shape))
+    ):
+        return old
+    large[tuple(map(slice, old.shape))] = old
+    return large

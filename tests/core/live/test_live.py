@@ -1,0 +1,268 @@
+"""A live fleet gives what a run of the same arrivals gives, to the bit, whatever its clock does between them."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from numba import config
+
+from core.fleet.test_service import failing_case, services
+from core.loop_cases import merged, mixed_case
+from core.schedulers import test_mixed
+from windtunnel.core.engine import Demand, Fleet, Record
+from windtunnel.core.fleet import service
+from windtunnel.core.live.live import Arrival, Live
+from windtunnel.core.live.tokens import FAILED, STAYS
+from windtunnel.core.records import IGNORED, REFUSED, ROWS
+from windtunnel.errors import InputError
+from windtunnel.policy.scaling import Foresight
+
+CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "40"))
+SEEN = ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens", "state")
+RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+PLAIN = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
+MIXED = (*test_mixed.ALL,)
+
+
+class Again:
+    """Random numbers that come again from the first, as in a run."""
+
+    def __init__(self, uniforms: Any) -> None:
+        self.uniforms = uniforms
+
+    def random(self, size: int) -> Any:
+        return np.resize(self.uniforms, size)
+
+
+class Kept(Live):
+    """With the whole log."""
+
+    def _forget_log(self) -> int:
+        self.logs = [*getattr(self, "logs", ()), self.state.rows[: self.state.counters[ROWS]].copy()]
+        return 0
+
+
+class Client:
+    """Sends the requests of a demand one by one, and remembers what it gets."""
+
+    def __init__(self, fleet: Fleet, demand: Demand, router: int, uniforms: Any, slots: int) -> None:
+        size = demand.hash_block_size if demand.hash_ids is not None else 0
+        self.live = Kept(fleet, router, Again(uniforms), size, slots)
+        self.demand, self.fleet = demand, fleet
+        self.slot_of: dict[int, int] = {}
+        self.records: dict[int, dict[str, float]] = {}
+        self.times: dict[int, list[float]] = {}
+        self.lost: list[int] = []
+
+    def arrival(self, i: int) -> Arrival:
+        demand, names = self.demand, ()
+        if demand.hash_ids is not None:
+            offsets, values = demand.hash_ids
+            full = int(demand.prompt_tokens[i]) // demand.hash_block_size
+            names = tuple(values[offsets[i] : offsets[i + 1]][:full].tolist())
+        most = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
+        priority = 0 if demand.priority is None else int(demand.priority[i])
+        return Arrival(int(demand.prompt_tokens[i]), int(demand.output_tokens[i]), int(most[i]), priority, names)
+
+    def send(self, i: int, time: float) -> float:
+        slot, arrived, rows = self.live.arrive(self.arrival(i), time)
+        assert slot not in self.slot_of
+        before = [row for row in rows if int(row["slot"]) != slot]
+        self.note(before)
+        self.slot_of[slot] = i
+        self.times[i] = []
+        self.note([row for row in rows if int(row["slot"]) == slot])
+        return arrived
+
+    def read(self, until: float) -> None:
+        self.note(self.live.advance(until))
+
+    def note(self, rows: Any) -> None:
+        again: dict[int, float] = {}
+        for slot, time in self.live.withdrawn:
+            i = self.slot_of[slot]
+            had = [one for one in self.times[i] if one <= time]
+            self.times[i] = had if self.fleet.on_failure != "retry" else []
+            again[slot] = time if self.fleet.on_failure == "retry" else -1.0
+        self.live.withdrawn.clear()
+        for row in rows:
+            if row["time"] <= again.get(int(row["slot"]), -1.0):
+                continue  # of a try that counts no longer
+            i = self.slot_of[int(row["slot"])]
+            if int(row["tokens"]) > len(self.times[i]):
+                self.times[i].append(float(row["time"]))
+                assert len(self.times[i]) == int(row["tokens"]), "each step gives a request one token"
+            if row["gone"] != STAYS:
+                self.end(i, int(row["slot"]), float(row["time"]), int(row["gone"]))
+
+    def end(self, i: int, slot: int, time: float, gone: int) -> None:
+        """A request has left; what its slot says is read when that is certain."""
+        if time >= self.live.certain:
+            self.late = [*getattr(self, "late", ()), (i, slot, time, gone)]
+            return
+        found = self.live.state.requests[slot]
+        self.records[i] = {name: float(found[name]) for name in (*SEEN, "prompt", "output")}
+        if gone == FAILED and found["state"] != REFUSED:
+            self.lost.append(i)
+        del self.slot_of[slot]
+        self.live.forget(slot)
+
+
+def opened(demand: Demand) -> tuple[Demand, Any]:
+    """(The requests that are not refused, as if nobody waited for anybody, which they are)."""
+    kept = np.flatnonzero(~demand.refused & (demand.output_tokens > 0))
+    some: dict[str, Any] = {}
+    for name in ("arrival", "prompt_tokens", "output_tokens", "overruns", "refused", "max_tokens", "priority"):
+        column = getattr(demand, name)
+        some[name] = None if column is None else column[kept]
+    if demand.hash_ids is not None:
+        offsets, values = demand.hash_ids
+        full = demand.prompt_tokens // demand.hash_block_size
+        names = [values[offsets[i] : offsets[i + 1]][: full[i]].tolist() for i in kept]
+        flat = np.array([one for row in names for one in row], dtype=np.int64)
+        some["hash_ids"] = np.cumsum([0, *map(len, names)]), flat
+    none = np.full(len(kept), -1)
+    return replace(
+        demand, **some, follow=none, think_time=np.zeros(len(kept)), max_concurrency=0, begins=None, turnaround=None
+    ), kept
+
+
+def check(
+    fleet: Fleet, demand: Demand, router: int, uniforms: Any, *, slots: int = 2, leave: float = 0.0, seed: int = 0
+) -> None:
+    """Send everything; some clients of decodes leave; then run what was sent."""
+    rng = np.random.default_rng(seed)
+    demand, kept = opened(demand)
+    assume(len(kept))
+    uniforms = uniforms[: len(kept)]
+    client, arrived = Client(fleet, demand, router, uniforms, slots), []
+    for i in np.argsort(demand.arrival, kind="stable").tolist():
+        time = float(demand.arrival[i])
+        while rng.random() < 0.5:
+            client.read(float(rng.uniform(client.live.now, max(time, client.live.now))))
+            decoding = [(slot, j) for slot, j in client.slot_of.items() if client.times[j]]
+            if decoding and rng.random() < leave:
+                slot, _ = decoding[int(rng.integers(len(decoding)))]
+                if client.live.state.requests[slot]["preemptions"] == 0 and slot not in client.live.retried:
+                    client.live.end_early(slot)
+        client.read(max(time, client.live.now))
+        arrived.append((i, client.send(i, time)))
+    for _ in range(400):  # autoscalers go on for ever
+        if not client.slot_of:
+            break
+        client.read(float(np.nextafter(client.live.next_decision(), np.inf)) if client.live.events else 1e6)
+    if client.slot_of:  # requests that preempt each other for ever, or that no replica is there for
+        return
+    order = [i for i, _ in arrived]
+    output = np.array([int(client.records[i]["output"]) for i in range(len(kept))])
+    most = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
+    times = np.zeros(len(kept))
+    times[order] = [time for _, time in arrived]
+    changed = output < demand.output_tokens
+    demand = replace(
+        demand,
+        arrival=times,
+        output_tokens=output,
+        max_tokens=most,
+        overruns=np.where(changed, True, demand.overruns) if demand.overruns.any() else output < most,
+    )
+    record = service.run(fleet, demand, router, uniforms, jumps=False)
+    compare(client, record, leave == 0.0)
+
+
+def compare(client: Client, record: Record, whole: bool) -> None:
+    """What the client was told is what the record says."""
+    n = len(record.requests)
+    lost = set(record.lives.lost) if record.lives else set()
+    assert sorted(client.lost) == sorted(lost)
+    for name in SEEN:
+        skip = lost if name == "state" else set()
+        found = [client.records[i][name] for i in range(n) if i not in skip]
+        expected = [float(record.requests[name][i]) for i in range(n) if i not in skip]
+        assert np.array_equal(expected, found, equal_nan=True), name
+    for i, row in enumerate(record.requests):
+        times = client.times[i]
+        if i in lost:
+            continue
+        if row["state"] in (IGNORED, REFUSED):
+            assert times == []
+            continue
+        assert (times[0], times[-1], len(times)) == (row["first_token"], row["finish"], row["output"])
+    for stall in record.stalls:
+        times = client.times[int(stall["request"])]
+        if stall["request"] not in lost and stall["last_token"] in times:
+            assert times[times.index(stall["last_token"]) + 1] == stall["resumed_token"]
+    live = client.live
+    if whole and not hasattr(live, "logs"):
+        rows = live.state.rows[: live.state.counters[ROWS]]
+        assert merged(rows[rows["replica"] >= 0]) == merged(record.rows)
+    lanes = live.state.lanes
+    assert (lanes["outstanding"] == 0).all()
+    assert (lanes["waiting"] == 0).all()
+
+
+def told(fleet: Fleet, demand: Demand, router: int, uniforms: Any, seed: int) -> None:
+    """A case by a number; engines may die, as in a run."""
+    with contextlib.suppress(InputError):
+        check(fleet, demand, router, uniforms, slots=[2, 64][seed % 2], leave=[0.0, 0.5][seed // 2 % 2], seed=seed)
+
+
+def short(demand: Demand, seed: int) -> Demand:
+    """With answers of a few tokens, since each is looked at."""
+    most = np.random.default_rng(seed).integers(1, 60, len(demand.arrival))
+    return replace(demand, output_tokens=np.minimum(demand.output_tokens, most), max_tokens=None)
+
+
+def on_cases(strategy: Any, one: Callable[..., None]) -> None:
+    """Try them."""
+
+    @settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
+    @given(strategy, st.integers(0, 2**32 - 1))
+    def compared(case: Any, seed: int) -> None:
+        one(case, seed)
+
+    compared()
+
+
+@pytest.mark.parametrize("kind", test_mixed.ALL if PLAIN else test_mixed.COMPILED[:1])
+def test_what_a_run_of_the_same_arrivals_gives(kind: str) -> None:
+    def one(case: test_mixed.Case, seed: int) -> None:
+        assume(case.demand.follow is not None)
+        told(case.fleet, case.demand, case.router, case.uniforms, seed)
+
+    on_cases(test_mixed.cases((kind,), ("open",)), one)
+
+
+@pytest.mark.skipif(not PLAIN, reason="runs without the compiler")
+@pytest.mark.parametrize("kind", ["vllm", "vllm in pipelines", "unified"])
+def test_replicas_that_come_and_go(kind: str) -> None:
+    def one(case: tuple[Fleet, Demand, int, Any], seed: int) -> None:
+        fleet, demand, router, uniforms = case
+        assume(not any(each and isinstance(each.rule, Foresight) for each in fleet.scaling))
+        told(fleet, demand, router, uniforms, seed)
+
+    on_cases(services(kind), one)
+
+
+@pytest.mark.skipif(not PLAIN, reason="runs without the compiler")
+@pytest.mark.parametrize("kind", ["cache", "sglang", "radix", "v0"])
+def test_every_router_and_replicas_that_fail(kind: str) -> None:
+    for seed in range(CASES):
+        for case in (mixed_case(seed, 16, (kind,)), failing_case(seed, kind)):
+            told(case.fleet, short(case.demand, seed), case.routers[0], case.uniforms, seed)
+
+
+@pytest.mark.skipif(PLAIN, reason="is that run")
+def test_every_scheduler_without_the_compiler() -> None:
+    some = os.environ | {"NUMBA_DISABLE_JIT": "1", "WINDTUNNEL_EQUALITY_CASES": "4"}
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__)
+    done = subprocess.run(command, env=some, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
