@@ -11,7 +11,7 @@ import pytest
 from numba import config
 
 from core.loop_cases import equal_rows
-from core.stores_cases import differences, stored_case
+from core.stores.stores_cases import differences, stored_case
 from windtunnel.core.engine import Fleet, Record, run
 from windtunnel.core.fleet import service
 from windtunnel.errors import InputError
