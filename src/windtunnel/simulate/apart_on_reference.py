@@ -45,6 +45,7 @@ TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefi
 def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Handover) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
     names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
+    names |= {"KV stores"} if any(fleet.tiers) else set()
     asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
     names |= {"autoscaling"} if any(fleet.scaling) and asked else set()
     names |= {"faults"} if fleet.failures and asked else set()

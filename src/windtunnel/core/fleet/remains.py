@@ -50,7 +50,7 @@ class Blank:
         """Nothing is to be done by a group."""
         group = state.groups[g : g + 1]
         group["now"], group["end"], group["bound"] = time, min(time, 0.0), np.inf
-        group["released"] = group["untold"] = 0
+        group["released"] = group["untold"] = group["dozes"] = 0
 
     def forget(self, state: State, requests: Integers) -> None:
         """No scheduler has anything of these requests."""

@@ -34,6 +34,8 @@ class Measured:
         limits = fleet.limits[pool]
         rows: Any = state.requests[first:]
         mine = np.isin(rows["lane"], lanes) & (rows["state"] == QUEUED)
+        if state.stores is not None:
+            mine &= state.stores.rows["kept"][first:] == 0  # those have blocks, and wait for KV or a seat
         waiting = first + np.flatnonzero(mine)
         waiting = waiting[waiting_rows(state, lanes, waiting)]
         used = sum(used_blocks(state, pool, int(i), time, limits.num_blocks) for i in lanes)
