@@ -142,7 +142,7 @@ def show_plan(
 
 
 def _other_loads(what_ifs: WhatIf, verbose: bool) -> "list[Table]":
-    """What to buy for each load and what it costs, with a target rate; else, or with ``verbose``, what is lost by
+    """What to buy for each load, what it costs, and how much more the first settings do, with a target rate; else, or with ``verbose``, what is lost by
     keeping the winner of one load under the others."""
     answers = what_ifs.answers
     objectives = [answer.objective for answer in answers.values()]
@@ -159,7 +159,7 @@ def _other_loads(what_ifs: WhatIf, verbose: bool) -> "list[Table]":
         same = "–" if math.isnan(extra) else percent(extra) if math.isfinite(extra) else "cannot"
         monthly = number(cost * HOURS_A_MONTH)
         rows.append((name, hardware(deployment, True, purchase), number(rate), number(cost), monthly, same))
-    columns = ("load", "buy", "requests/s", "$/h", "$ a month", "extra with the first settings")
+    columns = ("load", "buy", "requests/s", "$/h", "$ a month", "extra if kept")
     return [table(columns, rows, left=2), *([_regrets(what_ifs)] if verbose else [])]
 
 
