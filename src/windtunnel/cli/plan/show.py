@@ -142,7 +142,7 @@ def show_plan(
 
 
 def _other_loads(what_ifs: WhatIf, verbose: bool) -> "list[Table]":
-    """What to buy for each load, what it costs, and how much more the first settings do, with a target rate; else, or with ``verbose``, what is lost by
+    """What to buy for each load, its cost, and what the first settings would cost more, with a target rate; else, or with ``verbose``, what is lost by
     keeping the winner of one load under the others."""
     answers = what_ifs.answers
     objectives = [answer.objective for answer in answers.values()]
