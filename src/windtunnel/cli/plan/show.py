@@ -142,8 +142,10 @@ def show_plan(
 
 
 def _other_loads(what_ifs: WhatIf, verbose: bool) -> "list[Table]":
-    """What to buy for each load, its cost, and what the first settings would cost more, with a target rate; else, or with ``verbose``, what is lost by
-    keeping the winner of one load under the others."""
+    """What to buy for each load with a target rate, its cost, and what the first settings would cost more.
+
+    Without a target rate, or with ``verbose``, also: what is lost by keeping the winner of one load under the others.
+    """
     answers = what_ifs.answers
     objectives = [answer.objective for answer in answers.values()]
     rates = [objective.rate for objective in objectives if isinstance(objective, LeastForRate)]
