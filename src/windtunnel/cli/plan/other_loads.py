@@ -1,4 +1,4 @@
-"""Other loads of plan: what --what-if and --growth ask, each as a question and an objective of its own."""
+"""Other loads of plan: what --what-if and --growth ask for, each a question with an objective."""
 
 import re
 from dataclasses import replace
