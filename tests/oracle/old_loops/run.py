@@ -57,14 +57,15 @@ def run_apart(
     handover.require_handing(fleet, crossing.rules)
     pools = np.concatenate([handover.of_role(fleet, name) for name in ("prefill", "decode")])
     ordered = handover.pools_of(fleet, pools)
-    columns = handover._rows(demand, crossing.rules)
+    columns = handover._rows(demand, crossing.rules, 0)
     state = with_old_counters(new_state(ordered, columns, uniforms[0]))
     state = handover._begun(state, ordered, demand)
     new = handover._apart(ordered, demand, crossing)
     counts = np.zeros(MORE_COUNTS, dtype=np.int64)
     counts[: len(new.counts)] = new.counts
     counts[CLOSED] = demand.closed
-    apart = Apart(*new[:-1], counts, arrivals_of(demand), order_of(state.groups))
+    arrivals, order = arrivals_of(demand), order_of(state.groups)
+    apart = Apart(*new[:-1], counts, arrivals, order)
     state.counters[JUMPS], apart.order.in_step[0] = jumps, in_step
     sides = handover._sides(state, (ordered, ordered), columns, demand, routers, uniforms)
     for side in sides:
@@ -77,4 +78,6 @@ def run_apart(
         state = with_room(state)
     raise_failures((*fleet.policies, fleet))
     check(state)
-    return handover._record(fleet, pools, demand, crossing, state, new)
+    limit, none = demand.max_concurrency, np.zeros(0, dtype=np.int64)
+    passing = handover.Passing(ordered, pools, state, new, order, none, sides, arrivals, routers, limit, stages)
+    return handover.record_of(passing, demand, crossing)

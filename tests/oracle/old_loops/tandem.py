@@ -82,6 +82,7 @@ class Apart(NamedTuple):
     nics: Array
     active: Array
     fresh: Array
+    broken: Array
     counts: Array
     arrivals: Array
     order: Order
