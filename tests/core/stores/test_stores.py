@@ -84,7 +84,7 @@ def test_compiled_and_plain_runs_are_equal() -> None:
 
 def test_what_the_core_lacks_is_named() -> None:
     case = stored_case(SHARED)
-    policy = replace(case.fleet.policies[0], async_scheduling=True, return_victim_tokens=False)  # type: ignore[call-arg]
+    policy = VllmV1(prefix_caching=True, return_victim_tokens=False)
     with pytest.raises(InputError, match="return_victim_tokens=False"):
         run(replace(case.fleet, policies=(policy,) * len(case.fleet.policies)), case.demand, 0, case.uniforms)
 
