@@ -29,8 +29,8 @@ from windtunnel.core.apart.order import Order, is_behind, others, place, rouse
 from windtunnel.core.apart.staging import any_stirs
 from windtunnel.core.clients import add_release, complete, has_lane, may_come, next_client, take_client, wants_place
 from windtunnel.core.compiled import entry, part
-from windtunnel.core.dispatch import enqueue, jump, room, step, update_bound
-from windtunnel.core.live.tokens import has_room, note_step
+from windtunnel.core.dispatch import enqueue, room, step, update_bound
+from windtunnel.core.live.tokens import has_room, note_step, skip
 from windtunnel.core.log import begin_hold, log_has_room
 from windtunnel.core.records import (
     AGAIN,
@@ -132,13 +132,13 @@ def advance(
         if not log_has_room(state, pool, group) or not room(state, pool, group) or not has_room(told, pool, group):
             return FULL
         gives = stirs(state, hand, pool, group)
-        if not gives and jump(state, pool, group, until) > 0:
+        if not gives and skip(state, told, pool, group, until) > 0:
             continue
         row = state.counters[ROWS]
         done = step_one(state, hand, pool, group, stages)
         note_step(state, told, pool, group, row)
         if done == IDLE:
-            if gives and jump(state, pool, group, until) > 0:  # a batch may wait until it is due
+            if gives and skip(state, told, pool, group, until) > 0:  # a batch may wait until it is due
                 continue
             group.bound = np.inf
             if hand is not None:
