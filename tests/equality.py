@@ -106,6 +106,7 @@ def policies(draw: st.DrawFn, chunked: bool) -> VllmV1:
         track_place=draw(st.booleans()),
         go_on_after_own_preemption=draw(st.booleans()),
         prefill_schedule_interval=draw(st.sampled_from([1, 1, 1, 2, 5])),
+        interval_when_alone=draw(st.booleans()),
         async_scheduling=draw(st.booleans()),
         stop_at_last_token=draw(st.booleans()),
     )

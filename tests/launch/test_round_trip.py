@@ -47,6 +47,7 @@ OWN: dict[str, dict[str, Any]] = {
         "watermark": st.sampled_from([0.01, 0.05]),
         "scheduling_policy": st.just("priority"),
         "long_prefill_token_threshold": st.just(1024),
+        "prefill_schedule_interval": st.sampled_from([1, 4]),
         "scheduler_reserve_full_isl": st.booleans(),
         "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput"]),
         "enable_dbo": st.booleans(),

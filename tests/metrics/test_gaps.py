@@ -1,5 +1,8 @@
 """Gaps between tokens: pooled from the log's sums, and request by request."""
 
+from dataclasses import replace
+from typing import Any
+
 import handmade
 import numpy as np
 import pytest
@@ -145,3 +148,26 @@ def test_two_stalls_of_one_request_are_taken_in_turn() -> None:
     assert gaps.tolist() == pytest.approx([0.1, 0.2, 0.1, 0.2, 0.1])
     pooled = token_gaps(steps, Window(0.0, 0.8, False))
     assert (pooled.count, pooled.total, pooled.max) == pytest.approx((5, 0.7, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({"acceptance_length": 2.5}, [0.35, 0.35]),  # halfway between two tokens
+        ({"acceptance_length": 2.0}, [0.3, 0.3, 0.1]),
+        ({"acceptance_length": 2.0, "stream_interval": 4}, [0.6, 0.1]),
+        ({"acceptance_length": None, "stream_interval": 3}, [0.4, 0.3]),
+    ],
+)
+def test_the_tokens_of_a_step_come_together(engine: dict[str, Any], expected: list[float]) -> None:
+    """Six tokens after 0.1, 0.2, 0.1, 0.2 and 0.1 seconds."""
+    requests = handmade.requests(arrival=[0.0], output_tokens=[6], scheduled=[0.0], first_token=[0.1], finish=[0.8])
+    log = handmade.iterations(
+        {"start": 0.0, "chunk_tokens": 9},
+        *({"start": start, "decodes": 1, "kv_tokens": 9} for start in (0.1, 0.3, 0.4, 0.6, 0.7)),
+    )
+    run = handmade.run(requests, log)
+    steps = unroll(replace(run, manifest=run.manifest | {"deployment": {"pools": [{"engine": engine}]}}))
+    found = token_gaps(steps, Window(0.0, 0.8, False))
+    places = np.linspace(0, 100, found.count)
+    assert [found.percentile(place) for place in places[::-1]] == pytest.approx(expected)

@@ -89,7 +89,7 @@ def test_vllm_reads_every_flag_that_is_written(tmp_path: Path) -> None:
         {"dtype": "float16"}, {"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "fp8_e5m2"}, {"quantization": "fp8"},
         {"num_gpu_blocks_override": 1000}, {"enable_prefix_caching": False}, {"enable_chunked_prefill": False},
         {"async_scheduling": False}, {"enforce_eager": True}, {"scheduling_policy": "priority"}, {"watermark": 0.01},
-        {"long_prefill_token_threshold": 256}, {"scheduler_reserve_full_isl": False},
+        {"long_prefill_token_threshold": 256}, {"prefill_schedule_interval": 4}, {"scheduler_reserve_full_isl": False},
         {"async_scheduling": True, "enable_chunked_prefill": True},
     ]  # fmt: skip
     scripts = {str(each): launch_files(deployment(2, **each), [8]) for each in one_by_one}

@@ -12,8 +12,10 @@ from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
-from windtunnel.policy import Policy
-from windtunnel.reference.replica import Balance
+from windtunnel.policy import Limits, Policy, VllmV1
+from windtunnel.reference import vllm_v1
+from windtunnel.reference.replica import Balance, Group
+from windtunnel.reference.request import Request
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import AllAtOnce, Both, Uniform, generate
 
@@ -75,3 +77,27 @@ def steps_with_prompts(timeout: int) -> int:
 
 def test_prompts_of_ranks_share_steps() -> None:
     assert 1.5 * steps_with_prompts(40) < steps_with_prompts(0)
+
+
+@pytest.mark.parametrize(("alone", "interval", "expected"), [(False, 4, 5.0), (False, 1, 2.0), (True, 4, 2.0)])
+def test_ranks_in_lockstep_count_their_common_steps(alone: bool, interval: int, expected: float) -> None:
+    """Steps of one second; in step 0 each rank has a prompt. The next one comes in second 1, and runs in step 4, or at
+    once without an interval. An engine of that version that steps alone knows none."""
+    limits = Limits(4, 64, 64, 600, 1)
+    policy = VllmV1(prefill_schedule_interval=interval, interval_when_alone=False, async_scheduling=False)
+    ranks = [vllm_v1.Scheduler(limits, policy) for _ in range(1 if alone else 2)]
+    group = Group(ranks, lambda _: 1.0)
+    first = [Request(i, 0.0, 4, 20, 20) for i in range(len(ranks))]
+    for rank, request in zip(ranks, first, strict=True):
+        rank.add(request)
+    assert group.schedule(0.0, 0.0) == 1.0
+    group.arrive()
+    late = Request(9, 1.0, 4, 2, 2)
+    ranks[0].add(late)
+    time = 1.0
+    while late.generated == 0:
+        ended = group.schedule(time, time)
+        assert ended is not None
+        time = ended
+        group.arrive()
+    assert time == expected

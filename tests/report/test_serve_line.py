@@ -38,6 +38,7 @@ VLLM = {
     "quantization": TEXT,
     "num-gpu-blocks-override": INTEGER,
     "long-prefill-token-threshold": INTEGER,
+    "prefill-schedule-interval": INTEGER,
     "watermark": NUMBER,
     "scheduling-policy": "priority",
     "speculative-config": r'\{"method": "mtp", "num_speculative_tokens": \d+\}',
@@ -161,6 +162,7 @@ settings = st.fixed_dictionaries(
         "scheduler_reserve_full_isl": st.booleans(),
         "scheduling_policy": st.just("priority"),
         "long_prefill_token_threshold": st.just(256),
+        "prefill_schedule_interval": st.just(4),
     },
 )
 

@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 def listing(
-    what: Literal["models", "devices", "engines", "schedulers", "routers", "links", "handovers", "traces"],
+    what: Literal["models", "devices", "prices", "engines", "schedulers", "routers", "links", "handovers", "traces"],
     /,
     *,
     as_json: Json = False,
@@ -26,6 +26,7 @@ def listing(
     kinds = {
         "models": _models,
         "devices": _devices,
+        "prices": _prices,
         "engines": _engines,
         "schedulers": _schedulers,
         "routers": _routers,
@@ -37,9 +38,11 @@ def listing(
     if as_json:
         show_json(rows)
     else:
-        from windtunnel.cli.terminal import show_rows
+        from windtunnel.cli.terminal import show, show_rows
 
-        show_rows(rows)
+        show_rows([{key: value for key, value in row.items() if key != "sources"} for row in rows])
+        if what == "prices":
+            show("USD per GPU and hour, on the day that its source gives (--json names the sources).")
 
 
 def _models() -> list[Row]:
@@ -64,6 +67,19 @@ def _devices() -> list[Row]:
         }
         for found in load_devices().values()
     ]
+
+
+def _prices() -> list[Row]:
+    from windtunnel.deployment.prices import TERMS, all_prices
+
+    rows: dict[tuple[str, str], Row] = {}
+    for price in all_prices():
+        none: Row = {"cloud": price.cloud, "device": price.device, **dict.fromkeys(TERMS), "as of": "", "sources": []}
+        row = rows.setdefault((price.cloud, price.device), none)
+        row[price.term] = price.usd_per_hour
+        row["as of"] = ", ".join(dict.fromkeys(filter(None, (row["as of"], price.date))))
+        row["sources"].append(price.source)
+    return list(rows.values())
 
 
 def _engines() -> list[Row]:

@@ -97,6 +97,8 @@ class Engine:
     """``fcfs``, or ``priority``: the lowest number first, and the highest is preempted first."""
     long_prefill_token_threshold: int = field(default=0, metadata=SCHEDULING)
     """Most tokens that one request computes in a step, so that long prompts leave room for others; 0: no limit."""
+    prefill_schedule_interval: int = field(default=1, metadata=SCHEDULING)
+    """Steps of vLLM's ranks in lockstep from one that may run prompts to the next; from 0.33 on of any engine."""
     scheduler: str | None = None
     """A scheduler other than the engine's: a name of ``windtunnel list schedulers``, with its own settings as in
     ``sarathi:chunk=512``, or one of yours, ``./mine.py:MyScheduler``."""
@@ -141,6 +143,7 @@ class Engine:
         self._check_sizes()
         self._require_integer("num_gpu_blocks_override", 2, optional=True)
         self._require_integer("long_prefill_token_threshold", 0)
+        self._require_integer("prefill_schedule_interval", 1)
         for name in ("dbo_decode_token_threshold", "dbo_prefill_token_threshold"):
             self._require_integer(name, 0, optional=True)
         if self.all2all_backend not in EXCHANGES:

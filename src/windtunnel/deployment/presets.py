@@ -64,7 +64,7 @@ class EnginePreset:
     """Largest such batch on data-centre Blackwell."""
     captures_max_num_seqs: bool = False
     """``max_num_seqs`` itself is captured too."""
-    lacks: tuple[str, ...] = ("watermark",)
+    lacks: tuple[str, ...] = ("watermark", "prefill_schedule_interval")
     """Flags of newer versions of its scheduler."""
     since: str = ""
     """Release from which on its minor version is this; before, the preset before it stands for it."""
@@ -137,7 +137,11 @@ VLLM_0_12 = EnginePreset(
 )
 VLLM_0_20 = EnginePreset("vllm-0.20", True, True, 0.9, pipelines=(False,), memory=MEMORY_FLASHINFER_SAMPLER)
 VLLM_0_22 = replace(
-    VLLM_0_20, name="vllm-0.22", scheduler="vllm-0.20", memory=replace(MEMORY_FLASHINFER_SAMPLER, graphs_inside=True)
+    VLLM_0_20,
+    name="vllm-0.22",
+    scheduler="vllm-0.20",
+    memory=replace(MEMORY_FLASHINFER_SAMPLER, graphs_inside=True),
+    lacks=("watermark",),
 )
 """vLLM 0.22 to 0.30: the memory of their logs ("without CUDA graph memory profiling"). Their scheduler is taken to be
 that of 0.20; no recording of it is held against these versions."""

@@ -7,6 +7,7 @@ alone between them. Its first decode follows the end of the request's prefill in
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,9 +168,10 @@ def _rows_joined(steps: Steps, rows: DecodeRows) -> tuple[Integers, Floats]:
 
 def token_gaps(steps: Steps, window: Window) -> Distribution:
     """Inter-token latencies of all requests pooled, those of stalls included; in a trimmed window those that end
-    inside."""
-    if (interval := streamed(steps.run.manifest)) > 1:
-        return Distribution(_event_gaps(steps, window, interval))
+    inside. Where an event has several tokens, because the server waits for them or because a step that verifies drafts
+    yields them together, there is one for each event, as clients see it."""
+    if (tokens := streamed(steps.run.manifest)) > 1:
+        return Distribution(_event_gaps(steps, window, tokens))
     stalls = steps.run.stalls
     waited = stalls.resumed_token - stalls.last_token
     gaps, counts, ends = pooled_gaps(steps)
@@ -179,20 +181,25 @@ def token_gaps(steps: Steps, window: Window) -> Distribution:
     return Distribution.pooled(gaps[inside], counts[inside], waited[window.holds(stalls.resumed_token)])
 
 
-def streamed(manifest: Mapping[str, Any]) -> int:
-    """Tokens of an event that the client gets, of the servers that decode."""
+def streamed(manifest: Mapping[str, Any]) -> float:
+    """Tokens of an event that the client gets, of the servers that decode: of a step with drafts the mean."""
     pools = manifest.get("deployment", {}).get("pools", ())
-    intervals = [pool.get("engine", {}).get("stream_interval", 1) for pool in pools if pool.get("role") != "prefill"]
-    return int(max(intervals, default=1))
+    engines = [pool.get("engine", {}) for pool in pools if pool.get("role") != "prefill"]
+    tokens = [max(each.get("stream_interval", 1), each.get("acceptance_length") or 1.0) for each in engines]
+    return float(max(tokens, default=1.0))
 
 
-def _event_gaps(steps: Steps, window: Window, interval: int) -> Floats:
-    """Seconds between the events of each request: the first has its first token, others ``interval`` and the
-    last what is left (``RequestState.make_request_output`` in vllm/v1/engine/output_processor.py)."""
+def _event_gaps(steps: Steps, window: Window, tokens: float) -> Floats:
+    """Seconds between the events of each request: the first has its first token, others ``tokens`` and the last what is
+    left (``RequestState.make_request_output`` in vllm/v1/engine/output_processor.py).
+
+    The run gains a token at a time, each after a step's time over the tokens that it yields, and a step ends between
+    two of them: so the time in between is a line.
+    """
     found = []
     for gaps, first in zip(token_gaps_by_request(steps), steps.run.requests.first_token, strict=True):
-        ends = np.arange(interval, len(gaps) + interval, interval).clip(max=len(gaps))
-        at = np.cumsum(gaps)[ends - 1] if len(gaps) else gaps
+        ends = (tokens * np.arange(1, ceil(len(gaps) / tokens) + 1)).clip(max=len(gaps))
+        at = np.interp(ends, np.arange(len(gaps) + 1), np.concatenate([[0.0], np.cumsum(gaps)]))
         between = np.diff(at, prepend=0.0)
         found.append(between[window.holds(first + at)] if window.trimmed else between)
     return np.concatenate([np.zeros(0), *found])

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.deployment.engine_scheduler import require_one_size
 from windtunnel.deployment.memory import kv_blocks
+from windtunnel.deployment.prices import priced, prices_of
 from windtunnel.errors import InputError, UnknownName, unknown
 from windtunnel.files import read_yaml, typed
 from windtunnel.hardware import device
@@ -130,6 +131,8 @@ class Space:
     """A TOML file with your own devices, or other prices."""
     open: frozenset[str] = frozenset()
     """Axes that may get more values where the best stands at their end."""
+    prices: str | None = None
+    """The cloud whose prices hold, see ``prices.prices_of``; devices that it does not sell are left out."""
 
     def __post_init__(self) -> None:
         """Refuse unknown axes, and axes without or with equal values."""
@@ -150,6 +153,8 @@ class Space:
                     f"gpus {name}={count}: is not searched, only {', '.join(sorted(searched))}: leave it out"
                 )
         object.__setattr__(self, "constraints", replace(self.constraints, gpus=available))
+        if self.prices is not None:
+            prices_of(self.prices)
         for name in self.axes.get("router", ()):
             find_router(name)
         for name in self.axes.get("scheduler", ()):
@@ -178,7 +183,7 @@ class Space:
         """The deployment at a point. Raises InputError for what cannot run."""
         engine = Engine(**{ENGINE_AXES[axis]: value for axis, value in settings.items() if axis in ENGINE_AXES})
         require_one_size(engine)
-        gpu = device(settings["device"], self._device_files)
+        gpu = priced(device(settings["device"], self._device_files), self.prices)
         pool = Pool(self._model, gpu, engine, settings.get("replicas", 1))
         try:
             kv_blocks(pool)
@@ -233,6 +238,7 @@ class Space:
                 name: dict(value) if isinstance(value, Mapping) else value for name, value in limits.items()
             },
             "devices_file": str(self.devices_file) if self.devices_file else None,
+            "prices": self.prices,
         }
 
 

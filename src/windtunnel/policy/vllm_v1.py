@@ -10,6 +10,9 @@ from windtunnel.policy.settings import Limits, Settings
 AdmissionOrder = Literal["fcfs", "priority"]
 Victim = Literal["newest", "lowest_priority"]
 
+NUMBERS = ("watermark", "long_prefill_token_threshold", "prefill_schedule_interval", "pipeline_parallel_size")
+"""Settings that an engine's arguments have, by the same names."""
+
 
 @dataclass(frozen=True)
 class VllmV1(Settings):
@@ -26,6 +29,7 @@ class VllmV1(Settings):
             "enable_chunked_prefill",
             "enable_prefix_caching",
             "long_prefill_token_threshold",
+            "prefill_schedule_interval",
             "scheduler_reserve_full_isl",
             "scheduling_policy",
             "watermark",
@@ -73,7 +77,11 @@ class VllmV1(Settings):
     otherwise they get nothing in that step (vLLM ≤ 0.32). Where the newest goes, there are none behind it."""
     prefill_schedule_interval: int = 1
     """Steps from one with prompts to the next, while other requests decode and the queue is not held up by seats or
-    memory; 1: no such rule (vLLM 0.33; until 0.32 in engines of data-parallel ranks only)."""
+    memory; 1: no such rule. Ranks in lockstep run prompts in every so-many-th of their common steps (vLLM ≥ 0.24;
+    v1/engine/core.py, where a new wave of requests starts the count anew, which is not simulated)."""
+    interval_when_alone: bool = True
+    """The interval holds for a scheduler that no others step with, too, from its latest step with prompts; otherwise it
+    ignores it (vLLM ≤ 0.32)."""
     max_loras: int = 0
     """Adapters that running requests may have among them; who brings another one is passed over. 0: any number."""
     async_scheduling: bool = True
@@ -123,7 +131,8 @@ class VllmV1(Settings):
         """The settings of an engine with these arguments; a pipeline is simulated with the newest rules, but for what
         follows a request's own preemption."""
         by_priority = flags["scheduling_policy"] == "priority"
-        in_a_pipeline = type(self)(go_on_after_own_preemption=self.go_on_after_own_preemption)
+        kept = {name: getattr(self, name) for name in ("go_on_after_own_preemption", "interval_when_alone")}
+        in_a_pipeline = type(self)(**kept)
         return replace(
             self if flags["pipeline_parallel_size"] == 1 else in_a_pipeline,
             chunked_prefill=flags["enable_chunked_prefill"] is not False,
@@ -132,7 +141,7 @@ class VllmV1(Settings):
             admission_order="priority" if by_priority else "fcfs",
             victim="lowest_priority" if by_priority else "newest",
             async_scheduling=flags["async_scheduling"] is not False,
-            **{name: flags[name] for name in ("watermark", "long_prefill_token_threshold", "pipeline_parallel_size")},
+            **{name: flags[name] for name in NUMBERS},
         )
 
     @property
@@ -158,7 +167,7 @@ class VllmV1(Settings):
 
 
 _NEWEST = VllmV1(prefix_caching=True)
-_UNTIL_0_32 = replace(_NEWEST, go_on_after_own_preemption=False)
+_UNTIL_0_32 = replace(_NEWEST, go_on_after_own_preemption=False, interval_when_alone=False)
 _UNTIL_0_20 = replace(
     _UNTIL_0_32,
     threshold_when_alone=True,

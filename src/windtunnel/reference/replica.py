@@ -26,6 +26,12 @@ class Balanced(Protocol):
         """A request decodes."""
 
 
+class Counted(Protocol):
+    """A rank's scheduler that looks at how many steps all ranks have made."""
+
+    common_steps: int | None
+
+
 class Balance:
     """Counts the steps in which not every rank had a request to admit."""
 
@@ -96,6 +102,8 @@ class Group:
         policy = getattr(schedulers[0], "policy", None)
         timeout = getattr(policy, "balance_timeout", 0) if len(schedulers) > 1 else 0
         self.balance = Balance(timeout) if timeout else None
+        self.steps = 0
+        self.counted = len(schedulers) > 1 and getattr(policy, "prefill_schedule_interval", 1) > 1
 
     @property
     def has_place(self) -> bool:
@@ -126,6 +134,9 @@ class Group:
         scheduler holds a decision, also equal ones that follow before ``until`` (s)."""
         if self.balance is not None:
             self.balance.begin_step(cast(Sequence[Balanced], self.schedulers))
+        if self.counted:
+            for rank in cast(Sequence[Counted], self.schedulers):
+                rank.common_steps = self.steps
         batches = [scheduler.schedule(now) for scheduler in self.schedulers]
         self.ask_again = min(batch.ask_again for batch in batches)
         if not any(batch.works for batch in batches):
@@ -134,6 +145,7 @@ class Group:
             return batches, False
         start = max(now, self.in_flight[-1].end) if self.in_flight else now
         end = start + (self.batch_time(batches) + max(batch.transfer_time for batch in batches))
+        self.steps += 1
         self._record(start, end, batches)
         self.in_flight.append(InFlight(end, batches))
         return batches, True

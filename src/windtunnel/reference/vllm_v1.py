@@ -56,6 +56,8 @@ class Scheduler:
         self.executed = 0
         """Steps so far that computed anything."""
         self.last_prefill_step = LONG_AGO
+        self.common_steps: int | None = None
+        """Of all ranks that step together; None: it steps alone."""
         """The latest of them with prompts."""
         self.capacity_bound = False
         """Requests wait for seats or memory."""
@@ -111,7 +113,11 @@ class Scheduler:
     def _holds_prompts(self) -> bool:
         """Whether prompts wait until enough steps have passed, or nobody else runs (prefill_schedule_interval)."""
         interval = self.policy.prefill_schedule_interval
-        if interval == 1 or self.capacity_bound or self.executed + 1 - self.last_prefill_step >= interval:
+        passed = self.executed + 1 - self.last_prefill_step
+        due = not self.policy.interval_when_alone or passed >= interval
+        if self.common_steps is not None:
+            due = self.common_steps % interval == 0
+        if interval == 1 or self.capacity_bound or due:
             return False
         return any(not request.is_part_way for request in self.running)
 

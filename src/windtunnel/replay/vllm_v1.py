@@ -83,7 +83,7 @@ def policy(config: Mapping[str, Any], version: str) -> VllmV1:
         max_num_active_seqs=(config["max_num_active_seqs"] or 0) if new else 0,
         adaptive_threshold=new and config["long_prefill_token_threshold_adaptive"],
         max_loras=config["max_loras"],
-        prefill_schedule_interval=config["prefill_schedule_interval"] if version == "vllm-0.33" else 1,
+        prefill_schedule_interval=config["prefill_schedule_interval"],
     )
 
 

@@ -34,6 +34,7 @@ SILENT: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": (True,),
     "disable_custom_all_reduce": (False,),
     "mamba_ssm_cache_dtype": ("auto",),
+    "prefill_schedule_interval": (1,),
     "stream_interval": (1,),
     "api_server_count": (1,),
     **{name: (default,) for name, default in SCHEDULER_VALUES.items()},

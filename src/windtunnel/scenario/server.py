@@ -8,6 +8,7 @@ from cyclopts import Group, Parameter
 
 from windtunnel.deployment import Engine, Pool
 from windtunnel.deployment.engine_scheduler import require_one_size
+from windtunnel.deployment.prices import priced, prices_of
 from windtunnel.errors import InputError
 from windtunnel.files import parse_json
 from windtunnel.hardware import Device, device
@@ -33,6 +34,8 @@ class Server:
     """The GPU, a name of ``windtunnel list devices``."""
     devices_file: Path | None = None
     """TOML file with your own devices, or other values for known ones."""
+    prices: str | None = None
+    """A cloud's prices of ``windtunnel list prices``: aws, or with how you pay: gcp:reserved, nebius:spot."""
     perf: str = "auto"
     """Kernel times: measured where there is data and modelled elsewhere (auto), or one of the two alone; roofline:
     perfect kernels and no host work, what no server can beat; profile:FOLDER: what windtunnel profile or Vidur
@@ -42,6 +45,8 @@ class Server:
     def __post_init__(self) -> None:
         """Refuse a source of kernel times that there is not."""
         require_source(self.perf)
+        if self.prices is not None:
+            prices_of(self.prices)
         self.overrides()
 
     def overrides(self) -> dict[str, Any]:
@@ -52,8 +57,9 @@ class Server:
         return found
 
     def gpu(self) -> Device:
-        """The device. Raises InputError for an unknown name, or a file that cannot be read."""
-        return device(self.device, (self.devices_file,) if self.devices_file else ())
+        """The device. Raises InputError for an unknown name, a file that cannot be read, or one that is not sold."""
+        found = device(self.device, (self.devices_file,) if self.devices_file else ())
+        return priced(found, self.prices)
 
     def pool(self, replicas: int = 1) -> Pool:
         """So many of these replicas, every default of the engine filled in. Raises InputError for what cannot run."""

@@ -186,7 +186,8 @@ def _settings(space: Mapping[str, Any], perf: str, wanted: set[str]) -> dict[str
     from windtunnel.plan.trial import deployment_key
 
     axes = {axis: tuple(values) for axis, values in space["axes"].items() if axis not in ("replicas", "router")}
-    searched = Space(space["model"], axes, devices_file=Path(space["devices_file"]) if space["devices_file"] else None)
+    own = Path(space["devices_file"]) if space["devices_file"] else None
+    searched = Space(space["model"], axes, devices_file=own, prices=space.get("prices"))
     found = {}
     for candidate in searched.enumerate().candidates[:MOST_CANDIDATES]:
         key = deployment_key(candidate.deployment, perf)

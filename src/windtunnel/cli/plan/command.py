@@ -336,10 +336,11 @@ def space_of(
     from windtunnel.plan.space import load_space
 
     if file is None:
-        return axes.space(model or str(MAIN_JOB["model"]), available.constraints(), devices_file, fleet)
-    if axes != Axes() or available != Available():
+        name = model or str(MAIN_JOB["model"])
+        return available.priced(axes.space(name, available.constraints(), devices_file, fleet))
+    if axes != Axes() or available != Available(prices=available.prices):
         raise InputError(f"space {str(file)!r}: has the axes and limits: leave out those of the flags")
-    return load_space(file, model, devices_file)
+    return available.priced(load_space(file, model, devices_file))
 
 
 def cases_of(

@@ -1,6 +1,6 @@
 """Flags of plan: what is searched, under which limits, for what, and where it runs."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -114,6 +114,13 @@ class Available:
     """Largest tensor parallel size; the device's own limit holds too."""
     max_price_per_hour: float | None = None
     """Most USD per hour for all GPUs."""
+    prices: str | None = None
+    """A cloud's prices of ``windtunnel list prices``: aws, or with how you pay: gcp:reserved, nebius:spot. Devices
+    that it does not sell are left out."""
+
+    def priced(self, space: "Space") -> "Space":
+        """A space at these prices. Raises InputError for an unknown cloud."""
+        return space if self.prices is None else replace(space, prices=self.prices)
 
     def constraints(self) -> "Constraints":
         """These limits as constraints of a space. Raises InputError for what cannot be read."""
@@ -128,7 +135,7 @@ class Available:
                 raise InputError(f"gpus {text!r}: {name} is given twice: leave one out")
             counts[name] = int(number)
         limits: dict[str, Any] = {
-            entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "gpus"
+            entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in ("gpus", "prices")
         }
         return Constraints(gpus=counts, **limits)
 

@@ -94,6 +94,7 @@ def space_of_line(
 
     Raises InputError for lines of one side, and for what cannot run.
     """
+    from windtunnel.deployment.prices import priced
     from windtunnel.model import load_model
     from windtunnel.plan.space import AXES, typed_values
     from windtunnel.scenario.pasted import DEVICE, read_pasted, scenario_of
@@ -110,14 +111,16 @@ def space_of_line(
     around = _around(words, defaults(load_model(name), fleet), given)
     devices = tuple(split(axes.devices if "devices" in given else (str(words.get("device", DEVICE)),)))
     searched = replace(axes, devices=devices, **around)
-    space = searched.space(name, available.constraints(), devices_file, fleet)
+    space = available.priced(searched.space(name, available.constraints(), devices_file, fleet))
     named = {text.partition("=")[0].replace("-", "_") for text in axes.axis}
     fixed = {
         axis: [value] if isinstance(value, tuple) else typed_values(axis, [value])
         for axis, value in words.items()
         if axis in AXES and axis not in (*CHANGED, *AS_IT_IS, *FROM_SPACE, *given, *named)
     }
-    return replace(space, axes={**fixed, **space.axes}), scenario_of(pasted).deployment()
+    line = scenario_of(pasted).deployment()
+    pools = tuple(replace(pool, device=priced(pool.device, available.prices)) for pool in line.pools)
+    return replace(space, axes={**fixed, **space.axes}), replace(line, pools=pools)
 
 
 def _around(

@@ -65,6 +65,7 @@ SETTINGS = (
     "track_place",
     "go_on_after_own_preemption",
     "prefill_schedule_interval",
+    "interval_when_alone",
     "max_loras",
 )
 """Fields of VllmV1 that a pool has, too."""
@@ -91,7 +92,7 @@ LANE_FIELDS: Fields = [
     ("spared", np.int64),  # leaving requests whose discarded token this step does not compute, held back as they are
     ("silent", np.int64),  # decisions since the last token
     # prefill_schedule_interval
-    ("executed", np.int64),  # steps so far that computed anything
+    ("executed", np.int64),  # steps so far that computed anything in any rank of the group
     ("last_prefill_step", np.int64),  # the latest of them with prompts
     ("capacity_bound", np.int64),  # requests wait for seats or memory
     ("holds_prompts", np.int64),  # prompts get nothing in this step
@@ -246,7 +247,8 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next step of lane ``i``, which starts at ``start``; returns whether any request was preempted."""
     lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
     lane.chunks, lane.chunk_tokens, lane.spared, lane.resumed = 0, 0, 0, 0
-    passes.begin_interval(pool, lane, seats)
+    ranks = state.groups[lane.group].num_lanes
+    passes.begin_interval(pool, lane, seats, ranks)
     most = passes.most_tokens(pool, lane)
     budget, preempted = passes.schedule_together(pool, lane, requests, seats, own, most)
     if budget == passes.NO_ROOM:
@@ -257,7 +259,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
         passes.admit(pool, lane, requests, seats, own, budget, most, start)
-    passes.end_interval(pool, lane, preempted)
+    passes.end_interval(pool, lane, ranks, preempted)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
     return preempted
 
@@ -418,7 +420,9 @@ def decide(state: State, pool: Pool, group: Group) -> tuple[bool, bool]:
 def launch(state: State, pool: Pool, i: int, start: float) -> None:
     """Log the step; the clock goes on."""
     lane = state.lanes[i]
-    write_step(state, pool, state.groups[lane.group], lane, state.seats[i], start, discarded(state, pool, i), 0.0)
+    group = state.groups[lane.group]
+    write_step(state, pool, group, lane, state.seats[i], start, discarded(state, pool, i), 0.0)
+    lane.executed += 1 if group.num_lanes > 1 else 0
     lane.clock += 1
     lane.kv_tokens += lane.decodes
 
@@ -477,10 +481,12 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     possible = lane.next_end - lane.clock - 1 if lane.decodes > 0 else FOREVER
     budget = pool.max_num_batched_tokens - lane.decodes
     tokens = 0
-    passes.begin_interval(pool, lane, seats)
+    interval, ranks = pool.prefill_schedule_interval, state.groups[lane.group].num_lanes
+    passes.begin_interval(pool, lane, seats, ranks)
     if lane.holds_prompts:
-        possible = min(possible, lane.last_prefill_step + pool.prefill_schedule_interval - 1 - lane.executed)
-    elif pool.prefill_schedule_interval > 1 and lane.first < lane.top and lane.head == NONE:
+        passed = lane.executed % interval if ranks > 1 else lane.executed + 1 - lane.last_prefill_step
+        possible = min(possible, interval - passed)
+    elif interval > 1 and lane.first < lane.top and lane.head == NONE:
         possible = 0  # the next step of this prompt may have to wait
     if lane.first < lane.top and not lane.holds_prompts:
         request = requests[seats[WHO, lane.first]]
@@ -503,7 +509,8 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
 def jumped(state: State, pool: Pool, i: int, steps: int) -> None:
     """Others can find what the part-way prompt has computed."""
     lane = state.lanes[i]
-    lane.executed += steps if lane.step_decodes + lane.chunks > 0 else 0
+    counts = state.groups[lane.group].num_lanes > 1 or lane.step_decodes + lane.chunks > 0
+    lane.executed += steps if counts else 0
     lane.prefills = lane.chunks
     passes.note_interval(pool, lane, False)
     if lane.chunks > 0:

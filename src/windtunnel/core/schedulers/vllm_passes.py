@@ -59,10 +59,14 @@ def pop(pool: Pool, lane: Lane, requests: Array) -> int:
 
 
 @part
-def begin_interval(pool: Pool, lane: Lane, seats: Array) -> None:
+def begin_interval(pool: Pool, lane: Lane, seats: Array, ranks: int) -> None:
     """Prompts get nothing before enough steps have passed, while somebody decodes and the queue is not held up."""
     lane.prefills = lane.holds_prompts = lane.deferred = 0
-    due = lane.executed + 1 - lane.last_prefill_step >= pool.prefill_schedule_interval
+    if ranks > 1:
+        due = lane.executed % pool.prefill_schedule_interval == 0
+    else:
+        passed = lane.executed + 1 - lane.last_prefill_step
+        due = not pool.interval_when_alone or passed >= pool.prefill_schedule_interval
     if pool.prefill_schedule_interval > 1 and not lane.capacity_bound and not due:
         part_ways = 0
         for i in range(lane.first, lane.top):
@@ -81,9 +85,9 @@ def note_interval(pool: Pool, lane: Lane, preempted: bool) -> None:
 
 
 @part
-def end_interval(pool: Pool, lane: Lane, preempted: bool) -> None:
-    """A step is decided."""
-    lane.executed += 1 if lane.step_decodes + lane.chunks > 0 else 0
+def end_interval(pool: Pool, lane: Lane, ranks: int, preempted: bool) -> None:
+    """A step is decided; one of several ranks counts when it is launched."""
+    lane.executed += 1 if ranks == 1 and lane.step_decodes + lane.chunks > 0 else 0
     note_interval(pool, lane, preempted)
 
 
