@@ -77,12 +77,17 @@ def test_what_few_want_is_shown_on_demand(capsys: Capture) -> None:
 
 
 def test_the_operators_of_a_whole_run(capsys: Capture) -> None:
-    shares: Any = document(capsys, *QUICK, "--no-bands", "--operators")["operators"]
+    found: Any = document(capsys, *QUICK, "--no-bands", "--operators")
+    shares, seconds = found["operators"], found["operator_seconds"]
     assert sum(shares.values()) == pytest.approx(1.0)
+    busy = sum(replica["busy_seconds"] for replica in found["replicas"])  # of one rank each
+    assert sum(seconds.values()) == pytest.approx(busy, rel=1e-9)
+    assert {name: part / busy for name, part in seconds.items()} == pytest.approx(shares)
     assert max(shares, key=shares.__getitem__) == "gate_up_proj"  # the largest matrix of a small model's decodes
     assert main([*QUICK, "--no-bands", "--operators"]) == DONE
     out = capsys.readouterr().out
     assert "operator of the whole run" in out
+    assert "rank-seconds" in out
     assert "down_proj" in out
 
 

@@ -36,7 +36,7 @@ class Details:
     gap: Annotated[bool, Parameter(negative=())] = False
     """Say how far the first seed's run is from the best that any scheduler could do on this engine."""
     operators: Annotated[bool, Parameter(negative=())] = False
-    """Show the operators of the first seed's run and their shares of its steps' time."""
+    """Show the operators of the first seed's run, their seconds and their shares of its steps' time."""
 
 
 def run(
@@ -155,19 +155,23 @@ def _judged(done: "Run", document: Mapping[str, Any], strict: bool) -> "tuple[Ba
 
 
 def _asked(done: "Run", scenario: Scenario, details: Details) -> dict[str, Any]:
-    """For the manifest of a run: how far it is from the least that any scheduler takes, and its operators' shares."""
+    """For the manifest of a run: how far it is from the least that any scheduler takes, and its operators'
+    seconds and shares."""
     found: dict[str, Any] = {}
     if details.gap:
         from windtunnel.optimum.served import gaps
 
         found["gap"] = gaps(done)
     if details.operators:
-        from windtunnel.metrics import group_share, unroll
+        from windtunnel.metrics import group_seconds, unroll
         from windtunnel.perf.tabulate.by_operator import by_operator
 
         with progress("asking every operator"):
             tables = tuple(by_operator(pool, scenario.server.perf) for pool in scenario.deployment().pools)
-        found["operators"] = group_share(unroll(replace(done, groups=tables)))
+        seconds = group_seconds(unroll(replace(done, groups=tables)))
+        everything = sum(seconds.values())
+        found["operators"] = {name: part / everything for name, part in seconds.items()}
+        found["operator_seconds"] = seconds
     return found
 
 
@@ -234,7 +238,8 @@ def _finish(
             document |= {"seeds": len(documents), "interval_95": intervals}
         if around is not None:
             document |= {"bands": dict(around), "roofline": perfect}
-        document |= {name: manifest[name] for name in ("gap", "operators") if manifest.get(name) is not None}
+        asked = ("gap", "operators", "operator_seconds")
+        document |= {name: manifest[name] for name in asked if manifest.get(name) is not None}
         show_json(document)
     else:
         from windtunnel.cli.run_screen import show_run
@@ -247,5 +252,5 @@ def _finish(
         if manifest.get("gap") is not None:
             show_gaps(manifest["gap"])
         if manifest.get("operators") is not None:
-            show_shares(manifest["operators"])
+            show_shares(manifest["operators"], manifest.get("operator_seconds", {}))
     return MISSED if any(goals.missed(result) for result in results) else DONE

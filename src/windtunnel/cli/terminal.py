@@ -144,10 +144,11 @@ def show_gaps(found: Mapping[str, Any]) -> None:
     show(table(("best possible", "run, s", "bound, s", "gap"), rows))
 
 
-def show_shares(found: Mapping[str, float]) -> None:
-    """The operators of a run and their shares of its steps' time, the longest first."""
-    rows = sorted(found.items(), key=lambda row: -row[1])
-    show(table(("operator of the whole run", "of the time"), [(name, share(part)) for name, part in rows if part > 0]))
+def show_shares(shares: Mapping[str, float], seconds: Mapping[str, float]) -> None:
+    """The operators of a run, their seconds over all ranks and shares of its steps' time, the longest first."""
+    rows = sorted(((part, name) for name, part in shares.items() if part > 0), reverse=True)
+    cells = [(name, number(seconds.get(name)), share(part)) for part, name in rows]
+    show(table(("operator of the whole run", "rank-seconds", "of the time"), cells))
 
 
 def remarks(texts: Iterable[str]) -> list[Text]:

@@ -12,9 +12,11 @@ from windtunnel.core.batch_time import flatten
 from windtunnel.core.clients import first_of_sessions, play_of, waits_of
 from windtunnel.core.dispatch import arrays, check, fields_of, seats_of_stages, with_more_room
 from windtunnel.core.hooks import address, raise_failures
+from windtunnel.core.jump import FOREVER
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import (
     ALL,
+    AT_ONCE,
     CHOSEN,
     CLOSED,
     GATE_HEAD,
@@ -48,6 +50,7 @@ from windtunnel.core.records import (
 from windtunnel.core.router import looks, sees_requests
 from windtunnel.core.routing import routing_arrays, sends_kv
 from windtunnel.core.seats import NEVER, tables
+from windtunnel.core.stores.chunks import are_shared, require_taking, stores_in, use_of
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times, whole
 from windtunnel.policy.routing import ROUND_ROBIN, SCORED, Routing
@@ -76,7 +79,7 @@ class Fleet:
     routing: Routing | None = None
     """The settings of the router ``SCORED``."""
     tiers: tuple[tuple[Tier, ...], ...] = ()
-    """Stores of KV behind each pool, the fastest first, which only the reference engine has; (): none."""
+    """Stores of KV behind each pool, the fastest first; (): none."""
     scaling: tuple[Autoscale | None, ...] = ()
     """What starts and stops the replicas of each pool; (): nothing. Only the reference engine has it, and faults."""
     failures: tuple[Failure, ...] = ()
@@ -170,7 +173,8 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     _require_plain(fleet)
     state = new_state(fleet, demand, uniforms, router)
     state.counters[JUMPS] = jumps
-    order, course = turns_of(state, (router,), demand.closed or sends_kv(fleet, demand))
+    closed = demand.closed or sends_kv(fleet, demand)
+    order, course = turns_of(state, (router,), closed, closed or are_shared(state.stores, state.lanes))
     arrivals, limit = arrivals_of(demand), demand.max_concurrency
     while loop(state, order, course, arrivals, None, None, (router, router), limit, np.inf, None, None) == FULL:
         state = with_room(state)
@@ -178,7 +182,8 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     check(state)
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     replica_of_lane = state.groups["replica"][state.lanes["group"]]
-    return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"])
+    tiers = use_of(state.stores, fleet)
+    return Record(state.requests, rows, stalls, replica_of_lane, state.lanes["rank"], tiers)
 
 
 def _require_plain(fleet: Fleet) -> None:
@@ -186,7 +191,6 @@ def _require_plain(fleet: Fleet) -> None:
     asked = {
         "failures": bool(fleet.failures),
         "autoscaling": any(fleet.scaling),
-        "KV stores": any(fleet.tiers),
         "prefill and decode pools": bool({"prefill", "decode"} & set(fleet.roles)),
     }
     for name, wanted in asked.items():
@@ -235,6 +239,7 @@ def _require_stages(fleet: Fleet) -> None:
 def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUND_ROBIN) -> State:
     """Everything that a simulation reads and writes, before anything has happened."""
     _require_stages(fleet)
+    require_taking(fleet.tiers, fleet.policies)
     tables_of_pools = tuple(whole(table) for table in fleet.times)
     pools, floats, integers = flatten(tables_of_pools, fields_of(fleet.policies, "POOL_FIELDS"))
     for pool, limits in zip(pools, fleet.limits, strict=True):
@@ -244,10 +249,11 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
     requests = _requests(demand, fields_of(fleet.policies, "REQUEST_FIELDS"))
     n = len(demand.arrival)
     margin = int(max(g["num_lanes"] * (pools[g["pool"]]["max_num_seqs"] + 2) for g in groups)) + 1
+    own = arrays(fleet, demand, pools, lanes, requests)
     counters = np.zeros(NUM_COUNTERS, dtype=np.int64)
     counters[ROUTE_HOOK] = address("route_score", fleet)
     counters[[CHOSEN, GATE_HEAD, GATE_TAIL]] = NONE
-    counters[JUMPS] = 1
+    counters[JUMPS], counters[AT_ONCE] = 1, FOREVER
     closed = demand.closed or sends_kv(fleet, demand)
     stages = max(policy.pipeline_parallel_size for policy in fleet.policies)
     seats = tables(
@@ -259,7 +265,8 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
     return State(
         there=np.arange(len(replicas) - 1, dtype=np.int64),
         routing=routing_arrays(fleet, demand, router),
-        own=arrays(fleet, demand, pools, lanes, requests),
+        stores=stores_in(own),
+        own=own,
         pools=attributes(pools),
         groups=attributes(groups),
         lanes=attributes(lanes),

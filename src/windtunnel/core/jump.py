@@ -11,7 +11,7 @@ from windtunnel.core.batch_time import group_time
 from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import part
 from windtunnel.core.log import write_step
-from windtunnel.core.records import HALTS, JUMPS, ROWS, Array, Group, Lane, Pool, State
+from windtunnel.core.records import AT_ONCE, HALTS, JUMPS, ROWS, Array, Group, Lane, Pool, State
 from windtunnel.core.seats import CONTEXT, PHASES, WHO, add_chunk
 from windtunnel.perf.batch_times import CONTEXT_STEP
 
@@ -117,7 +117,7 @@ def equal_steps(
     first, last, counters = group.first_lane, group.first_lane + group.num_lanes, state.counters
     if counters[JUMPS] == 0 or (pool.async_scheduling and group.end <= group.now):
         return 0
-    steps, limit = FOREVER, state.clocks[HALTS]
+    steps, limit = counters[AT_ONCE], state.clocks[HALTS]
     for i in range(first, last):
         lane, seats = state.lanes[i], state.seats[i]
         possible, tokens, joins = steady(state, pool, i)

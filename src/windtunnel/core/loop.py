@@ -62,6 +62,7 @@ from windtunnel.core.records import (
 )
 from windtunnel.core.router import PUBLISH_INTERVAL, choose, poll, poll_balancer, ticks_until
 from windtunnel.core.routing import bring, note_departures, note_there
+from windtunnel.core.stores.waits import bound_stores, come, dozes, has_written, plan_steps, write_down
 
 REACHED, FULL, STOPPED = range(3)
 """Why the loop returns: nothing is left to do; the log needs room; ``until`` has come, and the groups that were asked
@@ -75,8 +76,10 @@ LARGEST = np.finfo(np.float64).max
 
 
 @part
-def step_one(state: State, hand: Any, pool: Pool, group: Group, stages: Any) -> int:
+def step_one(state: State, hand: Any, stores: Any, pool: Pool, group: Group, stages: Any) -> int:
     """One step of a group; ``stages``: None where no pool has several."""
+    if stores is not None:
+        come(state, stores, pool, group)
     if hand is None:
         return step(state, pool, group)
     if stages is not None and pool.role != DECODE:
@@ -93,9 +96,11 @@ def stirs(state: State, hand: Any, pool: Pool, group: Group) -> bool:
 
 
 @part
-def bound_group(state: State, hand: Any, pool: Pool, group: Group) -> None:
+def bound_group(state: State, hand: Any, stores: Any, pool: Pool, group: Group) -> None:
     """Nothing that others see happens in the group before its ``bound``."""
     update_bound(state, pool, group)
+    if stores is not None:
+        bound_stores(state, stores, pool, group)
     if hand is not None:
         passage.bound_decodes(state, pool, group)
         if group.bound == np.inf:
@@ -103,11 +108,13 @@ def bound_group(state: State, hand: Any, pool: Pool, group: Group) -> None:
 
 
 @part
-def is_told(hand: Any, course: Array, pool: Pool) -> bool:
-    """Whether anything follows when a request leaves a lane of the pool."""
+def has_news(state: State, hand: Any, stores: Any, course: Array, pool: Pool, group: Group) -> bool:
+    """Whether anything follows at the group's boundary: from a request that left a lane, or was written to a store."""
+    if stores is not None and has_written(state, stores, group):
+        return True
     if hand is None:
-        return bool(course[CLOSED])
-    return bool(pool.role != DECODE or course[CLOSED])
+        return bool(group.released > 0 and course[CLOSED])
+    return bool(group.released > 0 and (pool.role != DECODE or course[CLOSED]))
 
 
 @part
@@ -120,7 +127,16 @@ def some_go_on(hand: Any) -> bool:
 
 @part
 def advance(
-    state: State, hand: Any, second: Any, course: Array, g: int, until: float, bounds: bool, stages: Any, told: Any
+    state: State,
+    hand: Any,
+    second: Any,
+    stores: Any,
+    course: Array,
+    g: int,
+    until: float,
+    bounds: bool,
+    stages: Any,
+    told: Any,
 ) -> int:
     """Step group ``g`` while its next decision lies before ``until``, up to a boundary at which a request left whose
     client waits, or to a decision that others see; see REACHED. ``bounds``: others may ask what the group does next."""
@@ -131,31 +147,35 @@ def advance(
         note_there(state, second, g)
         if not log_has_room(state, pool, group) or not room(state, pool, group) or not has_room(told, pool, group):
             return FULL
-        gives = stirs(state, hand, pool, group)
-        if not gives and skip(state, told, pool, group, until) > 0:
+        gives, limit = stirs(state, hand, pool, group), until
+        if stores is not None:
+            limit = plan_steps(state, stores, pool, group, until)
+        if not gives and skip(state, told, pool, group, limit) > 0:
             continue
         row = state.counters[ROWS]
-        done = step_one(state, hand, pool, group, stages)
+        done = step_one(state, hand, stores, pool, group, stages)
         note_step(state, told, pool, group, row)
         if done == IDLE:
-            if gives and skip(state, told, pool, group, until) > 0:  # a batch may wait until it is due
+            if gives and skip(state, told, pool, group, limit) > 0:  # a batch may wait until it is due
+                continue
+            if stores is not None and dozes(state, stores, group):
                 continue
             group.bound = np.inf
             if hand is not None:
                 begin_hold(pool, group, state.lanes)
             return REACHED
-        if some_go_on(hand) or (group.released > 0 and is_told(hand, course, pool)):
+        if some_go_on(hand) or has_news(state, hand, stores, course, pool, group):
             break
     if bounds:
-        bound_group(state, hand, pool, group)
+        bound_group(state, hand, stores, pool, group)
     return REACHED
 
 
 @part
-def settle(state: State, order: Order, hand: Any, second: Any, course: Array, g: int) -> None:
+def settle(state: State, order: Order, hand: Any, second: Any, stores: Any, course: Array, g: int) -> None:
     """A group has advanced: others may see it."""
     group = state.groups[g]
-    if group.released > 0 and is_told(hand, course, state.pools[group.pool]):
+    if has_news(state, hand, stores, course, state.pools[group.pool], group):
         group.untold = 1
         group.bound = group.now
     if course[TOLD]:
@@ -182,17 +202,20 @@ def leave(state: State, hand: Any, r: int, time: float) -> None:
 
 
 @part
-def tell(state: State, order: Order, hand: Any, g: int) -> None:
-    """Let the requests go on that left at the group's boundary, or their clients."""
+def tell(state: State, order: Order, hand: Any, stores: Any, g: int) -> None:
+    """Let the requests go on that left at the group's boundary, or their clients; what has been computed is in the
+    stores."""
     group = state.groups[g]
     group.untold = 0
+    if stores is not None:
+        write_down(state, stores, group)
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         r = first_left(state, hand, i)
         for _ in range(state.lanes[i].released):
             following = state.requests[r].next
             leave(state, hand, r, group.now)
             r = following
-    bound_group(state, hand, state.pools[group.pool], group)
+    bound_group(state, hand, stores, state.pools[group.pool], group)
     place(state.groups, order, g)
 
 
@@ -433,7 +456,7 @@ def loop(
         if flows:
             g, end_of_turn = turn(state, order, course, time, last_look)
             if g != NONE and state.groups[g].untold:
-                tell(state, order, hand, g)
+                tell(state, order, hand, state.stores, g)
                 continue
         if g == NONE:
             g, end_of_turn = seen_behind(state, course, time, kind), time
@@ -448,8 +471,8 @@ def loop(
                 return REACHED
             happen(state, order, course, hand, second, limit, time, kind, r)
             continue
-        why = advance(state, hand, second, course, g, end_of_turn, bounds, stages, told)
+        why = advance(state, hand, second, state.stores, course, g, end_of_turn, bounds, stages, told)
         if why != REACHED:
             return why
-        settle(state, order, hand, second, course, g)
+        settle(state, order, hand, second, state.stores, course, g)
         stale = flows

@@ -63,6 +63,7 @@ GROUP: Fields = [
         "replica",
         "first_lane",
         "num_lanes",
+        "dozes",  # it has nothing to do before now, when KV comes from a store, or something else does
     ),
 ]
 
@@ -169,11 +170,12 @@ STALL: Fields = [("last_token", np.float64), ("resumed_token", np.float64), ("re
     GATE_TAIL,
     ROUTE_HOOK,
     JUMPS,
+    AT_ONCE,
     NUM_COUNTERS,
-) = range(11)
+) = range(12)
 """Entries of ``State.counters``: rows and stalls written, requests that were routed, the lane chosen for the next
 request, requests in flight, known future releases, the two ends of the queue of unsent requests, the address of the
-user's route score, whether equal steps are made at once."""
+user's route score, whether equal steps are made at once, and how many then at most."""
 
 CAME, CLOSED, TOLD, SEES, ALL, LOOKED, CURSOR, ASKED, LAST, NUM_COURSE = range(10)
 """Entries of the course of a run, which ``core.loop`` reads: arrivals so far; whether completions release others;
@@ -275,5 +277,7 @@ class State(NamedTuple):
     """The replicas that take requests, in order."""
     routing: Any
     """core.routing.Routing, or None where the router keeps nothing."""
+    stores: Any
+    """core.stores.chunks.Stores, or None where there are no KV stores."""
     own: Any
     """Named tuple of what only this scheduler reads and writes; its type says which scheduler it is."""

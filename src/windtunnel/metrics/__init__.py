@@ -9,7 +9,16 @@ from windtunnel.metrics.requests import RequestMetrics, Verdict, good_requests, 
 from windtunnel.metrics.steps import Steps, unroll, work
 from windtunnel.metrics.summary import LATENCIES, Summary, clean, client_json, output_tokens, summary, summary_json
 from windtunnel.metrics.timeline import Timeline, timeline
-from windtunnel.metrics.usage import ReplicaUsage, Uncertainty, Usage, group_share, time_share, uncertainty, usage
+from windtunnel.metrics.usage import (
+    ReplicaUsage,
+    Uncertainty,
+    Usage,
+    group_seconds,
+    group_share,
+    time_share,
+    uncertainty,
+    usage,
+)
 from windtunnel.metrics.window import WARMUP_SHARE, Window, measured_window, trimmed_window
 
 __all__ = [
@@ -38,6 +47,7 @@ __all__ = [
     "comparison_json",
     "delay_growth",
     "good_requests",
+    "group_seconds",
     "group_share",
     "measured_window",
     "output_tokens",

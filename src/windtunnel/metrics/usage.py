@@ -311,18 +311,29 @@ SOURCES = ("measured", "interpolated", "modelled")
 
 def time_share(steps: Steps) -> dict[str, float]:
     """Share of the simulated step time by source: measured, interpolated, modelled; NaN where it is unknown."""
-    return dict.fromkeys(SOURCES, NAN) | _shares(steps, steps.run.sources, "modelled", SOURCES)
+    return dict.fromkeys(SOURCES, NAN) | _shares(_seconds(steps, steps.run.sources, "modelled", SOURCES))
 
 
 def group_share(steps: Steps) -> dict[str, float]:
     """Share of the simulated step time by operator group, and "host" for the time in which the GPU waits for it."""
-    return _shares(steps, steps.run.groups, "host", ())
+    return _shares(group_seconds(steps))
 
 
-def _shares(
+def group_seconds(steps: Steps) -> dict[str, float]:
+    """Seconds of the same, all ranks and stages of all replicas together; of a pool's GPUs each has a rank's."""
+    return _seconds(steps, steps.run.groups, "host", ())
+
+
+def _shares(found: Mapping[str, float]) -> dict[str, float]:
+    """The parts over their sum."""
+    everything = sum(found.values())
+    return {name: seconds / everything for name, seconds in found.items()}
+
+
+def _seconds(
     steps: Steps, parts: tuple[dict[str, BatchTimes], ...], rest: str, names: tuple[str, ...]
 ) -> dict[str, float]:
-    """Σ over the log of each part's own step time, over the whole.
+    """Σ over the log of each part's own step time.
 
     Host work that overlaps the GPU is left out of the parts, since it costs nothing while the GPU is slower; where
     it is not, the time that no part explains goes to ``rest``. The stages of a pipeline count one after the other.
@@ -340,8 +351,7 @@ def _shares(
     some = [name for name, of_pools in tables.items() if not all(table.takes_no_time for table in of_pools)]
     found |= dict(zip(some, steps.run.seconds([tables[name] for name in some]), strict=True))
     found[rest] = found.get(rest, 0.0) + max(total - sum(found.values()), 0.0)
-    everything = sum(found.values())
-    return {name: seconds / everything for name, seconds in found.items()}
+    return found
 
 
 def _part(parts: Mapping[str, BatchTimes], name: str, times: BatchTimes) -> BatchTimes:

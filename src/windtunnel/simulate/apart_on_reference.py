@@ -45,6 +45,7 @@ TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefi
 def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Handover) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
     names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
+    names |= {"KV stores"} if any(fleet.tiers) else set()
     if any(isinstance(policy, Policy) and policy.queue_look_time for policy in fleet.policies):
         names.add("queue_look_time")
     names |= {"autoscaling"} if any(fleet.scaling) else set()

@@ -276,7 +276,7 @@ def beyond_the_core(fleet: Fleet) -> list[str]:
     names = {name for policy in fleet.policies for name in policy.beyond_the_core}
     if all(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
         names |= {name for policy in fleet.policies for name in unsupported(policy)}
-    return sorted(names | {"KV stores" for tiers in fleet.tiers if tiers})
+    return sorted(names)
 
 
 def require_known(fleet: Fleet, wanted: list[str]) -> None:

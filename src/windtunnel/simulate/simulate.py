@@ -13,11 +13,11 @@ from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.engine import run as run_core
 from windtunnel.core.fleet.service import run as run_service
 from windtunnel.core.records import GONE, IGNORED, NONE, REFUSED
+from windtunnel.core.stores.chunks import require_taking
 from windtunnel.core.texts.kinds import reuse_by_kind
 from windtunnel.deployment import Deployment, Pool, engine_scheduler, warnings
 from windtunnel.deployment.footprint import footprint
 from windtunnel.deployment.memory import KVBudget, kv_blocks, state_notes
-from windtunnel.errors import InputError
 from windtunnel.files import cache_folder
 from windtunnel.perf.batch_times import Times
 from windtunnel.perf.corrections import ALL, Corrections
@@ -236,12 +236,7 @@ def _tiers(
     """The stores of each pool as its schedulers see them; () without any."""
     if not any(pool.stores for pool in pools):
         return ()
-    for pool, settings in zip(pools, policies, strict=True):
-        if pool.stores and not settings.takes_stores:
-            raise InputError(
-                "stores: simulated with vLLM's v1 scheduler in one stage, first come first served, and its prefix "
-                f"cache, not with {settings}"
-            )
+    require_taking([pool.stores for pool in pools], policies)
     sizes = [
         budget.block_bytes * (pool.engine.world_size // pool.engine.data_parallel_size) / budget.block_size
         for pool, budget in zip(pools, budgets, strict=True)

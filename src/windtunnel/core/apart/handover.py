@@ -120,6 +120,8 @@ def run(
         InputError: a scheduler that does not hand over, or takes nothing.
     """
     require_handing(fleet, crossing.rules)
+    if any(fleet.tiers):
+        raise InputError("KV stores: not simulated by core.apart between prefill and decode pools: use simulate()")
     if isinstance(fleet.routing, Conductor) or isinstance(decode_router[1], Conductor):
         raise InputError("conductor: what it promises is not simulated between prefill and decode pools")
     for number, score in zip(routers, (fleet.route_score, decode_router[0]), strict=True):

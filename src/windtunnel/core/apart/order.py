@@ -39,7 +39,7 @@ def precedes(groups: Array, a: int, b: int, in_step: bool) -> bool:
     """Whether group ``a`` comes before group ``b``.
 
     At equal times the one that is behind comes first, then those whose clients must be told: a batch ends before the
-    next step is decided.
+    next step is decided; last those that wait for KV alone.
     """
     if b == NONE:
         return True
@@ -53,7 +53,8 @@ def precedes(groups: Array, a: int, b: int, in_step: bool) -> bool:
         return bool(one.bound < other.bound)
     elif one.now != other.now:
         return bool(one.now < other.now)
-    return bool(one.untold > other.untold or (one.untold == other.untold and a < b))
+    first, second = one.dozes - one.untold, other.dozes - other.untold
+    return bool(first < second or (first == second and a < b))
 
 
 @part
@@ -96,6 +97,9 @@ def others(order: Order, g: int) -> float:
 def rouse(state: State, second: Any, g: int, time: float) -> None:
     """Something has come to a group; an idle one decides now. ``second``: None without decode pools."""
     group = state.groups[g]
+    if group.dozes:
+        group.dozes, group.now, group.bound = 0, time, time
+        return
     if group.bound == group.now and group.now >= time:
         return
     if group.now < time:

@@ -50,7 +50,7 @@ class Blank:
         """Nothing is to be done by a group."""
         group = state.groups[g : g + 1]
         group["now"], group["end"], group["bound"] = time, min(time, 0.0), np.inf
-        group["released"] = group["untold"] = 0
+        group["released"] = group["untold"] = group["dozes"] = 0
 
     def begin_again(self, state: State, requests: Integers, pool: int) -> None:
         """Requests of a pool have computed nothing; what their clients and the log know of them stays."""

@@ -33,6 +33,8 @@ class Measured:
         limits = fleet.limits[pool]
         rows: Any = state.requests[first:]
         mine = np.isin(rows["lane"], lanes) & (rows["state"] == QUEUED)
+        if state.stores is not None:
+            mine &= state.stores.rows["kept"][first:] == 0  # those have blocks, and wait for KV or a seat
         waiting = first + np.flatnonzero(mine)
         seats = state.seats[lanes]
         seated = seats[:, WHO][seats[:, ENDS] < EMPTY]

@@ -36,6 +36,7 @@ from windtunnel.core.records import (
     STALLS,
 )
 from windtunnel.core.routing import forget_replica, sees_there, sends_kv
+from windtunnel.core.stores.chunks import are_shared, use_of
 from windtunnel.errors import InputError
 from windtunnel.policy.routing import Conductor
 from windtunnel.policy.scaling import Failure
@@ -65,7 +66,8 @@ class Service:
         self.state = new_state(fleet, demand, uniforms, router)
         self.state.counters[JUMPS] = jumps
         self.closed = demand.closed or sends_kv(fleet, demand)
-        self.order, self.course = turns_of(self.state, (router,), self.closed)
+        told = self.closed or are_shared(self.state.stores, self.state.lanes)
+        self.order, self.course = turns_of(self.state, (router,), self.closed, told)
         self.arrivals = arrivals_of(demand)
         self.blank = Blank(self.state, fleet)
         count = len(fleet.replicas)
@@ -375,6 +377,7 @@ class Service:
             state.groups["replica"][state.lanes["group"]],
             state.lanes["rank"],
             lives=self.roster.account(retries, sorted(lost)),
+            tiers=use_of(state.stores, self.fleet),
         )
 
     def _last_event(self) -> float:

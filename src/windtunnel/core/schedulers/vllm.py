@@ -47,6 +47,8 @@ from windtunnel.core.seats import (
     start_leaving,
 )
 from windtunnel.core.step import depart, emit_first, nothing
+from windtunnel.core.stores import chunks
+from windtunnel.core.stores.waits import note_computed
 from windtunnel.errors import InputError
 
 __all__ = ["given_tokens", "latest_end"]
@@ -102,6 +104,7 @@ LANE_FIELDS: Fields = [
     ("deferred", np.int64),  # requests that were passed over in this step
     *CACHE_OF_LANE,
     *PIPE_OF_LANE,
+    *chunks.STORES_OF_LANE,
 ]
 
 REQUEST_FIELDS: Fields = [
@@ -122,6 +125,8 @@ class Own(NamedTuple):
     """core.pipeline.Pipe, or None where a step has a single stage."""
     adapters: Any
     """Those of the running requests, in any order; None where no pool limits them."""
+    stores: Any
+    """core.stores.chunks.Stores, or None where there are no KV stores."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:
@@ -155,7 +160,7 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
     if any(policy.max_loras > 0 for policy in fleet.policies):
         adapters = np.zeros(int(pools["max_num_seqs"].max()) + 1, dtype=np.int64)
         requests["adapter"] = 0 if demand.adapter is None else demand.adapter
-    return Own(cache, pipe, adapters)
+    return Own(cache, pipe, adapters, chunks.stores_of(fleet, demand, lanes, cache))
 
 
 def clear(state: State, i: int, before: NDArray[Any]) -> None:
@@ -164,12 +169,16 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:
         clear_cache(state.own.cache, state.lanes[i : i + 1], int(before["version"][0]))
     if state.own.pipe is not None:
         clear_pipe(state, state.own.pipe, i)
+    if state.own.stores is not None:
+        chunks.clear(state.own.stores, state.lanes[i])
 
 
 def forget(state: State, requests: NDArray[np.int64]) -> None:
     """Requests have nothing in the cache."""
     if state.own.cache is not None:
         forget_requests(state.own.cache, requests)
+    if state.own.stores is not None:
+        chunks.forget(state.own.stores, requests)
 
 
 @part
@@ -258,7 +267,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     if preempted or lane.held > lane.clock:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
-        passes.admit(pool, lane, requests, seats, own, budget, most, start)
+        passes.admit(pool, lane, requests, seats, own, own.stores, budget, most, start)
     passes.end_interval(pool, lane, ranks, preempted)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
     return preempted
@@ -276,9 +285,11 @@ def ended(state: State, pool: Pool, i: int, seat: int, end: float) -> None:
 
 
 @part
-def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, pipe: Any, end: float) -> bool:
+def end_chunks(state: State, pool: Pool, lane: Lane, seats: Array, pipe: Any, stores: Any, end: float) -> bool:
     """Advance the prefills; a finished one yields a token at ``end``. Whether a later step wants any of these."""
     goes_on = False
+    if stores is not None:
+        note_computed(state, stores, lane, seats, end)
     for i in range(lane.first, lane.top):
         if seats[ENDS, i] != NEVER:
             continue
@@ -326,8 +337,8 @@ def finish(state: State, pool: Pool, i: int, end: float) -> bool:
     if goes_on:
         lane.silent = 0
     end_decodes(state, pool, i, seats, lane.clock, end, ended)
-    if lane.chunks > 0:
-        goes_on |= end_chunks(state, pool, lane, seats, state.own.pipe, end)
+    if lane.chunks > 0 or lane.generated > 0:
+        goes_on |= end_chunks(state, pool, lane, seats, state.own.pipe, state.own.stores, end)
     lane.end = end
     return goes_on
 
@@ -475,7 +486,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     A prompt that is part-way takes what the decodes leave of the budget. A head of the queue that cannot be admitted
     stays so: free blocks only get fewer, and so do the blocks that it finds.
     """
-    lane, requests, seats = state.lanes[i], state.requests, state.seats[i]
+    lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
     if lane.leaving > 0 or lane.ghosts > 0 or lane.held == lane.clock:
         return 0, 0, False
     possible = lane.next_end - lane.clock - 1 if lane.decodes > 0 else FOREVER
@@ -498,7 +509,7 @@ def steady(state: State, pool: Pool, i: int) -> tuple[int, int, bool]:
     elif possible > 0 and lane.head != NONE:
         if passes.may_be_overtaken(pool, lane, requests, seats, state.own.adapters):
             return 0, 0, False
-        if passes.head_tokens(pool, lane, requests, state.own, budget, passes.most_tokens(pool, lane)) > 0:
+        if passes.head_tokens(pool, lane, requests, own, own.stores, budget, passes.most_tokens(pool, lane)) > 0:
             return 0, 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     joins = (lane.head == NONE or overtakes) and budget > tokens and lane.running < pool.max_num_seqs
@@ -531,7 +542,7 @@ def steady_rounds(state: State, pool: Pool, i: int) -> tuple[int, bool]:
         most = passes.most_tokens(pool, lane)
         for k in range(lane.first_slot, lane.first_slot + pool.stages):
             budget = pool.max_num_batched_tokens - own.pipe.slots[k].decodes
-            if passes.head_tokens(pool, lane, requests, own, budget, most) != 0:
+            if passes.head_tokens(pool, lane, requests, own, own.stores, budget, most) != 0:
                 return 0, False
     overtakes = pool.by_priority or pool.long_prefill_token_threshold > 0
     return rounds, (lane.head == NONE or overtakes) and lane.running < pool.max_num_seqs

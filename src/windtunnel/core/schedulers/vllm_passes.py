@@ -1,7 +1,7 @@
 """The passes of vLLM's v1 scheduler over the running and the waiting requests; see ``vllm``.
 
-Where prefixes are not cached ``own.cache`` is None, without a pipeline ``own.pipe``; what asks for them then vanishes
-when it is compiled.
+Where prefixes are not cached ``own.cache`` is None, without a pipeline ``own.pipe``, without KV stores ``own.stores``;
+what asks for them then vanishes when it is compiled.
 """
 
 from typing import Any
@@ -27,6 +27,7 @@ from windtunnel.core.seats import (
     sit,
     stand_up,
 )
+from windtunnel.core.stores.waits import LACKS, LOADS, begin_elsewhere, forget_computed, holders_first, take_held
 
 UNLIMITED = 1 << 40
 NO_ROOM = -1
@@ -81,7 +82,7 @@ def note_interval(pool: Pool, lane: Lane, preempted: bool) -> None:
         if lane.prefills:
             lane.last_prefill_step = lane.executed
         if not lane.holds_prompts and not preempted:
-            lane.capacity_bound = 1 if lane.waiting > lane.deferred else 0
+            lane.capacity_bound = 1 if lane.waiting - lane.loads > lane.deferred else 0
 
 
 @part
@@ -118,7 +119,7 @@ def decodes(pool: Pool, lane: Lane, request: Request, ends: int) -> bool:
 @part
 def most_tokens(pool: Pool, lane: Lane) -> int:
     """Tokens that one request may compute in this step."""
-    eligible = lane.running + lane.waiting + lane.ghosts
+    eligible = lane.running + lane.waiting - lane.loads + lane.ghosts
     most = pool.long_prefill_token_threshold
     if most == 0 or (eligible <= 1 and not pool.threshold_when_alone):
         return UNLIMITED
@@ -169,7 +170,7 @@ def schedule_together(pool: Pool, lane: Lane, requests: Array, seats: Array, own
         served = min(decodes_need, lane.free)
         lane.free -= served
         given += served
-        evict(pool, lane, requests, seats, own, lane.top - 1, 0)
+        evict(pool, lane, requests, seats, own, own.stores, lane.top - 1, 0)
         preempted = True
     lane.free -= need
     for i in range(lane.first, lane.top):
@@ -198,7 +199,7 @@ def victim(pool: Pool, lane: Lane, requests: Array, seats: Array) -> int:
 
 
 @compiled
-def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: int, now: int) -> int:
+def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, stores: Any, i: int, now: int) -> int:
     """Take everything from seat ``i``, its ``now`` tokens of this step included; returns those that go back to the
     budget."""
     r = seats[WHO, i]
@@ -223,6 +224,8 @@ def evict(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: in
         offered = max(offered - 1, request.certain)
     give_back(pool, lane, own.cache, r, context + now, offered, not leaves)
     request.context, request.held_clock, request.certain = 0, 0, 0
+    if stores is not None:
+        forget_computed(stores, lane, r)
     if now > 0:
         withdraw(pool, lane, seats, request, now, prefills)
     stand_up(lane, seats, i)
@@ -286,7 +289,7 @@ def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own:
         while missing > lane.free and not gone:
             preempted = True
             found = victim(pool, lane, requests, seats)
-            returned = evict(pool, lane, requests, seats, own, found, seats[NOW, found])
+            returned = evict(pool, lane, requests, seats, own, own.stores, found, seats[NOW, found])
             gone = found == i
             if not gone:
                 budget += returned
@@ -377,7 +380,7 @@ def look_up(pool: Pool, lane: Lane, request: Request, cache: Any, r: int, room: 
 
 
 @part
-def head_tokens(pool: Pool, lane: Lane, requests: Array, own: Any, budget: int, most: int) -> int:
+def head_tokens(pool: Pool, lane: Lane, requests: Array, own: Any, stores: Any, budget: int, most: int) -> int:
     """Tokens that the head of the queue would compute: 0 if it cannot be admitted, PASSED_OVER if the next may be."""
     r = lane.head
     if r == NONE or budget <= 0 or lane.running >= pool.max_num_seqs:
@@ -396,6 +399,8 @@ def head_tokens(pool: Pool, lane: Lane, requests: Array, own: Any, budget: int, 
         return PASSED_OVER if pool.skip_unfit_prompts else 0
     tokens = min(tokens, budget)
     wanted = known if pool.reserve_full_prompt else request.context + found * pool.block_size + tokens
+    if stores is not None:
+        room += stores.rows[r].kept
     return tokens if blocks_of(pool, wanted) - found + idle <= room else 0
 
 
@@ -425,12 +430,14 @@ def sit_last(lane: Lane, seats: Array, r: int) -> int:
 
 @part
 def admit_head(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, r: int, tokens: int, start: float
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, stores: Any, r: int, tokens: int, start: float
 ) -> None:
     """Give a request, just popped, a seat and its blocks, and its first ``tokens`` a place in the step."""
     request = requests[r]
-    found = take_found(pool, lane, request, own.cache, r)
-    lane.free -= blocks_of(pool, request.context + tokens) - found
+    has = take_found(pool, lane, request, own.cache, r)
+    if stores is not None:
+        has += take_held(pool, lane, request, stores, r)
+    lane.free -= blocks_of(pool, request.context + tokens) - has
     if np.isnan(request.scheduled):
         request.scheduled = start
     request.sequence = lane.sequence
@@ -510,7 +517,7 @@ def set_aside(pool: Pool, lane: Lane, requests: Array, own: Any, budget: int, as
 
 @part
 def admit(
-    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, budget: int, most: int, start: float
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, stores: Any, budget: int, most: int, start: float
 ) -> None:
     """Admit from the head of the queue while it fits.
 
@@ -518,9 +525,17 @@ def admit(
     """
     first, last, aside = NONE, NONE, NONE
     count_adapters(lane, requests, seats, own.adapters)
+    if stores is not None and lane.holders > 0:
+        holders_first(stores, lane, requests)
     while True:
         aside = set_aside(pool, lane, requests, own, budget, aside)
-        tokens = head_tokens(pool, lane, requests, own, budget, most)
+        if stores is not None:
+            begun = begin_elsewhere(pool, lane, requests, stores, budget)
+            if begun == LOADS:
+                continue
+            if begun == LACKS:
+                break
+        tokens = head_tokens(pool, lane, requests, own, stores, budget, most)
         if tokens == 0:
             break
         r = pop(pool, lane, requests)
@@ -534,7 +549,7 @@ def admit(
             lane.deferred += 1
             continue
         add_adapter(lane, own.adapters, requests[r].adapter)
-        admit_head(pool, lane, requests, seats, own, r, tokens, start)
+        admit_head(pool, lane, requests, seats, own, stores, r, tokens, start)
         budget -= tokens
     while first != NONE:
         following = requests[first].next

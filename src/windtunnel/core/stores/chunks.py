@@ -1,0 +1,422 @@
+"""What KV stores have: chunks of tokens, found by their keys, those that go first at the front of a queue.
+
+A chunk is there once it has been written; until then it takes room, but nobody finds it. Each rank has a *port* to each
+store behind it, which reads one thing after the other, and writes likewise. Keys are those of blocks (``core.blocks``)
+with the store's own size.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windtunnel.core.blocks import Cache, close_gap, link, own_key, slot_of, unlink
+from windtunnel.core.compiled import compiled, part
+from windtunnel.core.records import NONE, Array, Fields, Lane, Request, attributes, records
+from windtunnel.core.texts.owners import down_to, owner_of, shared_tokens, top_of
+from windtunnel.errors import InputError
+from windtunnel.policy.settings import Settings
+from windtunnel.policy.tiers import TierUse
+
+STORE: Fields = [
+    (name, np.int64)
+    for name in (
+        "block_size",  # tokens of a chunk
+        "chunks",  # that fit
+        "held",  # that it has
+        "lru",  # a chunk that is used goes to the end of the queue
+        "write_after",  # how often a chunk has to have been looked for before it is written
+        "front",  # of the queue
+        "back",
+        "unused",  # the first item that is not used
+        "first",  # of its items
+        "items",  # that it has room for
+        "slots",  # first entry of its index
+        "mask",  # its size − 1
+        "counts",  # first entry of how often each chunk has been looked for
+        "counts_mask",
+        "of_replica",  # it is gone with its replica
+    )
+]
+
+PORT: Fields = [
+    *((name, np.float64) for name in ("read_s", "write_s", "latency", "reads_until", "writes_until")),
+    *(
+        (name, np.int64)
+        for name in (
+            "store",
+            "generated",  # what is generated is written
+            "part",  # tokens that the search under way has found here
+            "found",  # tokens that requests got from here when they were first admitted
+            "read",
+            "written",
+        )
+    ),
+]
+
+CHUNK: Fields = [
+    ("key", np.int64),
+    ("written_at", np.float64),
+    ("next", np.int32),  # in the queue, or among the unused items
+    ("previous", np.int32),
+]
+
+COUNT: Fields = [("key", np.int64), ("count", np.int64)]  # a count of 0: the entry is free
+
+SAVE: Fields = [("time", np.float64), ("request", np.int64), ("tokens", np.int64)]
+"""The first ``tokens`` of a request are computed at ``time``."""
+
+OF_REQUEST: Fields = [
+    ("until", np.float64),  # when the KV that it waits for is here
+    *(
+        (name, np.int32)
+        for name in (
+            "looked",  # how often it had been preempted when its chunks were last looked for; NONE: never
+            "saved",  # tokens that the stores have been offered
+            "kept",  # blocks that it holds while it does not run
+            "shared",  # tokens at its beginning that another request may have, too
+            "wrote",  # a store may have tokens that are its own alone
+        )
+    ),
+]
+"""What stores know of a request."""
+
+STORES_OF_LANE: Fields = [
+    ("decided", np.float64),  # when the step that is being scheduled is decided
+    *(
+        (name, np.int64)
+        for name in (
+            "number",  # its own among all lanes
+            "first_port",
+            "ports",
+            "open",  # lanes of other groups see what this one writes
+            "generated",  # some of its stores want what is generated
+            "loads",  # requests whose KV is on its way; they count as waiting
+            "loading",  # the first of them to get it, linked by next
+            "last_loading",
+            "holders",  # requests in the queue that hold blocks
+            "reserved",  # blocks that these, and those whose KV is on its way, still need
+            "saves",  # entries of its computed tokens that have not been written yet
+        )
+    ),
+]
+
+
+class Stores(NamedTuple):
+    """The stores of all lanes; None in its place where there are none."""
+
+    stores: Array
+    ports: Array
+    """Those of each lane one after the other, the fastest store first."""
+    items: Array
+    slots: Array
+    """Open-addressed indexes from keys to items, one part for each store."""
+    counts: Array
+    rows: Array
+    """[n] of OF_REQUEST."""
+    saves: Array
+    """[lanes, entries] of SAVE, in order of time."""
+    keys: Array
+    """Those of the chunks that are being written."""
+    cache: Cache
+    """Of the lanes' own blocks."""
+
+
+def require_taking(stores: Sequence[Any], policies: Sequence[Settings]) -> None:
+    """Raise InputError for a pool with stores whose scheduler has none; ``stores``: of each pool, () of all: none."""
+    for some, policy in zip(stores, policies, strict=len(stores) > 0):
+        if some and not policy.takes_stores:
+            raise InputError(
+                "stores: simulated with vLLM's v1 scheduler in one stage, first come first served, and its prefix "
+                f"cache, not with {policy}: SGLang's HiCache and TensorRT-LLM's host memory go by other rules"
+            )
+
+
+def stores_of(fleet: Any, demand: Any, lanes: NDArray[Any], cache: Any) -> Stores | None:
+    """The stores of a fleet, which have nothing yet, None if it has none; sets the lanes' fields. ``cache``: of their
+    own blocks."""
+    lanes["loading"] = lanes["last_loading"] = NONE
+    lanes["number"] = np.arange(len(lanes))
+    if not any(tiers and policy.takes_stores for tiers, policy in zip(fleet.tiers, fleet.policies, strict=False)):
+        return None
+    tiers, ports = _layout(fleet, lanes)
+    tokens = demand.prompt_tokens + demand.output_tokens
+    stores = records(len(tiers), STORE)
+    items = slots = counts = 0
+    for store, tier in zip(stores, tiers, strict=True):
+        possible = int((tokens // tier.chunk_tokens).sum())
+        held = min(tier.chunks, possible) + 1
+        store["block_size"], store["chunks"], store["lru"] = tier.chunk_tokens, tier.chunks, tier.eviction == "lru"
+        store["write_after"] = tier.write_after
+        store["first"], store["items"], store["of_replica"] = items, held, tier.shared_by == "replica"
+        store["slots"], store["mask"] = slots, (1 << int(2 * held).bit_length()) - 1
+        store["counts"] = counts
+        store["counts_mask"] = (1 << int(2 * possible).bit_length()) - 1 if tier.write_after else 0
+        items, slots, counts = items + held, slots + store["mask"] + 1, counts + store["counts_mask"] + 1
+    rows = records(len(tokens), OF_REQUEST)
+    rows["looked"], rows["shared"] = NONE, shared_tokens(demand)
+    smallest = min(tier.chunk_tokens for tier in tiers)
+    most = max(policy.most_running(limits) for policy, limits in zip(fleet.policies, fleet.limits, strict=True))
+    found = Stores(
+        stores=attributes(stores),
+        ports=attributes(ports),
+        items=attributes(records(items, CHUNK)),
+        slots=np.zeros(slots, dtype=np.int32),
+        counts=attributes(records(counts, COUNT)),
+        rows=attributes(rows),
+        saves=attributes(np.zeros((len(lanes), 4 * most + 4), dtype=records(0, SAVE).dtype)),
+        keys=np.zeros(int(tokens.max(initial=0)) // smallest + 1, dtype=np.int64),
+        cache=cache,
+    )
+    for number in range(len(tiers)):
+        empty(found, number)
+    return found
+
+
+def empty(stores: Stores, number: int) -> None:
+    """A store has nothing, and nothing has been looked for there."""
+    store: Any = stores.stores[number : number + 1]
+    first, count, slots, counts = (int(store[name][0]) for name in ("first", "items", "slots", "counts"))
+    store["held"], store["unused"] = 0, first
+    store["front"] = store["back"] = NONE
+    stores.items["next"][first : first + count] = np.arange(first + 1, first + count + 1)
+    stores.slots[slots : slots + int(store["mask"][0]) + 1] = NONE
+    stores.counts["count"][counts : counts + int(store["counts_mask"][0]) + 1] = 0
+
+
+def clear(stores: Stores, lane: Any) -> None:
+    """A lane, whose fields are again as before the run, has computed nothing; what its replica had for itself is
+    lost."""
+    for p in range(int(lane["first_port"]), int(lane["first_port"] + lane["ports"])):
+        port: Any = stores.ports[p : p + 1]
+        port["reads_until"] = port["writes_until"] = 0.0
+        number = int(port["store"][0])
+        if stores.stores["of_replica"][number]:
+            empty(stores, number)
+
+
+def forget(stores: Stores, requests: NDArray[np.int64]) -> None:
+    """Requests have computed nothing, and have not looked for anything."""
+    rows: Any = stores.rows
+    rows["looked"][requests] = NONE
+    rows["saved"][requests] = rows["kept"][requests] = 0
+
+
+def _layout(fleet: Any, lanes: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
+    """(The stores, as those see them who come first; the ports of all lanes.)
+
+    Pools that see the same store at other speeds share it.
+    """
+    numbers: dict[Any, int] = {}
+    made: list[Any] = []
+    rows: list[tuple[int, Any]] = []
+    groups: dict[int, set[int]] = {}
+    i = replica = 0
+    for pool, tiers in enumerate(fleet.tiers):
+        kinds = [(tier.name, tier.chunks, tier.chunk_tokens, tier.shared_by) for tier in tiers]
+        for _ in range(fleet.replicas[pool]):
+            for _ in range(fleet.lanes[pool]):
+                lanes["first_port"][i], lanes["ports"][i] = len(rows), len(tiers)
+                lanes["generated"][i] = any(tier.generated for tier in tiers)
+                for k, tier in enumerate(tiers):
+                    place = {"replica": (pool, replica), "pool": (pool,), "deployment": ()}[tier.shared_by]
+                    key = (kinds[k], kinds[:k].count(kinds[k]), *place)
+                    if key not in numbers:
+                        numbers[key] = len(made)
+                        made.append(tier)
+                    rows.append((numbers[key], tier))
+                    groups.setdefault(numbers[key], set()).add(int(lanes["group"][i]))
+                i += 1
+            replica += 1
+    ports = records(len(rows), PORT)
+    for port, (store, tier) in zip(ports, rows, strict=True):
+        port["store"], port["generated"] = store, tier.generated
+        port["read_s"], port["write_s"], port["latency"] = tier.read_s, tier.write_s, tier.latency
+    for lane in lanes:
+        mine = ports["store"][lane["first_port"] : lane["first_port"] + lane["ports"]].tolist()
+        lane["open"] = any(len(groups[store]) > 1 for store in mine)
+    return made, ports
+
+
+def stores_in(own: Any) -> Stores | None:
+    """The stores among what schedulers keep."""
+    found = (getattr(each, "stores", None) for each in (own if type(own) is tuple else (own,)))
+    return next((each for each in found if each is not None), None)
+
+
+def are_shared(stores: Stores | None, lanes: Any) -> bool:
+    """Whether groups see what others write."""
+    return stores is not None and bool(lanes["open"].any())
+
+
+def use_of(stores: Stores | None, fleet: Any) -> tuple[TierUse, ...]:
+    """What went through the stores, added up by pool and store."""
+    if stores is None:
+        return ()
+    found, port = [], 0
+    for pool, tiers in enumerate(fleet.tiers):
+        ranks = fleet.replicas[pool] * fleet.lanes[pool]
+        mine: Any = stores.ports[port : port + ranks * len(tiers)]
+        port += ranks * len(tiers)
+        for k, tier in enumerate(tiers):
+            sums = (int(mine[name][k :: len(tiers)].sum()) for name in ("found", "read", "written"))
+            found.append(TierUse(pool, tier.name, *sums))
+    return tuple(found)
+
+
+# The queue and the index.
+
+
+@part
+def chunk_of(stores: Stores, store: Any, key: int) -> int:
+    """The item of a key, NONE if the store does not have it."""
+    return stores.slots[store.slots + slot_of(stores.items, stores.slots, store, key)]
+
+
+@part
+def use(stores: Stores, store: Any, x: int) -> None:
+    """A chunk is used, and stays longer where that counts."""
+    if store.lru and store.back != x:
+        unlink(stores.items, store, x)
+        link(stores.items, store, x, store.back, NONE)
+
+
+@part
+def count_of(stores: Stores, store: Any, key: int) -> Any:
+    """How often a key has been looked for, as an entry."""
+    at = home_of_count(store, key)
+    while True:
+        entry = stores.counts[store.counts + at]
+        if entry.count == 0 or entry.key == key:
+            return entry
+        at = (at + 1) & store.counts_mask
+
+
+@part
+def home_of_count(store: Any, key: int) -> int:
+    """Where a key would like to stand among the counts."""
+    return (((key ^ (key >> 31)) & 0x7FFFFFFF) * 0x9E3779B1 >> 16) & store.counts_mask
+
+
+@part
+def look_for(stores: Stores, store: Any, key: int) -> None:
+    """A chunk has been looked for: it is used now, or nearer to being written."""
+    if store.write_after > 0:
+        entry = count_of(stores, store, key)
+        entry.key = key
+        entry.count += 1
+    if store.lru:
+        x = chunk_of(stores, store, key)
+        if x != NONE:
+            use(stores, store, x)
+
+
+@part
+def wants(stores: Stores, store: Any, key: int) -> bool:
+    """Whether a chunk that has been computed is to be written."""
+    x = chunk_of(stores, store, key)
+    if x != NONE:
+        use(stores, store, x)
+        return False
+    if store.write_after == 0:
+        return True
+    return bool(count_of(stores, store, key).count >= store.write_after)
+
+
+@compiled
+def write(stores: Stores, store: Any, key: int, end: float) -> None:
+    """A chunk will be there at ``end``; the first one makes room where it has to."""
+    items, slots = stores.items, stores.slots
+    if store.held >= store.chunks:
+        x = store.front
+        unlink(items, store, x)
+        close_gap(items, slots, store, slot_of(items, slots, store, items[x].key))
+        items[x].next = store.unused
+        store.unused = x
+        store.held -= 1
+    x = store.unused
+    store.unused = items[x].next
+    items[x].key, items[x].written_at = key, end
+    link(items, store, x, store.back, NONE)
+    slots[store.slots + slot_of(items, slots, store, key)] = x
+    store.held += 1
+
+
+# What a lane asks of the stores behind it.
+
+
+@compiled
+def look(stores: Stores, lane: Lane, request: Request, r: int) -> None:
+    """The chunks of a request have been looked for, once; those at the beginning are to stay longest."""
+    row = stores.rows[r]
+    if row.looked == request.preemptions:
+        return
+    row.looked = request.preemptions
+    for p in range(lane.first_port, lane.first_port + lane.ports):
+        store = stores.stores[stores.ports[p].store]
+        last = (request.prompt + request.generated - 1) // store.block_size
+        if store.write_after == 0 and row.wrote == 0:
+            last = min(last, row.shared // store.block_size)
+        owner = r
+        for k in range(last - 1, -1, -1):
+            owner = owner_of(stores.cache.texts, owner, (k + 1) * store.block_size - 1)
+            look_for(stores, store, own_key(store, stores.cache.texts, owner, k))
+
+
+@compiled
+def find(stores: Stores, lane: Lane, r: int, local: int, last: int, now: float) -> int:
+    """Tokens from ``local`` to before ``last`` that stores have, up to the first that none has; ``part`` of each port
+    is how many come from there."""
+    ports, texts, row = stores.ports, stores.cache.texts, stores.rows[r]
+    for p in range(lane.first_port, lane.first_port + lane.ports):
+        ports[p].part = 0
+    if row.wrote == 0 and local >= row.shared:
+        return 0
+    at, owner = local, top_of(texts, r)
+    while at < last:
+        end = at
+        owner = down_to(texts, r, owner, at)
+        for p in range(lane.first_port, lane.first_port + lane.ports):
+            store = stores.stores[ports[p].store]
+            k = at // store.block_size
+            place = (k + 1) * store.block_size - 1
+            if row.wrote == 0 and place >= row.shared:
+                continue
+            x = chunk_of(stores, store, own_key(store, texts, down_to(texts, r, owner, place), k))
+            if x != NONE and stores.items[x].written_at <= now:
+                end = min(place + 1, last)
+                ports[p].part += end - at
+                break
+        if end == at:
+            break
+        at = end
+    return at - local
+
+
+@part
+def load(port: Any, now: float) -> float:
+    """When the tokens are here that the search has found at a port, asked for now."""
+    port.reads_until = max(port.reads_until, now) + (port.latency + float(port.part) * port.read_s)
+    port.read += port.part
+    return port.reads_until
+
+
+@compiled
+def save(stores: Stores, port: Any, r: int, first: int, last: int, time: float) -> None:
+    """Chunks ``first`` to before ``last`` of a request are computed."""
+    store, texts, count = stores.stores[port.store], stores.cache.texts, 0
+    owner = top_of(texts, r)
+    for k in range(first, last):
+        owner = down_to(texts, r, owner, (k + 1) * store.block_size - 1)
+        key = own_key(store, texts, owner, k)
+        if wants(stores, store, key):
+            stores.keys[count] = key
+            count += 1
+    if count == 0:
+        return
+    port.writes_until = max(port.writes_until, time) + port.latency
+    for j in range(count):
+        port.writes_until += float(store.block_size) * port.write_s
+        write(stores, store, stores.keys[j], port.writes_until)
+    port.written += count * store.block_size
