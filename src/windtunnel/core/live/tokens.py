@@ -85,7 +85,10 @@ def skip(state: State, told: Any, pool: Pool, group: Group, until: float) -> int
     return jump(state, pool, group, until) if told is None else wait(state, pool, group, until)
 
 
-@overload(skip, jit_options=INNER | {"forceinline": True}, strict=False)
+INTO_CALLERS: Any = INNER | {"forceinline": True}
+
+
+@overload(skip, jit_options=INTO_CALLERS, strict=False)
 def _skip(state: Any, told: Any, pool: Any, group: Any, until: Any) -> Any:  # noqa: ARG001 - as that
     """What is not needed is not compiled."""
 
