@@ -47,7 +47,7 @@ def test_a_device_takes_the_price_of_the_cloud() -> None:
         ("asw", "did you mean 'aws'"),
         ("aws:spots", "did you mean 'spot'"),
         ("lambda:spot", "no spot prices are known: take one of on_demand"),
-        ("aws:spot", "h100_sxm is not sold there, as far as is known; h200_sxm are"),
+        ("aws:spot", "h100_sxm is not sold there, as far as windtunnel list prices knows"),
     ],
 )
 def test_what_is_not_sold_is_said(text: str, says: str) -> None:

@@ -1,14 +1,17 @@
 """Objectives refuse what makes no sense."""
 
+from dataclasses import replace
+
 import pytest
 
 from plan.chosen import outcome
 from plan.planning import question, small_space
+from windtunnel.deployment import Deployment
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.elimination import Contender, impossible
-from windtunnel.plan.objective import EnergyPerToken, LeastForRate, RatePerDollar
+from windtunnel.plan.objective import EnergyPerToken, LeastForRate, Purchase, RatePerDollar
 from windtunnel.plan.space import Candidate, Constraints
 from windtunnel.workload import Both, Fixed, Gamma, generate
 
@@ -109,3 +112,42 @@ def test_where_no_replica_is_allowed_there_are_no_steps() -> None:
     for rate in (float("inf"), float("nan"), -1.0):
         with pytest.raises(InputError, match="must be a number > 0"):
             LeastForRate(rate, Constraints())
+
+
+def served(replicas: int, **axes: int) -> Deployment:
+    """H100s, of which eight are a node."""
+    one = small_space().deployment({"device": "h100", "max_model_len": 2048} | axes)
+    return replace(one, pools=(replace(one.pools[0], replicas=replicas),))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "size", "spare", "gpus"), [(1, 1, 0, 8), (8, 1, 0, 8), (8, 1, 1, 16), (3, 4, 0, 16), (2, 8, 1, 24)]
+)
+def test_whole_nodes_and_spare_replicas_are_bought(replicas: int, size: int, spare: int, gpus: int) -> None:
+    deployment = served(replicas, tensor_parallel_size=size)
+    purchase = Purchase(True, spare)
+    assert purchase.gpus(deployment) == gpus
+    assert purchase.price(deployment) == pytest.approx(gpus * deployment.pools[0].device.price_per_hour)
+    assert Purchase(False, spare).gpus(deployment) == (replicas + spare) * size
+    assert purchase.broken(deployment, Constraints(max_gpus=gpus)) is None
+    assert purchase.broken(deployment, Constraints(max_gpus=gpus - 1)) is not None
+    assert purchase.broken(deployment, Constraints(gpus={"h100_sxm": gpus - 1})) is not None
+    assert purchase.broken(deployment, Constraints(max_price_per_hour=purchase.price(deployment) - 0.01)) is not None
+
+
+def test_the_cost_of_a_rate_is_that_of_what_is_bought() -> None:
+    """Replicas are steps; with nodes of eight their cost never falls, and stays the same within a node."""
+    candidate = Candidate(0, {}, served(1))
+    bound, asked = Bound(10.0, 0.5, 1), question()
+    plain = LeastForRate(25.0, Constraints()).climb(candidate, bound, asked)
+    nodes = LeastForRate(25.0, Constraints(), purchase=Purchase(True, 1)).climb(candidate, bound, asked)
+    assert plain is not None and nodes is not None
+    price = candidate.deployment.price_per_hour
+    assert (plain.promise(-3), plain.promise(-8)) == (-3 * price, -8 * price)
+    assert (nodes.promise(-3), nodes.promise(-7), nodes.promise(-8)) == (-8 * price, -8 * price, -16 * price)
+    assert nodes.trial(-3)[0].replicas == 3, "the spare one does not serve"
+    few = LeastForRate(25.0, Constraints(max_gpus=8), count_gpus=True, purchase=Purchase(True, 1))
+    climbed = few.climb(candidate, bound, asked)
+    assert climbed is not None and (climbed.low, climbed.promise(climbed.low)) == (-7, -8)
+    with pytest.raises(InputError, match="spare=-1"):
+        Purchase(spare=-1)

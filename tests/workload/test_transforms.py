@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from windtunnel.errors import InputError
 from windtunnel.workload import Workload, at_rate, head, repeat, scale_time, with_concurrency
 from windtunnel.workload.rules import LATEST
+from windtunnel.workload.transforms import with_longer_prompts
 from workload.random_workloads import workloads
 
 
@@ -163,3 +164,16 @@ def test_a_head_as_long_as_the_load_is_the_load() -> None:
     assert head(load, 3) is load
     assert head(load, 2).prompt_tokens.tolist() == [1, 2]
     assert head(load, 1).prompt_tokens.tolist() == [1]
+
+
+def test_longer_prompts_have_so_many_times_the_tokens() -> None:
+    one = Workload.from_columns(prompt_tokens=[1, 10, 25], output_tokens=[3, 4, 5])
+    assert with_longer_prompts(one, 1.5).prompt_tokens.tolist() == [2, 15, 38]
+    assert with_longer_prompts(one, 0.01).prompt_tokens.tolist() == [1, 1, 1]
+    assert with_longer_prompts(one, 2).name == "workload, prompts × 2"
+    assert with_longer_prompts(one, 1) is one
+    shared = Workload.from_columns(prompt_tokens=[16], output_tokens=[1], hash_ids=[[1]], hash_block_size=16)
+    with pytest.raises(InputError, match="share text"):
+        with_longer_prompts(shared, 2)
+    with pytest.raises(InputError, match="must be a finite number > 0"):
+        with_longer_prompts(one, 0)

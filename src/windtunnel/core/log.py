@@ -46,6 +46,13 @@ def begin_hold(pool: Pool, group: Group, lanes: Array) -> None:
 
 
 @part
+def forget_holds(group: Group, lanes: Array) -> None:
+    """Of groups with several stages, and of those next to them, it is not known what they hold."""
+    for i in range(group.first_lane, group.first_lane + group.num_lanes):
+        lanes[i].idle_holds = 0
+
+
+@part
 def hold_until(pool: Pool, lane: Lane, time: float, free: int) -> None:
     """``free`` blocks of a lane have been free up to this time; called before that changes outside of its steps."""
     if lane.idle_holds and time > lane.idle_until:

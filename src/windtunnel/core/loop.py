@@ -31,7 +31,7 @@ from windtunnel.core.clients import add_release, complete, has_lane, may_come, n
 from windtunnel.core.compiled import entry, part
 from windtunnel.core.dispatch import enqueue, room, step, update_bound
 from windtunnel.core.live.tokens import has_room, note_step, skip
-from windtunnel.core.log import begin_hold, log_has_room
+from windtunnel.core.log import begin_hold, forget_holds, log_has_room
 from windtunnel.core.records import (
     AGAIN,
     ALL,
@@ -83,6 +83,7 @@ def step_one(state: State, hand: Any, stores: Any, pool: Pool, group: Group, sta
     if hand is None:
         return step(state, pool, group)
     if stages is not None and pool.role != DECODE:
+        forget_holds(group, state.lanes)
         return step(state, pool, group)
     return passage.step_and_stage(state, hand, pool, group)
 

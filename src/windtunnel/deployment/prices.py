@@ -75,8 +75,6 @@ def priced(device: Device, text: str | None) -> Device:
         return device
     prices = prices_of(text)
     if device.name not in prices:
-        raise InputError(
-            f"prices={text}: {device.name} is not sold there, as far as is known; {', '.join(sorted(prices))} are"
-        )
+        raise InputError(f"prices={text}: {device.name} is not sold there, as far as windtunnel list prices knows")
     price = prices[device.name]
     return replace(device, price_per_hour=price.usd_per_hour, price_source=price.source, price_date=price.date)

@@ -5,10 +5,11 @@ and the score of each step. What it could reach at most bounds its score before 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from windtunnel.deployment import Deployment
+from windtunnel.deployment import Deployment, Pool
 from windtunnel.errors import InputError
 from windtunnel.plan.bound import Bound
 from windtunnel.plan.capacity import rate_levels
@@ -192,6 +193,8 @@ class ReplicaClimb:
     high: int
     weight: float
     """Cost or GPUs of one replica."""
+    bought: Callable[[Deployment], float] | None = None
+    """Cost or GPUs of what is bought for a deployment, where that is more than what serves."""
 
     def trial(self, step: int) -> tuple[Deployment, float]:
         """−step replicas at the rate."""
@@ -199,11 +202,76 @@ class ReplicaClimb:
 
     def promise(self, step: int) -> float:
         """Minus the weight of all replicas."""
-        return step * self.weight
+        return step * self.weight if self.bought is None else -self.bought(self.trial(step)[0])
 
     def score(self, step: int, outcome: Outcome) -> float:  # noqa: ARG002 - the replicas alone decide
         """Minus the weight of all replicas."""
         return self.promise(step)
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """What is bought for a deployment that serves: whole nodes, and replicas that may fail."""
+
+    whole_nodes: bool = False
+    """GPUs are bought in nodes; a replica that fits into a node does not reach over two."""
+    spare: int = 0
+    """Replicas of each pool that may fail while the goal still holds."""
+
+    def __post_init__(self) -> None:
+        """Refuse fewer replicas than serve."""
+        if self.spare < 0:
+            raise InputError(f"spare={self.spare}: must be ≥ 0")
+
+    def bought(self, serving: Deployment) -> Deployment:
+        """What serves, with the spare replicas."""
+        if not self.spare:
+            return serving
+        pools = tuple(replace(pool, replicas=pool.replicas + self.spare) for pool in serving.pools)
+        return replace(serving, pools=pools)
+
+    def nodes(self, pool: Pool) -> int:
+        """Nodes that hold the replicas of a pool."""
+        one, node = pool.gpus // pool.replicas, pool.device.gpus_per_node
+        return math.ceil(pool.replicas / (node // one)) if one <= node else pool.replicas * math.ceil(one / node)
+
+    def pool_gpus(self, pool: Pool) -> int:
+        """GPUs that are bought for a pool."""
+        return self.nodes(pool) * pool.device.gpus_per_node if self.whole_nodes else pool.gpus
+
+    def gpus(self, serving: Deployment) -> int:
+        """GPUs that are bought."""
+        return sum(self.pool_gpus(pool) for pool in self.bought(serving).pools)
+
+    def price(self, serving: Deployment) -> float:
+        """USD per hour for them; 0 where no price is known."""
+        pools = self.bought(serving).pools
+        return sum(self.pool_gpus(pool) * pool.device.price_per_hour for pool in pools)
+
+    def broken(self, serving: Deployment, limits: Constraints) -> str | None:
+        """The first limit that what is bought exceeds, in words; None if it keeps all."""
+        reason = limits.broken_by(self.bought(serving))
+        if reason is not None or not self.whole_nodes:
+            return reason
+        gpus, price = self.gpus(serving), self.price(serving)
+        if limits.max_gpus is not None and gpus > limits.max_gpus:
+            return f"more than max_gpus={limits.max_gpus}, in whole nodes"
+        if limits.max_price_per_hour is not None and price > limits.max_price_per_hour:
+            return f"more than max_price_per_hour={limits.max_price_per_hour:g} USD, in whole nodes"
+        pools = self.bought(serving).pools
+        for name, available in limits.gpus.items():
+            if sum(self.pool_gpus(pool) for pool in pools if pool.device.name == name) > available:
+                return f"more than the {available} {name} that are available, in whole nodes"
+        return None
+
+
+AS_SERVED = Purchase()
+"""What serves is what is bought."""
+
+
+def purchase_of(objective: Objective) -> Purchase:
+    """What is bought for what serves under an objective."""
+    return objective.purchase if isinstance(objective, LeastForRate) else AS_SERVED
 
 
 @dataclass(frozen=True)
@@ -215,6 +283,8 @@ class LeastForRate:
     constraints: Constraints
     count_gpus: bool = False
     """Count GPUs; otherwise USD per hour."""
+    purchase: Purchase = AS_SERVED
+    """What is bought: that is counted."""
 
     def __post_init__(self) -> None:
         """Refuse rates that are not positive numbers."""
@@ -244,12 +314,16 @@ class LeastForRate:
         most = self._most(candidate, ROOM * least + ROOM)
         if most < least:
             return None
-        return ReplicaClimb(candidate, self.rate, -most, -least, one.gpus if self.count_gpus else one.price_per_hour)
+        weight = one.gpus if self.count_gpus else one.price_per_hour
+        bought = None
+        if self.purchase != AS_SERVED:
+            bought = self.purchase.gpus if self.count_gpus else self.purchase.price
+        return ReplicaClimb(candidate, self.rate, -most, -least, weight, bought)
 
     def shortage(self, candidate: Candidate, bound: Bound) -> str:
         """The limit that as many replicas as the rate needs at least would break."""
         needed = candidate.scaled(self._least(bound))
-        broken = self.constraints.broken_by(needed)
+        broken = self.purchase.broken(needed, self.constraints)
         return f"needs {needed.gpus} GPUs or more for {self.rate:g} requests/s: {broken}"
 
     def _least(self, bound: Bound) -> int:
@@ -261,7 +335,7 @@ class LeastForRate:
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.constraints.broken_by(candidate.scaled(middle)) is None
+            fits = self.purchase.broken(candidate.scaled(middle), self.constraints) is None
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from windtunnel.metrics import clean
 from windtunnel.plan.elimination import Contender, Entry
-from windtunnel.plan.objective import Objective
+from windtunnel.plan.objective import Objective, purchase_of
 from windtunnel.plan.question import Question
 from windtunnel.plan.space import Enumeration
 
@@ -95,8 +95,8 @@ class SearchResult:
         return {
             "settings": dict(self.contenders[entry.index].candidate.settings),
             "replicas": deployment.replicas,
-            "gpus": deployment.gpus,
-            "price_per_hour": deployment.price_per_hour or math.nan,
+            "gpus": purchase_of(self.objective).gpus(deployment),
+            "price_per_hour": purchase_of(self.objective).price(deployment) or math.nan,
             "request_rate": rate,
             "value": self.objective.value(entry.promise),
             "attainment": held.attainment,

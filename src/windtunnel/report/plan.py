@@ -8,6 +8,7 @@ from windtunnel.plan.advice import Advice, describe
 from windtunnel.plan.answer.recommendation import Riskier, riskier_sentence, sentence
 from windtunnel.plan.apart.together import Verdict
 from windtunnel.plan.bottleneck import Finding, bottlenecks
+from windtunnel.plan.objective import purchase_of
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.survey import Surveyed
@@ -96,7 +97,7 @@ def _verdict(answer: SearchResult, advice: Advice | None, risky: Riskier | None)
         if closest:
             text += f" The closest, {label(answer, closest[0].index)}, needs them {number(closest[1])} times as long."
         return f'<p class="verdict bad">{escape(text)}</p>'
-    cheaper = riskier_sentence(risky, answer.question.confidence)
+    cheaper = riskier_sentence(risky, answer.question.confidence, purchase_of(answer.objective))
     more = f'<p class="sub">{escape(cheaper)}</p>' if cheaper else ""
     return f'<p class="verdict good">{escape(sentence(answer, advice.entry))}</p>{more}'
 
@@ -138,15 +139,15 @@ def _ranking(answer: SearchResult) -> str:
     held = answer.ranking[0].held
     names = [margin.name for margin in held.margins] if held else []
     columns, rows = ["configuration", "replicas", "GPUs", "$/h", "requests/s"], []
-    told = answer.objective.unit in columns
+    told, purchase = answer.objective.unit in columns, purchase_of(answer.objective)
     for entry in answer.ranking:
         deployment, rate = answer.measured(entry)
         rows.append(
             (
                 label(answer, entry.index),
                 str(deployment.replicas),
-                str(deployment.gpus),
-                number(deployment.price_per_hour or None),
+                str(purchase.gpus(deployment)),
+                number(purchase.price(deployment) or None),
                 number(rate),
                 *([] if told else [number(answer.objective.value(entry.promise))]),
                 *_uses(entry.held, names),

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.plan.elimination import Entry
+from windtunnel.plan.objective import purchase_of
 from windtunnel.plan.outcome import Outcome
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.space import said
@@ -106,9 +107,10 @@ def _winner(answer: SearchResult) -> list[dict[str, Any]]:
         return []
     deployment, _ = answer.measured(best)
     tokens, ttft = best.held.output_throughput, best.held.latencies["ttft"]["p90"] * 1e3
-    if not (deployment.price_per_hour > 0 and tokens > 0 and math.isfinite(ttft)):
+    hourly = purchase_of(answer.objective).price(deployment)
+    if not (hourly > 0 and tokens > 0 and math.isfinite(ttft)):
         return []
-    cost = deployment.price_per_hour / 3600 / tokens * 1e6
+    cost = hourly / 3600 / tokens * 1e6
     star = {"size": 16, "symbol": "star", "line": {"width": 1}}
     hover = "the winner<br>$%{x:.3g} per million output tokens<br>ttft p90 %{y:.3g} ms<extra></extra>"
     return [scatter("markers", "winner", [round(cost, 5)], [round(ttft, 3)], marker=star, hovertemplate=hover)]
@@ -130,7 +132,9 @@ def _found(answer: SearchResult, entry: Entry) -> dict[str, Any]:
     deployment, rate = answer.measured(entry)
     count = f"{deployment.replicas} × " if deployment.replicas > 1 else ""
     name = f"{count}{label(answer, entry.index)}"
-    return {"name": name, "gpus": deployment.gpus, "price": deployment.price_per_hour, "rate": float(f"{rate:.5g}")}
+    purchase = purchase_of(answer.objective)
+    gpus, price = purchase.gpus(deployment), purchase.price(deployment)
+    return {"name": name, "gpus": gpus, "price": price, "rate": float(f"{rate:.5g}")}
 
 
 def _asked(answer: SearchResult) -> dict[str, dict[str, Any]]:

@@ -150,6 +150,21 @@ def with_recorded_answers(workload: Workload) -> Workload:
     return replace(workload, begins=texts.without_answers(workload.begins, workload.prompt_tokens))
 
 
+def with_longer_prompts(workload: Workload, factor: float) -> Workload:
+    """These requests with so many times the tokens in each prompt, 1 at least.
+
+    Raises InputError unless the factor is finite and > 0, and where prompts share text, which has a length of its own.
+    """
+    if factor == 1:
+        return workload
+    if not (math.isfinite(factor) and factor > 0):
+        raise InputError(f"prompts*{factor:g}: must be a finite number > 0")
+    if workload.hash_ids is not None or workload.begins is not None:
+        raise InputError(f"prompts*{factor:g}: the prompts of {workload.name} share text: take a load where none do")
+    longer = np.maximum(np.rint(factor * workload.prompt_tokens), 1).astype(np.int64)
+    return replace(workload, prompt_tokens=longer, name=f"{workload.name}, prompts × {factor:g}")
+
+
 def with_think_time_at_most(workload: Workload, seconds: float) -> Workload:
     """These requests with no think time longer than that. Raises InputError unless it is finite and ≥ 0."""
     if not (math.isfinite(seconds) and seconds >= 0):

@@ -15,7 +15,7 @@ from windtunnel.plan.answer.recommendation import (
     riskier_sentence,
     sentence,
 )
-from windtunnel.plan.objective import LeastForRate
+from windtunnel.plan.objective import LeastForRate, Purchase
 from windtunnel.plan.search import search
 from windtunnel.plan.space import Constraints
 from windtunnel.plan.store import Store
@@ -82,3 +82,12 @@ def test_the_riskier_sentence_says_what_it_costs_to_be_as_safe() -> None:
     assert "9 of 10 real servers need 2 GPUs, $1.58/h" in said
     assert "far more" in str(riskier_sentence(Riskier(one, None), 0.9))
     assert riskier_sentence(None, 0.9) is None
+
+
+def test_whole_nodes_and_a_spare_replica_are_said() -> None:
+    found = answer(objective=LeastForRate(7.0, Constraints(), purchase=Purchase(True, 1)))
+    said = sentence(found, found.entries[1])
+    assert said.startswith(
+        "Buy 8 × H100 SXM in one node of 8 (3 replicas of 2 GPUs, TP 2, and 1 spare) for $28.80/h ($21,024 a month): "
+    )
+    assert said.endswith("as simulated, also when one replica of a pool fails.")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -10,8 +10,9 @@ from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
 from windtunnel.cli.plan.apart import POOLS, Apart
-from windtunnel.cli.plan.flags import CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Cluster
+from windtunnel.cli.plan.flags import BUYER, CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Buyer, Cluster
 from windtunnel.cli.plan.line import Judged, judged, space_of_line
+from windtunnel.cli.plan.other_loads import cases_of, draws_of
 from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals, Load
@@ -20,12 +21,14 @@ from windtunnel.scenario.load_flags import require_seeds
 if TYPE_CHECKING:
     from windtunnel.plan.advice import Advice
     from windtunnel.plan.answer.recommendation import Riskier
+    from windtunnel.plan.answer.why import Asked as Doubted
     from windtunnel.plan.apart.pool_space import PoolSpace
     from windtunnel.plan.apart.together import Verdict
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
     from windtunnel.plan.search_result import SearchResult
     from windtunnel.plan.space import Space
+    from windtunnel.plan.store import Store
     from windtunnel.plan.survey import Surveyed
     from windtunnel.plan.what_if import WhatIf
     from windtunnel.workload import Workload
@@ -52,8 +55,8 @@ class Wanted:
     tolerance: float = 0.01
     """Relative resolution of rates."""
     what_if: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
-    """Other loads: a trace, @RATE for another target rate, or TRACE@RATE. Says where the best changes, and what keeping
-    the first one costs."""
+    """Other loads: a trace, @RATE for another target rate, TRACE@RATE, +30% of the rate, or prompts*2. Says what each
+    costs, and what keeping the first settings costs."""
     seeds: int = 3
     """Random draws of the load: a target rate must be carried in each, and the capacity is given across them."""
     time_limit: float | None = None
@@ -61,6 +64,7 @@ class Wanted:
     the same."""
     confidence: float = 0.9
     """Share of real servers on which the answer must hold, 0.05 to 0.95; 0.5: even odds."""
+    buyer: Annotated[Buyer, Parameter(name="*", group=BUYER)] = Buyer()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         """Refuse numbers that make no sense."""
@@ -71,6 +75,8 @@ class Wanted:
             raise InputError(f"time_limit={self.time_limit:g}: must be seconds > 0")
         if self.target_request_rate is not None and self.objective in ("qps-per-dollar", "qps-per-gpu", "energy"):
             raise InputError(f"target_request_rate={self.target_request_rate:g}: is for the objectives cost and gpus")
+        if (self.buyer.whole_nodes or self.buyer.spare) and not self.finds_replicas:
+            raise InputError("whole_nodes and spare: count what is bought for a rate: add --target-request-rate")
 
     @property
     def finds_replicas(self) -> bool:
@@ -92,7 +98,8 @@ class Wanted:
             raise InputError("the load has no rate: add target_request_rate")
         if "replicas" in space.axes:
             raise InputError("replicas: are found for a target rate: leave the axis out, or leave the target rate out")
-        return LeastForRate(rate, space.constraints, count_gpus=self.objective == "gpus")
+        purchase = self.buyer.purchase()
+        return LeastForRate(rate, space.constraints, self.objective == "gpus", purchase)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +125,7 @@ class Kept:
         risky: "Riskier | None" = None,
     ) -> None:
         """The files that were asked for. Raises InputError for one that cannot be written."""
+        from windtunnel.plan.objective import purchase_of
         from windtunnel.report.launch_files import write_launch_files
         from windtunnel.report.plan import plan_page
 
@@ -125,7 +133,8 @@ class Kept:
             write_whole(self.report, [plan_page(answer, advice, surveyed, what_ifs, verdict, risky)])
         if self.launch is not None and advice is not None:
             per_node = [pool.device.gpus_per_node for pool in advice.deployment.pools]
-            write_launch_files(self.launch, advice.deployment.spec(), per_node)
+            bought = purchase_of(answer.objective).bought(advice.deployment)
+            write_launch_files(self.launch, bought.spec(), per_node)
 
     def check(self) -> None:
         """Raise InputError for what cannot be kept; before anything is searched."""
@@ -200,7 +209,7 @@ def plan(
 
 
 def _finish(
-    chosen: "tuple[SearchResult, Advice | None, WhatIf | None, Sequence[Surveyed], Riskier | None]",
+    chosen: "Found",
     verdict: "Verdict | None",
     kept: Kept,
     line: "Judged | None",
@@ -211,22 +220,20 @@ def _finish(
     from windtunnel.cli.plan.show import show_plan
     from windtunnel.cli.terminal import show, table, wrapped
 
-    answer, advice, what_ifs, surveyed, risky = chosen
+    answer, advice, what_ifs, surveyed, risky, why = chosen
     if as_json:
-        show_json(document(answer, advice, what_ifs, verdict, risky) | ({"line": line.spec()} if line else {}))
+        show_json(document(chosen, verdict) | ({"line": line.spec()} if line else {}))
     else:
         if line is not None:
             show(wrapped(line.sentence))
             if line.changes:
                 show(table(("change", "your line", "better"), line.changes, left=3))
-        show_plan(answer, advice, what_ifs, verdict, risky, verbose)
+        show_plan(answer, advice, what_ifs, verdict, risky, verbose, why)
     kept.write(answer, advice, surveyed, what_ifs, verdict, risky)
     return DONE if answer.best else MISSED
 
 
-def verdict_of(
-    results: "Sequence[tuple[SearchResult, Any, Any, Any, Any]]", load: Load, wanted: Wanted
-) -> "Verdict | None":
+def verdict_of(results: "Sequence[Found]", load: Load, wanted: Wanted) -> "Verdict | None":
     """Whether prefill and decode apart are better than mixed servers, where both were searched, in this order."""
     from windtunnel.plan.apart.together import separate_or_together
 
@@ -236,6 +243,18 @@ def verdict_of(
     seeds = range(load.seed, load.seed + wanted.seeds) if load.varies else ()
     with progress("comparing separate with together"):
         return separate_or_together(separate, together, load.workload, seeds)
+
+
+class Found(NamedTuple):
+    """What a search found, and what follows from it."""
+
+    answer: "SearchResult"
+    advice: "Advice | None"
+    what_ifs: "WhatIf | None"
+    surveyed: "Sequence[Surveyed]"
+    risky: "Riskier | None"
+    why: tuple[str, ...]
+    """Why what was asked about did not win."""
 
 
 class Asked(NamedTuple):
@@ -249,9 +268,7 @@ class Asked(NamedTuple):
     """Other loads, by the words they were given in."""
 
 
-def found(
-    asked: Asked, wanted: Wanted, cluster: Cluster, kept: Kept
-) -> "tuple[SearchResult, Advice | None, WhatIf | None, Sequence[Surveyed], Riskier | None]":
+def found(asked: Asked, wanted: Wanted, cluster: Cluster, kept: Kept) -> Found:
     """What the search finds, what follows from its winner, what other loads would change, and for a page the survey.
 
     Raises InputError if no configuration can run.
@@ -267,6 +284,7 @@ def found(
     from windtunnel.plan.what_if import what_if
 
     load, space, question, objective, cases = asked
+    doubted = wanted.buyer.asked(space)
     store = Store(kept.store) if kept.store else Store()
     kind = "" if isinstance(space, Space) else " apart"
     name = (kept.study or f"{Path(space.model).name} {objective.name} {question.digest[:8]}") + kind
@@ -286,6 +304,7 @@ def found(
         with progress("looking at the winner"):
             seeds = range(load.seed, load.seed + wanted.seeds)
             advice = advise(answer, load.workload, seeds if load.varies else ())
+        why = reasons(answer, doubted, space, store)
         what_ifs = None
         if cases:
             with progress("searching under other loads"):
@@ -295,7 +314,19 @@ def found(
         if kept.report is not None:
             with progress("surveying for the page"):
                 surveyed = survey(answer, store, team)
-    return answer, advice, what_ifs, surveyed, risky
+    return Found(answer, advice, what_ifs, surveyed, risky, why)
+
+
+def reasons(answer: "SearchResult", doubted: "list[Doubted]", space: "AnySpace", store: "Store") -> tuple[str, ...]:
+    """Why each device or setting that was asked about did not win."""
+    if not doubted:
+        return ()
+    from windtunnel.plan.answer.why import why_not
+    from windtunnel.plan.space import Space
+
+    assert isinstance(space, Space)
+    with progress("looking at what did not win"):
+        return tuple(why_not(answer, one, space, store) for one in doubted)
 
 
 def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration: Path | None) -> "Question":
@@ -317,13 +348,6 @@ def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration
     )
 
 
-def draws_of(load: Load, wanted: Wanted) -> "tuple[tuple[int, Workload], ...]":
-    """Other draws of a load, which must carry a target rate as well; none where every draw is the same."""
-    if not (wanted.finds_replicas and load.varies):
-        return ()
-    return tuple((seed, load.workload(seed)) for seed in range(load.seed + 1, load.seed + wanted.seeds))
-
-
 def space_of(
     model: str | None,
     file: Path | None,
@@ -343,39 +367,17 @@ def space_of(
     return available.priced(load_space(file, model, devices_file))
 
 
-def cases_of(
-    load: Load, wanted: Wanted, space: "AnySpace", question: "Question"
-) -> "dict[str, tuple[Question, Objective]]":
-    """The other loads, by the words they were given in."""
-    found = {}
-    for text in wanted.what_if:
-        trace, at, rate_text = text.partition("@")
-        if at and not rate_text.replace(".", "", 1).isdigit():
-            raise InputError(f"what_if {text!r}: must be TRACE, @RATE or TRACE@RATE, e.g. azure-code@20")
-        rate = float(rate_text) if at else wanted.target_request_rate
-        other = replace(load, trace=trace, random_input_len=None, random_output_len=None) if trace else load
-        drawn = other.for_trials(rate)
-        workload = drawn.workload()
-        found[text] = (
-            replace(question.under(workload, question.seed), draws=draws_of(drawn, wanted)),
-            replace(wanted, target_request_rate=rate).goal(space, workload),
-        )
-    return found
-
-
-def document(
-    answer: "SearchResult",
-    advice: "Advice | None",
-    what_ifs: "WhatIf | None",
-    verdict: "Verdict | None" = None,
-    risky: "Riskier | None" = None,
-) -> dict[str, Any]:
+def document(chosen: Found, verdict: "Verdict | None" = None) -> dict[str, Any]:
     """The JSON document of a search."""
     from windtunnel.plan.advice import advice_json
     from windtunnel.plan.answer.recommendation import riskier_sentence, sentence
+    from windtunnel.plan.objective import purchase_of
 
+    answer, advice, what_ifs, _, risky, why = chosen
+    purchase = purchase_of(answer.objective)
     said = [sentence(answer, answer.best)] if answer.best else []
-    said += [text for text in (riskier_sentence(risky, answer.question.confidence),) if text]
+    said += [text for text in (riskier_sentence(risky, answer.question.confidence, purchase),) if text]
     found = answer.to_json() | {"recommendation": said, "advice": advice_json(answer, advice)}
+    found |= {"why_not": list(why)} if why else {}
     found |= {"what_if": what_ifs.to_json()} if what_ifs else {}
     return found | ({"separate_or_together": verdict.to_json()} if verdict else {})

@@ -10,12 +10,15 @@ from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
     from windtunnel.model import Model
+    from windtunnel.plan.answer.why import Asked
+    from windtunnel.plan.apart.pool_space import PoolSpace
+    from windtunnel.plan.objective import Purchase
     from windtunnel.plan.space import Constraints, Space
     from windtunnel.plan.workers import Team
 
-SPACE, LIMITS, SEARCH, CLUSTER = (
+SPACE, LIMITS, SEARCH, BUYER, CLUSTER = (
     Group(name, sort_key=place)
-    for place, name in enumerate(("Search space", "Available hardware", "Search", "Execution"))
+    for place, name in enumerate(("Search space", "Available hardware", "Search", "For the buyer", "Execution"))
 )
 Values = Annotated[tuple[str, ...], Parameter(show_default=False)]
 
@@ -138,6 +141,41 @@ class Available:
             entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in ("gpus", "prices")
         }
         return Constraints(gpus=counts, **limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buyer:
+    """What a buyer asks."""
+
+    why: Values = ()
+    """Why it did not win: a device, settings, or both, e.g. ``l40s`` or ``l40s,tensor_parallel_size=2``."""
+    whole_nodes: Annotated[bool, Parameter(negative=())] = False
+    """GPUs are bought in whole nodes (of eight, most): their cost counts, with a target rate."""
+    spare: int = 0
+    """Replicas that may fail while the goal still holds, with a target rate; of each pool."""
+    growth: Annotated[tuple[float, ...], Parameter(show_default=False)] = ()
+    """Times the target rate, e.g. 1.3 2 4: what to buy for each, and what it costs."""
+
+    def __post_init__(self) -> None:
+        """Refuse growth to nothing."""
+        for factor in self.growth:
+            if not 0 < factor < 1e6:
+                raise InputError(f"growth={factor:g}: must be a number > 0, e.g. 1.3")
+
+    def purchase(self) -> "Purchase":
+        """What is bought for what serves. Raises InputError for fewer replicas than none."""
+        from windtunnel.plan.objective import Purchase
+
+        return Purchase(self.whole_nodes, self.spare)
+
+    def asked(self, space: "Space | PoolSpace") -> "list[Asked]":
+        """What is asked about, within a space. Raises InputError for what is not searched."""
+        from windtunnel.plan.answer.why import asked_of
+        from windtunnel.plan.space import Space
+
+        if self.why and not isinstance(space, Space):
+            raise InputError(f"why {self.why[0]!r}: is answered for mixed servers: leave out --pools")
+        return [asked_of(words, space) for words in self.why] if isinstance(space, Space) else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,15 +19,17 @@ from windtunnel.cli.terminal import facts_grid, number, remarks, show, table, wr
 from windtunnel.deployment.title import device_name
 from windtunnel.plan.advice import Advice, describe, percent
 from windtunnel.plan.answer.recommendation import (
+    HOURS_A_MONTH,
     Riskier,
     goal,
+    hardware,
     on_servers,
     riskier_sentence,
     sentence,
     unfinished,
 )
 from windtunnel.plan.apart.together import Verdict
-from windtunnel.plan.objective import LeastForRate
+from windtunnel.plan.objective import LeastForRate, purchase_of
 from windtunnel.plan.outcome import TIGHTEST
 from windtunnel.plan.search import Progress, Stop, Watch
 from windtunnel.plan.search_result import SearchResult
@@ -116,26 +118,51 @@ def show_plan(
     verdict: Verdict | None = None,
     risky: Riskier | None = None,
     verbose: bool = False,
+    why: Sequence[str] = (),
 ) -> None:
     """What to buy in a sentence, how sure that is, the ranking and the command; with ``verbose`` all that is known."""
     left = [wrapped(text) for text in (unfinished(answer),) if text]
     if advice is None:
         none = ["No answer yet."] if left else _nothing(answer)
-        show(*none, *left, *([_counts(answer)] if verbose else []))
+        show(*none, *left, *map(wrapped, why), *([_counts(answer)] if verbose else []))
         return
     parts: list[Table | str] = [wrapped(sentence(answer, advice.entry))]
-    cheaper = riskier_sentence(risky, answer.question.confidence)
+    cheaper = riskier_sentence(risky, answer.question.confidence, purchase_of(answer.objective))
     parts += [wrapped(cheaper)] if cheaper else []
-    parts += [*left, "", _facts(answer, advice), _ranking(answer)]
+    parts += [*map(wrapped, why), *left, "", _facts(answer, advice), _ranking(answer)]
     if verdict is not None:
         parts.append(facts_grid(verdict.facts))
     if verbose:
         parts += [facts_grid(_details(answer, advice)), _counts(answer)]
     pools, handover = advice.run.manifest["pools"], advice.run.manifest["deployment"].get("handover")
-    more = [_regrets(what_ifs)] if what_ifs else []
+    more = _other_loads(what_ifs, verbose) if what_ifs else []
     notes = [*([advice.band.known_bad] if advice.band.known_bad else []), *advice.run.manifest["warnings"]]
     told = [remark for remark in remarks(notes) if verbose or remark.style != "dim"]
     show(*parts, *more, "Start each replica:", *(serve_line(pool, handover) for pool in pools), *told)
+
+
+def _other_loads(what_ifs: WhatIf, verbose: bool) -> "list[Table]":
+    """What to buy for each load with a target rate, its cost, and what the first settings would cost more.
+
+    Without a target rate, or with ``verbose``, also: what is lost by keeping the winner of one load under the others.
+    """
+    answers = what_ifs.answers
+    objectives = [answer.objective for answer in answers.values()]
+    rates = [objective.rate for objective in objectives if isinstance(objective, LeastForRate)]
+    if len(rates) < len(objectives):
+        return [_regrets(what_ifs)]
+    kept, rows = what_ifs.regrets.get(next(iter(answers)), {}), []
+    for (name, answer), rate in zip(answers.items(), rates, strict=True):
+        if answer.best is None:
+            rows.append((name, "nothing meets the goal", number(rate), "–", "–", "–"))
+            continue
+        deployment, purchase = answer.measured(answer.best)[0], purchase_of(answer.objective)
+        cost, extra = purchase.price(deployment) or math.nan, kept.get(name, math.nan)
+        same = "–" if math.isnan(extra) else percent(extra) if math.isfinite(extra) else "cannot"
+        monthly = number(cost * HOURS_A_MONTH)
+        rows.append((name, hardware(deployment, True, purchase), number(rate), number(cost), monthly, same))
+    columns = ("load", "buy", "requests/s", "$/h", "$ a month", "extra if kept")
+    return [table(columns, rows, left=2), *([_regrets(what_ifs)] if verbose else [])]
 
 
 def _regrets(what_ifs: WhatIf) -> "Table":
@@ -167,7 +194,7 @@ def _ranking(answer: SearchResult) -> "Table":
     """The best, with what differs between them, and how much of its tightest limit each uses."""
     axes = [axis for axis, values in _axes(answer).items() if len(values) > 1]
     target = isinstance(answer.objective, LeastForRate)
-    told = answer.objective.unit in COLUMNS
+    told, purchase = answer.objective.unit in COLUMNS, purchase_of(answer.objective)
     rows = []
     for place, entry in enumerate(answer.ranking, 1):
         deployment, rate = answer.measured(entry)
@@ -177,8 +204,8 @@ def _ranking(answer: SearchResult) -> "Table":
                 str(place),
                 *(said(settings[axis]) for axis in axes),
                 str(deployment.replicas),
-                str(deployment.gpus),
-                number(deployment.price_per_hour or math.nan),
+                str(purchase.gpus(deployment)),
+                number(purchase.price(deployment) or math.nan),
                 *([] if target else ["any" if math.isinf(rate) else number(rate)]),
                 *([] if told else [number(answer.objective.value(entry.promise))]),
                 *([percent(entry.held.stretch) if entry.held else "–"] if target else []),
@@ -240,6 +267,13 @@ def _details(answer: SearchResult, advice: Advice) -> list[tuple[str, str]]:
     if advice.binding:
         rows.append(("breaks first", f"at the next higher load, {describe(advice.binding)}"))
     rows += [("limited by", f"{found.name}: {found.evidence}; {found.advice}") for found in advice.findings[:3]]
+    held = advice.entry.held
+    watts = held.energy_per_token * held.output_throughput if held else math.nan
+    if held is not None and math.isfinite(watts):
+        month = f"{number(watts * HOURS_A_MONTH / 1e3)} kWh a month"
+        rows.append(
+            ("energy", f"{number(watts)} W of GPUs, {month}, {number(held.energy_per_token)} J per output token")
+        )
     if advice.ends:
         rows.append(("search range", f"on the edge of {advice.ends}"))
     head = f"{answer.enumeration.size:,} configurations, {answer.trials + answer.reused:,} simulations"

@@ -9,7 +9,7 @@ from windtunnel.deployment import Deployment
 from windtunnel.deployment.slo import goal_words
 from windtunnel.deployment.title import device_name
 from windtunnel.plan.elimination import Contender, Entry, Job, eliminate
-from windtunnel.plan.objective import LeastForRate, RatePerDollar
+from windtunnel.plan.objective import AS_SERVED, LeastForRate, Purchase, RatePerDollar, purchase_of
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
 from windtunnel.plan.search_result import SearchResult
@@ -69,8 +69,8 @@ def on_servers(confidence: float | None) -> str:
     return f"on {of or f'{100 * confidence:g} % of'} real servers"
 
 
-def hardware(deployment: Deployment, weights: bool = False) -> str:
-    """``2 × H100 SXM (2 replicas of 1 GPU)``: what is to be bought or rented, and how it is divided."""
+def hardware(deployment: Deployment, weights: bool = False, purchase: Purchase = AS_SERVED) -> str:
+    """``2 × H100 SXM (2 replicas of 1 GPU)``: what is to be bought or rented for what serves, and how it is divided."""
     parts = []
     for pool in deployment.pools:
         each = pool.gpus // pool.replicas
@@ -78,7 +78,12 @@ def hardware(deployment: Deployment, weights: bool = False) -> str:
         role = "" if pool.role == "mixed" else f"{pool.role}: "
         some = f"{pool.replicas} replicas of {split}" if pool.replicas > 1 else f"one replica of {split}"
         dtype = f", {pool.engine.quantization} weights" if weights and pool.engine.quantization else ""
-        parts.append(f"{pool.gpus} × {device_name(pool.device.name)} ({role}{some}{dtype})")
+        some += f", and {purchase.spare} spare" if purchase.spare else ""
+        bought = replace(pool, replicas=pool.replicas + purchase.spare)
+        count, name = purchase.pool_gpus(bought), device_name(pool.device.name)
+        nodes, size = purchase.nodes(bought), pool.device.gpus_per_node
+        within = f" in {'one node' if nodes == 1 else f'{nodes} nodes'} of {size}" if purchase.whole_nodes else ""
+        parts.append(f"{count} × {name}{within} ({role}{some}{dtype})")
     return " and ".join(parts)
 
 
@@ -91,37 +96,44 @@ def _layout(engine: Mapping[str, Any]) -> str:
     return f", {' '.join(found)}" if found else ""
 
 
-def price(deployment: Deployment) -> str:
+def price(deployment: Deployment, purchase: Purchase = AS_SERVED) -> str:
     """``$5.38/h``; nothing where no price is known."""
-    return f"${deployment.price_per_hour:,.2f}/h" if deployment.price_per_hour > 0 else ""
+    hourly = purchase.price(deployment)
+    return f"${hourly:,.2f}/h" if hourly > 0 else ""
 
 
-def a_month(deployment: Deployment) -> str:
+def a_month(deployment: Deployment, purchase: Purchase = AS_SERVED) -> str:
     """``$3,927 a month``."""
-    return f"${deployment.price_per_hour * HOURS_A_MONTH:,.0f} a month"
+    return f"${purchase.price(deployment) * HOURS_A_MONTH:,.0f} a month"
 
 
 def sentence(answer: SearchResult, entry: Entry) -> str:
     """What to buy, what it costs, and on how many servers it meets the goal."""
     deployment, rate = answer.measured(entry)
     holds = on_servers(answer.question.confidence)
-    cost = f" for {price(deployment)} ({a_month(deployment)})" if price(deployment) else ""
-    bought = f"{hardware(deployment, weights=True)}{cost}"
+    purchase = purchase_of(answer.objective)
+    hourly = price(deployment, purchase)
+    cost = f" for {hourly} ({a_month(deployment, purchase)})" if hourly else ""
+    bought = f"{hardware(deployment, True, purchase)}{cost}"
     load = answer.question.workload.name
     if isinstance(answer.objective, LeastForRate):
-        return f"Buy {bought}: meets the goal at {rate:.4g} requests/s of {load} {holds}."
+        some = "one replica" if purchase.spare == 1 else f"{purchase.spare} replicas"
+        failing = f", also when {some} of a pool fail{'s' if purchase.spare == 1 else ''}" if purchase.spare else ""
+        return f"Buy {bought}: meets the goal at {rate:.4g} requests/s of {load} {holds}{failing}."
     served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} requests/s"
     best = "Best value" if isinstance(answer.objective, RatePerDollar) else "Least energy"
     return f"{best}: {bought}: {served} of {load} within the goal {holds}."
 
 
-def riskier_sentence(found: Riskier | None, confidence: float | None) -> str | None:
+def riskier_sentence(found: Riskier | None, confidence: float | None, purchase: Purchase = AS_SERVED) -> str | None:
     """The cheaper deployment that is not as sure, and what it would cost if it were."""
     if found is None:
         return None
     sure = on_servers(confidence).removeprefix("on ")
-    safe = f"{sure} need {found.safe.gpus} GPUs, {price(found.safe)}" if found.safe else f"{sure} need far more"
-    cheaper = f"{hardware(found.deployment, weights=True)}, {price(found.deployment)}"
+    safe = f"{sure} need far more"
+    if found.safe is not None:
+        safe = f"{sure} need {purchase.gpus(found.safe)} GPUs, {price(found.safe, purchase)}"
+    cheaper = f"{hardware(found.deployment, True, purchase)}, {price(found.deployment, purchase)}"
     return f"Cheaper but risky: {cheaper}: meets it {on_servers(HALF)}; {safe}."
 
 

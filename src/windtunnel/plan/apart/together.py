@@ -10,7 +10,7 @@ import numpy as np
 from windtunnel.metrics import Interval, clean, request_metrics, spread
 from windtunnel.metrics.handed import parts_in_order
 from windtunnel.plan.capacity import capacity, capacity_draws
-from windtunnel.plan.objective import LeastForRate
+from windtunnel.plan.objective import LeastForRate, purchase_of
 from windtunnel.plan.question import Question
 from windtunnel.plan.search_result import SearchResult
 from windtunnel.plan.trial import whole_run, whole_trial
@@ -117,7 +117,8 @@ def _interval(
         assert answer.best is not None
         deployment, _ = answer.measured(answer.best)
         drawn = capacity_draws(deployment, answer.question, workloads, seeds).rates
-        weight = deployment.price_per_hour if answer.objective.needs_price else deployment.gpus
+        purchase = purchase_of(answer.objective)
+        weight = purchase.price(deployment) if answer.objective.needs_price else purchase.gpus(deployment)
         rates.append([rate / weight for rate in drawn])
     if not all(rates) or 0.0 in rates[1]:
         return None
