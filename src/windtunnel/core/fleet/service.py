@@ -267,7 +267,7 @@ class Service:
         stages = self.fleet.policies[int(self.pool_of[j])].pipeline_parallel_size
         self.last_lost = max(self.last_lost, self._first_end(tail, stages, time))
         if state.stores is not None:
-            self.last_lost = max(self.last_lost, float(state.lanes["wakes"][lanes].max()))
+            self.last_lost = max(self.last_lost, float(state.lanes["wakes"][self._lanes(j)].max()))
         cut(state, tail, time)
         for i in self._lanes(j):
             self.blank.clear_lane(state, int(i))
