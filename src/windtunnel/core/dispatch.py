@@ -209,6 +209,12 @@ def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     return done
 
 
+def wait(state: State, pool: Pool, group: Group, until: float) -> int:
+    """Let time pass up to ``until`` where a scheduler waits by itself; whether it does."""
+    scheduler, state = seen_by(state, pool)
+    return int(getattr(scheduler, "wait", never_waits)(state, pool, group, until))
+
+
 def update_bound(state: State, pool: Pool, group: Group) -> None:
     """Set the group's ``bound``: no change can be seen from outside before it; infinite while the group is idle."""
     scheduler, state = seen_by(state, pool)
@@ -286,6 +292,12 @@ def by_the_clock(state: State, pool: Pool, i: int, seat: int) -> tuple[int, int]
     lane, seats = state.lanes[i], state.seats[i]
     r, ends = int(seats[WHO, seat]), seats[ENDS, seat]
     return r, (0 if ends >= EMPTY else int(state.requests[r].output - max(ends - lane.clock, 0)))
+
+
+@part
+def never_waits(state: State, pool: Pool, group: Group, until: float) -> int:  # noqa: ARG001 - as in every scheduler
+    """In a scheduler that computes what it can at once."""
+    return 0
 
 
 @part
@@ -371,3 +383,4 @@ _compile(unstage, never_staged)
 _compile(seated, up_to_the_newest)
 _compile(given_tokens, by_the_clock)
 _compile(latest_end, end_of_group)
+_compile(wait, never_waits)

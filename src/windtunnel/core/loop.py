@@ -29,8 +29,8 @@ from windtunnel.core.apart.order import Order, is_behind, others, place, rouse
 from windtunnel.core.apart.staging import any_stirs
 from windtunnel.core.clients import add_release, complete, has_lane, may_come, next_client, take_client, wants_place
 from windtunnel.core.compiled import entry, part
-from windtunnel.core.dispatch import enqueue, jump, room, step, update_bound
-from windtunnel.core.live.tokens import has_room, note_step
+from windtunnel.core.dispatch import enqueue, room, step, update_bound
+from windtunnel.core.live.tokens import has_room, note_step, skip
 from windtunnel.core.log import begin_hold, forget_holds, log_has_room
 from windtunnel.core.records import (
     AGAIN,
@@ -151,13 +151,13 @@ def advance(
         gives, limit = stirs(state, hand, pool, group), until
         if stores is not None:
             limit = plan_steps(state, stores, pool, group, until)
-        if not gives and jump(state, pool, group, limit) > 0:
+        if not gives and skip(state, told, pool, group, limit) > 0:
             continue
         row = state.counters[ROWS]
         done = step_one(state, hand, stores, pool, group, stages)
         note_step(state, told, pool, group, row)
         if done == IDLE:
-            if gives and jump(state, pool, group, limit) > 0:  # a batch may wait until it is due
+            if gives and skip(state, told, pool, group, limit) > 0:  # a batch may wait until it is due
                 continue
             if stores is not None and dozes(state, stores, group):
                 continue

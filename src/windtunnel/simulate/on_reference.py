@@ -17,6 +17,7 @@ from windtunnel.core.hooks import guarded
 from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
 from windtunnel.core.routing import fixed_columns, sends_kv
+from windtunnel.core.stores.chunks import loses_tokens
 from windtunnel.core.texts.owners import shared_tokens
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, StageTimes
@@ -276,6 +277,8 @@ def beyond_the_core(fleet: Fleet) -> list[str]:
     names = {name for policy in fleet.policies for name in policy.beyond_the_core}
     if all(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
         names |= {name for policy in fleet.policies for name in unsupported(policy)}
+    if any(map(loses_tokens, fleet.policies)) and any(fleet.tiers):
+        names.add("KV stores behind an asynchronous scheduler that loses the tokens of preempted requests")
     return sorted(names)
 
 

@@ -82,6 +82,13 @@ def test_compiled_and_plain_runs_are_equal() -> None:
         assert not differences(expected, run(*drawn, jumps=jumps))
 
 
+def test_what_the_core_lacks_is_named() -> None:
+    case = stored_case(SHARED)
+    policy = VllmV1(prefix_caching=True, return_victim_tokens=False)
+    with pytest.raises(InputError, match="return_victim_tokens=False"):
+        run(replace(case.fleet, policies=(policy,) * len(case.fleet.policies)), case.demand, 0, case.uniforms)
+
+
 @pytest.mark.parametrize("policy", [VllmV1(), VllmV1(prefix_caching=True, admission_order="priority")])
 def test_schedulers_without_stores_are_named(policy: VllmV1) -> None:
     case = stored_case(SHARED)

@@ -246,6 +246,8 @@ class Service:
         tail = self._tail(j, stages)
         had = self._received(victims, tail, pool, time) if self.fleet.on_failure == "migrate" else {}
         self.last_lost = max(self.last_lost, self._first_end(tail, stages, time))
+        if state.stores is not None:
+            self.last_lost = max(self.last_lost, float(state.lanes["wakes"][lanes].max()))
         cut(state, tail, time)
         for i in lanes:
             self.blank.clear_lane(state, int(i))
@@ -263,7 +265,7 @@ class Service:
         return tail_of(self.state, self.fleet, j, self.since[j], stages)
 
     last_lost = 0.0
-    """When the last of the steps that were lost would have ended."""
+    """When the last of the steps that were lost would have ended, or KV have come."""
 
     def _first_end(self, tail: Tail, stages: int, time: float) -> float:
         """The latest of the first ends after ``time`` of each rank."""

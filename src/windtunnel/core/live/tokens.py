@@ -6,9 +6,11 @@ A run whose requests are all known needs none of it: ``told`` is None there, and
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
-from windtunnel.core.compiled import part
-from windtunnel.core.dispatch import given_tokens, latest_end, seated
+from windtunnel.core.compiled import INNER, part
+from windtunnel.core.dispatch import given_tokens, jump, latest_end, seated, wait
 from windtunnel.core.records import IGNORED, ROWS, Array, Group, Pool, State
 
 TOKENS = np.dtype([("time", np.float64), ("slot", np.int64), ("tokens", np.int64), ("gone", np.int64)])
@@ -76,3 +78,24 @@ def note_tokens(state: State, told: Told, pool: Pool, group: Group, first_row: i
                 told.given[r] = state.requests[r].output
             write(told, group.now, r, GOES)
             r = state.requests[r].next
+
+
+def skip(state: State, told: Any, pool: Pool, group: Group, until: float) -> int:
+    """Make equal steps at once, where nobody is told of each; see ``dispatch.jump``."""
+    return jump(state, pool, group, until) if told is None else wait(state, pool, group, until)
+
+
+INTO_CALLERS: Any = INNER | {"forceinline": True}
+
+
+@overload(skip, jit_options=INTO_CALLERS, strict=False)
+def _skip(state: Any, told: Any, pool: Any, group: Any, until: Any) -> Any:  # noqa: ARG001 - as that
+    """What is not needed is not compiled."""
+
+    def jumps(state: State, told: Any, pool: Pool, group: Group, until: float) -> int:  # noqa: ARG001
+        return jump(state, pool, group, until)
+
+    def waits(state: State, told: Any, pool: Pool, group: Group, until: float) -> int:  # noqa: ARG001
+        return wait(state, pool, group, until)
+
+    return jumps if isinstance(told, types.NoneType) else waits

@@ -525,6 +525,17 @@ def opening(pool: Pool, group: Group, lanes: Array, requests: Array) -> float:
 
 
 @part
+def wait(state: State, pool: Pool, group: Group, until: float) -> int:
+    """Let time pass until a batch starts; whether there is one to wait for."""
+    opened = opening(pool, group, state.lanes, state.requests)
+    if pool.stages > 1 or not group.now < opened < np.inf:
+        return 0
+    group.now = group.end = min(opened, until)
+    begin_boundary(group, state.lanes)
+    return 1
+
+
+@part
 def jump(state: State, pool: Pool, group: Group, until: float) -> int:
     """Make as many equal steps, or rounds of a pipeline, as possible; see ``core.jump`` and ``core.pipeline``."""
     return jump_through(state, pool, group, until, state.own.pipe)
@@ -551,12 +562,7 @@ def jump_together(state: State, pool: Pool, group: Group, until: float) -> int:
     if not (balanced and waits):
         done = equal_steps(state, pool, group, until, steady, jumped, pool.allocation != ON_DEMAND)
     if done == 0:
-        opened = opening(pool, group, lanes, state.requests)
-        if not group.now < opened < np.inf:
-            return 0
-        group.now = group.end = min(opened, until)
-        begin_boundary(group, lanes)
-        return 1
+        return wait(state, pool, group, until)
     for i in range(first, last):
         if lanes[i].decodes == 0:  # the clock counts steps with decodes
             lanes[i].clock -= done

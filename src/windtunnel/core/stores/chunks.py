@@ -84,6 +84,7 @@ OF_REQUEST: Fields = [
 
 STORES_OF_LANE: Fields = [
     ("decided", np.float64),  # when the step that is being scheduled is decided
+    ("wakes", np.float64),  # when its group last meant to decide again because KV comes
     *(
         (name, np.int64)
         for name in (
@@ -133,13 +134,26 @@ def require_taking(stores: Sequence[Any], policies: Sequence[Settings]) -> None:
             )
 
 
+def loses_tokens(policy: Any) -> bool:
+    """Whether steps in flight may hold tokens of requests that have been preempted and admitted again."""
+    return bool(policy.async_scheduling and not getattr(policy, "return_victim_tokens", True))
+
+
 def stores_of(fleet: Any, demand: Any, lanes: NDArray[Any], cache: Any) -> Stores | None:
     """The stores of a fleet, which have nothing yet, None if it has none; sets the lanes' fields. ``cache``: of their
-    own blocks."""
+    own blocks.
+
+    Raises:
+        InputError: a scheduler that ``loses_tokens``.
+    """
     lanes["loading"] = lanes["last_loading"] = NONE
     lanes["number"] = np.arange(len(lanes))
     if not any(tiers and policy.takes_stores for tiers, policy in zip(fleet.tiers, fleet.policies, strict=False)):
         return None
+    if any(map(loses_tokens, fleet.policies)):
+        raise InputError(
+            "return_victim_tokens=False: not simulated by the core with KV stores and async_scheduling: use simulate()"
+        )
     tiers, ports = _layout(fleet, lanes)
     tokens = demand.prompt_tokens + demand.output_tokens
     stores = records(len(tiers), STORE)

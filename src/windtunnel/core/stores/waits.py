@@ -79,7 +79,7 @@ def dozes(state: State, stores: Stores, group: Group) -> bool:
     """Whether a group that has nothing to do decides again when the next KV is there, or something comes before."""
     time = earliest_load(state, stores, group)
     if time < np.inf:
-        group.now = group.bound = time
+        group.now = group.bound = state.lanes[group.first_lane].wakes = time
         group.dozes = 1
     return time < np.inf
 
