@@ -3,8 +3,18 @@ ones."""
 
 import os
 
+import pytest
 from hypothesis import settings
 
-settings.register_profile("same_cases", derandomize=True, database=None)
-if int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100")) <= 100:
-    settings.load_profile("same_cases")
+settings.register_profile("new_cases", deadline=None)  # a slow machine is no failure
+settings.register_profile("same_cases", derandomize=True, database=None, deadline=None)
+few = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100")) <= 100
+settings.load_profile("same_cases" if few else "new_cases")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With several processes a file's tests stay in one of them: what they share is made and compiled once."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    return LoadFileScheduling(config, log)
