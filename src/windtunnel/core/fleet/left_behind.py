@@ -67,5 +67,5 @@ class LeftBehind:
             requests[name][mine & (requests[name] == r)] = row
         state.seats[:, WHO][state.seats[:, WHO] == r] = row
         for k, module in enumerate(self.modules):
-            if hasattr(module, "put"):
-                module.put(state._replace(own=state.own[k]) if several(state.own) else state, i, r, row)
+            if hasattr(module, "stand_in"):
+                module.stand_in(state._replace(own=state.own[k]) if several(state.own) else state, i, r, row)

@@ -141,7 +141,7 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 -
         clear_turns(state, own.turns, lane, i, stages)
 
 
-def put(state: State, i: int, r: int, row: int) -> None:  # noqa: ARG001 - as in every scheduler
+def stand_in(state: State, i: int, r: int, row: int) -> None:  # noqa: ARG001 - as in every scheduler
     """Lane ``i`` has ``row`` of the requests in place of ``r``."""
     own = state.own
     own.flying[own.flying == r] = row

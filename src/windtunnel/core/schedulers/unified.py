@@ -14,7 +14,7 @@ from windtunnel.core import step as steps
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.hooks import HOOKS, address, call_token_budget
 from windtunnel.core.jump import FOREVER, equal_steps
-from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, clear_pipe, equal_rounds, given_tokens, latest_end, pipes
+from windtunnel.core.pipeline import PIPE_OF_LANE, blocks_due, equal_rounds, given_tokens, latest_end, pipes
 from windtunnel.core.queues import HOST_OF_LANE
 from windtunnel.core.records import NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers.unified_seats import (
@@ -29,6 +29,7 @@ from windtunnel.core.schedulers.unified_seats import (
     blocks_with,
     bring_back,
     can_return,
+    clear,  # noqa: F401 - as in every scheduler
     count_decode,
     enqueue,
     evict,
@@ -44,6 +45,7 @@ from windtunnel.core.schedulers.unified_seats import (
     opens,
     remove_end,
     stage,
+    stand_in,  # noqa: F401 - as in every scheduler
     start_decoding,
     unstage,
     waits,
@@ -171,20 +173,6 @@ def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], re
         ends=np.zeros((len(lanes), pools["max_num_seqs"].max() if looks_ahead else 0), dtype=np.int64),
         pipe=pipes(fleet, lanes) if piped else None,
     )
-
-
-def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
-    """Lane ``i``, whose fields are again as before the run, has computed nothing."""
-    state.own.ends[i] = 0
-    if state.own.pipe is not None:
-        clear_pipe(state, state.own.pipe, i)
-
-
-def put(state: State, i: int, r: int, row: int) -> None:
-    """Lane ``i`` has ``row`` of the requests in place of ``r``."""
-    ends: Any = state.own.ends[i]
-    mine = (ends & 0xFFFFFFFF) == r
-    ends[mine & (ends != 0)] += row - r
 
 
 def _rules(policy: Policy, limits: Limits) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.hooks import call_admission_key, call_victim_key
 from windtunnel.core.pipeline import (
     blocks_due,
+    clear_pipe,
     context_of,
     count_tokens,
     count_turn,
@@ -154,6 +155,20 @@ def blocks_held(pool: Pool, request: Request, context: int) -> int:
 def watermark(pool: Pool, lane: Lane) -> int:
     """Blocks that an admission must leave free."""
     return pool.watermark_blocks if lane.running > 0 else 0
+
+
+def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 - as in every scheduler
+    """Lane ``i``, whose fields are again as before the run, has computed nothing."""
+    state.own.ends[i] = 0
+    if state.own.pipe is not None:
+        clear_pipe(state, state.own.pipe, i)
+
+
+def stand_in(state: State, i: int, r: int, row: int) -> None:
+    """Lane ``i`` has ``row`` of the requests in place of ``r``."""
+    ends: Any = state.own.ends[i]
+    mine = (ends & 0xFFFFFFFF) == r
+    ends[mine & (ends != 0)] += row - r
 
 
 @part

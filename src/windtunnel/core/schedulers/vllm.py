@@ -13,15 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core import pipeline
 from windtunnel.core import step as steps
-from windtunnel.core.blocks import (
-    CACHE_OF_LANE,
-    blocks_of,
-    forget_requests,
-    give_back,
-    offer,
-    prefix_cache,
-    stand_for,
-)
+from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, forget_requests, give_back, offer, prefix_cache
 from windtunnel.core.blocks import clear as clear_cache
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
@@ -189,17 +181,7 @@ def forget(state: State, requests: NDArray[np.int64]) -> None:
         chunks.forget(state.own.stores, requests)
 
 
-def comes_again(state: State, requests: NDArray[np.int64]) -> None:
-    """Requests may be sent anew: a replica that has computed their prompts finds all of them."""
-    if state.own.cache is not None:
-        shared, prompt = state.own.cache.holdings["shared"], state.requests["prompt"][requests]
-        shared[requests] = np.maximum(shared[requests], prompt // int(state.pools["block_size"][0]))
-
-
-def put(state: State, i: int, r: int, row: int) -> None:  # noqa: ARG001 - as in every scheduler
-    """Lane ``i`` has ``row`` of the requests in place of ``r``."""
-    if state.own.cache is not None:
-        stand_for(state.own.cache, r, row, int(state.requests["prompt"][r]))
+comes_again, stand_in = passes.comes_again, passes.stand_in
 
 
 @part
