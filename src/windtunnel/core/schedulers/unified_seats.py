@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from windtunnel.core.blocks import blocks_of
 from windtunnel.core.compiled import compiled, part
