@@ -75,7 +75,9 @@ def model_names() -> list[str]:
     return [name for name in sorted(_entries(), key=str.lower) if _is_simulated(name)]
 
 
+@cache
 def _is_simulated(name: str) -> bool:
+    """Whether a model of the catalogue, which is the same as long as the program runs, can be simulated."""
     try:
         load_model(name)
     except InputError:

@@ -97,7 +97,7 @@ STORES_OF_LANE: Fields = [
             "loading",  # the first of them to get it, linked by next
             "last_loading",
             "holders",  # requests in the queue that hold blocks
-            "reserved",  # blocks that these, and those whose KV is on its way, still need
+            "kv_reserved",  # blocks that these, and those whose KV is on its way, still need
             "saves",  # entries of its computed tokens that have not been written yet
         )
     ),

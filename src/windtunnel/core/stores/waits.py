@@ -161,7 +161,7 @@ def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, stores: Stores, bud
     if tokens == 0:
         return COMPUTES
     margin = pool.watermark_blocks if lane.running > 0 else 0
-    if blocks_of(pool, known) - found + idle + lane.reserved + margin > lane.free:
+    if blocks_of(pool, known) - found + idle + lane.kv_reserved + margin > lane.free:
         return LACKS
     pop_first(lane, requests)
     lane.waiting += 1
@@ -169,7 +169,7 @@ def begin_elsewhere(pool: Pool, lane: Lane, requests: Array, stores: Stores, bud
     lane.free -= tokens // pool.block_size
     request.context = local + tokens
     stores.rows[r].kept = request.context // pool.block_size
-    lane.reserved += blocks_of(pool, known) - stores.rows[r].kept
+    lane.kv_reserved += blocks_of(pool, known) - stores.rows[r].kept
     start_loads(stores, lane, requests, r)
     return LOADS
 
@@ -207,7 +207,7 @@ def take_held(pool: Pool, lane: Lane, request: Request, stores: Stores, r: int) 
     if kept > 0:
         stores.rows[r].kept = 0
         lane.holders -= 1
-        lane.reserved -= blocks_of(pool, request.prompt + request.generated) - kept
+        lane.kv_reserved -= blocks_of(pool, request.prompt + request.generated) - kept
         if request.preemptions == 0:
             request.cached_tokens = request.context
     return kept
