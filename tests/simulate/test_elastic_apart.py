@@ -53,6 +53,7 @@ def test_every_request_ends_and_parts_add_up(then: str, handover: str) -> None:
     assert (requests.finish[ended] >= requests.first_token[ended]).all()
 
 
+@pytest.mark.long  # minutes of compilation; core/fleet/test_pools has these engines without the compiler
 @pytest.mark.parametrize("engine", ["sglang-0.5", "trtllm-1.0"])
 def test_every_engine_has_failures(engine: str) -> None:
     found = run(FAULTS, then="migrate", engine=engine)
