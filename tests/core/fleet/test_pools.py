@@ -227,6 +227,7 @@ def test_without_the_compiler_at_length() -> None:
 
 
 @WITH_THE_COMPILER
+@pytest.mark.long
 def test_the_compiler_changes_nothing() -> None:
     for seed in range(20):
         check_nothing_is_lost(seed, "vllm")
