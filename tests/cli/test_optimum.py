@@ -54,7 +54,7 @@ def test_a_file_and_objectives_in_order(capsys: Capture, tmp_path: Path) -> None
     assert len(plan["batches"]) == len(found["schedule"])
     good = document(capsys, *words, "--objective", "goodput", "--goodput", "e2el:150")
     assert 0 < good["value"] <= good["bound"] <= 1
-    assert main([*words, "--prices"]) == DONE
+    assert main([*words, "--rule-prices"]) == DONE
     shown = capsys.readouterr().out
     assert "overtaking" in shown
     assert "nothing more" in shown

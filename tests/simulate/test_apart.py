@@ -142,6 +142,7 @@ def shared_prefixes(n: int = 120) -> Workload:
     )
 
 
+@pytest.mark.long  # a minute and a half of compilation
 def test_a_router_of_prefixes_finds_more_on_prefill_replicas() -> None:
     """Two of them with memory for three beginnings each, beside the prompt."""
     deployment = pools("vllm-0.32", prefill={"num_gpu_blocks_override": 300})

@@ -97,6 +97,7 @@ def cases(draw: st.DrawFn) -> tuple[Fleet, Demand, Crossing, int]:
     return fleet, demand, crossing, draw(st.sampled_from([ROUND_ROBIN, LEAST_OUTSTANDING]))
 
 
+@pytest.mark.long  # two minutes of compilation
 @settings(max_examples=CASES, deadline=None)
 @given(cases(), st.sampled_from([(True, False), (False, True), (True, True)]))
 def test_the_same_decisions_give_the_cores_record(case: Any, where: tuple[bool, bool]) -> None:

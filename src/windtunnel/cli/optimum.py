@@ -31,7 +31,7 @@ def optimum(
     program: Annotated[str, Parameter(group=OPTIMUM)] = "flow",
     seconds: Annotated[float, Parameter(group=OPTIMUM)] = 60.0,
     forbid: Annotated[tuple[str, ...], Parameter(group=OPTIMUM, show_default=False)] = (),
-    prices: Annotated[bool, Parameter(negative=(), group=OPTIMUM)] = False,
+    rule_prices: Annotated[bool, Parameter(negative=(), group=OPTIMUM)] = False,
     coefficients: Annotated[tuple[float, ...], Parameter(group=OPTIMUM, show_default=False)] = (),
     export: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
     as_json: Json = False,
@@ -56,7 +56,7 @@ def optimum(
         Time limit of each objective; 0: the best of many simulated schedulers, and the bound by formula.
     forbid
         What the schedule may not do: chunks, evictions, pauses, mixing, overtaking, choosing; see docs/optimum.md.
-    prices
+    rule_prices
         Say for each rule that is not forbidden yet what forbidding it costs.
     coefficients
         A linear batch time instead of the engine's tables, in s: of a batch, a token, a token of KV that a decode
@@ -75,7 +75,7 @@ def optimum(
     objectives = in_order(objective, scenario.goals.limits())
     problem = _problem(scenario, coefficients)
     how = {"program": program, "seconds": seconds, "forbid": forbid, "progress": _watch()}
-    if prices:
+    if rule_prices:
         return _prices(problem, objectives, how, as_json)
     return _certificates(problem, objectives, how | {"slack": slack}, export, as_json)
 
@@ -105,7 +105,7 @@ def _prices(problem: "Problem", objectives: "tuple[Objective, ...]", how: dict[s
     from windtunnel.optimum.rules import RULES
 
     if len(objectives) > 1:
-        raise InputError("prices: of one objective: leave out the comma")
+        raise InputError("rule_prices: of one objective: leave out the comma")
     (objective,) = objectives
     implied = {"flow": {"chunks"}, "start": {"chunks", "evictions", "pauses"}}.get(how["program"], set())
     found = prices(problem, objective, RULES.keys() - implied - set(how["forbid"]), **how)

@@ -217,7 +217,7 @@ def in_plain_python(cases: int) -> None:
 
 @WITH_THE_COMPILER
 def test_without_the_compiler() -> None:
-    in_plain_python(4)
+    in_plain_python(1)
 
 
 @WITH_THE_COMPILER

@@ -116,6 +116,7 @@ def test_two_that_compute_the_same_prompt_keep_it_once() -> None:
     assert scheduler.available == 1000 - 100
 
 
+@pytest.mark.long  # two minutes of compilation
 def test_a_pool_without_a_cache_finds_nothing_beside_one_that_has_one() -> None:
     n = 6
     demand = Demand(
