@@ -75,7 +75,8 @@ def preset_note(engine: str, version: str) -> str:
     text = f"{engine} {version} has no preset and is simulated as {chosen.name}"
     if other is None:
         return text
-    names = [field.name for field in fields(chosen) if field.name not in ("name", "scheduler", "since", "memory", "lacks")]
+    others = ("name", "scheduler", "since", "memory", "lacks")
+    names = [field.name for field in fields(chosen) if field.name not in others]
     differs = [
         f"{name}={getattr(other, name)}, not {getattr(chosen, name)}"
         for name in names
