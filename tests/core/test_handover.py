@@ -32,7 +32,7 @@ def check(case: Case) -> None:
         assert not found, found[:5]
 
 
-@pytest.mark.parametrize("kind", ["cached", "unified"])
+@pytest.mark.parametrize("kind", ["cached", pytest.param("unified", marks=pytest.mark.long)])
 def test_core_and_reference_are_equal(kind: str) -> None:
     @settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
     @given(cases(kind))

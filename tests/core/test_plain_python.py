@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from core.plainly import PLAINLY
 from core.schedulers import sglang_cases, vllm_v0_cases
 from windtunnel.core.engine import Record
 from windtunnel.errors import InputError
@@ -67,12 +68,14 @@ def test_plain_python_gives_the_same(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "some"),
-    [("schedulers/test_mixed.py", "equal"), ("test_theory_pipelines.py", ""), ("test_handover.py", "until_it_is_due")],
+    ("files", "some"),
+    [(("schedulers/test_mixed.py",), "equal"), (("test_handover.py",), "until_it_is_due"), (PLAINLY, "")],
+    ids=["mixed", "handover", "small cases"],
 )
-def test_files_run_without_the_compiler(file: str, some: str) -> None:
+def test_files_run_without_the_compiler(files: tuple[str, ...], some: str) -> None:
     surroundings = os.environ | {"NUMBA_DISABLE_JIT": "1", "WINDTUNNEL_EQUALITY_CASES": "10"}
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", some, str(TESTS / "core" / file))
+    paths = [str(TESTS / "core" / name) for name in files]
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", some, *paths)
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout and " skipped" not in done.stdout

@@ -1,13 +1,9 @@
-"""Closed forms of pipelines as oracle: a tandem of queues, whose slowest stage is the pace.
-
-Run without the compiler (test_plain_python), which would take minutes for eight schedulers.
-"""
+"""Closed forms of pipelines as oracle: a tandem of queues, whose slowest stage is the pace."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from numba.core import config
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
@@ -15,7 +11,6 @@ from windtunnel.perf.batch_times import StageTimes, linear
 from windtunnel.policy import Limits, Policy, Settings, Sglang, VllmV1
 from windtunnel.policy.unified import SARATHI, TRTLLM_GUARANTEED_NO_EVICT
 
-pytestmark = pytest.mark.skipif(not config.DISABLE_JIT, reason="runs without the compiler")  # type: ignore[attr-defined]
 ONE_BY_ONE = Limits(max_num_seqs=64, max_num_batched_tokens=64, max_model_len=4000, num_blocks=10_000, block_size=16)
 """A prompt of 64 tokens fills a step."""
 

@@ -82,6 +82,7 @@ def test_bytes_are_those_of_whole_blocks() -> None:
     assert (run.handovers.kv_bytes == blocks * 16 * 32 * 8 * 128 * 2 * 2).all()  # type: ignore[union-attr]
 
 
+@pytest.mark.long  # its kernel serves nothing else
 def test_tensorrt_llms_scheduler_takes_what_others_have_computed() -> None:
     """With little memory requests wait, whatever the capacity scheduler's policy; all end."""
     workload = generate(Gamma(30.0, 0.5), LENGTHS, 60, seed=1)

@@ -237,7 +237,8 @@ def on_cases(strategy: Any, one: Callable[..., None]) -> None:
     compared()
 
 
-@pytest.mark.parametrize("kind", test_mixed.ALL if PLAIN else test_mixed.COMPILED[:1])
+@pytest.mark.skipif(not PLAIN, reason="runs without the compiler")
+@pytest.mark.parametrize("kind", test_mixed.ALL)
 def test_what_a_run_of_the_same_arrivals_gives(kind: str) -> None:
     def one(case: test_mixed.Case, seed: int) -> None:
         assume(case.demand.follow is not None)
