@@ -1,13 +1,21 @@
-"""With the compiler, the files of small cases are left to test_plain_python."""
+"""Files of small cases run without the compiler, by test_plain_python: seconds, where their kernels take minutes to
+compile."""
 
 from pathlib import Path
 
 import pytest
 from numba.core import config
 
-from core.plainly import PLAINLY
-
 HERE = Path(__file__).parent
+PLAINLY = (
+    "schedulers/test_sglang_order.py",
+    "schedulers/test_sglang_overlap.py",
+    "schedulers/test_sglang_radix.py",
+    "schedulers/test_sglang_rules.py",
+    "schedulers/test_vllm_v0_caching.py",
+    "schedulers/test_vllm_v0_chunked.py",
+    "test_theory_pipelines.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from core.plainly import PLAINLY
+from core.conftest import PLAINLY
 from core.schedulers import sglang_cases, vllm_v0_cases
 from windtunnel.core.engine import Record
 from windtunnel.errors import InputError
