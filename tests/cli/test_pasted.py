@@ -53,7 +53,7 @@ def test_bad_lines_are_one_line(words: list[str], says: str, capsys: pytest.Capt
 def test_a_command_for_one_server_takes_no_sides(capsys: pytest.CaptureFixture[str]) -> None:
     sides = [word for role in ("prefill", "decode") for word in ("--from", f"{role}: vllm serve Qwen/Qwen3-8B")]
     assert main(["serve", *sides]) == 2
-    assert "serve takes one server" in capsys.readouterr().err
+    assert "prefill and decode pools: not served live" in capsys.readouterr().err
 
 
 def test_explain_reads_a_line(capsys: pytest.CaptureFixture[str]) -> None:
