@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from equality import RELAXED, StuckError
 from hypothesis import assume, given, settings
-from numba.core import config
+from plainly import IN_PLAIN_PYTHON
 
 from core.pools_cases import Case, by_core, cases, differences, equal_requests, tandem
 from windtunnel.core.apart.handover import Crossing, Handed, run
@@ -194,7 +194,7 @@ def test_a_short_prompt_is_computed_where_it_decodes() -> None:
     assert np.isnan(found.handovers["asked"][0])
 
 
-@pytest.mark.skipif(not config.DISABLE_JIT, reason="runs without the compiler")  # type: ignore[attr-defined]
+@IN_PLAIN_PYTHON
 def test_who_asks_for_memory_does_not_stop_a_batch_that_waits_until_it_is_due() -> None:
     """The short prompt is to be computed where it decodes, in a batch that waits for two seconds; after one second the
     other one, whose KV was computed in the meantime, asks for memory there. It gets it when the batch begins, decodes

@@ -12,6 +12,7 @@ import equality_unified
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from plainly import in_plain_python
 
 from core.conftest import PLAINLY
 from core.schedulers import sglang_cases, vllm_v0_cases
@@ -73,9 +74,5 @@ def test_plain_python_gives_the_same(family: str, tmp_path: Path) -> None:
     ids=["mixed", "handover", "small cases"],
 )
 def test_files_run_without_the_compiler(files: tuple[str, ...], some: str) -> None:
-    surroundings = os.environ | {"NUMBA_DISABLE_JIT": "1", "WINDTUNNEL_EQUALITY_CASES": "10"}
-    paths = [str(TESTS / "core" / name) for name in files]
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", some, *paths)
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert " passed" in done.stdout and " skipped" not in done.stdout
+    said = in_plain_python(10, *(TESTS / "core" / name for name in files), some=some)
+    assert " passed" in said and " skipped" not in said

@@ -70,7 +70,7 @@ OWN: dict[str, dict[str, Any]] = {
                 "sglang-0.4.6:max_prefill_tokens=8192",
                 "sglang-0.4.6:radix_cache=false",
                 "sglang-0.5.23:schedule_policy=lpm,prefill_max_requests=4",
-                "sglang-0.5.23:enable_priority_scheduling=true,radix_eviction_policy=lfu",
+                "sglang-0.5.23:radix_eviction_policy=lfu,enable_priority_scheduling=true",  # as the line is written
             ]
         ),
     },

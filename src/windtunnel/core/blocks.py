@@ -141,15 +141,15 @@ def blocks_of(pool: Pool, tokens: int) -> int:
 
 
 @part
-def home(lane: Lane, key: int) -> int:
-    """Where a key would like to stand in the index."""
-    return (((key ^ (key >> 31)) & 0x7FFFFFFF) * 0x9E3779B1 >> 16) & lane.mask
+def home(key: int, mask: int) -> int:
+    """Where a key would like to stand in an index of ``mask`` + 1 places."""
+    return (((key ^ (key >> 31)) & 0x7FFFFFFF) * 0x9E3779B1 >> 16) & mask
 
 
 @compiled
 def slot_of(items: Array, slots: Array, lane: Lane, key: int) -> int:
     """Where a key stands in the lane's index, or could stand."""
-    at = home(lane, key)
+    at = home(key, lane.mask)
     while True:
         x = slots[lane.slots + at]
         if x == NONE or items[x].key == key:
@@ -197,7 +197,7 @@ def close_gap(items: Array, slots: Array, lane: Lane, gap: int) -> None:
         x = slots[lane.slots + at]
         if x == NONE:
             break
-        if ((at - home(lane, items[x].key)) & lane.mask) >= ((at - gap) & lane.mask):
+        if ((at - home(items[x].key, lane.mask)) & lane.mask) >= ((at - gap) & lane.mask):
             slots[lane.slots + gap] = x
             gap = at
     slots[lane.slots + gap] = NONE

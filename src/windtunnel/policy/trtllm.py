@@ -34,14 +34,14 @@ class Trtllm(Settings):
     chunking_policy: Chunking = "FIRST_COME_FIRST_SERVED"
     """Who gets the tokens of a step: the first prompts as many as they can use; or all prompts a unit in turn."""
     chunk_unit_size: int = 0
-    """Part of a prompt is a multiple of so many tokens, but for the last one; 0: the tokens of a block."""
+    """Chunks of a prompt are multiples of this number of tokens, except the last; 0: of a block."""
     disable_overlap_scheduler: bool = False
     """Decide a step when the one before it has ended, and not while that one runs."""
     overlap_end: OverlapEnd = "to_complete"
     """With overlap, a request whose next token is its last by declared length waits for it without being scheduled
     (newer executors); or every one is scheduled once too often (extra)."""
     batch_wait_timeout_iters: int = 0
-    """Prompts wait while requests generate, until so many steps have passed, or there are tokens enough."""
+    """While requests generate, prompts wait at most this number of steps, or until there are enough tokens."""
     batch_wait_max_tokens_ratio: float = 0.0
     """Share of max_num_tokens that is enough; both 0: no such rule."""
     enable_block_reuse: bool = False

@@ -80,8 +80,8 @@ class VllmV1(Settings):
     memory; 1: no such rule. Ranks in lockstep run prompts in every so-many-th of their common steps (vLLM ≥ 0.24;
     v1/engine/core.py, where a new wave of requests starts the count anew, which is not simulated)."""
     interval_when_alone: bool = True
-    """The interval holds for a scheduler that no others step with, too, from its latest step with prompts; otherwise it
-    ignores it (vLLM ≤ 0.32)."""
+    """A scheduler that steps alone keeps the interval as well, counted from its latest step with prompts; False: it
+    ignores the interval (vLLM ≤ 0.32)."""
     max_loras: int = 0
     """Adapters that running requests may have among them; who brings another one is passed over. 0: any number."""
     async_scheduling: bool = True

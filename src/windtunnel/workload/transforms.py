@@ -151,7 +151,7 @@ def with_recorded_answers(workload: Workload) -> Workload:
 
 
 def with_longer_prompts(workload: Workload, factor: float) -> Workload:
-    """These requests with so many times the tokens in each prompt, 1 at least.
+    """These requests with ``factor`` times the tokens in each prompt, 1 at least.
 
     Raises InputError unless the factor is finite and > 0, and where prompts share text, which has a length of its own.
     """

@@ -2,8 +2,6 @@
 objects, and for engines that that does not have, nothing is lost."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -16,7 +14,7 @@ from equality import RELAXED, Impatient, StuckError
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numba import config
+from plainly import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 
 from core.loop_cases import equal_rows, handing_case, merged
 from core.pools_cases import Case, cases, equal_requests, tandem
@@ -29,9 +27,6 @@ from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Forecast, 
 from windtunnel.reference import unified, vllm_v1
 from windtunnel.simulate.apart_on_reference import run_apart
 
-PLAIN = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
-IN_PLAIN_PYTHON = pytest.mark.skipif(not PLAIN, reason="runs without the compiler, which takes longer than many cases")
-WITH_THE_COMPILER = pytest.mark.skipif(PLAIN, reason="starts this file without the compiler")
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 PARTS = st.sampled_from([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8]) | st.floats(0.0, 1.0, width=16)
 """Of the time that a case takes."""
@@ -207,23 +202,15 @@ def test_nothing_is_lost(kind: str) -> None:
         check_nothing_is_lost(seed, kind)
 
 
-def in_plain_python(cases: int) -> None:
-    """The tests above in a process of their own, without the compiler."""
-    some = os.environ | {"NUMBA_DISABLE_JIT": "1", "WINDTUNNEL_EQUALITY_CASES": str(cases)}
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__)
-    done = subprocess.run(command, env=some, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
-
-
 @WITH_THE_COMPILER
 def test_without_the_compiler() -> None:
-    in_plain_python(1)
+    in_plain_python(1, __file__)
 
 
 @WITH_THE_COMPILER
 @pytest.mark.long
 def test_without_the_compiler_at_length() -> None:
-    in_plain_python(500)
+    in_plain_python(500, __file__)
 
 
 @WITH_THE_COMPILER

@@ -1,8 +1,6 @@
 """Replicas that start, drain, fail and come back on the core: equal to the event loop in plain objects."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 from equality import RELAXED
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numba import config
+from plainly import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 
 from core.loop_cases import Case, equal_rows, merged, mixed_case
 from windtunnel.core.engine import Demand, Fleet, Record, run
@@ -25,9 +23,6 @@ from windtunnel.policy.routing import Conductor
 from windtunnel.policy.scaling import Autoscale, Failure, Forecast, Foresight, Planner, Rule, Thresholds
 from windtunnel.simulate.on_reference import run_policies
 
-PLAIN = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
-IN_PLAIN_PYTHON = pytest.mark.skipif(not PLAIN, reason="runs without the compiler, which takes longer than many cases")
-WITH_THE_COMPILER = pytest.mark.skipif(PLAIN, reason="starts this file without the compiler")
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 KINDS = {
     "vllm": (equality.cases(), equality),
@@ -164,23 +159,15 @@ def test_all_end_once_and_give_everything_back(kind: str) -> None:
         assert tokens >= (requests["output"] - 1 - requests["preemptions"])[served].sum()
 
 
-def in_plain_python(cases: int) -> None:
-    """The tests above in a process of their own, without the compiler."""
-    some = os.environ | {"NUMBA_DISABLE_JIT": "1", "WINDTUNNEL_EQUALITY_CASES": str(cases)}
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__)
-    done = subprocess.run(command, env=some, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
-
-
 @WITH_THE_COMPILER
 def test_without_the_compiler() -> None:
-    in_plain_python(6)
+    in_plain_python(6, __file__)
 
 
 @WITH_THE_COMPILER
 @pytest.mark.long
 def test_without_the_compiler_at_length() -> None:
-    in_plain_python(1500)
+    in_plain_python(1500, __file__)
 
 
 def test_what_the_plain_run_does_not_do_is_refused() -> None:

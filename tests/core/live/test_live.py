@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from numba import config
+from plainly import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 
 from core.fleet.test_service import failing_case, services
 from core.loop_cases import merged, mixed_case
@@ -32,7 +30,6 @@ from windtunnel.policy.scaling import Foresight
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "40"))
 SEEN = ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens", "state")
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-PLAIN = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
 MIXED = (*test_mixed.ALL,)
 
 
@@ -237,7 +234,7 @@ def on_cases(strategy: Any, one: Callable[..., None]) -> None:
     compared()
 
 
-@pytest.mark.skipif(not PLAIN, reason="runs without the compiler")
+@IN_PLAIN_PYTHON
 @pytest.mark.parametrize("kind", test_mixed.ALL)
 def test_what_a_run_of_the_same_arrivals_gives(kind: str) -> None:
     def one(case: test_mixed.Case, seed: int) -> None:
@@ -247,7 +244,7 @@ def test_what_a_run_of_the_same_arrivals_gives(kind: str) -> None:
     on_cases(test_mixed.cases((kind,), ("open",)), one)
 
 
-@pytest.mark.skipif(not PLAIN, reason="runs without the compiler")
+@IN_PLAIN_PYTHON
 @pytest.mark.parametrize("kind", ["vllm", "vllm in pipelines", "unified"])
 def test_replicas_that_come_and_go(kind: str) -> None:
     def one(case: tuple[Fleet, Demand, int, Any], seed: int) -> None:
@@ -258,7 +255,7 @@ def test_replicas_that_come_and_go(kind: str) -> None:
     on_cases(services(kind), one)
 
 
-@pytest.mark.skipif(not PLAIN, reason="runs without the compiler")
+@IN_PLAIN_PYTHON
 @pytest.mark.parametrize("kind", ["cache", "sglang", "radix", "v0"])
 def test_every_router_and_replicas_that_fail(kind: str) -> None:
     for seed in range(CASES):
@@ -266,7 +263,7 @@ def test_every_router_and_replicas_that_fail(kind: str) -> None:
             told(case.fleet, short(case.demand, seed), case.routers[0], case.uniforms, seed)
 
 
-@pytest.mark.skipif(not PLAIN, reason="runs without the compiler")
+@IN_PLAIN_PYTHON
 def test_schedulers_in_python() -> None:
     for seed in range(CASES):
         rng = np.random.default_rng(seed)
@@ -293,9 +290,6 @@ def test_a_session_stays_with_its_replica_and_slots_are_used_again() -> None:
     assert live.advance(1e6)["gone"].any()
 
 
-@pytest.mark.skipif(PLAIN, reason="is that run")
+@WITH_THE_COMPILER
 def test_every_scheduler_without_the_compiler() -> None:
-    some = os.environ | {"NUMBA_DISABLE_JIT": "1", "WINDTUNNEL_EQUALITY_CASES": "1"}
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__)
-    done = subprocess.run(command, env=some, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
+    in_plain_python(1, __file__)

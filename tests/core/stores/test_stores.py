@@ -1,14 +1,12 @@
 """KV stores on the core: equal to the plain objects of the reference, in runs whose replicas fail, too."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from numba import config
+from plainly import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 
 from core.loop_cases import equal_rows
 from core.stores.stores_cases import differences, stored_case
@@ -19,9 +17,6 @@ from windtunnel.policy import VllmV1
 from windtunnel.policy.scaling import Autoscale, Failure, Planner
 from windtunnel.simulate.on_reference import run_policies
 
-PLAIN = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
-IN_PLAIN_PYTHON = pytest.mark.skipif(not PLAIN, reason="runs without the compiler, which takes longer than many cases")
-WITH_THE_COMPILER = pytest.mark.skipif(PLAIN, reason="starts this file without the compiler")
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "25"))
 SHARED = 48
 """A case in which requests find chunks in a store that replicas share."""
@@ -97,20 +92,12 @@ def test_schedulers_without_stores_are_named(policy: VllmV1) -> None:
         run(fleet, case.demand, 0, case.uniforms)
 
 
-def in_plain_python(cases: int) -> None:
-    """This file, without the compiler, with so many cases."""
-    command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__)
-    some = os.environ | {"NUMBA_DISABLE_JIT": "1", "WINDTUNNEL_EQUALITY_CASES": str(cases)}
-    done = subprocess.run(command, env=some, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
-
-
 @WITH_THE_COMPILER
 def test_without_the_compiler() -> None:
-    in_plain_python(25)
+    in_plain_python(25, __file__)
 
 
 @WITH_THE_COMPILER
 @pytest.mark.long
 def test_without_the_compiler_at_length() -> None:
-    in_plain_python(1000)
+    in_plain_python(1000, __file__)

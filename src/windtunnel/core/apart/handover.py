@@ -406,7 +406,7 @@ def record_of(passing: Passing, demand: Demand, crossing: Crossing) -> Handed:
 
 
 def numbers_of(counts: Integers, order: Integers) -> Integers:
-    """For each of the things of pools in this order, so many of each, its number in the pools' own order."""
+    """Of replicas or lanes, ``counts`` in each pool, pools in ``order``: their numbers in the fleet's own order."""
     own = np.zeros_like(counts)
     own[order] = counts
     first = np.cumsum(own) - own

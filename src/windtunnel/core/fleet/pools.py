@@ -451,7 +451,7 @@ class PoolService(Service):
         self._begin_anew(r, grown, time)
 
     def _begin_anew(self, r: int, grown: int, time: float) -> None:
-        """A request is sent again, with so many tokens more in its prompt."""
+        """A request is sent again; its prompt changes by ``grown`` tokens."""
         rows, handed, both = self.state.requests, self.apart.handed, np.array([r, self.n + r])
         self.moved[r] += self._bytes_of(r)
         for k, row in enumerate(both.tolist()):
@@ -470,7 +470,7 @@ class PoolService(Service):
         self._go(time, np.array([r]))
 
     def _grow(self, r: int, tokens: int) -> None:
-        """So many tokens that it had to generate are part of its prompt."""
+        """Of the tokens that it had to generate, this number is now part of its prompt."""
         blank: Any = self.blank.requests
         names = [name for name in ("max_tokens", "declared") if name in (blank.dtype.names or ())]
         row, rules = self.n + r, self.rules

@@ -19,7 +19,7 @@ class Rooms:
         self._of: dict[int, tuple[int, int]] = {}
 
     def first(self, r: int, wanted: int) -> int:
-        """The first entry of slot ``r``, which has at least so many."""
+        """The first entry of slot ``r``, which has at least this number of entries."""
         first, length = self._of.get(r, (0, 0))
         if wanted > length:
             first, length = self.end, 1 << wanted.bit_length()

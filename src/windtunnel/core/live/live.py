@@ -109,8 +109,8 @@ class Live(Service):
             ends=np.zeros(len(self.state.rows)),
         )
         self.withdrawn: list[tuple[int, float]] = []
-        """Requests whose tokens after a time do not come, because their replica failed then; whoever was told of them
-        has to be told so, before what ``advance`` returns."""
+        """(Request, time): its replica failed then, so tokens told for later do not come. Whoever was told of
+        them must hear of it before what ``advance`` returns."""
         self._changes = bool(fleet.failures) or any(fleet.scaling)
         self._contents = Contents(self.state, fleet, self.size) if self.size else None
         self._free, self._left = deque(range(slots)), list[int]()
@@ -234,7 +234,7 @@ class Live(Service):
         """The client of a request has gone: it ends as soon as it may; returns the tokens that it will have got.
 
         What waits costs next to nothing more, a prompt that is part-way is completed, and a decode takes part in one
-        more step: it then is a request that asked for so many tokens.
+        more step: from then on it counts as a request that asked for just these tokens.
         """
         request = self.state.requests[r : r + 1]
         i = int(request["lane"][0])

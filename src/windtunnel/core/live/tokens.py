@@ -14,7 +14,7 @@ from windtunnel.core.dispatch import given_tokens, jump, latest_end, seated, wai
 from windtunnel.core.records import IGNORED, ROWS, Array, Group, Pool, State
 
 TOKENS = np.dtype([("time", np.float64), ("slot", np.int64), ("tokens", np.int64), ("gone", np.int64)])
-"""A request has so many tokens from this time on; ``gone``: STAYS, GOES or FAILED."""
+"""From ``time`` on a request has ``tokens`` tokens; ``gone``: STAYS, GOES or FAILED."""
 STAYS, GOES, FAILED = range(3)
 """Of a request in the engine: it stays; has left it; or nobody computes the rest, because its replica has failed or the
 router rejects it."""

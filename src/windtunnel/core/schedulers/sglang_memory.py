@@ -479,7 +479,7 @@ def requeue(lane: Lane, requests: Array) -> None:
 
 @part
 def fill_up(tree: Any, pool: Pool, lane: Lane, rounds: int) -> None:
-    """Evict what so many equal rounds have evicted."""
+    """Evict what this number of equal rounds would have evicted."""
     if tree is not None and pool.radix_cache:
         free = lane.free + rounds * lane.top - lane.evictable
         while rounds > 0:
@@ -494,8 +494,8 @@ def fill_up(tree: Any, pool: Pool, lane: Lane, rounds: int) -> None:
 
 @part
 def take_pages(state: State, pool: Pool, lane: Lane, row: int, rounds: int) -> None:
-    """Take the pages that so many equal rounds have begun, and not a token for every request of each; their ``row``
-    of the log says what is used after the first of them."""
+    """Take the pages that this number of equal rounds began, where a token a request was taken in each round. Their
+    ``row`` of the log says what is used after the first round."""
     seats, first, all_of_them = state.seats[lane.table], 0, 0
     for i in range(lane.top):
         after = held_by(lane, state.requests[seats[WHO, i]], seats[ENDS, i])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.blocks import Cache, close_gap, link, own_key, slot_of, unlink
+from windtunnel.core.blocks import Cache, close_gap, home, link, own_key, slot_of, unlink
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.records import NONE, Array, Fields, Lane, Request, attributes, records
 from windtunnel.core.texts.owners import down_to, owner_of, shared_tokens, top_of
@@ -299,18 +299,12 @@ def use(stores: Stores, store: Any, x: int) -> None:
 @part
 def count_of(stores: Stores, store: Any, key: int) -> Any:
     """How often a key has been looked for, as an entry."""
-    at = home_of_count(store, key)
+    at = home(key, store.counts_mask)
     while True:
         entry = stores.counts[store.counts + at]
         if entry.count == 0 or entry.key == key:
             return entry
         at = (at + 1) & store.counts_mask
-
-
-@part
-def home_of_count(store: Any, key: int) -> int:
-    """Where a key would like to stand among the counts."""
-    return (((key ^ (key >> 31)) & 0x7FFFFFFF) * 0x9E3779B1 >> 16) & store.counts_mask
 
 
 @part

@@ -237,7 +237,7 @@ def note_computed(state: State, stores: Stores, lane: Lane, seats: Array, end: f
 
 @part
 def fills_chunk(stores: Stores, lane: Lane, tokens: int) -> bool:
-    """Whether the last of so many tokens is the last one of a chunk that may be written with what is generated."""
+    """Whether the last of these tokens is the last one of a chunk that may be written with what is generated."""
     found = False
     for p in range(lane.first_port, lane.first_port + lane.ports):
         port = stores.ports[p]

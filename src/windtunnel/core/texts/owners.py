@@ -77,7 +77,7 @@ def _leading(flags: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np
 
 
 def begins(texts: Texts, other: int, row: int, tokens: int) -> None:
-    """The text of a row begins with so many tokens of another one's."""
+    """The text of a row begins with this number of tokens of another row's."""
     rows: Any = texts.rows
     rows["other"][row], rows["begins"][row], rows["named"][row] = other, tokens, 0
 

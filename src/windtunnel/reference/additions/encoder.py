@@ -41,7 +41,7 @@ class Encoder:
         self.budget, self.dropped, self.scheduled = self.limits.compute_budget, [], {}
 
     def tokens_with_inputs(self, request: Request, computed: int, tokens: int) -> int:
-        """Of so many tokens after the computed ones, those whose inputs are cached or can be computed now."""
+        """Of the next tokens, those whose inputs are cached or can be computed now."""
         names: set[str] = set()
         self.wanted, embeddings = [], 0
         for i, image in enumerate(request.images):
@@ -72,7 +72,7 @@ class Encoder:
         return True
 
     def _has_room(self, image: Image, embeddings: int) -> bool:
-        """Whether an input can be computed with so many embeddings; drops others where that helps."""
+        """Whether an input can be computed next to these embeddings; drops others where that helps."""
         needed = image.embeddings + embeddings
         if image.embeddings > self.budget or (needed > self.free and needed > self.freeable):
             return False

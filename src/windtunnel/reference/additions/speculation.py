@@ -30,7 +30,7 @@ class Speculation:
     method: str = "ngram"
     """A name in DRAFT_SLOTS."""
     accepted: Callable[[Request, int], int] = accepts_none
-    """How many of so many drafts of a request are right: the leading ones."""
+    """Given the number of drafts of a request, how many of the leading ones are right."""
     proposed: Callable[[Request], int] = proposes_none
     """How many drafts a request has after a step (without asynchronous scheduling, where all are asked for)."""
 

@@ -22,7 +22,7 @@ NO_EVICT, MAX_UTILIZATION, STATIC_BATCH = range(3)
 
 @part
 def known(request: Request) -> int:
-    """Tokens of a prompt; of one that was paused, of what it had generated, too."""
+    """Tokens of a prompt and, if the request was paused, of what it had generated."""
     return request.prompt + request.generated
 
 

@@ -255,7 +255,7 @@ def run_prompts(state: State, pool: Pool, i: int, last: bool, every: bool, start
 
 @part
 def leave_out(pool: Pool, lane: Lane, requests: Array, seats: Array) -> None:
-    """Generations that get no token in this step leave the sums; the next token of each follows a pause of its own."""
+    """Generations that get no token in this step leave the sums; the next token of each comes after a pause."""
     for i in range(lane.top):
         ends = seats[ENDS, i]
         if seats[NOW, i] != OUT or not ends < EMPTY:
@@ -330,7 +330,7 @@ def takes_part_now(lane: Lane, seats: Array, i: int) -> bool:
 
 @part
 def discarded(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
-    """Generations of this step whose token is dropped, or follows a pause of its own."""
+    """Generations of this step whose token is dropped or comes after a pause."""
     lane, seats, dropped = state.lanes[i], state.seats[i], 0
     if lane.step_decodes > 0:
         for k in range(lane.leaving):
