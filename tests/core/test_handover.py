@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from equality import RELAXED, StuckError
 from hypothesis import assume, given, settings
-from plainly import IN_PLAIN_PYTHON
 
+from core.conftest import IN_PLAIN_PYTHON
 from core.pools_cases import Case, by_core, cases, differences, equal_requests, tandem
 from windtunnel.core.apart.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet

@@ -12,9 +12,8 @@ import equality_unified
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from plainly import in_plain_python
 
-from core.conftest import PLAINLY
+from core.conftest import PLAINLY, in_plain_python
 from core.schedulers import sglang_cases, vllm_v0_cases
 from windtunnel.core.engine import Record
 from windtunnel.errors import InputError

@@ -14,8 +14,8 @@ from equality import RELAXED, Impatient, StuckError
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from plainly import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 
+from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import equal_rows, handing_case, merged
 from core.pools_cases import Case, cases, equal_requests, tandem
 from windtunnel.core.apart.handover import Crossing, Handed

@@ -12,8 +12,8 @@ import pytest
 from equality import RELAXED
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from plainly import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 
+from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import Case, equal_rows, merged, mixed_case
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.fleet import service

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from plainly import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 
+from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.fleet.test_service import failing_case, services
 from core.loop_cases import merged, mixed_case
 from core.schedulers import test_mixed, test_user

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plainly import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 
+from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import equal_rows
 from core.stores.stores_cases import differences, stored_case
 from windtunnel.core.engine import Fleet, Record, run
