@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 INTERRUPTED = 130
 
@@ -9,18 +11,20 @@ INTERRUPTED = 130
 def main() -> int:
     """Run the command line; Ctrl-C ends it in one line also while its modules are read."""
     try:
-        say_what_is_compiled()
-        from windtunnel.cli import main as run
+        with what_is_compiled_is_said():
+            from windtunnel.cli import main as run
 
-        return run()
+            return run()
     except KeyboardInterrupt:
         sys.stderr.write("windtunnel: interrupted\n")
         return INTERRUPTED
 
 
-def say_what_is_compiled() -> None:
+@contextmanager
+def what_is_compiled_is_said() -> Iterator[None]:
     """Say on standard error what a first run compiles, for half a minute; on a terminal the line of progress does."""
     if sys.stderr.isatty():
+        yield
         return
     said = logging.Handler()
     said.addFilter(lambda record: bool(record.getMessage()))
@@ -28,6 +32,10 @@ def say_what_is_compiled() -> None:
     log = logging.getLogger("windtunnel.core.kernels")
     log.setLevel(logging.INFO)
     log.addHandler(said)
+    try:
+        yield
+    finally:
+        log.removeHandler(said)
 
 
 if __name__ == "__main__":

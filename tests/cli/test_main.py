@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from windtunnel.__main__ import say_what_is_compiled
+from windtunnel.__main__ import what_is_compiled_is_said
 
 
 @pytest.mark.parametrize(("terminal", "said"), [(False, "windtunnel: compiling it (once)\n"), (True, "")])
@@ -13,12 +13,9 @@ def test_a_first_run_says_what_is_compiled(
     terminal: bool, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = logging.getLogger("windtunnel.core.kernels")
-    before = list(log.handlers)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    try:
-        say_what_is_compiled()
+    with what_is_compiled_is_said():
         log.info("compiling it (once)")
         log.info("")
-    finally:
-        log.handlers[:] = before
+    log.warning("after it nothing is said")
     assert capsys.readouterr().err == said

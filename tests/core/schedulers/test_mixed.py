@@ -20,7 +20,7 @@ from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
-from windtunnel.policy import Limits, Policy, Settings, Sglang, UserScheduler, VllmV0, VllmV1, can_ever_run
+from windtunnel.policy import Limits, Policy, Settings, Sglang, Trtllm, UserScheduler, VllmV0, VllmV1, can_ever_run
 from windtunnel.policy.routing import ROUTE_SCORE
 from windtunnel.simulate.run import Iterations
 
@@ -224,7 +224,7 @@ def test_round_robin_gives_every_other_request_to_each_of_two_pools() -> None:
 
 
 def test_fields_that_schedulers_share_are_of_one_type() -> None:
-    every = (VllmV1(), VllmV0(), Policy(), Sglang(), UserScheduler(object, VllmV1()))
+    every = (VllmV1(), VllmV0(), Policy(), Sglang(), Trtllm(), UserScheduler(object, VllmV1()))
     assert [type(policy).__name__ for policy in every] == list(SCHEDULERS)
     for name in ("POOL_FIELDS", "LANE_FIELDS", "REQUEST_FIELDS"):
         names = [field for field, _ in fields_of(every, name)]
