@@ -36,7 +36,6 @@ from windtunnel.simulate.on_reference import (
     router_of,
     table_of,
     used_tiers,
-    whole_contents,
 )
 
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
@@ -45,7 +44,6 @@ TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefi
 def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Handover) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
     names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
-    names |= {"KV stores"} if any(fleet.tiers) else set()
     asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
     names |= {"autoscaling"} if any(fleet.scaling) and asked else set()
     names |= {"faults"} if fleet.failures and asked else set()
@@ -80,7 +78,7 @@ def run_apart(
         shelf = Shelf()
         make = maker(fleet, shelf)
         requests = requests_of(demand, fleet.policies)
-        known = whole_contents(demand, requests) if _stores_there(fleet) else []
+        known = [request.tokens for request in requests] if _stores_there(fleet) else []
         between = reference.Crossing(crossing.link, crossing.rules, crossing.work.tolist(), known)
         asked = (_choices(fleet, demand, routers, uniforms), requests, between)
         if any(fleet.scaling) or fleet.failures:

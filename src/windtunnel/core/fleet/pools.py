@@ -40,6 +40,7 @@ from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loop import BROKEN_OFF
 from windtunnel.core.records import AGAIN, AT_DOOR, CAME, GONE, IGNORED, JUMPS, NONE, QUEUED, REFUSED, SENT
 from windtunnel.core.routing import forget_replica, sees_there, takes_again
+from windtunnel.core.stores.chunks import note_again
 from windtunnel.policy.routing import Routing
 from windtunnel.policy.scaling import WHOLE_LINK, Failure, Lives
 
@@ -486,6 +487,8 @@ class PoolService(Service):
         blank["holds"][r] = goes and rules.transfer != "none"
         blank["generated"][row] = 0 if stays else 1
         blank["context"][row] = 0 if stays else blank["prompt"][row]
+        if self.state.stores is not None:
+            note_again(self.state.stores, row, int(rules.first_token == "decode" and not stays))
         prompt = np.array([int(blank["prompt"][r])])
         self.apart.work[r] = self.sending(prompt)[1][0] if self.sending else 0.0
 

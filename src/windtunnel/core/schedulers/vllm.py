@@ -48,7 +48,7 @@ from windtunnel.core.seats import (
 )
 from windtunnel.core.step import depart, emit_first, nothing
 from windtunnel.core.stores import chunks
-from windtunnel.core.stores.waits import note_computed
+from windtunnel.core.stores.waits import has_beside, note_computed, note_joined, note_staged, note_unstaged
 from windtunnel.errors import InputError
 
 __all__ = ["given_tokens", "latest_end"]
@@ -216,13 +216,15 @@ def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
         return False
     kept = blocks_of(pool, reserved) * (lane.running + lane.staged + 1)
     kept += pool.watermark_blocks if lane.running > 0 else 0
-    return blocks_of(pool, request.prompt + request.generated) + kept <= lane.free
+    fits = blocks_of(pool, request.prompt + request.generated) + kept <= lane.free
+    return fits and has_beside(pool, lane, state.own.stores, request)
 
 
 @part
 def stage(state: State, pool: Pool, i: int, r: int) -> None:
     """Give a request memory for what comes with it."""
     state.lanes[i].free -= blocks_of(pool, state.requests[r].prompt + state.requests[r].generated - 1)
+    note_staged(pool, state.lanes[i], state.own.stores, state.requests[r], r)
 
 
 @part
@@ -230,6 +232,7 @@ def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Take that memory back."""
     request = state.requests[r]
     give_back(pool, lane, state.own.cache, r, request.prompt + request.generated - 1, 0, False)
+    note_unstaged(pool, lane, state.own.stores, request)
 
 
 @part
@@ -247,8 +250,9 @@ def join(state: State, pool: Pool, i: int, r: int) -> None:
     count_turn(pool, lane, seats, state.own.pipe, ends, context, 1)
     skip_decodes(lane, seats)
     request.held_clock = lane.held = lane.clock
-    request.certain, request.last_step = context + 1, NONE
+    request.certain, request.last_step = context, NONE
     offer(pool, lane, state.own.cache, r, context)
+    note_joined(pool, lane, state.own.stores, request, r)
 
 
 # A step.
@@ -266,7 +270,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     if budget == passes.NO_ROOM:
         budget, preempted = passes.schedule_in_turn(pool, lane, requests, seats, own, most)
     elif lane.held >= lane.clock:
-        passes.forget_held(pool, lane, requests, seats, own.pipe)
+        passes.forget_held(pool, lane, requests, seats, own, own.pipe)
     if preempted or lane.held > lane.clock:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
@@ -340,7 +344,7 @@ def finish(state: State, pool: Pool, i: int, end: float) -> bool:
     if goes_on:
         lane.silent = 0
     end_decodes(state, pool, i, seats, lane.clock, end, ended)
-    if lane.chunks > 0 or lane.generated > 0:
+    if lane.chunks > 0 or lane.generated + lane.newcomers > 0:
         goes_on |= end_chunks(state, pool, lane, seats, state.own.pipe, state.own.stores, end)
     lane.end = end
     return goes_on

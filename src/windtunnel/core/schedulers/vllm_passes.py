@@ -28,7 +28,16 @@ from windtunnel.core.seats import (
     sit,
     stand_up,
 )
-from windtunnel.core.stores.waits import LACKS, LOADS, begin_elsewhere, forget_computed, holders_first, take_held
+from windtunnel.core.stores.chunks import stand_in as stand_in_stores
+from windtunnel.core.stores.waits import (
+    LACKS,
+    LOADS,
+    begin_elsewhere,
+    forget_computed,
+    holders_first,
+    offer_newcomer,
+    take_held,
+)
 
 UNLIMITED = 1 << 40
 NO_ROOM = -1
@@ -306,12 +315,12 @@ def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own:
                 lane.prefills = 1
                 compute_chunk(pool, lane, requests, seats, own, i)
         i += 1
-    hold_back(pool, lane, requests, seats, own.pipe)
+    hold_back(pool, lane, requests, seats, own, own.pipe)
     return budget, preempted
 
 
 @compiled
-def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
+def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, pipe: Any) -> None:
     """Decodes that this step did not reach keep their context while the clock goes on; a leaving one is done."""
     lane.step_decodes, lane.step_kv, lane.held_from = lane.decodes, lane.kv_tokens, 0
     for i in range(lane.top):
@@ -323,6 +332,7 @@ def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) 
         if seats[NOW, i] > 0:
             if request.held_clock == lane.clock:
                 request.certain = context + 1
+                offer_newcomer(pool, lane, own.cache, own.stores, seats[WHO, i], context + 1)
                 resume(lane, request, ends, pipe)
             continue
         lane.step_decodes -= 1
@@ -353,12 +363,13 @@ def resume(lane: Lane, request: Request, ends: int, pipe: Any) -> None:
 
 
 @compiled
-def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
+def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, pipe: Any) -> None:
     """Those that were held back in their latest turn have nothing in flight: they offer this step's token at once."""
     for i in range(lane.held_from, lane.top):
         if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].held_clock == lane.clock:
             request = requests[seats[WHO, i]]
             request.certain = pipeline.context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
+            offer_newcomer(pool, lane, own.cache, own.stores, seats[WHO, i], request.certain)
             resume(lane, request, seats[ENDS, i], pipe)
 
 
@@ -572,7 +583,9 @@ def comes_again(state: State, requests: NDArray[np.int64]) -> None:
         shared[requests] = np.maximum(shared[requests], prompt // int(state.pools["block_size"][0]))
 
 
-def stand_in(state: State, i: int, r: int, row: int) -> None:  # noqa: ARG001 - as in every scheduler
+def stand_in(state: State, i: int, r: int, row: int) -> None:
     """Lane ``i`` has ``row`` of the requests in place of ``r``."""
     if state.own.cache is not None:
         stand_for(state.own.cache, r, row, int(state.requests["prompt"][r]))
+    if state.own.stores is not None:
+        stand_in_stores(state.own.stores, state.lanes[i], r, row)
