@@ -170,9 +170,7 @@ def advance(
             if gives and skip(state, told, pool, group, limit) > 0:  # a batch may wait until it is due
                 continue
             if stores is not None and dozes(state, stores, group):
-                if some_go_on(hand):
-                    break
-                continue
+                break
             group.bound = np.inf
             if hand is not None:
                 begin_hold(pool, group, state.lanes)
