@@ -77,7 +77,7 @@ def test_core_and_reference_are_equal() -> None:
     def compare(drawn: Any) -> None:
         expected = run_policies(*drawn)
         for jumps in (True, False):
-            assert not unlike(expected, run(*drawn, jumps=jumps))
+            assert not unlike(expected, run(*drawn, jumps))
 
     compare()
 
@@ -108,7 +108,7 @@ def test_a_batch_that_is_lost_has_answered_nobody() -> None:
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=40, block_size=4)
     sizes = {name: getattr(limits, name) for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len")}
     one: Any = ((limits,), (WholeBatches(),), (linear(1.0, 0.0, 0.0, 0.0, **sizes),), (1,), (1,), (False,))
-    fleet = Fleet(*one, failures=(Failure(5.5, 0, 1.0),), on_failure="migrate")
+    fleet = replace(Fleet(*one), failures=(Failure(5.5, 0, 1.0),), on_failure="migrate")
     record = service.run(fleet, demand([0.0, 0.0], [8, 4], [9, 2]), 0, np.zeros(2))
     assert record.requests["finish"].tolist() == [15.5, 15.5]
     assert record.requests["preemptions"].tolist() == [0, 0]
