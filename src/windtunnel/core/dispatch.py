@@ -35,7 +35,7 @@ from windtunnel.core.seats import EMPTY, ENDS, WHO
 
 SCHEDULERS = {
     "VllmV1": "vllm",
-    "VllmV0": "vllm_v0",
+    "VllmV0": "vllm_v0.scheduler",
     "Policy": "unified",
     "Sglang": "sglang",
     "Trtllm": "trtllm.executor",
