@@ -35,11 +35,12 @@ from windtunnel.core.seats import EMPTY, ENDS, WHO
 
 SCHEDULERS = {
     "VllmV1": "vllm",
-    "VllmV0": "vllm_v0",
+    "VllmV0": "vllm_v0.scheduler",
     "Policy": "unified",
     "Sglang": "sglang",
     "Trtllm": "trtllm.executor",
     "UserScheduler": "user",
+    "WholeBatches": "whole_batches",
 }
 """Name of the class of a scheduler's settings in ``policy`` → its module in ``core.schedulers``, imported when it runs.
 Only names stand here, so that an edit of one scheduler leaves what is compiled for the others as it is."""

@@ -76,6 +76,8 @@ class Settings:
     """It is simulated with prompts that share a beginning."""
     why_unfinished: ClassVar[str] = "requests of equal priority and arrival preempt each other for ever"
     """Why a request may never finish, as in the engine."""
+    answers_whole: ClassVar[bool] = False
+    """Nobody has a token of an answer before it has all of them: where its replica fails, it is begun anew."""
     counts_tokens_late: ClassVar[bool] = False
     """A step's tokens count when its successor is decided, not when it is decided itself."""
 
