@@ -32,11 +32,11 @@ def by_reference(case: Case, sending: Any) -> Handed:
 
 def by_core(case: Case, sending: Any, jumps: bool) -> Handed:
     assert case.crossing is not None
-    drawn: Any = (case.fleet, case.demand, case.routers, case.uniforms, case.crossing)
+    drawn = case.fleet, case.demand, case.routers, case.uniforms, case.crossing
     asked = None, case.fleet.routing
     if case.fleet.failures or any(case.fleet.scaling):
-        return pools.run(*drawn, sending, jumps, decode_router=asked)
-    return handover.run(*drawn, jumps, decode_router=asked)
+        return pools.run(*drawn, sending=sending, jumps=jumps, decode_router=asked)
+    return handover.run(*drawn, jumps=jumps, decode_router=asked)
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -83,7 +83,8 @@ def failing_case(seed: int) -> Case:
     """Failures at times at which nothing else happens."""
     case = apart_case(seed)
     fleet = failing(case.fleet, seed)
-    return replace(case, fleet=replace(fleet, failures=tuple(one._replace(time=one.time + 0.0371) for one in fleet.failures)))
+    later = tuple(one._replace(time=one.time + 0.0371) for one in fleet.failures)
+    return replace(case, fleet=replace(fleet, failures=later))
 
 
 @IN_PLAIN_PYTHON
