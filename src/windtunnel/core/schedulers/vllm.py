@@ -264,10 +264,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     most = passes.most_tokens(pool, lane)
     budget, preempted = passes.schedule_together(pool, lane, requests, seats, own, most)
     if budget == passes.NO_ROOM:
-        budget, preempted = passes.schedule_in_turn(
-            pool, lane, requests, seats, own, most, passes.wanted_tokens, passes.compute_chunk, passes.evict
-        )
-        passes.hold_back(pool, lane, requests, seats, own.pipe)
+        budget, preempted = passes.schedule_in_turn(pool, lane, requests, seats, own, most)
     elif lane.held >= lane.clock:
         passes.forget_held(pool, lane, requests, seats, own.pipe)
     if preempted or lane.held > lane.clock:

@@ -245,7 +245,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv, first = 0, 0, 0, 0, lane.sequence
     most = passes.most_tokens(pool, lane)
-    budget, preempted = passes.schedule_in_turn(pool, lane, requests, seats, own, most, wanted_tokens, serve, evict)
+    budget, preempted = passes.visit_in_turn(pool, lane, requests, seats, own, most, wanted_tokens, serve, evict)
     if not preempted and lane.head != NONE:
         passes.admit(pool, lane, requests, seats, own, own.stores, budget, most, start)
         if lane.sequence > first:

@@ -270,8 +270,8 @@ def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int
     return 1 if decodes(pool, lane, request, ends) and pipeline.turn_of(pool, lane, pipe, ends) == lane.clock else 0
 
 
-@compiled
-def schedule_in_turn(
+@part
+def visit_in_turn(
     pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, most: int, wants: Any, serve: Any, drop: Any
 ) -> tuple[int, bool]:
     """Visit the seats as the engine does: (the budget that is left, whether any request was preempted). What one wants,
@@ -310,6 +310,14 @@ def schedule_in_turn(
                 serve(pool, lane, requests, seats, own, i)
         i += 1
     return budget, preempted
+
+
+@compiled
+def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, most: int) -> tuple[int, bool]:
+    """Visit the seats, and hold back the decodes that this does not reach: (budget left, whether any was preempted)."""
+    found = visit_in_turn(pool, lane, requests, seats, own, most, wanted_tokens, compute_chunk, evict)
+    hold_back(pool, lane, requests, seats, own.pipe)
+    return found
 
 
 @compiled
