@@ -86,6 +86,8 @@ def requests_of(demand: Demand, policies: Sequence[object] = ()) -> list[Request
     columns = (demand.arrival, demand.prompt_tokens, demand.output_tokens, limits, demand.refused, priority)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     requests: list[Request] = [kind(i, *row) for i, row in enumerate(rows)]
+    for request, adapter in zip(requests, [] if demand.adapter is None else demand.adapter.tolist(), strict=False):
+        request.adapter = adapter
     for request, tokens in zip(requests, _contents(demand), strict=True):
         request.tokens = tokens
     return requests
