@@ -177,7 +177,8 @@ def apart_case(seed: int, n: int = 24) -> Case:
     case = stored_case(seed, n)
     rng = np.random.default_rng([seed, 5])
     fleet, demand = case.fleet, case.demand
-    policy = replace(fleet.policies[0], return_victim_tokens=True)
+    policy: Any = fleet.policies[0]
+    policy = replace(policy, return_victim_tokens=True)
     which = int(rng.integers(1, 4))
     tiers = [tuple(a_tier(rng, fleet.limits[0].block_size) for _ in range(rng.integers(1, 3))) for _ in range(2)]
     if rng.random() < 0.6:
