@@ -17,8 +17,8 @@ PLAINLY = (
     "schedulers/test_sglang_overlap.py",
     "schedulers/test_sglang_radix.py",
     "schedulers/test_sglang_rules.py",
-    "schedulers/test_vllm_v0_caching.py",
-    "schedulers/test_vllm_v0_chunked.py",
+    "schedulers/vllm_v0/test_caching.py",
+    "schedulers/vllm_v0/test_chunked.py",
     "test_theory_pipelines.py",
 )
 """Files of small cases, which test_plain_python runs."""

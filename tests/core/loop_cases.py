@@ -193,7 +193,7 @@ def merged(rows: Any) -> list[list[Any]]:
 def goes_on(last: dict[str, Any], one: dict[str, Any]) -> bool:
     """Whether a row has more of the equal steps of another one."""
     alike = ("replica", "lane", "decodes", "chunk_tokens", "discarded")
-    if min(last["steps"], one["steps"]) == 0 or one["discarded"] or any(last[name] != one[name] for name in alike):
+    if min(last["steps"], one["steps"]) == 0 or any(last[name] != one[name] for name in alike):
         return False
     kv_tokens = last["kv_tokens"] + last["steps"] * one["decodes"]
     context = last["chunk_context"] + last["steps"] * one["chunk_tokens"]

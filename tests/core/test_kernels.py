@@ -157,7 +157,7 @@ def test_an_edit_compiles_anew_what_is_made_of_it(run: Callable[..., list[str]])
     wanted = {
         "core/schedulers/sglang_admission.py": "sglang",
         "core/schedulers/vllm.py": "vllm",
-        "core/schedulers/vllm_v0_blocks.py": "vllm_v0",
+        "core/schedulers/vllm_v0/blocks.py": "vllm_v0.scheduler",
         "core/schedulers/sglang_radix.py": "sglang",
         "policy/unified.py": "unified",  # whose names of its modes compiled code compares with
         "policy/sglang.py": "",  # settings, which no compiled code reads

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from core.conftest import PLAINLY, in_plain_python
-from core.schedulers import sglang_cases, vllm_v0_cases
+from core.schedulers import sglang_cases
+from core.schedulers.vllm_v0 import cases as vllm_v0_cases
 from windtunnel.core.engine import Record
 from windtunnel.errors import InputError
 

@@ -8,7 +8,7 @@ import equality_unified as unified
 import numpy as np
 import pytest
 from core.schedulers import sglang_cases as sglang
-from core.schedulers import vllm_v0_cases as v0
+from core.schedulers.vllm_v0 import cases as v0
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from simulate.test_python_schedulers import demand
-from windtunnel.core.engine import Fleet, Record
+from windtunnel.core.engine import Fleet, Record, run
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, WholeBatches, scheduler
-from windtunnel.simulate.on_reference import run_policies
 
 LIMITS = Limits(max_num_seqs=3, max_num_batched_tokens=40, max_model_len=64, num_blocks=30, block_size=4)
 
@@ -21,7 +20,7 @@ def simulated(
     sizes = {name: getattr(limits, name) for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len")}
     times = linear(1.0, 0.1, 0.0, 0.0, **sizes)  # a step of n tokens takes 1 + n / 10 s
     fleet = Fleet((limits,), (WholeBatches(**rules),), (times,), (1,), (1,), (False,))
-    return run_policies(fleet, demand(arrival, prompt, output), 0, np.zeros(len(arrival)))
+    return run(fleet, demand(arrival, prompt, output), 0, np.zeros(len(arrival)))
 
 
 def test_prompts_are_padded_and_answers_leave_together() -> None:

@@ -76,6 +76,8 @@ class Settings:
     """It is simulated with prompts that share a beginning."""
     why_unfinished: ClassVar[str] = "requests of equal priority and arrival preempt each other for ever"
     """Why a request may never finish, as in the engine."""
+    answers_whole: ClassVar[bool] = False
+    """Nobody has a token of an answer before it has all of them: where its replica fails, it is begun anew."""
     counts_tokens_late: ClassVar[bool] = False
     """A step's tokens count when its successor is decided, not when it is decided itself."""
 
@@ -120,6 +122,11 @@ class Settings:
         return True
 
     @property
+    def keeps_turns(self) -> bool:
+        """In a pipeline a request decodes in every so-many-th step, once its latest token is known."""
+        return True
+
+    @property
     def takes_stores(self) -> bool:
         """It is simulated with stores of KV behind its blocks."""
         return False
@@ -128,11 +135,6 @@ class Settings:
     def recalls_the_ended(self) -> bool:
         """What it keeps goes on naming requests that have ended, so that their numbers are not given to others."""
         return False
-
-    @property
-    def beyond_the_core(self) -> tuple[str, ...]:
-        """Names of the rules that only the reference engine knows; those of vLLM in a pipeline: core.pipeline."""
-        return ()
 
     def most_running(self, limits: Limits) -> int:
         """Requests that run at once, in all steps in flight together."""

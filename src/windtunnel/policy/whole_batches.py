@@ -20,6 +20,7 @@ class WholeBatches(Settings):
 
     leaves_async_to_engine: ClassVar[bool] = True
     can_cache_prefixes: ClassVar[bool] = False
+    answers_whole: ClassVar[bool] = True
     why_unfinished: ClassVar[str] = "a request is larger than all memory"
 
     max_num_seqs: int = 0
@@ -39,11 +40,6 @@ class WholeBatches(Settings):
     def chunked_prefill(self) -> bool:
         """See Settings: a prompt is computed whole."""
         return False
-
-    @property
-    def beyond_the_core(self) -> tuple[str, ...]:
-        """See Settings."""
-        return ("padded batches",)
 
     def places(self, limits: Limits) -> int:
         """Requests of a batch at most."""

@@ -30,8 +30,8 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold memory, those that have all their tokens included."""
-        return len(self.batch)
+        """Requests of the batch whose answers have not left."""
+        return sum(not request.finished for request in self.batch)
 
     def add(self, request: Request) -> None:
         """A request arrives."""
@@ -74,6 +74,8 @@ class Scheduler:
                 break
             (prompt, output), self.used_blocks = longest, each * (len(self.batch) + 1)
             self.batch.append(self.waiting.popleft())
+        for request in self.batch:
+            request.num_blocks = self.used_blocks // len(self.batch)
         self.longest_prompt, self.prefilled, self.decoded = prompt, 0, 0
 
     def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:

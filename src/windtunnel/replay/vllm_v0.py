@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.records import GONE, PREFILLING, QUEUED, SWAPPED
-from windtunnel.core.schedulers.vllm_v0 import check
+from windtunnel.core.schedulers.vllm_v0.scheduler import check
 from windtunnel.core.seats import CONTEXT, EMPTY, ENDS, SEQUENCE, TOKENS, WHO
 from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV0

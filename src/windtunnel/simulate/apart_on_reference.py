@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from windtunnel.core.apart.handover import Crossing, Handed, of_role, pools_of, require_handing
 from windtunnel.core.apart.link import HANDED
 from windtunnel.core.engine import Demand, Fleet, Floats
-from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import NONE, STALL, records
 from windtunnel.deployment.handover import Handover
 from windtunnel.policy import UserScheduler, routing
@@ -25,7 +24,6 @@ from windtunnel.reference.loop import Router as Choice
 from windtunnel.reference.stores import Shelf
 from windtunnel.simulate.apart import Sending
 from windtunnel.simulate.on_reference import (
-    beyond_the_core,
     clients_of,
     maker,
     no_collection,
@@ -44,7 +42,7 @@ TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefi
 
 def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Handover) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
-    names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
+    names: set[str] = set()
     names |= {"KV stores"} if any(fleet.tiers) else set()
     asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
     names |= {"autoscaling"} if any(fleet.scaling) and asked else set()

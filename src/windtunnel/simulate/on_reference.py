@@ -1,6 +1,5 @@
 """The reference engine in place of the compiled core: takes its demand and returns its record, some thousand requests a
-second; for schedulers written in Python, and for rules that the core lacks: pipelines of vLLM ≤ 0.20, whose steps do
-not keep turns, and what ``Settings.beyond_the_core`` names."""
+second: an oracle for the core, and parts of what simulates prefill and decode pools by rules that the core lacks."""
 
 import gc
 from collections import defaultdict
@@ -14,10 +13,8 @@ import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.hooks import guarded
-from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
 from windtunnel.core.routing import fixed_columns, sends_kv
-from windtunnel.core.stores.chunks import loses_tokens
 from windtunnel.core.texts.owners import shared_tokens
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, StageTimes
@@ -89,6 +86,8 @@ def requests_of(demand: Demand, policies: Sequence[object] = ()) -> list[Request
     columns = (demand.arrival, demand.prompt_tokens, demand.output_tokens, limits, demand.refused, priority)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     requests: list[Request] = [kind(i, *row) for i, row in enumerate(rows)]
+    for request, adapter in zip(requests, [] if demand.adapter is None else demand.adapter.tolist(), strict=False):
+        request.adapter = adapter
     for request, tokens in zip(requests, _contents(demand), strict=True):
         request.tokens = tokens
     return requests
@@ -270,16 +269,6 @@ def table_of(requests: list[Request], lane_of: dict[int, int]) -> Any:
     table["lane"] = [lane_of.get(request.id, NONE) for request in requests]
     table["state"] = [REFUSED if request.refused else GONE if request.finished else 0 for request in requests]
     return table
-
-
-def beyond_the_core(fleet: Fleet) -> list[str]:
-    """The settings that keep a fleet from the compiled core; none for most."""
-    names = {name for policy in fleet.policies for name in policy.beyond_the_core}
-    if all(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
-        names |= {name for policy in fleet.policies for name in unsupported(policy)}
-    if any(map(loses_tokens, fleet.policies)) and any(fleet.tiers):
-        names.add("KV stores behind an asynchronous scheduler that loses the tokens of preempted requests")
-    return sorted(names)
 
 
 def require_known(fleet: Fleet, wanted: list[str]) -> None:

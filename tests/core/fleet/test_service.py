@@ -53,9 +53,8 @@ def scaled(draw: st.DrawFn, replicas: int) -> Autoscale:
 
 
 @st.composite
-def services(draw: st.DrawFn, kind: str) -> tuple[Fleet, Demand, int, Any]:
+def services(draw: st.DrawFn, strategy: st.SearchStrategy[Any], module: Any) -> tuple[Fleet, Demand, int, Any]:
     """A fleet whose replicas fail, or are scaled, or both; its requests, router, and random numbers."""
-    strategy, module = KINDS[kind]
     case: Any = draw(strategy)
     fleet, demand = module.fleet_of(case), module.demand_of(case)
     router = case.router
@@ -106,7 +105,7 @@ def check(drawn: tuple[Fleet, Demand, int, Any]) -> None:
 @pytest.mark.parametrize("kind", [*KINDS][: len(KINDS) if CASES > 100 else 3])
 def test_core_and_reference_are_equal(kind: str) -> None:
     @settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
-    @given(services(kind))
+    @given(services(*KINDS[kind]))
     def compare(drawn: Any) -> None:
         check(drawn)
 

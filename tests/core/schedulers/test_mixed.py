@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import config
 
-from core.schedulers import vllm_v0_cases
 from core.schedulers.sglang_cases import small_case, small_pipeline
+from core.schedulers.vllm_v0 import cases as vllm_v0_cases
 from windtunnel.core.dispatch import SCHEDULERS, fields_of, kinds_of
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times

@@ -254,7 +254,8 @@ class Service:
         self._forget_ended(time)
         victims = sorted(present(state, lanes, time, self.low, len(state.requests)), key=self._order_of)
         tail = self._tail(j, stages)
-        had = self._received(victims, tail, pool, time) if self.fleet.on_failure == "migrate" else {}
+        keeps = self.fleet.on_failure == "migrate" and not policy.answers_whole
+        had = self._received(victims, tail, pool, time) if keeps else {}
         self._empty(j, tail, time)
         self._begin_again(np.array(victims, dtype=np.int64), pool, had, time)
         drop_stalls(state, victims, -inf if self.fleet.on_failure == "retry" else time)
@@ -294,6 +295,9 @@ class Service:
         stages, ranks = policy.pipeline_parallel_size, self.state.lanes["rank"][rows["lane"][victims]].tolist()
         of_rank = {rank: tail.of_rank(rank, stages) for rank in set(ranks)}
         lands = policy.counts_tokens_late
+        module, alone = self.blank.own_of(self.state, pool)
+        if hasattr(module, "received"):
+            return {r: Received(*module.received(alone, r, time)) for r in victims}
         return {
             r: received(self.state, r, of_rank[rank], stages, lands, time)
             for r, rank in zip(victims, ranks, strict=True)

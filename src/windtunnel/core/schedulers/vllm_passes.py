@@ -270,9 +270,12 @@ def wanted_tokens(pool: Pool, lane: Lane, pipe: Any, request: Request, ends: int
     return 1 if decodes(pool, lane, request, ends) and pipeline.turn_of(pool, lane, pipe, ends) == lane.clock else 0
 
 
-@compiled
-def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, most: int) -> tuple[int, bool]:
-    """Visit the seats as the engine does: (the budget that is left, whether any request was preempted)."""
+@part
+def visit_in_turn(
+    pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, most: int, wants: Any, serve: Any, drop: Any
+) -> tuple[int, bool]:
+    """Visit the seats as the engine does: (the budget that is left, whether any request was preempted). What one wants,
+    how it is served, and how another one is dropped: as ``wanted_tokens``, ``compute_chunk`` and ``evict``."""
     budget, preempted, i, skipped = pool.max_num_batched_tokens, False, 0, 0
     for k in range(lane.top):
         seats[NOW, k] = 0
@@ -283,14 +286,14 @@ def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own:
             i += 1
             continue
         request = requests[seats[WHO, i]]
-        tokens = min(wanted_tokens(pool, lane, own.pipe, request, ends), most, budget)
+        tokens = min(wants(pool, lane, own.pipe, request, ends), most, budget)
         context = request.context if ends == NEVER else pipeline.context_of(pool, lane, own.pipe, request, ends)
         missing = blocks_of(pool, context + tokens) - blocks_of(pool, context) if tokens > 0 else 0
         gone = False
         while missing > lane.free and not gone:
             preempted = True
             found = victim(pool, lane, requests, seats)
-            returned = evict(pool, lane, requests, seats, own, own.stores, found, seats[NOW, found])
+            returned = drop(pool, lane, requests, seats, own, own.stores, found, seats[NOW, found])
             gone = found == i
             if not gone:
                 budget += returned
@@ -304,10 +307,17 @@ def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own:
             budget -= tokens
             if ends == NEVER:
                 lane.prefills = 1
-                compute_chunk(pool, lane, requests, seats, own, i)
+                serve(pool, lane, requests, seats, own, i)
         i += 1
-    hold_back(pool, lane, requests, seats, own.pipe)
     return budget, preempted
+
+
+@compiled
+def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, most: int) -> tuple[int, bool]:
+    """Visit the seats, and hold back the decodes that this does not reach: (budget left, whether any was preempted)."""
+    found = visit_in_turn(pool, lane, requests, seats, own, most, wanted_tokens, compute_chunk, evict)
+    hold_back(pool, lane, requests, seats, own.pipe)
+    return found
 
 
 @compiled

@@ -125,35 +125,29 @@ class Stores(NamedTuple):
 
 
 def require_taking(stores: Sequence[Any], policies: Sequence[Settings]) -> None:
-    """Raise InputError for a pool with stores whose scheduler has none; ``stores``: of each pool, () of all: none."""
+    """Raise InputError for a pool with stores whose scheduler has none, or loses tokens that it would write;
+    ``stores``: of each pool, () of all: none."""
     for some, policy in zip(stores, policies, strict=len(stores) > 0):
         if some and not policy.takes_stores:
             raise InputError(
                 "stores: simulated with vLLM's v1 scheduler in one stage, first come first served, and its prefix "
                 f"cache, not with {policy}: SGLang's HiCache and TensorRT-LLM's host memory go by other rules"
             )
-
-
-def loses_tokens(policy: Any) -> bool:
-    """Whether steps in flight may hold tokens of requests that have been preempted and admitted again."""
-    return bool(policy.async_scheduling and not getattr(policy, "return_victim_tokens", True))
+        if some and policy.async_scheduling and not getattr(policy, "return_victim_tokens", True):
+            raise InputError(
+                "stores: not simulated with return_victim_tokens=False and async_scheduling, where vLLM ≤ 0.10 counts "
+                "tokens of preempted requests as computed whose blocks are gone, and would write them: use "
+                "async_scheduling=False, as vLLM 0.10 runs by default, or leave the stores out"
+            )
 
 
 def stores_of(fleet: Any, demand: Any, lanes: NDArray[Any], cache: Any) -> Stores | None:
     """The stores of a fleet, which have nothing yet, None if it has none; sets the lanes' fields. ``cache``: of their
-    own blocks.
-
-    Raises:
-        InputError: a scheduler that ``loses_tokens``.
-    """
+    own blocks."""
     lanes["loading"] = lanes["last_loading"] = NONE
     lanes["number"] = np.arange(len(lanes))
     if not any(tiers and policy.takes_stores for tiers, policy in zip(fleet.tiers, fleet.policies, strict=False)):
         return None
-    if any(map(loses_tokens, fleet.policies)):
-        raise InputError(
-            "return_victim_tokens=False: not simulated by the core with KV stores and async_scheduling: use simulate()"
-        )
     tiers, ports = _layout(fleet, lanes)
     tokens = demand.prompt_tokens + demand.output_tokens
     stores = records(len(tiers), STORE)

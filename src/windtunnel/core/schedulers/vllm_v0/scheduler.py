@@ -34,9 +34,9 @@ from windtunnel.core.records import (
     attributes,
     records,
 )
-from windtunnel.core.schedulers import vllm_v0_passes as passes
-from windtunnel.core.schedulers.vllm_v0_blocks import DEVICE, HELD_BY_REQUEST, UNKNOWN, free, prefix_cache, wanted
-from windtunnel.core.schedulers.vllm_v0_blocks import clear as clear_cache
+from windtunnel.core.schedulers.vllm_v0 import passes
+from windtunnel.core.schedulers.vllm_v0.blocks import DEVICE, HELD_BY_REQUEST, UNKNOWN, free, prefix_cache, wanted
+from windtunnel.core.schedulers.vllm_v0.blocks import clear as clear_cache
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -120,7 +120,7 @@ class Own(NamedTuple):
     failure: Array
     """[1] the earliest end of an engine, kind 0 if none."""
     cache: Any
-    """vllm_v0_blocks.Cache, or None where prefixes are not cached."""
+    """vllm_v0.blocks.Cache, or None where prefixes are not cached."""
 
 
 def arrays(fleet: Any, demand: Any, pools: NDArray[Any], lanes: NDArray[Any], requests: NDArray[Any]) -> Own:

@@ -1,6 +1,6 @@
 """The rules of vLLM's v0 scheduler with chunked prefill, one by one."""
 
-from core.schedulers.vllm_v0_bench import Bench, request
+from core.schedulers.vllm_v0.bench import Bench, request
 from windtunnel.policy import Limits, VllmV0
 
 

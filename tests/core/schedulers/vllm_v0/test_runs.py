@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from core.schedulers.vllm_v0_cases import Case, by_core, cases
+from core.schedulers.vllm_v0.cases import Case, by_core, cases
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, IGNORED, PREFILLING

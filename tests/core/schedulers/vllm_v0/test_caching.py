@@ -1,6 +1,6 @@
 """Prefix caching in vLLM's v0 engine: sharing, hits, eviction."""
 
-from core.schedulers.vllm_v0_bench import Bench, request
+from core.schedulers.vllm_v0.bench import Bench, request
 from windtunnel.core.records import NONE
 
 CACHING = {"enable_prefix_caching": True}

@@ -9,7 +9,7 @@ from windtunnel.core.compiled import compiled, part
 from windtunnel.core.log import write_stall
 from windtunnel.core.queues import pop_from_host, put_first, put_on_host
 from windtunnel.core.records import IGNORED, NONE, PREFILLING, QUEUED, SWAPPED, Array, Lane, Pool, Request, State
-from windtunnel.core.schedulers import vllm_v0_blocks as memory
+from windtunnel.core.schedulers.vllm_v0 import blocks as memory
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,

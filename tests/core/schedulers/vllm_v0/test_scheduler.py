@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from core.schedulers.vllm_v0_bench import Bench, request
+from core.schedulers.vllm_v0.bench import Bench, request
 from windtunnel.core.records import GONE, IGNORED
 from windtunnel.errors import InputError
 

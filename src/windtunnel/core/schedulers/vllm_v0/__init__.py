@@ -1,0 +1,1 @@
+"""vLLM's first engine: its scheduler, the passes of a step, and its blocks."""
