@@ -261,7 +261,7 @@ def writes_answers(fleet: Fleet) -> bool:
     return any(tiers and role == "decode" for tiers, role in zip(fleet.tiers, fleet.roles, strict=False))
 
 
-def _rows(demand: Demand, rules: Handover, spare: int, known: bool) -> Demand:
+def _rows(demand: Demand, rules: Handover, spare: int, known: bool = False) -> Demand:
     """The rows of both sides, and spare ones; clients' rules come with ``_begun``. ``known``: decode lanes know what
     they get; otherwise it is not looked for there."""
     n, stays = len(demand.arrival), ~demand.refused & (demand.prompt_tokens <= rules.max_local_prefill_length)
