@@ -47,9 +47,6 @@ def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Hando
     names |= {"faults"} if fleet.failures and asked else set()
     if any(isinstance(router.routing, routing.Conductor) for router in routers):
         names.add("conductor")
-    for role, router in zip(SIDES, routers, strict=True):
-        if router.number == routing.SCORED and any(fleet.lanes[pool] > 1 for pool in of_role(fleet, role)):
-            names.add("a router that knows prefixes, and data-parallel ranks")
     if asked and rules.on_expiry != "wait":
         names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core import pipeline
 from windtunnel.core import step as steps
-from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, forget_requests, give_back, offer, prefix_cache
+from windtunnel.core.blocks import CACHE_OF_LANE, forget_requests, give_back, offer, prefix_cache, stand_for
 from windtunnel.core.blocks import clear as clear_cache
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
@@ -32,6 +32,7 @@ from windtunnel.core.pipeline import (
 )
 from windtunnel.core.records import IDLE, NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers import vllm_passes as passes
+from windtunnel.core.schedulers.vllm_apart import join, let_go, may_stage, occupied, stage, unstage
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -48,10 +49,10 @@ from windtunnel.core.seats import (
 )
 from windtunnel.core.step import depart, emit_first, nothing
 from windtunnel.core.stores import chunks
-from windtunnel.core.stores.waits import has_beside, note_computed, note_joined, note_staged, note_unstaged
+from windtunnel.core.stores.waits import note_computed
 from windtunnel.errors import InputError
 
-__all__ = ["given_tokens", "latest_end"]
+__all__ = ["given_tokens", "join", "latest_end", "let_go", "may_stage", "occupied", "stage", "unstage"]
 
 SETTINGS = (
     "chunked_prefill",
@@ -181,78 +182,25 @@ def forget(state: State, requests: NDArray[np.int64]) -> None:
         chunks.forget(state.own.stores, requests)
 
 
-comes_again, stand_in = passes.comes_again, passes.stand_in
+def comes_again(state: State, requests: NDArray[np.int64]) -> None:
+    """Requests may be sent anew: a replica that has computed their prompts finds all of them."""
+    if state.own.cache is not None:
+        shared, prompt = state.own.cache.holdings["shared"], state.requests["prompt"][requests]
+        shared[requests] = np.maximum(shared[requests], prompt // int(state.pools["block_size"][0]))
+
+
+def stand_in(state: State, i: int, r: int, row: int) -> None:
+    """Lane ``i`` has ``row`` of the requests in place of ``r``."""
+    if state.own.cache is not None:
+        stand_for(state.own.cache, r, row, int(state.requests["prompt"][r]))
+    if state.own.stores is not None:
+        chunks.stand_in(state.own.stores, state.lanes[i], r, row)
 
 
 @part
 def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Put an arriving request into the queue."""
     passes.put(pool, lane, state.requests, r, False)
-
-
-# Requests that come from other lanes, or go to them.
-
-
-@part
-def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Take back the blocks of a request that has left: none if it was preempted with its last token on the way."""
-    request = state.requests[r]
-    offered = min(request.context, request.prompt + request.output - 1)
-    give_back(pool, lane, state.own.cache, r, request.context, offered, False)
-
-
-@part
-def occupied(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
-    """Requests that run."""
-    return int(state.lanes[i].running)
-
-
-@part
-def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
-    """Whether a request from elsewhere gets memory in lane ``i``: when nothing waits that was here before, and there is
-    room for all its tokens, besides ``reserved`` tokens for each request that is here."""
-    lane, request = state.lanes[i], state.requests[r]
-    if lane.head != NONE:
-        return False
-    kept = blocks_of(pool, reserved) * (lane.running + lane.staged + 1)
-    kept += pool.watermark_blocks if lane.running > 0 else 0
-    fits = blocks_of(pool, request.prompt + request.generated) + kept <= lane.free
-    return fits and has_beside(pool, lane, state.own.stores, request)
-
-
-@part
-def stage(state: State, pool: Pool, i: int, r: int) -> None:
-    """Give a request memory for what comes with it."""
-    state.lanes[i].free -= blocks_of(pool, state.requests[r].prompt + state.requests[r].generated - 1)
-    note_staged(pool, state.lanes[i], state.own.stores, state.requests[r], r)
-
-
-@part
-def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Take that memory back."""
-    request = state.requests[r]
-    give_back(pool, lane, state.own.cache, r, request.prompt + request.generated - 1, 0, False)
-    note_unstaged(pool, lane, state.own.stores, request)
-
-
-@part
-def join(state: State, pool: Pool, i: int, r: int) -> None:
-    """Let a request, whose KV is in the lane's memory, decode from the next step on, as one that was held back."""
-    lane, seats, request = state.lanes[i], state.seats[i], state.requests[r]
-    context = request.prompt + request.generated - 1
-    request.sequence = lane.sequence
-    lane.sequence += 1
-    if lane.held != lane.clock:
-        lane.held_from = lane.top
-    seat = passes.sit_last(lane, seats, r)
-    ends = lane.clock + request.output - request.generated
-    ends_at(lane, seats, seat, ends)
-    count_turn(pool, lane, seats, state.own.pipe, ends, context, 1)
-    skip_decodes(lane, seats)
-    request.held_clock = lane.held = lane.clock
-    request.certain, request.last_step = context, NONE
-    offer(pool, lane, state.own.cache, r, context)
-    note_joined(pool, lane, state.own.stores, request, r)
 
 
 # A step.

@@ -7,13 +7,12 @@ what asks for them then vanishes when it is compiled.
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.core import pipeline
-from windtunnel.core.blocks import blocks_of, find, give_back, most_hits, offer, stand_for, take
+from windtunnel.core.blocks import blocks_of, find, give_back, most_hits, offer, take
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
-from windtunnel.core.records import NONE, QUEUED, Array, Lane, Pool, Request, State
+from windtunnel.core.records import NONE, QUEUED, Array, Lane, Pool, Request
 from windtunnel.core.seats import (
     CONTEXT,
     EMPTY,
@@ -28,7 +27,6 @@ from windtunnel.core.seats import (
     sit,
     stand_up,
 )
-from windtunnel.core.stores.chunks import stand_in as stand_in_stores
 from windtunnel.core.stores.waits import (
     LACKS,
     LOADS,
@@ -581,21 +579,3 @@ def admit(
         following = requests[aside].previous
         put(pool, lane, requests, aside, True)
         aside = following
-
-
-# When a replica fails, in plain Python.
-
-
-def comes_again(state: State, requests: NDArray[np.int64]) -> None:
-    """Requests may be sent anew: a replica that has computed their prompts finds all of them."""
-    if state.own.cache is not None:
-        shared, prompt = state.own.cache.holdings["shared"], state.requests["prompt"][requests]
-        shared[requests] = np.maximum(shared[requests], prompt // int(state.pools["block_size"][0]))
-
-
-def stand_in(state: State, i: int, r: int, row: int) -> None:
-    """Lane ``i`` has ``row`` of the requests in place of ``r``."""
-    if state.own.cache is not None:
-        stand_for(state.own.cache, r, row, int(state.requests["prompt"][r]))
-    if state.own.stores is not None:
-        stand_in_stores(state.own.stores, state.lanes[i], r, row)
