@@ -34,9 +34,8 @@ from windtunnel.policy.routing import (
     Conductor,
     RouteView,
 )
-from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.reference import unified, vllm_v1
-from windtunnel.simulate.apart_on_reference import beyond_the_tandem, run_apart
+from windtunnel.simulate.apart_on_reference import run_apart
 from windtunnel.simulate.run import Iterations
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
@@ -329,21 +328,6 @@ def test_conductor_sends_kv_between_prefill_replicas() -> None:
     assert found.handovers["prefill_lane"].tolist() == [0, 1]
     assert found.requests["cached_tokens"].tolist() == [0, 4]
     assert found.requests["scheduled"].tolist() == [0.0, 0.75]
-
-
-def test_what_the_core_lacks_is_found_on_either_side() -> None:
-    """Stages of vLLM ≤ 0.20 beside a decode pool of one stage, padded batches, one side's own function, waits."""
-    plain, rules = Router(ROUND_ROBIN), Handover("pull")
-    fleet, stages = tandem(1.0, 0.5), replace(VERSIONS["vllm-0.20"], pipeline_parallel_size=2)
-    assert beyond_the_tandem(fleet, (plain, plain), rules) == []
-    old = replace(fleet, policies=(stages, fleet.policies[1]))
-    assert beyond_the_tandem(old, (plain, plain), rules) == []
-    own = Router(ROUTE_SCORE, route_score=score)
-    assert beyond_the_tandem(fleet, (own, own), rules) == []
-    assert beyond_the_tandem(fleet, (plain, own), rules) == []
-    later = replace(rules, lease=1.0, on_expiry="fail")
-    assert beyond_the_tandem(fleet, (plain, Router(SESSION_AFFINITY)), later) == []
-    assert beyond_the_tandem(fleet, (plain, plain), replace(later, on_expiry="recompute")) == []
 
 
 def test_padded_prompts_count_as_the_longest() -> None:

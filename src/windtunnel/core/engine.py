@@ -48,7 +48,7 @@ from windtunnel.core.records import (
     records,
 )
 from windtunnel.core.router import looks, sees_requests
-from windtunnel.core.routing import routing_arrays, sends_kv
+from windtunnel.core.routing import between_caches, routing_arrays, sends_kv
 from windtunnel.core.seats import NEVER, tables
 from windtunnel.core.stores.chunks import are_shared, require_taking, stores_in, use_of
 from windtunnel.errors import InputError
@@ -264,7 +264,7 @@ def new_state(fleet: Fleet, demand: Demand, uniforms: Floats, router: int = ROUN
     )
     return State(
         there=np.arange(len(replicas) - 1, dtype=np.int64),
-        routing=routing_arrays(fleet, demand, router),
+        routing=between_caches(routing_arrays(fleet, demand, router), own),
         stores=stores_in(own),
         own=own,
         pools=attributes(pools),

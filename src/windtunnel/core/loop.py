@@ -351,7 +351,8 @@ def behind(
     r, here, comes, asks = passage.concerned(hand, kind, r)
     if comes:
         here = chosen(state, routers[0], r, time)
-    if asks and here != CLOSED_DOOR:
+        asks &= here >= 0 and state.clocks[HANDED] <= time
+    if asks:
         there = chosen(second, routers[1], n + r, time)
     elif kind in (TRANSFER_END, LEASE_ENDS, TIME_OUT):
         there = state.requests[n + r].lane

@@ -74,7 +74,7 @@ class Routing(NamedTuple):
     cache: Any
     """The index; None where the contents of prompts are not known, or not asked for."""
     sends: Any
-    """None where no KV is sent to a replica."""
+    """The cache of the replicas' own blocks, to which KV is sent; None where none is."""
 
 
 def groups_in(fleet: Any) -> int:
@@ -133,6 +133,14 @@ def sends_kv(fleet: Any, demand: Any) -> bool:
     if not all(scheduler_of(policy) == "vllm" and policy.prefix_caching for policy in fleet.policies):
         raise InputError("KV sent to another replica: simulated between prefix caches of vLLM's v1; use threshold=inf")
     return True
+
+
+def between_caches(known: Routing | None, own: Any) -> Routing | None:
+    """With the cache of the replicas' own blocks among what schedulers keep, where KV is sent there."""
+    if known is None or known.sends is None:
+        return known
+    caches = [getattr(each, "cache", None) for each in (own if type(own) is tuple else (own,))]
+    return known._replace(sends=next(cache for cache in caches if isinstance(cache, blocks.Cache)))
 
 
 def _index(fleet: Any, demand: Any, settings: Any) -> tuple[NDArray[Any], NDArray[Any], Any]:
@@ -574,4 +582,4 @@ def bring_to(state: State, known: Routing, sends: Any, r: int) -> None:
     pool = state.pools[state.groups[lane.group].pool]
     first, last = request.had // pool.block_size, request.brought // pool.block_size
     if last > first:
-        blocks.implant(pool, lane, state.own.cache, r, first, last)
+        blocks.implant(pool, lane, sends, r, first, last)

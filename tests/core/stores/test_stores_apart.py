@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from windtunnel.core.apart.handover import Handed
 from windtunnel.core.fleet import pools
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.policy.named import Router
+from windtunnel.policy.routing import LEAST_OUTSTANDING, ROUND_ROBIN, SCORED, VLLM_DP, Conductor
 from windtunnel.simulate.apart_on_reference import run_apart
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "25"))
@@ -97,6 +99,47 @@ def test_core_and_reference_are_equal() -> None:
 def test_core_and_reference_are_equal_where_replicas_fail() -> None:
     for seed in range(CASES):
         check(failing_case(seed), seed)
+
+
+def conducted(seed: int) -> Case:
+    """Conductor in front of one or two prefill pools, and any router behind."""
+    case, rng = apart_case(seed), np.random.default_rng([seed, 9])
+    fleet = replace(
+        case.fleet,
+        routing=Conductor(
+            threshold=float(rng.choice([1.0, 2.0, inf])),
+            bandwidth=1.0,
+            token_bytes=float(rng.choice([0.0, 1e8, 1e9])),
+            latency=float(rng.choice([0.0, 0.5])),
+            ttft_slo=float(rng.choice([inf, 20.0])),
+            decode_slots=int(rng.choice([0, 0, 4])),
+            decode_s=10.0,
+            predict=bool(rng.random() < 0.5),
+        ),
+    )
+    if rng.random() < 0.7:
+        fleet = replace(fleet, tiers=())
+    if rng.random() < 0.5:
+        names = [*handover.OF_POOLS, *(["tiers"] if fleet.tiers else [])]
+        more: Any = {name: (*getattr(fleet, name), getattr(fleet, name)[0]) for name in names}
+        fleet = replace(fleet, **more)
+    return replace(case, fleet=fleet, routers=(SCORED, int(rng.choice([ROUND_ROBIN, LEAST_OUTSTANDING, VLLM_DP]))))
+
+
+@IN_PLAIN_PYTHON
+def test_conductor_promises_what_it_does_in_the_reference() -> None:
+    rejected = sent = 0
+    for seed in range(CASES):
+        case = conducted(seed)
+        assert case.crossing is not None
+        chosen = Router(SCORED, routing=case.fleet.routing), Router(case.routers[1])
+        expected = run_apart(case.fleet, case.demand, chosen, case.uniforms, case.crossing)
+        found = handover.run(case.fleet, case.demand, case.routers, case.uniforms, case.crossing, seed % 3 > 0)
+        assert not differences(case, expected, found), seed
+        rejected += int((found.requests["state"] == REFUSED).sum() - case.demand.refused.sum())
+        sent += int((found.requests["scheduled"] - found.requests["arrival"] >= 0.5).sum())
+    assert rejected
+    assert sent
 
 
 @WITH_THE_COMPILER

@@ -58,7 +58,7 @@ from windtunnel.core.records import (
     attributes,
     records,
 )
-from windtunnel.core.routing import groups_in, routing_arrays
+from windtunnel.core.routing import between_caches, groups_in, routing_arrays, sends_kv
 from windtunnel.core.stores.chunks import note_again, use_of
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
@@ -184,8 +184,8 @@ def prepared(
     Raises InputError as ``run`` does.
     """
     require_handing(fleet, crossing.rules)
-    if isinstance(fleet.routing, Conductor) or isinstance(decode_router[1], Conductor):
-        raise InputError("conductor: what it promises is not simulated between prefill and decode pools")
+    if isinstance(decode_router[1], Conductor):
+        raise InputError("decode_router: Conductor chooses where a prompt is computed: give another decode_router")
     for number, score in zip(routers, (fleet.route_score, decode_router[0]), strict=True):
         if number == ROUTE_SCORE and score is None:
             raise InputError("router: a function of your own is asked for on a side that has none")
@@ -193,13 +193,16 @@ def prepared(
     ordered = pools_of(fleet, pools)
     n = len(demand.arrival)
     columns = _rows(demand, crossing.rules, n if spare else 0, writes_answers(fleet))
-    state = new_state(ordered, _with_room_to_grow(columns, demand) if grows else columns, uniforms[0])
+    state = new_state(
+        replace(ordered, routing=None), _with_room_to_grow(columns, demand) if grows else columns, uniforms[0]
+    )
     state.requests["output"][:n] = columns.output_tokens[:n]
     if state.stores is not None:
         note_again(state.stores, np.arange(n, 2 * n), columns.prompt_tokens[n : 2 * n] < demand.prompt_tokens)
     state = _begun(state, ordered, demand)
     apart = _apart(ordered, demand, crossing)
-    order, course = turns_of(state, routers, demand.closed, told=True)
+    released = demand.closed or sends_kv(pools_of(ordered, of_role(ordered, "prefill")), demand)
+    order, course = turns_of(state, routers, released, told=True)
     order.in_step[0] = course[LOOKED] or course[ALL]
     sides = _sides(
         state,
@@ -391,7 +394,7 @@ def _sides(
             "there": np.arange(len(part) - 1, dtype=np.int64),
             "uniforms": np.ascontiguousarray(numbers),
             "counters": own,
-            "routing": kept,
+            "routing": between_caches(kept, state.own),
         }
         for part, numbers, own, kept in rows
     ]

@@ -30,7 +30,7 @@ from windtunnel.core.apart.link import (
 from windtunnel.core.apart.order import Order, wake
 from windtunnel.core.apart.staging import any_stirs, give_memory, give_seats
 from windtunnel.core.batch_time import group_time
-from windtunnel.core.clients import complete
+from windtunnel.core.clients import add_release, complete
 from windtunnel.core.compiled import part
 from windtunnel.core.dispatch import conclude, decide, enqueue, let_go, pass_over, transfer
 from windtunnel.core.log import end_holds, hold_until, write_hold
@@ -41,9 +41,12 @@ from windtunnel.core.records import (
     CLOSED_DOOR,
     DECODE,
     GONE,
+    HANDED,
     NONE,
     QUEUED,
     REFUSED,
+    REJECTED,
+    ROUTED_AHEAD,
     ROWS,
     STALLS,
     Array,
@@ -52,7 +55,7 @@ from windtunnel.core.records import (
     Pool,
     State,
 )
-from windtunnel.core.routing import note_end
+from windtunnel.core.routing import bring, note_end
 from windtunnel.core.stores.waits import come
 
 # A group.
@@ -202,7 +205,7 @@ def start(state: State, order: Order, course: Array, apart: Apart, second: State
         one.came_there, state.requests[row].arrival = next_turn(apart), state.requests[r].arrival
         enqueue(state, state.pools[state.groups[lane.group].pool], lane, row)
         return
-    if at_door(state, apart, state, r):
+    if at_door(state, apart, state, r) or waits_outside(state, apart, r, time):
         return
     one.came = next_turn(apart)
     one.prefill_lane, state.counters[CHOSEN] = state.counters[CHOSEN], NONE
@@ -211,10 +214,27 @@ def start(state: State, order: Order, course: Array, apart: Apart, second: State
     one.source = state.groups[lane.group].replica
     lane.outstanding += 1
     lane.coming += 1
+    bring(state, state.routing, r)
     if one.goes and apart.rules[0].gated:
         ask_decode(state, order, course, apart, second, r, time)
     else:
         queue_prompt(state, order, course, apart, second, r, time)
+
+
+@part
+def waits_outside(state: State, apart: Apart, r: int, time: float) -> bool:
+    """Whether the router rejects request ``r``, or has it come to its prefill lane later, with KV of another one."""
+    i, request = state.counters[CHOSEN], state.requests[r]
+    if i == REJECTED:
+        state.counters[CHOSEN], apart.handed[r].goes, request.holds = NONE, 0, 0
+        complete(state, r, time)
+        request.state = REFUSED
+    elif state.clocks[HANDED] > time:
+        state.counters[CHOSEN], request.lane, request.state = NONE, i, ROUTED_AHEAD
+        add_release(state, state.clocks[HANDED], r)
+    else:
+        return False
+    return True
 
 
 @part

@@ -33,7 +33,7 @@ from windtunnel.core.fleet.left_behind import LeftBehind
 from windtunnel.core.fleet.remains import Blank, Received, drop_stalls, received
 from windtunnel.core.fleet.roster import Crew, Life
 from windtunnel.core.fleet.scaling import Measured, used_blocks, waiting_rows
-from windtunnel.core.fleet.service import READY, Service
+from windtunnel.core.fleet.service import READY, Service, require_kept_promises
 from windtunnel.core.fleet.tail import tail_of
 from windtunnel.core.fleet.wires import add_event, carries, drop_events, ends_of, plan_anew, under_way
 from windtunnel.core.hooks import raise_failures
@@ -85,6 +85,7 @@ class PoolService(Service):
         jumps: bool = True,
         decode_router: tuple[Callable[..., float] | None, Routing | None] = (None, None),
     ) -> None:
+        require_kept_promises(fleet)
         self.demand, self.crossing, self.rules, self.sending = demand, crossing, crossing.rules, sending
         self.decode_router, self.n = decode_router, len(demand.arrival)
         grows = fleet.on_failure == "migrate"

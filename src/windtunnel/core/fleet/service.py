@@ -52,15 +52,20 @@ def run(fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool
     return Service(fleet, demand, router, uniforms, jumps).run()
 
 
+def require_kept_promises(fleet: Fleet) -> None:
+    """Raise InputError for a router that promises what replicas that come and go cannot keep."""
+    if isinstance(fleet.routing, Conductor) and (fleet.failures or any(fleet.scaling)):
+        raise InputError(
+            "conductor: what it promises for replicas that start, stop or fail is not simulated; use prefix_aware "
+            "or another router"
+        )
+
+
 class Service:
     """A fleet, its requests, and which of its replicas are there."""
 
     def __init__(self, fleet: Fleet, demand: Demand, router: int, uniforms: Floats, jumps: bool = True) -> None:
-        if isinstance(fleet.routing, Conductor) and (fleet.failures or any(fleet.scaling)):
-            raise InputError(
-                "conductor: what it promises for replicas that start, stop or fail is not simulated; use prefix_aware "
-                "or another router"
-            )
+        require_kept_promises(fleet)
         self.fleet, self.demand, self.router = fleet, demand, router
         self.state = new_state(fleet, demand, uniforms, router)
         self.state.counters[JUMPS] = jumps
