@@ -88,7 +88,8 @@ class Streaming:
         router = find_router(self.deployment.router).number
         numbers, fleet = router_stream(self.seed), self._fleet
         alone = replace(fleet, replicas=(1,)) if self.count > 1 else fleet
-        streams = {part: Stream(alone, router, router_stream(self.seed)) for part in parts}
+        chosen_by = ROUND_ROBIN if self.count > 1 else router
+        streams = {part: Stream(alone, chosen_by, router_stream(self.seed)) for part in parts}
         last, routed, template = 0.0, 0, None
         for workload in pieces:
             if workload.released_by_ends or workload.texts is not None:

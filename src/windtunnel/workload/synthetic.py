@@ -12,8 +12,8 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.workload.arrivals import AllAtOnce, Arrivals, Gamma, Modulated, Renewal
 from windtunnel.workload.columns import Workload
-from windtunnel.workload.lengths import Banded, Both, Empirical, Lengths
-from windtunnel.workload.rules import Floats, Integers
+from windtunnel.workload.lengths import Banded, Both, Empirical, Lengths, Lognormal, Split
+from windtunnel.workload.rules import LARGEST, Floats, Integers
 
 MOST_REQUESTS = 50_000_000
 """A request takes about a kilobyte while it is simulated."""
@@ -83,8 +83,11 @@ class Drawn:
             raise InputError(
                 f"arrivals {type(steady).__name__}: cannot be drawn in pieces: use a rate, or do not stream"
             )
-        if not isinstance(self.lengths, Both | Banded | Empirical):
-            raise InputError(f"lengths {type(self.lengths).__name__}: cannot be drawn in pieces: do not stream")
+        drawn = (self.lengths.prompt, self.lengths.output) if isinstance(self.lengths, Both) else (self.lengths,)
+        for one in drawn:
+            bounded = isinstance(one, Lognormal) and (one.low > 1 or one.high < LARGEST)
+            if bounded or isinstance(one, Split):
+                raise InputError(f"lengths {one}: cannot be drawn in pieces: draw others, or do not stream")
 
     def __iter__(self) -> Iterator[Workload]:
         """The pieces, in order."""

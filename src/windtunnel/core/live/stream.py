@@ -15,8 +15,9 @@ from windtunnel.core.engine import Demand, Fleet, Floats, Integers, new_state, t
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.live.slots import grown, named, nobody
 from windtunnel.core.loop import FULL, loop
-from windtunnel.core.records import CAME, CURSOR, GONE, IGNORED, QUEUED, REFUSED, ROUTED, ROWS, STALLS, SWAPPED
-from windtunnel.core.seats import WHO
+from windtunnel.core.records import CAME, CURSOR, GONE, IGNORED, REFUSED, ROUTED, ROWS, STALLS
+from windtunnel.core.seats import EMPTY, ENDS, WHO
+from windtunnel.errors import InputError
 from windtunnel.policy.routing import RANDOM
 
 SLOTS = 1024
@@ -47,9 +48,13 @@ class Stream:
     """A fleet whose requests come in pieces, one after the other in time."""
 
     def __init__(self, fleet: Fleet, router: int, numbers: np.random.Generator, slots: int = SLOTS) -> None:
-        """``numbers``: of the random router."""
+        """``numbers``: of the random router. Raises InputError for vLLM's v0 scheduler with a prefix cache, whose
+        requests have a fixed place in it."""
         self.fleet, self.router, self._numbers = fleet, router, numbers
         self.state = new_state(fleet, nobody(slots, 0), np.zeros(1), router)
+        cache = getattr(self.state.own, "cache", None)
+        if cache is not None and not hasattr(cache, "holdings"):
+            raise InputError("stream: does not go with the prefix cache of vLLM's v0 scheduler: switch it off")
         self.replica_of_lane: Integers = self.state.groups["replica"][self.state.lanes["group"]]
         self.order, self.course = turns_of(self.state, (router,), False)
         self._free = np.arange(slots)
@@ -73,6 +78,7 @@ class Stream:
                 fresh.requests[name] = self._count + np.arange(n)
         self._count += n
         self.state.requests[places] = fresh.requests
+        self._hold_nothing(fresh.own, places)
         if self.state.routing is not None:
             self.state.routing.requests[places] = fresh.routing.requests
         self._noted[places] = False
@@ -80,9 +86,21 @@ class Stream:
         if self.router == RANDOM:
             drawn = int(self.state.counters[ROUTED])
             kept = self.state.uniforms[drawn:] if self._count > n else np.zeros(0)
-            self.state = self.state._replace(uniforms=np.append(kept, self._numbers.random(n - len(kept))))
+            self.state = self.state._replace(uniforms=np.append(kept, self._numbers.random(max(n - len(kept), 0))))
             self.state.counters[ROUTED] = 0
         return self._go(places, float(demand.arrival[-1]))
+
+    def _hold_nothing(self, fresh: Any, places: Integers) -> None:
+        """New requests hold no blocks of a prefix cache, which has room for the tables of all of them."""
+        cache = getattr(self.state.own, "cache", None)
+        if cache is None:
+            return
+        cache.holdings[places] = fresh.cache.holdings
+        used, wanted = int(cache.spare[-1]), int((1 << fresh.cache.holdings["room"].astype(np.int64)).sum())
+        if used + wanted > len(cache.tables):
+            tables = np.zeros(2 * (used + wanted), dtype=cache.tables.dtype)
+            tables[: len(cache.tables)] = cache.tables
+            self.state = self.state._replace(own=self.state.own._replace(cache=cache._replace(tables=tables)))
 
     def finish(self) -> Piece:
         """Nothing more comes: go on until the last request has ended."""
@@ -114,8 +132,9 @@ class Stream:
         slots = np.concatenate([self._pending[0], first, stalls["request"]]).astype(np.int64)
         times = np.concatenate([self._pending[1], requests["first_token"][first], stalls["resumed_token"]])
         at_once = np.isin(slots + 1j * times, stalls["request"] + 1j * stalls["last_token"])
-        waits = np.isin(requests["state"][slots], (QUEUED, SWAPPED)) & (requests["last_token"][slots] == times)
-        waits &= ~at_once
+        decoding = self.state.seats[:, WHO][self.state.seats[:, ENDS] < EMPTY]
+        goes_on = (requests["state"][slots] == GONE) | np.isin(slots, decoding)
+        waits = ~(goes_on | at_once) & (requests["last_token"][slots] == times)
         self._pending = slots[waits], times[waits]
         slots, times = slots[~(waits | at_once)], times[~(waits | at_once)]
         finish = np.where(requests["state"][slots] == GONE, requests["finish"][slots], np.inf)
