@@ -263,6 +263,7 @@ def demand_of(case: Case) -> Demand:
         follow=case.follow,
         think_time=case.think_time,
         max_concurrency=case.max_concurrency,
+        max_tokens=np.array(case.max_tokens),
         priority=case.priority,
         hash_ids=case.hash_ids,
         hash_block_size=case.hash_block_size,

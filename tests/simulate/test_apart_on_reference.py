@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from windtunnel.core.apart.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
-from windtunnel.core.pipeline import unsupported
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover
@@ -185,9 +184,8 @@ def staged_cases(draw: st.DrawFn) -> tuple[Case, Any]:
     policies: list[Any] = list(case.fleet.policies)
     tables = list(case.fleet.times)
     policies = [replace(policy, prefix_caching=False) for policy in policies]
-    policies[place] = replace(policies[place], pipeline_parallel_size=len(times.stages))
+    policies[place] = replace(policies[place], pipeline_parallel_size=len(times.stages), prefill_schedule_interval=1)
     tables[place] = times
-    assume(not unsupported(policies[place]))
     return replace(case, fleet=replace(case.fleet, policies=tuple(policies), times=tuple(tables))), uniforms
 
 
@@ -339,9 +337,7 @@ def test_what_the_core_lacks_is_found_on_either_side() -> None:
     fleet, stages = tandem(1.0, 0.5), replace(VERSIONS["vllm-0.20"], pipeline_parallel_size=2)
     assert beyond_the_tandem(fleet, (plain, plain), rules) == []
     old = replace(fleet, policies=(stages, fleet.policies[1]))
-    assert beyond_the_tandem(old, (plain, plain), rules) == sorted(unsupported(stages)) != []
-    padded = replace(fleet, policies=(WholeBatches(), fleet.policies[1]))
-    assert beyond_the_tandem(padded, (plain, plain), rules) == []
+    assert beyond_the_tandem(old, (plain, plain), rules) == []
     own = Router(ROUTE_SCORE, route_score=score)
     assert beyond_the_tandem(fleet, (own, own), rules) == []
     assert beyond_the_tandem(fleet, (plain, own), rules) == []

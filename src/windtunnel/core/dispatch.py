@@ -45,26 +45,27 @@ SCHEDULERS = {
 """Name of the class of a scheduler's settings in ``policy`` → its module in ``core.schedulers``, imported when it runs.
 Only names stand here, so that an edit of one scheduler leaves what is compiled for the others as it is."""
 
+OUT_OF_TURN = "vllm_out_of_turn"
+"""The module of settings that keep no turns."""
+
 
 # The schedulers of a run.
 
 
-def scheduler_of(policy: Any) -> str | None:
-    """The scheduler that has these settings, None if the core has none."""
-    return SCHEDULERS.get(type(policy).__name__)
+def scheduler_of(policy: Any) -> str:
+    """The scheduler that has these settings."""
+    return SCHEDULERS[type(policy).__name__] if policy.keeps_turns else OUT_OF_TURN
 
 
-def kind_of(policy: Any) -> tuple[int, bool, bool]:
+def kind_of(policy: Any) -> tuple[str, bool, bool]:
     """What a loop is compiled for: pools of one kind share what their scheduler keeps."""
-    number = list(SCHEDULERS).index(type(policy).__name__)
-    return number, policy.pipeline_parallel_size > 1, policy.prefix_caching
+    return scheduler_of(policy), policy.pipeline_parallel_size > 1, policy.prefix_caching
 
 
 def kinds_of(policies: tuple[Any, ...]) -> tuple[list[ModuleType], NDArray[np.int64]]:
     """(The scheduler of each kind, the kind of each pool's settings)."""
     kinds = sorted(set(map(kind_of, policies)))  # so that the order of pools changes nothing that is compiled
-    names = list(SCHEDULERS.values())
-    modules = [import_module(f"windtunnel.core.schedulers.{names[scheduler]}") for scheduler, *_ in kinds]
+    modules = [import_module(f"windtunnel.core.schedulers.{scheduler}") for scheduler, *_ in kinds]
     return modules, np.array([kinds.index(kind_of(policy)) for policy in policies])
 
 

@@ -84,29 +84,8 @@ class Pipe(NamedTuple):
     """Seconds between stages, by tokens."""
 
 
-KEEPS_TURNS = {"wait_for_output": True, "decide_after_empty_step": True}
-"""Settings without which a request may decode out of turn, or be admitted before its latest token is known."""
-
-
-def unsupported(policy: Any) -> list[str]:
-    """The settings of a pipeline that only the reference engine knows."""
-    if policy.pipeline_parallel_size == 1:
-        return []
-    return [name for name, needed in KEEPS_TURNS.items() if getattr(policy, name, needed) != needed]
-
-
 def pipes(fleet: Any, lanes: NDArray[Any]) -> Pipe:
-    """The pipelines of all lanes; sets the lanes' fields.
-
-    Raises:
-        InputError: ranks in lockstep, or steps that do not keep turns.
-    """
-    for policy in fleet.policies:
-        for name in unsupported(policy):
-            raise InputError(
-                f"{name}={getattr(policy, name)!r}: not simulated by the compiled core in a pipeline, only by "
-                f"windtunnel.simulate.on_reference; use {KEEPS_TURNS[name]!r}"
-            )
+    """The pipelines of all lanes; sets the lanes' fields. Raises InputError for ranks in lockstep."""
     if any(fleet.lockstep):
         raise InputError("pipelines of ranks in lockstep are not simulated: use data_parallel_size=1 with experts")
     stages, floats, integers = flatten(tuple(table for times in fleet.times for table in times.stages))

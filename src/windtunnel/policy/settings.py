@@ -122,6 +122,11 @@ class Settings:
         return True
 
     @property
+    def keeps_turns(self) -> bool:
+        """In a pipeline a request decodes in every so-many-th step, once its latest token is known."""
+        return True
+
+    @property
     def takes_stores(self) -> bool:
         """It is simulated with stores of KV behind its blocks."""
         return False
@@ -130,11 +135,6 @@ class Settings:
     def recalls_the_ended(self) -> bool:
         """What it keeps goes on naming requests that have ended, so that their numbers are not given to others."""
         return False
-
-    @property
-    def beyond_the_core(self) -> tuple[str, ...]:
-        """Names of the rules that only the reference engine knows; those of vLLM in a pipeline: core.pipeline."""
-        return ()
 
     def most_running(self, limits: Limits) -> int:
         """Requests that run at once, in all steps in flight together."""

@@ -145,6 +145,16 @@ class VllmV1(Settings):
         )
 
     @property
+    def keeps_turns(self) -> bool:
+        """See Settings."""
+        return self.pipeline_parallel_size == 1 or (self.wait_for_output and self.decide_after_empty_step)
+
+    @property
+    def recalls_the_ended(self) -> bool:
+        """See Settings: steps in flight name those whom they give a token."""
+        return not self.keeps_turns
+
+    @property
     def takes_stores(self) -> bool:
         """See Settings."""
         return self.prefix_caching and self.pipeline_parallel_size == 1 and self.admission_order == "fcfs"

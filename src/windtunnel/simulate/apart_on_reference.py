@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from windtunnel.core.apart.handover import Crossing, Handed, of_role, pools_of, require_handing
 from windtunnel.core.apart.link import HANDED
 from windtunnel.core.engine import Demand, Fleet, Floats
-from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import NONE, STALL, records
 from windtunnel.deployment.handover import Handover
 from windtunnel.policy import UserScheduler, routing
@@ -25,7 +24,6 @@ from windtunnel.reference.loop import Router as Choice
 from windtunnel.reference.stores import Shelf
 from windtunnel.simulate.apart import Sending
 from windtunnel.simulate.on_reference import (
-    beyond_the_core,
     clients_of,
     maker,
     no_collection,
@@ -36,7 +34,6 @@ from windtunnel.simulate.on_reference import (
     router_of,
     table_of,
     used_tiers,
-    whole_contents,
 )
 
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
@@ -44,16 +41,12 @@ TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefi
 
 def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Handover) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
-    names = {*beyond_the_core(fleet), *(name for policy in fleet.policies for name in unsupported(policy))}
-    names |= {"KV stores"} if any(fleet.tiers) else set()
+    names: set[str] = set()
     asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
     names |= {"autoscaling"} if any(fleet.scaling) and asked else set()
     names |= {"faults"} if fleet.failures and asked else set()
     if any(isinstance(router.routing, routing.Conductor) for router in routers):
         names.add("conductor")
-    for role, router in zip(SIDES, routers, strict=True):
-        if router.number == routing.SCORED and any(fleet.lanes[pool] > 1 for pool in of_role(fleet, role)):
-            names.add("a router that knows prefixes, and data-parallel ranks")
     if asked and rules.on_expiry != "wait":
         names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)
@@ -80,7 +73,7 @@ def run_apart(
         shelf = Shelf()
         make = maker(fleet, shelf)
         requests = requests_of(demand, fleet.policies)
-        known = whole_contents(demand, requests) if _stores_there(fleet) else []
+        known = [request.tokens for request in requests] if _stores_there(fleet) else []
         between = reference.Crossing(crossing.link, crossing.rules, crossing.work.tolist(), known)
         asked = (_choices(fleet, demand, routers, uniforms), requests, between)
         if any(fleet.scaling) or fleet.failures:

@@ -1,12 +1,10 @@
 """The reference engine in place of the compiled core: takes its demand and returns its record, some thousand requests a
-second; for schedulers written in Python, and for rules that the core lacks: pipelines of vLLM ≤ 0.20, whose steps do
-not keep turns, and what ``Settings.beyond_the_core`` names."""
+second: an oracle for the core, and parts of what simulates prefill and decode pools by rules that the core lacks."""
 
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import count, islice, pairwise
 from typing import Any, NamedTuple, cast
 
@@ -14,10 +12,8 @@ import numpy as np
 
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.hooks import guarded
-from windtunnel.core.pipeline import unsupported
 from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
 from windtunnel.core.routing import fixed_columns, sends_kv
-from windtunnel.core.stores.chunks import loses_tokens
 from windtunnel.core.texts.owners import shared_tokens
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, StageTimes
@@ -26,7 +22,6 @@ from windtunnel.policy.tiers import TierUse
 from windtunnel.reference import unified, vllm_v1, whole_batches
 from windtunnel.reference.batch import StepScheduler
 from windtunnel.reference.custom import Custom
-from windtunnel.reference.elastic.mixed import Elastic
 from windtunnel.reference.elastic.roster import PoolOf
 from windtunnel.reference.equal_steps import Rank
 from windtunnel.reference.loop import (
@@ -89,6 +84,8 @@ def requests_of(demand: Demand, policies: Sequence[object] = ()) -> list[Request
     columns = (demand.arrival, demand.prompt_tokens, demand.output_tokens, limits, demand.refused, priority)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     requests: list[Request] = [kind(i, *row) for i, row in enumerate(rows)]
+    for request, adapter in zip(requests, [] if demand.adapter is None else demand.adapter.tolist(), strict=False):
+        request.adapter = adapter
     for request, tokens in zip(requests, _contents(demand), strict=True):
         request.tokens = tokens
     return requests
@@ -121,18 +118,6 @@ def _contents(demand: Demand) -> list[tuple[int, ...]]:
                 start = found[others[r]][: counts[r]] if others[r] != NONE else ()
                 found[r] = start + tuple(islice(fresh, lengths[r] - len(start)))
     return [found[row] for row in range(n)]
-
-
-def whole_contents(demand: Demand, requests: list[Request]) -> list[tuple[int, ...]]:
-    """What is known of each request's prompt and answer: in a session the next prompt begins with both, as far as
-    blocks of the size that is known tell."""
-    found, size = [], max(demand.hash_block_size, 1)
-    for request, following in zip(requests, demand.follow.tolist(), strict=True):
-        later = requests[following].tokens if following != NONE else ()
-        known = min(len(request.tokens), request.prompt_tokens // size * size)
-        goes_on = later[:known] == request.tokens[:known] and len(later) >= request.prompt_tokens
-        found.append(later[: request.prompt_tokens + request.output_tokens] if goes_on else request.tokens)
-    return found
 
 
 def clients_of(demand: Demand) -> tuple[Sessions, list[float], int, list[float]]:
@@ -272,16 +257,6 @@ def table_of(requests: list[Request], lane_of: dict[int, int]) -> Any:
     return table
 
 
-def beyond_the_core(fleet: Fleet) -> list[str]:
-    """The settings that keep a fleet from the compiled core; none for most."""
-    names = {name for policy in fleet.policies for name in policy.beyond_the_core}
-    if all(policy.pipeline_parallel_size > 1 for policy in fleet.policies):
-        names |= {name for policy in fleet.policies for name in unsupported(policy)}
-    if any(map(loses_tokens, fleet.policies)) and any(fleet.tiers):
-        names.add("KV stores behind an asynchronous scheduler that loses the tokens of preempted requests")
-    return sorted(names)
-
-
 def require_known(fleet: Fleet, wanted: list[str]) -> None:
     """Raise InputError for a scheduler that the reference engine does not have, where something else wants that."""
     for policy in fleet.policies:
@@ -292,31 +267,6 @@ def require_known(fleet: Fleet, wanted: list[str]) -> None:
             )
 
 
-def run_policies(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
-    """Simulate a fleet of vLLM v1 and unified schedulers, and of those in Python; ``router`` and ``uniforms`` as for
-    the core.
-
-    Raises:
-        InputError: another scheduler, a pipeline of ranks in lockstep, or a scheduler in Python that breaks a rule or
-            leaves requests at the end. What ``schedule`` raises passes through.
-    """
-    with no_collection():
-        if any(fleet.scaling) or fleet.failures:
-            return _run_elastic(fleet, demand, router, uniforms.tolist())
-        return _run_mixed(fleet, demand, router, uniforms)
-
-
-def _run_mixed(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
-    shelf = Shelf()
-    make = maker(fleet, shelf)
-    replicas = [make(number) for number in range(sum(fleet.replicas))]
-    requests = requests_of(demand, fleet.policies)
-    loop = Loop(replicas, router_of(fleet, demand, router, uniforms.tolist()), requests, *clients_of(demand))
-    loop.run()
-    require_scheduled(loop, requests)
-    return replace(record_of(requests, replicas), tiers=used_tiers(shelf))
-
-
 def require_scheduled(loop: Loop, requests: list[Request], asking: Sequence[object] = ()) -> None:
     """Raise InputError for requests that a scheduler in Python has left; ``asking``: schedulers that have not given
     memory to some."""
@@ -325,29 +275,6 @@ def require_scheduled(loop: Loop, requests: list[Request], asking: Sequence[obje
     left = [one.id for one in requests if not (one.finished or one.refused or one.aborted)]
     if names and left:
         raise InputError(f"{names[0]}: {len(left)} requests never finish, the first is {left[0]}: it is not scheduled")
-
-
-def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Record:
-    """Simulate mixed replicas that start, stop or fail."""
-    shelf, requests = Shelf(), requests_of(demand, fleet.policies)
-    loop = Elastic(
-        maker(fleet, shelf),
-        pools_in(fleet),
-        router_of(fleet, demand, router, uniforms),
-        requests,
-        list(fleet.failures),
-        fleet.on_failure,
-        *clients_of(demand),
-    )
-    loop.run()
-    require_scheduled(loop, requests)
-    record = record_of(requests, loop.replicas)
-    first = np.searchsorted(record.replica_of_lane, np.arange(len(loop.replicas)))
-    for request in requests:
-        if request.retries and request.id in loop.places:
-            replica, rank = loop.places[request.id]
-            record.requests["lane"][request.id] = first[replica] + rank
-    return replace(record, tiers=used_tiers(shelf), lives=loop.account())
 
 
 def pools_in(fleet: Fleet) -> list[PoolOf]:

@@ -37,7 +37,7 @@ from windtunnel.simulate.apart import (
 from windtunnel.simulate.apart_on_reference import beyond_the_tandem, run_apart
 from windtunnel.simulate.looks import seen_late
 from windtunnel.simulate.notes import about_load, about_the_unfinished
-from windtunnel.simulate.on_reference import beyond_the_core, require_known, run_policies
+from windtunnel.simulate.on_reference import require_known
 from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads, at_client, at_engine
 from windtunnel.simulate.run import (
     ABORTED,
@@ -148,9 +148,10 @@ def _record(
     seed: int,
     between: tuple[handover.Crossing, Sending] | None,
 ) -> tuple[Record, list[str]]:
-    """What happened, in the core or in the reference engine where it alone has the rules, and what to say of that."""
+    """What happened, and what to say of it; prefill and decode pools may have rules that only the reference engine
+    has."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
-    beyond = beyond_the_tandem(fleet, routers, between[0].rules) if between else beyond_the_core(fleet)
+    beyond = beyond_the_tandem(fleet, routers, between[0].rules) if between else []
     slow = ", ".join(beyond)
     said = [f"{slow}: simulated by the reference engine, which takes its time"] * bool(slow)
     if beyond:
@@ -165,10 +166,8 @@ def _record(
         else:
             handed = handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked)
         return handed, said + about_waits(crossing.rules, handed)
-    if beyond:
-        return run_policies(fleet, demand, numbers[0], uniforms[0]), said
     run = run_service if any(fleet.scaling) or fleet.failures else run_core
-    return run(fleet, demand, numbers[0], uniforms[0]), said
+    return run(fleet, demand, numbers[0], uniforms[0]), []
 
 
 def router_stream(seed: int) -> np.random.Generator:

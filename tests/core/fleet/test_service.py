@@ -12,6 +12,7 @@ import pytest
 from equality import RELAXED
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from oracle.mixed_pools import run_policies
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import Case, equal_rows, merged, mixed_case
@@ -21,7 +22,6 @@ from windtunnel.core.records import GONE, REFUSED
 from windtunnel.errors import InputError
 from windtunnel.policy.routing import Conductor
 from windtunnel.policy.scaling import Autoscale, Failure, Forecast, Foresight, Planner, Rule, Thresholds
-from windtunnel.simulate.on_reference import run_policies
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 KINDS = {
@@ -53,9 +53,8 @@ def scaled(draw: st.DrawFn, replicas: int) -> Autoscale:
 
 
 @st.composite
-def services(draw: st.DrawFn, kind: str) -> tuple[Fleet, Demand, int, Any]:
+def services(draw: st.DrawFn, strategy: st.SearchStrategy[Any], module: Any) -> tuple[Fleet, Demand, int, Any]:
     """A fleet whose replicas fail, or are scaled, or both; its requests, router, and random numbers."""
-    strategy, module = KINDS[kind]
     case: Any = draw(strategy)
     fleet, demand = module.fleet_of(case), module.demand_of(case)
     router = case.router
@@ -106,7 +105,7 @@ def check(drawn: tuple[Fleet, Demand, int, Any]) -> None:
 @pytest.mark.parametrize("kind", [*KINDS][: len(KINDS) if CASES > 100 else 3])
 def test_core_and_reference_are_equal(kind: str) -> None:
     @settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
-    @given(services(kind))
+    @given(services(*KINDS[kind]))
     def compare(drawn: Any) -> None:
         check(drawn)
 

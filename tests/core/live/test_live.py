@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
-from core.fleet.test_service import failing_case, services
+from core.fleet.test_service import KINDS, failing_case, services
 from core.loop_cases import merged, mixed_case
 from core.schedulers import test_mixed, test_user
 from windtunnel.core.engine import Demand, Fleet, Record
@@ -252,7 +252,7 @@ def test_replicas_that_come_and_go(kind: str) -> None:
         assume(not any(each and isinstance(each.rule, Foresight) for each in fleet.scaling))
         told(fleet, demand, router, uniforms, seed)
 
-    on_cases(services(kind), one)
+    on_cases(services(*KINDS[kind]), one)
 
 
 @IN_PLAIN_PYTHON

@@ -295,6 +295,9 @@ class Service:
         stages, ranks = policy.pipeline_parallel_size, self.state.lanes["rank"][rows["lane"][victims]].tolist()
         of_rank = {rank: tail.of_rank(rank, stages) for rank in set(ranks)}
         lands = policy.counts_tokens_late
+        module, alone = self.blank.own_of(self.state, pool)
+        if hasattr(module, "received"):
+            return {r: Received(*module.received(alone, r, time)) for r in victims}
         return {
             r: received(self.state, r, of_rank[rank], stages, lands, time)
             for r, rank in zip(victims, ranks, strict=True)

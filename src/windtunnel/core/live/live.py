@@ -244,7 +244,8 @@ class Live(Service):
         if seat is not None:
             self._shorten(request, i, *seat)
         else:
-            request["output"] = min(int(request["output"][0]), int(request["generated"][0]) + 1)
+            known = max(int(request["generated"][0]), int(self.told.given[r]))
+            request["output"] = min(int(request["output"][0]), known + 1)
             request["overruns"] = True
             if np.isnan(request["scheduled"][0]) and (i == NONE or not self._lands_in(i)):
                 request["prompt"] = 1

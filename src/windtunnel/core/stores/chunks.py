@@ -76,6 +76,8 @@ OF_REQUEST: Fields = [
             "saved",  # tokens that the stores have been offered
             "kept",  # blocks that it holds while it does not run
             "shared",  # tokens at its beginning that another request may have, too
+            "again",  # tokens of its prompt that the lane, which got the others with their KV, computes as an answer
+            "came",  # it came with its KV, and has not been in a step yet
             "wrote",  # a store may have tokens that are its own alone
         )
     ),
@@ -98,6 +100,7 @@ STORES_OF_LANE: Fields = [
             "last_loading",
             "holders",  # requests in the queue that hold blocks
             "kv_reserved",  # blocks that these, and those whose KV is on its way, still need
+            "newcomers",  # requests that came with their KV from another lane, and have not been in a step yet
             "saves",  # entries of its computed tokens that have not been written yet
         )
     ),
@@ -125,35 +128,29 @@ class Stores(NamedTuple):
 
 
 def require_taking(stores: Sequence[Any], policies: Sequence[Settings]) -> None:
-    """Raise InputError for a pool with stores whose scheduler has none; ``stores``: of each pool, () of all: none."""
+    """Raise InputError for a pool with stores whose scheduler has none, or loses tokens that it would write;
+    ``stores``: of each pool, () of all: none."""
     for some, policy in zip(stores, policies, strict=len(stores) > 0):
         if some and not policy.takes_stores:
             raise InputError(
                 "stores: simulated with vLLM's v1 scheduler in one stage, first come first served, and its prefix "
                 f"cache, not with {policy}: SGLang's HiCache and TensorRT-LLM's host memory go by other rules"
             )
-
-
-def loses_tokens(policy: Any) -> bool:
-    """Whether steps in flight may hold tokens of requests that have been preempted and admitted again."""
-    return bool(policy.async_scheduling and not getattr(policy, "return_victim_tokens", True))
+        if some and policy.async_scheduling and not getattr(policy, "return_victim_tokens", True):
+            raise InputError(
+                "stores: not simulated with return_victim_tokens=False and async_scheduling, where vLLM ≤ 0.10 counts "
+                "tokens of preempted requests as computed whose blocks are gone, and would write them: use "
+                "async_scheduling=False, as vLLM 0.10 runs by default, or leave the stores out"
+            )
 
 
 def stores_of(fleet: Any, demand: Any, lanes: NDArray[Any], cache: Any) -> Stores | None:
     """The stores of a fleet, which have nothing yet, None if it has none; sets the lanes' fields. ``cache``: of their
-    own blocks.
-
-    Raises:
-        InputError: a scheduler that ``loses_tokens``.
-    """
+    own blocks."""
     lanes["loading"] = lanes["last_loading"] = NONE
     lanes["number"] = np.arange(len(lanes))
     if not any(tiers and policy.takes_stores for tiers, policy in zip(fleet.tiers, fleet.policies, strict=False)):
         return None
-    if any(map(loses_tokens, fleet.policies)):
-        raise InputError(
-            "return_victim_tokens=False: not simulated by the core with KV stores and async_scheduling: use simulate()"
-        )
     tiers, ports = _layout(fleet, lanes)
     tokens = demand.prompt_tokens + demand.output_tokens
     stores = records(len(tiers), STORE)
@@ -214,7 +211,23 @@ def forget(stores: Stores, requests: NDArray[np.int64]) -> None:
     """Requests have computed nothing, and have not looked for anything."""
     rows: Any = stores.rows
     rows["looked"][requests] = NONE
-    rows["saved"][requests] = rows["kept"][requests] = 0
+    for name in ("saved", "kept", "came"):
+        rows[name][requests] = 0
+
+
+def note_again(stores: Stores, requests: Any, tokens: Any) -> None:
+    """So many tokens of the prompts of these requests are computed by a lane that gets the others with their KV."""
+    stores.rows["again"][requests] = tokens
+
+
+def stand_in(stores: Stores, lane: Any, r: int, row: int) -> None:
+    """Another row has what the stores know of request ``r`` in this lane."""
+    stores.rows[row] = stores.rows[r]
+    for name in ("loading", "last_loading"):
+        if lane[name] == r:
+            lane[name] = row
+    saves: Any = stores.saves[lane["number"]][: lane["saves"]]
+    saves["request"][saves["request"] == r] = row
 
 
 def _layout(fleet: Any, lanes: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:
