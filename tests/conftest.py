@@ -20,3 +20,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     return LoadFileScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests whose kernels take longer to compile than to do without run in plain Python, by core/test_plain_python."""
+    if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+        return
+    for item in items:
+        if item.get_closest_marker("plain_python"):
+            item.add_marker(pytest.mark.skip(reason="runs without the compiler, by core/test_plain_python"))

@@ -24,21 +24,21 @@ PLAINLY = (
 """Files of small cases, which test_plain_python runs."""
 
 
-def in_plain_python(cases: int, *files: str | Path, some: str = "") -> str:
-    """Run the tests of these files, those whose names hold ``some``, with this number of random cases; what pytest
-    prints."""
+def in_plain_python(cases: int, *files: str | Path, some: str = "", marked: str = "not long") -> str:
+    """Run the tests of these files, those whose names hold ``some`` and that are ``marked`` so, with this number of
+    random cases; what pytest prints."""
     surroundings = os.environ | {"NUMBA_DISABLE_JIT": "1", "WINDTUNNEL_EQUALITY_CASES": str(cases)}
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", some, *map(str, files))
+    options = ("-q", "-p", "no:cacheprovider", "-k", some, "-m", marked)
+    command = (sys.executable, "-m", "pytest", *options, *map(str, files))
     done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip files of small cases where they would be compiled."""
-    if PLAIN:
-        return
+    """Mark the files of small cases."""
     files = {HERE / name for name in PLAINLY}
     for item in items:
         if item.path in files:
-            item.add_marker(pytest.mark.skip(reason="runs without the compiler, by test_plain_python"))
+            item.add_marker(pytest.mark.plain_python)

@@ -43,7 +43,13 @@ def outcome(family: str, case: Any) -> tuple[Any, ...]:
     return tuple(repr(column.tolist()) for column in (record.requests[list(SEEN)], record.rows, record.stalls))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+COMPILED_FOR_THIS_ALONE = {"unified in pipelines", "SGLang in pipelines"}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.long if name in COMPILED_FOR_THIS_ALONE else ()) for name in FAMILIES],
+)
 def test_plain_python_gives_the_same(family: str, tmp_path: Path) -> None:
     cases: list[Any] = []
 
@@ -75,4 +81,11 @@ def test_plain_python_gives_the_same(family: str, tmp_path: Path) -> None:
 )
 def test_files_run_without_the_compiler(files: tuple[str, ...], some: str) -> None:
     said = in_plain_python(10, *(TESTS / "core" / name for name in files), some=some)
+    assert " passed" in said and " skipped" not in said
+
+
+def test_marked_tests_run_without_the_compiler() -> None:
+    said = in_plain_python(
+        50, TESTS / "core" / "test_routing.py", TESTS / "simulate", marked="plain_python and not long"
+    )
     assert " passed" in said and " skipped" not in said

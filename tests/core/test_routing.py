@@ -83,6 +83,7 @@ def routed_cases(draw: st.DrawFn) -> Case:
     return replace(case, router=router, routing=routing, policy=policy, replicas=draw(st.sampled_from([1, 2, 3, 8])))
 
 
+@pytest.mark.plain_python
 @settings(max_examples=CASES // 2, deadline=None, suppress_health_check=RELAXED)
 @given(routed_cases())
 def test_core_routes_as_the_reference(case: Case) -> None:

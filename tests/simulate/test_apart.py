@@ -22,6 +22,8 @@ from windtunnel.workload import Both, Gamma, Lognormal, Workload, generate
 LENGTHS = Both(Lognormal(400, 0.8, 3000), Lognormal(60, 0.8, 400))
 ENGINES = ("vllm-0.32", "sglang-0.5", "trtllm-1.0")
 
+pytestmark = pytest.mark.plain_python
+
 
 def pools(preset: str, prefill: dict[str, Any] | None = None, **decode: Any) -> Deployment:
     """One prefill replica and two for decoding, with the link that Mooncake measured."""

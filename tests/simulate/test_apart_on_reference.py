@@ -184,7 +184,7 @@ def staged_cases(draw: st.DrawFn) -> tuple[Case, Any]:
     policies: list[Any] = list(case.fleet.policies)
     tables = list(case.fleet.times)
     policies = [replace(policy, prefix_caching=False) for policy in policies]
-    policies[place] = replace(policies[place], pipeline_parallel_size=len(times.stages))
+    policies[place] = replace(policies[place], pipeline_parallel_size=len(times.stages), prefill_schedule_interval=1)
     tables[place] = times
     return replace(case, fleet=replace(case.fleet, policies=tuple(policies), times=tuple(tables))), uniforms
 

@@ -137,6 +137,7 @@ def test_a_decision_that_is_held_changes_nothing(case: Any, seed: int) -> None:
     assert singly.rows["steps"].sum() == held.rows["steps"].sum()
 
 
+@pytest.mark.plain_python
 def test_a_held_decision_is_made_once_where_requests_come_with_their_kv() -> None:
     """Forty steps one after the other, and ten; asked when each comes, and about its end."""
     Leaving.asked = 0

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from oracle.mixed_pools import run_policies
 
 from simulate.test_python_schedulers import demand
 from windtunnel.core.engine import Fleet, Record, run
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, Policy
-from windtunnel.simulate.on_reference import run_policies
 
 ENGINES = {"core": run, "reference": run_policies}
 

@@ -299,6 +299,7 @@ def test_requests_that_preempt_each_other_for_ever_are_told_of() -> None:
     assert (run(deployment(**engine), workload).requests.status == FINISHED).all()
 
 
+@pytest.mark.plain_python
 def test_unlike_pools_take_turns() -> None:
     served = deployment()
     other = deployment(preset="sglang-0.5", num_gpu_blocks_override=3000).pools[0]

@@ -5,7 +5,6 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import count, islice, pairwise
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +22,6 @@ from windtunnel.policy.tiers import TierUse
 from windtunnel.reference import unified, vllm_v1, whole_batches
 from windtunnel.reference.batch import StepScheduler
 from windtunnel.reference.custom import Custom
-from windtunnel.reference.elastic.mixed import Elastic
 from windtunnel.reference.elastic.roster import PoolOf
 from windtunnel.reference.equal_steps import Rank
 from windtunnel.reference.loop import (
@@ -86,6 +84,8 @@ def requests_of(demand: Demand, policies: Sequence[object] = ()) -> list[Request
     columns = (demand.arrival, demand.prompt_tokens, demand.output_tokens, limits, demand.refused, priority)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     requests: list[Request] = [kind(i, *row) for i, row in enumerate(rows)]
+    for request, adapter in zip(requests, [] if demand.adapter is None else demand.adapter.tolist(), strict=False):
+        request.adapter = adapter
     for request, tokens in zip(requests, _contents(demand), strict=True):
         request.tokens = tokens
     return requests
@@ -118,18 +118,6 @@ def _contents(demand: Demand) -> list[tuple[int, ...]]:
                 start = found[others[r]][: counts[r]] if others[r] != NONE else ()
                 found[r] = start + tuple(islice(fresh, lengths[r] - len(start)))
     return [found[row] for row in range(n)]
-
-
-def whole_contents(demand: Demand, requests: list[Request]) -> list[tuple[int, ...]]:
-    """What is known of each request's prompt and answer: in a session the next prompt begins with both, as far as
-    blocks of the size that is known tell."""
-    found, size = [], max(demand.hash_block_size, 1)
-    for request, following in zip(requests, demand.follow.tolist(), strict=True):
-        later = requests[following].tokens if following != NONE else ()
-        known = min(len(request.tokens), request.prompt_tokens // size * size)
-        goes_on = later[:known] == request.tokens[:known] and len(later) >= request.prompt_tokens
-        found.append(later[: request.prompt_tokens + request.output_tokens] if goes_on else request.tokens)
-    return found
 
 
 def clients_of(demand: Demand) -> tuple[Sessions, list[float], int, list[float]]:
@@ -279,31 +267,6 @@ def require_known(fleet: Fleet, wanted: list[str]) -> None:
             )
 
 
-def run_policies(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
-    """Simulate a fleet of vLLM v1 and unified schedulers, and of those in Python; ``router`` and ``uniforms`` as for
-    the core.
-
-    Raises:
-        InputError: another scheduler, a pipeline of ranks in lockstep, or a scheduler in Python that breaks a rule or
-            leaves requests at the end. What ``schedule`` raises passes through.
-    """
-    with no_collection():
-        if any(fleet.scaling) or fleet.failures:
-            return _run_elastic(fleet, demand, router, uniforms.tolist())
-        return _run_mixed(fleet, demand, router, uniforms)
-
-
-def _run_mixed(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:
-    shelf = Shelf()
-    make = maker(fleet, shelf)
-    replicas = [make(number) for number in range(sum(fleet.replicas))]
-    requests = requests_of(demand, fleet.policies)
-    loop = Loop(replicas, router_of(fleet, demand, router, uniforms.tolist()), requests, *clients_of(demand))
-    loop.run()
-    require_scheduled(loop, requests)
-    return replace(record_of(requests, replicas), tiers=used_tiers(shelf))
-
-
 def require_scheduled(loop: Loop, requests: list[Request], asking: Sequence[object] = ()) -> None:
     """Raise InputError for requests that a scheduler in Python has left; ``asking``: schedulers that have not given
     memory to some."""
@@ -312,29 +275,6 @@ def require_scheduled(loop: Loop, requests: list[Request], asking: Sequence[obje
     left = [one.id for one in requests if not (one.finished or one.refused or one.aborted)]
     if names and left:
         raise InputError(f"{names[0]}: {len(left)} requests never finish, the first is {left[0]}: it is not scheduled")
-
-
-def _run_elastic(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Record:
-    """Simulate mixed replicas that start, stop or fail."""
-    shelf, requests = Shelf(), requests_of(demand, fleet.policies)
-    loop = Elastic(
-        maker(fleet, shelf),
-        pools_in(fleet),
-        router_of(fleet, demand, router, uniforms),
-        requests,
-        list(fleet.failures),
-        fleet.on_failure,
-        *clients_of(demand),
-    )
-    loop.run()
-    require_scheduled(loop, requests)
-    record = record_of(requests, loop.replicas)
-    first = np.searchsorted(record.replica_of_lane, np.arange(len(loop.replicas)))
-    for request in requests:
-        if request.retries and request.id in loop.places:
-            replica, rank = loop.places[request.id]
-            record.requests["lane"][request.id] = first[replica] + rank
-    return replace(record, tiers=used_tiers(shelf), lives=loop.account())
 
 
 def pools_in(fleet: Fleet) -> list[PoolOf]:

@@ -12,6 +12,7 @@ import pytest
 from equality import RELAXED
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from oracle.mixed_pools import run_policies
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import Case, equal_rows, merged, mixed_case
@@ -21,7 +22,6 @@ from windtunnel.core.records import GONE, REFUSED
 from windtunnel.errors import InputError
 from windtunnel.policy.routing import Conductor
 from windtunnel.policy.scaling import Autoscale, Failure, Forecast, Foresight, Planner, Rule, Thresholds
-from windtunnel.simulate.on_reference import run_policies
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 KINDS = {

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle.mixed_pools import run_policies
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.fleet import service
@@ -18,7 +19,6 @@ from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Decision, Limits, RequestView, UserScheduler, VllmV1
 from windtunnel.policy.routing import LEAST_OUTSTANDING
 from windtunnel.policy.scaling import Failure
-from windtunnel.simulate.on_reference import run_policies
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, num_blocks=24, block_size=4)
 SEEDS = st.integers(0, 2**32 - 1)

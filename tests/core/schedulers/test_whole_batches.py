@@ -11,6 +11,7 @@ import pytest
 from equality import RELAXED
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle.mixed_pools import run_policies
 from simulate.test_python_schedulers import demand
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
@@ -22,7 +23,6 @@ from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, WholeBatches
 from windtunnel.policy.routing import SCORED, PrefixAware
 from windtunnel.policy.scaling import Failure
-from windtunnel.simulate.on_reference import run_policies
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 SEEN = ("arrival", "scheduled", "first_token", "finish", "preemptions", "lane", "state")

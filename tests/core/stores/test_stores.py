@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.mixed_pools import run_policies
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import equal_rows
@@ -15,7 +16,6 @@ from windtunnel.core.fleet import service
 from windtunnel.errors import InputError
 from windtunnel.policy import VllmV1
 from windtunnel.policy.scaling import Autoscale, Failure, Planner
-from windtunnel.simulate.on_reference import run_policies
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "25"))
 SHARED = 48

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.mixed_pools import run_policies
 
 from windtunnel.core import engine
 from windtunnel.core.engine import Demand, Fleet
@@ -16,7 +17,6 @@ from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits
 from windtunnel.policy.routing import ROUND_ROBIN
 from windtunnel.policy.vllm_v1 import VERSIONS
-from windtunnel.simulate.on_reference import run_policies
 from windtunnel.workload import Workload
 from windtunnel.workload.texts import tree
 
