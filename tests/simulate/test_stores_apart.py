@@ -1,31 +1,21 @@
 """Stores of KV behind prefill and decode replicas: what is written, and who finds it."""
 
-import os
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from core.pools_cases import Case, assert_nothing_is_left, cases, equal_requests, tandem
-from equality import RELAXED
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from reference.test_stores import any_store
+from core.pools_cases import equal_requests, tandem
 
 import windtunnel as wt
-from windtunnel.core.apart.handover import Crossing, Handed
+from windtunnel.core.apart.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.deployment import Handover
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits, VllmV1
-from windtunnel.policy.named import Router
 from windtunnel.policy.routing import ROUND_ROBIN
 from windtunnel.policy.tiers import Tier, TierUse
-from windtunnel.reference import handover as reference
-from windtunnel.reference.stores import Tiered
-from windtunnel.simulate.apart_on_reference import run_apart
 
-CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 CACHED = VllmV1(async_scheduling=False, prefix_caching=True)
 PULL = Crossing(rules=Handover("pull", "decode"))
 HOST = Tier("host", 1000, 4, read_s=0.125, write_s=0.0, latency=0.5, shared_by="replica")
@@ -39,8 +29,7 @@ def fleet(*decode: Tier, prefill: tuple[Tier, ...] = (), blocks: int = 600) -> F
 
 
 def handed(served: Fleet, demand: Demand, crossing: Crossing = PULL) -> Handed:
-    both, uniforms = Router(ROUND_ROBIN), np.zeros((2, len(demand.arrival)))
-    return run_apart(served, demand, (both, both), uniforms, crossing)
+    return run(served, demand, (ROUND_ROBIN, ROUND_ROBIN), np.zeros((2, len(demand.arrival))), crossing)
 
 
 @pytest.mark.parametrize(("generated", "written"), [(False, 8), (True, 12)])
@@ -70,9 +59,9 @@ def test_the_next_turn_finds_the_answer_where_decode_replicas_write_it(generated
     """A prompt of 8 tokens, an answer of 9, and a prompt of both and 3 more. The prefill replica has the first prompt
     itself; of the answer, two blocks are computed by the decode replica, and the last token never is."""
     shared = replace(SHARED, generated=generated)
-    demand = equal_requests(np.zeros(2), hash_block_size=4, follow=np.array([1, -1]), think_time=np.full(2, 5.0))
+    demand = equal_requests(np.zeros(2), follow=np.array([1, -1]), think_time=np.full(2, 5.0))
     demand = replace(demand, prompt_tokens=np.array([8, 20]), output_tokens=np.array([9, 2]), max_tokens=None)
-    demand = replace(demand, hash_ids=(np.array([0, 2, 7]), np.array([1, 2, 1, 2, 3, 4, 5])))
+    demand = replace(demand, begins=(np.array([-1, 0]), np.array([0, 17])))
     found = handed(fleet(shared, prefill=(shared,)), demand)
     assert found.requests["cached_tokens"].tolist() == [0, cached]
     assert found.tiers[0] == TierUse(0, "shared", cached - 8, cached - 8, 20 if not generated else 12)
@@ -93,41 +82,6 @@ def test_a_prompt_that_stays_is_found_in_the_decode_replicas_store() -> None:
     assert found.requests["cached_tokens"].tolist() == [0, 0, 4]
     assert found.tiers == (TierUse(1, "host", 4, 4, 16),)
     assert found.requests["scheduled"].tolist() == [0.0, 10.0, 21.0]
-
-
-TIERS = any_store([1, 2], st.booleans())
-
-
-@settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
-@given(cases("cached"), TIERS, st.booleans())
-def test_nothing_is_lost(case: Case, tier: Tier, both: bool) -> None:
-    """Every request ends, every block comes back. With memory for all (else a store's loads keep some for themselves),
-    and where nothing is read, nothing differs from pools without a store."""
-    tier = replace(tier, chunk_tokens=tier.chunk_tokens * case.fleet.limits[1].block_size)
-    policies: Any = tuple(
-        replace(policy, admission_order="fcfs", victim="newest")  # type: ignore[type-var]
-        for policy in case.fleet.policies
-    )
-    plain = replace(case.fleet, policies=policies)
-    served = replace(plain, tiers=((tier,) if both else (), (tier,)))
-    crossing = replace(case.crossing, rules=replace(case.crossing.rules, reserved_decode_tokens=0))
-    kept: list[reference.Apart] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference.Apart, "account", lambda loop: kept.append(loop))  # noqa: PLW0108 - a method
-        found = handed(served, case.demand, crossing)
-    (loop,) = kept
-    ends = [loop.decodes.get(r) or one for r, one in enumerate(loop.prefills)]
-    assert all(one.finished or one.refused for one in ends)
-    assert_nothing_is_left(loop)
-    for rank in (rank for group in loop.groups for rank in group.schedulers if isinstance(rank, Tiered)):
-        assert not (rank.loading or rank.staged)
-        assert all(len(port.store.chunks) <= port.tier.chunks for port in rank.ports)
-    roomy = replace(served, limits=tuple(replace(one, num_blocks=10_000) for one in served.limits))
-    found = handed(roomy, case.demand, crossing)
-    if not any(use.read for use in found.tiers):
-        expected = handed(replace(roomy, tiers=()), case.demand, crossing)
-        for name in ("scheduled", "first_token", "finish", "cached_tokens"):
-            assert np.array_equal(found.requests[name], expected.requests[name], equal_nan=True), name
 
 
 def test_a_store_names_its_pool() -> None:

@@ -65,7 +65,7 @@ from windtunnel.core.records import (
 )
 from windtunnel.core.router import PUBLISH_INTERVAL, choose, poll, poll_balancer, ticks_until
 from windtunnel.core.routing import bring, note_departures, note_there
-from windtunnel.core.stores.waits import bound_stores, come, dozes, has_written, plan_steps, write_down
+from windtunnel.core.stores.waits import begin_decision, bound_stores, come, dozes, has_written, plan_steps, write_down
 
 REACHED, FULL, STOPPED, BROKEN_OFF = range(4)
 """Why the loop returns: nothing is left to do; the log needs room; ``until`` has come, and the groups that were asked
@@ -80,13 +80,14 @@ LARGEST = np.finfo(np.float64).max
 def step_one(state: State, hand: Any, stores: Any, pool: Pool, group: Group, stages: Any) -> int:
     """One step of a group; ``stages``: None where no pool has several."""
     if stores is not None:
+        begin_decision(state, stores, group)
+    if hand is not None and (stages is None or pool.role == DECODE):
+        return passage.step_and_stage(state, hand, stores, pool, group)
+    if stores is not None:
         come(state, stores, pool, group)
-    if hand is None:
-        return step(state, pool, group)
-    if stages is not None and pool.role != DECODE:
+    if hand is not None:
         forget_holds(group, state.lanes)
-        return step(state, pool, group)
-    return passage.step_and_stage(state, hand, pool, group)
+    return step(state, pool, group)
 
 
 @part
@@ -169,7 +170,7 @@ def advance(
             if gives and skip(state, told, pool, group, limit) > 0:  # a batch may wait until it is due
                 continue
             if stores is not None and dozes(state, stores, group):
-                continue
+                break
             group.bound = np.inf
             if hand is not None:
                 begin_hold(pool, group, state.lanes)

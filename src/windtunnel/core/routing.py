@@ -50,6 +50,10 @@ KIND, HOOK, ACCEPTED, FIRST_GROUP, LAST_GROUP, FIRST_REPLICA, COUNT = range(7)
 before the last; the first of their replicas; how many entries there are."""
 
 
+EVERY_BLOCK = 1 << 30
+"""More than any prompt has."""
+
+
 class Routing(NamedTuple):
     """The router's own arrays; None in its place where a router needs none."""
 
@@ -205,6 +209,12 @@ def forget_replica(known: Routing | None, blank: NDArray[Any] | None, j: int) ->
         version = known.lanes["version"][j]
         known.lanes[j] = blank[j]
         blocks.clear(known.cache, known.lanes[j : j + 1], int(version))
+
+
+def prompts_come_again(known: Routing | None) -> None:
+    """A prompt may be sent anew to a replica that has it, though it is like no other one."""
+    if known is not None and known.cache is not None:
+        known.cache.holdings["shared"] = EVERY_BLOCK
 
 
 def takes_again(known: Routing | None, state: Any, r: int, time: float) -> None:

@@ -327,7 +327,8 @@ class Apart(Loop):
             return
         request.begin_again(keeps_tokens=True)
         lane.scheduler.add(request)
-        self._wake(self.passages[request.id].group, time)
+        if self.groups[self.passages[request.id].group].has_place:
+            self._wake(self.passages[request.id].group, time)
 
     # Decode replicas decide.
 

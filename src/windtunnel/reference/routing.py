@@ -108,7 +108,8 @@ class Scored:
             return j
         cached = max(int(self.view[j, routing.CACHED]), request.brought[1])
         self.ledgers[j].sent.append(request)
-        self.ledgers[j].to_compute[request.id] = request.prompt_tokens - min(cached, request.prompt_tokens)
+        computed = request.prompt_tokens if request.generated else min(cached, request.prompt_tokens)
+        self.ledgers[j].to_compute[request.id] = request.prompt_tokens - computed
         self.ledgers[j].enter(request)
         return j
 

@@ -138,7 +138,7 @@ class Tiered(Scheduler):
     def update(self, batch: Batch, time: float) -> tuple[list[Request], list[Request]]:
         """See Scheduler: what this step has computed goes to the stores."""
         for part in batch.scheduled:
-            if part.request.num_blocks:
+            if part.request.num_blocks and not part.request.finished:
                 self._save(part.request, min(part.start + part.tokens, part.request.num_tokens), time)
         emitted, finished = super().update(batch, time)
         for request in finished:

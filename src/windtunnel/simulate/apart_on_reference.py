@@ -34,7 +34,6 @@ from windtunnel.simulate.on_reference import (
     router_of,
     table_of,
     used_tiers,
-    whole_contents,
 )
 
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
@@ -43,15 +42,11 @@ TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefi
 def beyond_the_tandem(fleet: Fleet, routers: tuple[Router, Router], rules: Handover) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
     names: set[str] = set()
-    names |= {"KV stores"} if any(fleet.tiers) else set()
     asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
     names |= {"autoscaling"} if any(fleet.scaling) and asked else set()
     names |= {"faults"} if fleet.failures and asked else set()
     if any(isinstance(router.routing, routing.Conductor) for router in routers):
         names.add("conductor")
-    for role, router in zip(SIDES, routers, strict=True):
-        if router.number == routing.SCORED and any(fleet.lanes[pool] > 1 for pool in of_role(fleet, role)):
-            names.add("a router that knows prefixes, and data-parallel ranks")
     if asked and rules.on_expiry != "wait":
         names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)
@@ -78,7 +73,7 @@ def run_apart(
         shelf = Shelf()
         make = maker(fleet, shelf)
         requests = requests_of(demand, fleet.policies)
-        known = whole_contents(demand, requests) if _stores_there(fleet) else []
+        known = [request.tokens for request in requests] if _stores_there(fleet) else []
         between = reference.Crossing(crossing.link, crossing.rules, crossing.work.tolist(), known)
         asked = (_choices(fleet, demand, routers, uniforms), requests, between)
         if any(fleet.scaling) or fleet.failures:

@@ -120,18 +120,6 @@ def _contents(demand: Demand) -> list[tuple[int, ...]]:
     return [found[row] for row in range(n)]
 
 
-def whole_contents(demand: Demand, requests: list[Request]) -> list[tuple[int, ...]]:
-    """What is known of each request's prompt and answer: in a session the next prompt begins with both, as far as
-    blocks of the size that is known tell."""
-    found, size = [], max(demand.hash_block_size, 1)
-    for request, following in zip(requests, demand.follow.tolist(), strict=True):
-        later = requests[following].tokens if following != NONE else ()
-        known = min(len(request.tokens), request.prompt_tokens // size * size)
-        goes_on = later[:known] == request.tokens[:known] and len(later) >= request.prompt_tokens
-        found.append(later[: request.prompt_tokens + request.output_tokens] if goes_on else request.tokens)
-    return found
-
-
 def clients_of(demand: Demand) -> tuple[Sessions, list[float], int, list[float]]:
     """What the loop wants to know of clients: who waits for whom, how long, how many at once, turnarounds."""
     offsets, parents = (part.tolist() for part in demand.waits)

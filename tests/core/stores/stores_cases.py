@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 
 from core.loop_cases import Case, equal_rows, merged
+from windtunnel.core.apart.handover import Crossing
 from windtunnel.core.engine import Demand, Fleet, Record
 from windtunnel.core.records import GONE, REFUSED
+from windtunnel.deployment import Handover, Link
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run
 from windtunnel.policy.routing import SCORED, DynamoKv, PrefixAware
@@ -147,6 +149,61 @@ def stored_case(seed: int, n: int = 24) -> Case:
     )
     demand = a_demand(rng, n, limits)
     return Case(fleet, demand, (router, router), rng.random(n))
+
+
+def a_handover(rng: np.random.Generator) -> Handover:
+    """Any rules of the hand-over."""
+    transfer: Any = rng.choice(["none", "pull", "push", "chunked"]).item()
+    first: Any = rng.choice(["prefill", "relayed", "decode"]).item() if transfer != "none" else "prefill"
+    gate: Any = {"none": "after_prefill", "chunked": "before_prefill"}.get(transfer)
+    rules = Handover(
+        transfer,
+        first,
+        gate=gate or rng.choice(["before_prefill", "after_prefill"]).item(),
+        reserved_decode_tokens=int(rng.choice([0, 0, 1, 7])),
+        staging=rng.choice(["memory", "seats", "seats_and_few"]).item(),
+        max_local_prefill_length=int(rng.choice([0, 0, 10])),
+        proxy=float(rng.choice([0.0, 0.5])),
+    )
+    if rng.random() < 0.3:
+        then: Any = "fail" if first == "relayed" else rng.choice(["fail", "recompute"]).item()
+        lease, timeout = float(rng.choice([0.125, 1.0, 10.0])), float(rng.choice([2.0, np.inf]))
+        rules = replace(rules, lease=lease, timeout=timeout, on_expiry=then)
+    return rules
+
+
+def apart_case(seed: int, n: int = 24) -> Case:
+    """Prefill and decode pools of vLLM, of which at least one has a store."""
+    case = stored_case(seed, n)
+    rng = np.random.default_rng([seed, 5])
+    fleet, demand = case.fleet, case.demand
+    policy: Any = fleet.policies[0]
+    policy = replace(policy, return_victim_tokens=True)
+    which = int(rng.integers(1, 4))
+    tiers = [tuple(a_tier(rng, fleet.limits[0].block_size) for _ in range(rng.integers(1, 3))) for _ in range(2)]
+    if rng.random() < 0.6:
+        tiers[1] = tuple(replace(tier, read_s=2 * tier.read_s) for tier in tiers[0])
+    served = replace(
+        fleet,
+        limits=tuple(replace(fleet.limits[0], max_num_seqs=int(rng.choice([3, 16]))) for _ in range(2)),
+        policies=(policy, replace(policy, async_scheduling=bool(rng.random() < 0.5))),
+        times=fleet.times[:1] * 2,
+        replicas=tuple(int(count) for count in rng.integers(1, 4, 2)),
+        lanes=fleet.lanes[:1] * 2,
+        lockstep=fleet.lockstep[:1] * 2,
+        roles=("prefill", "decode"),
+        tiers=tuple(some if which >> k & 1 else () for k, some in enumerate(tiers)),
+    )
+    if fleet.routing:  # the decode side is asked for one token less
+        demand = replace(demand, prompt_tokens=np.maximum(demand.prompt_tokens, 2))
+    room = demand.prompt_tokens + demand.output_tokens + 8 > fleet.limits[0].num_blocks * fleet.limits[0].block_size
+    work: Any = demand.prompt_tokens * float(rng.choice([0.0, 0.125]))
+    sharing: Any = rng.choice(["fifo", "fair"]).item()
+    contention: Any = rng.choice(["none", "source", "destination", "both"]).item()
+    link = Link(latency=float(rng.choice([0.0, 0.25, 3.0])), sharing=sharing, contention=contention)
+    crossing = Crossing(link, a_handover(rng), work * 10, work)
+    demand = replace(demand, refused=demand.refused | room)
+    return Case(served, demand, case.routers, rng.random((2, n)), crossing)
 
 
 def differences(x: Record, y: Record) -> list[str]:

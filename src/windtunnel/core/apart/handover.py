@@ -59,6 +59,7 @@ from windtunnel.core.records import (
     records,
 )
 from windtunnel.core.routing import groups_in, routing_arrays
+from windtunnel.core.stores.chunks import note_again, use_of
 from windtunnel.deployment.handover import Handover
 from windtunnel.deployment.links import Link
 from windtunnel.errors import InputError
@@ -183,8 +184,6 @@ def prepared(
     Raises InputError as ``run`` does.
     """
     require_handing(fleet, crossing.rules)
-    if any(fleet.tiers):
-        raise InputError("KV stores: not simulated by core.apart between prefill and decode pools: use simulate()")
     if isinstance(fleet.routing, Conductor) or isinstance(decode_router[1], Conductor):
         raise InputError("conductor: what it promises is not simulated between prefill and decode pools")
     for number, score in zip(routers, (fleet.route_score, decode_router[0]), strict=True):
@@ -193,9 +192,11 @@ def prepared(
     pools = np.concatenate([of_role(fleet, name) for name in ("prefill", "decode")])
     ordered = pools_of(fleet, pools)
     n = len(demand.arrival)
-    columns = _rows(demand, crossing.rules, n if spare else 0)
+    columns = _rows(demand, crossing.rules, n if spare else 0, writes_answers(fleet))
     state = new_state(ordered, _with_room_to_grow(columns, demand) if grows else columns, uniforms[0])
     state.requests["output"][:n] = columns.output_tokens[:n]
+    if state.stores is not None:
+        note_again(state.stores, np.arange(n, 2 * n), columns.prompt_tokens[n : 2 * n] < demand.prompt_tokens)
     state = _begun(state, ordered, demand)
     apart = _apart(ordered, demand, crossing)
     order, course = turns_of(state, routers, demand.closed, told=True)
@@ -250,12 +251,19 @@ def of_role(fleet: Fleet, role: str) -> Integers:
 
 def pools_of(fleet: Fleet, which: Integers) -> Fleet:
     """Some pools of a fleet."""
-    columns: dict[str, Any] = {name: tuple(getattr(fleet, name)[i] for i in which) for name in OF_POOLS}
+    names = (*OF_POOLS, "tiers") if fleet.tiers else OF_POOLS
+    columns: dict[str, Any] = {name: tuple(getattr(fleet, name)[i] for i in which) for name in names}
     return replace(fleet, **columns)
 
 
-def _rows(demand: Demand, rules: Handover, spare: int) -> Demand:
-    """The rows of both sides, and spare ones; clients' rules come with ``_begun``."""
+def writes_answers(fleet: Fleet) -> bool:
+    """Whether decode pools have stores, so that it matters what they have."""
+    return any(tiers and role == "decode" for tiers, role in zip(fleet.tiers, fleet.roles, strict=False))
+
+
+def _rows(demand: Demand, rules: Handover, spare: int, known: bool = False) -> Demand:
+    """The rows of both sides, and spare ones; clients' rules come with ``_begun``. ``known``: decode lanes know what
+    they get; otherwise it is not looked for there."""
     n, stays = len(demand.arrival), ~demand.refused & (demand.prompt_tokens <= rules.max_local_prefill_length)
     again = (rules.first_token == "decode") & ~stays
     one = np.minimum(demand.output_tokens, 1)
@@ -266,8 +274,11 @@ def _rows(demand: Demand, rules: Handover, spare: int) -> Demand:
         hash_ids = np.concatenate([offsets, np.full(n + spare, offsets[-1])]), hash_ids[1]
     more, unknown = np.zeros(spare, dtype=np.int64), np.full(n + spare, NONE)
     prompt = demand.prompt_tokens
-    if begins is not None:  # what a decode lane gets is not looked for there
-        begins = np.append(begins[0], unknown), np.append(begins[1], np.zeros(n + spare, dtype=np.int64))
+    if begins is not None or known:
+        others, shared = begins or (unknown[:n], np.zeros(n, dtype=np.int64))
+        begins = np.append(others, unknown), np.append(shared, np.zeros(n + spare, dtype=np.int64))
+        if known:  # the text of the same request
+            begins[0][n : 2 * n], begins[1][n : 2 * n] = np.arange(n), prompt + demand.output_tokens
     return replace(
         demand,
         arrival=np.concatenate([demand.arrival, np.full(n + spare, np.nan)]),
@@ -371,7 +382,7 @@ def _sides(
     known = replace(columns, follow=np.concatenate([demand.follow, follow, spare]))
     routing = (
         routing_arrays(before, known, routers[0]),
-        routing_arrays(after, replace(known, hash_ids=None), routers[1], (groups_in(before), between)),
+        routing_arrays(after, replace(known, hash_ids=None, begins=None), routers[1], (groups_in(before), between)),
     )
     rows = zip(parts, uniforms, counters, routing, strict=True)
     return [
@@ -402,7 +413,18 @@ def record_of(passing: Passing, demand: Demand, crossing: Crossing) -> Handed:
     rank_of_lane[lanes] = state.lanes["rank"]
     sizes = handed["moved"] * crossing.kv_bytes if len(crossing.kv_bytes) else np.zeros(n)
     lost = np.flatnonzero(handed["lost"])
-    return Handed(table, rows, stalls, replica_of_lane, rank_of_lane, handovers=handed, kv_bytes=sizes, lost=lost)
+    used = [use._replace(pool=int(order[use.pool])) for use in use_of(state.stores, passing.fleet)]
+    return Handed(
+        table,
+        rows,
+        stalls,
+        replica_of_lane,
+        rank_of_lane,
+        tuple(sorted(used, key=lambda use: use.pool)),
+        handovers=handed,
+        kv_bytes=sizes,
+        lost=lost,
+    )
 
 
 def numbers_of(counts: Integers, order: Integers) -> Integers:

@@ -4,6 +4,8 @@ Row r of the requests is what a prefill pool sees of request r, row n + r what a
 ``link``; what a lane decides for requests of other lanes counts at the time of its decision.
 """
 
+from typing import Any
+
 import numpy as np
 
 from windtunnel.core.apart.link import (
@@ -51,18 +53,21 @@ from windtunnel.core.records import (
     State,
 )
 from windtunnel.core.routing import note_end
+from windtunnel.core.stores.waits import come
 
 # A group.
 
 
 @part
-def step_and_stage(state: State, apart: Apart, pool: Pool, group: Group) -> int:
+def step_and_stage(state: State, apart: Apart, stores: Any, pool: Pool, group: Group) -> int:
     """One step of a group of one stage; one that decodes gives memory and seats to requests of other lanes."""
     first, last, time, decodes = group.first_lane, group.first_lane + group.num_lanes, group.now, pool.role == DECODE
     for i in range(first, last if decodes else first):
         if apart.rules[0].stages_first:
             give_memory(state, apart, pool, i, time)
         give_seats(state, apart, pool, i, time)
+    if stores is not None:
+        come(state, stores, pool, group)
     scheduled, preempted = decide(state, pool, group)
     if decodes and not (apart.rules[0].stages_first or preempted):
         for i in range(first, last):

@@ -39,7 +39,8 @@ from windtunnel.core.fleet.wires import add_event, carries, drop_events, ends_of
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.loop import BROKEN_OFF
 from windtunnel.core.records import AGAIN, AT_DOOR, CAME, GONE, IGNORED, JUMPS, NONE, QUEUED, REFUSED, SENT
-from windtunnel.core.routing import forget_replica, sees_there, takes_again
+from windtunnel.core.routing import forget_replica, prompts_come_again, sees_there, takes_again
+from windtunnel.core.stores.chunks import note_again
 from windtunnel.policy.routing import Routing
 from windtunnel.policy.scaling import WHOLE_LINK, Failure, Lives
 
@@ -100,6 +101,7 @@ class PoolService(Service):
         self.indices = [None if one is None else one.lanes.copy() for one in routing]
         if fleet.failures:
             self.blank.comes_again(self.state, np.arange(self.n))
+            prompts_come_again(routing[0])
         self._appoint(self.fleet, demand)
         self.numbers = numbers_of(np.array(self.fleet.replicas), self.passing.pools)
         self.places = np.argsort(self.numbers)
@@ -386,8 +388,9 @@ class PoolService(Service):
                 rows["first_token"][row] = handed["prefill_end"][r]
             rank = int(self.state.lanes["rank"][rows["lane"][row]])
             one = received(self.state, row, tail.of_rank(rank, stages), stages, lands, time)
-            if one.tokens == 1 and not handed["stays"][r]:  # nothing since it joined
-                one = Received(1, float(rows["last_token"][row]))
+            if one.tokens == 1 and not handed["stays"][r]:  # nothing since it joined, or the next is on its way
+                last = float(rows["last_token"][row])
+                one = Received(1, last if last <= time else one.last)
             found[r] = one
         return found
 
@@ -486,6 +489,8 @@ class PoolService(Service):
         blank["holds"][r] = goes and rules.transfer != "none"
         blank["generated"][row] = 0 if stays else 1
         blank["context"][row] = 0 if stays else blank["prompt"][row]
+        if self.state.stores is not None:
+            note_again(self.state.stores, row, int(rules.first_token == "decode" and not stays))
         prompt = np.array([int(blank["prompt"][r])])
         self.apart.work[r] = self.sending(prompt)[1][0] if self.sending else 0.0
 

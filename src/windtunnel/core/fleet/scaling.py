@@ -34,8 +34,6 @@ class Measured:
         limits = fleet.limits[pool]
         rows: Any = state.requests[first:]
         mine = np.isin(rows["lane"], lanes) & (rows["state"] == QUEUED)
-        if state.stores is not None:
-            mine &= state.stores.rows["kept"][first:] == 0  # those have blocks, and wait for KV or a seat
         waiting = first + np.flatnonzero(mine)
         waiting = waiting[waiting_rows(state, lanes, waiting)]
         used = sum(used_blocks(state, pool, int(i), time, limits.num_blocks) for i in lanes)
@@ -56,6 +54,8 @@ def waiting_rows(state: State, lanes: Integers, rows: Integers) -> NDArray[np.bo
     seated = seats[:, WHO][seats[:, ENDS] < EMPTY]
     part_way = seats[:, WHO][seats[:, ENDS] == EMPTY + 1]
     found: NDArray[np.bool_] = ~np.isin(rows, np.concatenate([seated, part_way]))
+    if state.stores is not None:
+        found &= state.stores.rows["kept"][rows] == 0  # those have blocks, and wait for KV or a seat
     return found & (state.requests["state"][rows] == QUEUED)
 
 

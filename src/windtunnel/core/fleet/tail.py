@@ -34,9 +34,9 @@ class Tail(NamedTuple):
 def tail_of(state: State, fleet: Fleet, j: int, since: int, stages: int) -> Tail:
     """The latest steps of replica ``j``; ``since``: the first row of the log that can be of it. Of a pipeline all of
     them: when a stage is free depends on all that went before."""
-    found = _rows_of(state, j, since, stages)
+    found, whole = _rows_of(state, j, since, stages)
     rows = state.rows[found]
-    first = np.flatnonzero((rows["lane"] == 0) & (rows["steps"] > 0)) if stages == 1 else np.zeros(1, dtype=np.int64)
+    first = np.zeros(1, dtype=np.int64) if whole else np.flatnonzero((rows["lane"] == 0) & (rows["steps"] > 0))
     if len(found) == 0 or len(first) == 0:
         nothing = np.zeros(0, dtype=np.int64)
         return Tail(nothing, nothing, np.zeros(0), np.zeros(0), nothing)
@@ -48,15 +48,15 @@ def tail_of(state: State, fleet: Fleet, j: int, since: int, stages: int) -> Tail
     return Tail(found[row], steps["lane"].astype(np.int64), start, end, steps["decodes"].astype(np.int64))
 
 
-def _rows_of(state: State, j: int, since: int, stages: int) -> Integers:
-    """The rows of a replica, as many as are looked at."""
+def _rows_of(state: State, j: int, since: int, stages: int) -> tuple[Integers, bool]:
+    """(The rows of a replica, as many as are looked at, whether these are all.)"""
     found: list[Integers] = []
     count, last = 0, int(state.counters[ROWS])
     while last > since and (stages > 1 or count < ENOUGH):
         first = max(since, last - AT_ONCE)
         found.append(first + np.flatnonzero(state.rows["replica"][first:last] == j))
         count, last = count + len(found[-1]), first
-    return np.concatenate(found[::-1]) if found else np.zeros(0, dtype=np.int64)
+    return np.concatenate(found[::-1]) if found else np.zeros(0, dtype=np.int64), last <= since
 
 
 def cut(state: State, tail: Tail, time: float) -> None:

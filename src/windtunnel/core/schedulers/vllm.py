@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from windtunnel.core import pipeline
 from windtunnel.core import step as steps
-from windtunnel.core.blocks import CACHE_OF_LANE, blocks_of, forget_requests, give_back, offer, prefix_cache
+from windtunnel.core.blocks import CACHE_OF_LANE, forget_requests, give_back, offer, prefix_cache, stand_for
 from windtunnel.core.blocks import clear as clear_cache
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.jump import FOREVER, equal_steps
@@ -32,6 +32,7 @@ from windtunnel.core.pipeline import (
 )
 from windtunnel.core.records import IDLE, NONE, Array, Fields, Group, Lane, Pool, State
 from windtunnel.core.schedulers import vllm_passes as passes
+from windtunnel.core.schedulers.vllm_apart import join, let_go, may_stage, occupied, stage, unstage
 from windtunnel.core.seats import (
     EMPTY,
     ENDS,
@@ -51,7 +52,7 @@ from windtunnel.core.stores import chunks
 from windtunnel.core.stores.waits import note_computed
 from windtunnel.errors import InputError
 
-__all__ = ["given_tokens", "latest_end"]
+__all__ = ["given_tokens", "join", "latest_end", "let_go", "may_stage", "occupied", "stage", "unstage"]
 
 SETTINGS = (
     "chunked_prefill",
@@ -181,74 +182,25 @@ def forget(state: State, requests: NDArray[np.int64]) -> None:
         chunks.forget(state.own.stores, requests)
 
 
-comes_again, stand_in = passes.comes_again, passes.stand_in
+def comes_again(state: State, requests: NDArray[np.int64]) -> None:
+    """Requests may be sent anew: a replica that has computed their prompts finds all of them."""
+    if state.own.cache is not None:
+        shared, prompt = state.own.cache.holdings["shared"], state.requests["prompt"][requests]
+        shared[requests] = np.maximum(shared[requests], prompt // int(state.pools["block_size"][0]))
+
+
+def stand_in(state: State, i: int, r: int, row: int) -> None:
+    """Lane ``i`` has ``row`` of the requests in place of ``r``."""
+    if state.own.cache is not None:
+        stand_for(state.own.cache, r, row, int(state.requests["prompt"][r]))
+    if state.own.stores is not None:
+        chunks.stand_in(state.own.stores, state.lanes[i], r, row)
 
 
 @part
 def enqueue(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Put an arriving request into the queue."""
     passes.put(pool, lane, state.requests, r, False)
-
-
-# Requests that come from other lanes, or go to them.
-
-
-@part
-def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Take back the blocks of a request that has left: none if it was preempted with its last token on the way."""
-    request = state.requests[r]
-    offered = min(request.context, request.prompt + request.output - 1)
-    give_back(pool, lane, state.own.cache, r, request.context, offered, False)
-
-
-@part
-def occupied(state: State, pool: Pool, i: int) -> int:  # noqa: ARG001 - as in every scheduler
-    """Requests that run."""
-    return int(state.lanes[i].running)
-
-
-@part
-def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
-    """Whether a request from elsewhere gets memory in lane ``i``: when nothing waits that was here before, and there is
-    room for all its tokens, besides ``reserved`` tokens for each request that is here."""
-    lane, request = state.lanes[i], state.requests[r]
-    if lane.head != NONE:
-        return False
-    kept = blocks_of(pool, reserved) * (lane.running + lane.staged + 1)
-    kept += pool.watermark_blocks if lane.running > 0 else 0
-    return blocks_of(pool, request.prompt + request.generated) + kept <= lane.free
-
-
-@part
-def stage(state: State, pool: Pool, i: int, r: int) -> None:
-    """Give a request memory for what comes with it."""
-    state.lanes[i].free -= blocks_of(pool, state.requests[r].prompt + state.requests[r].generated - 1)
-
-
-@part
-def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:
-    """Take that memory back."""
-    request = state.requests[r]
-    give_back(pool, lane, state.own.cache, r, request.prompt + request.generated - 1, 0, False)
-
-
-@part
-def join(state: State, pool: Pool, i: int, r: int) -> None:
-    """Let a request, whose KV is in the lane's memory, decode from the next step on, as one that was held back."""
-    lane, seats, request = state.lanes[i], state.seats[i], state.requests[r]
-    context = request.prompt + request.generated - 1
-    request.sequence = lane.sequence
-    lane.sequence += 1
-    if lane.held != lane.clock:
-        lane.held_from = lane.top
-    seat = passes.sit_last(lane, seats, r)
-    ends = lane.clock + request.output - request.generated
-    ends_at(lane, seats, seat, ends)
-    count_turn(pool, lane, seats, state.own.pipe, ends, context, 1)
-    skip_decodes(lane, seats)
-    request.held_clock = lane.held = lane.clock
-    request.certain, request.last_step = context + 1, NONE
-    offer(pool, lane, state.own.cache, r, context)
 
 
 # A step.
@@ -266,7 +218,7 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     if budget == passes.NO_ROOM:
         budget, preempted = passes.schedule_in_turn(pool, lane, requests, seats, own, most)
     elif lane.held >= lane.clock:
-        passes.forget_held(pool, lane, requests, seats, own.pipe)
+        passes.forget_held(pool, lane, requests, seats, own, own.pipe)
     if preempted or lane.held > lane.clock:
         look_again(lane, seats)
     if not preempted and lane.head != NONE:
@@ -340,7 +292,7 @@ def finish(state: State, pool: Pool, i: int, end: float) -> bool:
     if goes_on:
         lane.silent = 0
     end_decodes(state, pool, i, seats, lane.clock, end, ended)
-    if lane.chunks > 0 or lane.generated > 0:
+    if lane.chunks > 0 or lane.generated + lane.newcomers > 0:
         goes_on |= end_chunks(state, pool, lane, seats, state.own.pipe, state.own.stores, end)
     lane.end = end
     return goes_on

@@ -95,7 +95,7 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:
 
 def stand_in(state: State, i: int, r: int, row: int) -> None:
     """Lane ``i`` has ``row`` of the requests in place of ``r``."""
-    passes.stand_in(state, i, r, row)
+    vllm.stand_in(state, i, r, row)
     flights: Any = state.own.flights
     flights[:] = np.where(flights >> 1 == r, (row << 1) | (flights & 1), flights)
 
@@ -110,7 +110,7 @@ def received(state: State, r: int, time: float) -> tuple[int, float]:
     return tokens, last if tokens > 0 else np.nan
 
 
-comes_again, enqueue, forget, occupied = passes.comes_again, vllm.enqueue, vllm.forget, vllm.occupied
+comes_again, enqueue, forget, occupied = vllm.comes_again, vllm.enqueue, vllm.forget, vllm.occupied
 
 
 @part

@@ -7,13 +7,12 @@ what asks for them then vanishes when it is compiled.
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from windtunnel.core import pipeline
-from windtunnel.core.blocks import blocks_of, find, give_back, most_hits, offer, stand_for, take
+from windtunnel.core.blocks import blocks_of, find, give_back, most_hits, offer, take
 from windtunnel.core.compiled import compiled, part
 from windtunnel.core.queues import pop_by_key, pop_first, put_by_key, put_first, put_last
-from windtunnel.core.records import NONE, QUEUED, Array, Lane, Pool, Request, State
+from windtunnel.core.records import NONE, QUEUED, Array, Lane, Pool, Request
 from windtunnel.core.seats import (
     CONTEXT,
     EMPTY,
@@ -28,7 +27,15 @@ from windtunnel.core.seats import (
     sit,
     stand_up,
 )
-from windtunnel.core.stores.waits import LACKS, LOADS, begin_elsewhere, forget_computed, holders_first, take_held
+from windtunnel.core.stores.waits import (
+    LACKS,
+    LOADS,
+    begin_elsewhere,
+    forget_computed,
+    holders_first,
+    offer_newcomer,
+    take_held,
+)
 
 UNLIMITED = 1 << 40
 NO_ROOM = -1
@@ -316,12 +323,12 @@ def visit_in_turn(
 def schedule_in_turn(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, most: int) -> tuple[int, bool]:
     """Visit the seats, and hold back the decodes that this does not reach: (budget left, whether any was preempted)."""
     found = visit_in_turn(pool, lane, requests, seats, own, most, wanted_tokens, compute_chunk, evict)
-    hold_back(pool, lane, requests, seats, own.pipe)
+    hold_back(pool, lane, requests, seats, own, own.pipe)
     return found
 
 
 @compiled
-def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
+def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, pipe: Any) -> None:
     """Decodes that this step did not reach keep their context while the clock goes on; a leaving one is done."""
     lane.step_decodes, lane.step_kv, lane.held_from = lane.decodes, lane.kv_tokens, 0
     for i in range(lane.top):
@@ -333,6 +340,7 @@ def hold_back(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) 
         if seats[NOW, i] > 0:
             if request.held_clock == lane.clock:
                 request.certain = context + 1
+                offer_newcomer(pool, lane, own.cache, own.stores, seats[WHO, i], context + 1)
                 resume(lane, request, ends, pipe)
             continue
         lane.step_decodes -= 1
@@ -363,12 +371,13 @@ def resume(lane: Lane, request: Request, ends: int, pipe: Any) -> None:
 
 
 @compiled
-def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, pipe: Any) -> None:
+def forget_held(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, pipe: Any) -> None:
     """Those that were held back in their latest turn have nothing in flight: they offer this step's token at once."""
     for i in range(lane.held_from, lane.top):
         if seats[ENDS, i] < EMPTY and requests[seats[WHO, i]].held_clock == lane.clock:
             request = requests[seats[WHO, i]]
             request.certain = pipeline.context_of(pool, lane, pipe, request, seats[ENDS, i]) + 1
+            offer_newcomer(pool, lane, own.cache, own.stores, seats[WHO, i], request.certain)
             resume(lane, request, seats[ENDS, i], pipe)
 
 
@@ -570,19 +579,3 @@ def admit(
         following = requests[aside].previous
         put(pool, lane, requests, aside, True)
         aside = following
-
-
-# When a replica fails, in plain Python.
-
-
-def comes_again(state: State, requests: NDArray[np.int64]) -> None:
-    """Requests may be sent anew: a replica that has computed their prompts finds all of them."""
-    if state.own.cache is not None:
-        shared, prompt = state.own.cache.holdings["shared"], state.requests["prompt"][requests]
-        shared[requests] = np.maximum(shared[requests], prompt // int(state.pools["block_size"][0]))
-
-
-def stand_in(state: State, i: int, r: int, row: int) -> None:  # noqa: ARG001 - as in every scheduler
-    """Lane ``i`` has ``row`` of the requests in place of ``r``."""
-    if state.own.cache is not None:
-        stand_for(state.own.cache, r, row, int(state.requests["prompt"][r]))

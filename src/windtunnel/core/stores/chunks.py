@@ -76,6 +76,8 @@ OF_REQUEST: Fields = [
             "saved",  # tokens that the stores have been offered
             "kept",  # blocks that it holds while it does not run
             "shared",  # tokens at its beginning that another request may have, too
+            "again",  # tokens of its prompt that the lane, which got the others with their KV, computes as an answer
+            "came",  # it came with its KV, and has not been in a step yet
             "wrote",  # a store may have tokens that are its own alone
         )
     ),
@@ -98,6 +100,7 @@ STORES_OF_LANE: Fields = [
             "last_loading",
             "holders",  # requests in the queue that hold blocks
             "kv_reserved",  # blocks that these, and those whose KV is on its way, still need
+            "newcomers",  # requests that came with their KV from another lane, and have not been in a step yet
             "saves",  # entries of its computed tokens that have not been written yet
         )
     ),
@@ -208,7 +211,23 @@ def forget(stores: Stores, requests: NDArray[np.int64]) -> None:
     """Requests have computed nothing, and have not looked for anything."""
     rows: Any = stores.rows
     rows["looked"][requests] = NONE
-    rows["saved"][requests] = rows["kept"][requests] = 0
+    for name in ("saved", "kept", "came"):
+        rows[name][requests] = 0
+
+
+def note_again(stores: Stores, requests: Any, tokens: Any) -> None:
+    """So many tokens of the prompts of these requests are computed by a lane that gets the others with their KV."""
+    stores.rows["again"][requests] = tokens
+
+
+def stand_in(stores: Stores, lane: Any, r: int, row: int) -> None:
+    """Another row has what the stores know of request ``r`` in this lane."""
+    stores.rows[row] = stores.rows[r]
+    for name in ("loading", "last_loading"):
+        if lane[name] == r:
+            lane[name] = row
+    saves: Any = stores.saves[lane["number"]][: lane["saves"]]
+    saves["request"][saves["request"] == r] = row
 
 
 def _layout(fleet: Any, lanes: NDArray[Any]) -> tuple[list[Any], NDArray[Any]]:

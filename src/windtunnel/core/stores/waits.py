@@ -5,6 +5,8 @@ A request that waits for KV holds its blocks and is in no list; when that has co
 The loop and the scheduler call these functions only where there are stores.
 """
 
+from typing import Any
+
 import numpy as np
 
 from windtunnel.core.blocks import blocks_of, offer, take
@@ -40,7 +42,8 @@ def write_down(state: State, stores: Stores, group: Group) -> None:
         while k < lane.saves and saves[k].time <= group.now:
             r = saves[k].request
             if r != NONE:
-                offer_tokens(stores, lane, state.requests[r].prompt, r, saves[k].tokens, saves[k].time)
+                prompt = state.requests[r].prompt + stores.rows[r].again
+                offer_tokens(stores, lane, prompt, r, saves[k].tokens, saves[k].time)
             k += 1
         if k > 0:
             lane.saves -= k
@@ -90,7 +93,8 @@ def bound_stores(state: State, stores: Stores, pool: Pool, group: Group) -> None
     stores are shared, none is written or looked for."""
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
-        if lane.loads > 0 or (lane.open and lane.generated and lane.decodes > 0):
+        writes = lane.newcomers > 0 or (lane.generated and lane.decodes > 0)
+        if lane.loads > 0 or (lane.open and writes):
             group.bound = group.now
         elif lane.open and lane.running > 0:  # before blocks can lack, so that one is evicted
             steps = float(pool.block_size * max(lane.free // lane.running - 1, 0))
@@ -102,11 +106,16 @@ def bound_stores(state: State, stores: Stores, pool: Pool, group: Group) -> None
 # A decision.
 
 
-@compiled
-def come(state: State, stores: Stores, pool: Pool, group: Group) -> None:
-    """The group decides: what has been computed is written, and requests whose KV is there are in the queue."""
+@part
+def begin_decision(state: State, stores: Stores, group: Group) -> None:
+    """The group decides: what has been computed is written."""
     group.dozes = 0
     write_down(state, stores, group)
+
+
+@compiled
+def come(state: State, stores: Stores, pool: Pool, group: Group) -> None:
+    """Requests whose KV is there are in the queue, behind those of other lanes that have just been given memory."""
     for i in range(group.first_lane, group.first_lane + group.num_lanes):
         lane = state.lanes[i]
         lane.decided = group.now
@@ -184,6 +193,7 @@ def start_loads(stores: Stores, lane: Lane, requests: Array, r: int) -> None:
             end = max(end, load(port, lane.decided))
             port.found += port.part if requests[r].preemptions == 0 else 0
     rows[r].until = end
+    lane.refused = 0  # who asks for memory does so behind one less in the queue
     lane.loads += 1
     lane.watches += 1
     before, after = NONE, lane.loading if lane.loads > 1 else NONE
@@ -213,6 +223,57 @@ def take_held(pool: Pool, lane: Lane, request: Request, stores: Stores, r: int) 
     return kept
 
 
+# Requests that come with their KV from another lane. The engine's MultiConnector has the first connector load that has
+# something, which is that of the hand-over, and asks and tells the stores, too.
+
+
+@part
+def has_beside(pool: Pool, lane: Lane, stores: Any, request: Request) -> bool:
+    """Whether there is memory for a request beside what those still need that wait for KV."""
+    if stores is None:
+        return True
+    return blocks_of(pool, request.prompt + request.generated) <= lane.free - lane.kv_reserved
+
+
+@part
+def note_staged(pool: Pool, lane: Lane, stores: Any, request: Request, r: int) -> None:
+    """A request has memory: its chunks are looked for all the same."""
+    if stores is not None and lane.ports > 0:
+        look(stores, lane, request, r)
+        lane.kv_reserved += missing_blocks(pool, request)
+
+
+@part
+def note_unstaged(pool: Pool, lane: Lane, stores: Any, request: Request) -> None:
+    """It has it no longer, or a seat, too."""
+    if stores is not None and lane.ports > 0:
+        lane.kv_reserved -= missing_blocks(pool, request)
+
+
+@part
+def note_joined(pool: Pool, lane: Lane, stores: Any, request: Request, r: int) -> None:
+    """It decodes from the next step on, which also writes what came with it."""
+    if stores is not None and lane.ports > 0:
+        note_unstaged(pool, lane, stores, request)
+        stores.rows[r].came = 1
+        lane.newcomers += 1
+        lane.refused = 0
+
+
+@part
+def offer_newcomer(pool: Pool, lane: Lane, cache: Any, stores: Any, r: int, tokens: int) -> None:
+    """Its first step may compute the last token of its prompt: others can find the block that this fills."""
+    if stores is not None and stores.rows[r].came:
+        offer(pool, lane, cache, r, tokens)
+
+
+@part
+def missing_blocks(pool: Pool, request: Request) -> int:
+    """Blocks that a staged request still needs for its latest token, which does not come with its KV."""
+    known = request.prompt + request.generated
+    return blocks_of(pool, known) - blocks_of(pool, known - 1)
+
+
 # A step.
 
 
@@ -221,18 +282,29 @@ def note_computed(state: State, stores: Stores, lane: Lane, seats: Array, end: f
     """The step that a lane has launched ends at ``end``: what it computes is written then, in the order of seats."""
     if lane.ports == 0:
         return
-    for seat in range(0 if lane.generated else lane.first, lane.top):
+    decodes = lane.generated > 0 or lane.newcomers > 0
+    for seat in range(0 if decodes else lane.first, lane.top):
         r, ends, tokens = seats[WHO, seat], seats[ENDS, seat], 0
         if ends == NEVER:
             tokens = state.requests[r].context + seats[NOW, seat] if seats[NOW, seat] > 0 else 0
-        elif lane.generated and lane.clock <= ends < EMPTY and state.requests[r].held_clock != lane.clock:
+        elif decodes and lane.clock <= ends < EMPTY and state.requests[r].held_clock != lane.clock:
             tokens = context_of(lane, state.requests[r], ends)
-            if not fills_chunk(stores, lane, tokens):
+            if not meets(stores, lane, r) and not fills_chunk(stores, lane, tokens):
                 continue
         if tokens > 0:
             entry = stores.saves[lane.number, lane.saves]
             entry.time, entry.request, entry.tokens = end, r, tokens
             lane.saves += 1
+
+
+@part
+def meets(stores: Stores, lane: Lane, r: int) -> bool:
+    """Whether this is the first step of a request that came with its KV, which is written with what the step makes."""
+    if not stores.rows[r].came:
+        return False
+    stores.rows[r].came = 0
+    lane.newcomers -= 1
+    return True
 
 
 @part
@@ -248,6 +320,7 @@ def fills_chunk(stores: Stores, lane: Lane, tokens: int) -> bool:
 @part
 def forget_computed(stores: Stores, lane: Lane, r: int) -> None:
     """A request has been evicted: what the step in flight computes of it is lost."""
+    meets(stores, lane, r)
     for k in range(lane.saves):
         if stores.saves[lane.number, k].request == r:
             stores.saves[lane.number, k].request = NONE
@@ -269,7 +342,7 @@ def plan_steps(state: State, stores: Stores, pool: Pool, group: Group, until: fl
         if lane.ports == 0:
             continue
         waits = lane.head != NONE and not is_settled(state, stores, pool, lane)
-        if waits or lane.saves > 0 or lane.first < lane.top:
+        if waits or lane.saves > 0 or lane.newcomers > 0 or lane.first < lane.top:
             steps = 0
         elif lane.generated and lane.decodes > 0:
             steps = min(steps, steps_to_chunk(state, stores, lane, state.seats[i]) - 1)

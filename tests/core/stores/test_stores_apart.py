@@ -1,0 +1,110 @@
+"""KV stores behind prefill and decode pools: equal to the plain objects of the reference, where replicas fail, too."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
+from core.loop_cases import Case, equal_rows, merged
+from core.stores.stores_cases import apart_case
+from core.stores.test_stores import failing
+from windtunnel.core.apart import handover
+from windtunnel.core.apart.handover import Handed
+from windtunnel.core.fleet import pools
+from windtunnel.core.records import GONE, REFUSED
+from windtunnel.policy.named import Router
+from windtunnel.simulate.apart_on_reference import run_apart
+
+CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "25"))
+TOLD = ("scheduled", "first_token", "finish", "preemptions", "cached_tokens", "lane", "output")
+PASSED = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end", "goes", "stays",
+          "prefill_lane", "source", "destination")  # fmt: skip
+
+
+def by_reference(case: Case, sending: Any) -> Handed:
+    router = Router(case.routers[0], routing=case.fleet.routing)
+    assert case.crossing is not None
+    return run_apart(case.fleet, case.demand, (router, router), case.uniforms, case.crossing, sending)
+
+
+def by_core(case: Case, sending: Any, jumps: bool) -> Handed:
+    assert case.crossing is not None
+    drawn = case.fleet, case.demand, case.routers, case.uniforms, case.crossing
+    asked = None, case.fleet.routing
+    if case.fleet.failures or any(case.fleet.scaling):
+        return pools.run(*drawn, sending=sending, jumps=jumps, decode_router=asked)
+    return handover.run(*drawn, jumps=jumps, decode_router=asked)
+
+
+def alike(a: Any, b: Any) -> bool:
+    """NaN equals NaN."""
+    return np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f")
+
+
+def differences(case: Case, a: Handed, b: Handed) -> list[str]:
+    """What is not equal: a is the reference's, b the core's. What a decode replica gives memory or takes into its queue
+    while it decides a step counts in the core's row of that step, and in the reference's next one."""
+    found = [name for name in TOLD if not alike(a.requests[name], b.requests[name])]
+    found += [name for name in PASSED if not alike(a.handovers[name], b.handovers[name])]
+    found += [name for name in ("kv_bytes", "lost", "rank_of_lane") if not alike(getattr(a, name), getattr(b, name))]
+    if any(((a.requests["state"] == state) != (b.requests["state"] == state)).any() for state in (GONE, REFUSED)):
+        found.append("state")
+    if not equal_rows(*(np.unique(one.stalls) for one in (a, b))):
+        found.append("stalls")
+    roles = np.repeat(case.fleet.roles, case.fleet.replicas)
+    for one in (a, b):
+        for name in ("used_blocks", "waiting"):
+            one.rows[name][roles[one.rows["replica"]] == "decode"] = 0
+    steps = b.rows[(b.rows["steps"] > 0) | (b.rows["chunk_tokens"] > 0)]  # and not what idle lanes hold
+    if merged(a.rows) != merged(steps):
+        found.append("rows")
+    if a.tiers != b.tiers:
+        found.append(f"stores: {a.tiers} and {b.tiers}")
+    return found
+
+
+def check(case: Case, seed: int) -> Handed:
+    """Core = reference."""
+    assert case.crossing is not None
+    each = float(case.crossing.work[0] / case.demand.prompt_tokens[0])
+
+    def sending(prompts: Any) -> Any:
+        return prompts * each * 10, prompts * each
+
+    expected, found = by_reference(case, sending), by_core(case, sending, seed % 3 > 0)
+    assert not differences(case, expected, found), seed
+    return expected
+
+
+def failing_case(seed: int) -> Case:
+    """Failures at times at which nothing else happens."""
+    case = apart_case(seed)
+    fleet = failing(case.fleet, seed)
+    later = tuple(one._replace(time=one.time + 0.0371) for one in fleet.failures)
+    return replace(case, fleet=replace(fleet, failures=later))
+
+
+@IN_PLAIN_PYTHON
+def test_core_and_reference_are_equal() -> None:
+    found = sum(any(use.read for use in check(apart_case(seed), seed).tiers) for seed in range(CASES))
+    assert found > CASES // 3
+
+
+@IN_PLAIN_PYTHON
+def test_core_and_reference_are_equal_where_replicas_fail() -> None:
+    for seed in range(CASES):
+        check(failing_case(seed), seed)
+
+
+@WITH_THE_COMPILER
+def test_without_the_compiler() -> None:
+    in_plain_python(25, __file__)
+
+
+@WITH_THE_COMPILER
+@pytest.mark.long
+def test_without_the_compiler_at_length() -> None:
+    in_plain_python(1000, __file__)
