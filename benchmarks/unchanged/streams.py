@@ -1,4 +1,4 @@
-"""What a load of any length costs: ``python -m benchmarks.streams 1000000 3000000 [--whole] [--workers 2]``.
+"""What a load of any length costs: ``python -m benchmarks.unchanged.streams 1000000 3000000 [--whole] [--workers 2]``.
 
 Prints a Markdown table: lengths of the Azure conversation trace, Poisson arrivals at 500 a second, 64 replicas of
 Qwen3-32B on two H100s each, in pieces. ``--whole`` simulates the first of them at once, too, and says how far its
