@@ -1,7 +1,7 @@
 """How fast the core and the whole command are: ``python -m benchmarks.speed [--quick] [--trace AZURE.csv]``.
 
-Prints Markdown tables. Times are CPU seconds of one core, medians of several runs. The reference engine and a fixed
-NumPy sort are timed in the same process: compare ratios, machines differ.
+Prints Markdown tables. Times are CPU seconds of one core, medians of several runs. A fixed NumPy sort is
+timed in the same process: compare ratios, machines differ.
 """
 
 import argparse
@@ -28,10 +28,6 @@ from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes, linear
 from windtunnel.policy import Decision, Limits, Policy, RequestView, Settings, Sglang, UserScheduler, VllmV0, VllmV1
 from windtunnel.policy.unified import POLICIES
-from windtunnel.reference.loop import Loop, Replica, round_robin
-from windtunnel.reference.replica import Group, table_time
-from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
 from windtunnel.simulate.simulate import batch_times, simulate
 from windtunnel.workload import Both, Fixed, Poisson, generate
 from windtunnel.workload.traces import load_trace
@@ -106,20 +102,6 @@ def core_seconds(load: Load, requests: int, replicas: int, asynchronous: bool, r
     router = LEAST_OUTSTANDING if replicas > 1 else 0
     uniforms = np.zeros(requests)
     return cpu(lambda: run(served, asked, router, uniforms), repeats)
-
-
-def reference_seconds(load: Load, requests: int) -> float:
-    """CPU seconds of the reference engine."""
-    asked = demand(load, requests)
-    limits, policy = Limits(256, 2048, MODEL_LEN, load.blocks, 16), VllmV1(async_scheduling=False)
-    time_of = table_time(tables())
-
-    def simulate() -> None:
-        lengths = zip(asked.arrival, asked.prompt_tokens, asked.output_tokens, strict=True)
-        objects = [Request(i, float(a), int(p), int(o), int(o)) for i, (a, p, o) in enumerate(lengths)]
-        Loop([Replica([Group([Scheduler(limits, policy)], time_of)])], round_robin, objects).run()
-
-    return cpu(simulate, 1)
 
 
 def sort_seconds() -> float:
@@ -408,10 +390,6 @@ def main() -> None:
             return
         run(fleet(LOADS[0], 1, True), demand(LOADS[0], 100), 0, np.zeros(100))
         print(f"np.sort of 10 million numbers: {sort_seconds():.2f} s")
-        slow, fast = reference_seconds(LOADS[1], 2_000) / 2_000, core_seconds(LOADS[1], 100_000, 1, False, 3) / 100_000
-        print(
-            f"reference engine, medium load: {1 / slow:,.0f} requests/s; the core is {slow / fast:,.0f} times as fast"
-        )
         show_core(repeats)
         show_presets(3)
         show_rules(repeats)

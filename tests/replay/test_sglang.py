@@ -232,18 +232,6 @@ def test_an_engine_that_dies_says_so(tmp_path: Path) -> None:
         list(replay(recording(tmp_path, rows, **config), VERSION))
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ("cor", "unknown engine 'cor': did you mean 'core'"),
-        ("reference", "'sglang-0.4.6' has no reference, it runs in the core only: leave it out"),
-    ],
-)
-def test_other_engines_are_refused(tmp_path: Path, engine: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        list(replay(recording(tmp_path, [row("a", 3, 2)]), VERSION, engine))
-
-
 # Pipelines.
 
 TICKS, TICKS_PER_TOKEN, SEND = 100_000.0, 1000.0, 5000.0

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle import vllm_v1_replay as oracle
 
 from replay.replay_engines import OWN_RECORDINGS, RECORDINGS
 from replay.test_core_runs import tables
@@ -18,11 +19,10 @@ from windtunnel.policy import VllmV1
 from windtunnel.replay import stepper, vllm_v1
 from windtunnel.replay.recording import TICKS_PER_SECOND, known, read_recording
 from windtunnel.replay.stepper import ONLY
-from windtunnel.replay.vllm_v1 import replay
 from windtunnel.replay.vllm_v1_core import Core
 
 SHARED = RECORDINGS.with_name("recordings")
-IN_THE_CORE, IN_THE_REFERENCE = ("interval", "lora"), ("spec", "encoder")
+IN_THE_CORE, IN_THE_ORACLE = ("interval", "lora"), ("spec", "encoder")
 
 
 def paths(*names: str) -> list[Path]:
@@ -35,7 +35,8 @@ def name_of(path: Path) -> str:
 
 
 PATHS = paths(*IN_THE_CORE)
-BOTH = [(path, engine) for path in PATHS for engine in ("reference", "core")]
+BOTH = [(path, text) for path in PATHS for text in ("readable", "core")]
+TEXTS = {"readable": oracle.replay, "core": vllm_v1.replay}
 
 
 def recorded(path: Path) -> list[dict[str, Any]]:
@@ -44,12 +45,12 @@ def recorded(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("path", "engine"),
-    [*BOTH, *((path, "reference") for path in paths(*IN_THE_REFERENCE))],
+    ("path", "text"),
+    [*BOTH, *((path, "readable") for path in paths(*IN_THE_ORACLE))],
     ids=lambda one: one if isinstance(one, str) else name_of(one),
 )
-def test_each_step_is_the_recorded_one(path: Path, engine: str) -> None:
-    expected, found = recorded(path), list(replay(read_recording(path), "vllm-0.33", engine))
+def test_each_step_is_the_recorded_one(path: Path, text: str) -> None:
+    expected, found = recorded(path), list(TEXTS[text](read_recording(path), "vllm-0.33"))
     for one, other in zip(found, expected, strict=False):
         assert one == other
     assert len(found) == len(expected)
@@ -73,10 +74,10 @@ def test_whole_runs_take_the_recorded_times(path: Path, jumps: bool, monkeypatch
             assert np.isclose(found, one[key], rtol=0, atol=1e-8), f"{name} {column}"
 
 
-@pytest.mark.parametrize(("name", "words"), [("spec", "has no drafts that"), ("encoder", "has no encoder inputs")])
-def test_what_the_core_does_not_have_is_said(name: str, words: str) -> None:
-    with pytest.raises(InputError, match=f"engine 'core': {words}"):
-        next(replay(read_recording(paths(name)[0]), "vllm-0.33", "core"))
+@pytest.mark.parametrize(("name", "words"), [("spec", "spec: drafts that"), ("encoder", "images: inputs of")])
+def test_what_is_not_replayed_is_said(name: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        next(vllm_v1.replay(read_recording(paths(name)[0]), "vllm-0.33"))
 
 
 def test_an_interval_is_positive() -> None:

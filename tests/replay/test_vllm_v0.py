@@ -153,18 +153,6 @@ def test_null_is_the_default() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ("cor", "unknown engine 'cor': did you mean 'core'"),
-        ("reference", "'vllm-0.8-v0' has no reference, it runs in the core only: leave it out"),
-    ],
-)
-def test_other_engines_are_refused(engine: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        replay(recording({"num_gpu_blocks": 9}, (0.0, 8, 4)), "vllm-0.8-v0", engine)
-
-
 def random_config(rng: random.Random) -> Record:
     """Any settings, most of them so that memory, tokens or places run short."""
     chunked = rng.random() < 0.55

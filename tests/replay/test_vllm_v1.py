@@ -1,4 +1,4 @@
-"""The reference equals every schedule that was recorded from vLLM's real v1 schedulers, step by step."""
+"""The readable text equals every schedule that was recorded from vLLM's real v1 schedulers, step by step."""
 
 import gzip
 import json
@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oracle.vllm_v1_replay import replay
 
 from replay.handmade_schedules import random_recording, recording, request
 from replay.record_vllm_v1 import driven, spelled_out
 from replay.replay_engines import V1_PATHS
 from windtunnel.errors import InputError
 from windtunnel.replay.recording import read_recording
-from windtunnel.replay.vllm_v1 import VERSIONS, replay
+from windtunnel.replay.vllm_v1 import VERSIONS
 
 TIMES = ("t_sched", "t_start", "t_end", "makespan", "ttft", "first_token_t", "e2e_t")
 WHEELS = os.environ.get("WINDTUNNEL_VLLM_V1", "")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -36,7 +36,6 @@ def replay(
     /,
     *,
     scheduler: str,
-    engine: Annotated[Literal["reference", "core"] | None, Parameter(name="--with")] = None,
     output: Annotated[Path | None, Parameter(group=OUTPUT)] = None,
 ) -> None:
     """Replay a recorded workload through a scheduler, and print what it decides in each step.
@@ -50,9 +49,6 @@ def replay(
     scheduler
         vllm-0.33, vllm-0.32, vllm-0.20, vllm-0.16, vllm-0.12, vllm-0.10, vllm-0.8-v0, sglang-0.5.23 (also
         as sglang-0.5), sglang-0.4.6 or trtllm-1.0.
-    engine
-        Of vLLM's v1 schedulers: the readable engine, which is the default, or the compiled core step by step. They
-        write the same. All others run in the core only.
     output
         File to write instead of standard output.
     """
@@ -63,7 +59,7 @@ def replay(
     if output is not None:
         require_writable("output", output)
     run: Replay = import_module(SCHEDULERS[scheduler]).replay
-    lines = (json.dumps(record, allow_nan=False) + "\n" for record in run(read_recording(recording), scheduler, engine))
+    lines = (json.dumps(record, allow_nan=False) + "\n" for record in run(read_recording(recording), scheduler))
     if output is None:
         sys.stdout.writelines(lines)
     else:

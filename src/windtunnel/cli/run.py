@@ -37,6 +37,8 @@ class Details:
     """Say how far the first seed's run is from the best that any scheduler could do on this engine."""
     operators: Annotated[bool, Parameter(negative=())] = False
     """Show the operators of the first seed's run, their seconds and their shares of its steps' time."""
+    stream: Annotated[bool, Parameter(negative=())] = False
+    """For 10 million requests and more: keep none, and print exact counts and means, and percentiles within 0.1 %."""
 
 
 def run(
@@ -78,6 +80,8 @@ def run(
     if pasting.dry_run:
         return show_pasted(pasting.lines, scenario, as_json)
     _check(seeds, outputs, output)
+    if details.stream:
+        return _in_pieces(scenario, details, as_json, (seeds > 1, exclude_warmup, output is not None), outputs)
     default_goal, scenario = not scenario.goals.limits(), replace(scenario, goals=scenario.goals.or_default())
     deployment, slo, overheads = scenario.deployment(), scenario.goals.limits(), scenario.overheads()
     tables, results, documents = batch_times(deployment, scenario.server.perf), [], []
@@ -87,18 +91,25 @@ def run(
         documents.append(summary_json(result))
         results.append(replace(result, latencies={}))  # a value for every step, and their statistics are known
         if len(results) == 1:
-            around, manifest = _judged(done, documents[0], pasting.strict)
-            manifest |= _asked(done, scenario, details)
+            around, manifest = _judged(done, documents[0], pasting.strict, scenario, details)
             first = done if output is not None or outputs.wanted() else None
             del done, result  # hundreds of bytes a request, and what follows takes as much
             if details.bands:
-                around = replace(around, unchanged_rate=details.bands == "rate")
                 with progress("simulating faster and slower servers"):
                     ends = with_ends(around, scenario, deployment, workload, tables, exclude_warmup=exclude_warmup)
                 manifest |= in_document(ends) | {"bands_without_warmup": exclude_warmup}
     code = _finish(results, documents, manifest, Shown(scenario.goals, default_goal, as_json, verbose, scenario))
     _write(first, manifest, output, outputs, slo)
     return code
+
+
+def _in_pieces(scenario: Scenario, details: Details, as_json: bool, given: tuple[bool, ...], outputs: Outputs) -> int:
+    """Simulate without keeping requests and steps; ``given``: seeds, exclude_warmup and output."""
+    from windtunnel.cli.run_streamed import run_streamed
+
+    refused = dict(zip(("seeds", "exclude_warmup", "output"), given, strict=True))
+    refused |= {"gap": details.gap, "operators": details.operators} | dict.fromkeys(outputs.wanted(), True)
+    return run_streamed(replace(scenario, goals=scenario.goals.or_default()), refused, as_json)
 
 
 @dataclass(frozen=True)
@@ -143,15 +154,17 @@ def require_some_fit(done: "Run") -> None:
         raise InputError(f"no request fits: {done.manifest['warnings'][0]}")
 
 
-def _judged(done: "Run", document: Mapping[str, Any], strict: bool) -> "tuple[Bands, dict[str, Any]]":
-    """How sure a run is, and its manifest."""
+def _judged(
+    done: "Run", document: Mapping[str, Any], strict: bool, scenario: Scenario, details: Details
+) -> "tuple[Bands, dict[str, Any]]":
+    """How sure a run is, and its manifest with what was asked for."""
     from windtunnel.metrics import bands
     from windtunnel.simulate.notes import refuse_extrapolation
 
-    around = bands(done, document)
+    around = replace(bands(done, document), unchanged_rate=details.bands == "rate")
     if strict:
         refuse_extrapolation(done, around.uncertainty.beyond)
-    return around, done.manifest
+    return around, done.manifest | _asked(done, scenario, details)
 
 
 def _asked(done: "Run", scenario: Scenario, details: Details) -> dict[str, Any]:

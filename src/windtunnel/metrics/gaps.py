@@ -74,7 +74,7 @@ def lane_number(replica: Integers, rank: Integers) -> Integers:
 
 def pooled_gaps(steps: Steps) -> tuple[Floats, Counts, Floats]:
     """All gaps that end with a decode, as (seconds, how many of them, when they end)."""
-    return _gaps_of_stages(steps) if steps.run.piped else _gaps_of_groups(steps)
+    return _gaps_of_stages(steps) if steps.run.piped else gaps_of_groups(steps, *_joins(steps), Earlier())[:3]
 
 
 def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Floats]:
@@ -93,29 +93,49 @@ def _gaps_of_stages(steps: Steps) -> tuple[Floats, Counts, Floats]:
     return np.concatenate([gap, found.end[at] - joined]), np.append(found.decodes, np.ones_like(at)), ends
 
 
-def _gaps_of_groups(steps: Steps) -> tuple[Floats, Counts, Floats]:
-    """Elsewhere: steps of a group have one duration, with which all of its tokens come; but for those of rows that
-    follow a pause of their lane, whose first step ends a longer gap."""
+class Earlier(NamedTuple):
+    """What the steps before these left open; nothing where these are all."""
+
+    ends: Mapping[int, float] = {}
+    """Lane → when the last row with decodes ended."""
+    lane: Integers = np.zeros(0, dtype=np.int64)
+    """Of joins that no decodes have followed yet."""
+    time: Floats = np.zeros(0)
+
+
+def gaps_of_groups(
+    steps: Steps, lane: Integers, time: Floats, earlier: Earlier
+) -> tuple[Floats, Counts, Floats, Earlier]:
+    """Where no replica has several stages: steps of a group have one duration, with which all of its tokens come; but
+    for those of rows that follow a pause of their lane, whose first step ends a longer gap.
+
+    ``lane``, ``time``: of the prefills after which requests decode, see ``_joins``. Returns what ``pooled_gaps`` does,
+    and what is open at the end.
+    """
+    lane, time = np.concatenate([earlier.lane, lane]), np.concatenate([earlier.time, time])
     log, ends, counts = steps.run.iterations, steps.ends, np.array(steps.emitted)
     if len(ends) == 0:
-        return np.zeros(0), counts, np.zeros(0)
+        return np.zeros(0), counts, np.zeros(0), Earlier(earlier.ends, lane, time)
     gap = np.diff(ends, prepend=0.0)
     first = steps.grouped.first
     heads = steps.heads[np.flatnonzero(np.diff(first[steps.heads], prepend=-1))]
     gap[first[heads]] = ends[first[heads]] - log.start[heads]
-    rows = _decode_rows(steps)
-    at, joined = _rows_joined(steps, rows)
+    rows = _decode_rows(steps, earlier.ends)
+    at, later = _rows_joined(steps, rows, lane, time)
+    open_ends = dict(earlier.ends) | dict(zip(rows.lane.tolist(), rows.end.tolist(), strict=True))
+    rest = Earlier(open_ends, lane[later], time[later])
+    some = np.append(rows.paused, np.False_)[at]
+    at, joined = at[some], time[some]
     begins = rows.row[rows.paused]
     left = (log.decodes[begins] - log.discarded[begins]).astype(counts.dtype)
     np.subtract.at(counts, first[begins], left)
     number = np.cumsum(rows.paused) - 1
     np.subtract.at(left, number[at], 1)
     ended = ends[first[begins]]
-    before = np.append(0.0, rows.end[:-1])[rows.paused]
-    longer = np.where(rows.opens[rows.paused], gap[first[begins]], ended - before)
+    longer = np.where(np.isnan(rows.before[rows.paused]), gap[first[begins]], ended - rows.before[rows.paused])
     ended_at = ends[first[rows.row[at]]]
     values = np.concatenate([gap, longer, ended_at - joined])
-    return values, np.concatenate([counts, left, np.ones_like(at)]), np.concatenate([ends, ended, ended_at])
+    return values, np.concatenate([counts, left, np.ones_like(at)]), np.concatenate([ends, ended, ended_at]), rest
 
 
 class DecodeRows(NamedTuple):
@@ -125,31 +145,30 @@ class DecodeRows(NamedTuple):
     lane: Integers
     start: Floats
     end: Floats
-    opens: NDArray[np.bool_]
-    """Whether it is the first one of its lane."""
+    before: Floats
+    """When the one before it in its lane ends, NaN if it is the first."""
     paused: NDArray[np.bool_]
     """Whether it does not begin when the one before it ends, or opens its lane."""
 
 
-def _decode_rows(steps: Steps) -> DecodeRows:
+def _decode_rows(steps: Steps, ended: Mapping[int, float]) -> DecodeRows:
     log, rows = steps.run.iterations, steps.heads
     rows = rows[log.decodes[rows] > 0]
     lane = lane_number(log.replica[rows], log.lane[rows])
     order = np.argsort(lane, kind="stable")
     rows, lane = rows[order], lane[order]
     start, end = log.start[rows], steps.ends_of(rows)
-    opens = np.diff(lane, prepend=-1) != 0
-    paused = opens.copy()
-    paused[1:] |= start[1:] > end[:-1] + TOLERANCE
-    return DecodeRows(rows, lane, start, end, opens, paused)
+    before = np.append(np.nan, end[:-1])[: len(end)]
+    opens = np.flatnonzero(np.diff(lane, prepend=-1))
+    before[opens] = [ended.get(number, np.nan) for number in lane[opens].tolist()]
+    return DecodeRows(rows, lane, start, end, before, ~(start <= before + TOLERANCE))
 
 
-def _rows_joined(steps: Steps, rows: DecodeRows) -> tuple[Integers, Floats]:
-    """(Row after a pause in whose first step a request decodes first, when its prompt was computed): not those that go
-    on without a pause, and not within a row."""
-    log, (lane, time) = steps.run.iterations, _joins(steps)
-    first, counts = steps.grouped.first, log.steps[rows.row]
-    at = np.full(len(lane), -1, dtype=np.int64)
+def _rows_joined(steps: Steps, rows: DecodeRows, lane: Integers, time: Floats) -> tuple[Integers, NDArray[np.bool_]]:
+    """(For each join the row in whose first step the request may decode first, -1 if it goes on within a row or there
+    is none; whether the row comes later)."""
+    first, counts = steps.grouped.first, steps.run.iterations.steps[rows.row]
+    at, later = np.full(len(lane), -1, dtype=np.int64), np.ones(len(lane), dtype=np.bool_)
     order = np.argsort(lane, kind="stable")
     numbers = np.unique(rows.lane)
     bounds = [np.searchsorted(rows.lane, numbers, side=side) for side in ("left", "right")]
@@ -162,8 +181,8 @@ def _rows_joined(steps: Steps, rows: DecodeRows) -> tuple[Integers, Floats]:
         latest = steps.ends[first[rows.row[before]] + np.maximum(counts[before] - 2, 0)]
         within = (found > low) & (counts[before] > 1) & (latest >= since)
         at[mine] = np.where(within | (found >= high), -1, found)
-    some = np.append(rows.paused, np.False_)[at]
-    return at[some], time[some]
+        later[mine] = ~within & (found >= high)
+    return at, later
 
 
 def token_gaps(steps: Steps, window: Window) -> Distribution:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.deployment import SLO
-from windtunnel.metrics.distribution import Distribution
 from windtunnel.simulate.run import FINISHED, REJECTED, Requests
 
 Floats = NDArray[np.float64]
@@ -94,7 +94,14 @@ def good_requests(metrics: RequestMetrics, finished: NDArray[np.bool_], slo: SLO
     return good
 
 
-def verdicts(latencies: Mapping[str, Distribution], slo: SLO | None) -> tuple[Verdict, ...]:
+class HasPercentiles(Protocol):
+    """A distribution, or a digest of one."""
+
+    def percentile(self, percent: float) -> float:
+        """One percentile (0 to 100)."""
+
+
+def verdicts(latencies: Mapping[str, HasPercentiles], slo: SLO | None) -> tuple[Verdict, ...]:
     """Each percentile limit of the SLO with the value of the run."""
     if slo is None:
         return ()

@@ -1,33 +1,29 @@
-"""Heuristics: schedules of simulated schedulers, and a schedule as a scheduler, so that an engine replays it."""
+"""Heuristics: what simulated schedulers do, as schedules, and the best of many of them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.core.engine import Demand, Fleet, run
-from windtunnel.core.rebuild import durations
+from windtunnel.core.records import NONE
+from windtunnel.core.seats import EMPTY, ENDS, NEVER, NOW, WHO
 from windtunnel.errors import InputError
-from windtunnel.optimum.cost import BatchTime, Cost
+from windtunnel.optimum.cost import Cost
 from windtunnel.optimum.objective import Objective
 from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.schedule import Batch, Outcome, Schedule, as_early_as_possible, check
 from windtunnel.perf.batch_times import BatchTimes, linear
-from windtunnel.policy import Decision, Limits, Policy, RequestView
+from windtunnel.policy import Limits, Policy
 from windtunnel.policy.unified import infermax_grid
-from windtunnel.reference.batch import Batch as Step
-from windtunnel.reference.custom import Custom
-from windtunnel.reference.loop import Loop, Replica, round_robin
-from windtunnel.reference.replica import Group
-from windtunnel.reference.request import Request
-from windtunnel.reference.steady import Seen
-from windtunnel.reference.unified import Scheduler
+from windtunnel.replay.stepper import ONLY, Stepper
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 MOST_TOKENS = 300_000
-"""Output tokens that the reference engine computes, over all variants; for more the core says which is best."""
+"""Output tokens, over all variants, up to which each one's schedule is made; of more the fastest run says which is
+best."""
 MOST_REQUESTS = 3_000
 """For more requests there are only these variants:"""
 FEW = (
@@ -40,90 +36,87 @@ FEW = (
 )
 
 
-class Planned:
-    """A PythonScheduler that follows a schedule: each batch as soon as all its requests are there."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.left = list(reversed(schedule.batches))
-
-    def schedule(
-        self,
-        now: float,  # noqa: ARG002
-        waiting: Sequence[RequestView],
-        running: Sequence[RequestView],
-        limits: Limits,  # noqa: ARG002
-    ) -> Decision:
-        """The next batch, or nothing before its last request has arrived."""
-        here = {request.id: request for request in (*waiting, *running)}
-        if not self.left or not self.left[-1].tokens.keys() <= here.keys():
-            return Decision({})
-        batch = self.left.pop()
-        return Decision({here[i]: n for i, n in batch.tokens.items()}, [here[i] for i in batch.evicted])
-
-
-def replay(problem: Problem, schedule: Schedule) -> list[Request]:
-    """The requests as the reference engine serves them when it follows the schedule.
-
-    Raises InputError where it breaks a rule of the engine.
-    """
-    requests = _requests(problem, Seen)
-    _run([Custom(Planned(schedule), problem.limits)], problem.times, requests)
-    return requests
-
-
-def replay_in_core(problem: Problem, schedule: Schedule) -> Floats:
-    """When each batch of a valid schedule ends (s) by the core's own batch times.
-
-    Each begins as soon as the one before has ended and its requests are there.
-
-    Tokens, memory and places are for ``check`` and ``replay`` to verify. Raises InputError for a Cost: the core has
-    tables.
-    """
-    if not isinstance(problem.times, BatchTimes):
-        raise InputError("the core has tables of batch times: give those of an engine, or perf.batch_times.linear")
-    log = _log(problem, schedule)
-    zeros = np.zeros(len(log), dtype=np.int64)
-    columns = (zeros, zeros, zeros.astype(np.float64), *log.T, zeros, zeros, zeros, zeros.astype(np.float64))
-    seconds = durations(columns, (problem.times,), np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
-    now, ends = float(problem.arrival.min()), []
-    for batch, each in zip(schedule.batches, seconds.tolist(), strict=True):
-        now = max(now, *(float(problem.arrival[i]) for i in batch.tokens)) + each
-        ends.append(now)
-    return np.array(ends)
-
-
-def _log(problem: Problem, schedule: Schedule) -> Integers:
-    """Steps, decodes, KV tokens, chunk tokens and context: a row a batch, and one for each further chunk of it."""
-    rows: list[tuple[int, ...]] = []
-    cached = np.zeros(len(problem), dtype=np.int64)
-    known, to_prefill = problem.prompt_tokens.copy(), problem.prompt_tokens.copy()
-    for batch in schedule.batches:
-        for i in batch.evicted:
-            cached[i], to_prefill[i] = 0, known[i]
-        decodes = [i for i in batch.tokens if cached[i] >= to_prefill[i]]
-        kv_tokens = int(cached[decodes].sum())
-        chunks = [(n, int(cached[i])) for i, n in batch.tokens.items() if cached[i] < to_prefill[i]]
-        for number, chunk in enumerate(chunks or [(0, 0)]):
-            rows.append((0, 0, 0, *chunk) if number else (1, len(decodes), kv_tokens, *chunk))
-        for i, n in batch.tokens.items():
-            cached[i] += n
-            known[i] += cached[i] == known[i]
-    return np.array(rows)
-
-
 def simulated(problem: Problem, policy: Policy) -> Schedule:
     """What the unified scheduler does with these settings.
 
     Raises InputError for settings that cannot run within the limits, or that swap.
     """
-    longest = int((problem.prompt_tokens + problem.output_tokens).max())
-    limits = replace(problem.limits, max_model_len=longest)
+    limits = _limits(problem)
     policy.check(limits)
-    requests = _requests(problem, Request)
-    group = _run([Scheduler(limits, policy)], problem.times, requests)
-    if not all(request.finished for request in requests):
-        raise InputError(policy.why_unfinished)
-    return as_early_as_possible(problem, _batches([step.batch for step in group.journal]))
+    order = np.argsort(problem.arrival, kind="stable")
+    stepper = Stepper(limits, policy, _demand(problem, order))
+    return as_early_as_possible(problem, _batches(list(_steps(problem, policy, stepper)), order))
+
+
+class Computed(NamedTuple):
+    """What one step computes, of requests that are numbered in order of arrival."""
+
+    decodes: Integers
+    prompts: Integers
+    chunks: list[tuple[int, int]]
+    """(tokens, context) of each of the prompts."""
+
+
+def _steps(problem: Problem, policy: Policy, stepper: Stepper) -> Iterator[Computed]:
+    """What the scheduler decides, step by step, until all requests have ended."""
+    arrival = [*np.sort(problem.arrival, kind="stable").tolist(), np.inf]
+    now, came, columns = arrival[0], 0, stepper.requests
+    while np.isnan(columns["finish"]).any():
+        while arrival[came] <= now:
+            stepper.deliver(came, now)
+            came += 1
+        scheduled, evicted = stepper.decide(now)
+        if scheduled:
+            computed, kv_tokens = _computed(stepper)
+            yield computed
+            lane = stepper.lane
+            waits = policy.queue_look_time * lane["looked"] + policy.swap_time_per_block * lane["moved"]
+            now += problem.times.batch(len(computed.decodes), kv_tokens, computed.chunks) + float(waits)
+            stepper.conclude(now)
+            continue
+        stepper.pass_over(evicted)
+        if not evicted:
+            now = min(arrival[came], _opens(policy, stepper, now))
+        if now == np.inf:
+            raise InputError(policy.why_unfinished)
+
+
+def _computed(stepper: Stepper) -> tuple[Computed, int]:
+    """(What the step computes that was decided, tokens that its decodes have in the cache)."""
+    lane = stepper.lane
+    who, ends, now = stepper.state.seats[ONLY, [WHO, ENDS, NOW], : lane["top"]]
+    decodes = who[ends < EMPTY] if lane["step_decodes"] else who[:0]
+    begun = (ends == NEVER) & (now > 0) if lane["chunks"] else np.zeros(len(ends), dtype=np.bool_)
+    contexts = stepper.requests["context"][who[begun]].tolist()
+    chunks = list(zip(now[begun].tolist(), contexts, strict=True))
+    return Computed(decodes, who[begun], chunks), int(lane["step_kv"])
+
+
+def _opens(policy: Policy, stepper: Stepper, now: float) -> float:
+    """When a batch starts that waits to be filled; infinite if none does."""
+    head = int(stepper.lane["head"])
+    if policy.batching != "dynamic" or head == NONE:
+        return np.inf
+    opens = float(stepper.requests["arrival"][head]) + policy.max_queue_delay
+    return opens if opens > now else np.inf
+
+
+def _batches(steps: list[Computed], order: Integers) -> list[Batch]:
+    """The same as batches of a schedule; whoever starts from nothing was evicted right after its last step."""
+    last, cached = np.full(len(order), NONE), np.zeros(len(order), dtype=np.int64)
+    evicted: dict[int, list[int]] = {}
+    found: list[dict[int, int]] = []
+    for number, (decodes, prompts, chunks) in enumerate(steps):
+        for r, (tokens, context) in zip(prompts.tolist(), chunks, strict=True):
+            if cached[r] != context:
+                evicted.setdefault(int(last[r]) + 1, []).append(int(order[r]))
+            cached[r] = context + tokens
+        cached[decodes] += 1
+        last[decodes] = last[prompts] = number
+        named = dict.fromkeys(order[decodes].tolist(), 1)
+        named |= zip(order[prompts].tolist(), (tokens for tokens, _ in chunks), strict=True)
+        found.append(named)
+    return [Batch(0.0, named, tuple(evicted.get(number, ()))) for number, named in enumerate(found)]
 
 
 def best_simulated(
@@ -171,17 +164,15 @@ def served_by_core(problem: Problem, policy: Policy) -> Outcome:
     Raises InputError for settings that cannot run within the limits.
     """
     order = np.argsort(problem.arrival, kind="stable")
-    arrival, prompt, output = problem.arrival[order], problem.prompt_tokens[order], problem.output_tokens[order]
-    n, longest = len(problem), int((prompt + output).max())
-    limits = replace(problem.limits, max_model_len=longest)
+    limits, demand = _limits(problem), _demand(problem, order)
     policy.check(limits)
-    nobody = np.zeros(n, dtype=bool)
-    demand = Demand(arrival, prompt, output, nobody, nobody, np.full(n, -1), np.zeros(n), max_concurrency=0)
-    fleet = Fleet((limits,), (policy,), (_tables(problem, longest),), (1,), (1,), (False,))
-    requests = run(fleet, demand, 0, np.zeros(n)).requests
+    fleet = Fleet((limits,), (policy,), (_tables(problem, limits.max_model_len),), (1,), (1,), (False,))
+    requests = run(fleet, demand, 0, np.zeros(len(problem))).requests
     if np.isnan(requests["finish"]).any():
         raise InputError(policy.why_unfinished)
-    return Outcome(arrival, output, requests["first_token"].copy(), requests["finish"].copy(), np.zeros(0))
+    return Outcome(
+        demand.arrival, demand.output_tokens, requests["first_token"].copy(), requests["finish"].copy(), np.zeros(0)
+    )
 
 
 def _tables(problem: Problem, longest: int) -> BatchTimes:
@@ -196,33 +187,13 @@ def _tables(problem: Problem, longest: int) -> BatchTimes:
     return replace(tables, sequences=times.per_sequence * np.arange(limits.max_num_seqs + 1, dtype=np.float64))
 
 
-def _requests(problem: Problem, kind: type[Request]) -> list[Request]:
-    columns = (problem.arrival, problem.prompt_tokens, problem.output_tokens)
-    order = np.argsort(problem.arrival, kind="stable").tolist()
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    return [kind(i, rows[i][0], rows[i][1], rows[i][2], rows[i][2]) for i in order]
+def _limits(problem: Problem) -> Limits:
+    """The problem's limits; no request is longer than its longest."""
+    return replace(problem.limits, max_model_len=int((problem.prompt_tokens + problem.output_tokens).max()))
 
 
-def _run(schedulers: Sequence[Custom | Scheduler], times: BatchTime, requests: list[Request]) -> Group:
-    def seconds(batches: list[Step]) -> float:
-        (batch,) = batches
-        return times.batch(*batch.contexts, batch.chunks)
-
-    group = Group(schedulers, seconds)
-    Loop([Replica([group])], round_robin, requests).run()
-    return group
-
-
-def _batches(steps: Iterable[Step]) -> list[Batch]:
-    """What was computed; whoever starts from nothing was evicted right after its last step."""
-    batches: list[Batch] = []
-    evicted: dict[int, list[int]] = {}
-    last: dict[int, tuple[int, int]] = {}
-    for number, step in enumerate(steps):
-        for part in step.scheduled:
-            i = part.request.id
-            if i in last and part.start != last[i][1]:
-                evicted.setdefault(last[i][0] + 1, []).append(i)
-            last[i] = number, part.start + part.tokens
-        batches.append(Batch(0.0, {part.request.id: part.tokens for part in step.scheduled}))
-    return [batch._replace(evicted=tuple(evicted.get(number, ()))) for number, batch in enumerate(batches)]
+def _demand(problem: Problem, order: Integers) -> Demand:
+    """The requests in this order."""
+    n, nobody = len(problem), np.zeros(len(problem), dtype=np.bool_)
+    columns = (problem.arrival[order], problem.prompt_tokens[order], problem.output_tokens[order])
+    return Demand(*columns, nobody, nobody, np.full(n, NONE), np.zeros(n), max_concurrency=0)

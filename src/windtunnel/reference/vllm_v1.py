@@ -324,7 +324,7 @@ class Scheduler:
         emitted: list[Request] = []
         finished: list[Request] = []
         batch.sampled.clear()
-        for request, tokens, _, _, emits, drafts in batch.scheduled:
+        for request, tokens, _, decodes, emits, drafts in batch.scheduled:
             request.num_in_flight_tokens -= tokens
             request.num_stale_tokens = max(request.num_stale_tokens - tokens, 0)
             if request.finished or not emits:
@@ -334,6 +334,8 @@ class Scheduler:
                 request.num_computed_tokens -= drafts - right
             request.num_output_placeholders = max(request.num_output_placeholders - (drafts - right), 0)
             known = request.generated
+            if self.policy.pipeline_parallel_size > 1:  # it may have been admitted again since
+                request.resumed = not decodes
             while request.generated <= known + right and not request.finished:
                 request.receive_token(time)
             batch.sampled[request] = request.generated - known

@@ -11,8 +11,6 @@ from windtunnel.files import parse_json, read_text
 
 NEEDED = ("id", "prompt_len", "output_len")
 REQUEST_KEYS = (*NEEDED, "arrival", "priority", "prefix", "after", "think_time", "begins", "session", "lora", "images")
-ENGINES = ("reference", "core")
-"""What a recording can be replayed with."""
 TICKS_PER_SECOND = 10_000_000
 """Recorded times are multiples of 100 ns: kept as integers they add exactly."""
 BATCH_TIME = {"base": 0.01, "per_prefill_tok": 1e-4, "per_decode": 1e-4, "per_ctx": 1e-7}
@@ -92,14 +90,6 @@ def coefficients(recording: Recording, defaults: Mapping[str, float] = BATCH_TIM
         if not 0 <= value < inf:
             raise InputError(f"batch_time {name}={value!r}: must be ≥ 0 seconds, and finite")
     return found
-
-
-def check_runs_in_core(scheduler: str, engine: str | None) -> None:
-    """Raise InputError if ``engine`` is given and not the core, where the scheduler has no other text."""
-    if engine == "reference":
-        raise InputError(f"engine 'reference': {scheduler!r} has no reference, it runs in the core only: leave it out")
-    if engine not in (None, "core"):
-        raise unknown("engine", engine, ENGINES)
 
 
 def read_recording(path: Path) -> Recording:

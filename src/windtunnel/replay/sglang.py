@@ -17,7 +17,6 @@ from windtunnel.replay.recording import (
     TICKS_PER_SECOND,
     RecordedRequest,
     Recording,
-    check_runs_in_core,
     coefficients,
     known,
 )
@@ -241,7 +240,7 @@ class Scheduler(Lane):
         return int(row["prompt"] + row["output"] - 1 - ends + self.lane["clock"]) + ahead
 
 
-def replay(recording: Recording, version: str, engine: str | None = None) -> Iterator[Record]:
+def replay(recording: Recording, version: str) -> Iterator[Record]:
     """The records that the recorder would write: a header, a record for each round with a batch, and a summary.
 
     If the requests that wait can never run, a record of type ``stuck`` stands before the summary.
@@ -249,15 +248,13 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
     Args:
         recording: what arrives, and the settings.
         version: a name in VERSIONS.
-        engine: "core" or None; this scheduler has no reference.
 
     Raises:
-        InputError: an unknown version or engine, a setting that doesn't exist or can't be, or an engine that dies of
+        InputError: an unknown version, a setting that doesn't exist or can't be, or an engine that dies of
             lack of memory.
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
-    check_runs_in_core(version, engine)
     times = coefficients(recording)
     newer = version != OLDEST
     scheduler = Scheduler(recording.requests, recording.config, version=version)

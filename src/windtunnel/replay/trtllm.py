@@ -18,7 +18,6 @@ from windtunnel.replay.loop import Loop, Part, Record, Step, linear, seconds_of
 from windtunnel.replay.recording import (
     TICKS_PER_SECOND,
     Recording,
-    check_runs_in_core,
     coefficients,
     known,
 )
@@ -265,7 +264,7 @@ class Scheduler:
         return [r for emitted, _ in found for r in emitted], [r for _, finished in found for r in finished]
 
 
-def replay(recording: Recording, version: str, engine: str | None = None) -> Iterator[Record]:
+def replay(recording: Recording, version: str) -> Iterator[Record]:
     """The records that the recorder would write: a header, a record for each step, and a summary; with attention data
     parallelism a step's record has those of all ranks.
 
@@ -274,14 +273,12 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
     Args:
         recording: what arrives, and the settings.
         version: a name in VERSIONS.
-        engine: "core" or None; this scheduler has no reference.
 
     Raises:
-        InputError: an unknown version or engine, a setting that doesn't exist or can't be, or an engine that stops.
+        InputError: an unknown version, a setting that doesn't exist or can't be, or an engine that stops.
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
-    check_runs_in_core(version, engine)
     times = coefficients(recording)
     ticks = {name: value * TICKS_PER_SECOND for name, value in times.items()}
     scheduler = Scheduler(recording)

@@ -15,7 +15,7 @@ from windtunnel.policy import Limits, VllmV0
 from windtunnel.replay.lane import Lane
 from windtunnel.replay.loop import Loop, Part, Record, Step, linear
 from windtunnel.replay.recording import BATCH_TIME as COMMON
-from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, check_runs_in_core, coefficients, known
+from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, coefficients, known
 
 VERSIONS = {"vllm-0.8-v0": "0.8.5", "vllm-0.8-v0-chunked": "0.8.5"}
 """Releases whose scheduler was compared with. Both names are the same here: chunking follows the recording's config."""
@@ -184,7 +184,7 @@ class Scheduler(Lane):
         return sorted(parts, key=lambda part: bool(out[part.r]))
 
 
-def replay(recording: Recording, version: str, engine: str | None = None) -> Iterator[Record]:
+def replay(recording: Recording, version: str) -> Iterator[Record]:
     """The trace: a header, one record per call of the scheduler, a summary (formats: README of the recordings).
 
     Times add up in floating point in the recorder's order, so they are its bits: with ``delay_factor`` an equality
@@ -193,14 +193,12 @@ def replay(recording: Recording, version: str, engine: str | None = None) -> Ite
     Args:
         recording: what arrives, and the settings.
         version: a name in VERSIONS.
-        engine: "core" or None; this scheduler has no reference.
 
     Raises:
-        InputError: an unknown version, engine, setting or coefficient; or the real engine would end.
+        InputError: an unknown version, setting or coefficient; or the real engine would end.
     """
     if version not in VERSIONS:
         raise unknown("scheduler", version, VERSIONS)
-    check_runs_in_core(version, engine)
     return _trace(recording, VERSIONS[version], Scheduler(recording), coefficients(recording, BATCH_TIME))
 
 

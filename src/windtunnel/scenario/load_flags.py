@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from windtunnel.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from windtunnel.workload import Arrivals, Workload
+    from windtunnel.workload import Arrivals, Both, Workload
     from windtunnel.workload.lengths import OneLength
 
 TRACE = "azure-conv"
@@ -222,11 +222,9 @@ class Load:
         return replace(found, asked_rate=self.request_rate, burstiness=self.burstiness)
 
     def _random(self, seed: int) -> "Workload":
-        from windtunnel.workload import Both, generate, prefix_repetition, sessions
+        from windtunnel.workload import generate, prefix_repetition, sessions
 
-        lengths = Both(
-            *(self._lengths(n) for n in (self.random_input_len or INPUT_LEN, self.random_output_len or OUTPUT_LEN))
-        )
+        lengths = self.lengths()
         count, limit, prefix = self.num_prompts or NUM_PROMPTS, self.max_concurrency or 0, self.random_prefix_len
         if self.random_turns > 1:
             number, turns, wait = -(-count // self.random_turns), self.random_turns, self.think_time
@@ -240,6 +238,13 @@ class Load:
                 self.arrivals(), lengths, count, seed, num_prefixes=kinds, prefix_tokens=prefix, max_concurrency=limit
             )
         return generate(self.arrivals(), lengths, count, seed, max_concurrency=limit, name="random")
+
+    def lengths(self) -> "Both":
+        """How random lengths are drawn."""
+        from windtunnel.workload import Both
+
+        asked = self.random_input_len or INPUT_LEN, self.random_output_len or OUTPUT_LEN
+        return Both(*map(self._lengths, asked))
 
     def _distribution(self) -> tuple[str, str, str]:
         """The name of the lengths' distribution, a colon and its parameter. Raises InputError for an unknown name."""

@@ -17,6 +17,7 @@ from windtunnel.scenario.words import leaves, read_words, typed_words, word
 
 if TYPE_CHECKING:
     from windtunnel.metrics import Summary
+    from windtunnel.metrics.streamed import StreamSummary
     from windtunnel.simulate.overheads import Overheads
 
 DEPLOYMENT, POOLS, WORKLOAD, GOALS = (
@@ -61,7 +62,7 @@ class Goals:
         """Both kinds of limits, in seconds."""
         return replace(parse_goodput(self.goodput), percentiles=parse_slo(self.slo))
 
-    def missed(self, found: "Summary") -> list[str]:
+    def missed(self, found: "Summary | StreamSummary") -> list[str]:
         """Which of them a run misses, in words."""
         share, missed = self.attainment, []
         if share is not None and not found.attainment >= share:  # NaN without requests

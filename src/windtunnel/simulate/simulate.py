@@ -110,7 +110,7 @@ def simulate(
         requests=requests,
         iterations=Iterations.of(record.rows),
         stalls=Stalls(*(record.stalls[name].copy() for name in ("request", "last_token", "resumed_token"))),
-        manifest=_manifest(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | accounts,
+        manifest=manifest_of(deployment, workload, seed, tables, budgets, fleet, overheads, notes) | accounts,
         times=times,
         sources=tuple(table.sources for table in tables),
         groups=tuple(table.groups for table in tables),
@@ -264,15 +264,15 @@ def _asked(
     """(The requests as the engine sees them, how many are cut at max_model_len, what their client's path takes)."""
     reserved = deployment.handover.reserved_decode_tokens
     if not client:
-        return *_demand(workload, fleet, reserved), np.zeros(0)
+        return *demand_of(workload, fleet, reserved), np.zeros(0)
     delays = client.delays(workload, deployment.pools[0].engine.api_server_count)
-    demand, cut = _demand(at_engine(workload, delays, client), fleet, reserved)
+    demand, cut = demand_of(at_engine(workload, delays, client), fleet, reserved)
     if workload.max_concurrency:
         demand = replace(demand, turnaround=client.turnaround(workload, delays))
     return demand, cut, delays
 
 
-def _demand(workload: Workload, fleet: Fleet, reserved: int) -> tuple[Demand, int]:
+def demand_of(workload: Workload, fleet: Fleet, reserved: int = 0) -> tuple[Demand, int]:
     """The requests as the core wants them, and how many are cut at max_model_len.
 
     A request is refused if it does not fit an empty engine of some pool, since any may get it; see
@@ -345,7 +345,7 @@ def _status(record: Record) -> Integers:
     return status
 
 
-def _manifest(
+def manifest_of(
     deployment: Deployment,
     workload: Workload,
     seed: int,
@@ -355,6 +355,7 @@ def _manifest(
     overheads: Overheads,
     notes: list[str],
 ) -> dict[str, Any]:
+    """What a run says of what was simulated."""
     pools, replicas = [], []
     rows = zip(deployment.pools, budgets, fleet.limits, strict=True)
     for index, (pool, budget, limit) in enumerate(rows):

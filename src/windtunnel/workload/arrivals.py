@@ -71,8 +71,13 @@ class Gamma:
 
     def times(self, n: int, rng: np.random.Generator) -> Floats:
         """Arrival times in s; the first comes one gap after 0."""
-        elapsed = np.cumsum(_gaps(self.burstiness, n, rng)) / self.rate
+        gaps, rate = self.drawn(n, rng)
+        elapsed = np.cumsum(gaps) / rate
         return _stretched(elapsed, self.rate) if self.exact_duration else elapsed
+
+    def drawn(self, n: int, rng: np.random.Generator) -> tuple[Floats, float]:
+        """(The next gaps, how many of their unit are a second)."""
+        return _gaps(self.burstiness, n, rng), self.rate
 
 
 def Poisson(rate: float) -> Gamma:  # noqa: N802 - reads as the other processes do
@@ -157,8 +162,13 @@ class Renewal:
 
     def times(self, n: int, rng: np.random.Generator) -> Floats:
         """Arrival times in s; the first comes one gap after 0."""
-        elapsed = np.cumsum(self.gaps.at(rng.random(n))) / (self.gaps.mean * self.rate)
+        gaps, rate = self.drawn(n, rng)
+        elapsed = np.cumsum(gaps) / rate
         return _stretched(elapsed, self.rate) if self.exact_duration else elapsed
+
+    def drawn(self, n: int, rng: np.random.Generator) -> tuple[Floats, float]:
+        """(The next gaps, how many of their unit are a second)."""
+        return self.gaps.at(rng.random(n)), self.gaps.mean * self.rate
 
 
 @dataclass(frozen=True)
@@ -186,11 +196,15 @@ class Modulated:
 
     def times(self, n: int, rng: np.random.Generator) -> Floats:
         """Arrival times in s; the profile repeats every len(profile) · window seconds."""
+        return self.bent(self.steady.times(n, rng))
+
+    def bent(self, steady: Floats) -> Floats:
+        """When what the process without drift has at these times arrives."""
         period = len(self.profile) * self.window
         passed = np.concatenate([[0.0], np.cumsum(self.profile)])
         passed *= period / passed[-1]  # steady seconds passed at each window's start
         clock = np.arange(len(passed)) * self.window
-        rounds, rest = np.divmod(self.steady.times(n, rng), period)
+        rounds, rest = np.divmod(steady, period)
         elapsed: Floats = rounds * period + np.interp(rest, passed, clock)
         return elapsed
 

@@ -19,7 +19,7 @@ from windtunnel.workload.arrivals import AllAtOnce, Arrivals, Gamma, Modulated, 
 from windtunnel.workload.columns import Workload
 from windtunnel.workload.lengths import Banded, Both, Lengths, Lognormal
 from windtunnel.workload.quantiles import Quantiles
-from windtunnel.workload.synthetic import check_count, generate
+from windtunnel.workload.synthetic import Drawn, check_count, generate
 
 Fit = Mapping[str, Any]
 
@@ -64,6 +64,12 @@ def builtin(
     arrivals = arrivals_of(fit, rate, count)
     workload = generate(arrivals, lengths_of(fit), count, seed, max_concurrency=max_concurrency, name=name)
     return replace(workload, notes=(fit["assumed"],)) if "assumed" in fit else workload
+
+
+def in_pieces(name: str, num_requests: int, seed: int = 0) -> Drawn:
+    """``builtin(name)`` with any number of requests, piece by piece."""
+    fit = fit_of(name)
+    return Drawn(arrivals_of(fit, fit["request_rate"], num_requests), lengths_of(fit), num_requests, seed, name)
 
 
 def arrivals_of(fit: Fit, request_rate: float, num_requests: int) -> Arrivals:

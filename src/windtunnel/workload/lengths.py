@@ -239,9 +239,12 @@ class Banded:
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Integers, Integers]:
         """Prompts at random levels, then outputs at random levels of each prompt's band."""
-        level, other = rng.random(n), rng.random(n)
+        return self.at(rng.random(n), rng.random(n))
+
+    def at(self, level: Floats, other: Floats) -> tuple[Integers, Integers]:
+        """Prompts and outputs at these levels, 0 to 1."""
         band = (level * len(self.outputs)).astype(np.int64)
-        output = np.empty(n)
+        output = np.empty(len(level))
         for index, table in enumerate(self.outputs):
             output[band == index] = table.at(other[band == index])
         return _whole(self.prompt.at(level)), _whole(output)

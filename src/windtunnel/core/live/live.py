@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from windtunnel.core.compiled import Settled, entry
 from windtunnel.core.dispatch import check, renew
-from windtunnel.core.engine import Demand, Fleet, Integers, new_state, with_room
+from windtunnel.core.engine import Fleet, Integers, new_state, with_room
 from windtunnel.core.fleet.service import Service
 from windtunnel.core.fleet.tail import ENOUGH, Tail
 from windtunnel.core.hooks import raise_failures
 from windtunnel.core.live.contents import Contents
-from windtunnel.core.live.slots import grown, named
+from windtunnel.core.live.slots import grown, named, nobody
 from windtunnel.core.live.tokens import FAILED, STAYS, TOKENS, Told
 from windtunnel.core.loop import FULL, loop
 from windtunnel.core.records import (
@@ -90,7 +90,7 @@ class Live(Service):
         self.size = hash_block_size
         self._fixed = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
         slots = MOST if self._fixed else slots
-        super().__init__(fleet, _nobody(slots, self.size), router, stream.random(DRAWN), jumps=False)
+        super().__init__(fleet, nobody(slots, self.size), router, stream.random(DRAWN), jumps=False)
         self.now = 0.0
         self._stream, self._drawn = stream, DRAWN
         self.arrivals, self.course[CAME] = np.zeros(1, dtype=np.int64), 1
@@ -322,7 +322,7 @@ class Live(Service):
         if self._fixed:
             raise InputError(f"{before} requests at once: with a scheduler in Python there is room for no more")
         small, large = (
-            new_state(self.fleet, _nobody(slots, self.size), numbers, self.router) for slots in (1, 2 * before)
+            new_state(self.fleet, nobody(slots, self.size), numbers, self.router) for slots in (1, 2 * before)
         )
         self.blank.requests = grown(self.blank.requests, small.requests, large.requests.copy())
         self.state = grown(self.state, small, large)
@@ -426,21 +426,3 @@ class Live(Service):
         if len(self._came) > RECENT:
             longest = max(each.interval for each in self.fleet.scaling if each)
             self._came = self.came[np.searchsorted(self.came, time - 2 * longest) :].tolist()
-
-
-def _nobody(slots: int, size: int) -> Demand:
-    """So many slots without requests; ``size``: tokens that a name of their contents stands for, 0 without any."""
-    none, ones = np.zeros(slots), np.ones(slots, dtype=np.int64)
-    return Demand(
-        arrival=np.full(slots, np.nan),
-        prompt_tokens=np.full(slots, max(size, 1)),
-        output_tokens=ones,
-        overruns=none.astype(bool),
-        refused=none.astype(bool),
-        follow=np.full(slots, -1),
-        think_time=none,
-        max_concurrency=0,
-        priority=none.astype(np.int64),
-        hash_ids=(np.arange(slots + 1), np.zeros(slots, dtype=np.int64)) if size else None,
-        hash_block_size=size,
-    )

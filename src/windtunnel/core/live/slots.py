@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from windtunnel.core.dispatch import several
-from windtunnel.core.engine import Fleet, Integers
+from windtunnel.core.engine import Demand, Fleet, Integers
 from windtunnel.core.records import NONE, State
 from windtunnel.core.routing import ACCEPTED, note_departures, note_first_tokens
 from windtunnel.core.seats import WHO
@@ -84,3 +84,21 @@ def grown(old: Any, small: Any, large: Any) -> Any:
         return old
     large[tuple(map(slice, old.shape))] = old
     return large
+
+
+def nobody(slots: int, size: int) -> Demand:
+    """So many slots without requests; ``size``: tokens that a name of their contents stands for, 0 without any."""
+    none, ones = np.zeros(slots), np.ones(slots, dtype=np.int64)
+    return Demand(
+        arrival=np.full(slots, np.nan),
+        prompt_tokens=np.full(slots, max(size, 1)),
+        output_tokens=ones,
+        overruns=none.astype(bool),
+        refused=none.astype(bool),
+        follow=np.full(slots, -1),
+        think_time=none,
+        max_concurrency=0,
+        priority=none.astype(np.int64),
+        hash_ids=(np.arange(slots + 1), np.zeros(slots, dtype=np.int64)) if size else None,
+        hash_block_size=size,
+    )

@@ -47,9 +47,9 @@ REQUEST_FIELDS: Fields = [
             "latest_slot",  # of that step
         )
     ),
-    *((name, np.int8) for name in ("seated", "resumed", "paused")),
+    ("seated", np.int8),
+    ("paused", np.int8),  # the token of this step follows a gap of its own
 ]
-"""``resumed``: admitted again, and no token since; ``paused``: the token of this step follows a gap of its own."""
 
 
 class Own(NamedTuple):
@@ -63,7 +63,7 @@ class Own(NamedTuple):
     decoded: Array
     """When the latest step with decodes of each slot ends."""
     flights: Array
-    """[steps in flight, seats] the requests that get a token from each."""
+    """[steps in flight, seats] the requests that get a token from each, times two; one more for those that decode."""
     counts: Array
     """How many these are."""
 
@@ -96,7 +96,8 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:
 def stand_in(state: State, i: int, r: int, row: int) -> None:
     """Lane ``i`` has ``row`` of the requests in place of ``r``."""
     vllm.stand_in(state, i, r, row)
-    state.own.flights[state.own.flights == r] = row
+    flights: Any = state.own.flights
+    flights[:] = np.where(flights >> 1 == r, (row << 1) | (flights & 1), flights)
 
 
 def received(state: State, r: int, time: float) -> tuple[int, float]:
@@ -235,7 +236,7 @@ def seat_admitted(lane: Lane, requests: Array, seats: Array, first: int) -> None
         if seats[ENDS, i] == EMPTY or request.sequence < first:
             continue
         request.seated_with = request.prompt + request.generated
-        request.seated, request.resumed = 1, 1 if request.preemptions > 0 else 0
+        request.seated = 1
         request.certain = request.context + seats[NOW, i]
 
 
@@ -295,7 +296,7 @@ def finish(state: State, pool: Pool, i: int, end: float) -> bool:
         if gives_token(request, request.context):
             request.unknown += 1
             request.promised += 1
-            own.flights[flight, own.counts[flight]] = r
+            own.flights[flight, own.counts[flight]] = (r << 1) | (1 if continues else 0)
             own.counts[flight] += 1
             request.latest, request.latest_slot = end, slot
             if pool.async_scheduling:
@@ -359,7 +360,7 @@ def release_step(state: State, pool: Pool, i: int, step: int) -> None:
     flight = lane.first_flight + step % lane.depth
     time = own.pipe.ends[flight]
     for k in range(own.counts[flight]):
-        r = own.flights[flight, k]
+        r = own.flights[flight, k] >> 1
         request = state.requests[r]
         if request.state == GONE:
             continue
@@ -369,9 +370,9 @@ def release_step(state: State, pool: Pool, i: int, step: int) -> None:
         request.unknown = max(request.unknown - 1, 0)
         if request.generated == 1:
             request.first_token = time
-        elif request.resumed:
+        elif own.flights[flight, k] & 1 == 0:  # its prompt was computed again
             write_stall(state, r, request.last_token, time)
-        request.token_before, request.last_token, request.resumed = request.last_token, time, 0
+        request.token_before, request.last_token = request.last_token, time
         if request.seated:
             offer_known(pool, lane, request, own, r, request.context - request.unknown)
         if request.generated == request.output:
