@@ -254,6 +254,16 @@ def stage(state: State, pool: Pool, i: int, r: int) -> None:
 
 
 @part
+def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG001 - as in every scheduler
+    """Take that memory back."""
+    request = state.requests[r]
+    lane.free += request.blocks
+    lane.kept_blocks -= request.blocks
+    request.context, request.computed, request.blocks, lane.holding = 0, 0, 0, 0
+    note(state.own.went, state.own.numbers, WENT, lane, r, request.lane)
+
+
+@part
 def join(state: State, pool: Pool, i: int, r: int) -> None:  # noqa: ARG001 - as in every scheduler
     """Let a request, whose KV is in the lane's memory, be named from the next step on."""
     lane, request = state.lanes[i], state.requests[r]

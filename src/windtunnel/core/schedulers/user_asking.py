@@ -276,6 +276,9 @@ class Asked:
             self.running[i][one] = None
         for place in went:
             one, i = views[place & LAST_ROW], place >> ROW_BITS
+            if one in self.beside[i]:  # its KV is gone; it may wait to be computed here
+                del self.beside[i][one]
+                continue
             self.running[i].pop(one, None)
             self.waiting[i].pop(one, None)
         numbers[CAME : BESIDE + 1] = 0
@@ -364,9 +367,9 @@ class Asked:
         """The requests that have not ended."""
         ended = np.isin(requests["state"], (GONE, IGNORED, REFUSED))
         if self.pairs:
-            prompt, rest = ended[: self.pairs], ended[self.pairs :]
+            prompt, rest = ended[: self.pairs], ended[self.pairs : 2 * self.pairs]
             ended = (prompt | (requests["lane"][: self.pairs] == NONE)) & (
-                rest | (requests["lane"][self.pairs :] == NONE)
+                rest | (requests["lane"][self.pairs : 2 * self.pairs] == NONE)
             )
         return np.nonzero(~ended)[0]
 
