@@ -178,6 +178,12 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 -
     KEPT[int(state.own.call[0])].clear(i)
 
 
+def stand_in(state: State, i: int, r: int, row: int) -> None:
+    """Lane ``i`` has ``row`` of the requests in place of ``r``; its scheduler is asked anew."""
+    KEPT[int(state.own.call[0])].stand_in(i, r, row)
+    state.lanes["holding"][i] = 0
+
+
 # The queue, linked in both directions.
 
 

@@ -343,6 +343,20 @@ class Asked:
             one = views_of(type(self.views[r]), self.requests[r : r + 1], number)[0]
             self.views[r], one.row = one, r
 
+    def stand_in(self, i: int, r: int, row: int) -> None:
+        """Another row of the requests has what rank ``i`` has of request ``r``."""
+        self._read()
+        if not self.views:
+            return
+        gone = self.views[r]
+        self.renew(row)
+        for place in (self.waiting[i], self.running[i], self.beside[i]):
+            if gone in place:
+                kept = [self.views[row] if one is gone else one for one in place]
+                place.clear()
+                place.update(dict.fromkeys(kept))
+        self.renew(r)
+
     def require_right(self) -> None:
         """Raise what was raised, or InputError for the rule that a decision broke."""
         if self.failure is not None:
