@@ -265,7 +265,8 @@ def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG0
     request = state.requests[r]
     lane.free += request.blocks
     lane.kept_blocks -= request.blocks
-    request.context, request.computed, request.blocks, lane.holding = 0, 0, 0, 0
+    request.context, request.computed, request.blocks = 0, 0, 0
+    lane.holding, lane.wants_hold = 0, min(lane.wants_hold, 0)  # nor what was decided before it is carried out
     note(state.own.went, state.own.numbers, WENT, lane, r, request.lane)
 
 
