@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from core.fleet.test_pools import waits
 from core.pools_cases import assert_nothing_is_left, equal_requests, links, rules, tandem
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,6 +121,16 @@ def test_the_records_are_those_of_the_oracle(case: Any, make: Callable[[], Any],
     fleet, demand, crossing, router = case
     demand = replace(demand, overruns=np.random.default_rng(seed).random(len(demand.arrival)) < 0.5 * (seed % 2))
     fleet, demand = owned(fleet, make, make), replace(demand, max_tokens=demand.output_tokens + demand.overruns)
+    found, expected = (engine(fleet, demand, crossing, router) for engine in (handed, by_reference))
+    assert_equal(found, expected)
+
+
+@settings(max_examples=CASES, deadline=None)
+@given(st.data(), cases(), st.sampled_from([FirstComeFirstServed, Leaving, Picky]))
+def test_waits_that_end_are_those_of_the_oracle(data: st.DataObject, case: Any, make: Callable[[], Any]) -> None:
+    fleet, demand, crossing, router = case
+    crossing = replace(crossing, rules=data.draw(waits(crossing.rules)))
+    fleet = owned(fleet, make, make)
     found, expected = (engine(fleet, demand, crossing, router) for engine in (handed, by_reference))
     assert_equal(found, expected)
 

@@ -13,7 +13,6 @@ from windtunnel.core.apart.handover import Crossing, Handed, of_role, pools_of, 
 from windtunnel.core.apart.link import HANDED
 from windtunnel.core.engine import Demand, Fleet, Floats
 from windtunnel.core.records import NONE, STALL, records
-from windtunnel.deployment.handover import Handover
 from windtunnel.policy import UserScheduler
 from windtunnel.policy.named import Router
 from windtunnel.reference import handover as reference
@@ -39,14 +38,12 @@ from windtunnel.simulate.on_reference import (
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
 
 
-def beyond_the_tandem(fleet: Fleet, rules: Handover) -> list[str]:
+def beyond_the_tandem(fleet: Fleet) -> list[str]:
     """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
     names: set[str] = set()
     asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
     names |= {"autoscaling"} if any(fleet.scaling) and asked else set()
     names |= {"faults"} if fleet.failures and asked else set()
-    if asked and rules.on_expiry != "wait":
-        names.add(f"on_expiry={rules.on_expiry}")
     return sorted(names)
 
 

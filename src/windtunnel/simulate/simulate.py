@@ -151,7 +151,7 @@ def _record(
     """What happened, and what to say of it; prefill and decode pools may have rules that only the reference engine
     has."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
-    beyond = beyond_the_tandem(fleet, between[0].rules) if between else []
+    beyond = beyond_the_tandem(fleet) if between else []
     slow = ", ".join(beyond)
     said = [f"{slow}: simulated by the reference engine, which takes its time"] * bool(slow)
     if beyond:

@@ -26,7 +26,7 @@ from windtunnel.core.apart.link import (
     TRANSFER_END,
 )
 from windtunnel.core.apart.repair import CUT, FREE, GONE_THERE, LET_GO, LOSE, SEND, UNASK, UNCOME, repair
-from windtunnel.core.dispatch import check
+from windtunnel.core.dispatch import check, renew
 from windtunnel.core.engine import Demand, Fleet, Floats, Integers
 from windtunnel.core.fleet.attempts import Attempt, attempt_of, tokens_of, whole_record
 from windtunnel.core.fleet.left_behind import LeftBehind
@@ -470,6 +470,8 @@ class PoolService(Service):
         rows["arrival"][r], rows["state"][r] = arrival, AGAIN
         if grown:
             self.blank.comes_again(self.state, both[:1])
+            for row in both.tolist():
+                renew(self.state, row)
         self.state.clocks[SENT] = time
         self._go(time, np.array([r]))
 

@@ -178,6 +178,12 @@ def clear(state: State, i: int, before: NDArray[Any]) -> None:  # noqa: ARG001 -
     KEPT[int(state.own.call[0])].clear(i)
 
 
+def stand_in(state: State, i: int, r: int, row: int) -> None:
+    """Lane ``i`` has ``row`` of the requests in place of ``r``; its scheduler is asked anew."""
+    KEPT[int(state.own.call[0])].stand_in(i, r, row)
+    state.lanes["holding"][i] = 0
+
+
 # The queue, linked in both directions.
 
 
@@ -251,6 +257,16 @@ def stage(state: State, pool: Pool, i: int, r: int) -> None:
     lane.free -= request.blocks
     lane.kept_blocks += request.blocks
     note(state.own.beside, state.own.numbers, BESIDE, lane, r, i)
+
+
+@part
+def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG001 - as in every scheduler
+    """Take that memory back."""
+    request = state.requests[r]
+    lane.free += request.blocks
+    lane.kept_blocks -= request.blocks
+    request.context, request.computed, request.blocks, lane.holding = 0, 0, 0, 0
+    note(state.own.went, state.own.numbers, WENT, lane, r, request.lane)
 
 
 @part

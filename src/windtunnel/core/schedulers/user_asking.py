@@ -276,6 +276,9 @@ class Asked:
             self.running[i][one] = None
         for place in went:
             one, i = views[place & LAST_ROW], place >> ROW_BITS
+            if one in self.beside[i]:  # its KV is gone; it may wait to be computed here
+                del self.beside[i][one]
+                continue
             self.running[i].pop(one, None)
             self.waiting[i].pop(one, None)
         numbers[CAME : BESIDE + 1] = 0
@@ -340,6 +343,20 @@ class Asked:
             one = views_of(type(self.views[r]), self.requests[r : r + 1], number)[0]
             self.views[r], one.row = one, r
 
+    def stand_in(self, i: int, r: int, row: int) -> None:
+        """Another row of the requests has what rank ``i`` has of request ``r``."""
+        self._read()
+        if not self.views:
+            return
+        gone = self.views[r]
+        self.renew(row)
+        for place in (self.waiting[i], self.running[i], self.beside[i]):
+            if gone in place:
+                kept = [self.views[row] if one is gone else one for one in place]
+                place.clear()
+                place.update(dict.fromkeys(kept))
+        self.renew(r)
+
     def require_right(self) -> None:
         """Raise what was raised, or InputError for the rule that a decision broke."""
         if self.failure is not None:
@@ -364,9 +381,9 @@ class Asked:
         """The requests that have not ended."""
         ended = np.isin(requests["state"], (GONE, IGNORED, REFUSED))
         if self.pairs:
-            prompt, rest = ended[: self.pairs], ended[self.pairs :]
+            prompt, rest = ended[: self.pairs], ended[self.pairs : 2 * self.pairs]
             ended = (prompt | (requests["lane"][: self.pairs] == NONE)) & (
-                rest | (requests["lane"][self.pairs :] == NONE)
+                rest | (requests["lane"][self.pairs : 2 * self.pairs] == NONE)
             )
         return np.nonzero(~ended)[0]
 
