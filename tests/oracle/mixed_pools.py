@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from oracle.elastic_mixed import Elastic
 from windtunnel.core.engine import Demand, Fleet, Record
-from windtunnel.reference.elastic.mixed import Elastic
 from windtunnel.reference.loop import Loop
 from windtunnel.reference.stores import Shelf
 from windtunnel.simulate.on_reference import (
