@@ -19,8 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, StageTimes
 from windtunnel.policy import Limits, Policy, UserScheduler, VllmV1, WholeBatches, routing
 from windtunnel.policy.tiers import TierUse
-from windtunnel.reference import unified, vllm_v1, whole_batches
-from windtunnel.reference.batch import StepScheduler
+from windtunnel.reference import unified, whole_batches
 from windtunnel.reference.custom import Custom
 from windtunnel.reference.elastic.roster import PoolOf
 from windtunnel.reference.equal_steps import Rank
@@ -36,11 +35,13 @@ from windtunnel.reference.loop import (
 )
 from windtunnel.reference.pipeline import EagerPipeline, NumberedScheduler, Pipeline, table_passage
 from windtunnel.reference.replica import Group, Step, table_time
-from windtunnel.reference.request import Request
 from windtunnel.reference.routing import Scored, power_of_two, session_affinity
 from windtunnel.reference.sessions import Sessions
 from windtunnel.reference.steady import Seen
 from windtunnel.reference.stores import Port, Shelf, Tiered
+from windtunnel.replay.readable import vllm_v1
+from windtunnel.replay.readable.batch import StepScheduler
+from windtunnel.replay.readable.request import Request
 
 COLUMNS = ("start", "replica", "lane", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
            "waiting", "discarded", "transfer")  # fmt: skip

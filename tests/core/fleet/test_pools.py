@@ -24,7 +24,8 @@ from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover
 from windtunnel.policy.named import Router
 from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Forecast, Foresight, Planner, Thresholds
-from windtunnel.reference import unified, vllm_v1
+from windtunnel.reference import unified
+from windtunnel.replay.readable import vllm_v1
 from windtunnel.simulate.apart_on_reference import run_apart
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))

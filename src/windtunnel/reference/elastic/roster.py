@@ -12,7 +12,7 @@ from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Lives, Loo
 from windtunnel.reference.loop import BATCH_END, FAIL, READY, TICK, Replica, Stage
 from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.request import Request
 
 OFF, STARTING, UP, DRAINING, DOWN = range(5)
 SAID = {STARTING: "starting", DRAINING: "draining", DOWN: "failed"}
