@@ -195,7 +195,7 @@ def compare(client: Client, record: Record, whole: bool) -> None:
         if i in lost:
             continue
         if row["state"] in (IGNORED, REFUSED):
-            assert times == []
+            assert times == [] or row["preemptions"], "vLLM v0 ignores what it cannot compute again"
             continue
         assert (times[0], times[-1], len(times)) == (row["first_token"], row["finish"], row["output"])
     for stall in record.stalls:
