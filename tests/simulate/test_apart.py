@@ -2,7 +2,6 @@
 
 from dataclasses import fields, replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -114,22 +113,6 @@ def test_requests_that_no_decode_replica_ever_takes_are_rejected() -> None:
     tokens = run.manifest["pools"][1]["kv_blocks"] * run.manifest["pools"][1]["block_size"]
     assert tokens < 5000
     assert ((run.requests.status == REJECTED) == (run.requests.prompt_tokens + 3000 > tokens)).all()
-
-
-@pytest.mark.parametrize("preset", ["vllm-0.32", "trtllm-1.0"])
-def test_both_engines_report_the_same_run(preset: str) -> None:
-    workload = replace(generate(Gamma(30.0, 0.5), LENGTHS, 100, seed=6), max_concurrency=12)
-    core = served(pools(preset), workload)
-    with patch("windtunnel.simulate.simulate.beyond_the_tandem", lambda *_: ["everything"]):
-        reference = served(pools(preset), workload)
-    assert "everything: simulated by the reference engine" in " ".join(reference.manifest["warnings"])
-    for name in ("requests", "handovers"):
-        one, other = getattr(core, name), getattr(reference, name)
-        for field in fields(one):
-            assert np.array_equal(getattr(one, field.name), getattr(other, field.name), equal_nan=True), field.name
-    one, other = (run.iteration_times() for run in (core, reference))
-    assert np.array_equal(np.sort(one.start), np.sort(other.start))
-    assert one.duration.sum() == pytest.approx(other.duration.sum(), rel=1e-12)
 
 
 def shared_prefixes(n: int = 120) -> Workload:

@@ -7,11 +7,11 @@ from heapq import heappush
 from math import inf, isnan, nan
 from typing import Protocol
 
+from oracle.loop import BATCH_END, FAIL, READY, TICK, Replica, Stage
+from oracle.pipeline import Pipeline
+from oracle.replica import Group
 from windtunnel.policy import Limits
 from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Lives, Look, PoolLives
-from windtunnel.reference.loop import BATCH_END, FAIL, READY, TICK, Replica, Stage
-from windtunnel.reference.pipeline import Pipeline
-from windtunnel.reference.replica import Group
 from windtunnel.replay.readable.request import Request
 
 OFF, STARTING, UP, DRAINING, DOWN = range(5)
