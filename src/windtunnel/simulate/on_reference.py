@@ -258,16 +258,6 @@ def table_of(requests: list[Request], lane_of: dict[int, int]) -> Any:
     return table
 
 
-def require_known(fleet: Fleet, wanted: list[str]) -> None:
-    """Raise InputError for a scheduler that the reference engine does not have, where something else wants that."""
-    for policy in fleet.policies:
-        if not isinstance(policy, KNOWN):
-            raise InputError(
-                f"{', '.join(wanted)}: simulated by the reference engine, which has no {type(policy).__name__}: leave "
-                "it out, or use an engine or scheduler of vLLM's v1 or TensorRT-LLM"
-            )
-
-
 def require_scheduled(loop: Loop, requests: list[Request], asking: Sequence[object] = ()) -> None:
     """Raise InputError for requests that a scheduler in Python has left; ``asking``: schedulers that have not given
     memory to some."""
