@@ -15,12 +15,12 @@ from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.routing import Routing
 from windtunnel.policy.vllm_v1 import AdmissionOrder, Victim
-from windtunnel.reference.batch import Batch
 from windtunnel.reference.loop import Loop, Replica
 from windtunnel.reference.pipeline import Pipeline, table_passage
 from windtunnel.reference.replica import Group, table_time
-from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.replay.readable.batch import Batch
+from windtunnel.replay.readable.request import Request
+from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.simulate.on_reference import record_of, router_of
 from windtunnel.simulate.run import Iterations
 

@@ -27,8 +27,8 @@ from windtunnel.policy.unified import POLICIES, infermax_grid
 from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
 from windtunnel.reference.pipeline import EagerPipeline, Pipeline, table_passage
 from windtunnel.reference.replica import Group, table_time
-from windtunnel.reference.request import Request
 from windtunnel.reference.unified import Scheduler
+from windtunnel.replay.readable.request import Request
 
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 HINTS = get_type_hints(Policy)

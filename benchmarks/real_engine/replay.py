@@ -9,11 +9,11 @@ import numpy as np
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.policy import Limits
 from windtunnel.policy.vllm_v1 import VERSIONS
-from windtunnel.reference.batch import Batch
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import BatchTime, Group, table_time
-from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.replay.readable.batch import Batch
+from windtunnel.replay.readable.request import Request
+from windtunnel.replay.readable.vllm_v1 import Scheduler
 
 Steps = dict[str, Any]
 """What engine_side wrote of a workload."""

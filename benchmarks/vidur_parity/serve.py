@@ -14,12 +14,12 @@ from benchmarks.vidur_parity.times import StageSeconds
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Passage
 from windtunnel.policy import Limits, Policy
-from windtunnel.reference.batch import Batch
 from windtunnel.reference.loop import Balancer, Loop, Replica, Router, round_robin
 from windtunnel.reference.pipeline import EagerPipeline
 from windtunnel.reference.replica import Group
-from windtunnel.reference.request import Request
 from windtunnel.reference.unified import Scheduler
+from windtunnel.replay.readable.batch import Batch
+from windtunnel.replay.readable.request import Request
 
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.vidur_parity.given import Given
 from windtunnel.errors import InputError
-from windtunnel.reference.batch import Batch
+from windtunnel.replay.readable.batch import Batch
 
 Milliseconds = Callable[[str, tuple[int, ...]], float]
 """Of an operator at a key: (tokens), (batch size, KV) for decodes, (KV, chunk²) for prefills."""

@@ -7,10 +7,10 @@ from windtunnel.core.rebuild import durations
 from windtunnel.optimum.problem import Problem
 from windtunnel.optimum.schedule import Schedule
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.reference.batch import Batch as Step
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.batch import Batch as Step
+from windtunnel.replay.readable.request import Request
 
 
 class Planned:

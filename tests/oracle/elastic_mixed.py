@@ -7,8 +7,8 @@ from windtunnel.reference.elastic.roster import PoolOf, Roster, crews_of
 from windtunnel.reference.loop import Loop, Replica, Router, Stage
 from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
-from windtunnel.reference.request import Request
 from windtunnel.reference.sessions import Sessions
+from windtunnel.replay.readable.request import Request
 
 
 class Elastic(Loop):

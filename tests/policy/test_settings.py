@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits, Sglang, VllmV0, VllmV1, can_ever_run, generated
-from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.replay.readable.request import Request
+from windtunnel.replay.readable.vllm_v1 import Scheduler
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100, num_blocks=10, block_size=16)
 

@@ -6,8 +6,8 @@ from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, Policy
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
-from windtunnel.reference.request import Request
 from windtunnel.reference.unified import Scheduler
+from windtunnel.replay.readable.request import Request
 
 SMALL = Limits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=40, block_size=4)
 

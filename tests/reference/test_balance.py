@@ -13,9 +13,9 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.policy import Limits, Policy, VllmV1
-from windtunnel.reference import vllm_v1
 from windtunnel.reference.replica import Balance, Group
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable import vllm_v1
+from windtunnel.replay.readable.request import Request
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import AllAtOnce, Both, Uniform, generate
 

@@ -15,8 +15,8 @@ from windtunnel.policy.scaling import Autoscale, Failure, Look, OnFailure, Thres
 from windtunnel.reference.elastic.roster import PoolOf
 from windtunnel.reference.loop import Loop, Replica, least_outstanding
 from windtunnel.reference.replica import Group, table_time
-from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.replay.readable.request import Request
+from windtunnel.replay.readable.vllm_v1 import Scheduler
 
 LIMITS = Limits(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=32, block_size=4)
 POLICY = VllmV1(async_scheduling=False)

@@ -19,11 +19,11 @@ from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Passage, StageTimes, linear
 from windtunnel.policy import VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
-from windtunnel.reference.batch import Batch
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.pipeline import Pipeline, table_passage
-from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.replay.readable.batch import Batch
+from windtunnel.replay.readable.request import Request
+from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.replay.recording import Recording
 from windtunnel.replay.vllm_v1 import CONFIG, SINCE_0_32, limits, policy
 from windtunnel.replay.vllm_v1 import VERSIONS as RELEASES

@@ -12,8 +12,8 @@ from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.tiers import Eviction, Tier
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
-from windtunnel.reference.request import Request
 from windtunnel.reference.stores import Port, Shelf, Store, Tiered
+from windtunnel.replay.readable.request import Request
 
 LIMITS = Limits(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, num_blocks=12, block_size=4)
 POLICY = VllmV1(prefix_caching=True, async_scheduling=False)

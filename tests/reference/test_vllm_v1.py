@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracle.vllm_v1_replay import replay
 from replay.handmade_schedules import SMALL, Step, random_recording, recording, request, scheduled, steps
 
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
-from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.replay.readable.request import Request
+from windtunnel.replay.readable.vllm_v1 import Scheduler
+from windtunnel.replay.vllm_v1 import replay_readable as replay
 
 NEWEST = "vllm-0.33"
 

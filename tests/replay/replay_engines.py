@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from oracle import vllm_v1_replay as oracle
-
 from windtunnel.errors import InputError
 from windtunnel.replay import vllm_v1
 from windtunnel.replay.recording import Recording, read_recording
@@ -33,7 +31,7 @@ def lines(replay: Replay, recording: Recording, version: str) -> list[str]:
 
 def check_equal(recording: Recording, version: str, where: str = "") -> list[dict[str, Any]]:
     """Both texts of vLLM v1 write the same lines; returns the records."""
-    reference = lines(oracle.replay, recording, version)
+    reference = lines(vllm_v1.replay_readable, recording, version)
     core = lines(vllm_v1.replay, recording, version)
     for number, (expected, found) in enumerate(zip(reference, core, strict=False)):
         assert found == expected, f"{where} record {number}"

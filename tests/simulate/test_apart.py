@@ -14,6 +14,8 @@ from windtunnel.metrics import summary
 from windtunnel.metrics.handed import TTFT_PARTS
 from windtunnel.model import load_model
 from windtunnel.policy import Sglang, UserScheduler
+from windtunnel.simulate.apart import routers_of
+from windtunnel.simulate.apart_on_reference import run_apart
 from windtunnel.simulate.overheads import INFERENCEX, Overheads
 from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Run
 from windtunnel.simulate.simulate import simulate
@@ -120,9 +122,13 @@ def test_requests_that_no_decode_replica_ever_takes_are_rejected() -> None:
 def test_both_engines_report_the_same_run(preset: str) -> None:
     workload = replace(generate(Gamma(30.0, 0.5), LENGTHS, 100, seed=6), max_concurrency=12)
     core = served(pools(preset), workload)
-    with patch("windtunnel.simulate.simulate.beyond_the_tandem", lambda *_: ["everything"]):
+    routers = routers_of(pools(preset))
+
+    def readable(fleet: Any, demand: Any, _: Any, uniforms: Any, crossing: Any, **__: Any) -> Any:
+        return run_apart(fleet, demand, routers, uniforms, crossing)
+
+    with patch("windtunnel.core.apart.handover.run", readable):
         reference = served(pools(preset), workload)
-    assert "everything: simulated by the reference engine" in " ".join(reference.manifest["warnings"])
     for name in ("requests", "handovers"):
         one, other = getattr(core, name), getattr(reference, name)
         for field in fields(one):

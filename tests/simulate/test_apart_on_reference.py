@@ -34,7 +34,8 @@ from windtunnel.policy.routing import (
     Conductor,
     RouteView,
 )
-from windtunnel.reference import unified, vllm_v1
+from windtunnel.reference import unified
+from windtunnel.replay.readable import vllm_v1
 from windtunnel.simulate.apart_on_reference import run_apart
 from windtunnel.simulate.run import Iterations
 

@@ -14,8 +14,8 @@ from benchmarks.vidur_parity.given import Given, drawn, lengths, read
 from benchmarks.vidur_parity.serve import policy, serve
 from benchmarks.vidur_parity.times import StageSeconds
 from vidur_parity.vidur_rules import Item, Node, run
-from windtunnel.reference.batch import Batch, Scheduled
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.batch import Batch, Scheduled
+from windtunnel.replay.readable.request import Request
 
 RUNS = Path(__file__).parents[3] / "shared" / "vidur" / "reference"
 

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 from windtunnel.errors import InputError
 from windtunnel.policy import Decision, Limits, PythonScheduler
-from windtunnel.reference.batch import Batch, Scheduled
-from windtunnel.reference.request import Request
-from windtunnel.reference.staging import has_room
 from windtunnel.reference.steady import Seen, Steady
+from windtunnel.replay.readable.batch import Batch, Scheduled
+from windtunnel.replay.readable.blocks import has_room
+from windtunnel.replay.readable.request import Request
 
 EVICTIONS = 100
 """Evictions for each request that waits or runs, without a token in between, after which a run cannot end."""

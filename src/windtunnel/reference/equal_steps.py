@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from math import inf
 
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.reference.batch import Batch
 from windtunnel.reference.custom import Custom
 from windtunnel.reference.replica import Group, InFlight, Step, table_time
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.batch import Batch
+from windtunnel.replay.readable.request import Request
 
 MOST = 1 << 16
 """Equal steps that are looked for at once."""

@@ -24,8 +24,8 @@ from windtunnel.reference.loop import (
 )
 from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
-from windtunnel.reference.request import Request
 from windtunnel.reference.staging import Receiver, Staging
+from windtunnel.replay.readable.request import Request
 
 
 @dataclass

@@ -9,8 +9,8 @@ from math import floor, inf
 
 from windtunnel.reference.pipeline import Pipeline
 from windtunnel.reference.replica import Group
-from windtunnel.reference.request import Request
 from windtunnel.reference.sessions import Sessions
+from windtunnel.replay.readable.request import Request
 
 BATCH_END, LEAVES_NIC, TRANSFER_END, HANDED, ARRIVAL, SCHEDULE, ASK_AGAIN, LEASE_ENDS, TIME_OUT, READY, FAIL, TICK = (
     range(12)

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from windtunnel.perf.batch_times import Passage, StageTimes
 from windtunnel.policy import Limits, Settings
-from windtunnel.reference.batch import Batch, Scheduled, StepScheduler
 from windtunnel.reference.replica import Step
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.batch import Batch, Scheduled, StepScheduler
+from windtunnel.replay.readable.request import Request
 
 PassageTime = Callable[[Batch], Passage]
 """Seconds of a batch in each stage and between them."""

@@ -7,8 +7,8 @@ from math import inf, isnan, nextafter
 from typing import NamedTuple, Protocol, cast
 
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.reference.batch import Batch, StepScheduler
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.batch import Batch, StepScheduler
+from windtunnel.replay.readable.request import Request
 
 
 class Balanced(Protocol):

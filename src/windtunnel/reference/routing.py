@@ -9,9 +9,9 @@ import numpy as np
 
 from windtunnel.policy import routing
 from windtunnel.policy.routing import Array, Conductor, RouteView, Routing
-from windtunnel.reference.blocks import Block, CachedBlocks
 from windtunnel.reference.loop import Balancer, Replica, Router, drawn, outstanding
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.blocks import Block, CachedBlocks
+from windtunnel.replay.readable.request import Request
 
 
 def power_of_two(uniforms: list[float]) -> Router:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.request import Request
 
 
 class Sessions:

@@ -1,12 +1,11 @@
 """A decode lane's requests of other lanes: those that ask for memory, and those with memory that wait for a seat."""
 
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 from windtunnel.deployment.handover import Handover
-from windtunnel.reference.batch import StepScheduler
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.batch import StepScheduler
+from windtunnel.replay.readable.request import Request
 
 FEW = 32
 """Seats up to which SGLang takes three times as many requests (disaggregation/decode.py)."""
@@ -26,11 +25,6 @@ class Receiver(StepScheduler, Protocol):
 
     def join(self, request: Request) -> None:
         """Let it decode from the next step on."""
-
-
-def has_room(blocks: Callable[[int], int], request: Request, reserved: int, others: int, free: int) -> bool:
-    """Whether a request fits into so many free blocks, besides ``reserved`` tokens for itself and for each other."""
-    return blocks(request.num_tokens) + blocks(reserved) * (others + 1) <= free
 
 
 class Staging:

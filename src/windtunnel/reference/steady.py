@@ -10,8 +10,8 @@ from dataclasses import fields
 from heapq import heappop, heappush
 from typing import Any
 
-from windtunnel.reference.batch import Batch
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.batch import Batch
+from windtunnel.replay.readable.request import Request
 
 
 class Clock:

@@ -6,10 +6,10 @@ from typing import Any
 
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.tiers import Tier
-from windtunnel.reference.batch import Batch
-from windtunnel.reference.blocks import Block, Keys
-from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.replay.readable.batch import Batch
+from windtunnel.replay.readable.blocks import Block, Keys
+from windtunnel.replay.readable.request import Request
+from windtunnel.replay.readable.vllm_v1 import Scheduler
 
 
 class Store:

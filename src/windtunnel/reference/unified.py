@@ -4,9 +4,9 @@ from collections import deque
 
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits, Policy
-from windtunnel.reference.batch import Batch
-from windtunnel.reference.request import Request
 from windtunnel.reference.unified_queue import Door, Queue, declared_output
+from windtunnel.replay.readable.batch import Batch
+from windtunnel.replay.readable.request import Request
 
 Chunks = list[tuple[Request, int]]
 

@@ -4,8 +4,8 @@ from bisect import insort
 from collections.abc import Callable
 
 from windtunnel.policy import Limits, Policy
-from windtunnel.reference.batch import Batch
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.batch import Batch
+from windtunnel.replay.readable.request import Request
 
 KEYS: dict[str, Callable[[Request, int], float]] = {
     "priority": lambda request, _: request.priority,

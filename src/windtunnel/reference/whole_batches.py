@@ -3,8 +3,8 @@
 from collections import deque
 
 from windtunnel.policy import Limits, WholeBatches
-from windtunnel.reference.batch import Batch, Scheduled
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.batch import Batch, Scheduled
+from windtunnel.replay.readable.request import Request
 
 
 class Scheduler:

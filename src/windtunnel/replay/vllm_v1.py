@@ -9,8 +9,10 @@ from windtunnel.errors import InputError, unknown
 from windtunnel.policy import Limits, VllmV1, can_ever_run
 from windtunnel.policy.vllm_v1 import VERSIONS as RULES
 from windtunnel.replay.loop import Decision, Loop, Record, Scheduler, Step, linear, seconds_of
+from windtunnel.replay.readable.encoder import EncoderLimits
 from windtunnel.replay.recording import TICKS_PER_SECOND, Recording, coefficients, known
 from windtunnel.replay.vllm_v1_core import Core
+from windtunnel.replay.vllm_v1_readable import Readable, speculation
 
 VERSIONS = {
     "vllm-0.33": "0.33.0",
@@ -51,6 +53,8 @@ CONFIG: Record = {
 
 ADDITIONS = {"spec", "prefill_schedule_interval", "max_loras", "encoder_cache_size"}
 """Settings that a later recorder knows, whose summary has no ``ttft``."""
+NOT_IN_THE_CORE = {"spec", "encoder_compute_budget", "encoder_cache_size", "disable_chunked_mm_input"}
+"""Settings of drafts and of the encoder, which only the scheduler as plain objects knows."""
 
 
 def limits(config: Mapping[str, Any]) -> Limits:
@@ -110,20 +114,40 @@ def replay(recording: Recording, version: str) -> Iterator[Record]:
     If the scheduler can never go on, a record of type ``stuck`` comes last: two requests of equal priority and arrival
     may preempt each other for ever.
 
+    The compiled core decides, or, where there are drafts that steps verify or inputs of an encoder, the scheduler as
+    plain objects.
+
     Args:
         recording: what arrives, and the settings.
         version: a name in VERSIONS, whose rules hold. A setting that the version does not know is without effect.
 
     Raises:
-        InputError: an unknown version or setting, a request that can never run, or what is not simulated step by step:
-            drafts that steps verify, and inputs of an encoder.
+        InputError: an unknown version or setting, or a request that can never run.
     """
+    if recording.config.keys() & NOT_IN_THE_CORE or any(row.images for row in recording.requests):
+        yield from replay_readable(recording, version)
+        return
     room, rules = settings_of(recording, version)
-    if (recording.config.get("spec") or {}).get("k"):
-        raise InputError("spec: drafts that steps verify are not replayed: leave it out, or k=0")
-    if any(row.images for row in recording.requests):
-        raise InputError("images: inputs of an encoder are not replayed: leave them out")
     yield from records(Core(recording, room, rules), recording, version, rules)
+
+
+def replay_readable(recording: Recording, version: str) -> Iterator[Record]:
+    """As ``replay``, by the scheduler as plain objects: some thousand steps a second."""
+    room, rules = settings_of(recording, version)
+    config = config_of(recording)
+    drafting = speculation(recording.config.get("spec"), recording)
+    budgets = (config["encoder_compute_budget"], config["encoder_cache_size"])
+    encoder = EncoderLimits(*budgets, config["disable_chunked_mm_input"], shift=int(drafting.drops_last_hit))
+    one = Readable(recording, room, rules, drafting, encoder)
+    encodes = "encoder_cache_size" in recording.config
+    yield from records(
+        one,
+        recording,
+        version,
+        rules,
+        decided=lambda _: one.encoded if encodes else {},
+        ended=lambda: one.outcome if drafting.num_speculative_tokens else {},
+    )
 
 
 def settings_of(recording: Recording, version: str) -> tuple[Limits, VllmV1]:

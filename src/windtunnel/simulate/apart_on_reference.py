@@ -1,4 +1,4 @@
-"""Prefill and decode pools on the reference engine, for what the core's loop over both lacks: takes what that takes and
+"""Prefill and decode pools on the reference engine, which tests compare the core with: takes what that takes and
 returns its record. ``core.apart.handover`` says what stands in it."""
 
 from dataclasses import replace
@@ -13,7 +13,6 @@ from windtunnel.core.apart.handover import Crossing, Handed, of_role, pools_of, 
 from windtunnel.core.apart.link import HANDED
 from windtunnel.core.engine import Demand, Fleet, Floats
 from windtunnel.core.records import NONE, STALL, records
-from windtunnel.policy import UserScheduler
 from windtunnel.policy.named import Router
 from windtunnel.reference import handover as reference
 from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness
@@ -36,15 +35,6 @@ from windtunnel.simulate.on_reference import (
 )
 
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
-
-
-def beyond_the_tandem(fleet: Fleet) -> list[str]:
-    """What keeps prefill and decode pools from the core's loop over both; nothing for most."""
-    names: set[str] = set()
-    asked = any(isinstance(policy, UserScheduler) for policy in fleet.policies)
-    names |= {"autoscaling"} if any(fleet.scaling) and asked else set()
-    names |= {"faults"} if fleet.failures and asked else set()
-    return sorted(names)
 
 
 def run_apart(

@@ -19,8 +19,7 @@ from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import BatchTimes, StageTimes
 from windtunnel.policy import Limits, Policy, UserScheduler, VllmV1, WholeBatches, routing
 from windtunnel.policy.tiers import TierUse
-from windtunnel.reference import unified, vllm_v1, whole_batches
-from windtunnel.reference.batch import StepScheduler
+from windtunnel.reference import unified, whole_batches
 from windtunnel.reference.custom import Custom
 from windtunnel.reference.elastic.roster import PoolOf
 from windtunnel.reference.equal_steps import Rank
@@ -36,11 +35,13 @@ from windtunnel.reference.loop import (
 )
 from windtunnel.reference.pipeline import EagerPipeline, NumberedScheduler, Pipeline, table_passage
 from windtunnel.reference.replica import Group, Step, table_time
-from windtunnel.reference.request import Request
 from windtunnel.reference.routing import Scored, power_of_two, session_affinity
 from windtunnel.reference.sessions import Sessions
 from windtunnel.reference.steady import Seen
 from windtunnel.reference.stores import Port, Shelf, Tiered
+from windtunnel.replay.readable import vllm_v1
+from windtunnel.replay.readable.batch import StepScheduler
+from windtunnel.replay.readable.request import Request
 
 COLUMNS = ("start", "replica", "lane", "steps", "decodes", "kv_tokens", "chunk_tokens", "chunk_context", "used_blocks",
            "waiting", "discarded", "transfer")  # fmt: skip
@@ -255,16 +256,6 @@ def table_of(requests: list[Request], lane_of: dict[int, int]) -> Any:
     table["lane"] = [lane_of.get(request.id, NONE) for request in requests]
     table["state"] = [REFUSED if request.refused else GONE if request.finished else 0 for request in requests]
     return table
-
-
-def require_known(fleet: Fleet, wanted: list[str]) -> None:
-    """Raise InputError for a scheduler that the reference engine does not have, where something else wants that."""
-    for policy in fleet.policies:
-        if not isinstance(policy, KNOWN):
-            raise InputError(
-                f"{', '.join(wanted)}: simulated by the reference engine, which has no {type(policy).__name__}: leave "
-                "it out, or use an engine or scheduler of vLLM's v1 or TensorRT-LLM"
-            )
 
 
 def require_scheduled(loop: Loop, requests: list[Request], asking: Sequence[object] = ()) -> None:

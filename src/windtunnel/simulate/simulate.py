@@ -34,10 +34,8 @@ from windtunnel.simulate.apart import (
     handovers_of,
     routers_of,
 )
-from windtunnel.simulate.apart_on_reference import beyond_the_tandem, run_apart
 from windtunnel.simulate.looks import seen_late
 from windtunnel.simulate.notes import about_load, about_the_unfinished
-from windtunnel.simulate.on_reference import require_known
 from windtunnel.simulate.overheads import ENGINE_CLOCK, ClientPath, Overheads, at_client, at_engine
 from windtunnel.simulate.run import (
     ABORTED,
@@ -148,25 +146,18 @@ def _record(
     seed: int,
     between: tuple[handover.Crossing, Sending] | None,
 ) -> tuple[Record, list[str]]:
-    """What happened, and what to say of it; prefill and decode pools may have rules that only the reference engine
-    has."""
+    """What happened, and what to say of it."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
-    beyond = beyond_the_tandem(fleet) if between else []
-    slow = ", ".join(beyond)
-    said = [f"{slow}: simulated by the reference engine, which takes its time"] * bool(slow)
-    if beyond:
-        require_known(fleet, beyond)
+    changes = any(fleet.scaling) or bool(fleet.failures)
     if between:
         crossing, sending = between
         asked = routers[1].route_score, routers[1].routing
-        if beyond:
-            handed = run_apart(fleet, demand, routers, uniforms, crossing, sending)
-        elif any(fleet.scaling) or fleet.failures:
+        if changes:
             handed = run_pools(fleet, demand, numbers, uniforms, crossing, sending, decode_router=asked)
         else:
             handed = handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked)
-        return handed, said + about_waits(crossing.rules, handed)
-    run = run_service if any(fleet.scaling) or fleet.failures else run_core
+        return handed, about_waits(crossing.rules, handed)
+    run = run_service if changes else run_core
     return run(fleet, demand, numbers[0], uniforms[0]), []
 
 

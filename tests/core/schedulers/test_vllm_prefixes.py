@@ -11,8 +11,8 @@ from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.reference.loop import Loop, Replica, round_robin
 from windtunnel.reference.replica import Group, table_time
-from windtunnel.reference.request import Request
-from windtunnel.reference.vllm_v1 import Scheduler
+from windtunnel.replay.readable.request import Request
+from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.workload.traces import load_trace
 from windtunnel.workload.transforms import head
 

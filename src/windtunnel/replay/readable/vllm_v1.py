@@ -5,12 +5,11 @@ from collections import deque
 from collections.abc import Iterable
 
 from windtunnel.policy import Limits, VllmV1
-from windtunnel.reference.additions.encoder import Encoder, EncoderLimits
-from windtunnel.reference.additions.speculation import Speculation
-from windtunnel.reference.batch import Batch
-from windtunnel.reference.blocks import Block, Blocks, CachedBlocks, CountedBlocks
-from windtunnel.reference.request import Request
-from windtunnel.reference.staging import has_room
+from windtunnel.replay.readable.batch import Batch
+from windtunnel.replay.readable.blocks import Block, Blocks, CachedBlocks, CountedBlocks, has_room
+from windtunnel.replay.readable.encoder import Encoder, EncoderLimits
+from windtunnel.replay.readable.request import Request
+from windtunnel.replay.readable.speculation import Speculation
 
 WITHOUT, TEXT_ALONE = Speculation(), EncoderLimits()
 LONG_AGO = -(1 << 60)

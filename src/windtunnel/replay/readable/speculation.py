@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from windtunnel.errors import InputError
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.request import Request
 
 DRAFT_SLOTS = {"ngram": 0, "eagle": 0, "draft_model": 1}
 """Method → places of the budget that drafting takes for each request (max_num_new_slots_for_drafting)."""

@@ -1,17 +1,16 @@
-"""A recording replayed by the readable text of vLLM's v1 scheduler, which alone has drafts and encoder inputs."""
+"""The readable text of vLLM's v1 scheduler as the scheduler of a replay: it has drafts and encoder inputs."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any
 
 from windtunnel.policy import Limits, VllmV1, generated
-from windtunnel.reference.additions.encoder import EncoderLimits
-from windtunnel.reference.additions.speculation import Speculation, proposes_none
-from windtunnel.reference.request import Image, Request
-from windtunnel.reference.vllm_v1 import Scheduler
 from windtunnel.replay.loop import Decision, Part, Record, interval_words
+from windtunnel.replay.readable.encoder import EncoderLimits
+from windtunnel.replay.readable.request import Image, Request
+from windtunnel.replay.readable.speculation import Speculation, proposes_none
+from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.replay.recording import Recording, known
-from windtunnel.replay.vllm_v1 import config_of, records, settings_of
 
 
 class Readable:
@@ -115,25 +114,6 @@ class Readable:
 
 def _numbers(requests: Iterable[Request]) -> list[int]:
     return [request.id for request in requests]
-
-
-def replay(recording: Recording, version: str) -> Iterator[Record]:
-    """See ``windtunnel.replay.vllm_v1.replay``."""
-    room, rules = settings_of(recording, version)
-    config = config_of(recording)
-    drafting = speculation(recording.config.get("spec"), recording)
-    budgets = (config["encoder_compute_budget"], config["encoder_cache_size"])
-    encoder = EncoderLimits(*budgets, config["disable_chunked_mm_input"], shift=int(drafting.drops_last_hit))
-    one = Readable(recording, room, rules, drafting, encoder)
-    encodes = "encoder_cache_size" in recording.config
-    yield from records(
-        one,
-        recording,
-        version,
-        rules,
-        decided=lambda _: one.encoded if encodes else {},
-        ended=lambda: one.outcome if drafting.num_speculative_tokens else {},
-    )
 
 
 SPECULATION: Record = {"k": 0, "method": "ngram", "accept": 0.0, "propose": 1.0}

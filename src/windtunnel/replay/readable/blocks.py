@@ -1,10 +1,11 @@
 """KV blocks of one scheduler: counted, or with a prefix cache (vllm/v1/core/block_pool.py, kv_cache_manager.py)."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from windtunnel.reference.request import Request
+from windtunnel.replay.readable.request import Request
 
 
 @dataclass(eq=False)
@@ -183,3 +184,8 @@ class Keys:
     def forget(self, request: Request) -> None:
         """Keep no list for a request; its blocks would get the same numbers again."""
         self.of_request.pop(request, None)
+
+
+def has_room(blocks: Callable[[int], int], request: Request, reserved: int, others: int, free: int) -> bool:
+    """Whether a request fits into so many free blocks, besides ``reserved`` tokens for itself and for each other."""
+    return blocks(request.num_tokens) + blocks(reserved) * (others + 1) <= free

@@ -1,1 +1,0 @@
-"""What few of vLLM's servers turn on: drafts, and inputs that an encoder reads."""
