@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.apart_records import run_apart
 
 from windtunnel.deployment import Deployment, Engine, Pool, Store, find_handover, find_link, usual_handover
 from windtunnel.errors import InputError
@@ -13,6 +14,7 @@ from windtunnel.metrics import summary
 from windtunnel.metrics.handed import TTFT_PARTS
 from windtunnel.model import load_model
 from windtunnel.policy import Sglang, UserScheduler
+from windtunnel.simulate.apart import routers_of
 from windtunnel.simulate.overheads import INFERENCEX, Overheads
 from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Run
 from windtunnel.simulate.simulate import simulate
@@ -113,6 +115,26 @@ def test_requests_that_no_decode_replica_ever_takes_are_rejected() -> None:
     tokens = run.manifest["pools"][1]["kv_blocks"] * run.manifest["pools"][1]["block_size"]
     assert tokens < 5000
     assert ((run.requests.status == REJECTED) == (run.requests.prompt_tokens + 3000 > tokens)).all()
+
+
+@pytest.mark.parametrize("preset", ["vllm-0.32", "trtllm-1.0"])
+def test_both_engines_report_the_same_run(preset: str) -> None:
+    workload = replace(generate(Gamma(30.0, 0.5), LENGTHS, 100, seed=6), max_concurrency=12)
+    core = served(pools(preset), workload)
+    routers = routers_of(pools(preset))
+
+    def readable(fleet: Any, demand: Any, _: Any, uniforms: Any, crossing: Any, **__: Any) -> Any:
+        return run_apart(fleet, demand, routers, uniforms, crossing)
+
+    with patch("windtunnel.core.apart.handover.run", readable):
+        reference = served(pools(preset), workload)
+    for name in ("requests", "handovers"):
+        one, other = getattr(core, name), getattr(reference, name)
+        for field in fields(one):
+            assert np.array_equal(getattr(one, field.name), getattr(other, field.name), equal_nan=True), field.name
+    one, other = (run.iteration_times() for run in (core, reference))
+    assert np.array_equal(np.sort(one.start), np.sort(other.start))
+    assert one.duration.sum() == pytest.approx(other.duration.sum(), rel=1e-12)
 
 
 def shared_prefixes(n: int = 120) -> Workload:

@@ -81,7 +81,7 @@ class Fleet:
     tiers: tuple[tuple[Tier, ...], ...] = ()
     """Stores of KV behind each pool, the fastest first; (): none."""
     scaling: tuple[Autoscale | None, ...] = ()
-    """What starts and stops the replicas of each pool; (): nothing. See ``core.fleet``, also for faults."""
+    """What starts and stops the replicas of each pool; (): nothing."""
     failures: tuple[Failure, ...] = ()
     """In order of time."""
     on_failure: str = "retry"

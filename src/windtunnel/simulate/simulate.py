@@ -148,15 +148,16 @@ def _record(
 ) -> tuple[Record, list[str]]:
     """What happened, and what to say of it."""
     uniforms, numbers = router_stream(seed).random((2, len(demand.arrival))), (routers[0].number, routers[1].number)
+    changes = any(fleet.scaling) or bool(fleet.failures)
     if between:
         crossing, sending = between
         asked = routers[1].route_score, routers[1].routing
-        if any(fleet.scaling) or fleet.failures:
+        if changes:
             handed = run_pools(fleet, demand, numbers, uniforms, crossing, sending, decode_router=asked)
         else:
             handed = handover.run(fleet, demand, numbers, uniforms, crossing, decode_router=asked)
         return handed, about_waits(crossing.rules, handed)
-    run = run_service if any(fleet.scaling) or fleet.failures else run_core
+    run = run_service if changes else run_core
     return run(fleet, demand, numbers[0], uniforms[0]), []
 
 

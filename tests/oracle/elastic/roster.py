@@ -163,7 +163,9 @@ class Roster:
         loop has nothing to do."""
         if self.left == 0 and kind in (READY, FAIL, TICK):
             return True
-        self.now = time
+        lost = kind == BATCH_END and not self._ends_now(who, time)
+        if self.left > 0 or (kind == BATCH_END and not lost):  # what waits for nobody any more is not part of the run
+            self.now = time
         if kind == TICK:
             self._tick(who, time)
         elif kind == FAIL:
@@ -171,7 +173,7 @@ class Roster:
         elif kind == READY:
             self._ready(who, time)
         else:
-            return kind == BATCH_END and not self._ends_now(who, time)
+            return lost
         return True
 
     def _ends_now(self, group: int, time: float) -> bool:

@@ -27,6 +27,7 @@ from windtunnel.core.schedulers.user_asking import (
     OK,
     RAISED,
     WENT,
+    WHAT_IS_NOTED,
     WHETHER_TAKEN,
     Asked,
     call_python,
@@ -268,6 +269,8 @@ def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:  # noqa: ARG0
     request.context, request.computed, request.blocks = 0, 0, 0
     lane.holding, lane.wants_hold = 0, min(lane.wants_hold, 0)  # nor what was decided before it is carried out
     note(state.own.went, state.own.numbers, WENT, lane, r, request.lane)
+    if lane.asks == OBJECTS or lane.chooses == 1:  # it may get memory here again before the next question
+        call_python(state.own.call[0], WHAT_IS_NOTED, 0, 0.0, 0, 0)
 
 
 @part

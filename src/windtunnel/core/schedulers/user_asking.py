@@ -28,9 +28,9 @@ from windtunnel.core.schedulers.user_columns import LIMIT_COLUMNS, address_of
 from windtunnel.errors import InputError
 from windtunnel.policy import Decision, Limits, UserScheduler
 
-OBJECTS, IN_COLUMNS, MACHINE_CODE, WHETHER_TAKEN = range(4)
+OBJECTS, IN_COLUMNS, MACHINE_CODE, WHETHER_TAKEN, WHAT_IS_NOTED = range(5)
 """How a scheduler is asked: with objects, with columns in Python, with columns in machine code; what is asked of one
-beside its decisions."""
+beside its decisions; that Python is to read what compiled code has noted."""
 
 NAMED, EVICTED, HOLD, CAME, SAT, WENT, BESIDE, BROKEN, WHICH, VALUE, LIMIT, ASKED, COUNT = range(13)
 """Entries of ``Own.numbers``: how many requests a decision names and evicts, whether it is to be held; how many have
@@ -185,6 +185,9 @@ class Asked:
     def call(self, what: int, lane: int, now: float, first: int, second: int) -> int:
         """What compiled code calls: yes or no, or −1 where something was raised, which is kept until the run ends."""
         try:
+            if what == WHAT_IS_NOTED:
+                self._read()
+                return 0
             self.now, self.lane = now, lane & ((1 << LANE_BITS) - 1)
             if what == OBJECTS:
                 return self.decide(lane, now, first, second)
@@ -337,6 +340,7 @@ class Asked:
 
     def renew(self, r: int) -> None:
         """Another request than before stands in a row: it has a view of its own."""
+        self._read()
         number = self.requests["id"][r : r + 1]
         self.ids[r] = number[0]
         if self.views:
