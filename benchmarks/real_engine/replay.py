@@ -1,4 +1,4 @@
-"""The reference engine on the real engine's workload: with its own step times, or with any others."""
+"""The oracle on the real engine's workload: with its own step times, or with any others."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Vidur's run again on the reference engine: its scheduler as a Policy, its routers as functions."""
+"""Vidur's run again on the oracle: its scheduler as a Policy, its routers as functions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +113,7 @@ class Formed:
 
 @dataclass
 class Served:
-    """What the reference engine did."""
+    """What the oracle did."""
 
     requests: list[Request]
     batches: list[Formed] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
