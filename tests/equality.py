@@ -1,4 +1,4 @@
-"""Random cases for the comparison of the reference engine with the compiled core, and what has to be equal."""
+"""Random cases for the comparison of the oracle with the compiled core, and what has to be equal."""
 
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -7,6 +7,10 @@ from typing import Any, get_args
 import numpy as np
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
+from oracle.loop import Loop, Replica
+from oracle.mixed_records import record_of, router_of
+from oracle.pipeline import Pipeline, table_passage
+from oracle.replica import Group, table_time
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
@@ -15,13 +19,9 @@ from windtunnel.perf.batch_times import BatchTimes, StageTimes, Times, linear
 from windtunnel.policy import Limits, VllmV1, can_ever_run, generated
 from windtunnel.policy.routing import Routing
 from windtunnel.policy.vllm_v1 import AdmissionOrder, Victim
-from windtunnel.reference.loop import Loop, Replica
-from windtunnel.reference.pipeline import Pipeline, table_passage
-from windtunnel.reference.replica import Group, table_time
 from windtunnel.replay.readable.batch import Batch
 from windtunnel.replay.readable.request import Request
 from windtunnel.replay.readable.vllm_v1 import Scheduler
-from windtunnel.simulate.on_reference import record_of, router_of
 from windtunnel.simulate.run import Iterations
 
 ORDERS, VICTIMS = get_args(AdmissionOrder), get_args(Victim)
@@ -310,7 +310,7 @@ def by_core(case: Case, jumps: bool = True) -> Record:
 
 
 def requests_of(case: Case) -> list[Request]:
-    """The requests of a case, for the reference engine."""
+    """The requests of a case, for the oracle."""
     offsets, values = case.hash_ids
     requests = []
     for i, (arrival, prompt, output) in enumerate(zip(case.arrival, case.prompt, case.output, strict=True)):
@@ -332,7 +332,7 @@ def requests_of(case: Case) -> list[Request]:
 
 
 def replica_of(case: Case) -> Replica:
-    """One replica of a case, for the reference engine."""
+    """One replica of a case, for the oracle."""
     ranks = [Impatient(case.limits, case.policy) for _ in range(case.lanes)]
     if isinstance(case.times, StageTimes):
         passage = table_passage(case.times)
@@ -344,7 +344,7 @@ def replica_of(case: Case) -> Replica:
 
 
 def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
-    """The case on the reference engine.
+    """The case on the oracle.
 
     Raises:
         StuckError: requests preempt each other for ever.

@@ -1,4 +1,4 @@
-"""Random cases of the unified scheduler, for the comparison of the reference engine with the compiled core."""
+"""Random cases of the unified scheduler, for the comparison of the oracle with the compiled core."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
@@ -17,6 +17,10 @@ from equality import (
 )
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
+from oracle.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
+from oracle.pipeline import EagerPipeline, Pipeline, table_passage
+from oracle.replica import Group, table_time
+from oracle.schedulers.unified import Scheduler
 
 from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.records import GONE, REFUSED
@@ -24,10 +28,6 @@ from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import StageTimes, Times
 from windtunnel.policy import Limits, Policy, can_ever_run, generated
 from windtunnel.policy.unified import POLICIES, infermax_grid
-from windtunnel.reference.loop import Loop, Replica, Router, least_outstanding, random_choice, round_robin, vllm_dp
-from windtunnel.reference.pipeline import EagerPipeline, Pipeline, table_passage
-from windtunnel.reference.replica import Group, table_time
-from windtunnel.reference.unified import Scheduler
 from windtunnel.replay.readable.request import Request
 
 RELAXED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -280,7 +280,7 @@ def by_core(case: Case, jumps: bool = True) -> Record:
 
 
 def by_reference(case: Case) -> tuple[list[Request], list[Replica]]:
-    """The case on the reference engine.
+    """The case on the oracle.
 
     Raises:
         StuckError: requests of a pipeline evict each other for ever.

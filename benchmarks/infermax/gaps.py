@@ -60,7 +60,7 @@ def problem(kind: str, requests: int) -> Problem:
 def certified(served: Problem, objective: Objective, seconds: float) -> tuple[float, str, str]:
     """(Gap, what the bound is by, what the schedule is by).
 
-    Of very many requests only searched schedules are looked at: the reference engine would simulate each for minutes.
+    Of very many requests only searched schedules are looked at.
     """
     if len(served) <= MOST_REQUESTS:
         found = certify(served, objective, program="none", seconds=seconds)

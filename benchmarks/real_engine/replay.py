@@ -1,16 +1,16 @@
-"""The reference engine on the real engine's workload: with its own step times, or with any others."""
+"""The oracle on the real engine's workload: with its own step times, or with any others."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from oracle.loop import Loop, Replica, round_robin
+from oracle.replica import BatchTime, Group, table_time
 
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.policy import Limits
 from windtunnel.policy.vllm_v1 import VERSIONS
-from windtunnel.reference.loop import Loop, Replica, round_robin
-from windtunnel.reference.replica import BatchTime, Group, table_time
 from windtunnel.replay.readable.batch import Batch
 from windtunnel.replay.readable.request import Request
 from windtunnel.replay.readable.vllm_v1 import Scheduler

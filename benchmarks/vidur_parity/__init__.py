@@ -1,1 +1,1 @@
-"""Parity with Vidur: its runs again on the reference engine, with its tables and its scheduler's rules."""
+"""Parity with Vidur: its runs again on the oracle, with its tables and its scheduler's rules."""

@@ -1,7 +1,7 @@
 """Parity with Vidur: ``python -m benchmarks.vidur_parity FOLDER... [--perf profile:FOLDER]``.
 
 A folder holds a run of Vidur: config.json, requests.csv, batches.csv and tables.npz, as ../shared/vidur/reference does.
-It runs again on the reference engine, with a ``Policy`` for its scheduler and batch times from its own tables: every
+It runs again on the oracle, with a ``Policy`` for its scheduler and batch times from its own tables: every
 batch time must agree within 1e-9 of itself, and every request's first token and end within 1e-6 s. With ``--perf`` the
 times come from estimators trained on that folder of Vidur's profile instead, and the mean end-to-end latency must agree
 within 2 %. The exit code is 1 if anything does not.

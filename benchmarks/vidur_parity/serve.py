@@ -1,4 +1,4 @@
-"""Vidur's run again on the reference engine: its scheduler as a Policy, its routers as functions."""
+"""Vidur's run again on the oracle: its scheduler as a Policy, its routers as functions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from oracle.loop import Balancer, Loop, Replica, Router, round_robin
+from oracle.pipeline import EagerPipeline
+from oracle.replica import Group
+from oracle.schedulers.unified import Scheduler
 
 from benchmarks.vidur_parity.given import Given, lengths, num_blocks, slots
 from benchmarks.vidur_parity.times import StageSeconds
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Passage
 from windtunnel.policy import Limits, Policy
-from windtunnel.reference.loop import Balancer, Loop, Replica, Router, round_robin
-from windtunnel.reference.pipeline import EagerPipeline
-from windtunnel.reference.replica import Group
-from windtunnel.reference.unified import Scheduler
 from windtunnel.replay.readable.batch import Batch
 from windtunnel.replay.readable.request import Request
 
@@ -113,7 +113,7 @@ class Formed:
 
 @dataclass
 class Served:
-    """What the reference engine did."""
+    """What the oracle did."""
 
     requests: list[Request]
     batches: list[Formed] = field(default_factory=list)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from windtunnel.scenario.compare import compare
     from windtunnel.scenario.grid import grid
     from windtunnel.scenario.simulate import simulate
+    from windtunnel.scenario.streamed import stream
     from windtunnel.scenario.sweep import sweep
     from windtunnel.simulate.run import Run
     from windtunnel.simulate.try_out import Ask, printing, step

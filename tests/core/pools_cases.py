@@ -9,6 +9,10 @@ from equality import cases as vllm_cases
 from equality_unified import Impatient as ImpatientUnified
 from equality_unified import cases as unified_cases
 from hypothesis import strategies as st
+from oracle import handover as reference
+from oracle.loop import Replica, least_outstanding, round_robin, vllm_dp
+from oracle.mixed_records import record_of, requests_of
+from oracle.replica import Group, table_time
 
 from windtunnel.core.apart.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
@@ -16,10 +20,6 @@ from windtunnel.core.records import GONE
 from windtunnel.deployment import HANDOVERS, Handover, Link
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, Settings, VllmV1, can_ever_run
-from windtunnel.reference import handover as reference
-from windtunnel.reference.loop import Replica, least_outstanding, round_robin, vllm_dp
-from windtunnel.reference.replica import Group, table_time
-from windtunnel.simulate.on_reference import record_of, requests_of
 
 ROUTERS = {0: round_robin, 2: least_outstanding, 3: vllm_dp}
 ROLES = ("prefill", "decode")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.apart_records import run_apart
 from oracle.old_loops import run as old
 
 from core.loop_cases import HANDING, MIXED, Case, handing_case, merged, mixed_case, unlike, with_contents
@@ -25,7 +26,6 @@ from windtunnel.policy.routing import (
     DynamoKv,
     PrefixAware,
 )
-from windtunnel.simulate.apart_on_reference import run_apart
 
 TESTS = Path(__file__).parents[1]
 QUICK, MANY = 12, 2000

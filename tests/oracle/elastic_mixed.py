@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
+from oracle.elastic.roster import PoolOf, Roster, crews_of
+from oracle.loop import Loop, Replica, Router, Stage
+from oracle.pipeline import Pipeline
+from oracle.replica import Group
+from oracle.sessions import Sessions
 from windtunnel.policy.scaling import Failure, Lives
-from windtunnel.reference.elastic.roster import PoolOf, Roster, crews_of
-from windtunnel.reference.loop import Loop, Replica, Router, Stage
-from windtunnel.reference.pipeline import Pipeline
-from windtunnel.reference.replica import Group
-from windtunnel.reference.sessions import Sessions
 from windtunnel.replay.readable.request import Request
 
 

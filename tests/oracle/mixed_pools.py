@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 
 from oracle.elastic_mixed import Elastic
-from windtunnel.core.engine import Demand, Fleet, Record
-from windtunnel.reference.loop import Loop
-from windtunnel.reference.stores import Shelf
-from windtunnel.simulate.on_reference import (
+from oracle.loop import Loop
+from oracle.mixed_records import (
     clients_of,
     maker,
     no_collection,
@@ -20,6 +18,8 @@ from windtunnel.simulate.on_reference import (
     router_of,
     used_tiers,
 )
+from oracle.stores import Shelf
+from windtunnel.core.engine import Demand, Fleet, Record
 
 
 def run_policies(fleet: Fleet, demand: Demand, router: int, uniforms: Any) -> Record:

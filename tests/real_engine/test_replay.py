@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.replica import table_time
 
 from benchmarks.real_engine.fitted import step_times
 from benchmarks.real_engine.replay import LIMITS, _served, differing_step, means, restarts
 from windtunnel.perf.batch_times import linear
-from windtunnel.reference.replica import table_time
 
 TIMES = linear(
     0.01,

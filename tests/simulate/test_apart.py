@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from oracle.apart_records import run_apart
 
 from windtunnel.deployment import Deployment, Engine, Pool, Store, find_handover, find_link, usual_handover
 from windtunnel.errors import InputError
@@ -15,7 +16,6 @@ from windtunnel.metrics.handed import TTFT_PARTS
 from windtunnel.model import load_model
 from windtunnel.policy import Sglang, UserScheduler
 from windtunnel.simulate.apart import routers_of
-from windtunnel.simulate.apart_on_reference import run_apart
 from windtunnel.simulate.overheads import INFERENCEX, Overheads
 from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Run
 from windtunnel.simulate.simulate import simulate

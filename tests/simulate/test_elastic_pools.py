@@ -10,6 +10,7 @@ from core.pools_cases import equal_requests, tandem
 from equality import RELAXED, cases, demand_of, fleet_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle.apart_records import run_apart
 from oracle.mixed_pools import run_policies
 
 import windtunnel as wt
@@ -34,7 +35,6 @@ from windtunnel.policy.routing import (
     RouteView,
 )
 from windtunnel.policy.scaling import Autoscale, Failure, Look
-from windtunnel.simulate.apart_on_reference import run_apart
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 CACHED = VllmV1(async_scheduling=False, prefix_caching=True)

@@ -12,6 +12,8 @@ from core.fleet.test_pools import RULES, waits
 from core.pools_cases import assert_nothing_is_left, equal_requests, links, rules, tandem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import apart_records
+from oracle import handover as reference
 
 from simulate.test_python_schedulers import FirstComeFirstServed, Requests, times
 from windtunnel.core.apart.handover import Crossing, Handed, run
@@ -23,8 +25,6 @@ from windtunnel.policy import Decision, Limits, RequestView, Settings, UserSched
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import LEAST_OUTSTANDING, ROUND_ROBIN
 from windtunnel.policy.scaling import Autoscale, Failure
-from windtunnel.reference import handover as reference
-from windtunnel.simulate import apart_on_reference
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 EQUAL = ("scheduled", "first_token", "finish", "preemptions", "lane", "output", "state")
@@ -75,7 +75,7 @@ def handed(fleet: Fleet, demand: Demand, crossing: Crossing = PULL, router: int 
 
 def by_reference(fleet: Fleet, demand: Demand, crossing: Crossing = PULL, router: int = ROUND_ROBIN) -> Handed:
     both, uniforms = Router(router), np.zeros((2, len(demand.arrival)))
-    return apart_on_reference.run_apart(fleet, demand, (both, both), uniforms, crossing)
+    return apart_records.run_apart(fleet, demand, (both, both), uniforms, crossing)
 
 
 def assert_equal(found: Handed, expected: Handed) -> None:

@@ -1,4 +1,4 @@
-"""The reference engine with a Policy does as Vidur's schedulers on random workloads, with scarce memory, too."""
+"""The oracle with a Policy does as Vidur's schedulers on random workloads, with scarce memory, too."""
 
 import json
 from math import ceil

@@ -1,5 +1,5 @@
 """Vidur's loop and schedulers, written a second time from ../shared/notes/vidur.md, with plain lists and no blocks of
-windtunnel's: what the reference engine has to agree with."""
+windtunnel's: what the oracle has to agree with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

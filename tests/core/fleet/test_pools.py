@@ -14,6 +14,8 @@ from equality import RELAXED, Impatient, StuckError
 from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from oracle.apart_records import run_apart
+from oracle.schedulers import unified
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import equal_rows, handing_case, merged
@@ -24,9 +26,7 @@ from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment import Handover
 from windtunnel.policy.named import Router
 from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Forecast, Foresight, Planner, Thresholds
-from windtunnel.reference import unified
 from windtunnel.replay.readable import vllm_v1
-from windtunnel.simulate.apart_on_reference import run_apart
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 PARTS = st.sampled_from([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8]) | st.floats(0.0, 1.0, width=16)

@@ -1,4 +1,4 @@
-"""Pipelines of vLLM ≤ 0.20, whose requests keep no turns, on the core: equal to the reference engine."""
+"""Pipelines of vLLM ≤ 0.20, whose requests keep no turns, on the core: equal to the oracle."""
 
 import os
 from dataclasses import replace

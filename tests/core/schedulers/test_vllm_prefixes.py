@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from oracle.loop import Loop, Replica, round_robin
+from oracle.replica import Group, table_time
 
 from windtunnel.core.engine import Demand, Fleet, run
 from windtunnel.perf.batch_times import linear
 from windtunnel.policy import Limits, VllmV1
-from windtunnel.reference.loop import Loop, Replica, round_robin
-from windtunnel.reference.replica import Group, table_time
 from windtunnel.replay.readable.request import Request
 from windtunnel.replay.readable.vllm_v1 import Scheduler
 from windtunnel.workload.traces import load_trace

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.apart_records import run_apart
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import Case, equal_rows, merged
@@ -18,7 +19,6 @@ from windtunnel.core.fleet import pools
 from windtunnel.core.records import GONE, REFUSED
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import LEAST_OUTSTANDING, ROUND_ROBIN, SCORED, VLLM_DP, Conductor
-from windtunnel.simulate.apart_on_reference import run_apart
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "25"))
 TOLD = ("scheduled", "first_token", "finish", "preemptions", "cached_tokens", "lane", "output")

@@ -1,4 +1,4 @@
-"""Sessions in the compiled core: forks, joins, lanes and cached answers, against the reference engine."""
+"""Sessions in the compiled core: forks, joins, lanes and cached answers, against the oracle."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, cast
 
+from oracle.schedulers.steady import Seen, Steady
 from windtunnel.errors import InputError
 from windtunnel.policy import Decision, Limits, PythonScheduler
-from windtunnel.reference.steady import Seen, Steady
 from windtunnel.replay.readable.batch import Batch, Scheduled
 from windtunnel.replay.readable.blocks import has_room
 from windtunnel.replay.readable.request import Request
@@ -97,7 +97,7 @@ class Custom:
         self.held = False
 
     def may_stage(self, request: Request, reserved: int, staged: int) -> bool:
-        """See reference.staging: vLLM's rule, and the scheduler's own."""
+        """See oracle.staging: vLLM's rule, and the scheduler's own."""
         others = self.num_running + staged
         if self.waiting or not has_room(self._blocks, request, reserved, others, self._free):
             return False
@@ -111,14 +111,14 @@ class Custom:
         return answer
 
     def stage(self, request: Request) -> None:
-        """See reference.staging: all tokens but the last known one come with the request."""
+        """See oracle.staging: all tokens but the last known one come with the request."""
         request.ahead = True
         request.num_computed_tokens = request.prefill_tokens = request.num_tokens - 1
         self._allocate(request, request.num_computed_tokens)
         self.beside[request] = None
 
     def join(self, request: Request) -> None:
-        """See reference.staging."""
+        """See oracle.staging."""
         request.resumed = True
         del self.beside[request]
         self.running[request] = None

@@ -6,11 +6,10 @@ from heapq import heapify, heappush
 from math import inf, isnan, nan
 from typing import Any, cast
 
-from windtunnel.policy.scaling import Failure, Lives
-from windtunnel.reference.elastic.roster import PoolOf, Roster, crews_of
-from windtunnel.reference.elastic.wires import FailingWires
-from windtunnel.reference.handover import Apart, Attempt, Crossing, Passage, prompt_of
-from windtunnel.reference.loop import (
+from oracle.elastic.roster import PoolOf, Roster, crews_of
+from oracle.elastic.wires import FailingWires
+from oracle.handover import Apart, Attempt, Crossing, Passage, prompt_of
+from oracle.loop import (
     HANDED,
     LEASE_ENDS,
     LEAVES_NIC,
@@ -20,9 +19,10 @@ from windtunnel.reference.loop import (
     Router,
     Stage,
 )
-from windtunnel.reference.pipeline import Pipeline
-from windtunnel.reference.replica import Group
-from windtunnel.reference.staging import Receiver, Staging
+from oracle.pipeline import Pipeline
+from oracle.replica import Group
+from oracle.staging import Receiver, Staging
+from windtunnel.policy.scaling import Failure, Lives
 from windtunnel.replay.readable.request import Request
 
 SIDES = ("prefill", "decode")

@@ -1,5 +1,4 @@
-"""The reference engine in place of the compiled core: takes its demand and returns its record, some thousand requests a
-second: an oracle for the core, and parts of what simulates prefill and decode pools by rules that the core lacks."""
+"""The oracle in place of the compiled core: takes its demand and returns its record."""
 
 import gc
 from collections import defaultdict
@@ -10,20 +9,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from windtunnel.core.engine import Demand, Fleet, Record
-from windtunnel.core.hooks import guarded
-from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
-from windtunnel.core.routing import fixed_columns, sends_kv
-from windtunnel.core.texts.owners import shared_tokens
-from windtunnel.errors import InputError
-from windtunnel.perf.batch_times import BatchTimes, StageTimes
-from windtunnel.policy import Limits, Policy, UserScheduler, VllmV1, WholeBatches, routing
-from windtunnel.policy.tiers import TierUse
-from windtunnel.reference import unified, whole_batches
-from windtunnel.reference.custom import Custom
-from windtunnel.reference.elastic.roster import PoolOf
-from windtunnel.reference.equal_steps import Rank
-from windtunnel.reference.loop import (
+from oracle.elastic.roster import PoolOf
+from oracle.loop import (
     Loop,
     Replica,
     Router,
@@ -33,12 +20,24 @@ from windtunnel.reference.loop import (
     round_robin,
     vllm_dp,
 )
-from windtunnel.reference.pipeline import EagerPipeline, NumberedScheduler, Pipeline, table_passage
-from windtunnel.reference.replica import Group, Step, table_time
-from windtunnel.reference.routing import Scored, power_of_two, session_affinity
-from windtunnel.reference.sessions import Sessions
-from windtunnel.reference.steady import Seen
-from windtunnel.reference.stores import Port, Shelf, Tiered
+from oracle.pipeline import EagerPipeline, NumberedScheduler, Pipeline, table_passage
+from oracle.replica import Group, Step, table_time
+from oracle.routing import Scored, power_of_two, session_affinity
+from oracle.schedulers import unified, whole_batches
+from oracle.schedulers.custom import Custom
+from oracle.schedulers.equal_steps import Rank
+from oracle.schedulers.steady import Seen
+from oracle.sessions import Sessions
+from oracle.stores import Port, Shelf, Tiered
+from windtunnel.core.engine import Demand, Fleet, Record
+from windtunnel.core.hooks import guarded
+from windtunnel.core.records import GONE, NONE, REFUSED, REQUEST, ROW, STALL, records
+from windtunnel.core.routing import fixed_columns, sends_kv
+from windtunnel.core.texts.owners import shared_tokens
+from windtunnel.errors import InputError
+from windtunnel.perf.batch_times import BatchTimes, StageTimes
+from windtunnel.policy import Limits, Policy, UserScheduler, VllmV1, WholeBatches, routing
+from windtunnel.policy.tiers import TierUse
 from windtunnel.replay.readable import vllm_v1
 from windtunnel.replay.readable.batch import StepScheduler
 from windtunnel.replay.readable.request import Request
@@ -52,7 +51,7 @@ NO_CHUNKS = ((0, 0),)
 
 Known = VllmV1 | Policy | WholeBatches | UserScheduler
 KNOWN = VllmV1, Policy, WholeBatches, UserScheduler
-"""Settings of schedulers that the reference engine has."""
+"""Settings of schedulers that the oracle has."""
 
 
 class Lane(NamedTuple):
@@ -77,7 +76,7 @@ def no_collection() -> Iterator[None]:
 
 
 def requests_of(demand: Demand, policies: Sequence[object] = ()) -> list[Request]:
-    """The requests as the reference engine, with these settings, wants them, with the contents of their prompts where
+    """The requests as the oracle, with these settings, wants them, with the contents of their prompts where
     these are known."""
     kind = Seen if any(isinstance(policy, UserScheduler) for policy in policies) else Request
     limits = demand.output_tokens + demand.overruns if demand.max_tokens is None else demand.max_tokens
@@ -137,7 +136,7 @@ def _before(demand: Demand) -> dict[int, int]:
 
 
 def router_of(fleet: Fleet, demand: Demand, router: int, uniforms: list[float]) -> Router:
-    """The router as the reference engine has it; arguments as for the core.
+    """The router as the oracle has it; arguments as for the core.
 
     Raises InputError where KV cannot be sent between the caches of these engines.
     """
@@ -295,9 +294,7 @@ def _replica_of(fleet: Fleet, pool: int, shelf: Shelf, replica: int) -> Replica:
     limits, policy, times = fleet.limits[pool], fleet.policies[pool], fleet.times[pool]
     tiers = fleet.tiers[pool] if fleet.tiers else ()
     if not isinstance(policy, KNOWN):
-        raise InputError(
-            f"{type(policy).__name__}: not simulated together with a scheduler that only the reference engine knows"
-        )
+        raise InputError(f"{type(policy).__name__}: not simulated together with a scheduler that only the oracle knows")
     policy.check(limits)
     ranks = [_scheduler(limits, policy, shelf.ports(tiers, pool, replica)) for _ in range(fleet.lanes[pool])]
     depth = 2 if policy.async_scheduling else 1

@@ -5,11 +5,8 @@ from heapq import heappush
 from math import inf, isnan, nan
 from typing import Any, cast
 
-from windtunnel.deployment.handover import Handover
-from windtunnel.deployment.links import Link
-from windtunnel.policy.scaling import Lives
-from windtunnel.reference.link import Wires
-from windtunnel.reference.loop import (
+from oracle.link import Wires
+from oracle.loop import (
     ASK_AGAIN,
     BATCH_END,
     HANDED,
@@ -22,9 +19,12 @@ from windtunnel.reference.loop import (
     Router,
     Stage,
 )
-from windtunnel.reference.pipeline import Pipeline
-from windtunnel.reference.replica import Group
-from windtunnel.reference.staging import Receiver, Staging
+from oracle.pipeline import Pipeline
+from oracle.replica import Group
+from oracle.staging import Receiver, Staging
+from windtunnel.deployment.handover import Handover
+from windtunnel.deployment.links import Link
+from windtunnel.policy.scaling import Lives
 from windtunnel.replay.readable.request import Request
 
 

@@ -14,13 +14,13 @@ from replay.handmade_schedules import random_recording
 from replay.record_vllm_v1 import driven, spelled_out
 from vllm_v1_pipeline_driver import passage
 
-from reference.pipelines import ROOMY, constant, serve, steps, tokens
+from oracle.loop import Loop, Replica, round_robin
+from oracle.pipeline import Pipeline, table_passage
+from oracle.tests.pipelines import ROOMY, constant, serve, steps, tokens
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import Passage, StageTimes, linear
 from windtunnel.policy import VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
-from windtunnel.reference.loop import Loop, Replica, round_robin
-from windtunnel.reference.pipeline import Pipeline, table_passage
 from windtunnel.replay.readable.batch import Batch
 from windtunnel.replay.readable.request import Request
 from windtunnel.replay.readable.vllm_v1 import Scheduler

@@ -1,11 +1,11 @@
-"""What the reference engine writes is what the core writes."""
+"""What the oracle writes is what the core writes."""
 
 import numpy as np
 from equality import RELAXED, Case, StuckError, by_core, by_reference, pipeline_cases
 from hypothesis import assume, given, settings
 
+from oracle.mixed_records import record_of
 from windtunnel.core.engine import Record
-from windtunnel.simulate.on_reference import record_of
 
 COLUMNS = ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens", "output", "lane", "state")
 SUMS = ("decodes", "discarded")

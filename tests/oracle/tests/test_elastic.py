@@ -7,14 +7,14 @@ import pytest
 from equality import RELAXED, Case, cases, requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle.elastic_mixed import Elastic
 
+from oracle.elastic.roster import PoolOf
+from oracle.elastic_mixed import Elastic
+from oracle.loop import Loop, Replica, least_outstanding
+from oracle.replica import Group, table_time
 from windtunnel.perf.batch_times import linear, whole
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.scaling import Autoscale, Failure, Look, OnFailure, Thresholds
-from windtunnel.reference.elastic.roster import PoolOf
-from windtunnel.reference.loop import Loop, Replica, least_outstanding
-from windtunnel.reference.replica import Group, table_time
 from windtunnel.replay.readable.request import Request
 from windtunnel.replay.readable.vllm_v1 import Scheduler
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from oracle.loop import Loop, Replica, round_robin
+from oracle.pipeline import PassageTime, Pipeline
 from windtunnel.perf.batch_times import Passage
 from windtunnel.policy import Limits, VllmV1
-from windtunnel.reference.loop import Loop, Replica, round_robin
-from windtunnel.reference.pipeline import PassageTime, Pipeline
 from windtunnel.replay.readable.batch import Batch
 from windtunnel.replay.readable.request import Request
 from windtunnel.replay.readable.vllm_v1 import Scheduler

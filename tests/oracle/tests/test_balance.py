@@ -8,12 +8,12 @@ from equality_unified import RELAXED, Case, cases, check_equal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oracle.replica import Balance, Group
 from windtunnel.deployment import Deployment, Engine, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.policy import Limits, Policy, VllmV1
-from windtunnel.reference.replica import Balance, Group
 from windtunnel.replay.readable import vllm_v1
 from windtunnel.replay.readable.request import Request
 from windtunnel.simulate.simulate import simulate

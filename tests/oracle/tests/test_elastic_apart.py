@@ -14,6 +14,13 @@ from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from oracle import handover as reference
+from oracle.apart_records import run_apart
+from oracle.elastic.apart import ElasticApart, Faultiness
+from oracle.elastic.roster import PoolOf
+from oracle.loop import Replica
+from oracle.mixed_records import clients_of, requests_of
+from oracle.replica import Group, table_time
 from windtunnel.core.apart.handover import Crossing, Handed
 from windtunnel.core.engine import Fleet
 from windtunnel.core.records import GONE
@@ -22,13 +29,6 @@ from windtunnel.policy import VllmV1
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import LEAST_OUTSTANDING
 from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Look, Planner
-from windtunnel.reference import handover as reference
-from windtunnel.reference.elastic.apart import ElasticApart, Faultiness
-from windtunnel.reference.elastic.roster import PoolOf
-from windtunnel.reference.loop import Replica
-from windtunnel.reference.replica import Group, table_time
-from windtunnel.simulate.apart_on_reference import run_apart
-from windtunnel.simulate.on_reference import clients_of, requests_of
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 PULL = Handover("pull", "decode")
@@ -279,7 +279,7 @@ PARTS = st.sampled_from([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8])
 
 
 def run_faulty(case: Case, failures: list[Failure], on_failure: str, scaling: tuple[Any, ...]) -> ElasticApart:
-    """The case on the reference engine; work of a prompt as in the case, by its length."""
+    """The case on the oracle; work of a prompt as in the case, by its length."""
     fleet, demand, crossing = case.fleet, case.demand, case.crossing
     each = float(crossing.work[0] / demand.prompt_tokens[0]) if len(crossing.work) else 0.0
 

@@ -1,5 +1,5 @@
-"""Prefill and decode pools on the reference engine, which tests compare the core with: takes what that takes and
-returns its record. ``core.apart.handover`` says what stands in it."""
+"""Prefill and decode pools on the oracle: takes what the core takes, returns its record. ``core.apart.handover`` says
+what stands in it."""
 
 from dataclasses import replace
 from itertools import accumulate
@@ -9,19 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.handover import Crossing, Handed, of_role, pools_of, require_handing
-from windtunnel.core.apart.link import HANDED
-from windtunnel.core.engine import Demand, Fleet, Floats
-from windtunnel.core.records import NONE, STALL, records
-from windtunnel.policy.named import Router
-from windtunnel.reference import handover as reference
-from windtunnel.reference.elastic.apart import SIDES, ElasticApart, Faultiness
-from windtunnel.reference.handover import Attempt
-from windtunnel.reference.loop import Replica
-from windtunnel.reference.loop import Router as Choice
-from windtunnel.reference.stores import Shelf
-from windtunnel.simulate.apart import Sending
-from windtunnel.simulate.on_reference import (
+from oracle import handover as reference
+from oracle.elastic.apart import SIDES, ElasticApart, Faultiness
+from oracle.handover import Attempt
+from oracle.loop import Replica
+from oracle.loop import Router as Choice
+from oracle.mixed_records import (
     clients_of,
     maker,
     no_collection,
@@ -33,6 +26,13 @@ from windtunnel.simulate.on_reference import (
     table_of,
     used_tiers,
 )
+from oracle.stores import Shelf
+from windtunnel.core.apart.handover import Crossing, Handed, of_role, pools_of, require_handing
+from windtunnel.core.apart.link import HANDED
+from windtunnel.core.engine import Demand, Fleet, Floats
+from windtunnel.core.records import NONE, STALL, records
+from windtunnel.policy.named import Router
+from windtunnel.simulate.apart import Sending
 
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
 
@@ -51,7 +51,7 @@ def run_apart(
     their requests go on elsewhere.
 
     Raises:
-        InputError: a scheduler that does not hand over, takes nothing, or is not in the reference engine.
+        InputError: a scheduler that does not hand over, takes nothing, or is not in the oracle.
     """
     require_handing(fleet, crossing.rules)
     with no_collection():

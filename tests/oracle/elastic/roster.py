@@ -7,9 +7,7 @@ from heapq import heappush
 from math import inf, isnan, nan
 from typing import Protocol
 
-from windtunnel.policy import Limits
-from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Lives, Look, PoolLives
-from windtunnel.reference.loop import (
+from oracle.loop import (
     BATCH_END,
     FAIL,
     LEASE_ENDS,
@@ -21,8 +19,10 @@ from windtunnel.reference.loop import (
     Replica,
     Stage,
 )
-from windtunnel.reference.pipeline import Pipeline
-from windtunnel.reference.replica import Group
+from oracle.pipeline import Pipeline
+from oracle.replica import Group
+from windtunnel.policy import Limits
+from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Lives, Look, PoolLives
 from windtunnel.replay.readable.request import Request
 
 OFF, STARTING, UP, DRAINING, DOWN = range(5)

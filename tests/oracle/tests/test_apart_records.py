@@ -1,4 +1,4 @@
-"""Prefill and decode pools on the reference engine: the core's record wherever both can run, and what it alone has."""
+"""Prefill and decode pools on the oracle: the core's record wherever both can run, and what it alone has."""
 
 import os
 from dataclasses import fields, replace
@@ -15,6 +15,8 @@ from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from oracle.apart_records import run_apart
+from oracle.schedulers import unified
 from windtunnel.core.apart.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.rebuild import iteration_times
@@ -34,9 +36,7 @@ from windtunnel.policy.routing import (
     Conductor,
     RouteView,
 )
-from windtunnel.reference import unified
 from windtunnel.replay.readable import vllm_v1
-from windtunnel.simulate.apart_on_reference import run_apart
 from windtunnel.simulate.run import Iterations
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
@@ -70,7 +70,7 @@ def known_cases(draw: st.DrawFn, kind: str) -> tuple[Case, Any]:
 
 
 def by_reference(case: Case, uniforms: Any) -> Handed:
-    """The case on the reference engine, which gives up where it would try for ever."""
+    """The case on the oracle, which gives up where it would try for ever."""
     given = tuple(Router(number, route_score=score) for number in case.routers)
     with (
         patch.object(vllm_v1, "Scheduler", Impatient),
@@ -197,7 +197,7 @@ def test_both_engines_write_the_same_record_of_stages(drawn: tuple[Case, Any]) -
 
 
 def handed(fleet: Fleet, demand: Demand, crossing: Crossing, *routers: Router) -> Handed:
-    """What happened on the reference engine."""
+    """What happened on the oracle."""
     both = (routers or (Router(ROUND_ROBIN),)) * 2
     return run_apart(fleet, demand, (both[0], both[1]), np.zeros((2, len(demand.arrival))), crossing)
 

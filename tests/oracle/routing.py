@@ -7,9 +7,9 @@ from math import isnan
 
 import numpy as np
 
+from oracle.loop import Balancer, Replica, Router, drawn, outstanding
 from windtunnel.policy import routing
 from windtunnel.policy.routing import Array, Conductor, RouteView, Routing
-from windtunnel.reference.loop import Balancer, Replica, Router, drawn, outstanding
 from windtunnel.replay.readable.blocks import Block, CachedBlocks
 from windtunnel.replay.readable.request import Request
 

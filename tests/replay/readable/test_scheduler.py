@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from replay.handmade_schedules import SMALL, Step, random_recording, recording, request, scheduled, steps
 
+from replay.handmade_schedules import SMALL, Step, random_recording, recording, request, scheduled, steps
 from windtunnel.policy import Limits, VllmV1
 from windtunnel.policy.vllm_v1 import VERSIONS
 from windtunnel.replay.readable.request import Request

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import inf, isnan
 from typing import Protocol
 
+from oracle.replica import Step
 from windtunnel.perf.batch_times import Passage, StageTimes
 from windtunnel.policy import Limits, Settings
-from windtunnel.reference.replica import Step
 from windtunnel.replay.readable.batch import Batch, Scheduled, StepScheduler
 from windtunnel.replay.readable.request import Request
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from oracle.link import Wires
 from windtunnel.deployment.links import Link
 from windtunnel.policy.scaling import WHOLE_LINK
-from windtunnel.reference.link import Wires
 
 Ends = tuple[int, int]
 """Prefill and decode replica of a transfer."""

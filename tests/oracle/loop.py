@@ -7,17 +7,17 @@ from functools import cached_property
 from heapq import heappop, heappush
 from math import floor, inf
 
-from windtunnel.reference.pipeline import Pipeline
-from windtunnel.reference.replica import Group
-from windtunnel.reference.sessions import Sessions
+from oracle.pipeline import Pipeline
+from oracle.replica import Group
+from oracle.sessions import Sessions
 from windtunnel.replay.readable.request import Request
 
 BATCH_END, LEAVES_NIC, TRANSFER_END, HANDED, ARRIVAL, SCHEDULE, ASK_AGAIN, LEASE_ENDS, TIME_OUT, READY, FAIL, TICK = (
     range(12)
 )
 """Kinds of events, in the order in which they happen at equal times: what happens at the end of a wait is in time, and
-before a failure. Those after the first up to HANDED, LEASE_ENDS and TIME_OUT are of ``reference.handover``, the last
-three of ``reference.elastic``."""
+before a failure. Those after the first up to HANDED, LEASE_ENDS and TIME_OUT are of ``oracle.handover``, the last
+three of ``oracle.elastic``."""
 ON_THE_WAY = {LEAVES_NIC, TRANSFER_END, HANDED}
 """Of a request between two stages."""
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from reference.handmade_unified import SMALL, firsts, requests, steps, tokens
+from oracle.tests.handmade_unified import SMALL, firsts, requests, steps, tokens
 from windtunnel.errors import InputError
 from windtunnel.policy import Limits, Policy, scheduler
 from windtunnel.policy.unified import POLICIES

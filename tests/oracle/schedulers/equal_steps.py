@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from math import inf
 
+from oracle.replica import Group, InFlight, Step, table_time
+from oracle.schedulers.custom import Custom
 from windtunnel.perf.batch_times import BatchTimes
-from windtunnel.reference.custom import Custom
-from windtunnel.reference.replica import Group, InFlight, Step, table_time
 from windtunnel.replay.readable.batch import Batch
 from windtunnel.replay.readable.request import Request
 

@@ -1,0 +1,1 @@
+"""Schedulers, request by request."""

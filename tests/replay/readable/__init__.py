@@ -1,0 +1,1 @@
+"""The scheduler of vLLM v1 as plain objects."""
