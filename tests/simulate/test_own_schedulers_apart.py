@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from core.fleet.test_pools import waits
+from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
+from core.fleet.test_pools import RULES, waits
 from core.pools_cases import assert_nothing_is_left, equal_requests, links, rules, tandem
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +18,13 @@ from oracle import handover as reference
 from simulate.test_python_schedulers import FirstComeFirstServed, Requests, times
 from windtunnel.core.apart.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
+from windtunnel.core.fleet.pools import run as run_pools
 from windtunnel.deployment import Handover, Link
 from windtunnel.errors import InputError
 from windtunnel.policy import Decision, Limits, RequestView, Settings, UserScheduler, VllmV1
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import LEAST_OUTSTANDING, ROUND_ROBIN
-from windtunnel.policy.scaling import Failure
+from windtunnel.policy.scaling import Autoscale, Failure
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 EQUAL = ("scheduled", "first_token", "finish", "preemptions", "lane", "output", "state")
@@ -189,6 +191,37 @@ def test_replicas_that_fail_lose_what_the_engines_own_lose(case: Any, failing: A
     for found in others:
         assert_equal(found, expected)
         assert found.lives == expected.lives
+
+
+@IN_PLAIN_PYTHON
+@settings(max_examples=CASES, deadline=None)
+@given(cases(), st.data(), st.sampled_from([FirstComeFirstServed, Leaving, Picky]))
+def test_pools_that_fail_and_scale_are_those_of_the_oracle(case: Any, data: Any, make: Callable[[], Any]) -> None:
+    """Failures never at the time of anything else, whose order would be open."""
+    fleet, demand, crossing, router = case
+    at = st.sampled_from([0.0371, 2.0371, 9.0371, 20.0371])
+    failure = st.builds(Failure, at, st.sampled_from([0, fleet.replicas[0]]), st.sampled_from([0.5, 5.0]))
+
+    def scaled(most: int) -> st.SearchStrategy[Autoscale]:
+        interval, startup = st.sampled_from([1.37, 4.37]), st.sampled_from([0.0, 1.0])
+        return st.builds(Autoscale, st.sampled_from(RULES), st.just(1), st.just(most), interval, startup)
+
+    fleet = replace(
+        fleet,
+        failures=tuple(sorted(data.draw(st.lists(failure, min_size=1, max_size=5)))),
+        on_failure=data.draw(st.sampled_from(["retry", "migrate", "lost"])),
+        scaling=tuple(data.draw(st.none() | scaled(most)) for most in fleet.replicas),
+    )
+    fleet, crossing = owned(fleet, make, make), replace(crossing, rules=data.draw(waits(crossing.rules)))
+    expected = by_reference(fleet, demand, crossing, router)
+    found = run_pools(fleet, demand, (router, router), np.zeros((2, len(demand.arrival))), crossing)
+    assert_equal(found, expected)
+    assert found.lives == expected.lives
+
+
+@WITH_THE_COMPILER
+def test_pools_that_fail_and_scale_in_plain_python() -> None:
+    in_plain_python(25, __file__, some="fail_and_scale_are_those")
 
 
 @pytest.mark.parametrize("at", [1.9, 2.4, 2.6, 2.9, 3.1, 3.4])

@@ -7,7 +7,18 @@ from heapq import heappush
 from math import inf, isnan, nan
 from typing import Protocol
 
-from oracle.loop import BATCH_END, FAIL, READY, TICK, Replica, Stage
+from oracle.loop import (
+    BATCH_END,
+    FAIL,
+    LEASE_ENDS,
+    ON_THE_WAY,
+    READY,
+    SCHEDULE,
+    TICK,
+    TIME_OUT,
+    Replica,
+    Stage,
+)
 from oracle.pipeline import Pipeline
 from oracle.replica import Group
 from windtunnel.policy import Limits
@@ -15,6 +26,7 @@ from windtunnel.policy.scaling import WHOLE_LINK, Autoscale, Failure, Lives, Loo
 from windtunnel.replay.readable.request import Request
 
 OFF, STARTING, UP, DRAINING, DOWN = range(5)
+WAITS = ON_THE_WAY | {LEASE_ENDS, TIME_OUT}
 SAID = {STARTING: "starting", DRAINING: "draining", DOWN: "failed"}
 """States that a record tells of."""
 
@@ -136,6 +148,7 @@ class Roster:
         """(A group that is no more, what took its place)."""
         self.arrivals = sorted(one.arrival for one in host.requests if not isnan(one.arrival))
         self.left, self.now, self.changed, self.unserved = len(host.requests), 0.0, 0.0, 0.0
+        self.waited = nan
         self.link_failures = 0
         self.link_past: list[tuple[int, str, float, float]] = []
         self.first_group = {
@@ -164,7 +177,9 @@ class Roster:
         if self.left == 0 and kind in (READY, FAIL, TICK):
             return True
         lost = kind == BATCH_END and not self._ends_now(who, time)
-        if self.left > 0 or (kind == BATCH_END and not lost):  # what waits for nobody any more is not part of the run
+        if self.left == 0 and (kind in WAITS or (kind == SCHEDULE and time == self.waited)):
+            self.waited = time  # for nobody any more: not part of the run
+        else:
             self.now = time
         if kind == TICK:
             self._tick(who, time)

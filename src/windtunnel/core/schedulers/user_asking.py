@@ -351,6 +351,7 @@ class Asked:
         """Another row of the requests has what rank ``i`` has of request ``r``."""
         self._read()
         if not self.views:
+            self.renew(row)
             return
         gone = self.views[r]
         self.renew(row)
