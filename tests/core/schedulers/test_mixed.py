@@ -20,7 +20,18 @@ from windtunnel.core.engine import Demand, Fleet, Record, run
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.errors import InputError
 from windtunnel.perf.batch_times import linear
-from windtunnel.policy import Limits, Policy, Settings, Sglang, Trtllm, UserScheduler, VllmV0, VllmV1, can_ever_run
+from windtunnel.policy import (
+    Limits,
+    Policy,
+    Settings,
+    Sglang,
+    Trtllm,
+    UserScheduler,
+    VllmV0,
+    VllmV1,
+    WholeBatches,
+    can_ever_run,
+)
 from windtunnel.policy.routing import ROUTE_SCORE
 from windtunnel.simulate.run import Iterations
 
@@ -224,7 +235,7 @@ def test_round_robin_gives_every_other_request_to_each_of_two_pools() -> None:
 
 
 def test_fields_that_schedulers_share_are_of_one_type() -> None:
-    every = (VllmV1(), VllmV0(), Policy(), Sglang(), Trtllm(), UserScheduler(object, VllmV1()))
+    every = (VllmV1(), VllmV0(), Policy(), Sglang(), Trtllm(), UserScheduler(object, VllmV1()), WholeBatches())
     assert [type(policy).__name__ for policy in every] == list(SCHEDULERS)
     for name in ("POOL_FIELDS", "LANE_FIELDS", "REQUEST_FIELDS"):
         names = [field for field, _ in fields_of(every, name)]
@@ -234,4 +245,4 @@ def test_fields_that_schedulers_share_are_of_one_type() -> None:
 
 def test_pools_are_of_one_kind_where_the_same_code_serves_them() -> None:
     policies = (VllmV1(), VllmV1(watermark=0.1), VllmV1(prefix_caching=True), VllmV0(), Policy(), VllmV1())
-    assert kinds_of(policies)[1].tolist() == [0, 0, 1, 2, 3, 0]  # v1, v1 with a cache, v0, unified
+    assert kinds_of(policies)[1].tolist() == [1, 1, 2, 3, 0, 1]  # unified, v1, v1 with a cache, v0

@@ -85,7 +85,6 @@ TWO = VllmV1(pipeline_parallel_size=2)
         ((Policy(),), (STAGES,), False, "pipeline_parallel_size=2: not simulated with Policy"),
         ((VllmV1(pipeline_parallel_size=3),), (STAGES,), False, "pipeline_parallel_size=2: not simulated"),
         ((TWO,), (TABLE,), False, "pipeline_parallel_size=1: not simulated"),
-        ((replace(TWO, wait_for_output=False),), (STAGES,), False, "wait_for_output=False: not simulated"),
         ((TWO,), (STAGES,), True, "ranks in lockstep are not simulated"),
     ],
 )
