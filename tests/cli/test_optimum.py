@@ -44,7 +44,7 @@ def test_a_file_and_objectives_in_order(capsys: Capture, tmp_path: Path) -> None
     rows = [{"arrival": 0.0, "prompt_tokens": n, "output_tokens": 4} for n in (6, 9, 12)]
     trace = tmp_path / "load.jsonl"
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    words = ("optimum", MODEL, "--trace", str(trace), *ENGINE, *COST, "--seconds", "20")
+    words = ("optimum", MODEL, "--trace", str(trace), *ENGINE, *COST, "--seconds", "6")
     found = document(capsys, *words, "--objective", "makespan,mean-ttft", "--export", str(tmp_path / "plan.json"))
     (first,) = found["before"]
     assert first["objective"] == "makespan"

@@ -76,7 +76,7 @@ def test_plain_python_gives_the_same(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("files", "some"),
-    [(("schedulers/test_mixed.py",), "equal"), (("test_handover.py",), "until_it_is_due"), (PLAINLY, "")],
+    [(("schedulers/test_mixed.py",), ""), (("test_handover.py",), "until_it_is_due"), (PLAINLY, "")],
     ids=["mixed", "handover", "small cases"],
 )
 def test_files_run_without_the_compiler(files: tuple[str, ...], some: str) -> None:
@@ -85,7 +85,7 @@ def test_files_run_without_the_compiler(files: tuple[str, ...], some: str) -> No
 
 
 def test_marked_tests_run_without_the_compiler() -> None:
-    said = in_plain_python(
-        50, TESTS / "core" / "test_routing.py", TESTS / "simulate", marked="plain_python and not long"
-    )
+    schedulers = (TESTS / "core" / "schedulers" / f"test_{name}.py" for name in ("sglang", "unified"))
+    places = (TESTS / "core" / "test_routing.py", *schedulers, TESTS / "oracle", TESTS / "simulate")
+    said = in_plain_python(8, *places, marked="plain_python and not long")
     assert " passed" in said and " skipped" not in said

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.fleet.test_pools import RULES, waits
 from core.pools_cases import assert_nothing_is_left, equal_requests, links, rules, tandem
 from hypothesis import given, settings
@@ -25,6 +24,8 @@ from windtunnel.policy import Decision, Limits, RequestView, Settings, UserSched
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import LEAST_OUTSTANDING, ROUND_ROBIN
 from windtunnel.policy.scaling import Autoscale, Failure
+
+pytestmark = pytest.mark.plain_python
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 EQUAL = ("scheduled", "first_token", "finish", "preemptions", "lane", "output", "state")
@@ -150,7 +151,6 @@ def test_a_decision_that_is_held_changes_nothing(case: Any, seed: int) -> None:
     assert singly.rows["steps"].sum() == held.rows["steps"].sum()
 
 
-@pytest.mark.plain_python
 def test_a_held_decision_is_made_once_where_requests_come_with_their_kv() -> None:
     """Forty steps one after the other, and ten; asked when each comes, and about its end."""
     Leaving.asked = 0
@@ -193,7 +193,6 @@ def test_replicas_that_fail_lose_what_the_engines_own_lose(case: Any, failing: A
         assert found.lives == expected.lives
 
 
-@IN_PLAIN_PYTHON
 @settings(max_examples=CASES, deadline=None)
 @given(cases(), st.data(), st.sampled_from([FirstComeFirstServed, Leaving, Picky]))
 def test_pools_that_fail_and_scale_are_those_of_the_oracle(case: Any, data: Any, make: Callable[[], Any]) -> None:
@@ -217,11 +216,6 @@ def test_pools_that_fail_and_scale_are_those_of_the_oracle(case: Any, data: Any,
     found = run_pools(fleet, demand, (router, router), np.zeros((2, len(demand.arrival))), crossing)
     assert_equal(found, expected)
     assert found.lives == expected.lives
-
-
-@WITH_THE_COMPILER
-def test_pools_that_fail_and_scale_in_plain_python() -> None:
-    in_plain_python(25, __file__, some="fail_and_scale_are_those")
 
 
 @pytest.mark.parametrize("at", [1.9, 2.4, 2.6, 2.9, 3.1, 3.4])

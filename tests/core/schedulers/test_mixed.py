@@ -35,6 +35,8 @@ from windtunnel.policy import (
 from windtunnel.policy.routing import ROUTE_SCORE
 from windtunnel.simulate.run import Iterations
 
+pytestmark = pytest.mark.plain_python
+
 POOL = ("limits", "policies", "times", "replicas", "lanes", "lockstep")
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 REQUESTS = ("arrival", "scheduled", "first_token", "finish", "preemptions", "cached_tokens", "generated", "state")

@@ -46,7 +46,7 @@ def test_so_they_are_where_replicas_come_and_go() -> None:
 
 @WITH_THE_COMPILER
 def test_without_the_compiler() -> None:
-    in_plain_python(20, __file__)
+    in_plain_python(8, __file__)
 
 
 @WITH_THE_COMPILER

@@ -123,6 +123,7 @@ def check_equal(case: Case, uniforms: Any) -> None:
     assert dropped[0] == dropped[1]
 
 
+@pytest.mark.plain_python
 @pytest.mark.parametrize("kind", ["cached", "unified"])
 def test_both_engines_write_the_same_record(kind: str) -> None:
     @settings(max_examples=CASES, deadline=None, suppress_health_check=RELAXED)
