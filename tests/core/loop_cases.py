@@ -7,6 +7,7 @@ import numpy as np
 
 from windtunnel.core.apart.handover import Crossing, Handed
 from windtunnel.core.engine import Demand, Fleet, Record
+from windtunnel.core.records import GONE, REFUSED
 from windtunnel.deployment.handover import HANDOVERS
 from windtunnel.deployment.links import Link
 from windtunnel.perf.batch_times import linear
@@ -217,4 +218,34 @@ def unlike(x: Record, y: Record) -> list[str]:
         names = [name for name in x.handovers.dtype.names or () if name not in COUNTED]
         if not equal_rows(x.handovers[names], y.handovers[names]):
             found.append("handovers")
+    return found
+
+
+TOLD = ("scheduled", "first_token", "finish", "preemptions", "cached_tokens", "lane", "output")
+PASSED = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end", "goes", "stays",
+          "prefill_lane", "source", "destination")  # fmt: skip
+
+
+def alike(a: Any, b: Any) -> bool:
+    """NaN equals NaN."""
+    return np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f")
+
+
+def handed_unlike(fleet: Fleet, a: Handed, b: Handed) -> list[str]:
+    """What is not equal: a is the reference's, b the core's. What a decode replica gives memory or takes into its queue
+    while it decides a step counts in the core's row of that step, and in the reference's next one."""
+    found = [name for name in TOLD if not alike(a.requests[name], b.requests[name])]
+    found += [name for name in PASSED if not alike(a.handovers[name], b.handovers[name])]
+    found += [name for name in ("kv_bytes", "lost", "rank_of_lane") if not alike(getattr(a, name), getattr(b, name))]
+    if any(((a.requests["state"] == state) != (b.requests["state"] == state)).any() for state in (GONE, REFUSED)):
+        found.append("state")
+    if not equal_rows(*(np.unique(one.stalls) for one in (a, b))):
+        found.append("stalls")
+    roles = np.repeat(fleet.roles, fleet.replicas)
+    for one in (a, b):
+        for name in ("used_blocks", "waiting"):
+            one.rows[name][roles[one.rows["replica"]] == "decode"] = 0
+    steps = b.rows[(b.rows["steps"] > 0) | (b.rows["chunk_tokens"] > 0)]  # and not what idle lanes hold
+    if merged(a.rows) != merged(steps):
+        found.append("rows")
     return found

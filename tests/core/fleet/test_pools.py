@@ -18,7 +18,7 @@ from oracle.apart_records import run_apart
 from oracle.schedulers import unified
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
-from core.loop_cases import equal_rows, handing_case, merged
+from core.loop_cases import handed_unlike, handing_case
 from core.pools_cases import Case, cases, equal_requests, tandem
 from windtunnel.core.apart.handover import Crossing, Handed
 from windtunnel.core.fleet import pools
@@ -31,9 +31,6 @@ from windtunnel.replay.readable import vllm_v1
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "100"))
 PARTS = st.sampled_from([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8]) | st.floats(0.0, 1.0, width=16)
 """Of the time that a case takes."""
-TOLD = ("scheduled", "first_token", "finish", "preemptions", "cached_tokens", "lane", "output")
-PASSED = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end", "goes", "stays",
-          "prefill_lane", "source", "destination")  # fmt: skip
 RULES = (Planner(), Planner("latency"), Thresholds(0.1, 0.01, 0.3, 0.05), Forecast(1.0), Foresight(1.0))
 
 
@@ -86,28 +83,9 @@ def failing(draw: st.DrawFn, kind: str, scaled: bool) -> Case:
     return replace(case, fleet=fleet, crossing=replace(case.crossing, rules=rules))
 
 
-def alike(a: Any, b: Any) -> bool:
-    """NaN equals NaN."""
-    return np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f")
-
-
 def differences(case: Case, a: Handed, b: Handed) -> list[str]:
-    """What is not equal: a is the reference's, b the core's. What a decode replica gives memory or takes into its queue
-    while it decides a step counts in the core's row of that step, and in the reference's next one."""
-    found = [name for name in TOLD if not alike(a.requests[name], b.requests[name])]
-    found += [name for name in PASSED if not alike(a.handovers[name], b.handovers[name])]
-    found += [name for name in ("kv_bytes", "lost", "rank_of_lane") if not alike(getattr(a, name), getattr(b, name))]
-    if any(((a.requests["state"] == state) != (b.requests["state"] == state)).any() for state in (GONE, REFUSED)):
-        found.append("state")
-    if not equal_rows(*(np.unique(one.stalls) for one in (a, b))):
-        found.append("stalls")
-    roles = np.repeat(case.fleet.roles, case.fleet.replicas)
-    for one in (a, b):
-        for name in ("used_blocks", "waiting"):
-            one.rows[name][roles[one.rows["replica"]] == "decode"] = 0
-    steps = b.rows[(b.rows["steps"] > 0) | (b.rows["chunk_tokens"] > 0)]  # and not what idle lanes hold
-    if merged(a.rows) != merged(steps):
-        found.append("rows")
+    """What is not equal: a is the reference's, b the core's."""
+    found = handed_unlike(case.fleet, a, b)
     assert a.lives is not None
     assert b.lives is not None
     return found + [name for name in a.lives._fields if getattr(a.lives, name) != getattr(b.lives, name)]

@@ -10,20 +10,17 @@ import pytest
 from oracle.apart_records import run_apart
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
-from core.loop_cases import Case, equal_rows, merged
+from core.loop_cases import Case, handed_unlike
 from core.stores.stores_cases import apart_case
 from core.stores.test_stores import failing
 from windtunnel.core.apart import handover
 from windtunnel.core.apart.handover import Handed
 from windtunnel.core.fleet import pools
-from windtunnel.core.records import GONE, REFUSED
+from windtunnel.core.records import REFUSED
 from windtunnel.policy.named import Router
 from windtunnel.policy.routing import LEAST_OUTSTANDING, ROUND_ROBIN, SCORED, VLLM_DP, Conductor
 
 CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "25"))
-TOLD = ("scheduled", "first_token", "finish", "preemptions", "cached_tokens", "lane", "output")
-PASSED = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end", "goes", "stays",
-          "prefill_lane", "source", "destination")  # fmt: skip
 
 
 def by_reference(case: Case, sending: Any) -> Handed:
@@ -41,31 +38,9 @@ def by_core(case: Case, sending: Any, jumps: bool) -> Handed:
     return handover.run(*drawn, jumps=jumps, decode_router=asked)
 
 
-def alike(a: Any, b: Any) -> bool:
-    """NaN equals NaN."""
-    return np.array_equal(a, b, equal_nan=np.asarray(a).dtype.kind == "f")
-
-
 def differences(case: Case, a: Handed, b: Handed) -> list[str]:
-    """What is not equal: a is the reference's, b the core's. What a decode replica gives memory or takes into its queue
-    while it decides a step counts in the core's row of that step, and in the reference's next one."""
-    found = [name for name in TOLD if not alike(a.requests[name], b.requests[name])]
-    found += [name for name in PASSED if not alike(a.handovers[name], b.handovers[name])]
-    found += [name for name in ("kv_bytes", "lost", "rank_of_lane") if not alike(getattr(a, name), getattr(b, name))]
-    if any(((a.requests["state"] == state) != (b.requests["state"] == state)).any() for state in (GONE, REFUSED)):
-        found.append("state")
-    if not equal_rows(*(np.unique(one.stalls) for one in (a, b))):
-        found.append("stalls")
-    roles = np.repeat(case.fleet.roles, case.fleet.replicas)
-    for one in (a, b):
-        for name in ("used_blocks", "waiting"):
-            one.rows[name][roles[one.rows["replica"]] == "decode"] = 0
-    steps = b.rows[(b.rows["steps"] > 0) | (b.rows["chunk_tokens"] > 0)]  # and not what idle lanes hold
-    if merged(a.rows) != merged(steps):
-        found.append("rows")
-    if a.tiers != b.tiers:
-        found.append(f"stores: {a.tiers} and {b.tiers}")
-    return found
+    """What is not equal: a is the reference's, b the core's."""
+    return handed_unlike(case.fleet, a, b) + ([] if a.tiers == b.tiers else [f"stores: {a.tiers} and {b.tiers}"])
 
 
 def check(case: Case, seed: int) -> Handed:
