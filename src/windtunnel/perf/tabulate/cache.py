@@ -145,8 +145,8 @@ def _pack(tabulated: Tabulated) -> dict[str, Any]:
                     arrays[kept] = seconds
                 else:
                     same[f"{name}/{part}"] = kept
-    text = {"provenance": tabulated.provenance, "notes": tabulated.notes, "split": list(split), "whole": whole}
-    text["same"] = same
+    text: dict[str, Any] = {"provenance": tabulated.provenance, "notes": tabulated.notes, "split": list(split)}
+    text |= {"whole": whole, "same": same}
     arrays["text"] = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
     return arrays
 
