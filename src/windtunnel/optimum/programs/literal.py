@@ -22,8 +22,9 @@ from windtunnel.optimum.schedule import Batch
 class Literal:
     """The program over so many batches; ``model`` is for ``solve``, and ``batches`` reads its solution.
 
-    Where first tokens alone count and requests may be evicted it ends with the last of them, and for goodput a request that misses a limit need not
-    end: what comes after does not count. ``most`` keeps other objectives at a value or below.
+    Where first tokens alone count and requests may be evicted it ends with the last of them, and for goodput a request
+    that misses a limit need not end: what comes after does not count.
+    ``most`` keeps other objectives at a value or below.
     """
 
     problem: Problem
