@@ -12,6 +12,7 @@ from windtunnel.errors import InputError
 from windtunnel.optimum.bounds import most_batches
 from windtunnel.optimum.certificate import (
     Certificate,
+    Program,
     certify,
     certify_in_order,
     formula_bound,
@@ -80,7 +81,7 @@ def proven(problem: Problem, built: Any) -> float:
 
 
 @pytest.mark.parametrize("program", ["flow", "literal"])
-def test_first_tokens_without_evictions_are_of_schedules_that_can_end(program: str) -> None:
+def test_first_tokens_without_evictions_are_of_schedules_that_can_end(program: Program) -> None:
     """Both prompts fit memory at once, and then neither could end: the second waits for the end of the first."""
     problem = Problem.of(np.array([3, 3]), np.array([4, 4]), Limits(2, 7, 16, 8, 1), Cost(14.0, 4.0), np.zeros(2))
     found = certify(problem, MEAN_TTFT, program=program, seconds=SECONDS, forbid={"evictions"})
