@@ -220,6 +220,11 @@ class Predictor:
         return {"source": "roofline"}
 
     @property
+    def trouble(self) -> str:
+        """Why its times are not to be trusted; empty if they are."""
+        return ""
+
+    @property
     def perfect(self) -> bool:
         """Whether these are the times of perfect kernels, for which no host ever has to be waited for."""
         return isinstance(self.roofline, Perfect)

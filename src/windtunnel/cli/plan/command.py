@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
-from windtunnel.cli.plan.apart import POOLS, Apart
+from windtunnel.cli.plan.disaggregation import POOLS, Disaggregation
 from windtunnel.cli.plan.flags import BUYER, CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Buyer, Cluster
 from windtunnel.cli.plan.line import Judged, judged, space_of_line
 from windtunnel.cli.plan.other_loads import cases_of, draws_of
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from windtunnel.plan.advice import Advice
     from windtunnel.plan.answer.recommendation import Riskier
     from windtunnel.plan.answer.why import Asked as Doubted
-    from windtunnel.plan.apart.pool_space import PoolSpace
-    from windtunnel.plan.apart.together import Verdict
+    from windtunnel.plan.disaggregation.pool_space import PoolSpace
+    from windtunnel.plan.disaggregation.together import Verdict
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
     from windtunnel.plan.search_result import SearchResult
@@ -154,7 +154,7 @@ def plan(
     space: Annotated[Path | None, Parameter(group=SPACE)] = None,
     pasting: Annotated[Pasting, Parameter(name="*", group=SPACE)] = PASTING,
     devices_file: Annotated[Path | None, Parameter(group=SPACE)] = None,
-    apart: Annotated[Apart, Parameter(name="*", group=POOLS)] = Apart(),  # noqa: B008 - frozen
+    disaggregation: Annotated[Disaggregation, Parameter(name="*", group=POOLS)] = Disaggregation(),  # noqa: B008 - frozen
     available: Annotated[Available, Parameter(name="*", group=LIMITS)] = Available(),  # noqa: B008 - frozen
     load: Annotated[Load, Parameter(name="*", group=WORKLOAD)] = Load(),  # noqa: B008 - frozen
     goals: Annotated[Goals, Parameter(name="*", group=GOALS)] = Goals(),  # noqa: B008 - frozen
@@ -199,7 +199,7 @@ def plan(
     lines = pasting.lines
     mixed, line = space_of_line(lines, model, *flags) if lines else (space_of(model, space, *flags), None)
     results = []
-    for searched in [mixed] if apart.pools == "mixed" else apart.spaces(mixed):
+    for searched in [mixed] if disaggregation.pools == "mixed" else disaggregation.spaces(mixed):
         objective = wanted.goal(searched, question.workload)
         asked = Asked(fixed, searched, question, objective, cases_of(load, wanted, searched, question))
         results.append(found(asked, wanted, cluster, kept))
@@ -235,7 +235,7 @@ def _finish(
 
 def verdict_of(results: "Sequence[Found]", load: Load, wanted: Wanted) -> "Verdict | None":
     """Whether prefill and decode apart are better than mixed servers, where both were searched, in this order."""
-    from windtunnel.plan.apart.together import separate_or_together
+    from windtunnel.plan.disaggregation.together import separate_or_together
 
     if len(results) < 2:
         return None
