@@ -1,8 +1,9 @@
 """plan: the cheapest deployment that keeps the limits."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 
 from windtunnel.cli.arguments import OUTPUT, PASTING, SCREEN, Json, Pasting, Printed, Verbose, progress, show_json
-from windtunnel.cli.plan.apart import POOLS, Apart
+from windtunnel.cli.plan.disaggregation import POOLS, Disaggregation
 from windtunnel.cli.plan.flags import BUYER, CLUSTER, LIMITS, SEARCH, SPACE, Available, Axes, Buyer, Cluster
 from windtunnel.cli.plan.line import Judged, judged, space_of_line
 from windtunnel.cli.plan.other_loads import cases_of, draws_of, loads_of
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from windtunnel.plan.advice import Advice
     from windtunnel.plan.answer.recommendation import Riskier
     from windtunnel.plan.answer.why import Asked as Doubted
-    from windtunnel.plan.apart.pool_space import PoolSpace
-    from windtunnel.plan.apart.together import Verdict
+    from windtunnel.plan.disaggregation.pool_space import PoolSpace
+    from windtunnel.plan.disaggregation.together import Verdict
     from windtunnel.plan.objective import Objective
     from windtunnel.plan.question import Question
     from windtunnel.plan.search import Stop
@@ -121,7 +122,8 @@ class Kept:
     """Where results go."""
 
     store: Path | None = None
-    """SQLite file that keeps every simulation: a search that was stopped goes on, and others find what this one did."""
+    """SQLite file that keeps every simulation: a search that was stopped goes on, and others find what this one did.
+    Default: $WINDTUNNEL_STORE, or plans.db in the cache folder; :memory: keeps nothing."""
     study: str | None = None
     """Name of this search in the store."""
     report: Annotated[Path | None, Parameter(alias="--html")] = None
@@ -156,8 +158,21 @@ class Kept:
             require_writable("report", self.report)
         if self.launch is not None:
             require_writable("launch", self.launch / "node.sh")
-        if self.study is not None and self.store is None:
-            raise InputError(f"study {self.study!r}: is kept in a store: add --store FILE")
+
+    def opened(self) -> "Store":
+        """The store. One that nobody has named and that cannot be written is done without, with a warning."""
+        from windtunnel.files import cache_folder
+        from windtunnel.plan.store import Store
+
+        place = self.store or os.environ.get("WINDTUNNEL_STORE")
+        if place is not None:
+            return Store(place)
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            return Store(cache_folder() / "plans.db")
+        except (InputError, OSError) as error:
+            sys.stderr.write(f"windtunnel: simulations are not kept: {error}\n")
+            return Store()
 
 
 def plan(
@@ -167,7 +182,7 @@ def plan(
     space: Annotated[Path | None, Parameter(group=SPACE)] = None,
     pasting: Annotated[Pasting, Parameter(name="*", group=SPACE)] = PASTING,
     devices_file: Annotated[Path | None, Parameter(group=SPACE)] = None,
-    apart: Annotated[Apart, Parameter(name="*", group=POOLS)] = Apart(),  # noqa: B008 - frozen
+    disaggregation: Annotated[Disaggregation, Parameter(name="*", group=POOLS)] = Disaggregation(),  # noqa: B008 - frozen
     available: Annotated[Available, Parameter(name="*", group=LIMITS)] = Available(),  # noqa: B008 - frozen
     load: Annotated[Load, Parameter(name="*", group=WORKLOAD)] = Load(),  # noqa: B008 - frozen
     goals: Annotated[Goals, Parameter(name="*", group=GOALS)] = Goals(),  # noqa: B008 - frozen
@@ -213,14 +228,15 @@ def plan(
     with progress("reading the load"):
         question = question_of(fixed, goals, wanted, perf, calibration)
     spaces, line = _spaces(model, space, pasting.lines, (axes, available, devices_file, wanted.finds_replicas))
-    kinds = [kind for mixed in spaces for kind in ([mixed] if apart.pools == "mixed" else apart.spaces(mixed))]
-    if len(spaces) > 1 and apart.pools == "both":
+    both = disaggregation.pools == "both"
+    if len(spaces) > 1 and both:
         raise InputError("pools both: compares two kinds of one model: give one, or --pools separate")
-    asked = [asked_of(load, fixed, each, question, wanted) for each in kinds]
-    with opened(kept) as store, until(wanted.time_limit) as stop, lasting(cluster.team()) as team:
+    kinds = [kind for mixed in spaces for kind in disaggregation.spaces(mixed)]
+    asked = [asked_of(load, fixed, kind, question, wanted) for kind in kinds]
+    with kept.opened() as store, until(wanted.time_limit) as stop, lasting(cluster.team()) as team:
         means = Means(store, team, stop)
         searches = [searched(one, wanted, kept, means, len(spaces) > 1) for one in asked]
-        verdict = verdict_of([one.answer for one in searches], fixed, wanted) if apart.pools == "both" else None
+        verdict = verdict_of([one.answer for one in searches], fixed, wanted) if both else None
         if verdict is not None:
             chosen = searches[1 if verdict.separate else 0]
         else:
@@ -278,7 +294,7 @@ def _spaces(
 
 def verdict_of(answers: "Sequence[SearchResult]", load: Load, wanted: Wanted) -> "Verdict":
     """Whether prefill and decode apart are better than mixed servers, which were searched in this order."""
-    from windtunnel.plan.apart.together import separate_or_together
+    from windtunnel.plan.disaggregation.together import separate_or_together
 
     together, separate = answers
     seeds = range(load.seed, load.seed + wanted.seeds) if load.varies else ()
@@ -412,15 +428,6 @@ def followed(chosen: Searched, wanted: Wanted, kept: Kept, means: Means) -> Foun
         with progress("surveying for the page"):
             surveyed = survey(answer, means.store, means.team)
     return Found(answer, advice, what_ifs, surveyed, risky, why, together)
-
-
-@contextmanager
-def opened(kept: Kept) -> "Iterator[Store]":
-    """The store of the flags, or one in memory."""
-    from windtunnel.plan.store import Store
-
-    with Store(kept.store) if kept.store else Store() as store:
-        yield store
 
 
 def reasons(answer: "SearchResult", doubted: "list[Doubted]", space: "AnySpace", store: "Store") -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from windtunnel.errors import InputError
 if TYPE_CHECKING:
     from windtunnel.model import Model
     from windtunnel.plan.answer.why import Asked
-    from windtunnel.plan.apart.pool_space import PoolSpace
+    from windtunnel.plan.disaggregation.pool_space import PoolSpace
     from windtunnel.plan.objective import Purchase
     from windtunnel.plan.space import Constraints, Space
     from windtunnel.plan.workers import Team

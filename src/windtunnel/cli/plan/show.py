@@ -28,7 +28,7 @@ from windtunnel.plan.answer.recommendation import (
     sentence,
     unfinished,
 )
-from windtunnel.plan.apart.together import Verdict
+from windtunnel.plan.disaggregation.together import Verdict
 from windtunnel.plan.objective import LeastForRate, purchase_of
 from windtunnel.plan.outcome import TIGHTEST
 from windtunnel.plan.search import Progress, Stop, Watch
