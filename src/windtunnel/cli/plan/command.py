@@ -220,30 +220,33 @@ def plan(
     verbose
         Say more: how many servers need how many replicas, what was searched and ruled out, what limits the winner.
     """
-    from windtunnel.cli.plan.show import until
-    from windtunnel.plan.workers import lasting
-
     kept.check()
     fixed = load.for_trials(wanted.target_request_rate)
     with progress("reading the load"):
         question = question_of(fixed, goals, wanted, perf, calibration)
     spaces, line = _spaces(model, space, pasting.lines, (axes, available, devices_file, wanted.finds_replicas))
-    both = disaggregation.pools == "both"
-    if len(spaces) > 1 and both:
+    if len(spaces) > 1 and disaggregation.pools == "both":
         raise InputError("pools both: compares two kinds of one model: give one, or --pools separate")
     kinds = [kind for mixed in spaces for kind in disaggregation.spaces(mixed)]
     asked = [asked_of(load, fixed, kind, question, wanted) for kind in kinds]
+    found, verdict, models = _answer(asked, wanted, cluster, kept, compare=disaggregation.pools == "both")
+    return _finish(found, verdict, models, kept, judged(line, found.answer), as_json, verbose)
+
+
+def _answer(
+    asked: "Sequence[Asked]", wanted: Wanted, cluster: Cluster, kept: Kept, compare: bool
+) -> "tuple[Found, Verdict | None, Mapping[str, Mapping[str, SearchResult]]]":
+    """What the best of the searches found; of two kinds to ``compare`` the verdict, of several models all searches."""
+    from windtunnel.cli.plan.show import until
+    from windtunnel.plan.workers import lasting
+
     with kept.opened() as store, until(wanted.time_limit) as stop, lasting(cluster.team()) as team:
-        means = Means(store, team, stop)
-        searches = [searched(one, wanted, kept, means, len(spaces) > 1) for one in asked]
-        verdict = verdict_of([one.answer for one in searches], fixed, wanted) if both else None
-        if verdict is not None:
-            chosen = searches[1 if verdict.separate else 0]
-        else:
-            chosen = max(searches, key=lambda one: one.score)
+        means, several = Means(store, team, stop), len(asked) > 1 and not compare
+        searches = [searched(one, wanted, kept, means, several) for one in asked]
+        verdict = verdict_of([one.answer for one in searches], asked[0].load, wanted) if compare else None
+        chosen = searches[verdict.separate] if verdict else max(searches, key=lambda one: one.score)
         found = followed(chosen, wanted, kept, means)
-    several = {one.asked.space.model: one.by_load for one in searches} if len(spaces) > 1 else {}
-    return _finish(found, verdict, several, kept, judged(line, chosen.answer), as_json, verbose)
+    return found, verdict, {one.asked.space.model: one.by_load for one in searches} if several else {}
 
 
 def _finish(
