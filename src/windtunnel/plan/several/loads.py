@@ -32,7 +32,7 @@ class Common:
     answers: Mapping[str, SearchResult]
     """The search of each load alone."""
     weights: tuple[float, ...] | None
-    """Of each load in the mean; None where the worst counts."""
+    """Of each load, for the weighted mean; None where the worst counts."""
     best: Mapping[str, Entry] | None
     """The best deployment under each load, exactly; None where none keeps the limits under all."""
     trials: int
