@@ -1,6 +1,8 @@
 """plan: the cheapest deployment that keeps the limits."""
 
 import math
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +109,8 @@ class Kept:
     """Where results go."""
 
     store: Path | None = None
-    """SQLite file that keeps every simulation: a search that was stopped goes on, and others find what this one did."""
+    """SQLite file that keeps every simulation: a search that was stopped goes on, and others find what this one did.
+    Default: $WINDTUNNEL_STORE, or plans.db in the cache folder; :memory: keeps nothing."""
     study: str | None = None
     """Name of this search in the store."""
     report: Annotated[Path | None, Parameter(alias="--html")] = None
@@ -142,8 +145,21 @@ class Kept:
             require_writable("report", self.report)
         if self.launch is not None:
             require_writable("launch", self.launch / "node.sh")
-        if self.study is not None and self.store is None:
-            raise InputError(f"study {self.study!r}: is kept in a store: add --store FILE")
+
+    def opened(self) -> "Store":
+        """The store. One that nobody has named and that cannot be written is done without, with a warning."""
+        from windtunnel.files import cache_folder
+        from windtunnel.plan.store import Store
+
+        place = self.store or os.environ.get("WINDTUNNEL_STORE")
+        if place is not None:
+            return Store(place)
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            return Store(cache_folder() / "plans.db")
+        except (InputError, OSError) as error:
+            sys.stderr.write(f"windtunnel: simulations are not kept: {error}\n")
+            return Store()
 
 
 def plan(
@@ -279,13 +295,12 @@ def found(asked: Asked, wanted: Wanted, cluster: Cluster, kept: Kept) -> Found:
     from windtunnel.plan.answer.ties import settle
     from windtunnel.plan.search import search_widening
     from windtunnel.plan.space import Space
-    from windtunnel.plan.store import Store
     from windtunnel.plan.survey import survey
     from windtunnel.plan.what_if import what_if
 
     load, space, question, objective, cases = asked
     doubted = wanted.buyer.asked(space)
-    store = Store(kept.store) if kept.store else Store()
+    store = kept.opened()
     kind = "" if isinstance(space, Space) else " apart"
     name = (kept.study or f"{Path(space.model).name} {objective.name} {question.digest[:8]}") + kind
     with store:
