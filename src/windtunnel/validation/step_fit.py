@@ -31,7 +31,7 @@ PRIOR = np.array([0.5, 0.5, 0.5, 5e-3, 1e-4, 5e-3, 1e-4])
 
 FEWEST = 40
 BLOCKS, HELD_OUT = 20, 4
-"""The records are cut into so many stretches, and every fourth of them decides nothing."""
+"""The records are cut into 20 stretches, and every fourth of them decides nothing."""
 
 ROUNDS = 40
 LEAST_SPREAD = 2e-3
