@@ -53,8 +53,9 @@ def profile(
     against
         Another profile folder: print how far this one is from it, by operator.
     """
+    from windtunnel.cli.terminal import show, wrapped
     from windtunnel.model import load_model
-    from windtunnel.perf.profile.folder import read_profile
+    from windtunnel.perf.profile.folder import read_profile, unsteady
     from windtunnel.profiling.machine import find_machine
     from windtunnel.profiling.profile import profile as measure
 
@@ -66,6 +67,8 @@ def profile(
     machine = find_machine(device_kind, name, threads)
     measured = measure(machine, known, shards, points, output, lambda text: print(text, file=sys.stderr))  # noqa: T201
     _show(measured)
+    if trouble := unsteady(measured.about):
+        show(wrapped(trouble))
     if against is not None:
         _show_difference(measured, read_profile(against, (machine.name,), measured.shape))
     place = f"--device {machine.name} --devices-file {output / 'device.toml'}"
@@ -118,12 +121,8 @@ def _device(name: str, kind: str, threads: int) -> "Device | None":
         return device(machine.name, [path])
 
 
-BUSY = 0.1
-"""Median difference of points measured again from which the machine is said to be busy."""
-
-
 def _show(measured: "Profile") -> None:
-    from windtunnel.cli.terminal import remarks, show, table
+    from windtunnel.cli.terminal import show, table
     from windtunnel.perf.estimators.kinds import DEFAULT, grid
     from windtunnel.perf.estimators.selection import errors, held_out
 
@@ -135,9 +134,7 @@ def _show(measured: "Profile") -> None:
         rows.append([f"{operator} TP {tp}", str(len(points)), *times, f"{100 * found.median:.1f}", again])
     names = ["operator", "points", "least µs", "most µs", "held out %", "again %"]
     title = f"{measured.device}: median error of a fifth of the points from the others; of points measured again"
-    busy = max(repeats.values(), default=0.0)
-    said = [f"the machine was busy: points measured again differ by up to {busy:.0%}; measure on an idle one"]
-    show(table(names, rows, title), *remarks(said if busy > BUSY else []))
+    show(table(names, rows, title))
 
 
 def _show_difference(one: "Profile", other: "Profile") -> None:

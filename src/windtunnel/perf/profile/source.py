@@ -15,7 +15,7 @@ from windtunnel.perf.kernel_errors import relative_error
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes, either
 from windtunnel.perf.predictor import Predictor, graph_gap, roofline
 from windtunnel.perf.profile.estimates import Estimates, read_estimates
-from windtunnel.perf.profile.folder import is_device
+from windtunnel.perf.profile.folder import is_device, unsteady
 from windtunnel.perf.profile.shapes import HOST, shape_of
 
 PREFIX = "profile:"
@@ -140,6 +140,11 @@ class ProfilePredictor(Predictor):
     def launches(self) -> bool:
         """See Predictor."""
         return bool(self.estimates.about)
+
+    @property
+    def trouble(self) -> str:
+        """See Predictor."""
+        return unsteady(self.estimates.about)
 
     @property
     def origin(self) -> dict[str, str]:
