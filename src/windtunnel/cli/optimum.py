@@ -213,5 +213,5 @@ def _verdict(found: "Certificate", requests: int) -> str:
     best = f"The best schedule found for {requests:,} requests has a {found.objective} of {value}"
     if found.proof == "optimal":
         return f"{best}: the best possible{among}."
-    side = "above" if found.objective.goodput else "below"
-    return f"{best}, within {share(found.gap)} of the best possible{among}: none is {side} {number(found.bound)}{_unit(found)}."
+    limit = f"{'above' if found.objective.goodput else 'below'} {number(found.bound)}{_unit(found)}"
+    return f"{best}, within {share(found.gap)} of the best possible{among}: none is {limit}."
