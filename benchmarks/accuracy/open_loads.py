@@ -17,7 +17,7 @@ from windtunnel.validation.point_replay import Replayed, replay
 FASTEST = 16.0
 """Requests per second of the fastest points."""
 CALM, SATURATED = 1.0, 3.0
-"""A calm server gives first tokens within so many seconds in the mean; it is predicted saturated where the simulated
+"""a calm server gives first tokens within a second in the mean; it is predicted saturated where the simulated
 mean is beyond that, and so many times the measured one."""
 
 
