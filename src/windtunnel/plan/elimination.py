@@ -179,7 +179,7 @@ def _ask_candidate(contender: Contender, job: Job, report: Report) -> Entry:
 
 
 def _ask_replicas(steps: GoodputClimb, job: Job, pools: str, report: Report) -> Entry:
-    """Try every number of replicas that may beat the standard and the best of its own; see ``plan.goodput``."""
+    """Try every number of replicas that may beat the standard and those tried before; see ``plan.goodput``."""
     index, closed = steps.candidate.index, dict[int, Closed]()
     best: tuple[float, int, Outcome] | None = None
 
@@ -239,7 +239,7 @@ def ask(
 def _ask_good(
     steps: GoodputClimb, count: int, wins: Callable[[float], bool], job: Job, pools: str, report: Report
 ) -> Outcome:
-    """The outcome of so many replicas at the load's own arrivals: known, or simulated as far as it may still win."""
+    """The outcome of some replicas at the arrivals that the load has: known, or simulated as far as it may still win."""
     question, (deployment, rate) = job.question, steps.trial(-count)
     key = trial_key(question, pools, deployment, rate)
     whole, begun = f"{key}-good", f"{key}-lost"

@@ -43,7 +43,7 @@ def good_run(
     """A run at the load's own arrivals, ended where what was lost so far decides; under several draws of the load the
     one with the fewest good tokens.
 
-    ``beats``: whether so many good tokens per second, at such a share of good requests, would still be good enough.
+    ``beats``: whether that many good tokens per second, at a share of good requests, would still be good enough.
     """
     worst: Outcome | None = None
     for draw in tightened(deployment, tables, question).each_draw():
