@@ -32,6 +32,8 @@ KEYS = ("engine", "family", "device", "dtype", "model", "layout")
 CHAIN = tuple(KEYS[:length] for length in range(len(KEYS) + 1))
 """What the servers of a group have in common, from the largest group to the smallest."""
 
+WIDE = 4.0
+"""Times as long on a slow server as on a fast one: beyond that nobody is confident."""
 PRIOR = 4.0
 """Independent loads of servers that a larger group counts for: of 1, 2, 4 and 8, the one that holds the shares of most
 groups."""
@@ -139,9 +141,13 @@ class Doubt:
     @property
     def grade(self) -> tuple[str, str]:
         """How sure the times are in one word, and why: high where this model was measured on this device, medium where
-        its family or the engine was, low elsewhere and where simulations are known to be off."""
+        its family or the engine was, low elsewhere, where simulations are known to be off, and where steps may take
+        more than ``WIDE`` times as long on one server as on another."""
         if self.calibrated:
             return "high", "calibrated with your own run"
+        low, high = self.factors("steps", 0.9)
+        if high > WIDE * low:
+            return "low", f"steps may take {low:.2g} to {high:.2g} times as long as simulated"
         common = len(self.nearest.key)
         points = f"{self.nearest.points:,} measured points"
         if self.nearest.known_bad:
