@@ -148,20 +148,19 @@ class Doubt:
         low, high = self.factors("steps", 0.9)
         if high > WIDE * low:
             return "low", f"steps may take {low:.2g} to {high:.2g} times as long as simulated"
-        common = len(self.nearest.key)
         points = f"{self.nearest.points:,} measured points"
         if self.nearest.known_bad:
             return "low", f"simulations of servers like this are known to be off ({points})"
-        if common >= KEYS.index("model") + 1:
-            return "high", f"this model was measured on this device ({points})"
-        if common >= KEYS.index("device") + 1:
-            return "medium", f"models of this family were measured on this device ({points})"
-        if common >= KEYS.index("family") + 1:
-            return "medium", f"models of this family were measured on other devices ({points})"
-        return (
-            "low",
-            f"nothing like it was measured: judged by all servers{' of the engine' if common else ''} ({points})",
+        known = (
+            ("model", "high", "this model was measured on this device"),
+            ("device", "medium", "models of this family were measured on this device"),
+            ("family", "medium", "models of this family were measured on other devices"),
+            ("engine", "low", "nothing like it was measured: judged by all servers of the engine"),
         )
+        common = KEYS[: len(self.nearest.key)]
+        nothing = ("low", "nothing like it was measured: judged by all servers")
+        word, why = next(((word, why) for key, word, why in known if key in common), nothing)
+        return word, f"{why} ({points})"
 
     @property
     def warning(self) -> str | None:
