@@ -239,7 +239,7 @@ def ask(
 def _ask_good(
     steps: GoodputClimb, count: int, wins: Callable[[float], bool], job: Job, pools: str, report: Report
 ) -> Outcome:
-    """The outcome of some replicas at the arrivals that the load has: known, or simulated as far as it may still win."""
+    """The outcome of some replicas at the arrivals of the load: known, or simulated as far as it may still win."""
     question, (deployment, rate) = job.question, steps.trial(-count)
     key = trial_key(question, pools, deployment, rate)
     whole, begun = f"{key}-good", f"{key}-lost"
