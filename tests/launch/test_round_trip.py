@@ -1,5 +1,6 @@
 """What --launch writes, --from reads as the same deployment: flags of all three engines, and a comment for the rest."""
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,14 +16,23 @@ from windtunnel.model import load_model
 from windtunnel.report.launch_files import write_launch_files
 from windtunnel.scenario.pasted import read_pasted, scenario_of
 
+CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "70"))
 PRESETS = {"vllm": "vllm-0.32", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
 HAND = {
     "vllm": ("vllm-0.32-nixl-pull", "vllm-0.32-nixl-push", "vllm-0.32-mooncake"),
     "sglang": ("sglang-0.5-bootstrap",),
     "trtllm": ("trtllm-1.0",),
 }
+MODELS = (
+    "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-8B",
+    "meta-llama/Llama-3.1-70B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "openai/gpt-oss-120b",
+    "nvidia/DeepSeek-R1-NVFP4",
+)
 COMMON: dict[str, Any] = {
-    "tensor_parallel_size": st.sampled_from([1, 2, 4]),
+    "tensor_parallel_size": st.sampled_from([1, 2, 4, 8]),
     "pipeline_parallel_size": st.sampled_from([1, 2]),
     "data_parallel_size": st.sampled_from([1, 2, 4]),
     "enable_expert_parallel": st.booleans(),
@@ -53,11 +63,18 @@ OWN: dict[str, dict[str, Any]] = {
         "enable_dbo": st.booleans(),
         "dbo_decode_token_threshold": st.just(64),
         "quantization": st.just("fp8"),
-        "cudagraph_mode": st.just("FULL_DECODE_ONLY"),
+        "cudagraph_mode": st.sampled_from(["FULL_DECODE_ONLY", "PIECEWISE", "FULL"]),
+        "states_per_request": st.sampled_from([1, 2]),
         "stream_interval": st.sampled_from([1, 20]),
         "api_server_count": st.sampled_from([1, 4]),
+        "mamba_ssm_cache_dtype": st.just("float32"),
+        "num_redundant_experts": st.just(8),
     },
     "sglang": {
+        "mamba_ssm_cache_dtype": st.just("bfloat16"),
+        "states_per_request": st.sampled_from([3, 5]),
+        "swa_full_tokens_ratio": st.just(0.25),
+        "num_redundant_experts": st.just(8),
         "stream_interval": st.sampled_from([1, 20]),
         "scheduler_recv_interval": st.sampled_from([1, 10]),
         "api_server_count": st.sampled_from([1, 4]),
@@ -75,7 +92,12 @@ OWN: dict[str, dict[str, Any]] = {
         ),
     },
     "trtllm": {
-        "scheduler": st.sampled_from(["trtllm-max-utilization", "trtllm-guaranteed-no-evict:balance_timeout=60"])
+        "all2all_backend": st.just("flashinfer_nvlink_one_sided"),
+        "low_precision_combine": st.just(True),
+        "prompt_graph_tokens": st.just(2048),
+        "stream_interval": st.sampled_from([1, 20]),
+        "api_server_count": st.sampled_from([1, 4]),
+        "scheduler": st.sampled_from(["trtllm-max-utilization", "trtllm-guaranteed-no-evict:balance_timeout=60"]),
     },
 }
 
@@ -83,7 +105,7 @@ OWN: dict[str, dict[str, Any]] = {
 @st.composite
 def deployments(draw: st.DrawFn, backend: str) -> Deployment:
     """Some that the engine can be started as."""
-    model = load_model(draw(st.sampled_from(["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-70B"])))
+    model = load_model(draw(st.sampled_from(MODELS)))
     gpu = device(draw(st.sampled_from(["h100", "h200", "b200"])))
     router = draw(st.sampled_from(["round_robin", "least_outstanding", "vllm_dp"]))
 
@@ -122,7 +144,10 @@ def back(deployment: Deployment) -> Deployment:
 @pytest.mark.parametrize("backend", PRESETS)
 def test_a_deployment_comes_back(backend: str) -> None:
     @settings(
-        max_examples=70, deadline=None, phases=(Phase.explicit, Phase.generate), suppress_health_check=list(HealthCheck)
+        max_examples=CASES,
+        deadline=None,
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
     )
     @given(deployments(backend))
     def check(deployment: Deployment) -> None:

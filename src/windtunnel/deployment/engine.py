@@ -9,7 +9,8 @@ from windtunnel.errors import InputError, unknown
 
 ENGINE_DTYPES = {"auto": "auto", "half": "float16", "float16": "float16", "bfloat16": "bfloat16"}
 STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
-DECODES_ALONE = "FULL_DECODE_ONLY"
+DECODES_ALONE, PIECES, WHOLE = "FULL_DECODE_ONLY", "PIECEWISE", "FULL"
+GRAPH_MODES = (DECODES_ALONE, PIECES, WHOLE)
 POLICIES = ("fcfs", "priority")
 GATHERED = "allgather_reducescatter"
 """Every rank sees the tokens of all, and the sums of its experts are scattered."""
@@ -110,8 +111,12 @@ class Engine:
     """Mean tokens per step with speculation, including the verified token. Progress is exact
     in expectation; its variance is not simulated."""
     cudagraph_mode: str | None = None
-    """``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches with prompts;
+    """By vLLM's names. ``FULL_DECODE_ONLY``: graphs of decodes alone, though the engine would capture small batches
+    with prompts; ``PIECEWISE``: attention outside of graphs, for decodes too; ``FULL``: one graph, with prompts too;
     None: as the engine does."""
+    prompt_graph_tokens: int | None = None
+    """Largest batch with prompts that runs from graphs, attention outside of them, in an engine that captures decodes
+    alone (``torch_compile_config`` of TensorRT-LLM); None: as the engine does."""
     num_redundant_experts: int = 0
     """Copies of experts in addition to the experts themselves, in memory: choices fall evenly here anyway."""
     swa_full_tokens_ratio: float | None = None
@@ -119,6 +124,9 @@ class Engine:
     None: their windows are set aside for every request that runs."""
     mamba_ssm_cache_dtype: str = "auto"
     """Of the states of recurrent layers: ``auto`` (as the checkpoint says), ``float32``, ``bfloat16``, ``float16``."""
+    states_per_request: int | None = None
+    """States of recurrent layers that are set aside for each request that runs. None: the engine's: one, and with
+    cached prefixes three in SGLang; its ``extra_buffer`` has five, vLLM's ``mamba_cache_mode`` ``align`` two."""
     low_precision_combine: bool = False
     """Experts' outputs return to their ranks in the type of the experts' weights (TensorRT-LLM's
     ``use_low_precision_moe_combine``), 8 or 4 bits, where an exchange of kernels takes them back."""
@@ -181,12 +189,14 @@ class Engine:
         for name in ("scheduler_recv_interval", "stream_interval", "api_server_count"):
             self._require_integer(name, 1)
         for name, value, known in (
-            ("cudagraph_mode", self.cudagraph_mode, (None, DECODES_ALONE)),
+            ("cudagraph_mode", self.cudagraph_mode, (None, *GRAPH_MODES)),
             ("mamba_ssm_cache_dtype", self.mamba_ssm_cache_dtype, STATE_DTYPES),
         ):
             if value not in known:
                 raise unknown(name, str(value), [each for each in known if each])
         self._require_integer("num_redundant_experts", 0)
+        for name in ("states_per_request", "prompt_graph_tokens"):
+            self._require_integer(name, 1, optional=True)
         ratio = self.swa_full_tokens_ratio
         if ratio is not None and not (isfinite(ratio) and 0 < ratio <= 1):
             raise InputError(f"swa_full_tokens_ratio={ratio}: must be > 0 and ≤ 1")

@@ -278,7 +278,7 @@ def _fuses_all_reduce(pool: Pool) -> bool:
     """By the engine's default; users of data-centre Blackwell switch it on where it is not (vLLM's recipes)."""
     chosen = preset(pool.engine.preset).fuses_all_reduce or pool.device.is_blackwell_datacentre
     linked = pool.device.sm_version >= FUSED_SINCE and pool.device.link == "nvlink"
-    return chosen and linked and pool.engine.tensor_parallel_size > 1
+    return chosen and linked and 1 < pool.engine.tensor_parallel_size <= pool.device.gpus_per_domain
 
 
 def _fuses_casts(pool: Pool) -> tuple[bool, bool]:
