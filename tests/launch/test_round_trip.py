@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from windtunnel.deployment import HANDOVERS, Deployment, Engine, Link, Pool
 from windtunnel.errors import InputError
 from windtunnel.hardware import device
-from windtunnel.model import load_model
+from windtunnel.launch.trtllm import IN_FEW_BITS
+from windtunnel.model import Model, load_model
 from windtunnel.report.launch_files import write_launch_files
 from windtunnel.scenario.pasted import read_pasted, scenario_of
 
@@ -92,7 +93,6 @@ OWN: dict[str, dict[str, Any]] = {
         ),
     },
     "trtllm": {
-        "all2all_backend": st.just("flashinfer_nvlink_one_sided"),
         "low_precision_combine": st.just(True),
         "prompt_graph_tokens": st.just(2048),
         "stream_interval": st.sampled_from([1, 20]),
@@ -113,6 +113,8 @@ def deployments(draw: st.DrawFn, backend: str) -> Deployment:
         flags: dict[str, Any] = draw(
             st.fixed_dictionaries({"preset": st.just(PRESETS[backend])}, optional={**COMMON, **OWN[backend]})
         )
+        for name in without(model, flags):
+            flags.pop(name, None)
         if "num_speculative_tokens" in flags:
             flags["acceptance_length"] = draw(st.sampled_from([1.5, 2.0]))
         return Pool(model, gpu, Engine(**flags), draw(st.integers(1, 3)), role, role if role != "mixed" else "pool")
@@ -128,6 +130,23 @@ def deployments(draw: st.DrawFn, backend: str) -> Deployment:
     except InputError:
         assume(False)
         raise
+
+
+def without(model: Model, flags: dict[str, Any]) -> set[str]:
+    """Settings that make no difference to this model, whose flags a line would be right to leave out."""
+    found: set[str] = set()
+    cached = flags.get("enable_prefix_caching") is not False and "radix_cache=false" not in flags.get("scheduler", "")
+    if not model.state_bytes():
+        found |= {"mamba_ssm_cache_dtype", "states_per_request"}
+    elif not cached:
+        found |= {"states_per_request"}
+    if len({bool(layer.window) for _, layer in model.layers}) == 1:
+        found |= {"swa_full_tokens_ratio"}
+    if not model.has_moe:
+        found |= {"num_redundant_experts", "low_precision_combine"}
+    elif not (flags.get("enable_expert_parallel") and flags.get("data_parallel_size", 1) > 1):
+        found |= {"low_precision_combine"}
+    return found | ({"low_precision_combine"} if model.weight_dtype("experts") not in IN_FEW_BITS else set())
 
 
 def back(deployment: Deployment) -> Deployment:
