@@ -20,6 +20,7 @@ from windtunnel.metrics import summary
 from windtunnel.model import load_model
 from windtunnel.perf.batch_times import BatchTimes
 from windtunnel.perf.database import find_systems
+from windtunnel.perf.kinds.exchanging_experts import ExchangingExperts
 from windtunnel.perf.tabulate.host import DISPATCH_ATTENTION, eager_floor
 from windtunnel.perf.tabulate.operators import operators
 from windtunnel.perf.tabulate.tables import axes
@@ -148,6 +149,30 @@ def test_captured_prompts_wait_for_no_module() -> None:
     assert plain.mixed_tokens[256] == pytest.approx(eager_floor(pool("Qwen/Qwen3-0.6B", "b200", **engine)))
     assert captured.mixed_tokens[600] == plain.mixed_tokens[600]
     assert captured.decode_tokens[4] == plain.decode_tokens[4]
+
+
+def test_experts_that_exchange_take_as_long_as_the_longer_of_both() -> None:
+    """Tokens of 8 ranks, 8 choices of 256 experts: a copy to 5.25 GPUs in the mean, 7 of 8 of them another one, 7168
+    numbers there in 8 bits with a scale for 128, and back in 16. One rank's decodes wait for the weights."""
+    line = "--tp 8 --dp 8 --ep 8 --enable-dp-attention --enable-dp-lm-head --moe-a2a-backend megamoe"
+    said = reading(f"python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 {line}")
+    assert said.settings["all2all_backend"] == "megamoe"
+    settings: dict[str, Any] = {"preset": "sglang-0.5", "data_parallel_size": 8, "enable_expert_parallel": True}
+    found = operators(pool("deepseek-ai/DeepSeek-R1", "b200", **settings, all2all_backend="megamoe"))
+    (kernel,) = [each.kernel for each in found if isinstance(each.kernel, ExchangingExperts)]
+    assert not [each.name for each in found if each.name.startswith("expert_") and each.group == "communication"]
+    b200, tokens, zero = device("b200"), np.array([8.0, 65536.0]), np.zeros(2)
+    sent = 8 * (1 - (7 / 8) ** 8) * 7 / 8 * 7168 * (1 + 4 / 128 + 2) * tokens / 8
+    np.testing.assert_allclose(kernel.on_the_link(b200, tokens), sent / b200.link_bandwidth)
+    alone = kernel.experts.bound(b200, tokens, zero)
+    together = kernel.bound(b200, tokens, zero)
+    np.testing.assert_array_equal(together, np.maximum(alone, sent / b200.link_bandwidth))
+    slow = replace(b200, link_bandwidth=b200.link_bandwidth / 10)
+    assert kernel.bound(slow, tokens, zero)[1] == pytest.approx(10 * sent[1] / b200.link_bandwidth)
+    assert kernel.bound(slow, tokens, zero)[0] == alone[0]
+    for refused, why in (("b200", "over 16 GPUs"), ("h100_pcie", "needs one of NVLink")):
+        with pytest.raises(InputError, match=why):
+            pool("deepseek-ai/DeepSeek-R1", refused, **settings | {"data_parallel_size": 16}, all2all_backend="megamoe")
 
 
 @pytest.mark.skipif(not (POINTS.is_file() and find_systems()), reason="the measured points are not here")

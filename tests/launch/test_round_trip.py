@@ -80,7 +80,7 @@ OWN: dict[str, dict[str, Any]] = {
         "scheduler_recv_interval": st.sampled_from([1, 10]),
         "api_server_count": st.sampled_from([1, 4]),
         "enable_prefix_caching": st.booleans(),
-        "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput", "deepep_auto"]),
+        "all2all_backend": st.sampled_from(["deepep_low_latency", "deepep_high_throughput", "deepep_auto", "megamoe"]),
         "enable_dbo": st.booleans(),
         "quantization": st.just("fp8"),
         "scheduler": st.sampled_from(

@@ -16,10 +16,12 @@ GATHERED = "allgather_reducescatter"
 """Every rank sees the tokens of all, and the sums of its experts are scattered."""
 LOW_LATENCY, HIGH_THROUGHPUT, AUTO = "deepep_low_latency", "deepep_high_throughput", "deepep_auto"
 ONE_SIDED = "flashinfer_nvlink_one_sided"
-EXCHANGES = (GATHERED, LOW_LATENCY, HIGH_THROUGHPUT, AUTO, ONE_SIDED)
+ONE_KERNEL = "megamoe"
+EXCHANGES = (GATHERED, LOW_LATENCY, HIGH_THROUGHPUT, AUTO, ONE_SIDED, ONE_KERNEL)
 """The ways in which ranks send tokens to each other's experts, by vLLM's names (config/parallel.py); ``deepep_auto`` is
 SGLang's ``--deepep-mode auto``: low latency for decodes, high throughput for prompts; ``flashinfer_nvlink_one_sided``
-are TensorRT-LLM's kernels, which write into the memory of other GPUs."""
+are TensorRT-LLM's kernels, which write into the memory of other GPUs; ``megamoe`` is SGLang's name of DeepGEMM's
+kernel, which exchanges tokens while it multiplies others."""
 SCHEDULING = {"scheduling": True}
 """Marks an argument that only the engine's own scheduler reads."""
 
@@ -53,8 +55,8 @@ class Engine:
     """Whole experts per GPU instead of slices of every expert."""
     all2all_backend: str = GATHERED
     """How ranks that share experts exchange tokens: ``allgather_reducescatter``, ``deepep_low_latency``,
-    ``deepep_high_throughput``, ``deepep_auto`` (SGLang: the first of the two for decodes, the other for prompts), or
-    ``flashinfer_nvlink_one_sided`` (TensorRT-LLM, in one NVLink domain)."""
+    ``deepep_high_throughput``, ``deepep_auto`` (SGLang: the first of the two for decodes, the other for prompts),
+    ``flashinfer_nvlink_one_sided`` (TensorRT-LLM) or ``megamoe`` (SGLang), both in one NVLink domain."""
     enable_dbo: bool = False
     """Two micro-batches in turn, so that one computes while the other's tokens are exchanged (SGLang's
     ``enable_two_batch_overlap``)."""

@@ -5,7 +5,16 @@ Then say which steps of a resolved engine are split into two micro-batches, to h
 
 from dataclasses import replace
 
-from windtunnel.deployment.engine import AUTO, ENGINE_DTYPES, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_SIDED, Engine
+from windtunnel.deployment.engine import (
+    AUTO,
+    ENGINE_DTYPES,
+    GATHERED,
+    HIGH_THROUGHPUT,
+    LOW_LATENCY,
+    ONE_KERNEL,
+    ONE_SIDED,
+    Engine,
+)
 from windtunnel.deployment.engine_scheduler import (
     named_settings,
     require_own_settings,
@@ -67,6 +76,7 @@ def resolve_engine(engine: Engine, model: Model, device: Device) -> Engine:
     effective_model(model, device, engine)
     require_shardable(engine, model, device)
     require_exchange(engine, chosen, model)
+    _require_one_domain(engine, device)
     length = _model_len(engine, model)
     chunked = engine.enable_chunked_prefill
     if chunked is None:
@@ -378,6 +388,8 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
                 raise InputError(f"{given}: simulated for TensorRT-LLM alone; use preset='trtllm-1.1', or {GATHERED!r}")
         elif not chosen.deepep:
             raise InputError(f"{given}: not simulated for {chosen.name}; use preset='vllm-0.32', or {GATHERED!r}")
+        if backend == ONE_KERNEL and chosen.backend != "sglang":
+            raise InputError(f"{given}: simulated for SGLang alone; use preset='sglang-0.5', or {GATHERED!r}")
         if backend == AUTO and chosen.backend != "sglang":
             raise InputError(f"{given}: {chosen.name} has no such choice; use {LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}")
         if not (model.has_moe and engine.enable_expert_parallel and engine.data_parallel_size > 1):
@@ -392,6 +404,16 @@ def require_exchange(engine: Engine, chosen: EnginePreset, model: Model) -> None
     _require_splitting(engine, chosen)
 
 
+def _require_one_domain(engine: Engine, device: Device) -> None:
+    """Raise InputError for one kernel over GPUs that no NVLink joins, into whose memory it writes."""
+    ranks = engine.tensor_parallel_size * engine.data_parallel_size
+    if engine.all2all_backend == ONE_KERNEL and (device.link != "nvlink" or ranks > device.gpus_per_domain):
+        raise InputError(
+            f"all2all_backend={ONE_KERNEL!r} over {ranks} GPUs: {device.gpus_per_domain} {device.name} GPUs share a "
+            f"{device.link} domain, and it needs one of NVLink; use {LOW_LATENCY!r}, or fewer GPUs"
+        )
+
+
 def _require_splitting(engine: Engine, chosen: EnginePreset) -> None:
     given = {
         name: getattr(engine, name)
@@ -404,10 +426,10 @@ def _require_splitting(engine: Engine, chosen: EnginePreset) -> None:
         return
     if not chosen.deepep:
         raise InputError(f"enable_dbo: not simulated for {chosen.name}; use preset='vllm-0.32', or leave it out")
-    if engine.all2all_backend == GATHERED:
+    if engine.all2all_backend in (GATHERED, ONE_KERNEL):
         raise InputError(
-            f"enable_dbo with all2all_backend={GATHERED!r}: only DeepEP's exchange runs alongside other kernels; use "
-            f"all2all_backend={LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}"
+            f"enable_dbo with all2all_backend={engine.all2all_backend!r}: only DeepEP's exchange runs alongside other "
+            f"kernels; use all2all_backend={LOW_LATENCY!r} or {HIGH_THROUGHPUT!r}"
         )
     if given and chosen.backend == "sglang":
         name, value = next(iter(given.items()))

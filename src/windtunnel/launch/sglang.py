@@ -5,7 +5,7 @@ Sources: sglang/srt/server_args.py of 0.5; sglang/srt/managers/schedule_policy.p
 
 from typing import Any
 
-from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY
+from windtunnel.deployment.engine import AUTO, GATHERED, HIGH_THROUGHPUT, LOW_LATENCY, ONE_KERNEL
 from windtunnel.deployment.presets import preset
 from windtunnel.deployment.resolve import KEPT_STATES
 from windtunnel.errors import InputError
@@ -134,22 +134,19 @@ def _experts(asked: Asked, engine: dict[str, Any], gpus: int, ranks: int) -> Non
     engine["num_redundant_experts"] = asked.integer("ep-num-redundant-experts")
     if backend == "deepep" and ranks > 1:
         engine["all2all_backend"] = MODES.get(asked.text("deepep-mode") or "auto", AUTO)
+    elif backend == ONE_KERNEL and ranks > 1:
+        engine["all2all_backend"] = ONE_KERNEL
     elif backend not in ("", "none"):
-        asked.refused["moe-a2a-backend"] = A2A.get(
-            backend, "how ranks exchange tokens: gathering those of all stands for it"
-        )
-    if "all2all_backend" not in engine:
+        asked.refused["moe-a2a-backend"] = "how ranks exchange tokens: gathering those of all stands for it"
+    if backend != "deepep" or ranks == 1:
         asked.unused["deepep-mode"] = "no ranks exchange tokens by DeepEP"
     if asked.truth("enable-two-batch-overlap"):
-        if engine.get("all2all_backend", GATHERED) != GATHERED:
+        if engine.get("all2all_backend", GATHERED) not in (GATHERED, ONE_KERNEL):
             engine["enable_dbo"] = True
         else:
             asked.refused["enable-two-batch-overlap"] = (
                 "two micro-batches: only DeepEP's exchange is known to run alongside kernels"
             )
-
-
-A2A = {"megamoe": "exchange and experts are one kernel: gathering the tokens of all ranks stands for it"}
 
 
 def _share_of_windows(asked: Asked) -> float | None:

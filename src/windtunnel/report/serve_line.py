@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from windtunnel.deployment.engine import GATHERED, SCHEDULER_FLAGS
+from windtunnel.deployment.engine import GATHERED, ONE_KERNEL, SCHEDULER_FLAGS
 from windtunnel.deployment.engine_scheduler import SIZES
 from windtunnel.deployment.presets import ALIASES, EnginePreset, preset
 from windtunnel.deployment.resolve import KEPT_STATES
@@ -143,7 +143,7 @@ def _sglang(model: str, pool: Mapping[str, Any], shared: bool, transfer: Mapping
         "pipeline_parallel_size": stages if stages > 1 else None,
         "data_parallel_size": ranks if ranks > 1 else None,
         "enable_expert_parallel": gpus if engine.get("enable_expert_parallel") else None,
-        "all2all_backend": ("deepep", deepep) if deepep else None,
+        "all2all_backend": _exchange(str(engine.get("all2all_backend", GATHERED)), deepep),
         "max_model_len": engine.get("max_model_len"),
         "max_num_seqs": _times(engine.get("max_num_seqs"), together),
         "max_num_batched_tokens": -1 if rules["chunked_prefill"] is False else chunk,
@@ -183,6 +183,13 @@ def _flags(engine: str, field: str, value: Any) -> Iterable[tuple[str, Any]]:
 def _chain(drafts: int | None) -> tuple[Any, ...] | None:
     """Algorithm, steps, width and tokens of a chain of drafts, the token before them included."""
     return ("NEXTN", drafts, 1, drafts + 1) if drafts else None
+
+
+def _exchange(backend: str, deepep: str | None) -> tuple[str, ...] | None:
+    """What exchanges tokens, and DeepEP's mode."""
+    if deepep:
+        return "deepep", deepep
+    return (backend,) if backend == ONE_KERNEL else None
 
 
 def _buffer(engine: Mapping[str, Any], rules: Mapping[str, Any]) -> str | None:
