@@ -192,11 +192,13 @@ def client_json(run: Run, *, exclude_warmup: bool = False) -> dict[str, Any]:
     window = measured_window(run.requests, steps.ends, exclude_warmup)
     found = _latencies(steps, window, request_metrics(run.requests), LATENCIES)
     ended = (run.requests.status == FINISHED) & window.holds(run.requests.finish)
+    outputs = output_tokens(steps, window)
+    del steps  # which may be as large as the latencies of all tokens
     document: dict[str, Any] = clean(
         {
             **{name: values.statistics() for name, values in found.items()},
             "request_throughput": _per_second(int(ended.sum()), window),
-            "output_throughput": _per_second(output_tokens(steps, window), window),
+            "output_throughput": _per_second(outputs, window),
         }
     )
     return document
