@@ -43,7 +43,8 @@ class Wanted:
     """What is best, and how exactly it is wanted."""
 
     target_request_rate: float | None = None
-    """Requests per second to serve; the objective is then cost, and the number of replicas is found."""
+    """Requests per second to serve; the objective is then cost, and the number of replicas is found. Of sessions that
+    all start at once say --lanes instead."""
     objective: Literal["auto", "qps-per-dollar", "qps-per-gpu", "cost", "gpus", "energy"] = "auto"
     """What is compared: the capacity per dollar or GPU, cost or GPUs for a rate, energy per output token at capacity.
     Auto: cost with a target rate, else qps-per-dollar. Without a target rate, cost and gpus are for the
@@ -75,31 +76,36 @@ class Wanted:
             raise InputError(f"time_limit={self.time_limit:g}: must be seconds > 0")
         if self.target_request_rate is not None and self.objective in ("qps-per-dollar", "qps-per-gpu", "energy"):
             raise InputError(f"target_request_rate={self.target_request_rate:g}: is for the objectives cost and gpus")
-        if (self.buyer.whole_nodes or self.buyer.spare) and not self.finds_replicas:
+
+    def finds_replicas(self, load: Load) -> bool:
+        """Whether the number of replicas is found, for a rate or for lanes. Raises InputError for what contradicts
+        that."""
+        if load.lanes is not None and self.objective in ("qps-per-dollar", "qps-per-gpu", "energy"):
+            raise InputError(f"lanes={load.lanes}: is for the objectives cost and gpus: leave one of them out")
+        found = self.target_request_rate is not None or load.lanes is not None or self.objective in ("cost", "gpus")
+        if (self.buyer.whole_nodes or self.buyer.spare) and not found:
             raise InputError("whole_nodes and spare: count what is bought for a rate: add --target-request-rate")
+        return found
 
-    @property
-    def finds_replicas(self) -> bool:
-        """Whether the number of replicas is found, for a rate."""
-        return self.target_request_rate is not None or self.objective in ("cost", "gpus")
-
-    def goal(self, space: "AnySpace", workload: "Workload") -> "Objective":
+    def goal(self, space: "AnySpace", question: "Question") -> "Objective":
         """The objective. Raises InputError where it contradicts the space or the load."""
         from windtunnel.plan.objective import EnergyPerToken, LeastForRate, RatePerDollar
 
+        unit, lanes = question.unit, question.workload.lanes if question.in_lanes else 0
         if self.objective == "energy":
             return EnergyPerToken()
         if self.objective == "qps-per-gpu":
-            return RatePerDollar(count_gpus=True)
-        if self.objective == "qps-per-dollar" or (self.objective == "auto" and self.target_request_rate is None):
-            return RatePerDollar()
-        rate = self.target_request_rate if self.target_request_rate is not None else workload.request_rate
+            return RatePerDollar(count_gpus=True, of=unit)
+        given = self.target_request_rate if self.target_request_rate is not None else lanes or None
+        if self.objective == "qps-per-dollar" or (self.objective == "auto" and given is None):
+            return RatePerDollar(of=unit)
+        rate = question.workload.request_rate if given is None else given
         if not math.isfinite(rate):
-            raise InputError("the load has no rate: add target_request_rate")
+            raise InputError("the load has no rate: add target_request_rate, or of sessions lanes")
         if "replicas" in space.axes:
             raise InputError("replicas: are found for a target rate: leave the axis out, or leave the target rate out")
         purchase = self.buyer.purchase()
-        return LeastForRate(rate, space.constraints, self.objective == "gpus", purchase)
+        return LeastForRate(rate, space.constraints, self.objective == "gpus", purchase, unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,15 +198,16 @@ def plan(
         Say more: how many servers need how many replicas, what was searched and ruled out, what limits the winner.
     """
     kept.check()
+    fleet = wanted.finds_replicas(load)
     fixed = load.for_trials(wanted.target_request_rate)
     with progress("reading the load"):
         question = question_of(fixed, goals, wanted, perf, calibration)
-    flags = (axes, available, devices_file, wanted.finds_replicas)
+    flags = (axes, available, devices_file, fleet)
     lines = pasting.lines
     mixed, line = space_of_line(lines, model, *flags) if lines else (space_of(model, space, *flags), None)
     results = []
     for searched in [mixed] if apart.pools == "mixed" else apart.spaces(mixed):
-        objective = wanted.goal(searched, question.workload)
+        objective = wanted.goal(searched, question)
         asked = Asked(fixed, searched, question, objective, cases_of(load, wanted, searched, question))
         results.append(found(asked, wanted, cluster, kept))
     verdict = verdict_of(results, fixed, wanted)
@@ -335,8 +342,9 @@ def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration
     from windtunnel.plan.question import Question
     from windtunnel.simulate.overheads import overheads_of
 
+    workload = load.workload()
     return Question(
-        load.workload(),
+        workload,
         slo=goals.limits(),
         attainment=ATTAINMENT if goals.attainment is None else goals.attainment,
         tolerance=wanted.tolerance,
@@ -345,7 +353,17 @@ def question_of(load: Load, goals: Goals, wanted: Wanted, perf: str, calibration
         seed=load.seed,
         confidence=wanted.confidence,
         draws=draws_of(load, wanted),
+        in_lanes=counts_lanes(workload, wanted.target_request_rate),
     )
+
+
+def counts_lanes(workload: "Workload", target_request_rate: float | None) -> bool:
+    """Whether a load is asked for in sessions in play: where lanes are given, and where sessions all start at once,
+    so that no rate can be changed."""
+    if workload.lanes and target_request_rate is not None:
+        raise InputError(f"target_request_rate={target_request_rate:g}: lanes say what is to be served: leave one out")
+    at_once = not workload.duration and target_request_rate is None and not workload.max_concurrency
+    return bool(workload.lanes) or (at_once and bool((workload.session >= 0).any()))
 
 
 def space_of(

@@ -30,6 +30,8 @@ def cases_of(load: Load, wanted: Any, space: Any, question: "Question") -> "dict
     """The other loads, by the words they were given in; ``wanted`` are the flags. Raises InputError for other words."""
     from windtunnel.workload.transforms import with_longer_prompts
 
+    if question.in_lanes and (wanted.what_if or wanted.buyer.growth):
+        raise InputError("what_if and growth: are for rates: of lanes ask again with other --lanes")
     changes = {text: change_of(text, load, wanted.target_request_rate) for text in wanted.what_if}
     for factor in wanted.buyer.growth:
         if factor != 1:
@@ -40,8 +42,8 @@ def cases_of(load: Load, wanted: Any, space: Any, question: "Question") -> "dict
         drawn = changed.for_trials(rate)
         workload = with_longer_prompts(drawn.workload(), longer)
         draws = tuple((seed, with_longer_prompts(one, longer)) for seed, one in draws_of(drawn, wanted))
-        objective = replace(wanted, target_request_rate=rate).goal(space, workload)
-        found[text] = (replace(question.under(workload, question.seed), draws=draws), objective)
+        asked = replace(question.under(workload, question.seed), draws=draws)
+        found[text] = (asked, replace(wanted, target_request_rate=rate).goal(space, asked))
     return found
 
 
@@ -69,6 +71,6 @@ def _rate(what: str, rate: float | None) -> float:
 
 def draws_of(load: Load, wanted: Any) -> "tuple[tuple[int, Workload], ...]":
     """Other draws of a load, which must carry a target rate as well; none where every draw is the same."""
-    if not (wanted.finds_replicas and load.varies):
+    if not (wanted.finds_replicas(load) and load.varies):
         return ()
     return tuple((seed, load.workload(seed)) for seed in range(load.seed + 1, load.seed + wanted.seeds))

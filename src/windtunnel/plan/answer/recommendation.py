@@ -117,10 +117,15 @@ def sentence(answer: SearchResult, entry: Entry) -> str:
     bought = f"{hardware(deployment, True, purchase)}{cost}"
     load = answer.question.workload.name
     if isinstance(answer.objective, LeastForRate):
+        of_load = f"at {rate:.4g} requests/s of {load}"
+        if answer.question.in_lanes:
+            of_load = f"with {rate:.0f} sessions of {load} in play"
         some = "one replica" if purchase.spare == 1 else f"{purchase.spare} replicas"
         failing = f", also when {some} of a pool fail{'s' if purchase.spare == 1 else ''}" if purchase.spare else ""
-        return f"Buy {bought}: meets the goal at {rate:.4g} requests/s of {load} {holds}{failing}."
-    served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} requests/s"
+        return f"Buy {bought}: meets the goal {of_load} {holds}{failing}."
+    served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} {answer.question.unit}"
+    if answer.question.in_lanes and rate == answer.question.most:
+        served = f"{rate:.0f} lanes and more, which takes a longer load to find,"
     best = "Best value" if isinstance(answer.objective, RatePerDollar) else "Least energy"
     return f"{best}: {bought}: {served} of {load} within the goal {holds}."
 
