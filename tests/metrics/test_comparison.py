@@ -21,7 +21,7 @@ from windtunnel.metrics import (
 )
 from windtunnel.metrics.comparison import MEASURES, Ends, Point, ends_of, knee, knee_ends, student_t
 from windtunnel.metrics.ends import End
-from windtunnel.metrics.pairs import Apart
+from windtunnel.metrics.pairs import Divergence
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def latencies(ttft: float, rate: float) -> dict[str, Any]:
     return {**{name: {"mean": ttft} for name in ("ttft", "queue", "e2el")}, "rate": rate}
 
 
-NARROW = Apart(("layout",), 7, 3, (-0.2, -0.1, 0.0, 0.1, 0.2), (-0.4, -0.2, 0.0, 0.2, 0.4))
+NARROW = Divergence(("layout",), 7, 3, (-0.2, -0.1, 0.0, 0.1, 0.2), (-0.4, -0.2, 0.0, 0.2, 0.4))
 
 
 def test_ends_move_differences_by_as_much_as_the_first_run() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from windtunnel.errors import InputError
 from windtunnel.metrics.ends import End
 from windtunnel.metrics.evidence import Factors
-from windtunnel.metrics.pairs import Apart
+from windtunnel.metrics.pairs import Divergence
 from windtunnel.metrics.requests import Verdict
 from windtunnel.metrics.summary import Summary, clean, summary_json
 from windtunnel.metrics.timeline import Timeline
@@ -84,12 +84,14 @@ class Ends:
     both, under a load that comes f times as slowly, are the same runs in slow motion.
     """
 
-    apart: Apart
+    divergence: Divergence
     differences: Mapping[str, Factors]
     """By dotted name: the least and the most; infinite where the variant is overloaded at an end."""
 
 
-def ends_of(variant: Mapping[str, Interval], first: Mapping[str, Any], ends: Sequence[End], apart: Apart) -> Ends:
+def ends_of(
+    variant: Mapping[str, Interval], first: Mapping[str, Any], ends: Sequence[End], divergence: Divergence
+) -> Ends:
     """The ends of a variant's differences: their means over the seeds, moved by as much as the first seed's run.
 
     Args:
@@ -104,7 +106,7 @@ def ends_of(variant: Mapping[str, Interval], first: Mapping[str, Any], ends: Seq
         moved = [0.0, *(other[name] - own[name] for other in others if name in other)]
         known = [value for value in moved if not math.isnan(value)]
         found[name] = (interval.mean + min(known), interval.mean + max(known))
-    return Ends(apart, found)
+    return Ends(divergence, found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,9 +216,9 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 def _servers(ends: Ends) -> dict[str, Any]:
     """Of measured servers: the evidence, and [low, high] of every difference; null at an overloaded end."""
     return {
-        "evidence": ends.apart.words,
-        "pairs": ends.apart.pairs,
-        "factors": {name: list(ends.apart.factors(name)) for name in ("steps", "first_token")},
+        "evidence": ends.divergence.words,
+        "pairs": ends.divergence.pairs,
+        "factors": {name: list(ends.divergence.factors(name)) for name in ("steps", "first_token")},
         "differences": {name: list(pair) for name, pair in ends.differences.items()},
     }
 

@@ -22,6 +22,7 @@ from windtunnel.perf.kernel_errors import relative_error
 from windtunnel.perf.kernel_times import MODELLED, NEVER_MEASURED, KernelTimes, from_source
 from windtunnel.perf.kinds.collective import Collective
 from windtunnel.perf.kinds.gemm import Gemm
+from windtunnel.perf.pcie import Pcie, pcie
 
 CALIBRATION = Path(__file__).parents[1] / "data" / "efficiency.toml"
 
@@ -167,6 +168,8 @@ class Predictor:
     """Seconds between the end of a kernel and the start of the next."""
     lent: Lent | None = None
     """Where nothing is measured: another device's measurements."""
+    pcie: Pcie | None = None
+    """And where only PCIe joins the GPUs: how long collectives take over it."""
 
     def times(self, kernel: Kernel, a: Floats, b: Floats) -> KernelTimes:
         """Seconds, source, distance to the data and error at each point (a, b); zero seconds where ``a`` is zero."""
@@ -176,6 +179,8 @@ class Predictor:
         if isinstance(kernel, Gemm) and kernel.beside:
             return self._beside(kernel, at, b, empty)
         found = kernel.measured(self.measured, at, b) if self.measured else None
+        if found is None and self.pcie and isinstance(kernel, Collective):
+            found = self.pcie.times(kernel, at, b)
         if found is None and self.lent:
             found = self.lent.times(kernel, at, b)
         if found is None:
@@ -215,6 +220,11 @@ class Predictor:
         return {"source": "roofline"}
 
     @property
+    def trouble(self) -> str:
+        """Why its times are not to be trusted; empty if they are."""
+        return ""
+
+    @property
     def perfect(self) -> bool:
         """Whether these are the times of perfect kernels, for which no host ever has to be waited for."""
         return isinstance(self.roofline, Perfect)
@@ -248,7 +258,8 @@ def predictor(pool: Pool, source: str = "auto", corrections: Corrections = ALL) 
     missing = "is not installed" if find_systems() is None else f"has no {pool.engine.backend} on {pool.device.name}"
     if source == "measured":
         raise InputError(f"source='measured': the kernel database {missing}; use source='auto'")
-    return Predictor(fallback, None, f"the kernel database {missing}", gap, _lent(pool, fallback, corrections))
+    found = Predictor(fallback, None, f"the kernel database {missing}", gap, _lent(pool, fallback, corrections))
+    return replace(found, pcie=pcie(pool.device, pool.engine.backend, fallback.efficiencies["gather"], corrections))
 
 
 def _of_2024(pool: Pool, found: Roofline) -> Roofline:

@@ -19,7 +19,7 @@ from windtunnel.plan.space import Candidate, Constraints
 
 ROOM = 8
 """A rate counts as out of reach with ROOM times the replicas that could serve it at best, and ROOM more."""
-MOST_FOR_LANES = 32
+MOST_FOR_LANES = 64
 """Replicas that are tried at most for a number of lanes."""
 
 SLACK = 0.9
@@ -174,7 +174,7 @@ class EnergyPerToken:
         pools = candidate.deployment.pools
         idle = sum(pool.gpus * pool.device.idle_power_w for pool in pools)
         full = sum(pool.gpus * pool.device.power_w for pool in pools)
-        if candidate.deployment.apart:
+        if candidate.deployment.disaggregated:
             full = idle  # at its bound only the side that binds is known to be busy
         levels = rate_levels(question, bound.rate)
         tokens = float(question.workload.output_tokens.mean())

@@ -23,7 +23,7 @@ from windtunnel.metrics import (
 )
 from windtunnel.metrics.comparison import ends_of
 from windtunnel.metrics.ends import End, end_of
-from windtunnel.metrics.pairs import OCTAVE, Apart, apart
+from windtunnel.metrics.pairs import OCTAVE, Divergence, divergence
 from windtunnel.optimum.served import gaps
 from windtunnel.perf.tabulate.tables import Tabulated
 from windtunnel.policy.named import find_router, find_scheduler
@@ -173,7 +173,7 @@ class _Seed(NamedTuple):
 
 def _ends(
     base: Scenario, varied: Scenario, documents: Sequence[Mapping[str, Any]], exclude_warmup: bool
-) -> tuple[list[End], Apart]:
+) -> tuple[list[End], Divergence]:
     """The first seed's run where the variant's steps take less long, and longer, than they do next to the baseline's.
 
     ``documents`` are what both runs of that seed say as simulated.
@@ -183,7 +183,7 @@ def _ends(
     tables = [batch_times(each.deployment(), each.server.perf) for each in (base, varied)]
     sizes = [document["batch_size"] or nan for document in documents]
     octaves = abs(log2(sizes[1] / sizes[0])) if all(map(isfinite, sizes)) else OCTAVE
-    open_ = apart(
+    open_ = divergence(
         *([pool.spec() for pool in each.deployment().pools] for each in (base, varied)),
         octaves=octaves if _same_steps(*tables) else max(octaves, OCTAVE),
         other_lengths=not _same_lengths(*workloads),

@@ -59,7 +59,12 @@ def test_columns_of_operators_that_are_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("-1.0", r"mlp_up_proj takes -1\.0 ms: must be ≥ 0"), ("inf", "takes inf ms"), ("fast", "what is no number")],
+    [
+        ("-1.0", r"mlp_up_proj takes -1\.0 ms: must be ≥ 0"),
+        ("inf", "takes inf ms"),
+        ("fast", "what is no number"),
+        ("nan", "row 4: time_stats.mlp_up_proj.median is nan: measure it again"),
+    ],
 )
 def test_impossible_times(tmp_path: Path, value: str, words: str) -> None:
     edit(write_profile(tmp_path) / "mlp.csv", with_time(value))
@@ -69,12 +74,12 @@ def test_impossible_times(tmp_path: Path, value: str, words: str) -> None:
 
 def test_a_row_without_a_time_is_left_out_and_a_column_without_any_is_refused(tmp_path: Path) -> None:
     place = write_profile(tmp_path)
-    edit(place / "mlp.csv", with_time("nan"))
+    edit(place / "mlp.csv", with_time(""))
     assert len(read_profile(tmp_path).points["mlp_up_proj", 1]) == 9
 
     def all_missing(rows: list[list[str]]) -> list[list[str]]:
         column = rows[0].index("time_stats.mlp_up_proj.median")
-        return [rows[0], *([*row[:column], "nan", *row[column + 1 :]] for row in rows[1:])]
+        return [rows[0], *([*row[:column], "", *row[column + 1 :]] for row in rows[1:])]
 
     edit(place / "mlp.csv", all_missing)
     with pytest.raises(InputError, match="mlp_up_proj: every time is NaN"):

@@ -1,5 +1,6 @@
 """A profile as the source of batch times: its times come back in tables, and what does not fit is refused."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ LIMITS: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 512, "ma
 
 def pool(name: str = "h100", model: str = "meta-llama/Llama-3.1-8B", tp: int = 1, **engine: Any) -> Pool:
     return Pool(load_model(model), device(name), Engine(tensor_parallel_size=tp, **(LIMITS | engine)))
+
+
+def test_a_profile_of_a_busy_machine_is_said_to_be_one(folder: Path) -> None:
+    manifest = folder / "profile.json"
+    about = json.loads(manifest.read_text())
+    for differ, busy in ((0.2, False), (169.17, True)):
+        manifest.write_text(json.dumps(about | {"repeats_differ": {"mlp_up_proj": differ, "add": 0.3, "rope": differ}}))
+        notes = tabulate(pool(), f"profile:{folder}").notes
+        assert ("points that were measured twice differ by 16917 %" in " ".join(notes)) is busy
 
 
 @pytest.fixture

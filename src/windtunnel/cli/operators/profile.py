@@ -47,8 +47,9 @@ def profile(
     against
         Another profile folder: print how far this one is from it, by operator.
     """
+    from windtunnel.cli.terminal import show, wrapped
     from windtunnel.model import load_model
-    from windtunnel.perf.profile.folder import read_profile
+    from windtunnel.perf.profile.folder import read_profile, unsteady
     from windtunnel.profiling.machine import find_machine
     from windtunnel.profiling.profile import profile as measure
 
@@ -57,6 +58,8 @@ def profile(
     machine = find_machine(device_kind, name, threads)
     measured = measure(machine, known, shards, points, output, lambda text: print(text, file=sys.stderr))  # noqa: T201
     _show(measured)
+    if trouble := unsteady(measured.about):
+        show(wrapped(trouble))
     if against is not None:
         _show_difference(measured, read_profile(against, (machine.name,), measured.shape))
     place = f"--device {machine.name} --devices-file {output / 'device.toml'}"

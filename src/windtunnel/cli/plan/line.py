@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from windtunnel.cli.plan.flags import Available, Axes, defaults, split
+from windtunnel.cli.plan.flags import Available, Axes, Values, defaults, split
 from windtunnel.errors import InputError
 
 if TYPE_CHECKING:
@@ -91,7 +91,12 @@ def _gpus(count: int) -> str:
 
 
 def space_of_line(
-    lines: Sequence[str], model: str | None, axes: Axes, available: Available, devices_file: Path | None, fleet: bool
+    lines: Sequence[str],
+    model: str | None,
+    axes: Axes,
+    available: Available,
+    devices_file: Path | None,
+    routers: Values,
 ) -> "tuple[Space, Deployment]":
     """What is searched around launch lines, and the deployment that they are.
 
@@ -111,10 +116,10 @@ def space_of_line(
         )
     words, name = pasted.words, str(pasted.words["model"])
     given = {entry.name for entry in fields(axes) if getattr(axes, entry.name) != getattr(Axes(), entry.name)}
-    around = _around(words, defaults(load_model(name), fleet), given)
+    around = _around(words, defaults(load_model(name), routers), given)
     devices = tuple(split(axes.devices if "devices" in given else (str(words.get("device", DEVICE)),)))
     searched = replace(axes, devices=devices, **around)
-    space = available.priced(searched.space(name, available.constraints(), devices_file, fleet))
+    space = available.priced(searched.space(name, available.constraints(), devices_file, routers))
     named = {text.partition("=")[0].replace("-", "_") for text in axes.axis}
     fixed = {
         axis: [value] if isinstance(value, tuple) else typed_values(axis, [value])

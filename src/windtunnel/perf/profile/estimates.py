@@ -1,7 +1,7 @@
 """Estimates: a trained estimator for every operator of a profile, from its points or from a file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,4 +123,4 @@ def _estimate(made_of: str, file: Path, profile: Profile) -> Estimates:
     """Trained once for each state of the files."""
     if (made_of, file) not in _kept:
         _kept[made_of, file] = estimate(profile)
-    return _kept[made_of, file]
+    return replace(_kept[made_of, file], about=profile.about)

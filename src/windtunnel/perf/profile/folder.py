@@ -245,6 +245,8 @@ def _shape(path: Path, table: Columns, wanted: Shape | None) -> Shape:
     return Shape(**sizes, use_gated_mlp=gated, vocab_size=vocabulary, head_dim=head)
 
 
+STEADY = 0.25
+"""By which share a point may differ when it is measured again: more is no property of a kernel."""
 TRUTHS = {"True": 1.0, "False": 0.0, "true": 1.0, "false": 0.0, "": np.nan}
 
 
@@ -268,6 +270,10 @@ def _table(path: Path, needed: tuple[str, ...]) -> Columns:
             and not (name.startswith("time_stats.") and name.endswith(".median"))
         ):
             continue
+        if wrong := next((n for n, row in enumerate(rows) if row[i : i + 1] and row[i].lower() == "nan"), None):
+            raise InputError(
+                f"{str(path)!r}: row {wrong + 2}: {name} is nan: measure it again, or leave the cell empty"
+            )
         try:
             found[name] = np.array([TRUTHS[row[i]] if row[i] in TRUTHS else float(row[i]) for row in rows])
         except (ValueError, IndexError) as error:
@@ -276,6 +282,15 @@ def _table(path: Path, needed: tuple[str, ...]) -> Columns:
         if np.isnan(found[name]).any():
             raise InputError(f"{str(path)!r}: column {name!r} has an empty cell: every row needs its keys")
     return found
+
+
+def unsteady(about: Mapping[str, Any]) -> str:
+    """Why times of a profile are not to be trusted; empty where points that were measured twice agree, or were not."""
+    differ = list(about.get("repeats_differ", {}).values())
+    usual = float(np.median(differ)) if differ else 0.0
+    if usual <= STEADY:
+        return ""
+    return f"points that were measured twice differ by {100 * usual:.0f} %: the machine was busy: profile an idle one"
 
 
 def stamp(files: Iterable[Path]) -> str:

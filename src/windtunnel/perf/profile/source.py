@@ -15,7 +15,7 @@ from windtunnel.perf.kernel_errors import relative_error
 from windtunnel.perf.kernel_times import INTERPOLATED, KernelTimes, either
 from windtunnel.perf.predictor import Predictor, graph_gap, roofline
 from windtunnel.perf.profile.estimates import Estimates, read_estimates
-from windtunnel.perf.profile.folder import is_device
+from windtunnel.perf.profile.folder import is_device, unsteady
 from windtunnel.perf.profile.shapes import shape_of
 
 PREFIX = "profile:"
@@ -120,6 +120,11 @@ class ProfilePredictor(Predictor):
         """Of a step and of each request in it, where the profile measured them."""
         host = self.estimates.about.get("host")
         return (float(host["step"]), float(host["request"])) if host else None
+
+    @property
+    def trouble(self) -> str:
+        """See Predictor."""
+        return unsteady(self.estimates.about)
 
     @property
     def origin(self) -> dict[str, str]:

@@ -266,7 +266,8 @@ def _notes(pool: Pool, predictor: Predictor) -> tuple[str, ...]:
             f"perfect kernels: peak rates of {pool.device.name}, no launches and no host work; no server gets there",
         )
     if predictor.origin["source"] == "profile":
-        return (f"kernel times are those of a profile of {predictor.origin['device']}; what it lacks is modelled",)
+        first = f"kernel times are those of a profile of {predictor.origin['device']}; what it lacks is modelled"
+        return tuple(note for note in (first, predictor.trouble) if note)
     if predictor.measured is None:
         like = predictor.roofline.calibrated_on
         how = (

@@ -107,8 +107,8 @@ def a_month(deployment: Deployment, purchase: Purchase = AS_SERVED) -> str:
     return f"${purchase.price(deployment) * HOURS_A_MONTH:,.0f} a month"
 
 
-def sentence(answer: SearchResult, entry: Entry) -> str:
-    """What to buy, what it costs, and on how many servers it meets the goal."""
+def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
+    """What to buy, what it costs, and on how many servers it meets the goal; under how many ``loads``."""
     deployment, rate = answer.measured(entry)
     holds = on_servers(answer.question.confidence)
     purchase = purchase_of(answer.objective)
@@ -117,15 +117,16 @@ def sentence(answer: SearchResult, entry: Entry) -> str:
     bought = f"{hardware(deployment, True, purchase)}{cost}"
     load = answer.question.workload.name
     if isinstance(answer.objective, LeastForRate):
-        of_load = f"at {rate:.4g} requests/s of {load}"
-        if answer.question.in_lanes:
-            of_load = f"with {rate:.0f} sessions of {load} in play"
         some = "one replica" if purchase.spare == 1 else f"{purchase.spare} replicas"
         failing = f", also when {some} of a pool fail{'s' if purchase.spare == 1 else ''}" if purchase.spare else ""
-        return f"Buy {bought}: meets the goal {of_load} {holds}{failing}."
+        met = f"at {rate:.4g} requests/s of {load}" if loads == 1 else f"under each of {loads} loads"
+        if answer.question.in_lanes:
+            met = f"with {rate:.0f} lanes of {load}"
+        return f"Buy {bought}: meets the goal {met} {holds}{failing}."
     served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} {answer.question.unit}"
-    if answer.question.in_lanes and rate == answer.question.most:
-        served = f"{rate:.0f} lanes and more, which takes a longer load to find,"
+    if answer.question.in_lanes:
+        more = "" if rate < answer.question.most else " and more, which takes a longer load to find,"
+        served = f"{'up to ' if not more else ''}{rate:.0f} lanes{more}"
     best = "Best value" if isinstance(answer.objective, RatePerDollar) else "Least energy"
     return f"{best}: {bought}: {served} of {load} within the goal {holds}."
 

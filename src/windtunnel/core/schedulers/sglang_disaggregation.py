@@ -14,7 +14,7 @@ from windtunnel.core.seats import WHO, ends_at
 @part
 def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Take back the tokens of a request that has left."""
-    give_back(state.own.tree, pool, lane, state.requests[r], r, 0)
+    give_back(state.extra.tree, pool, lane, state.requests[r], r, 0)
 
 
 @part
@@ -46,8 +46,8 @@ def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool: 
 @part
 def stage(state: State, pool: Pool, i: int, r: int) -> None:
     """Give a request memory for what comes with it."""
-    request, own = state.requests[r], state.own
-    allocate(own.tree, own.fault, pool, state.lanes[i], paged(pool, request.prompt + request.generated - 1), 0)
+    request, extra = state.requests[r], state.extra
+    allocate(extra.tree, extra.fault, pool, state.lanes[i], paged(pool, request.prompt + request.generated - 1), 0)
 
 
 @part

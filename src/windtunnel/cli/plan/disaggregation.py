@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from windtunnel.deployment import Link, Pool
-    from windtunnel.plan.apart.pool_space import PoolSpace
+    from windtunnel.plan.disaggregation.pool_space import PoolSpace
     from windtunnel.plan.space import Space
 
 RATIO = 4
@@ -24,7 +24,7 @@ BATCHED_TOKENS = ("2048", "8192", "16384")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart:
+class Disaggregation:
     """Prefill and decode in their own pools."""
 
     pools: Literal["mixed", "separate", "both"] = "mixed"
@@ -50,6 +50,8 @@ class Apart:
 
     def spaces(self, mixed: "Space") -> "list[Space | PoolSpace]":
         """What is searched, mixed servers first."""
+        if self.pools == "mixed":
+            return [mixed]
         both = [mixed] if self.pools == "both" else []
         return [*both, self.space(mixed)]
 
@@ -58,7 +60,7 @@ class Apart:
 
         Raises InputError for what cannot be.
         """
-        from windtunnel.plan.apart.pool_space import PoolSpace
+        from windtunnel.plan.disaggregation.pool_space import PoolSpace
         from windtunnel.scenario.joined import handover_of, link_of
 
         sides = {role: self._side(mixed, role) for role in ("prefill", "decode")}

@@ -8,8 +8,8 @@ import pytest
 
 from plan.planning import chat, question, small_space
 from windtunnel.metrics import Interval
-from windtunnel.plan.apart.pool_space import PoolSpace
-from windtunnel.plan.apart.together import Verdict, longest_part, separate_or_together
+from windtunnel.plan.disaggregation.pool_space import PoolSpace
+from windtunnel.plan.disaggregation.together import Verdict, longest_part, separate_or_together
 from windtunnel.plan.objective import LeastForRate, Objective, RatePerDollar
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
@@ -61,8 +61,8 @@ def test_the_stage_that_binds(goodput: tuple[str, ...], stage: str, limit: str) 
 
 def test_the_longest_part_is_that_of_the_slowest() -> None:
     """Request 1 is the slower one: 0.5 s in the queue and 0.5 s of transfer, of which the first is named."""
-    assert longest_part(handmade.apart(), question()) == ("queue", 0.5)
-    run = handmade.apart()
+    assert longest_part(handmade.disaggregated(), question()) == ("queue", 0.5)
+    run = handmade.disaggregated()
     assert run.handovers is not None
     longer = replace(run, handovers=replace(run.handovers, ttft_queue=run.handovers.ttft_queue / 2))
     part, seconds = longest_part(longer, question())

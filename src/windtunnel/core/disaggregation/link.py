@@ -28,8 +28,8 @@ RULES: Fields = [
             "gated",  # the decode replica is asked first, then the prompt is computed
             "relayed",  # the client gets the first token when the request joins
             "again",  # the decode replica computes the prompt's last token again, and makes the first token
-            "stages_first",  # memory is given before running requests take theirs for the next step, not after
-            "staging",  # MEMORY, SEATS or SEATS_AND_FEW
+            "reserves_first",  # memory is given before running requests take theirs for the next step, not after
+            "reservation",  # MEMORY, SEATS or SEATS_AND_FEW
             "reserved",  # tokens kept free for each request that a decode replica has
             "local",  # a prompt of up to so many stays with a decode replica
             "expires",  # WAITS, FAILS or RECOMPUTES: what follows when the lease or the timeout runs out
@@ -64,12 +64,12 @@ NIC: Fields = [("free_at", np.float64), ("sharers", np.int64), ("down", np.int64
 """``down``: how many failures keep it from carrying anything."""
 
 BEGUN, EVENTS, FRESH, ACTIVE, NEXT, TURN, DOWN, BROKEN, NUM_COUNTS = range(9)
-"""Entries of ``Apart.counts``: whether anything has happened yet, events in the heap, requests that have just been
+"""Entries of ``Transfers.counts``: whether anything has happened yet, events in the heap, requests that have just been
 given memory, transfers that share NICs, the next of these to end, what has happened so far, how many failures keep the
 whole link from carrying anything, and transfers that have just met a link that is down."""
 
 
-class Apart(NamedTuple):
+class Transfers(NamedTuple):
     """What prefill and decode pools have beyond a State, as flat arrays."""
 
     rules: Array
@@ -102,10 +102,10 @@ def precedes(event: Any, time: float, kind: int, r: int) -> bool:
 
 
 @part
-def push_event(apart: Apart, time: float, kind: int, r: int) -> None:
+def push_event(transfers: Transfers, time: float, kind: int, r: int) -> None:
     """Note an event that is to come."""
-    heap, i = apart.events, apart.counts[EVENTS]
-    apart.counts[EVENTS] += 1
+    heap, i = transfers.events, transfers.counts[EVENTS]
+    transfers.counts[EVENTS] += 1
     while i > 0:
         parent = heap[(i - 1) >> 1]
         if precedes(parent, time, kind, r):
@@ -116,11 +116,11 @@ def push_event(apart: Apart, time: float, kind: int, r: int) -> None:
 
 
 @part
-def pop_event(apart: Apart) -> None:
+def pop_event(transfers: Transfers) -> None:
     """Drop the earliest event."""
-    heap = apart.events
-    apart.counts[EVENTS] -= 1
-    size = apart.counts[EVENTS]
+    heap = transfers.events
+    transfers.counts[EVENTS] -= 1
+    size = transfers.counts[EVENTS]
     time, kind, r, i = heap[size].time, heap[size].kind, heap[size].request, 0
     while True:
         child = 2 * i + 1
@@ -138,80 +138,80 @@ def pop_event(apart: Apart) -> None:
 
 
 @part
-def next_turn(apart: Apart) -> int:
+def next_turn(transfers: Transfers) -> int:
     """A number for what happens now: the later, the higher."""
-    apart.counts[TURN] += 1
-    return apart.counts[TURN]
+    transfers.counts[TURN] += 1
+    return transfers.counts[TURN]
 
 
 @part
-def note_broken(apart: Apart, r: int, time: float) -> None:
+def note_broken(transfers: Transfers, r: int, time: float) -> None:
     """The loop stops, so that the transfer of request ``r`` is dealt with."""
-    noted = apart.broken[apart.counts[BROKEN]]
+    noted = transfers.broken[transfers.counts[BROKEN]]
     noted.time, noted.request = time, r
-    apart.counts[BROKEN] += 1
+    transfers.counts[BROKEN] += 1
 
 
 @part
-def start_transfer(apart: Apart, r: int, time: float) -> None:
+def start_transfer(transfers: Transfers, r: int, time: float) -> None:
     """The KV of request ``r`` may leave from now on, if the link is there."""
-    rules, one = apart.rules[0], apart.handed[r]
-    if apart.counts[DOWN] + apart.nics[one.source].down + apart.nics[one.destination].down > 0:
-        note_broken(apart, r, time)
+    rules, one = transfers.rules[0], transfers.handed[r]
+    if transfers.counts[DOWN] + transfers.nics[one.source].down + transfers.nics[one.destination].down > 0:
+        note_broken(transfers, r, time)
         return
-    one.transfer_start, one.sent = time, next_turn(apart)
-    if rules.fair and (rules.at_source or rules.at_destination) and apart.work[r] > 0.0:
-        apart.shared[r].left, apart.shared[r].sharers = apart.work[r], 0
-        apart.active[apart.counts[ACTIVE]] = r
-        apart.counts[ACTIVE] += 1
-        share_anew(apart, r, time, 1)
+    one.transfer_start, one.sent = time, next_turn(transfers)
+    if rules.fair and (rules.at_source or rules.at_destination) and transfers.work[r] > 0.0:
+        transfers.shared[r].left, transfers.shared[r].sharers = transfers.work[r], 0
+        transfers.active[transfers.counts[ACTIVE]] = r
+        transfers.counts[ACTIVE] += 1
+        share_anew(transfers, r, time, 1)
         return
     start = time
     if rules.at_source:
-        start = max(start, apart.nics[one.source].free_at)
+        start = max(start, transfers.nics[one.source].free_at)
     if rules.at_destination:
-        start = max(start, apart.nics[one.destination].free_at)
-    end = start + apart.work[r]
+        start = max(start, transfers.nics[one.destination].free_at)
+    end = start + transfers.work[r]
     if rules.at_source:
-        apart.nics[one.source].free_at = end
+        transfers.nics[one.source].free_at = end
     if rules.at_destination:
-        apart.nics[one.destination].free_at = end
+        transfers.nics[one.destination].free_at = end
     one.transfer_start = start
-    push_event(apart, end + rules.latency, TRANSFER_END, r)
+    push_event(transfers, end + rules.latency, TRANSFER_END, r)
 
 
 @part
-def leave_nic(apart: Apart, time: float) -> None:
+def leave_nic(transfers: Transfers, time: float) -> None:
     """The next of the transfers that share NICs is through them."""
-    r = apart.counts[NEXT]
-    drop_transfer(apart, r, time)
-    push_event(apart, time + apart.rules[0].latency, TRANSFER_END, r)
+    r = transfers.counts[NEXT]
+    drop_transfer(transfers, r, time)
+    push_event(transfers, time + transfers.rules[0].latency, TRANSFER_END, r)
 
 
 @part
-def drop_transfer(apart: Apart, r: int, time: float) -> None:
+def drop_transfer(transfers: Transfers, r: int, time: float) -> None:
     """A transfer no longer shares NICs with others."""
     k = 0
-    while apart.active[k] != r:
+    while transfers.active[k] != r:
         k += 1
-    apart.counts[ACTIVE] -= 1
-    for j in range(k, apart.counts[ACTIVE]):
-        apart.active[j] = apart.active[j + 1]
-    share_anew(apart, r, time, -1)
+    transfers.counts[ACTIVE] -= 1
+    for j in range(k, transfers.counts[ACTIVE]):
+        transfers.active[j] = transfers.active[j + 1]
+    share_anew(transfers, r, time, -1)
 
 
 @part
-def share_anew(apart: Apart, r: int, time: float, change: int) -> None:
+def share_anew(transfers: Transfers, r: int, time: float, change: int) -> None:
     """A transfer comes (``change`` = 1) or has gone (-1): those at its NICs have other shares from now on. 0: it had
     left them before."""
-    rules, nics, counts = apart.rules[0], apart.nics, apart.counts
-    source, destination = apart.handed[r].source, apart.handed[r].destination
+    rules, nics, counts = transfers.rules[0], transfers.nics, transfers.counts
+    source, destination = transfers.handed[r].source, transfers.handed[r].destination
     nics[source].sharers += change
     if destination != source:
         nics[destination].sharers += change
     counts[NEXT] = NONE
     for k in range(counts[ACTIVE]):
-        ends, one = apart.handed[apart.active[k]], apart.shared[apart.active[k]]
+        ends, one = transfers.handed[transfers.active[k]], transfers.shared[transfers.active[k]]
         if (rules.at_source and ends.source == source) or (rules.at_destination and ends.destination == destination):
             if one.sharers > 0:
                 one.left -= (time - one.since) / float(one.sharers)
@@ -224,7 +224,7 @@ def share_anew(apart: Apart, r: int, time: float, change: int) -> None:
         following = counts[NEXT]
         if (
             following == NONE
-            or one.until < apart.shared[following].until
-            or (one.until == apart.shared[following].until and apart.active[k] < following)
+            or one.until < transfers.shared[following].until
+            or (one.until == transfers.shared[following].until and transfers.active[k] < following)
         ):
-            counts[NEXT] = apart.active[k]
+            counts[NEXT] = transfers.active[k]

@@ -15,9 +15,9 @@ from equality_unified import Impatient as ImpatientUnified
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from oracle.apart_records import run_apart
+from oracle.disaggregated_records import run_disaggregated
 from oracle.schedulers import unified
-from windtunnel.core.apart.handover import Crossing, Handed, run
+from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.rebuild import iteration_times
 from windtunnel.core.records import GONE, REFUSED
@@ -76,7 +76,7 @@ def by_reference(case: Case, uniforms: Any) -> Handed:
         patch.object(vllm_v1, "Scheduler", Impatient),
         patch.object(unified, "Scheduler", ImpatientUnified),
     ):
-        return run_apart(case.fleet, case.demand, (given[0], given[1]), uniforms, case.crossing)
+        return run_disaggregated(case.fleet, case.demand, (given[0], given[1]), uniforms, case.crossing)
 
 
 def steps_of(case: Case, record: Handed) -> Any:
@@ -200,7 +200,7 @@ def test_both_engines_write_the_same_record_of_stages(drawn: tuple[Case, Any]) -
 def handed(fleet: Fleet, demand: Demand, crossing: Crossing, *routers: Router) -> Handed:
     """What happened on the oracle."""
     both = (routers or (Router(ROUND_ROBIN),)) * 2
-    return run_apart(fleet, demand, (both[0], both[1]), np.zeros((2, len(demand.arrival))), crossing)
+    return run_disaggregated(fleet, demand, (both[0], both[1]), np.zeros((2, len(demand.arrival))), crossing)
 
 
 def test_a_lease_that_runs_out_frees_the_prompt_and_its_kv_is_gone() -> None:

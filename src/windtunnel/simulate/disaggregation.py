@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.handover import Crossing, Handed
+from windtunnel.core.disaggregation.handover import Crossing, Handed
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.deployment import Deployment, Handover
 from windtunnel.deployment.memory import KVBudget
@@ -29,7 +29,7 @@ def routers_of(deployment: Deployment) -> tuple[Router, Router]:
     """
     first, name = find_router(deployment.router), deployment.decode_router or deployment.router
     second = first if name == deployment.router else find_router(name)
-    if deployment.apart and isinstance(second.routing, Conductor):
+    if deployment.disaggregated and isinstance(second.routing, Conductor):
         raise InputError(
             f"decode_router {name!r}: Conductor chooses where a prompt is computed: give another decode_router, e.g. "
             "least_outstanding"

@@ -8,7 +8,7 @@ import pytest
 from core.pools_cases import equal_requests, tandem
 
 import windtunnel as wt
-from windtunnel.core.apart.handover import Crossing, Handed, run
+from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.deployment import Handover
 from windtunnel.errors import InputError

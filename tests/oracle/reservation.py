@@ -27,7 +27,7 @@ class Receiver(StepScheduler, Protocol):
         """Let it decode from the next step on."""
 
 
-class Staging:
+class Reservation:
     """In front of one scheduler."""
 
     def __init__(self, scheduler: Receiver, rules: Handover) -> None:
@@ -48,9 +48,9 @@ class Staging:
 
     def _has_place(self) -> bool:
         running, most = self.scheduler.num_running, self.scheduler.most_running
-        if self.rules.staging == "memory":
+        if self.rules.reservation == "memory":
             return running < most
-        if self.rules.staging == "seats_and_few" and most <= FEW:
+        if self.rules.reservation == "seats_and_few" and most <= FEW:
             most *= 3
         return running + self.staged < most
 

@@ -1,5 +1,5 @@
-"""Prefill and decode pools on the oracle: takes what the core takes, returns its record. ``core.apart.handover`` says
-what stands in it."""
+"""Prefill and decode pools on the oracle: takes what the core takes, returns its record.
+``core.disaggregation.handover`` says what stands in it."""
 
 from dataclasses import replace
 from itertools import accumulate
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oracle import handover as reference
-from oracle.elastic.apart import SIDES, ElasticApart, Faultiness
+from oracle.elastic.disaggregated import SIDES, ElasticDisaggregated, Faultiness
 from oracle.handover import Attempt
 from oracle.loop import Replica
 from oracle.loop import Router as Choice
@@ -27,17 +27,17 @@ from oracle.mixed_records import (
     used_tiers,
 )
 from oracle.stores import Shelf
-from windtunnel.core.apart.handover import Crossing, Handed, of_role, pools_of, require_handing
-from windtunnel.core.apart.link import HANDED
+from windtunnel.core.disaggregation.handover import Crossing, Handed, of_role, pools_of, require_handing
+from windtunnel.core.disaggregation.link import HANDED
 from windtunnel.core.engine import Demand, Fleet, Floats
 from windtunnel.core.records import NONE, STALL, records
 from windtunnel.policy.named import Router
-from windtunnel.simulate.apart import Sending
+from windtunnel.simulate.disaggregation import Sending
 
 TIMES = ("asked", "admitted", "transfer_start", "transfer_end", "joined", "prefill_end")
 
 
-def run_apart(
+def run_disaggregated(
     fleet: Fleet,
     demand: Demand,
     routers: tuple[Router, Router],
@@ -45,7 +45,7 @@ def run_apart(
     crossing: Crossing,
     sending: Sending | None = None,
 ) -> Handed:
-    """Simulate pools that prefill and pools that decode; arguments as for ``core.apart.handover.run``.
+    """Simulate pools that prefill and pools that decode; arguments as for ``core.disaggregation.handover.run``.
 
     The settings of the first router stand in the fleet. ``sending``: the link's work for prompts that grow, because
     their requests go on elsewhere.
@@ -63,14 +63,16 @@ def run_apart(
         asked = (_choices(fleet, demand, routers, uniforms), requests, between)
         if any(fleet.scaling) or fleet.failures:
             faults = _faults(fleet, sending)
-            loop: reference.Apart = ElasticApart(make, pools_in(fleet), *asked, faults, clients_of(demand))
+            loop: reference.Disaggregated = ElasticDisaggregated(
+                make, pools_in(fleet), *asked, faults, clients_of(demand)
+            )
         else:
             replicas = [make(number) for number in range(sum(fleet.replicas))]
             before, after = ([replicas[j] for j in numbers_of(fleet, role)] for role in SIDES)
-            loop = reference.Apart(before, after, *asked, clients_of(demand))
+            loop = reference.Disaggregated(before, after, *asked, clients_of(demand))
         loop.run()
         ends = [loop.decodes.get(r) or prompt for r, prompt in enumerate(loop.prefills)]
-        asking = [lane.scheduler for lanes in loop.staging for lane in lanes if lane.asking]
+        asking = [lane.scheduler for lanes in loop.reservation for lane in lanes if lane.asking]
         require_scheduled(loop, ends, asking)
         return replace(_handed(fleet, loop, crossing, sending), tiers=used_tiers(shelf))
 
@@ -112,7 +114,7 @@ def _choices(fleet: Fleet, demand: Demand, routers: tuple[Router, Router], unifo
     return found[0], found[1]
 
 
-def _handed(fleet: Fleet, loop: reference.Apart, crossing: Crossing, sending: Sending | None) -> Handed:
+def _handed(fleet: Fleet, loop: reference.Disaggregated, crossing: Crossing, sending: Sending | None) -> Handed:
     """What the core would have written."""
     replicas: dict[int, Replica] = {}
     for role, stage in zip(SIDES, loop.stages, strict=True):
@@ -138,7 +140,7 @@ Lanes = dict[tuple[int, int], int]
 """The lane of each (group by identity, rank in it)."""
 
 
-def _numbers(replicas: list[Replica], loop: reference.Apart) -> Lanes:
+def _numbers(replicas: list[Replica], loop: reference.Disaggregated) -> Lanes:
     """The lanes, those of groups that are no more included."""
     ranks = [(id(group), rank) for replica in replicas for group, rank in replica.ranks]
     found = {key: lane for lane, key in enumerate(ranks)}
@@ -147,20 +149,20 @@ def _numbers(replicas: list[Replica], loop: reference.Apart) -> Lanes:
     return found
 
 
-def _decode_lane(attempt: Attempt, loop: reference.Apart, lanes: Lanes) -> int:
+def _decode_lane(attempt: Attempt, loop: reference.Disaggregated, lanes: Lanes) -> int:
     """The lane that decodes a request, NONE where it went to none."""
     passage = attempt.passage
     return lanes[id(loop.groups[passage.group]), passage.rank] if passage.group >= 0 else NONE
 
 
-def _prefill_lane(attempt: Attempt, loop: reference.Apart, lanes: Lanes) -> int:
+def _prefill_lane(attempt: Attempt, loop: reference.Disaggregated, lanes: Lanes) -> int:
     """The lane that computes its prompt, NONE where none did."""
     if attempt.stays:
         return _decode_lane(attempt, loop, lanes)
     return NONE if attempt.place is None else lanes[id(attempt.place[0]), attempt.place[1]]
 
 
-def _handovers(fleet: Fleet, firsts: list[Attempt], loop: reference.Apart, lanes: Lanes) -> NDArray[Any]:
+def _handovers(fleet: Fleet, firsts: list[Attempt], loop: reference.Disaggregated, lanes: Lanes) -> NDArray[Any]:
     """[n] of HANDED, of the attempt that gave the first token; replicas are counted through the prefill pools and then
     the decode pools, as the core does."""
     n, before = len(firsts), len(numbers_of(fleet, "prefill"))
@@ -176,7 +178,7 @@ def _handovers(fleet: Fleet, firsts: list[Attempt], loop: reference.Apart, lanes
     return handed
 
 
-def _requests(loop: reference.Apart, tries: list[list[Attempt]], lanes: Lanes) -> NDArray[Any]:
+def _requests(loop: reference.Disaggregated, tries: list[list[Attempt]], lanes: Lanes) -> NDArray[Any]:
     """The rows of both sides as one; first tokens as the first attempt's prefill replica made them."""
     table: NDArray[Any] = table_of([one[0].prompt for one in tries], {})
     ends = table_of(loop.prefills, {})
@@ -200,7 +202,7 @@ def _requests(loop: reference.Apart, tries: list[list[Attempt]], lanes: Lanes) -
     return table
 
 
-def _moved(loop: reference.Apart, crossing: Crossing, sending: Sending | None) -> Floats:
+def _moved(loop: reference.Disaggregated, crossing: Crossing, sending: Sending | None) -> Floats:
     """[n] bytes of the transfers that came through."""
     found = np.zeros(len(loop.passages))
     if not loop.moved or not len(crossing.kv_bytes):

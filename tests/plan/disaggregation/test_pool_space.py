@@ -7,9 +7,9 @@ import pytest
 from plan.planning import chat, question, small_space
 from windtunnel.deployment import Handover, Link, Pool
 from windtunnel.errors import InputError
-from windtunnel.plan.apart.pool_space import PoolSpace
 from windtunnel.plan.bound import rate_bound
 from windtunnel.plan.capacity import capacity
+from windtunnel.plan.disaggregation.pool_space import PoolSpace
 from windtunnel.plan.objective import LeastForRate, Objective, RatePerDollar
 from windtunnel.plan.search import search
 from windtunnel.plan.space import Constraints

@@ -1,7 +1,7 @@
 """What a decode lane does with requests of other lanes: it gives them memory, and seats when their KV is there."""
 
-from windtunnel.core.apart.link import FRESH, RECOMPUTES, Apart
 from windtunnel.core.compiled import part
+from windtunnel.core.disaggregation.link import FRESH, RECOMPUTES, Transfers
 from windtunnel.core.dispatch import enqueue, join, may_stage, occupied, stage, unstage
 from windtunnel.core.log import hold_until
 from windtunnel.core.queues import pop_asking, pop_ready, put_ready
@@ -14,40 +14,40 @@ FEW = 32
 
 
 @part
-def has_place(state: State, apart: Apart, pool: Pool, i: int) -> bool:
+def has_place(state: State, transfers: Transfers, pool: Pool, i: int) -> bool:
     """Whether one more request may have memory in lane ``i``."""
-    staging, running, most = apart.rules[0].staging, occupied(state, pool, i), pool.max_num_seqs
-    if staging == MEMORY:
+    reservation, running, most = transfers.rules[0].reservation, occupied(state, pool, i), pool.max_num_seqs
+    if reservation == MEMORY:
         return running < most
-    if staging == SEATS_AND_FEW and most <= FEW:
+    if reservation == SEATS_AND_FEW and most <= FEW:
         most *= 3
     return running + state.lanes[i].staged < most
 
 
 @part
-def give_up(state: State, apart: Apart, pool: Pool, lane: Lane, r: int, time: float) -> None:
+def give_up(state: State, transfers: Transfers, pool: Pool, lane: Lane, r: int, time: float) -> None:
     """The KV for which a request has got memory is no more: the lane takes that back, or computes its prompt."""
-    row = len(apart.handed) + r
+    row = len(transfers.handed) + r
     hold_until(pool, lane, time, lane.free)
     unstage(state, pool, lane, row)
     lane.staged -= 1
     lane.coming -= 1
-    apart.handed[r].transfer_end = time
-    if apart.rules[0].expires == RECOMPUTES:  # as one that was evicted
+    transfers.handed[r].transfer_end = time
+    if transfers.rules[0].expires == RECOMPUTES:  # as one that was evicted
         state.requests[row].context = 0
         state.requests[row].preemptions += 1
         enqueue(state, pool, lane, row)
 
 
 @part
-def give_memory(state: State, apart: Apart, pool: Pool, i: int, time: float) -> None:
+def give_memory(state: State, transfers: Transfers, pool: Pool, i: int, time: float) -> None:
     """Give memory to those that ask lane ``i`` for it, first come first served."""
-    lane, requests, rules = state.lanes[i], state.requests, apart.rules[0]
-    first, given = len(apart.handed), apart.counts[FRESH]
+    lane, requests, rules = state.lanes[i], state.requests, transfers.rules[0]
+    first, given = len(transfers.handed), transfers.counts[FRESH]
     hold_until(pool, lane, time, lane.free)
     while (
         lane.asking_head != NONE
-        and has_place(state, apart, pool, i)
+        and has_place(state, transfers, pool, i)
         and may_stage(state, pool, i, lane.asking_head, rules.reserved)
     ):
         r = pop_asking(lane, requests)
@@ -56,24 +56,24 @@ def give_memory(state: State, apart: Apart, pool: Pool, i: int, time: float) -> 
         if requests[r].preemptions > 0:
             put_ready(lane, requests, r)
             continue
-        one = apart.handed[r - first]
+        one = transfers.handed[r - first]
         one.admitted = time
         if rules.at_once and not one.expired:
             one.transfer_start = one.transfer_end = time
             one.moved += 1
             put_ready(lane, requests, r)
         else:
-            apart.fresh[apart.counts[FRESH]] = r - first
-            apart.counts[FRESH] += 1
+            transfers.fresh[transfers.counts[FRESH]] = r - first
+            transfers.counts[FRESH] += 1
     lane.refused = 1 + lane.waiting
-    for k in range(given, apart.counts[FRESH]):
-        if apart.handed[apart.fresh[k]].expired:
-            give_up(state, apart, pool, lane, apart.fresh[k], time)
+    for k in range(given, transfers.counts[FRESH]):
+        if transfers.handed[transfers.fresh[k]].expired:
+            give_up(state, transfers, pool, lane, transfers.fresh[k], time)
             lane.refused = 0
 
 
 @part
-def give_seats(state: State, apart: Apart, pool: Pool, i: int, time: float) -> None:
+def give_seats(state: State, transfers: Transfers, pool: Pool, i: int, time: float) -> None:
     """Give seats to those whose KV is there."""
     lane, requests = state.lanes[i], state.requests
     while lane.ready_head != NONE and occupied(state, pool, i) < pool.max_num_seqs:
@@ -81,8 +81,8 @@ def give_seats(state: State, apart: Apart, pool: Pool, i: int, time: float) -> N
         lane.staged -= 1
         lane.coming -= 1
         if requests[r].preemptions == 0:
-            apart.handed[r - len(apart.handed)].joined = time
-            if apart.rules[0].relayed:
+            transfers.handed[r - len(transfers.handed)].joined = time
+            if transfers.rules[0].relayed:
                 requests[r].last_token = time
         join(state, pool, i, r)
 

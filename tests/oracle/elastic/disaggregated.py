@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from oracle.elastic.roster import PoolOf, Roster, crews_of
 from oracle.elastic.wires import FailingWires
-from oracle.handover import Apart, Attempt, Crossing, Passage, prompt_of
+from oracle.handover import Attempt, Crossing, Disaggregated, Passage, prompt_of
 from oracle.loop import (
     HANDED,
     LEASE_ENDS,
@@ -21,7 +21,7 @@ from oracle.loop import (
 )
 from oracle.pipeline import Pipeline
 from oracle.replica import Group
-from oracle.staging import Receiver, Staging
+from oracle.reservation import Receiver, Reservation
 from windtunnel.policy.scaling import Failure, Lives
 from windtunnel.replay.readable.request import Request
 
@@ -40,7 +40,7 @@ class Faultiness:
     """Tokens of a prompt that any prefill replica can compute."""
 
 
-class ElasticApart(Apart):
+class ElasticDisaggregated(Disaggregated):
     """Simulates prefill and decode replicas that are not always there, and a link that is not.
 
     ``make`` makes a replica, by its number in the fleet, that has computed nothing. A request that finds no replica of
@@ -172,7 +172,7 @@ class ElasticApart(Apart):
         passage = self.passages[request]
         if self.rules.on_expiry == "recompute":
             self._let_go(request, time)
-            self._find_gone(self.decodes[request], self._staging_of(passage), time)
+            self._find_gone(self.decodes[request], self._reservation_of(passage), time)
         elif self.faults.on_failure == "lost":
             self._give_up(request, time)
         else:
@@ -189,7 +189,7 @@ class ElasticApart(Apart):
         super()._end_lease(request, time)
         if self.passages[request].expired and request in self.wires.stuck:
             self.wires.cut([request], time)
-            self._find_gone(self.decodes[request], self._staging_of(self.passages[request]), time)
+            self._find_gone(self.decodes[request], self._reservation_of(self.passages[request]), time)
 
     # What the roster asks of a loop.
 
@@ -261,7 +261,9 @@ class ElasticApart(Apart):
         self.sent.pop(group, None)
         if group >= self.first_decode:
             ranks = cast(Group, self.groups[group]).schedulers
-            self.staging[group - self.first_decode] = [Staging(cast(Receiver, rank), self.rules) for rank in ranks]
+            self.reservation[group - self.first_decode] = [
+                Reservation(cast(Receiver, rank), self.rules) for rank in ranks
+            ]
 
     # What becomes of a request.
 
@@ -271,7 +273,7 @@ class ElasticApart(Apart):
         if isnan(passage.admitted):
             passage.expired = True
         else:
-            self._find_gone(self.decodes[request], self._staging_of(passage), time)
+            self._find_gone(self.decodes[request], self._reservation_of(passage), time)
 
     def _withdraw(self, request: int, time: float) -> None:
         """A decode replica, which is still there, frees what it has for a request."""
@@ -280,7 +282,7 @@ class ElasticApart(Apart):
             self.doors[1].remove(request)
         if one is None or one not in self.roster.where:
             return
-        lane = self._staging_of(passage)
+        lane = self._reservation_of(passage)
         if isnan(passage.admitted):
             lane.withdraw(one)
         else:

@@ -1,4 +1,4 @@
-"""Prefill and decode apart: a request leaves a lane with its first token, and joins another one with its KV.
+"""Disaggregated prefill and decode: a request leaves a lane with its first token, and joins another one with its KV.
 
 Row r of a run is what a prefill pool sees of request r: its prompt and one token. Row n + r is what a decode pool sees:
 a request with one token more, whose context is there. If the decode replica makes the first token itself, it computes
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.core.apart.link import (
+from windtunnel.core.clients import play_of, waits_of
+from windtunnel.core.disaggregation.link import (
     EVENT,
     FAILS,
     HANDED,
@@ -23,11 +24,10 @@ from windtunnel.core.apart.link import (
     RULES,
     SHARED,
     WAITS,
-    Apart,
+    Transfers,
 )
-from windtunnel.core.apart.order import Order
-from windtunnel.core.apart.staging import MEMORY, SEATS, SEATS_AND_FEW
-from windtunnel.core.clients import play_of, waits_of
+from windtunnel.core.disaggregation.order import Order
+from windtunnel.core.disaggregation.reservation import MEMORY, SEATS, SEATS_AND_FEW
 from windtunnel.core.dispatch import check
 from windtunnel.core.engine import (
     Demand,
@@ -67,7 +67,7 @@ from windtunnel.policy import Policy, Sglang, Trtllm, UserScheduler, VllmV0, Vll
 from windtunnel.policy.routing import ROUTE_SCORE, Conductor, Routing
 
 OF_POOLS = ("limits", "policies", "times", "replicas", "lanes", "lockstep", "roles")
-STAGING = {"memory": MEMORY, "seats": SEATS, "seats_and_few": SEATS_AND_FEW}
+RESERVATION = {"memory": MEMORY, "seats": SEATS, "seats_and_few": SEATS_AND_FEW}
 EXPIRES = {"wait": WAITS, "fail": FAILS, "recompute": RECOMPUTES}
 ROLES = {"mixed": MIXED, "prefill": PREFILL, "decode": DECODE}
 
@@ -103,7 +103,7 @@ class Passing:
     pools: Integers
     """The pools' numbers in the fleet that was asked for."""
     state: State
-    apart: Apart
+    transfers: Transfers
     order: Order
     course: Integers
     sides: list[dict[str, Any]]
@@ -126,7 +126,7 @@ class Passing:
         arrivals = self.arrivals if arrivals is None else arrivals
         while True:
             first, second = self.views
-            args = (first, self.order, course, arrivals, self.apart, second, self.routers, self.limit, until)
+            args = (first, self.order, course, arrivals, self.transfers, second, self.routers, self.limit, until)
             why = loop(*args, self.stages, None)
             if why != FULL:
                 return int(why)
@@ -200,7 +200,7 @@ def prepared(
     if state.stores is not None:
         note_again(state.stores, np.arange(n, 2 * n), columns.prompt_tokens[n : 2 * n] < demand.prompt_tokens)
     state = _begun(state, ordered, demand)
-    apart = _apart(ordered, demand, crossing)
+    transfers = _transfers(ordered, demand, crossing)
     released = demand.closed or sends_kv(pools_of(ordered, of_role(ordered, "prefill")), demand)
     order, course = turns_of(state, routers, released, told=True)
     order.in_step[0] = course[LOOKED] or course[ALL]
@@ -214,7 +214,17 @@ def prepared(
     )
     stages = True if any(policy.pipeline_parallel_size > 1 for policy in fleet.policies) else None
     return Passing(
-        ordered, pools, state, apart, order, course, sides, arrivals_of(demand), routers, demand.max_concurrency, stages
+        ordered,
+        pools,
+        state,
+        transfers,
+        order,
+        course,
+        sides,
+        arrivals_of(demand),
+        routers,
+        demand.max_concurrency,
+        stages,
     )
 
 
@@ -327,7 +337,7 @@ def _begun(state: State, fleet: Fleet, demand: Demand) -> State:
     )
 
 
-def _apart(fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
+def _transfers(fleet: Fleet, demand: Demand, crossing: Crossing) -> Transfers:
     n, rules, link = len(demand.arrival), crossing.rules, crossing.link
     settings, handed, counts = records(1, RULES), records(n, HANDED), np.zeros(NUM_COUNTS, dtype=np.int64)
     values = {
@@ -340,8 +350,8 @@ def _apart(fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
         "gated": rules.gate == "before_prefill",
         "relayed": rules.first_token == "relayed",
         "again": rules.first_token == "decode",
-        "stages_first": rules.transfer == "none" or rules.gate == "before_prefill",
-        "staging": STAGING[rules.staging],
+        "reserves_first": rules.transfer == "none" or rules.gate == "before_prefill",
+        "reservation": RESERVATION[rules.reservation],
         "reserved": rules.reserved_decode_tokens,
         "local": rules.max_local_prefill_length,
         "expires": EXPIRES[rules.on_expiry],
@@ -351,7 +361,7 @@ def _apart(fleet: Fleet, demand: Demand, crossing: Crossing) -> Apart:
     for name, value in values.items():
         settings[name] = value
     counts[NEXT] = NONE
-    return Apart(
+    return Transfers(
         rules=attributes(settings),
         handed=attributes(handed),
         work=np.ascontiguousarray(crossing.work, dtype=np.float64) if len(crossing.work) else np.zeros(n),
@@ -394,7 +404,7 @@ def _sides(
             "there": np.arange(len(part) - 1, dtype=np.int64),
             "uniforms": np.ascontiguousarray(numbers),
             "counters": own,
-            "routing": between_caches(kept, state.own),
+            "routing": between_caches(kept, state.extra),
         }
         for part, numbers, own, kept in rows
     ]
@@ -402,10 +412,10 @@ def _sides(
 
 def record_of(passing: Passing, demand: Demand, crossing: Crossing) -> Handed:
     """One record of both sides, with the replicas and lanes of the fleet that was asked for."""
-    n, order, state, apart = len(demand.arrival), passing.pools, passing.state, passing.apart
+    n, order, state, transfers = len(demand.arrival), passing.pools, passing.state, passing.transfers
     lanes = numbers_of(np.multiply(passing.fleet.replicas, passing.fleet.lanes), order)
     replicas = numbers_of(np.array(passing.fleet.replicas), order)
-    table, handed = state.requests[:n], apart.handed
+    table, handed = state.requests[:n], transfers.handed
     rows, stalls = state.rows[: state.counters[ROWS]], state.stalls[: state.counters[STALLS]]
     if (order != np.arange(len(order))).any():
         rows["replica"] = _numbered(rows["replica"], replicas)

@@ -14,7 +14,7 @@ def let_go(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Take back the blocks of a request that has left: none if it was preempted with its last token on the way."""
     request = state.requests[r]
     offered = min(request.context, request.prompt + request.output - 1)
-    give_back(pool, lane, state.own.cache, r, request.context, offered, False)
+    give_back(pool, lane, state.extra.cache, r, request.context, offered, False)
 
 
 @part
@@ -33,22 +33,22 @@ def may_stage(state: State, pool: Pool, i: int, r: int, reserved: int) -> bool:
     kept = blocks_of(pool, reserved) * (lane.running + lane.staged + 1)
     kept += pool.watermark_blocks if lane.running > 0 else 0
     fits = blocks_of(pool, request.prompt + request.generated) + kept <= lane.free
-    return fits and has_beside(pool, lane, state.own.stores, request)
+    return fits and has_beside(pool, lane, state.extra.stores, request)
 
 
 @part
 def stage(state: State, pool: Pool, i: int, r: int) -> None:
     """Give a request memory for what comes with it."""
     state.lanes[i].free -= blocks_of(pool, state.requests[r].prompt + state.requests[r].generated - 1)
-    note_staged(pool, state.lanes[i], state.own.stores, state.requests[r], r)
+    note_staged(pool, state.lanes[i], state.extra.stores, state.requests[r], r)
 
 
 @part
 def unstage(state: State, pool: Pool, lane: Lane, r: int) -> None:
     """Take that memory back."""
     request = state.requests[r]
-    give_back(pool, lane, state.own.cache, r, request.prompt + request.generated - 1, 0, False)
-    note_unstaged(pool, lane, state.own.stores, request)
+    give_back(pool, lane, state.extra.cache, r, request.prompt + request.generated - 1, 0, False)
+    note_unstaged(pool, lane, state.extra.stores, request)
 
 
 @part
@@ -63,9 +63,9 @@ def join(state: State, pool: Pool, i: int, r: int) -> None:
     seat = sit_last(lane, seats, r)
     ends = lane.clock + request.output - request.generated
     ends_at(lane, seats, seat, ends)
-    count_turn(pool, lane, seats, state.own.pipe, ends, context, 1)
+    count_turn(pool, lane, seats, state.extra.pipe, ends, context, 1)
     skip_decodes(lane, seats)
     request.held_clock = lane.held = lane.clock
     request.certain, request.last_step = context, NONE
-    offer(pool, lane, state.own.cache, r, context)
-    note_joined(pool, lane, state.own.stores, request, r)
+    offer(pool, lane, state.extra.cache, r, context)
+    note_joined(pool, lane, state.extra.stores, request, r)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.plan.apart.placement import Layout, Placement, goodput, high_affinity, low_affinity
+from windtunnel.plan.disaggregation.placement import Layout, Placement, goodput, high_affinity, low_affinity
 
 RATES = st.just(0.0) | st.floats(0.01, 10)
 

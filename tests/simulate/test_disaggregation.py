@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from oracle.apart_records import run_apart
+from oracle.disaggregated_records import run_disaggregated
 
 from windtunnel.deployment import Deployment, Engine, Pool, Store, find_handover, find_link, usual_handover
 from windtunnel.errors import InputError
@@ -15,7 +15,7 @@ from windtunnel.metrics import summary
 from windtunnel.metrics.handed import TTFT_PARTS
 from windtunnel.model import load_model
 from windtunnel.policy import Sglang, UserScheduler
-from windtunnel.simulate.apart import routers_of
+from windtunnel.simulate.disaggregation import routers_of
 from windtunnel.simulate.overheads import INFERENCEX, Overheads
 from windtunnel.simulate.run import ABORTED, FINISHED, REJECTED, Run
 from windtunnel.simulate.simulate import simulate
@@ -125,9 +125,9 @@ def test_both_engines_report_the_same_run(preset: str) -> None:
     routers = routers_of(pools(preset))
 
     def readable(fleet: Any, demand: Any, _: Any, uniforms: Any, crossing: Any, **__: Any) -> Any:
-        return run_apart(fleet, demand, routers, uniforms, crossing)
+        return run_disaggregated(fleet, demand, routers, uniforms, crossing)
 
-    with patch("windtunnel.core.apart.handover.run", readable):
+    with patch("windtunnel.core.disaggregation.handover.run", readable):
         reference = served(pools(preset), workload)
     for name in ("requests", "handovers"):
         one, other = getattr(core, name), getattr(reference, name)

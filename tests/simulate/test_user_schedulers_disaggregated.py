@@ -11,11 +11,11 @@ from core.fleet.test_pools import RULES, waits
 from core.pools_cases import assert_nothing_is_left, equal_requests, links, rules, tandem
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import apart_records
+from oracle import disaggregated_records
 from oracle import handover as reference
 
 from simulate.test_python_schedulers import FirstComeFirstServed, Requests, times
-from windtunnel.core.apart.handover import Crossing, Handed, run
+from windtunnel.core.disaggregation.handover import Crossing, Handed, run
 from windtunnel.core.engine import Demand, Fleet
 from windtunnel.core.fleet.pools import run as run_pools
 from windtunnel.deployment import Handover, Link
@@ -76,7 +76,7 @@ def handed(fleet: Fleet, demand: Demand, crossing: Crossing = PULL, router: int 
 
 def by_reference(fleet: Fleet, demand: Demand, crossing: Crossing = PULL, router: int = ROUND_ROBIN) -> Handed:
     both, uniforms = Router(router), np.zeros((2, len(demand.arrival)))
-    return apart_records.run_apart(fleet, demand, (both, both), uniforms, crossing)
+    return disaggregated_records.run_disaggregated(fleet, demand, (both, both), uniforms, crossing)
 
 
 def assert_equal(found: Handed, expected: Handed) -> None:
@@ -164,9 +164,9 @@ def test_a_held_decision_is_made_once_where_requests_come_with_their_kv() -> Non
 @given(cases())
 def test_nothing_is_left_and_nobody_waits(case: Any) -> None:
     fleet, demand, crossing, router = case
-    kept: list[reference.Apart] = []
+    kept: list[reference.Disaggregated] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference.Apart, "account", lambda loop: kept.append(loop))  # noqa: PLW0108 - a method
+        patch.setattr(reference.Disaggregated, "account", lambda loop: kept.append(loop))  # noqa: PLW0108 - a method
         by_reference(owned(fleet, FirstComeFirstServed, FirstComeFirstServed), demand, crossing, router)
     (loop,) = kept
     assert all((loop.decodes.get(r) or one).finished for r, one in enumerate(loop.prefills))
@@ -322,7 +322,10 @@ class Idle:
         ((None, Idle), "Idle: 2 requests never finish"),
         ((Idle, None), "Idle: 2 requests never finish"),
         ((None, Unsure), r"Unsure at 1 s: takes returned None: must be True or False"),
-        ((None, Dividing), r"Dividing at 1 s: ZeroDivisionError: .* \(test_own_schedulers_apart.py, line \d+\)"),
+        (
+            (None, Dividing),
+            r"Dividing at 1 s: ZeroDivisionError: .* \(test_user_schedulers_disaggregated.py, line \d+\)",
+        ),
     ],
 )
 def test_a_broken_rule_is_named(own: tuple[Any, Any], message: str) -> None:

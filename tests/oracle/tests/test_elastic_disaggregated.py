@@ -15,13 +15,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from oracle import handover as reference
-from oracle.apart_records import run_apart
-from oracle.elastic.apart import ElasticApart, Faultiness
+from oracle.disaggregated_records import run_disaggregated
+from oracle.elastic.disaggregated import ElasticDisaggregated, Faultiness
 from oracle.elastic.roster import PoolOf
 from oracle.loop import Replica
 from oracle.mixed_records import clients_of, requests_of
 from oracle.replica import Group, table_time
-from windtunnel.core.apart.handover import Crossing, Handed
+from windtunnel.core.disaggregation.handover import Crossing, Handed
 from windtunnel.core.engine import Fleet
 from windtunnel.core.records import GONE
 from windtunnel.deployment import Handover, Link
@@ -57,7 +57,7 @@ def served(
     def sending(prompts: Any) -> Any:
         return np.full(len(prompts), 100 * work), np.full(len(prompts), work)
 
-    return run_apart(fleet, demand, routers, np.zeros((2, len(demand.arrival))), crossing, sending)
+    return run_disaggregated(fleet, demand, routers, np.zeros((2, len(demand.arrival))), crossing, sending)
 
 
 def two(prefill: int = 2, decode: int = 2, seats: int = 4) -> Fleet:
@@ -278,7 +278,7 @@ PARTS = st.sampled_from([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8])
 """Of the time that a case takes without failures."""
 
 
-def run_faulty(case: Case, failures: list[Failure], on_failure: str, scaling: tuple[Any, ...]) -> ElasticApart:
+def run_faulty(case: Case, failures: list[Failure], on_failure: str, scaling: tuple[Any, ...]) -> ElasticDisaggregated:
     """The case on the oracle; work of a prompt as in the case, by its length."""
     fleet, demand, crossing = case.fleet, case.demand, case.crossing
     each = float(crossing.work[0] / demand.prompt_tokens[0]) if len(crossing.work) else 0.0
@@ -297,7 +297,7 @@ def run_faulty(case: Case, failures: list[Failure], on_failure: str, scaling: tu
     limits, policy = fleet.limits[0], fleet.policies[0]
     longest = min(policy.longest_prompt(limits), policy.longest_request(limits) - 1)
     longest = min(longest, limits.num_blocks * limits.block_size)
-    loop = ElasticApart(
+    loop = ElasticDisaggregated(
         make,
         pools,
         (ROUTERS[case.routers[0]], ROUTERS[case.routers[1]]),

@@ -12,7 +12,7 @@ from windtunnel.deployment import SLO, Deployment, Engine, Pool
 from windtunnel.hardware import device
 from windtunnel.model import load_model
 from windtunnel.perf.step_law import StepLaw, Terms
-from windtunnel.plan.apart.placement import Layout, Oracle, Placement, goodput, high_affinity
+from windtunnel.plan.disaggregation.placement import Layout, Oracle, Placement, goodput, high_affinity
 from windtunnel.plan.question import Question
 from windtunnel.plan.trial import trial
 from windtunnel.workload import Workload

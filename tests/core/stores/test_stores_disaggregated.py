@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle.apart_records import run_apart
+from oracle.disaggregated_records import run_disaggregated
 
 from core.conftest import IN_PLAIN_PYTHON, WITH_THE_COMPILER, in_plain_python
 from core.loop_cases import Case, handed_unlike
 from core.stores.stores_cases import apart_case
 from core.stores.test_stores import failing
-from windtunnel.core.apart import handover
-from windtunnel.core.apart.handover import Handed
+from windtunnel.core.disaggregation import handover
+from windtunnel.core.disaggregation.handover import Handed
 from windtunnel.core.fleet import pools
 from windtunnel.core.records import REFUSED
 from windtunnel.policy.named import Router
@@ -26,7 +26,7 @@ CASES = int(os.environ.get("WINDTUNNEL_EQUALITY_CASES", "25"))
 def by_reference(case: Case, sending: Any) -> Handed:
     router = Router(case.routers[0], routing=case.fleet.routing)
     assert case.crossing is not None
-    return run_apart(case.fleet, case.demand, (router, router), case.uniforms, case.crossing, sending)
+    return run_disaggregated(case.fleet, case.demand, (router, router), case.uniforms, case.crossing, sending)
 
 
 def by_core(case: Case, sending: Any, jumps: bool) -> Handed:
@@ -108,7 +108,7 @@ def test_conductor_promises_what_it_does_in_the_reference() -> None:
         case = conducted(seed)
         assert case.crossing is not None
         chosen = Router(SCORED, routing=case.fleet.routing), Router(case.routers[1])
-        expected = run_apart(case.fleet, case.demand, chosen, case.uniforms, case.crossing)
+        expected = run_disaggregated(case.fleet, case.demand, chosen, case.uniforms, case.crossing)
         found = handover.run(case.fleet, case.demand, case.routers, case.uniforms, case.crossing, seed % 3 > 0)
         assert not differences(case, expected, found), seed
         rejected += int((found.requests["state"] == REFUSED).sum() - case.demand.refused.sum())
