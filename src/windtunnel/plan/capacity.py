@@ -68,7 +68,8 @@ def capacity(deployment: Deployment, question: Question, tables: Tables | None =
         return asked[level].met
 
     low, high = rate_levels(question, bound.rate)
-    level = highest(holds, low, high) if holds(low) else None
+    find = climb if question.in_lanes else highest  # trials of few lanes cost little, of many much
+    level = find(holds, low, high) if holds(low) else None
     if level is None:
         return Capacity(0.0, None, asked[low], len(asked), unit=unit)
     if level == high and question.in_lanes:
