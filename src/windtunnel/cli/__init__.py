@@ -82,6 +82,10 @@ COMMANDS: dict[str, dict[str, tuple[str | dict[str, str], str]]] = {
             {"describe": "describe", "convert": "convert", "import": "import_logs"},
             "Look at traces of requests, and convert them.",
         ),
+        "kernels": (
+            {"add": "add", "show": "show", "remove": "remove"},
+            "Say where kernel times come from, and add a newer database to your own.",
+        ),
         "list": ("listing:listing", "List the names that flags accept."),
     },
 }
