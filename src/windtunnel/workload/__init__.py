@@ -22,6 +22,7 @@ from windtunnel.workload.synthetic import generate, stream
 from windtunnel.workload.traces import FORMATS, load_trace
 from windtunnel.workload.transforms import (
     at_rate,
+    cut_to,
     head,
     repeat,
     scale_time,
@@ -56,6 +57,7 @@ __all__ = [
     "at_rate",
     "builtin",
     "builtin_names",
+    "cut_to",
     "describe",
     "generate",
     "head",
