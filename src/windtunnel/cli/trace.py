@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -113,17 +113,15 @@ def convert(
     if target.suffix not in (".jsonl", ".parquet") and (target.is_file() or not target.exists()):
         raise InputError(f"target {str(target)!r}: must end in .jsonl or .parquet")
     require_writable("target", target)
-    names = Load(trace=source, columns=columns).names_of_columns()
     if source in builtin_names():
         if trace_format is not None:
             raise InputError(f"format={trace_format!r}: is of a file, and {source!r} is built in: leave it out")
         workload = builtin(source, request_rate=request_rate)
     else:
-        arrivals = None if request_rate is None else Load(request_rate=request_rate).arrivals()
-        workload = load_trace(
-            source, trace_format,
-            arrivals=arrivals, sort=sort, drop_empty=drop_empty, columns=names, answers=answers,
-        )  # fmt: skip
+        names = Load(trace=source, columns=columns).names_of_columns()
+        drawn = None if request_rate is None else Load(request_rate=request_rate).arrivals()
+        rules: dict[str, Any] = {"arrivals": drawn, "sort": sort, "drop_empty": drop_empty, "answers": answers}
+        workload = load_trace(source, trace_format, columns=names, **rules)
     if lanes is not None:
         workload = with_lanes(workload, lanes)
     if max_request_tokens is not None:
