@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.workload import Workload, at_rate, copies, head, repeat, scale_time, with_concurrency
+from windtunnel.workload import Workload, at_rate, copies, cut_to, head, repeat, scale_time, with_concurrency
 from windtunnel.workload.rules import LATEST
 from windtunnel.workload.transforms import with_longer_prompts
 from workload.random_workloads import workloads
@@ -33,6 +33,23 @@ def test_a_wanted_rate_is_met(workload: Workload, rate: float) -> None:
         with pytest.raises(InputError, match="all requests arrive at once"):
             at_rate(workload, rate)
     assert np.nanmax(at_rate(workload, float("inf")).arrival) == 0
+
+
+def test_what_is_too_long_is_cut_in_proportion_as_vidur_does() -> None:
+    """3,000 + 1,500 tokens are 404 too many: 270 of the prompt (269.3) and 135 of the output (134.7)."""
+    base = Workload.from_columns(
+        arrival=[0.0, 1.0, 2.0], prompt_tokens=[3000, 4096, 4095], output_tokens=[1500, 1, 1], max_tokens=[4000, 9, 7]
+    )
+    cut = cut_to(base, 4096)
+    assert cut.prompt_tokens.tolist() == [2730, 4095, 4095]
+    assert cut.output_tokens.tolist() == [1365, 1, 1]
+    assert cut.max_tokens.tolist() == [1366, 1, 7]
+    assert cut.notes == ("2 of 3 requests are cut to 4,096 tokens",)
+    assert cut_to(base, 5000) is base
+    with pytest.raises(InputError, match="must be ≥ 2"):
+        cut_to(base, 1)
+    with pytest.raises(InputError, match="prompts of this load share text"):
+        cut_to(replace(base, begins=(np.array([-1, 0, -1]), np.array([0, 5, 0]))), 100)
 
 
 def test_repeating_keeps_the_rate_and_makes_new_content() -> None:

@@ -80,6 +80,8 @@ class Load:
     """Mean seconds between an answer and the session's next turn."""
     max_think_time: float | None = None
     """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
+    max_request_tokens: int | None = None
+    """Longest request, prompt and output together: longer ones are cut, both in proportion."""
     time_scale: float = 1.0
     """Multiplies the times of a trace: 0.5 doubles its rate."""
     repeat: int = 1
@@ -212,11 +214,13 @@ class Load:
     def workload(self, seed: int | None = None) -> "Workload":
         """The requests under this seed (or the load's own). Raises InputError for what cannot be read or drawn."""
         seed = self.seed if seed is None else seed
-        from windtunnel.workload import with_lanes, with_recorded_answers, with_think_time_at_most
+        from windtunnel.workload import cut_to, with_lanes, with_recorded_answers, with_think_time_at_most
 
         found = self._random(seed) if self.is_random else self._trace(seed)
         if self.answers == "recorded":
             found = with_recorded_answers(found)
+        if self.max_request_tokens is not None:
+            found = cut_to(found, self.max_request_tokens)
         if self.max_think_time is not None:
             found = with_think_time_at_most(found, self.max_think_time)
         lanes = self.lanes

@@ -23,6 +23,7 @@ from windtunnel.workload.traces import FORMATS, load_trace
 from windtunnel.workload.transforms import (
     at_rate,
     copies,
+    cut_to,
     head,
     repeat,
     scale_time,
@@ -58,6 +59,7 @@ __all__ = [
     "builtin",
     "builtin_names",
     "copies",
+    "cut_to",
     "describe",
     "generate",
     "head",

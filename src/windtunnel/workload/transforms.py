@@ -42,6 +42,36 @@ def at_rate(workload: Workload, request_rate: float) -> Workload:
     return scale_time(workload, workload.request_rate / request_rate)
 
 
+def cut_to(workload: Workload, most: int) -> Workload:
+    """Requests of more than ``most`` tokens cut to it, prompt and output in proportion, at least one token each.
+
+    As Vidur's ``max_tokens`` does with a trace of lengths (trace_request_length_generator.py): both give up their share
+    of what is too much, rounded up. A note says how many were cut. Raises InputError below 2 tokens, and where prompts
+    share text, which would no longer be the same.
+    """
+    if most < 2:
+        raise InputError(f"max_request_tokens={most}: must be ≥ 2, one token of prompt and one of output")
+    if workload.begins is not None or workload.hash_ids is not None:
+        raise InputError("max_request_tokens: prompts of this load share text, and cut ones would not: leave it out")
+    prompt, output = workload.prompt_tokens, workload.output_tokens
+    total = prompt + output
+    excess = np.maximum(total - most, 0)
+    shorter = [np.maximum(tokens - -(-excess * tokens // total), 1) for tokens in (prompt, output)]
+    cut = int(np.count_nonzero(excess))
+    if not cut:
+        return workload
+    declared = np.maximum(np.minimum(workload.max_tokens, most - shorter[0]), shorter[1])
+    limits = np.where(excess > 0, declared, workload.max_tokens)
+    note = f"{cut:,} of {len(workload):,} requests are cut to {most:,} tokens"
+    return replace(
+        workload,
+        prompt_tokens=shorter[0],
+        output_tokens=shorter[1],
+        max_tokens=limits,
+        notes=(*workload.notes, note),
+    )
+
+
 def repeat(workload: Workload, times: int) -> Workload:
     """The workload ``times`` times back to back, one mean gap between the copies, so that the rate stays.
 
