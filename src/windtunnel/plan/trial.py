@@ -70,15 +70,15 @@ def _one_draw(question: Question, deployment: Deployment, rate: float, tables: T
     workload = question.at(rate)
     count = beginning(workload, question)
     if count is not None:
-        begun = _simulate(question, deployment, head(workload, count), tables)
+        begun = simulated(question, deployment, head(workload, count), tables)
         if is_lost(begun.requests, workload, question):
             return measure(begun, question, rate, stopped=True)
-    return measure(_simulate(question, deployment, workload, tables), question, rate)
+    return measure(simulated(question, deployment, workload, tables), question, rate)
 
 
 def whole_run(question: Question, deployment: Deployment, rate: float) -> Run:
     """The run behind a trial, never stopped early."""
-    return _simulate(question, deployment, question.at(rate), tables_for(question, deployment))
+    return simulated(question, deployment, question.at(rate), tables_for(question, deployment))
 
 
 def whole_trial(question: Question, deployment: Deployment, rate: float) -> Outcome:
@@ -87,7 +87,8 @@ def whole_trial(question: Question, deployment: Deployment, rate: float) -> Outc
     return measure(whole_run(question, deployment, rate), asked, rate)
 
 
-def _simulate(question: Question, deployment: Deployment, workload: Workload, tables: Tables) -> Run:
+def simulated(question: Question, deployment: Deployment, workload: Workload, tables: Tables) -> Run:
+    """The run of a workload, with the seed and overheads of a question."""
     return simulate(deployment, workload, question.seed, tables=tables, overheads=question.overheads)
 
 
