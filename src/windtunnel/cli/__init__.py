@@ -51,7 +51,7 @@ COMMANDS: dict[str, dict[str, tuple[str | dict[str, str], str]]] = {
         "validate": ("validate:validate", "Compare simulations with measurements."),
         "calibrate": (
             "calibrate:calibrate",
-            "Find the host and client overheads of a deployment from measured runs of it, or from records of its steps.",
+            "Find the host and client overheads of a deployment from measured runs of it, or records of its steps.",
         ),
         "profile": (
             "operators.profile:profile",
