@@ -66,7 +66,8 @@ def advise(
     run = whole_run(answer.question, deployment, rate)
     draws, given = None, isinstance(answer.objective, Goodput)
     if workloads is not None and not given and len(seeds) > 1:
-        draws = capacity_draws(deployment, answer.question, workloads, seeds)
+        carried = rate if isinstance(answer.objective, LeastForRate) else 0.0
+        draws = capacity_draws(deployment, answer.question, workloads, seeds, carried)
     missed = _whole(answer, best)
     if missed is None and not given:
         missed = _beyond(answer, deployment)
