@@ -137,7 +137,7 @@ def held_out() -> dict[str, Workload]:
 @cache
 def at_capacity(share: float) -> dict[str, Workload]:
     """Workloads at this share of the rate at which vLLM serves each of them all at once: where waiting begins."""
-    kinds: dict[str, Callable[[float], Workload]] = {
+    kinds: dict[str, Callable[..., Workload]] = {
         f"{i}+{o}": partial(synthetic, i, o, seed=3) for i, o in ((100, 60), (200, 1500), (400, 200), (2000, 300))
     }
     kinds |= {name: partial(trace, name, seed=3) for name in TRACES}
@@ -283,7 +283,7 @@ def page() -> str:
 
 def near_capacity() -> list[tuple[str, ...]]:
     """Rows: what is known, the share of capacity, and how often, and by how much, ours is better or worse."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for information, policy in OURS.items():
         for share in SHARES:
             workloads = at_capacity(share)
