@@ -85,6 +85,14 @@ def test_a_run_of_ones_own_narrows_the_band_of_its_server_alone() -> None:
     assert doubt(SERVER, 0.1, sure, own).factors("steps", 0.9) == pytest.approx((exp(-0.01), exp(0.01)))
 
 
+def test_nobody_is_confident_of_a_range_that_says_nothing() -> None:
+    measured = replace(BAD, known_bad=False)
+    narrow, wide = (replace(measured, steps=(-end, -0.3, 0.0, 0.3, end)) for end in (0.6, 3.0))
+    assert doubt(SERVER, nan, table(ALL, narrow)).grade[0] == "high"
+    word, why = doubt(SERVER, nan, table(ALL, wide)).grade
+    assert (word, why[:14]) == ("low", "steps may take")
+
+
 def test_shares_of_servers_stay_below_factors() -> None:
     found = doubt(SERVER, nan, table(ALL))
     assert [found.below("steps", share) for share in QUANTILES] == pytest.approx([exp(log_) for log_ in ALL.steps])

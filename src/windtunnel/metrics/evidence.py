@@ -32,6 +32,8 @@ KEYS = ("engine", "family", "device", "dtype", "model", "layout")
 CHAIN = tuple(KEYS[:length] for length in range(len(KEYS) + 1))
 """What the servers of a group have in common, from the largest group to the smallest."""
 
+WIDE = 4.0
+"""Times as long on a slow server as on a fast one: beyond that nobody is confident."""
 PRIOR = 4.0
 """Independent loads of servers that a larger group counts for: of 1, 2, 4 and 8, the one that holds the shares of most
 groups."""
@@ -139,23 +141,26 @@ class Doubt:
     @property
     def grade(self) -> tuple[str, str]:
         """How sure the times are in one word, and why: high where this model was measured on this device, medium where
-        its family or the engine was, low elsewhere and where simulations are known to be off."""
+        its family or the engine was, low elsewhere, where simulations are known to be off, and where steps may take
+        more than ``WIDE`` times as long on one server as on another."""
         if self.calibrated:
             return "high", "calibrated with your own run"
-        common = len(self.nearest.key)
+        low, high = self.factors("steps", 0.9)
+        if high > WIDE * low:
+            return "low", f"steps may take {low:.2g} to {high:.2g} times as long as simulated"
         points = f"{self.nearest.points:,} measured points"
         if self.nearest.known_bad:
             return "low", f"simulations of servers like this are known to be off ({points})"
-        if common >= KEYS.index("model") + 1:
-            return "high", f"this model was measured on this device ({points})"
-        if common >= KEYS.index("device") + 1:
-            return "medium", f"models of this family were measured on this device ({points})"
-        if common >= KEYS.index("family") + 1:
-            return "medium", f"models of this family were measured on other devices ({points})"
-        return (
-            "low",
-            f"nothing like it was measured: judged by all servers{' of the engine' if common else ''} ({points})",
+        known = (
+            ("model", "high", "this model was measured on this device"),
+            ("device", "medium", "models of this family were measured on this device"),
+            ("family", "medium", "models of this family were measured on other devices"),
+            ("engine", "low", "nothing like it was measured: judged by all servers of the engine"),
         )
+        common = KEYS[: len(self.nearest.key)]
+        nothing = ("low", "nothing like it was measured: judged by all servers")
+        word, why = next(((word, why) for key, word, why in known if key in common), nothing)
+        return word, f"{why} ({points})"
 
     @property
     def warning(self) -> str | None:
@@ -203,12 +208,11 @@ def doubt(server: ServerKey, error: float, groups: Groups | None = None, agreeme
     if agreement is None or agreement.server != server:
         return found
     own = other_loads(server.engine)
-    logs = [
-        tuple(getattr(agreement, name) + log for log in own[name])
-        if _narrower(own[name], getattr(found, name))
-        else getattr(found, name)
-        for name in ("steps", "first_token")
-    ]
+    logs = [getattr(found, name) for name in ("steps", "first_token")]
+    for number, name in enumerate(("steps", "first_token")):
+        at = getattr(agreement, name)
+        if at is not None and _narrower(own[name], logs[number]):
+            logs[number] = tuple(at + log for log in own[name])
     return Doubt(logs[0], logs[1], nearest, calibrated=True)
 
 

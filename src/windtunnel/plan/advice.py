@@ -12,6 +12,7 @@ from windtunnel.plan.band import Band, band_of
 from windtunnel.plan.bottleneck import Finding, bottlenecks
 from windtunnel.plan.capacity import Draws, capacity, capacity_draws
 from windtunnel.plan.elimination import Entry, Standing, start_of
+from windtunnel.plan.goodput.objective import Goodput
 from windtunnel.plan.objective import LeastForRate
 from windtunnel.plan.outcome import TIGHTEST, Margin, Outcome
 from windtunnel.plan.search_result import SearchResult
@@ -63,11 +64,11 @@ def advise(
         return None
     deployment, rate = answer.measured(best)
     run = whole_run(answer.question, deployment, rate)
-    draws = None
-    if workloads is not None and len(seeds) > 1:
+    draws, given = None, isinstance(answer.objective, Goodput)
+    if workloads is not None and not given and len(seeds) > 1:
         draws = capacity_draws(deployment, answer.question, workloads, seeds)
     missed = _whole(answer, best)
-    if missed is None:
+    if missed is None and not given:
         missed = _beyond(answer, deployment)
     return Advice(
         entry=best,
@@ -191,8 +192,8 @@ def _failure(answer: SearchResult, index: int, best: Entry) -> str:
     unit = answer.objective.unit
     if entry.status == "impossible":
         return f"even a single request misses the limits; they would have to be {entry.stretch:.3g} times as long"
-    if entry.status == "bounded":
-        return f"cannot be better than {answer.objective.value(entry.promise):.3g} {unit}, by a bound"
+    if entry.status == "bounded" or isinstance(answer.objective, Goodput):
+        return f"cannot be better than {answer.objective.value(entry.promise):.3g} {unit}"
     if entry.status == "exact" and entry.step is not None:
         by_rate = isinstance(answer.objective, LeastForRate)
         verb = "cannot serve the rate; needs" if by_rate else "reaches"

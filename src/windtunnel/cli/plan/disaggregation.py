@@ -50,6 +50,8 @@ class Disaggregation:
 
     def spaces(self, mixed: "Space") -> "list[Space | PoolSpace]":
         """What is searched, mixed servers first."""
+        if self.pools == "mixed":
+            return [mixed]
         both = [mixed] if self.pools == "both" else []
         return [*both, self.space(mixed)]
 

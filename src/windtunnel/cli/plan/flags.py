@@ -77,6 +77,8 @@ class Axes:
             axis = word.replace("-", "_")
             if not equals:
                 raise InputError(f"axis {text!r}: must be WORD=VALUE,VALUE, e.g. block_size=16,32")
+            if axis == "model":
+                raise InputError(f"axis {text!r}: name models before the flags: plan {listed.replace(',', ' ')}")
             if axis == "device":
                 raise InputError(f"axis {text!r}: name devices by --devices {listed.replace(',', ' ')}")
             if axis in given:

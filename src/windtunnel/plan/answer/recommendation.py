@@ -9,6 +9,7 @@ from windtunnel.deployment import Deployment
 from windtunnel.deployment.slo import goal_words
 from windtunnel.deployment.title import device_name
 from windtunnel.plan.elimination import Contender, Entry, Job, eliminate
+from windtunnel.plan.goodput.objective import NO_MINIMUM, Goodput
 from windtunnel.plan.objective import AS_SERVED, LeastForRate, Purchase, RatePerDollar, purchase_of
 from windtunnel.plan.question import Question
 from windtunnel.plan.search import search
@@ -107,8 +108,8 @@ def a_month(deployment: Deployment, purchase: Purchase = AS_SERVED) -> str:
     return f"${purchase.price(deployment) * HOURS_A_MONTH:,.0f} a month"
 
 
-def sentence(answer: SearchResult, entry: Entry) -> str:
-    """What to buy, what it costs, and on how many servers it meets the goal."""
+def sentence(answer: SearchResult, entry: Entry, loads: int = 1) -> str:
+    """What to buy, what it costs, and on how many servers it meets the goal; under how many ``loads``."""
     deployment, rate = answer.measured(entry)
     holds = on_servers(answer.question.confidence)
     purchase = purchase_of(answer.objective)
@@ -119,7 +120,12 @@ def sentence(answer: SearchResult, entry: Entry) -> str:
     if isinstance(answer.objective, LeastForRate):
         some = "one replica" if purchase.spare == 1 else f"{purchase.spare} replicas"
         failing = f", also when {some} of a pool fail{'s' if purchase.spare == 1 else ''}" if purchase.spare else ""
-        return f"Buy {bought}: meets the goal at {rate:.4g} requests/s of {load} {holds}{failing}."
+        met = f"at {rate:.4g} requests/s of {load}" if loads == 1 else f"under each of {loads} loads"
+        return f"Buy {bought}: meets the goal {met} {holds}{failing}."
+    if isinstance(answer.objective, Goodput) and entry.held is not None:
+        good, value = 100 * entry.held.good_share, answer.objective.value(entry.promise)
+        best = f"{value:,.4g} {answer.objective.unit}"
+        return f"Best goodput: {bought}: {good:.3g} % of {load} meets the limits as it comes, {best}, {holds}."
     served = "any rate" if math.isinf(rate) else f"up to {rate:.3g} requests/s"
     best = "Best value" if isinstance(answer.objective, RatePerDollar) else "Least energy"
     return f"{best}: {bought}: {served} of {load} within the goal {holds}."
@@ -150,4 +156,6 @@ def unfinished(answer: SearchResult) -> str | None:
 
 def goal(question: Question) -> str:
     """``90 % of requests with ttft ≤ 500 ms and tpot ≤ 50 ms``."""
+    if question.attainment == NO_MINIMUM:
+        return goal_words(question.slo, 1.0).replace("100 % of requests", "as many requests as pay,")
     return goal_words(question.slo, question.attainment) or "the queue does not grow"
