@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.workload import Workload, load_trace, repeat, save, with_recorded_answers
-from windtunnel.workload.texts import of_hashes, tree
+from windtunnel.workload import Workload, json_traces, load_trace, repeat, save, with_recorded_answers
+from windtunnel.workload.texts import from_earlier, of_hashes, taken, tree
 
 FORK: dict[str, Any] = {
     # two agents of turn 1, which turn 4 joins; another session begins with the first one's answer of turn 1
@@ -74,11 +76,12 @@ def test_what_is_usual_is_left_out() -> None:
     assert said.equals(plain)
 
 
-@pytest.mark.parametrize("name", ["load.jsonl", "load.parquet"])
-def test_files_keep_it(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "large"), [("load.jsonl", 2**20), ("load.jsonl", 0), ("load.parquet", 0)])
+def test_files_keep_it(tmp_path: Path, name: str, large: int) -> None:
     workload = Workload.from_columns(**FORK, lanes=3)
     save(workload, tmp_path / name)
-    assert load_trace(tmp_path / name).equals(workload)
+    with patch.object(json_traces, "LARGE", large):
+        assert load_trace(tmp_path / name).equals(workload)
 
 
 def test_a_row_of_the_clock_that_begins_with_an_answer_keeps_its_place_in_the_file(tmp_path: Path) -> None:
@@ -190,3 +193,22 @@ def test_hash_ids_say_the_same_of_prompts(workload: Workload, size: int) -> None
     for a in range(len(texts)):
         for b in range(a):
             assert common(again[a], again[b]) // size == common(texts[a], texts[b]) // size
+
+
+@given(chats(), st.randoms())
+def test_beginnings_after_rows_have_moved_are_of_rows_before(workload: Workload, random: Random) -> None:
+    """Prompts alone, in any order: whatever two of them share, they share still."""
+    alone = with_recorded_answers(workload)
+    order = list(range(len(alone)))
+    random.shuffle(order)
+    rows = np.array(order)
+    texts = texts_of(alone)
+    moved = taken(alone.begins, rows) or (np.full(len(rows), -1), np.zeros(len(rows), np.int64))
+    prompts, outputs = alone.prompt_tokens[rows], alone.output_tokens[rows]
+    others, tokens = from_earlier(moved, prompts, outputs)
+    assert (others < np.arange(len(rows))).all()
+    for place, row in enumerate(order):
+        before = [common(texts[row][: prompts[place]], texts[other]) for other in order[:place]]
+        assert tokens[place] == max(before, default=0)
+        if tokens[place]:
+            assert before[others[place]] == tokens[place]

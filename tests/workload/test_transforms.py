@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from windtunnel.errors import InputError
-from windtunnel.workload import Workload, at_rate, head, repeat, scale_time, with_concurrency
+from windtunnel.workload import Workload, at_rate, copies, cut_to, head, repeat, scale_time, with_concurrency
 from windtunnel.workload.rules import LATEST
 from windtunnel.workload.transforms import with_longer_prompts
 from workload.random_workloads import workloads
@@ -35,6 +35,23 @@ def test_a_wanted_rate_is_met(workload: Workload, rate: float) -> None:
     assert np.nanmax(at_rate(workload, float("inf")).arrival) == 0
 
 
+def test_what_is_too_long_is_cut_in_proportion_as_vidur_does() -> None:
+    """3,000 + 1,500 tokens are 404 too many: 270 of the prompt (269.3) and 135 of the output (134.7)."""
+    base = Workload.from_columns(
+        arrival=[0.0, 1.0, 2.0], prompt_tokens=[3000, 4096, 4095], output_tokens=[1500, 1, 1], max_tokens=[4000, 9, 7]
+    )
+    cut = cut_to(base, 4096)
+    assert cut.prompt_tokens.tolist() == [2730, 4095, 4095]
+    assert cut.output_tokens.tolist() == [1365, 1, 1]
+    assert cut.max_tokens.tolist() == [1366, 1, 7]
+    assert cut.notes == ("2 of 3 requests are cut to 4,096 tokens",)
+    assert cut_to(base, 5000) is base
+    with pytest.raises(InputError, match="must be ≥ 2"):
+        cut_to(base, 1)
+    with pytest.raises(InputError, match="prompts of this load share text"):
+        cut_to(replace(base, begins=(np.array([-1, 0, -1]), np.array([0, 5, 0]))), 100)
+
+
 def test_repeating_keeps_the_rate_and_makes_new_content() -> None:
     base = Workload.from_columns(
         arrival=[1.0, 2.0, 5.0, 9.0],
@@ -49,8 +66,11 @@ def test_repeating_keeps_the_rate_and_makes_new_content() -> None:
     released = ~np.isnan(twice.arrival)
     assert twice.arrival[released].tolist() == [1, 2, 9, 13, 14, 21]
     assert twice.session.tolist() == [3, -1, 0, 7, -1, 4, 3, 7]
-    assert twice.hash_ids is not None
-    assert twice.hash_ids[1].tolist() == [4, 5, 4, 6, 7, 6, 4, 5, 6, 7]
+    assert twice.begins is not None
+    assert [part.tolist() for part in twice.begins] == [
+        [-1, 0, -1, -1, 3, -1, 0, 3],
+        [0, 4, 0, 0, 4, 0, 8, 8],
+    ]
 
 
 @given(workloads(), st.integers(1, 4))
@@ -60,8 +80,9 @@ def test_repeating_multiplies_everything(workload: Workload, times: int) -> None
     assert longer.prompt_tokens.sum() == times * workload.prompt_tokens.sum()
     assert longer.spec()["sessions"] == times * workload.spec()["sessions"]
     assert (longer.follow >= 0).sum() == times * (workload.follow >= 0).sum()
-    if workload.hash_ids is not None and longer.hash_ids is not None:
-        assert len(longer.hash_ids[1]) == times * len(workload.hash_ids[1])
+    if workload.texts is not None:
+        assert longer.texts is not None
+        assert longer.texts[1].sum() == times * workload.texts[1].sum()
     assert repeat(workload, 1).equals(workload)
 
 
@@ -134,29 +155,19 @@ def test_copies_of_what_comes_at_once_come_at_once() -> None:
 
 
 def test_numbers_too_large_to_go_on_are_given_anew() -> None:
-    """Ids of 2^62 and 2^62 + 9: a third copy would end beyond 2^63 only if the span were that large."""
+    """Sessions 2^62 and 2^62 + 9: a third copy would end beyond 2^63 only if the span were that large."""
     large = 2**62
-    near = Workload.from_columns(
-        prompt_tokens=[4, 4], output_tokens=1, hash_ids=[[large], [large + 9]], hash_block_size=4
-    )
-    found = repeat(near, 3).hash_ids
-    assert found is not None
-    assert (found[1] - large).tolist() == [0, 9, 10, 19, 20, 29]
-    far = Workload.from_columns(prompt_tokens=[4, 4], output_tokens=1, hash_ids=[[-large], [large]], hash_block_size=4)
-    found = repeat(far, 2).hash_ids
-    assert found is not None
-    assert found[1].tolist() == [0, 1, 2, 3]
-    assert found[0].tolist() == [0, 1, 2, 3, 4]
+    near = Workload.from_columns(prompt_tokens=[4, 4], output_tokens=1, session=[large, large + 9])
+    assert (repeat(near, 3).session - large).tolist() == [0, 9, 10, 19, 20, 29]
+    far = Workload.from_columns(prompt_tokens=[4, 4], output_tokens=1, session=[0, 2 * large - 2])
+    assert repeat(far, 3).session.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("last", "renumbered"), [(2**63 - 1 - 2, False), (2**63 - 1 - 1, True)])
 def test_the_largest_number_is_reached_and_not_passed(last: int, renumbered: bool) -> None:
-    load = Workload.from_columns(
-        prompt_tokens=[4, 4], output_tokens=1, hash_ids=[[last - 1], [last]], hash_block_size=4
-    )
-    found = repeat(load, 2).hash_ids
-    assert found is not None
-    assert found[1].tolist() == ([0, 1, 2, 3] if renumbered else [last - 1, last, last + 1, last + 2])
+    load = Workload.from_columns(prompt_tokens=[4, 4], output_tokens=1, session=[last - 1, last])
+    found = repeat(load, 2).session.tolist()
+    assert found == ([0, 1, 2, 3] if renumbered else [last - 1, last, last + 1, last + 2])
 
 
 def test_a_head_as_long_as_the_load_is_the_load() -> None:
@@ -177,3 +188,35 @@ def test_longer_prompts_have_so_many_times_the_tokens() -> None:
         with_longer_prompts(shared, 2)
     with pytest.raises(InputError, match="must be a finite number > 0"):
         with_longer_prompts(one, 0)
+
+
+def test_users_with_the_same_habits_share_nothing_and_come_at_other_times() -> None:
+    """A chat of two turns and two lone requests, the second of which begins with the first's prompt; four users."""
+    log = Workload.from_columns(
+        arrival=[0.0, 40.0, 60.0, 0.0], prompt_tokens=[5, 9, 12, 20], output_tokens=[5, 1, 2, 3],
+        session=[0, -1, -1, 0], begins=[None, None, [1, 6], [0, 10]],
+    )  # fmt: skip
+    found = copies(log, 4, 15.0)
+    first = found.arrival[~np.isnan(found.arrival)]
+    assert (np.diff(first) >= 0).all()
+    assert len(set(first)) > 4
+    for place, prompt in enumerate((5, 9, 12)):
+        times = found.arrival[found.prompt_tokens == prompt]
+        most = 15.0 if place == 1 else 0.0
+        assert (np.abs(times - log.arrival[place]) <= most).all()
+    assert sorted(np.bincount(found.session[found.session >= 0])) == [2, 2, 2, 2]
+    assert found.begins is not None
+    others, tokens = found.begins
+    shared = others >= 0
+    pairs = zip(found.prompt_tokens[shared], found.prompt_tokens[others[shared]], tokens[shared], strict=True)
+    assert sorted(pairs) == [(12, 9, 6)] * 4 + [(20, 5, 10)] * 4
+    assert len(set(others[shared].tolist())) == 8
+    assert copies(log, 4, 15.0).equals(found)
+    assert not copies(log, 4, 15.0, seed=1).equals(found)
+    assert copies(log, 1) is log
+
+
+@pytest.mark.parametrize(("times", "shift"), [(0, 1.0), (2, -1.0), (2, float("inf"))])
+def test_copies_need_a_number_and_a_time(times: int, shift: float) -> None:
+    with pytest.raises(InputError, match=r"must be ≥ 1|must be finite seconds"):
+        copies(three(), times, shift)

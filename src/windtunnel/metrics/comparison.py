@@ -90,23 +90,36 @@ class Ends:
 
 
 def ends_of(
-    variant: Mapping[str, Interval], first: Mapping[str, Any], ends: Sequence[End], divergence: Divergence
+    values: Mapping[str, Interval],
+    differences: Mapping[str, Interval],
+    first: Mapping[str, Any],
+    ends: Sequence[End],
+    divergence: Divergence,
 ) -> Ends:
-    """The ends of a variant's differences: their means over the seeds, moved by as much as the first seed's run.
+    """The ends of a variant's differences: their means over the seeds, moved as the first seed's run moves.
+
+    Up by as much, and down in the same proportion: the runs of other seeds may be much shorter than the first one's,
+    and no time is below 0.
 
     Args:
-        variant: the differences.
+        values: the variant's means over the seeds, by name.
+        differences: those minus the baseline's.
         first: what ``summary_json`` says of the variant's first run.
-        ends: the same run with the factors of ``apart`` on its steps.
-        apart: what measured servers leave open.
+        ends: the same run with the factors of ``divergence`` on its steps.
+        divergence: what measured servers leave open.
     """
     own, others = _scalars(first), [_scalars(end.with_infinities()) for end in ends]
     found = {}
-    for name, interval in variant.items():
-        moved = [0.0, *(other[name] - own[name] for other in others if name in other)]
-        known = [value for value in moved if not math.isnan(value)]
-        found[name] = (interval.mean + min(known), interval.mean + max(known))
+    for name, difference in differences.items():
+        moved = [0.0, *(_moved(values[name].mean, own[name], other[name]) for other in others if name in other)]
+        known = [by for by in moved if not math.isnan(by)]
+        found[name] = (difference.mean + min(known), difference.mean + max(known))
     return Ends(divergence, found)
+
+
+def _moved(value: float, before: float, after: float) -> float:
+    """By how much a value changes where the first seed's goes from ``before`` to ``after``."""
+    return value * (after / before - 1) if 0 <= after < before else after - before
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,7 +54,9 @@ def end_of(run: Run, factors: Factors, slo: SLO | None = None, *, exclude_warmup
     later = factors[1] / factors[0]
     limits = slo.with_later_first_tokens(later) if slo else None
     said = summary_json(summary(run, limits, exclude_warmup=exclude_warmup))
-    return End(_with_later_first_tokens(said, later), not closed_by_lanes(run) and overloaded(queue_growth(run.requests)))
+    return End(
+        _with_later_first_tokens(said, later), not closed_by_lanes(run) and overloaded(queue_growth(run.requests))
+    )
 
 
 def _with_later_first_tokens(said: Mapping[str, Any], factor: float) -> dict[str, Any]:

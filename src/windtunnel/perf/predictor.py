@@ -209,10 +209,18 @@ class Predictor:
         """The kernel as this predictor wants to be asked for it, where it goes by the operator's name."""
         return kernel
 
-    @property
-    def host_seconds(self) -> tuple[float, float] | None:
-        """Host seconds of a step and of each request in it, where they were measured together with the kernels."""
+    def host_seconds(self, requests: Floats) -> Floats | None:  # noqa: ARG002 - the signature of every predictor's
+        """Host seconds of steps of so many requests, where they were measured together with the kernels."""
         return None
+
+    def send_seconds(self, moved: Floats, across: bool) -> Floats | None:  # noqa: ARG002 - likewise
+        """Seconds to send so many bytes to one other GPU, of the same node or ``across`` nodes, where measured."""
+        return None
+
+    @property
+    def launches(self) -> bool:
+        """Whether kernels' times hold the launches of a host that may be slower than they are."""
+        return False
 
     @property
     def origin(self) -> dict[str, str]:

@@ -36,6 +36,10 @@ class Climb(Protocol):
     def high(self) -> int:
         """The hardest step that its bound does not rule out."""
 
+    @property
+    def hope(self) -> float:
+        """A guess at its score: candidates are tried in the order of their hopes."""
+
     def trial(self, step: int) -> tuple[Deployment, float]:
         """What is simulated, and at which rate."""
 
@@ -81,6 +85,11 @@ class RateClimb:
     high: int
     weight: float
     """The rate is divided by this."""
+
+    @property
+    def hope(self) -> float:
+        """Its bound."""
+        return self.promise(self.high)
 
     def trial(self, step: int) -> tuple[Deployment, float]:
         """The candidate at the step's rate."""
@@ -202,6 +211,11 @@ class ReplicaClimb:
     bought: Callable[[Deployment], float] | None = None
     """Cost or GPUs of what is bought for a deployment, where that is more than what serves."""
 
+    @property
+    def hope(self) -> float:
+        """Its bound."""
+        return self.promise(self.high)
+
     def trial(self, step: int) -> tuple[Deployment, float]:
         """−step replicas at the rate."""
         return self.candidate.scaled(-step), self.rate
@@ -275,6 +289,16 @@ AS_SERVED = Purchase()
 """What serves is what is bought."""
 
 
+def most_replicas(candidate: Candidate, limits: Constraints, most: int, purchase: Purchase = AS_SERVED) -> int:
+    """As many replicas of a candidate as the constraints allow, at most ``most``; 0 if none."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = purchase.broken(candidate.scaled(middle), limits) is None
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
 def purchase_of(objective: Objective) -> Purchase:
     """What is bought for what serves under an objective."""
     return objective.purchase if isinstance(objective, LeastForRate) else AS_SERVED
@@ -323,7 +347,7 @@ class LeastForRate:
         if question.in_lanes:
             asked = self.rate * question.calls_of_lane / bound.per_replica  # replicas, were no client to wait
             room = math.ceil(min(self.rate, MOST_FOR_LANES, ROOM * asked + ROOM))
-        most = self._most(candidate, room)
+        most = most_replicas(candidate, self.constraints, room, self.purchase)
         if most < least:
             return None
         weight = one.gpus if self.count_gpus else one.price_per_hour
@@ -343,15 +367,6 @@ class LeastForRate:
         if self.of == "lanes":
             return 1
         return max(1, math.ceil(self.rate / bound.per_replica * (1 - 1e-12)))
-
-    def _most(self, candidate: Candidate, limit: int) -> int:
-        """As many replicas as the constraints allow, at most ``limit``; 0 if none."""
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = self.purchase.broken(candidate.scaled(middle), self.constraints) is None
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
 
     def value(self, score: float) -> float:
         """The cost or the number of GPUs, positive."""

@@ -76,12 +76,13 @@ def compare(
         runs = _simulate(varied, drawn, exclude_warmup, gap)
         documents = tuple(summary_json(run.result) | run.gaps for run in runs)
         words = {word: value for word, value in words_of(varied).items() if value != words_of(scenario)[word]}
+        intervals = spread(documents, confidence)
         differences = paired_spread(documents, found[0].documents if found else documents, confidence)
         ends = None
         if bands and found and documents != found[0].documents:
             pair = (found[0].documents[0], documents[0])
             try:
-                ends = ends_of(differences, documents[0], *_ends(scenario, varied, pair, exclude_warmup))
+                ends = ends_of(intervals, differences, documents[0], *_ends(scenario, varied, pair, exclude_warmup))
             except InputError as error:  # both were simulated as asked: a scheduler fails at other times of steps
                 without.append(f"{name}: no band of servers, faster and slower steps: {error}")
         found.append(
@@ -91,7 +92,7 @@ def compare(
                 loads=tuple(run.load for run in runs),
                 documents=documents,
                 verdicts=tuple(verdict for run in runs for verdict in run.result.verdicts),
-                intervals=spread(documents, confidence),
+                intervals=intervals,
                 differences=differences,
                 first=runs[0].result,
                 timeline=runs[0].timeline,

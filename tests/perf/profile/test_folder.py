@@ -9,6 +9,7 @@ from profiling.handmade import LLAMA_8B, seconds, write_profile
 
 from windtunnel.errors import InputError
 from windtunnel.perf.profile.folder import NEEDED, read_profile
+from windtunnel.perf.profile.shapes import HOST
 
 VIDUR = Path(__file__).parents[4] / "shared" / "vidur" / "profiling"
 
@@ -48,6 +49,10 @@ def test_vidur_s_folder_is_read() -> None:
     assert here.sum() == 1
     assert 1e-5 < prefill.seconds[here][0] < 3e-5
     assert {tp for _, tp in found.points} == {1, 2, 4, 8}
+    near, far = (found.points["send_recv", group].seconds for group in (2, 1))
+    assert (len(near), 0 < near[0] < near[-1]) == (len(far), True)
+    assert [tp for name, tp in found.points if name in HOST] == [4] * len(HOST)
+    assert 5e-4 < found.points["cpu_schedule", 4].seconds[-1] < 5e-3
 
 
 def test_columns_of_operators_that_are_missing(tmp_path: Path) -> None:

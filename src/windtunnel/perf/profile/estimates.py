@@ -107,7 +107,7 @@ def read_estimates(folder: Path, device: tuple[str, ...] = (), shape: Shape | No
     trained, about = load(folder)
     try:
         reach = {name: Reach(str(row[0]), float(row[1]), float(row[2])) for name, row in about["reach"].items()}
-        named = Shape(**about["shape"])
+        named = Shape(**about["shape"]).as_of(shape)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"{str(folder / MANIFEST)!r}: says nothing of {error}; train again") from error
     if shape is not None and named != shape:
