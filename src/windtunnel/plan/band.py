@@ -64,7 +64,8 @@ class Band:
                 yield "cost", f"{said} per million requests at capacity ({low} to {high} on a real server)"
         if not math.isnan(self.attainment[1]):
             fast, said, slow = (f"{100 * share:.1f}" for share in self.attainment)
-            yield "within goal", f"{said} % of requests ({slow} to {fast} % on a real server)"
+            there = f" ({slow} to {fast} % on a real server)" if slow != fast else ""
+            yield "within goal", f"{said} % of requests{there}"
         yield "evidence", self.evidence
         if self.could_be_better:
             places = ", ".join(str(place) for place in self.could_be_better)
