@@ -105,7 +105,7 @@ class _Oracle:
         return self.best("decode", layout)[2]
 
     def pair(self, first: Layout, second: Layout) -> float:
-        """Requests per second of a pair within a node, simulated together."""
+        """Requests per second of a pair within a node."""
         pools = self.best("prefill", first)[1], self.best("decode", second)[1]
         if pools[0] is None or pools[1] is None:
             return 0.0
@@ -123,7 +123,7 @@ class _Oracle:
         return self.found[role, layout]
 
     def _alone(self, role: str, pool: Pool) -> float:
-        """What a side carries within the limits that it has alone, beside another that takes no time."""
+        """What a side carries within the limits that it has alone, next to another that takes no time."""
         other = self.sides["decode" if role == "prefill" else "prefill"][0][1]
         pair = (pool, other) if role == "prefill" else (other, pool)
         return self._carried(self.space.deployment(*pair, (1, 1)), of_side(self.question, role), role)
