@@ -11,9 +11,12 @@ from typing import Any
 from windtunnel.metrics import Interval, Measure, spread
 from windtunnel.metrics.comparison import plain
 from windtunnel.report.figures import Figure, scatter, titled
+from windtunnel.report.findings import findings
 from windtunnel.report.page import number, page, plot, table
 
 MEASURES = (
+    Measure("capacity", "capacity", "requests/s", 1.0),
+    Measure("capacity_per_dollar", "capacity", "requests/s per $/h", 1.0),
     Measure("ttft.mean", "TTFT", "ms", 1e3),
     Measure("ttft.p99", "TTFT p99", "ms", 1e3),
     Measure("tpot.mean", "TPOT", "ms", 1e3),
@@ -25,7 +28,16 @@ MEASURES = (
     Measure("cost_per_million_output_tokens", "cost", "$/M tokens", 1.0),
 )
 """What tables show, as means over the seeds."""
-PLOTTED = ("ttft.mean", "tpot.mean", "e2el.mean", "output_throughput", "goodput", "cost_per_million_output_tokens")
+PLOTTED = (
+    "capacity",
+    "capacity_per_dollar",
+    "ttft.mean",
+    "tpot.mean",
+    "e2el.mean",
+    "output_throughput",
+    "goodput",
+    "cost_per_million_output_tokens",
+)
 AGAINST = ("ttft.mean", "tpot.mean", "e2el.mean", "output_throughput")
 LINE = 24
 """Pixels of a case in a plot."""
@@ -53,6 +65,11 @@ class Row:
     def intervals(self) -> dict[str, Interval]:
         """Mean over the seeds of every number, with its 95 % confidence interval."""
         return spread(self.documents) if self.documents else {}
+
+
+def found_of(axes: Sequence[str], load_axes: Sequence[int], rows: Sequence[Row]) -> list[str]:
+    """What a bench of capacities says, in sentences."""
+    return findings(axes, load_axes, {row.names: row.intervals for row in rows if not row.live})
 
 
 def shown(rows: Sequence[Row]) -> list[Measure]:
@@ -138,6 +155,7 @@ def bench_page(title: str, axes: Sequence[str], load_axes: Sequence[int], rows: 
     sections = [
         f'<header><p class="brand">windtunnel bench</p><h1>{escape(title)}</h1>'
         f'<p class="sub">{escape(note)}</p></header>',
+        *(f"<p>{escape(text)}.</p>" for text in found_of(axes, load_axes, rows)),
         f'<div class="panel">{table(heads(axes, measures, live), lines)}</div>',
     ]
     if live:
