@@ -1,5 +1,6 @@
 """Load: which requests a run is asked to serve, by the names of the flags."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import ceil, isfinite, isinf
 from pathlib import Path
@@ -167,6 +168,16 @@ class Load:
     def is_random(self) -> bool:
         """Whether lengths are drawn at random."""
         return self.random_input_len is not None or self.random_output_len is not None
+
+    def giving_way(self, words: Collection[str]) -> "Load":
+        """The load without its own source of requests, where other words name another one: a trace for random lengths,
+        or the other way round."""
+        if "trace" in words:
+            random = ("random_input_len", "random_output_len", *OF_RANDOM)
+            return replace(self, columns=(), **{name: getattr(Load, name) for name in random})
+        if self.trace is not None and {"random_input_len", "random_output_len"} & set(words):
+            return replace(self, trace=None, columns=())
+        return self
 
     @property
     def redraws(self) -> bool:

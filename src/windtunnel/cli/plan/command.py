@@ -20,6 +20,7 @@ from windtunnel.errors import InputError
 from windtunnel.files import require_writable, write_whole
 from windtunnel.scenario import GOALS, MAIN_JOB, WORKLOAD, Goals, Load
 from windtunnel.scenario.load_flags import require_seeds
+from windtunnel.scenario.output_files import Format, require_launch
 
 if TYPE_CHECKING:
     from windtunnel.deployment import Deployment
@@ -143,7 +144,9 @@ class Kept:
     certificate: Path | None = None
     """JSON file that says of every configuration by which rule it cannot be better, to be checked without a search."""
     launch: Path | None = None
-    """Folder for the files that start the winner: a script for each node, and the router before them."""
+    """Folder for the files that start the winner, and the router before it."""
+    format: Format = "scripts"
+    """What the files of --launch are: shell scripts for nodes, Compose files, units, or manifests of a cluster."""
 
     def write(
         self,
@@ -157,7 +160,8 @@ class Kept:
         """The files that were asked for. Raises InputError for one that cannot be written."""
         from windtunnel.plan.answer.certificate import certificate
         from windtunnel.plan.objective import purchase_of
-        from windtunnel.report.launch_files import write_launch_files
+        from windtunnel.report.manifests.formats import write_manifests
+        from windtunnel.report.manifests.servers import Node
         from windtunnel.report.plan import plan_page
 
         if self.certificate is not None:
@@ -165,9 +169,10 @@ class Kept:
         if self.report is not None:
             write_whole(self.report, [plan_page(answer, advice, surveyed, what_ifs, verdict, risky)])
         if self.launch is not None and advice is not None:
-            per_node = [pool.device.gpus_per_node for pool in advice.deployment.pools]
+            devices = [pool.device for pool in advice.deployment.pools]
+            nodes = [Node(device.name, device.vendor, device.gpus_per_node) for device in devices]
             bought = purchase_of(answer.objective).bought(advice.deployment)
-            write_launch_files(self.launch, bought.spec(), per_node)
+            write_manifests(self.launch, bought.spec(), nodes, self.format)
 
     def check(self) -> None:
         """Raise InputError for what cannot be kept; before anything is searched."""
@@ -177,6 +182,7 @@ class Kept:
             require_writable("certificate", self.certificate)
         if self.launch is not None:
             require_writable("launch", self.launch / "node.sh")
+        require_launch(self.launch, self.format)
 
     def opened(self) -> "Store":
         """The store. One that nobody has named and that cannot be written is done without, with a warning."""
@@ -246,7 +252,7 @@ def plan(
     spaces, line = _spaces(model, space, pasting.lines, (axes, available, devices_file, wanted.finds_replicas))
     if len(spaces) > 1 and disaggregation.pools == "both":
         raise InputError("pools both: compares two kinds of one model: give one, or --pools separate")
-    kinds = [kind for mixed in spaces for kind in disaggregation.spaces(mixed)]
+    kinds = [kind for mixed in spaces for kind in disaggregation.spaces(mixed, question, wanted.target_request_rate)]
     asked = [asked_of(load, fixed, kind, question, wanted) for kind in kinds]
     found, verdict, models = _answer(asked, wanted, cluster, kept, compare=disaggregation.pools == "both")
     return _finish(found, verdict, models, kept, judged(line, found.answer), as_json, verbose)
