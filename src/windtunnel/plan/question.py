@@ -84,8 +84,8 @@ class Question:
         return level + 1 if self.rate(level + 1) <= rate else level
 
     def at(self, rate: float) -> Workload:
-        """The requests at this mean rate; infinite: all at once. In lanes: so many sessions in play, of so many that
-        each place is taken several times."""
+        """The requests at this mean rate; infinite: all at once. In lanes: this number of sessions in play, of three
+        times that number or more."""
         if not self.in_lanes:
             return at_rate(self.workload, rate)
         key = f"{self.workload.digest} {rate!r}"
