@@ -45,7 +45,8 @@ def delay_growth(arrival: Floats, delay: Floats) -> Growth | None:
     arrival, delay = arrival[seen], delay[seen]
     if len(arrival) < MIN_REQUESTS:
         return None
-    order = np.lexsort((delay, arrival))
+    in_order = (arrival[1:] > arrival[:-1]).all()
+    order = np.arange(len(arrival)) if in_order else np.lexsort((delay, arrival))
     groups = np.array_split(order, GROUPS)
     times = np.array([arrival[group].mean() for group in groups])
     delays = np.array([np.median(delay[group]) for group in groups])
