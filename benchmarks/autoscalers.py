@@ -1,8 +1,8 @@
 """Autoscalers over RAGPulse's seven days: ``python -m benchmarks.autoscalers [--copies N] [--days N]``.
 
 The days of ``../shared/traces/ragpulse.jsonl.gz``, each request as often as there are copies, shifted by up to half a
-minute: a fleet of Llama-3.1-70B servers, one H200 each, under rules of an autoscaler and under every fixed number of replicas. Of
-each: mean replicas, good requests and output tokens of good requests per GPU-second, and the regret against the best of
+minute: a fleet of Llama-3.1-70B servers, one H200 each, under rules of an autoscaler and under fixed numbers. Of
+each: mean replicas, good requests, output tokens of good requests per GPU-second, and the regret against the best of
 ``foresight``, which knows the rate that comes. Prefixes are not shared: the servers differ in nothing but their number.
 """
 

@@ -39,7 +39,7 @@ def test_hpa_scales_by_the_ratio_that_asks_for_most() -> None:
     assert rule.wanted(four._replace(kv=0.75, queued=0.5)) == 8
     assert [rule.wanted(four._replace(kv=kv)) for kv in (0.0, 0.3, 0.44, 0.46, 0.54, 0.56)] == [0, 3, 4, 4, 4, 5]
     assert Hpa(kv=0.5, tolerance=0.0).wanted(four._replace(kv=0.51)) == 5
-    assert scaling_of("policy=hpa kv=0.7").rule == Hpa(kv=0.7)  # type: ignore[union-attr]
+    assert scaling_of("policy=hpa kv=0.7").rule == Hpa(kv=0.7)
 
 
 def test_there_are_never_fewer_or_more_than_allowed() -> None:
