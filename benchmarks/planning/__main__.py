@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.planning_speed import Race, speed
+from benchmarks.planning.speed import Race, speed
 from windtunnel.deployment import parse_goodput
 from windtunnel.model import load_model
 from windtunnel.plan.objective import LeastForRate, Objective, RatePerDollar

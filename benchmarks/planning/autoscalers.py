@@ -1,4 +1,4 @@
-"""Autoscalers over RAGPulse's seven days: ``python -m benchmarks.autoscalers [--copies N] [--days N]``.
+"""Autoscalers over RAGPulse's seven days: ``python -m benchmarks.planning.autoscalers [--copies N] [--days N]``.
 
 The days of ``../shared/traces/ragpulse.jsonl.gz``, each request as often as there are copies, shifted by up to half a
 minute: a fleet of Llama-3.1-70B servers, one H200 each, under rules of an autoscaler and under fixed numbers. Of
@@ -27,7 +27,7 @@ from windtunnel.simulate.run import FINISHED
 from windtunnel.simulate.simulate import simulate
 from windtunnel.workload import Workload
 
-TRACE = Path(__file__).parents[2] / "shared" / "traces" / "ragpulse.jsonl.gz"
+TRACE = Path(__file__).parents[3] / "shared" / "traces" / "ragpulse.jsonl.gz"
 DAY, SHIFT = 86400.0, 30.0
 LIMITS = parse_goodput(("ttft:2000", "tpot:60"))
 MOST = 24
