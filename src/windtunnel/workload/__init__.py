@@ -22,12 +22,15 @@ from windtunnel.workload.synthetic import generate, stream
 from windtunnel.workload.traces import FORMATS, load_trace
 from windtunnel.workload.transforms import (
     at_rate,
+    copies,
+    cut_to,
     head,
     repeat,
     scale_time,
     with_concurrency,
     with_lanes,
     with_recorded_answers,
+    with_sessions,
     with_think_time_at_most,
 )
 
@@ -56,6 +59,8 @@ __all__ = [
     "at_rate",
     "builtin",
     "builtin_names",
+    "copies",
+    "cut_to",
     "describe",
     "generate",
     "head",
@@ -69,5 +74,6 @@ __all__ = [
     "with_concurrency",
     "with_lanes",
     "with_recorded_answers",
+    "with_sessions",
     "with_think_time_at_most",
 ]
