@@ -83,6 +83,7 @@ OWN: dict[str, dict[str, Any]] = {
     "sglang": {
         "mamba_ssm_cache_dtype": st.just("bfloat16"),
         "states_per_request": st.sampled_from([3, 5]),
+        "shared_head": st.just(True),
         "swa_full_tokens_ratio": st.just(0.25),
         "num_redundant_experts": st.just(8),
         "stream_interval": st.sampled_from([1, 20]),
@@ -151,6 +152,8 @@ def without(model: Model, flags: dict[str, Any]) -> set[str]:
         found |= {"states_per_request"}
     if len({bool(layer.window) for _, layer in model.layers}) == 1:
         found |= {"swa_full_tokens_ratio"}
+    if not (model.has_moe and flags.get("data_parallel_size", 1) > 1):
+        found |= {"shared_head"}
     if not model.has_moe:
         found |= {"num_redundant_experts", "low_precision_combine"}
     elif not (flags.get("enable_expert_parallel") and flags.get("data_parallel_size", 1) > 1):
