@@ -148,7 +148,7 @@ def without(model: Model, flags: dict[str, Any]) -> set[str]:
     cached = flags.get("enable_prefix_caching") is not False and "radix_cache=false" not in flags.get("scheduler", "")
     if not model.state_bytes():
         found |= {"mamba_ssm_cache_dtype", "states_per_request"}
-    elif not cached:
+    elif not cached or flags.get("async_scheduling") is False:  # then there is one state less
         found |= {"states_per_request"}
     if len({bool(layer.window) for _, layer in model.layers}) == 1:
         found |= {"swa_full_tokens_ratio"}

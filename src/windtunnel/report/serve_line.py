@@ -199,8 +199,9 @@ def _buffer(engine: Mapping[str, Any], rules: Mapping[str, Any]) -> str | None:
     more = (engine.get("states_per_request") or 1) - KEPT_STATES
     if more < 1 or rules["radix_cache"] is False:
         return None
-    ahead = engine.get("async_scheduling") is not False
-    return next((name for name, states in BUFFERED.items() if states == more or not ahead), None)
+    if engine.get("async_scheduling") is False:
+        return "extra_buffer" if more == 1 else None
+    return next((name for name, states in BUFFERED.items() if states == more), None)
 
 
 def _sglang_rules(engine: Mapping[str, Any]) -> dict[str, Any]:
