@@ -136,3 +136,14 @@ def test_kernels_twice_as_uncertain_widen_both_bands_each_by_its_own() -> None:
     assert found.factors("first_token", 0.9) == pytest.approx((exp(-4.8), exp(4.8)))
     surer = doubt(SERVER, 0.05, table(ALL))
     assert surer.factors("steps", 0.9) == pytest.approx((exp(-0.4), exp(0.4)))
+
+
+def test_an_estimate_moves_by_the_shift_of_engine_family_and_device() -> None:
+    group = replace(ENGINE, key=SERVER[:3], shift=0.05)
+    found = doubt(SERVER, 0.1, table(ALL, ENGINE, group))
+    assert (found.shift, found.shifted_by) == (0.05, group)
+    elsewhere = doubt(SERVER._replace(device="b200_sxm"), 0.1, table(ALL, replace(ENGINE, shift=0.1), group))
+    assert (elsewhere.shift, elsewhere.shifted_by) == (0.0, None)
+    assert doubt(SERVER, 0.1, table(ALL, group, replace(BAD, shift=0.4))).shift == 0.4
+    assert doubt(SERVER, 0.1, table(ALL, group, BAD)).shift == 0.0
+    assert doubt(SERVER, 0.1, table(ALL, group), Agreement(SERVER, 0.01, -0.02)).shift == 0.0

@@ -51,6 +51,15 @@ class Advice:
     band: Band
     """What other servers would do."""
 
+    too_few: str = ""
+    """A sentence where longer loads of the same kind ask for more than this answer."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What may be wrong with the answer, and what the run says of itself."""
+        known = [text for text in (self.band.known_bad, self.too_few) if text]
+        return [*known, *self.run.manifest["warnings"]]
+
 
 def advise(
     answer: SearchResult, workloads: Callable[[int], Workload] | None = None, seeds: Sequence[int] = ()
@@ -64,9 +73,15 @@ def advise(
         return None
     deployment, rate = answer.measured(best)
     run = whole_run(answer.question, deployment, rate)
-    draws, given = None, isinstance(answer.objective, Goodput)
+    draws, given, too_few = None, isinstance(answer.objective, Goodput), ""
     if workloads is not None and not given and len(seeds) > 1:
-        draws = capacity_draws(deployment, answer.question, workloads, seeds)
+        carried = rate if isinstance(answer.objective, LeastForRate) else 0.0
+        draws = capacity_draws(deployment, answer.question, workloads, seeds, carried)
+        if draws.rates and min(draws.rates) < carried:
+            too_few = (
+                f"{len(answer.question.workload):,} requests are too few: a longer load of the same kind holds at "
+                f"{min(draws.rates):.3g} requests/s, not at {carried:.3g}: raise --num-prompts"
+            )
     missed = _whole(answer, best)
     if missed is None and not given:
         missed = _beyond(answer, deployment)
@@ -82,6 +97,7 @@ def advise(
         ends=_ends(answer, best),
         draws=draws,
         band=band_of(answer),
+        too_few=too_few,
     )
 
 
@@ -205,7 +221,7 @@ def _failure(answer: SearchResult, index: int, best: Entry) -> str:
     margin = missed.binding() if missed else None
     if missed is None or margin is None:
         return "it cannot run"
-    return f"at {missed.rate:.3g} requests/s, {describe(margin)}"
+    return f"at {missed.rate:.3g} {answer.question.unit}, {describe(margin)}"
 
 
 def _start(answer: SearchResult, entry: Entry, best: Entry) -> int | None:
@@ -239,7 +255,7 @@ def advice_json(answer: SearchResult, advice: Advice | None) -> dict[str, Any]:
     draws, band = advice.draws, advice.band
     document: dict[str, Any] = clean(
         {
-            "request_rate": advice.rate,
+            ("lanes" if answer.question.in_lanes else "request_rate"): advice.rate,
             "replicas": advice.deployment.replicas,
             "breaks_first": advice.binding._asdict() if advice.binding else None,
             "findings": [asdict(finding) for finding in advice.findings],

@@ -27,6 +27,7 @@ from windtunnel.perf.sources import predictor_from
 from windtunnel.perf.tabulate.cache import cache_key
 from windtunnel.perf.tabulate.grid import tabulate
 from windtunnel.perf.tabulate.tables import Tabulated
+from windtunnel.perf.user_kernels import databases
 from windtunnel.plan.doubt import slowed, tightened
 from windtunnel.plan.outcome import Outcome, measure, needed
 from windtunnel.plan.question import Question
@@ -156,7 +157,7 @@ def code_digest() -> str:
     """Digest of this package's code and data and of the kernel database: other code may give other results."""
     package = Path(__file__).parents[1]
     skipped = tuple(package / name for name in ("report", "ui", "cli"))
-    digest = sha256(str(find_systems()).encode() + _database_version().encode())
+    digest = sha256(f"{find_systems()}{_database_version()}{[one.words for one in databases()]}".encode())
     for file in sorted(package.rglob("*")):
         if file.suffix in (".py", ".toml") and not any(folder in file.parents for folder in skipped):
             digest.update(file.read_bytes())

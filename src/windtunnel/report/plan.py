@@ -46,7 +46,7 @@ def plan_page(
     sections = [
         f'<header><p class="brand">windtunnel plan</p><h1>{escape(title)}</h1>'
         f'<p class="sub">{counted} of {len(load):,} requests</p>{_verdict(answer, advice, risky)}'
-        f"{warnings(_notes(advice))}</header>",
+        f"{warnings(advice.notes if advice else [])}</header>",
         *_winner(advice, verdict),
         "<h2>Ranking</h2>",
         f'<div class="panel">{_ranking(answer)}</div>',
@@ -73,14 +73,6 @@ def plan_page(
     return page(title, sections, figures, script("plan", slices(answer, surveyed)))
 
 
-def _notes(advice: Advice | None) -> list[str]:
-    """What the reader of the winner should know."""
-    if advice is None:
-        return []
-    known_bad = advice.band.known_bad
-    return [*([known_bad] if known_bad else []), *advice.run.manifest["warnings"]]
-
-
 def _surveyed(surveyed: Sequence[Surveyed]) -> str:
     return f"the {len(surveyed)} configurations with the best promises"
 
@@ -105,7 +97,7 @@ def _verdict(answer: SearchResult, advice: Advice | None, risky: Riskier | None)
 def _winner(advice: Advice | None, verdict: Verdict | None) -> list[str]:
     if advice is None:
         return []
-    rows = [("rate", f"{number(advice.rate)} requests/s within the goal")]
+    rows = [("rate", f"{number(advice.rate)} {advice.band.unit} within the goal")]
     rows += advice.band.words()
     if advice.draws:
         rows.append(("capacity", advice.draws.words))
@@ -138,7 +130,7 @@ def _ranking(answer: SearchResult) -> str:
         return '<p class="caption">Nothing keeps the limits.</p>'
     held = answer.ranking[0].held
     names = [margin.name for margin in held.margins] if held else []
-    columns, rows = ["configuration", "replicas", "GPUs", "$/h", "requests/s"], []
+    columns, rows = ["configuration", "replicas", "GPUs", "$/h", answer.question.unit], []
     told, purchase = answer.objective.unit in columns, purchase_of(answer.objective)
     for entry in answer.ranking:
         deployment, rate = answer.measured(entry)

@@ -1,5 +1,6 @@
 """Load: which requests a run is asked to serve, by the names of the flags."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import ceil, isfinite, isinf
 from pathlib import Path
@@ -78,6 +79,11 @@ class Load:
     """Turns of a session: each prompt repeats the conversation so far, and num_prompts counts turns."""
     think_time: float = 10.0
     """Mean seconds between an answer and the session's next turn."""
+    prefix_hit_rate: float | None = None
+    """Of a load that does not say what its prompts share: the share of prompt tokens that a prefix cache with endless
+    memory finds. Assumed: all begin with one text."""
+    shared_prefix: int | None = None
+    """Or: tokens with which every prompt begins, such as a system prompt."""
     max_think_time: float | None = None
     """Longest seconds between an answer and the session's next turn: longer ones of a trace are cut."""
     max_request_tokens: int | None = None
@@ -86,6 +92,10 @@ class Load:
     """Multiplies the times of a trace: 0.5 doubles its rate."""
     repeat: int = 1
     """Play the trace this many times in a row."""
+    copies: int = 1
+    """Play the trace this many times at once, as users with the same habits would; copies share no text."""
+    max_shift: float = 0.0
+    """Most seconds by which each session of each copy, or lone request, is moved, earlier or later."""
     ramp_up_strategy: Literal["linear", "exponential"] | None = None
     """Draw arrivals at a rate that grows from the first request to the last."""
     ramp_up_start_rps: float | None = None
@@ -97,12 +107,15 @@ class Load:
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
-        for name in ("num_prompts", "max_concurrency", "lanes", "random_input_len", "random_output_len", "repeat"):
+        for name in ("num_prompts", "max_concurrency", "lanes", "random_input_len", "random_output_len", "repeat",
+                     "copies"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value}: must be ≥ 1")
         if self.seed < 0:
             raise InputError(f"seed={self.seed}: must be ≥ 0")
+        if self.prefix_hit_rate is not None and self.shared_prefix is not None:
+            raise InputError("prefix_hit_rate and shared_prefix: both say what prompts share: leave one out")
         self._check_source()
         self._check_times()
 
@@ -115,10 +128,12 @@ class Load:
             raise InputError(
                 f"trace={self.trace!r}: has its own lengths: leave out random_input_len and random_output_len"
             )
-        if self.is_random and (self.time_scale != 1.0 or self.repeat != 1):
+        if self.is_random and (self.time_scale != 1.0 or self.repeat != 1 or self.copies != 1 or self.max_shift):
             raise InputError(
-                "time_scale and repeat are for traces: use request_rate and num_prompts with random lengths"
+                "time_scale, repeat and copies are for traces: use request_rate and num_prompts with random lengths"
             )
+        if not (isfinite(self.max_shift) and self.max_shift >= 0):
+            raise InputError(f"max_shift={self.max_shift:g}: must be finite seconds ≥ 0")
         self._distribution()
         for name in OF_RANDOM:
             value, default = getattr(self, name), getattr(type(self), name)
@@ -161,6 +176,16 @@ class Load:
         """Whether lengths are drawn at random."""
         return self.random_input_len is not None or self.random_output_len is not None
 
+    def giving_way(self, words: Collection[str]) -> "Load":
+        """The load without its own source of requests, where other words name another one: a trace for random lengths,
+        or the other way round."""
+        if "trace" in words:
+            random = ("random_input_len", "random_output_len", *OF_RANDOM)
+            return replace(self, columns=(), **{name: getattr(Load, name) for name in random})
+        if self.trace is not None and {"random_input_len", "random_output_len"} & set(words):
+            return replace(self, trace=None, columns=())
+        return self
+
     @property
     def redraws(self) -> bool:
         """Whether the arrivals of a trace are replaced by drawn ones."""
@@ -176,7 +201,7 @@ class Load:
     @property
     def varies(self) -> bool:
         """Whether another seed gives other requests."""
-        return self.redraws or not self.from_file
+        return self.redraws or not self.from_file or self.max_shift > 0
 
     def for_trials(self, rate: float | None) -> "Load":
         """The load with as many requests as a trial at this rate needs, and with arrivals where it has none.
@@ -191,7 +216,7 @@ class Load:
         prompts = self.num_prompts
         if prompts is None and not self.from_file:
             prompts = max(PROMPTS_OF_TRIAL, ceil(SECONDS_OF_TRIAL * rate))
-        random_at_once = self.is_random and not self.redraws and self.max_concurrency is None
+        random_at_once = self.is_random and not self.redraws and self.max_concurrency is None and self.lanes is None
         return replace(self, num_prompts=prompts, request_rate=1.0 if random_at_once else self.request_rate)
 
     def arrivals(self) -> "Arrivals":
@@ -214,6 +239,7 @@ class Load:
             found = with_recorded_answers(found)
         if self.max_request_tokens is not None:
             found = cut_to(found, self.max_request_tokens)
+        found = self._assumed(found)
         if self.max_think_time is not None:
             found = with_think_time_at_most(found, self.max_think_time)
         lanes = self.lanes
@@ -224,6 +250,23 @@ class Load:
         if self.request_rate is None:
             return found
         return replace(found, asked_rate=self.request_rate, burstiness=self.burstiness)
+
+    @property
+    def assumes(self) -> bool:
+        """Whether what prompts share is an assumption."""
+        return self.prefix_hit_rate is not None or self.shared_prefix is not None
+
+    def with_nothing_assumed(self) -> "Load":
+        """The same load, where prompts share nothing that it does not say."""
+        return replace(self, prefix_hit_rate=None, shared_prefix=None)
+
+    def _assumed(self, found: "Workload") -> "Workload":
+        """The load with what its prompts are assumed to share."""
+        from windtunnel.workload.prompts import with_hit_rate, with_shared_prefix
+
+        if self.prefix_hit_rate is not None:
+            return with_hit_rate(found, self.prefix_hit_rate)
+        return found if self.shared_prefix is None else with_shared_prefix(found, self.shared_prefix)
 
     def _random(self, seed: int) -> "Workload":
         from windtunnel.workload import generate, prefix_repetition, sessions
@@ -275,9 +318,11 @@ class Load:
         return Lognormal(length, value) if name == "lognormal" else Zipf(value, 1, length)
 
     def _trace(self, seed: int) -> "Workload":
-        from windtunnel.workload import repeat, scale_time, with_concurrency
+        from windtunnel.workload import copies, repeat, scale_time, with_concurrency
 
         found = self._read(self.trace or TRACE, seed)
+        if self.copies > 1 or self.max_shift:
+            found = copies(found, self.copies, self.max_shift, seed)
         if self.repeat > 1:
             found = repeat(found, self.repeat)
         if self.time_scale != 1.0:

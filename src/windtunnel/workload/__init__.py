@@ -22,6 +22,7 @@ from windtunnel.workload.synthetic import generate, stream
 from windtunnel.workload.traces import FORMATS, load_trace
 from windtunnel.workload.transforms import (
     at_rate,
+    copies,
     cut_to,
     head,
     repeat,
@@ -29,6 +30,7 @@ from windtunnel.workload.transforms import (
     with_concurrency,
     with_lanes,
     with_recorded_answers,
+    with_sessions,
     with_think_time_at_most,
 )
 
@@ -57,6 +59,7 @@ __all__ = [
     "at_rate",
     "builtin",
     "builtin_names",
+    "copies",
     "cut_to",
     "describe",
     "generate",
@@ -71,5 +74,6 @@ __all__ = [
     "with_concurrency",
     "with_lanes",
     "with_recorded_answers",
+    "with_sessions",
     "with_think_time_at_most",
 ]
