@@ -59,7 +59,8 @@ class Own(NamedTuple):
     pipe: Any
     adapters: Any
     stores: Any
-    """These as in ``schedulers.vllm``; the last two are None."""
+    drafts: Any
+    """These as in ``schedulers.vllm``; the last three are None."""
     decoded: Array
     """When the latest step with decodes of each slot ends."""
     flights: Array
@@ -246,9 +247,9 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv, first = 0, 0, 0, 0, lane.sequence
     most = passes.most_tokens(pool, lane)
-    budget, preempted = passes.visit_in_turn(pool, lane, requests, seats, own, most, wanted_tokens, serve, evict)
+    budget, preempted = passes.visit_in_turn(pool, lane, requests, seats, own, None, most, wanted_tokens, serve, evict)
     if not preempted and lane.head != NONE:
-        passes.admit(pool, lane, requests, seats, own, own.stores, budget, most, start)
+        passes.admit(pool, lane, requests, seats, own, own.stores, own.drafts, budget, most, start)
         if lane.sequence > first:
             seat_admitted(lane, requests, seats, first)
     lane.silent = lane.silent + 1 if lane.running + lane.waiting > 0 else 0
