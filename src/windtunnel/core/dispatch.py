@@ -54,7 +54,7 @@ OUT_OF_TURN, WITH_DRAFTS = "vllm_out_of_turn", "vllm_v1.drafts"
 
 def scheduler_of(policy: Any) -> str:
     """The scheduler that has these settings."""
-    if getattr(policy, "drafts", None) is not None:
+    if policy.drafts is not None:
         return WITH_DRAFTS
     return SCHEDULERS[type(policy).__name__] if policy.keeps_turns else OUT_OF_TURN
 

@@ -229,7 +229,7 @@ def _replica_usage(
             batch_size_time=totals["in_steps"] / totals["worked"],
             tokens_per_iteration=totals["tokens"] / iterations,
             prefill_tokens=totals["prefill"],
-            decode_tokens=totals["decode"],
+            decode_tokens=totals["decode"] * steps.tokens_of_decode,
             running=totals["in_steps"] / length,
             waiting=np.maximum(_present(steps, window) - totals["in_steps"], 0.0) / length,
             kv=used / (blocks * length),

@@ -164,6 +164,10 @@ class VllmV1(Settings):
         plain = self.pipeline_parallel_size == 1 and self.drafts is None
         return self.prefix_caching and plain and self.admission_order == "fcfs"
 
+    def with_drafts(self, drafts: Drafts | None) -> Self:
+        """See Settings."""
+        return replace(self, drafts=drafts)
+
     def without_known_prefixes(self) -> Self:
         """A pipeline without its cache, where only preempted requests would get hits."""
         return replace(self, prefix_caching=False) if self.pipeline_parallel_size > 1 else self

@@ -163,16 +163,17 @@ class Drafting(Core):
     def launch(self, decision: Decision, end: float) -> None:
         """The decision takes effect; its tokens count when its output arrives."""
         columns, parts = self.lane.columns, []
-        if decision.parts:
+        scheduled = [self.numbers[part.r] for part in decision.parts]
+        if scheduled:
             flight = self.stepper.state.own.flights[ONLY, int(self.lane.lane["flight"])]
             self.stepper.conclude(end)
-            parts = flight[: len(decision.parts)].tolist()
+            parts = flight[: sum(r not in self.victims for r in scheduled)].tolist()
         else:
             self.stepper.pass_over(True)
         given = [(part[REQUEST], part[YIELDED]) for part in parts if part[YIELDED]]
         known = columns["generated"] + columns["promised"]
         ended = [r for r, _ in given if known[r] == columns["output"][r]]
-        self.flying.append(([part[REQUEST] for part in parts], given, ended))
+        self.flying.append((scheduled, given, ended))
         self.victims = []
 
     def update(self, decision: Decision, end: float) -> tuple[list[int], list[int]]:
@@ -189,15 +190,17 @@ class Drafting(Core):
     def _parts(self, running: dict[int, int]) -> list[Part]:
         """What the step computes, in order of admission."""
         who, tokens = self.lane.seats[[WHO, NOW], : self.lane.lane["top"]]
-        parts = []
+        left = {int(self.lane.columns[r]["sequence"]): r for r in self.victims}
+        parts = [(n, Part(self.ranks[left[n]], *row, False)) for n, *row in self.stepper.chunks() if n in left]
         for r, count in zip(who.tolist(), tokens.tolist(), strict=True):
             if r in running and count:
                 row = self.lane.columns[r]
                 start, known = int(row["context"]), int(row["prompt"] + row["generated"])
                 drafts = start + count - known - int(row["unknown"])
                 decodes = start >= int(row["seated_with"])
-                parts.append(Part(self.ranks[r], count, start, decodes, drafts >= 0, max(drafts, 0)))
-        return parts
+                part = Part(self.ranks[r], count, start, decodes, drafts >= 0, max(drafts, 0))
+                parts.append((int(row["sequence"]), part))
+        return [part for _, part in sorted(parts, key=itemgetter(0))]
 
 
 SPECULATION: Record = {"k": 0, "method": "ngram", "accept": 0.0, "propose": 1.0}

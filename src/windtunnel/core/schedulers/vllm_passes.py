@@ -248,6 +248,8 @@ def missing_blocks(pool: Pool, drafts: Any, request: Request, context: int, toke
     """Blocks that a running request needs for so many tokens more."""
     if drafts is None:
         return blocks_of(pool, context + tokens) - blocks_of(pool, context)
+    if context + tokens + pool.lookahead <= request.blocks * pool.block_size:  # a division takes longer
+        return 0
     return max(blocks_ahead(pool, context + tokens) - request.blocks, 0)
 
 

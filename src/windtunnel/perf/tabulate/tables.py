@@ -122,6 +122,20 @@ class Tabulated:
     were asked beyond the data, or on a device that has none. Neither holds host work.
     Empty where unknown."""
 
+    def of_steps(self, drafts: int, accepted: float, ranks: int) -> "Tabulated":
+        """See ``BatchTimes.of_steps``."""
+
+        def each(found: dict[str, BatchTimes]) -> dict[str, BatchTimes]:
+            return {name: table.of_steps(drafts, accepted, ranks) for name, table in found.items()}
+
+        return replace(
+            self,
+            times=self.times.of_steps(drafts, accepted, ranks),
+            sources=each(self.sources),
+            groups=each(self.groups),
+            doubts=each(self.doubts),
+        )
+
     def scaled(self, factor: float) -> "Tabulated":
         """All times multiplied by a factor; their shares stay as they are."""
         pipeline = self.pipeline.scaled(factor) if self.pipeline else None

@@ -24,22 +24,21 @@ from windtunnel.core.schedulers.vllm_out_of_turn import join as never_joins
 from windtunnel.core.schedulers.vllm_v1.interval import begin_interval, end_interval
 from windtunnel.core.schedulers.vllm_v1.speculation import POOL_FIELDS as OF_DRAFTS
 from windtunnel.core.schedulers.vllm_v1.speculation import drafts_of, num_accepted, num_proposed
-from windtunnel.core.seats import EMPTY, ENDS, NOW, WHO, add_chunk, stand_up
+from windtunnel.core.seats import EMPTY, ENDS, NOW, WHO, add_chunk, close_gaps, stand_up
 from windtunnel.core.step import depart, nothing
 
 __all__ = ["comes_again", "enqueue", "forget", "join", "may_stage", "occupied", "stage"]
 
 POOL_FIELDS: Fields = [*vllm.POOL_FIELDS, *OF_DRAFTS, ("wait_for_output", np.int64)]
 
-LANE_FIELDS: Fields = [
-    *vllm.LANE_FIELDS,
+LANE_FIELDS: Fields = [  # its own first: numba takes a record for a kind of any other that it begins with
     ("decoded", np.float64),  # when the latest step with decodes ends
     ("flight", np.int64),  # where the next step is written down
     ("pads", np.int64),  # whoever only decodes is admitted with drafts
+    *vllm.LANE_FIELDS,
 ]
 
 REQUEST_FIELDS: Fields = [
-    *vllm.REQUEST_FIELDS,
     ("latest", np.float64),  # end of the latest step that gives it a token
     ("token_before", np.float64),  # when it got the tokens before the latest ones
     *(
@@ -58,8 +57,11 @@ REQUEST_FIELDS: Fields = [
         )
     ),
     ("seated", np.int8),
+    *vllm.REQUEST_FIELDS,
 ]
 
+HOLES = 8
+"""Empty seats that are not worth a move of the others."""
 REQUEST, COMPUTED, YIELDED, WRONG, CONTINUED = range(5)
 """Entries of a part of a step: its request and tokens; the tokens that it yields; drafts that are wrong; whether it had
 computed before all that was known when it was admitted."""
@@ -161,9 +163,12 @@ def kv_of(request: Row) -> int:
 
 
 @part
-def offer_known(pool: Pool, lane: Lane, request: Row, own: Any, r: int, tokens: int) -> None:
+def offer_known(pool: Pool, lane: Lane, request: Row, cache: Any, r: int, tokens: int) -> None:
     """Others can find so many tokens of a request."""
-    offer(pool, lane, own.cache, r, tokens)
+    if cache is not None:
+        holding = cache.holdings[r]
+        if holding.kept < holding.shared and tokens >= (holding.kept + 1) * pool.block_size:
+            offer(pool, lane, cache, r, tokens)
     request.certain = max(request.certain, tokens)
 
 
@@ -178,7 +183,7 @@ def serve(pool: Pool, lane: Lane, requests: Array, seats: Array, own: Any, i: in
     else:
         lane.prefills = 1
         add_chunk(lane, seats, tokens, request.context, request.sequence)
-    offer_known(pool, lane, request, own, r, min(request.context + tokens, request.prompt + request.generated))
+    offer_known(pool, lane, request, own.cache, r, min(request.context + tokens, request.prompt + request.generated))
 
 
 @compiled
@@ -220,6 +225,8 @@ def schedule(state: State, pool: Pool, i: int, start: float) -> bool:
     """Decide the next step of lane ``i``, which starts at ``start``; returns whether any request was preempted."""
     lane, requests, seats, own = state.lanes[i], state.requests, state.seats[i], state.own
     lane.chunks, lane.chunk_tokens, lane.step_decodes, lane.step_kv, first = 0, 0, 0, 0, lane.sequence
+    if lane.top > lane.running + lane.running // 4 + HOLES:  # each step goes through all seats
+        close_gaps(lane, seats)
     ranks = state.groups[lane.group].num_lanes
     begin_interval(pool, lane, requests, seats, own.drafts, ranks)
     most = passes.most_tokens(pool, lane)
@@ -321,7 +328,7 @@ def release_flight(state: State, pool: Pool, i: int, number: int, time: float) -
         request.generated += yielded
         request.promised -= yielded
         if request.blocks > 0:
-            offer_known(pool, lane, request, own, r, request.context - request.unknown)
+            offer_known(pool, lane, request, own.cache, r, request.context - request.unknown)
         if request.generated == request.output:
             request.finish = time
             leave(state, pool, i, r)
